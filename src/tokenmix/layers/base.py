@@ -1,0 +1,117 @@
+"""The contract that every token mixer keeps.
+
+Letters, here and everywhere: B batch, N tokens, D model width (`dim`), H heads, d = D/H width of a head, S memory slots.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError
+from tokenmix.ops.less import Scores
+
+__all__ = ["Capabilities", "Mixer", "check_map", "check_mask", "check_tokens", "zero_masked"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What a mechanism can do, for programs to read.
+
+    Attributes:
+        layout: `"tokens"` for (B, N, D), `"2d"` for (B, C, H, W).
+        mask: accepts a (B, N) boolean mask, True = the token takes part.
+        causal: can be built so that token i never sees a token after i.
+        length: `"any"` number of tokens; `"up-to"` the number it was built for; `"fixed"`, exactly that number.
+        linear: cost grows linearly with N.
+        map: what `attention_map` returns: `"slots"` (B, H, N, S), `"tokens"` (B, H, N, N), `"gate"` (N, N).
+        equivariant: permuting the tokens permutes the output.
+        independent: sample i of a batch never depends on the other samples while training (BatchNorm breaks this).
+    """
+
+    layout: Literal["tokens", "2d"] = "tokens"
+    mask: bool = True
+    causal: bool = False
+    length: Literal["any", "up-to", "fixed"] = "any"
+    linear: bool = False
+    map: Literal["slots", "tokens", "gate"]
+    equivariant: bool = True
+    independent: bool = True
+
+
+class Mixer(nn.Module):
+    """A token mixer: built with a width, maps tokens (B, N, D) to (B, N, D), or (B, C, H, W) to the same.
+
+    A place that the mask leaves out comes out as 0, so a row in which no token takes part is 0 and never NaN.
+    """
+
+    capabilities: ClassVar[Capabilities]
+    dim: int
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Mix the tokens of x. `mask` is (B, N) bool, True = the token takes part."""
+        raise NotImplementedError
+
+    def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The map that `forward` used on x, in the shape that `capabilities.map` names."""
+        raise NotImplementedError
+
+    def macs(self, num_tokens: int) -> int:
+        """Multiply-adds of one sample of `num_tokens` tokens, counted from the equation (norms, biases and softmax not)."""
+        raise NotImplementedError
+
+    def mix(
+        self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Scores | None]:
+        """`forward` for a stack: takes the scores of the layer before, returns those for the layer after.
+
+        A mechanism that keeps no scores hands on what it was given.
+        """
+        return self(x, mask), carry
+
+
+def check_tokens(layer: Mixer, x: Tensor) -> None:
+    """Raise `UserError` unless x is a floating (B, N, dim) batch of the layer's own type."""
+    name = type(layer).__name__
+    if x.dim() != 3 or x.shape[-1] != layer.dim:
+        remedy = " A (B, C, H, W) map becomes tokens by x.flatten(2).transpose(1, 2)." if x.dim() == 4 else ""
+        raise UserError(f"{name} takes tokens (B, N, {layer.dim}), got {tuple(x.shape)}.{remedy}")
+    _check_dtype(layer, x)
+
+
+def check_map(layer: Mixer, x: Tensor) -> None:
+    """Raise `UserError` unless x is a floating (B, dim, H, W) batch of the layer's own type."""
+    name = type(layer).__name__
+    if x.dim() != 4 or x.shape[1] != layer.dim:
+        remedy = " Tokens become a map by x.transpose(1, 2).unflatten(2, (height, width))." if x.dim() == 3 else ""
+        raise UserError(f"{name} takes maps (B, {layer.dim}, H, W), got {tuple(x.shape)}.{remedy}")
+    _check_dtype(layer, x)
+
+
+def _check_dtype(layer: Mixer, x: Tensor) -> None:
+    name = type(layer).__name__
+    if not x.is_floating_point():
+        raise UserError(f"{name} takes floating-point input, got {x.dtype}; convert it, for example x.float()")
+    weight = next(layer.parameters(), None)
+    if weight is not None and weight.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise UserError(
+            f"{name} has {weight.dtype} weights and got {x.dtype} input; "
+            "convert one of them with .to(dtype), or run under torch.autocast"
+        )
+
+
+def check_mask(mask: Tensor | None, x: Tensor, num_tokens: int) -> Tensor | None:
+    """Raise `UserError` unless mask is None or a boolean (B, N) tensor for x; returns it."""
+    if mask is None:
+        return None
+    if mask.dtype != torch.bool:
+        raise UserError(f"mask must be boolean with True = the token takes part, got {mask.dtype}; use mask.bool()")
+    if mask.dim() != 2 or mask.shape[0] != x.shape[0] or mask.shape[1] != num_tokens:
+        raise UserError(f"mask must be (B, N) = {(x.shape[0], num_tokens)} for input {tuple(x.shape)}, got {tuple(mask.shape)}")
+    return mask
+
+
+def zero_masked(x: Tensor, mask: Tensor | None) -> Tensor:
+    """x (B, N, D) with the tokens that take no part set to 0."""
+    return x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0.0)

@@ -1,0 +1,101 @@
+"""The one literal table of mixers, and how one is built by name."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.layers.base import Mixer
+from tokenmix.layers.external import ExternalAttention, ExternalAttention2d
+from tokenmix.layers.gated_mlp import GatedMLP
+from tokenmix.layers.less_attention import LessAttention
+from tokenmix.layers.multihead_external import MultiHeadExternalAttention
+from tokenmix.layers.sagan import SAGANAttention2d
+from tokenmix.layers.self_attention import SelfAttention
+from tokenmix.layers.simplified import SimplifiedSelfAttention
+
+__all__ = ["MIXERS", "MixerSpec", "create_mixer", "get_spec", "list_mixers"]
+
+
+@dataclass(frozen=True)
+class MixerSpec:
+    """One row of the table.
+
+    Attributes:
+        layer: the class.
+        fixed: arguments that make this row differ from the class's defaults.
+        later: arguments for the layers of a stack behind the leading ones (less-attention takes the scores before it).
+        leader: the class of the leading layers of a stack, if another than `layer`.
+        about: one line for `tokenmix list mixers`.
+    """
+
+    layer: type[Mixer]
+    about: str
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    leader: type[Mixer] | None = None
+    later: Mapping[str, Any] = field(default_factory=dict)
+
+
+MIXERS: dict[str, MixerSpec] = {
+    "self": MixerSpec(SelfAttention, "multi-head self-attention, softmax(QK^T/sqrt(d))V"),
+    "self-double": MixerSpec(
+        SelfAttention, "self-attention with double normalisation of its N x N map", {"normalization": "double"}
+    ),
+    "simplified": MixerSpec(SimplifiedSelfAttention, "softmax(FF^T)F, no projections but the last"),
+    "sagan": MixerSpec(SAGANAttention2d, "SAGAN attention on (B, C, H, W): narrow q and k, pooled keys, gamma = 0 at start"),
+    "external": MixerSpec(ExternalAttention, "external attention: two learned memories of S slots, linear in N"),
+    "external-softmax": MixerSpec(
+        ExternalAttention, "external attention with plain softmax over the slots: the ablation", {"normalization": "softmax"}
+    ),
+    "external-2d": MixerSpec(ExternalAttention2d, "the EANet block on (B, C, H, W): convolutions, norm, residual"),
+    "multihead-external": MixerSpec(MultiHeadExternalAttention, "EAMLP's multi-head external attention, memories shared by heads"),
+    "gating": MixerSpec(GatedMLP, "gMLP's branch: U, GELU, spatial gating unit, V; dense n x n gate"),
+    "gating-toeplitz": MixerSpec(GatedMLP, "the same with a Toeplitz gate of 2n-1 weights", {"gate": "toeplitz"}),
+    "gating-attention": MixerSpec(GatedMLP, "aMLP's branch: the gate plus one head of tiny attention", {"attention_dim": 64}),
+    "less": MixerSpec(
+        LessAttention,
+        "less-attention: scores transformed from those of the layer before",
+        leader=SelfAttention,
+        later={"scores_from": "previous"},
+    ),
+}
+
+
+def list_mixers() -> list[str]:
+    """The names in the table, in its order."""
+    return list(MIXERS)
+
+
+def get_spec(name: str) -> MixerSpec:
+    """The row of the table for a name; `UserError` with the nearest names if there is none."""
+    if name not in MIXERS:
+        raise unknown_name("mixer", name, MIXERS)
+    return MIXERS[name]
+
+
+def create_mixer(name: str, dim: int, *, num_tokens: int | None = None, **kwargs: Any) -> Mixer:
+    """Build one mixer of the table.
+
+    Args:
+        name: a name of `list_mixers()`.
+        dim: width D of the tokens.
+        num_tokens: N, needed by the mechanisms with a learned matrix over tokens and left out for the others.
+        **kwargs: arguments of the layer's constructor; one that it does not have is a `UserError`.
+    """
+    spec = get_spec(name)
+    return build(spec.layer, f"mixer {name!r}", dim, num_tokens, {**spec.fixed, **kwargs})
+
+
+def build(layer: type[Mixer], label: str, dim: int, num_tokens: int | None, kwargs: Mapping[str, Any]) -> Mixer:
+    """Call a layer's constructor with checked arguments."""
+    parameters = inspect.signature(layer).parameters
+    unknown = sorted(set(kwargs) - set(parameters))
+    if unknown:
+        accepted = ", ".join(p for p in parameters if p not in ("dim", "num_tokens"))
+        raise UserError(f"{label} has no argument {unknown[0]!r}; it takes {accepted}")
+    if "num_tokens" not in parameters:
+        return layer(dim, **kwargs)
+    if num_tokens is None:
+        raise UserError(f"{label} learns a matrix over tokens: give num_tokens, for example num_tokens=196")
+    return layer(dim, num_tokens, **kwargs)

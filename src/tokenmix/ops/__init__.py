@@ -1,0 +1,32 @@
+"""The mathematics: pure functions of tensors that need only torch."""
+
+from tokenmix.ops.attention import attention, attention_probabilities
+from tokenmix.ops.external import external_attention, external_attention_map
+from tokenmix.ops.gating import resize_gate, spatial_gate, toeplitz_matrix
+from tokenmix.ops.less import (
+    Scores,
+    attention_from_scores,
+    attention_residual,
+    resize_score_transform,
+    transform_factored,
+    transform_scores,
+)
+from tokenmix.ops.normalize import double_normalize, slot_offset
+
+__all__ = [
+    "Scores",
+    "attention",
+    "attention_from_scores",
+    "attention_probabilities",
+    "attention_residual",
+    "double_normalize",
+    "external_attention",
+    "external_attention_map",
+    "resize_gate",
+    "resize_score_transform",
+    "slot_offset",
+    "spatial_gate",
+    "toeplitz_matrix",
+    "transform_factored",
+    "transform_scores",
+]

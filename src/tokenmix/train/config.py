@@ -1,0 +1,101 @@
+"""What a run is made of. No heavy import here: the command line reads these classes to print its help."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+__all__ = ["CompareConfig", "TrainConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What twins of a comparison share: data, length of training and recipe."""
+
+    data: str = "fashion-mnist"
+    """fashion-mnist, emoji, digits, or folder:PATH (one sub-folder a class)."""
+    epochs: int = 10
+    """Passes over the training images."""
+    max_steps: int | None = None
+    """Stop after this many optimiser steps, if that comes first."""
+    batch_size: int = 128
+    """Images of one optimiser step on one device, divided into --accumulate parts."""
+    lr: float = 2e-3
+    """Peak learning rate."""
+    min_lr: float = 1e-5
+    """Learning rate at the end of the cosine."""
+    warmup_steps: int | None = None
+    """Steps of linear warm-up; 5 % of the run if not given."""
+    opt: str = "adamw"
+    """Optimiser, by timm's name."""
+    weight_decay: float = 0.05
+    """Weight decay; never on norms, biases and what a model's no_weight_decay names."""
+    clip_grad: float | None = 1.0
+    """Largest gradient norm; none switches clipping off."""
+    accumulate: int = 1
+    """Parts into which a batch is cut, one backward pass each."""
+    augment: str = "light"
+    """none, light (shift and flip), or a timm RandAugment string such as rand-m9-mstd0.5-inc1."""
+    mixup: float = 0.0
+    """Mixup alpha (timm)."""
+    cutmix: float = 0.0
+    """CutMix alpha (timm)."""
+    smoothing: float = 0.1
+    """Label smoothing."""
+    ema: float | None = None
+    """Decay of the exponential moving average of the weights; none switches it off."""
+    precision: Literal["32", "bf16-mixed", "16-mixed", "bf16"] = "32"
+    """Numbers that the model computes in."""
+    limit: int | None = None
+    """Use this many training images."""
+    limit_eval: int | None = None
+    """Use this many test images."""
+    img_size: int | None = None
+    """Side of the square that images are resized to; the data set's own size if not given."""
+    workers: int = 0
+    """Processes that load images."""
+    threads: int | None = None
+    """CPU threads of PyTorch."""
+    device: str = "auto"
+    """auto, cpu, cuda, mps."""
+    log_every: int = 20
+    """Steps between two rows of metrics.csv."""
+    checkpoint_every: int = 200
+    """Steps between two checkpoints; one is written after each epoch in any case."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Budget):
+    """One run."""
+
+    task: str = "image-classification"
+    """What is learnt: see `tokenmix list tasks`."""
+    model: str = "vit_nano"
+    """Model, see `tokenmix list models`."""
+    model_kwargs: dict[str, str] = field(default_factory=dict)
+    """Arguments of the model, for example --model-kwargs depth 6 drop_path_rate 0.1."""
+    seed: int = 0
+    """Seed of weights, order and augmentation."""
+    out: Path | None = None
+    """Run folder; runs/MODEL-DATA-SEED if not given."""
+    resume: Path | None = None
+    """Continue this run folder where it stopped; its own config is used."""
+    init_from: Path | None = None
+    """A safetensors file or run folder whose weights start the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig(Budget):
+    """Twins that differ only in their mixer."""
+
+    mixers: tuple[str, ...] = ("self", "external", "multihead-external", "gating", "less")
+    """Mixers to compare, separated by commas."""
+    task: str = "image-classification"
+    """What is learnt."""
+    model: str = "mixer_nano"
+    """The skeleton into which each mixer is put."""
+    model_kwargs: dict[str, str] = field(default_factory=dict)
+    """Arguments of the skeleton, the same for every twin."""
+    seeds: tuple[int, ...] = (0,)
+    """One run of every twin for each of these."""
+    out: Path | None = None
+    """Folder of the report; runs/compare-DATA if not given."""
