@@ -61,14 +61,16 @@ class Mixer(nn.Module):
         """Multiply-adds of one sample of `num_tokens` tokens, counted from the equation (norms, biases and softmax not)."""
         raise NotImplementedError
 
-    def mix(
-        self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None
-    ) -> tuple[Tensor, Scores | None]:
+    def mix(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> tuple[Tensor, Scores | None]:
         """`forward` for a stack: takes the scores of the layer before, returns those for the layer after.
 
         A mechanism that keeps no scores hands on what it was given.
         """
         return self(x, mask), carry
+
+    def mix_map(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> Tensor:
+        """`attention_map` for a stack: the map that `mix(x, carry, mask)` used."""
+        return self.attention_map(x, mask)
 
 
 def check_tokens(layer: Mixer, x: Tensor) -> None:
@@ -108,7 +110,9 @@ def check_mask(mask: Tensor | None, x: Tensor, num_tokens: int) -> Tensor | None
     if mask.dtype != torch.bool:
         raise UserError(f"mask must be boolean with True = the token takes part, got {mask.dtype}; use mask.bool()")
     if mask.dim() != 2 or mask.shape[0] != x.shape[0] or mask.shape[1] != num_tokens:
-        raise UserError(f"mask must be (B, N) = {(x.shape[0], num_tokens)} for input {tuple(x.shape)}, got {tuple(mask.shape)}")
+        raise UserError(
+            f"mask must be (B, N) = {(x.shape[0], num_tokens)} for input {tuple(x.shape)}, got {tuple(mask.shape)}"
+        )
     return mask
 
 

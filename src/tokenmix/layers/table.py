@@ -43,16 +43,24 @@ MIXERS: dict[str, MixerSpec] = {
         SelfAttention, "self-attention with double normalisation of its N x N map", {"normalization": "double"}
     ),
     "simplified": MixerSpec(SimplifiedSelfAttention, "softmax(FF^T)F, no projections but the last"),
-    "sagan": MixerSpec(SAGANAttention2d, "SAGAN attention on (B, C, H, W): narrow q and k, pooled keys, gamma = 0 at start"),
+    "sagan": MixerSpec(
+        SAGANAttention2d, "SAGAN attention on (B, C, H, W): narrow q and k, pooled keys, gamma = 0 at start"
+    ),
     "external": MixerSpec(ExternalAttention, "external attention: two learned memories of S slots, linear in N"),
     "external-softmax": MixerSpec(
-        ExternalAttention, "external attention with plain softmax over the slots: the ablation", {"normalization": "softmax"}
+        ExternalAttention,
+        "external attention with plain softmax over the slots: the ablation",
+        {"normalization": "softmax"},
     ),
     "external-2d": MixerSpec(ExternalAttention2d, "the EANet block on (B, C, H, W): convolutions, norm, residual"),
-    "multihead-external": MixerSpec(MultiHeadExternalAttention, "EAMLP's multi-head external attention, memories shared by heads"),
+    "multihead-external": MixerSpec(
+        MultiHeadExternalAttention, "EAMLP's multi-head external attention, memories shared by heads"
+    ),
     "gating": MixerSpec(GatedMLP, "gMLP's branch: U, GELU, spatial gating unit, V; dense n x n gate"),
     "gating-toeplitz": MixerSpec(GatedMLP, "the same with a Toeplitz gate of 2n-1 weights", {"gate": "toeplitz"}),
-    "gating-attention": MixerSpec(GatedMLP, "aMLP's branch: the gate plus one head of tiny attention", {"attention_dim": 64}),
+    "gating-attention": MixerSpec(
+        GatedMLP, "aMLP's branch: the gate plus one head of tiny attention", {"attention_dim": 64}
+    ),
     "less": MixerSpec(
         LessAttention,
         "less-attention: scores transformed from those of the layer before",

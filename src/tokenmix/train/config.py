@@ -1,10 +1,61 @@
 """What a run is made of. No heavy import here: the command line reads these classes to print its help."""
 
+import ast
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-__all__ = ["CompareConfig", "TrainConfig"]
+import tyro
+from tyro.constructors import PrimitiveConstructorSpec
+
+__all__ = ["Budget", "CompareConfig", "TrainConfig"]
+
+
+def _value(text: str) -> Any:
+    """A Python literal where it is one, else the text itself."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _pairs(args: list[str]) -> dict[str, Any]:
+    bare = [arg for arg in args if "=" not in arg]
+    if bare:
+        raise ValueError(f"{bare[0]!r} is not of the form name=value")
+    return {key: _value(text) for key, _, text in (arg.partition("=") for arg in args)}
+
+
+Pairs = Annotated[
+    dict[str, Any],
+    PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="NAME=VALUE ...",
+        instance_from_str=_pairs,
+        is_instance=lambda x: isinstance(x, dict),
+        str_from_instance=lambda x: [f"{k}={v}" for k, v in x.items()],
+    ),
+]
+Names = Annotated[
+    tuple[str, ...],
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="A,B,C",
+        instance_from_str=lambda args: tuple(name.strip() for name in args[0].split(",") if name.strip()),
+        is_instance=lambda x: isinstance(x, tuple),
+        str_from_instance=lambda x: [",".join(x)],
+    ),
+]
+Numbers = Annotated[
+    tuple[int, ...],
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="1,2,3",
+        instance_from_str=lambda args: tuple(int(number) for number in args[0].split(",") if number.strip()),
+        is_instance=lambda x: isinstance(x, tuple),
+        str_from_instance=lambda x: [",".join(map(str, x))],
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +118,12 @@ class Budget:
 class TrainConfig(Budget):
     """One run."""
 
-    task: str = "image-classification"
+    task: tyro.conf.Positional[str] = "image-classification"
     """What is learnt: see `tokenmix list tasks`."""
     model: str = "vit_nano"
     """Model, see `tokenmix list models`."""
-    model_kwargs: dict[str, str] = field(default_factory=dict)
-    """Arguments of the model, for example --model-kwargs depth 6 drop_path_rate 0.1."""
+    model_kwargs: Pairs = field(default_factory=dict)
+    """Arguments of the model, for example --model-kwargs depth=6 drop_path_rate=0.1."""
     seed: int = 0
     """Seed of weights, order and augmentation."""
     out: Path | None = None
@@ -87,15 +138,15 @@ class TrainConfig(Budget):
 class CompareConfig(Budget):
     """Twins that differ only in their mixer."""
 
-    mixers: tuple[str, ...] = ("self", "external", "multihead-external", "gating", "less")
+    mixers: Names = ("self", "external", "multihead-external", "gating", "less")
     """Mixers to compare, separated by commas."""
     task: str = "image-classification"
     """What is learnt."""
     model: str = "mixer_nano"
     """The skeleton into which each mixer is put."""
-    model_kwargs: dict[str, str] = field(default_factory=dict)
+    model_kwargs: Pairs = field(default_factory=dict)
     """Arguments of the skeleton, the same for every twin."""
-    seeds: tuple[int, ...] = (0,)
-    """One run of every twin for each of these."""
+    seeds: Numbers = (0,)
+    """One run of every twin for each of these, separated by commas."""
     out: Path | None = None
     """Folder of the report; runs/compare-DATA if not given."""

@@ -1,0 +1,47 @@
+# Two commands: `make demo` and `make test`. Both make .venv and install what they need first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help demo test test-all lint types docs clean
+
+help:
+	@echo "make demo      install, get real images, compare five token mixers, say where the report is"
+	@echo "make test      lint, types and the tests that take minutes"
+	@echo "make test-all  the slow tests as well"
+	@echo "make docs      build the documentation into site/"
+
+# torch is installed first and alone: a range in a dependency list would make pip look for the newest build instead of the
+# one that the machine may have at hand.
+$(BIN)/.installed: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("tokenmix needs Python 3.11 or newer: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet torch==2.14.1 torchvision==0.29.1
+	$(BIN)/pip install --quiet -e .
+	touch $@
+
+$(BIN)/.installed-test: $(BIN)/.installed
+	$(BIN)/pip install --quiet -e '.[test]'
+	touch $@
+
+demo: $(BIN)/.installed
+	$(BIN)/python -m tokenmix.demo
+
+test: $(BIN)/.installed-test lint types
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-all: $(BIN)/.installed-test lint types
+	$(BIN)/python -m pytest
+
+lint: $(BIN)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(BIN)/.installed-test
+	$(BIN)/pyright
+
+docs: $(BIN)/.installed-test
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) site runs demo .pytest_cache .ruff_cache

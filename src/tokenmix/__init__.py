@@ -1,0 +1,56 @@
+"""tokenmix: token mixing beyond self-attention.
+
+Nothing heavy is imported here: each public name is fetched when it is first used, and timm learns our model names when
+timm itself is imported.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tokenmix._timm_hook import register_with_timm
+from tokenmix.errors import UserError
+
+if TYPE_CHECKING:
+    from tokenmix.layers.table import create_mixer, list_mixers
+    from tokenmix.models.registry import create_model, list_models
+    from tokenmix.tasks import list_tasks
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "create_mixer": "tokenmix.layers.table",
+    "list_mixers": "tokenmix.layers.table",
+    "create_model": "tokenmix.models.registry",
+    "list_models": "tokenmix.models.registry",
+    "list_tasks": "tokenmix.tasks",
+}
+_MODULES = (
+    "checkpoints",
+    "data",
+    "inspect",
+    "layers",
+    "losses",
+    "measure",
+    "models",
+    "ops",
+    "tasks",
+    "testing",
+    "train",
+)
+
+__all__ = ["UserError", "__version__", "create_mixer", "create_model", "list_mixers", "list_models", "list_tasks"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    if name in _MODULES and importlib.util.find_spec(f"tokenmix.{name}"):
+        return importlib.import_module(f"tokenmix.{name}")
+    raise AttributeError(f"module 'tokenmix' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY, *_MODULES})
+
+
+register_with_timm()

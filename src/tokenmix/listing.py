@@ -1,0 +1,129 @@
+"""What `tokenmix list` and `tokenmix info` print."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tokenmix.errors import UserError
+
+__all__ = ["info", "print_result", "show"]
+
+
+def show(what: str, *, as_json: bool = False) -> None:
+    """Print the table of mixers, models, tasks or data sets."""
+    rows = {"mixers": _mixers, "models": _models, "tasks": _tasks, "data": _data}[what]()
+    if as_json:
+        print(json.dumps(rows, indent=2, default=str))
+    else:
+        _print_rows(rows)
+
+
+def _mixers() -> list[dict[str, Any]]:
+    from tokenmix.layers.table import MIXERS
+
+    return [{"name": name, **asdict(spec.layer.capabilities), "about": spec.about} for name, spec in MIXERS.items()]
+
+
+def _models() -> list[dict[str, Any]]:
+    from tokenmix.models import create_model, list_models
+
+    def row(name: str) -> dict[str, Any]:
+        model = create_model(name, device="meta")
+        return {"name": name, "parameters": _count(model), "mixer": getattr(model, "mixer_name", "")}
+
+    return [row(name) for name in list_models()]
+
+
+def _tasks() -> list[dict[str, Any]]:
+    from tokenmix.tasks import TASKS
+
+    return [{"name": name, "about": spec.about} for name, spec in TASKS.items()]
+
+
+def _data() -> list[dict[str, Any]]:
+    from tokenmix.data import list_data
+
+    return [asdict(entry) for entry in list_data()]
+
+
+def info(model_name: str, *, img_size: int | None, model_kwargs: Mapping[str, Any], as_json: bool) -> None:
+    """Print parameters and multiply-adds of a model, block by block."""
+    from tokenmix.models import create_model
+
+    size = {} if img_size is None else {"img_size": img_size}
+    model = create_model(model_name, **size, **model_kwargs)
+    if not hasattr(model, "macs"):
+        raise UserError(f"{model_name!r} is not a tokenmix model; tokenmix info knows those of tokenmix list models")
+    n, grid = model.num_tokens, model.grid_size
+    summary = {
+        "model": model_name,
+        "mixer": model.mixer_name,
+        "image": list(model.img_size),
+        "tokens": n,
+        "parameters": _count(model),
+        "macs": model.macs(),
+        "blocks": [
+            {
+                "block": i,
+                "mixer": type(getattr(b.mixer, "inner", b.mixer)).__name__,
+                "mixer parameters": _count(b.mixer),
+                "mixer macs": b.mixer.macs(n),
+            }
+            for i, b in enumerate(model.blocks)
+        ],
+    }
+    if as_json:
+        print(json.dumps(summary, indent=2))
+        return
+    console = Console()
+    console.print(
+        f"[bold]{model_name}[/] ({model.mixer_name}) at {model.img_size[0]} x {model.img_size[1]} px: {n} tokens "
+        f"({grid[0]} x {grid[1]}), {summary['parameters'] / 1e6:.3f} M parameters, {summary['macs'] / 1e6:.2f} M multiply-adds"
+    )
+    _print_rows(summary["blocks"])
+    console.print(
+        "Parameters and multiply-adds are counted from the equations; no paper prints figures for the nano skeleton."
+    )
+
+
+def print_result(result: Any) -> None:
+    """Print a dict as two columns, or a list of dicts as a table."""
+    if isinstance(result, Mapping):
+        table = Table("", "", show_header=False)
+        for key, value in result.items():
+            if isinstance(value, Mapping | list) and len(value) > 6:
+                continue
+            table.add_row(str(key), _cell(value))
+        Console().print(table)
+    else:
+        _print_rows(result)
+
+
+def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+    if not rows:
+        print("nothing to list")
+        return
+    table = Table(*(str(key) for key in rows[0]))
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    Console().print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(_cell(v) for v in value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k} {_cell(v)}" for k, v in value.items())
+    return str(value)
+
+
+def _count(module: Any) -> int:
+    return sum(p.numel() for p in module.parameters())
