@@ -1,0 +1,81 @@
+"""Peak memory of a call, read from the allocator, so that fused kernels are seen from inside."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.autograd.profiler import profile
+
+from tokenmix.errors import UserError
+
+__all__ = ["peak_memory"]
+
+_NOISE = (b"SyncActivityProfilerHandler", b"gpuGetDeviceCount", b"CPUAllocator.cpp")
+
+
+def peak_memory(fn: Callable[[], object], device: torch.device | str | None = None) -> int:
+    """Bytes held at the peak of `fn()`, above what was held when it started.
+
+    On the CPU the allocator's own events are summed in order (torch.profiler); memory that was allocated before and is
+    freed inside is not credited. On CUDA this is the difference of `max_memory_allocated` and what was held before.
+
+    Args:
+        fn: called once. What it returns is dropped.
+        device: where `fn` works; the CPU if not given.
+
+    Raises:
+        UserError: a device whose allocator cannot be watched, such as mps.
+    """
+    kind = torch.device(device or "cpu")
+    if kind.type == "cuda":
+        return _peak_cuda(fn, kind)
+    if kind.type != "cpu":
+        raise UserError(f"peak memory is measured on cpu and cuda, not on {kind.type!r}; move the model to one of them")
+    return _peak_cpu(fn)
+
+
+def _peak_cuda(fn: Callable[[], object], device: torch.device) -> int:
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    fn()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _peak_cpu(fn: Callable[[], object]) -> int:
+    watch = profile(profile_memory=True)
+    with _without_profiler_noise(), watch:
+        fn()
+    assert watch.kineto_results is not None
+    events = [e for e in watch.kineto_results.events() if e.name() == "[memory]"]
+    sizes = sorted((e.start_ns(), e.nbytes()) for e in events)  # pyright: ignore[reportAttributeAccessIssue]
+    held = peak = 0
+    for _, size in sizes:
+        held += size
+        peak = max(peak, held)
+    return peak
+
+
+@contextmanager
+def _without_profiler_noise() -> Iterator[None]:
+    """Hold back what is written to file descriptor 2, then write it without the profiler's own lines.
+
+    They come from C++ and have no switch that works once torch is loaded.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as held_back:
+        os.dup2(held_back.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            held_back.seek(0)
+            said = [line for line in held_back if not any(mark in line for mark in _NOISE)]
+            os.write(kept, b"".join(said))
+            os.close(kept)
