@@ -24,19 +24,7 @@ _LAZY = {
     "list_models": "tokenmix.models.registry",
     "list_tasks": "tokenmix.tasks",
 }
-_MODULES = (
-    "checkpoints",
-    "data",
-    "inspect",
-    "layers",
-    "losses",
-    "measure",
-    "models",
-    "ops",
-    "tasks",
-    "testing",
-    "train",
-)
+_MODULES = ("data", "inspect", "layers", "losses", "measure", "models", "ops", "tasks", "testing", "train")
 
 __all__ = ["UserError", "__version__", "create_mixer", "create_model", "list_mixers", "list_models", "list_tasks"]
 
@@ -44,7 +32,7 @@ __all__ = ["UserError", "__version__", "create_mixer", "create_model", "list_mix
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
-    if name in _MODULES and importlib.util.find_spec(f"tokenmix.{name}"):
+    if name in _MODULES:
         return importlib.import_module(f"tokenmix.{name}")
     raise AttributeError(f"module 'tokenmix' has no attribute {name!r}")
 

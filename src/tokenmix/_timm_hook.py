@@ -1,7 +1,7 @@
 """Tell timm our model names, without importing timm for those who do not use it.
 
-timm has no plug-in entry point. If it is loaded already, our models are registered now; else a finder waits for the import
-of `timm`, lets it load as always, and registers behind it.
+timm has no plug-in entry point. If it is loaded already, our models are registered now; else a finder waits for the
+import of `timm`, lets it load as always, and registers behind it.
 """
 
 import importlib

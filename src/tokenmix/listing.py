@@ -82,7 +82,8 @@ def info(model_name: str, *, img_size: int | None, model_kwargs: Mapping[str, An
     console = Console()
     console.print(
         f"[bold]{model_name}[/] ({model.mixer_name}) at {model.img_size[0]} x {model.img_size[1]} px: {n} tokens "
-        f"({grid[0]} x {grid[1]}), {summary['parameters'] / 1e6:.3f} M parameters, {summary['macs'] / 1e6:.2f} M multiply-adds"
+        f"({grid[0]} x {grid[1]}), {summary['parameters'] / 1e6:.3f} M parameters, "
+        f"{summary['macs'] / 1e6:.2f} M multiply-adds"
     )
     _print_rows(summary["blocks"])
     console.print(

@@ -1,6 +1,7 @@
 """The contract that every token mixer keeps.
 
-Letters, here and everywhere: B batch, N tokens, D model width (`dim`), H heads, d = D/H width of a head, S memory slots.
+Letters, here and everywhere: B batch, N tokens, D model width (`dim`), H heads, d = D/H width of a head, S memory
+slots.
 """
 
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     def macs(self, num_tokens: int) -> int:
-        """Multiply-adds of one sample of `num_tokens` tokens, counted from the equation (norms, biases and softmax not)."""
+        """Multiply-adds of one sample, from the equation; norms, biases and softmax are not counted."""
         raise NotImplementedError
 
     def mix(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> tuple[Tensor, Scores | None]:

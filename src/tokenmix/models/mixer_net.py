@@ -20,7 +20,7 @@ __all__ = ["BlockMap", "GridMixer", "MixerBlock", "MixerNet"]
 
 
 class BlockMap(NamedTuple):
-    """The map that one block used: `map` is (B, H, N, S), (B, H, N, N) or (N, N), as `kind` says; tokens lie on `grid`."""
+    """The map that one block used: (B, H, N, S), (B, H, N, N) or (N, N), as `kind` says; tokens lie on `grid`."""
 
     name: str
     kind: Literal["slots", "tokens", "gate"]
@@ -200,15 +200,11 @@ class MixerNet(nn.Module):
 
     def reset_classifier(self, num_classes: int, global_pool: Literal["avg", ""] | None = None) -> None:
         """A new head; 0 classes for none."""
-        weight = self.pos_embed
+        like = {"device": self.pos_embed.device, "dtype": self.pos_embed.dtype}
         self.num_classes = num_classes
         if global_pool is not None:
             self.global_pool = global_pool
-        self.head = (
-            nn.Linear(self.embed_dim, num_classes, device=weight.device, dtype=weight.dtype)
-            if num_classes
-            else nn.Identity()
-        )
+        self.head = nn.Linear(self.embed_dim, num_classes, **like) if num_classes else nn.Identity()
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute the blocks in the backward pass instead of keeping what they made."""
