@@ -1,0 +1,67 @@
+"""One mixer with the input that it would get inside a stack, ready to be counted, timed and watched."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmix.layers.base import Mixer
+from tokenmix.layers.table import build, create_mixer, get_spec
+from tokenmix.ops.less import Scores
+
+__all__ = ["Specimen", "grid_of", "layer_for", "make_specimen"]
+
+
+@dataclass(frozen=True)
+class Specimen:
+    """A layer, tokens or a map that it takes, and the scores that the layer before would hand it."""
+
+    layer: Mixer
+    x: Tensor
+    carry: Scores | None
+
+    @torch.no_grad()
+    def forward(self) -> Tensor:
+        """One pass without gradients."""
+        return self.layer.mix(self.x, self.carry)[0]
+
+    def step(self) -> None:
+        """One pass forward and back, to the weights and to the input; the gradients are dropped."""
+        x = self.x.detach().requires_grad_()
+        self.layer.mix(x, self.carry)[0].square().mean().backward()
+        self.layer.zero_grad(set_to_none=True)
+
+
+def grid_of(num_tokens: int) -> tuple[int, int]:
+    """The rectangle (h, w), h <= w, nearest to a square with h * w tokens."""
+    height = next(h for h in range(int(num_tokens**0.5), 0, -1) if num_tokens % h == 0)
+    return height, num_tokens // height
+
+
+def layer_for(name: str, dim: int, num_tokens: int, *, device: str | None = None, **kwargs: Any) -> Mixer:
+    """The mixer as it stands inside a stack; `kwargs` go to the layers that have such arguments."""
+    spec = get_spec(name)
+    known = {**_known(spec.layer, {**kwargs, "device": device}), **spec.later}
+    return create_mixer(name, dim, num_tokens=num_tokens, **known)
+
+
+def make_specimen(name: str, dim: int, num_tokens: int, *, batch_size: int = 1, **kwargs: Any) -> Specimen:
+    """Build a mixer and random input for it. In a stack whose layers pass scores on, the layer before is run once."""
+    spec, layer = get_spec(name), layer_for(name, dim, num_tokens, **kwargs)
+    x = torch.randn(batch_size, num_tokens, dim)
+    if layer.capabilities.layout == "2d":
+        x = x.transpose(1, 2).unflatten(2, grid_of(num_tokens)).contiguous()
+    carry = None
+    if spec.leader is not None:
+        leader = build(spec.leader, f"the leader of {name!r}", dim, num_tokens, _known(spec.leader, kwargs))
+        with torch.no_grad():
+            carry = leader.mix(x)[1]
+    return Specimen(layer, x, carry)
+
+
+def _known(layer: type[Mixer], offered: Mapping[str, Any]) -> dict[str, Any]:
+    accepted = inspect.signature(layer).parameters
+    return {name: value for name, value in offered.items() if name in accepted and value is not None}

@@ -1,0 +1,71 @@
+"""Times of several functions, taken in turns so that a machine that slows down slows all of them."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from tokenmix.errors import UserError
+
+__all__ = ["Timing", "time_interleaved"]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one call: median and quartiles of the calls in `runs`."""
+
+    median: float
+    q1: float
+    q3: float
+    runs: tuple[float, ...]
+
+    @classmethod
+    def of(cls, runs: list[float]) -> "Timing":
+        """The summary of these times."""
+        q1, median, q3 = statistics.quantiles(runs, n=4, method="inclusive") if len(runs) > 1 else runs * 3
+        return cls(median, q1, q3, tuple(runs))
+
+
+def time_interleaved(
+    functions: Mapping[str, Callable[[], object]],
+    *,
+    repeats: int = 9,
+    warmup: int = 2,
+    device: torch.device | str | None = None,
+) -> dict[str, Timing]:
+    """Seconds of each function, in rounds: every function once, then every function again.
+
+    Args:
+        functions: what to time, by name.
+        repeats: rounds that are timed.
+        warmup: rounds before them that are not.
+        device: a CUDA device to wait for; the CPU if not given.
+
+    Raises:
+        UserError: fewer than one round.
+    """
+    if repeats < 1:
+        raise UserError(f"repeats must be at least 1, got {repeats}")
+    cuda = torch.device(device or "cpu").type == "cuda"
+    runs: dict[str, list[float]] = {name: [] for name in functions}
+    names = list(functions)
+    for round_ in range(warmup + repeats):
+        # The order turns from round to round: nobody always runs in the caches that the same neighbour left behind.
+        turn = round_ % len(names) if names else 0
+        for name in names[turn:] + names[:turn]:
+            seconds = _time(functions[name], cuda)
+            if round_ >= warmup:
+                runs[name].append(seconds)
+    return {name: Timing.of(times) for name, times in runs.items()}
+
+
+def _time(fn: Callable[[], object], cuda: bool) -> float:
+    if cuda:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    fn()
+    if cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - start

@@ -1,0 +1,40 @@
+"""Numbers as people read them."""
+
+import math
+
+__all__ = ["count", "milliseconds", "ratio", "size", "spread"]
+
+
+def count(number: float) -> str:
+    """1234567 as `1.23 M`."""
+    return _scaled(number, 1000, ("", " k", " M", " G", " T", " P"))
+
+
+def size(number: float) -> str:
+    """Bytes as `1.23 MiB`."""
+    return _scaled(number, 1024, (" B", " KiB", " MiB", " GiB", " TiB"))
+
+
+def _scaled(number: float, base: int, units: tuple[str, ...]) -> str:
+    step = 0
+    while abs(number) >= base and step + 1 < len(units):
+        number, step = number / base, step + 1
+    text = f"{number:.0f}" if step == 0 or abs(number) >= 100 else f"{number:.3g}"
+    return text + units[step]
+
+
+def milliseconds(seconds: float) -> str:
+    """Seconds as milliseconds with three significant digits."""
+    return f"{seconds * 1e3:.3g}" if seconds < 1 else f"{seconds * 1e3:,.0f}"
+
+
+def ratio(value: float, reference: float) -> str:
+    """`1.8×`, with two significant digits."""
+    if not reference or not math.isfinite(value / reference):
+        return "–"
+    return f"{value / reference:.2g}×"
+
+
+def spread(mean: float, deviation: float | None, digits: int = 4) -> str:
+    """`0.8123 ± 0.0040`; the mean alone when there was one run."""
+    return f"{mean:.{digits}f}" if deviation is None else f"{mean:.{digits}f} ± {deviation:.{digits}f}"

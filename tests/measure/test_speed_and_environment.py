@@ -1,0 +1,62 @@
+import json
+import re
+import time
+
+import pytest
+
+from tokenmix.errors import UserError
+from tokenmix.measure.environment import environment
+from tokenmix.measure.speed import Timing, time_interleaved
+from tokenmix.measure.units import count, milliseconds, ratio, size, spread
+
+
+def test_every_function_runs_once_a_round_and_the_first_place_rotates():
+    calls: list[str] = []
+    timings = time_interleaved({name: lambda name=name: calls.append(name) for name in "ab"}, repeats=3, warmup=1)
+    assert "".join(calls) == "abbaabba"
+    assert all(len(t.runs) == 3 for t in timings.values())
+
+
+def test_times_are_those_of_the_function():
+    timings = time_interleaved({"slow": lambda: time.sleep(0.02), "fast": lambda: None}, repeats=3)
+    assert 0.02 <= timings["slow"].q1 <= timings["slow"].median <= timings["slow"].q3 < 0.2
+    assert timings["fast"].median < 0.01
+
+
+def test_quartiles():
+    timing = Timing.of([5.0, 1.0, 2.0, 4.0, 3.0])
+    assert (timing.q1, timing.median, timing.q3) == (2.0, 3.0, 4.0)
+    assert Timing.of([2.0]).median == 2.0
+
+
+def test_no_round_is_refused():
+    with pytest.raises(UserError, match="got 0"):
+        time_interleaved({}, repeats=0)
+
+
+def test_environment_is_json_and_names_machine_and_versions():
+    found = json.loads(json.dumps(environment()))
+    assert found["cpu"]
+    assert found["cores"] >= 1
+    assert {"tokenmix", "torch", "timm"} <= set(found["versions"])
+    assert found["commit"] is None or re.fullmatch("[0-9a-f]{40}", found["commit"])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (count(999), "999"),
+        (count(1_234_567), "1.23 M"),
+        (count(123_456), "123 k"),
+        (size(1536), "1.5 KiB"),
+        (size(3 << 30), "3 GiB"),
+        (milliseconds(0.012345), "12.3"),
+        (milliseconds(2.5), "2,500"),
+        (ratio(3, 2), "1.5×"),
+        (ratio(1, 0), "–"),
+        (spread(0.81234, None), "0.8123"),
+        (spread(0.81234, 0.004), "0.8123 ± 0.0040"),
+    ],
+)
+def test_units(text: str, expected: str):
+    assert text == expected
