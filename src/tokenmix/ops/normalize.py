@@ -1,0 +1,107 @@
+"""Double normalisation: a softmax over tokens, then shares over slots, in one stable expression."""
+
+import torch
+from torch import Tensor
+
+from tokenmix.errors import UserError
+
+__all__ = ["broadcast_mask", "double_normalize", "slot_offset"]
+
+HALF_TYPES = (torch.float16, torch.bfloat16)
+
+
+def slot_offset(logits: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """What a slot collects from all tokens, as a logarithm.
+
+        L_j = log sum_i exp(a_ij)
+
+    Only L mixes tokens, and two parts of a sequence merge by `torch.logaddexp`: this is what streams and shards.
+
+    Args:
+        logits: a, (..., N, S).
+        mask: bool, True = the token takes part; (B, N), or (..., N) with as many axes as L has.
+
+    Returns:
+        L (..., S), float32 for half types; -inf where no token takes part.
+
+    Raises:
+        UserError: a mask that is not boolean, or of another shape.
+    """
+    wide = _widen(logits)
+    if mask is not None:
+        wide = wide.masked_fill(_left_out(mask, logits), -torch.inf)
+    return torch.logsumexp(wide, dim=-2)
+
+
+def double_normalize(logits: Tensor, *, mask: Tensor | None = None, num_steps: int = 1) -> Tensor:
+    """Softmax over the tokens, then L1 over the slots.
+
+        L_j  = logsumexp_i a_ij
+        A_ij = softmax_j (a_ij - L_j)
+
+    The two published divisions cancel into one softmax with an offset per slot, so there is no epsilon, nothing
+    underflows to 0/0, and every row sums to 1 at any scale of the logits. With more steps it is Sinkhorn's iteration:
+    L^k_j = logsumexp_i (a_ij - r^(k-1)_i), r^k_i = logsumexp_j (a_ij - L^k_j), ending with the rows.
+
+    Paper: Guo et al., Beyond Self-attention: External Attention using Two Linear Layers, arXiv 2105.02358, equation 6.
+    The released code adds 1e-9 to the row sums, which is 0 in float16; there is nothing to protect here.
+
+    Args:
+        logits: a, (..., N, S) with tokens on axis -2 and slots on axis -1.
+        mask: bool, True = the token takes part; (B, N), or (..., N) with one axis less than the logits. A token that
+            takes no part is left out of L, and its own row is 0.
+        num_steps: Sinkhorn steps, each a pass over columns and one over rows.
+
+    Returns:
+        A (..., N, S) in the type of the logits; half types are computed in float32.
+
+    Raises:
+        UserError: a mask that is not boolean or of another shape; fewer than one step.
+    """
+    if num_steps < 1:
+        raise UserError(f"num_steps must be at least 1, got {num_steps}; 1 is the published double normalisation")
+    wide = _widen(logits)
+    if mask is not None:
+        # Neutral values, so that whatever stands in a padded place, NaN included, reaches neither result nor gradient.
+        wide = wide.masked_fill(_left_out(mask, logits), 0.0)
+    offset = _finite(slot_offset(wide, mask=mask))
+    for _ in range(num_steps - 1):
+        rows = torch.logsumexp(wide - offset, dim=-1, keepdim=True)
+        offset = _finite(slot_offset(wide - rows, mask=mask))
+    shares = torch.softmax(wide - offset, dim=-1)
+    if mask is not None:
+        shares = shares.masked_fill(_left_out(mask, logits), 0.0)
+    return shares.to(logits.dtype)
+
+
+def broadcast_mask(mask: Tensor, logits: Tensor) -> Tensor:
+    """A token mask (B, N), or (..., N) of full rank, as one that broadcasts against the tokens (..., N) of the logits.
+
+    Raises:
+        UserError: a mask that is not boolean, or of another shape.
+    """
+    tokens = logits.shape[:-1]
+    if mask.dtype != torch.bool:
+        raise UserError(f"mask must be boolean with True = the token takes part, got {mask.dtype}; use mask.bool()")
+    full = mask
+    if mask.dim() == 2 and len(tokens) > 2:
+        full = mask.reshape(mask.shape[0], *[1] * (len(tokens) - 2), mask.shape[1])
+    fits = full.dim() == len(tokens) and all(m in (n, 1) for m, n in zip(full.shape, tokens, strict=True))
+    if not fits or full.shape[-1] != tokens[-1]:
+        raise UserError(
+            f"mask must be (B, N) or {tuple(tokens)} for logits {tuple(logits.shape)}, got {tuple(mask.shape)}"
+        )
+    return full
+
+
+def _left_out(mask: Tensor, logits: Tensor) -> Tensor:
+    return ~broadcast_mask(mask, logits).unsqueeze(-1)
+
+
+def _finite(offset: Tensor) -> Tensor:
+    """L as (..., 1, S); 0 for a slot that no token reaches, where -inf would make inf - inf."""
+    return offset.masked_fill(torch.isneginf(offset), 0.0).unsqueeze(-2)
+
+
+def _widen(logits: Tensor) -> Tensor:
+    return logits.float() if logits.dtype in HALF_TYPES else logits
