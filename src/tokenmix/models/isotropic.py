@@ -1,0 +1,227 @@
+"""The skeleton of every model whose blocks all see the same tokens: stem, positions, blocks, norm, pooling, head."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from timm.layers.drop import DropPath
+from timm.layers.weight_init import trunc_normal_
+from timm.models import feature_take_indices
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tokenmix.errors import UserError
+from tokenmix.layers.base import Capabilities, Mixer
+from tokenmix.models.stems import PatchStem
+from tokenmix.ops.less import Scores
+
+__all__ = ["BlockMap", "GridMixer", "IsotropicNet", "MixerBlock"]
+
+
+class BlockMap(NamedTuple):
+    """The map that one block used: (B, H, N, S), (B, H, N, N) or (N, N), as `kind` says; tokens lie on `grid`."""
+
+    name: str
+    kind: Literal["slots", "tokens", "gate"]
+    map: Tensor
+    grid: tuple[int, int]
+
+
+class GridMixer(Mixer):
+    """A 2-d mixer used on tokens (B, N, D) that lie row by row on a grid."""
+
+    def __init__(self, inner: Mixer, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.inner, self.grid, self.dim = inner, grid, inner.dim
+
+    @property
+    def capabilities(self) -> Capabilities:  # type: ignore[override]
+        """Those of the mixer inside."""
+        return self.inner.capabilities
+
+    def _map(self, x: Tensor) -> Tensor:
+        return x.transpose(1, 2).unflatten(2, self.grid)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Mix tokens (B, N, D) as a map (B, D, h, w)."""
+        return self.inner(self._map(x), mask).flatten(2).transpose(1, 2)
+
+    def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The inner mixer's map."""
+        return self.inner.attention_map(self._map(x), mask)
+
+    def macs(self, num_tokens: int) -> int:
+        """The inner mixer's multiply-adds."""
+        return self.inner.macs(num_tokens)
+
+
+class MixerBlock(nn.Module):
+    """Pre-norm residual block: x + mixer(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(
+        self, mixer: Mixer, *, mlp_ratio: float, drop: float = 0.0, drop_path: float = 0.0, **factory: Any
+    ) -> None:
+        super().__init__()
+        dim = mixer.dim
+        hidden = int(dim * mlp_ratio)
+        self.norm1 = nn.LayerNorm(dim, **factory)
+        self.mixer = mixer
+        self.norm2 = nn.LayerNorm(dim, **factory)
+        self.mlp = nn.Sequential(
+            nn.Linear(dim, hidden, **factory), nn.GELU(), nn.Linear(hidden, dim, **factory), nn.Dropout(drop)
+        )
+        self.hidden = hidden
+        self.drop_path = DropPath(drop_path)
+
+    def forward(
+        self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Scores | None]:
+        """Tokens (B, N, D) and the scores of the block before, to the same for the block after."""
+        out, carry = self.mixer.mix(self.norm1(x), carry, mask)
+        x = x + self.drop_path(out)
+        return x + self.drop_path(self.mlp(self.norm2(x))), carry
+
+    def macs(self, num_tokens: int) -> int:
+        """Multiply-adds of the mixer and the MLP on one sample."""
+        return self.mixer.macs(num_tokens) + 2 * num_tokens * self.mixer.dim * self.hidden
+
+
+class IsotropicNet(nn.Module):
+    """Tokens of a stem with learned positions, through blocks, to pooled features and logits; timm's manners.
+
+    Args:
+        stem: images to tokens; it knows `img_size`, `grid_size`, `in_chans` and `dim`.
+        blocks: each maps (tokens, carry) to the same and holds its `mixer` and the norm before it, `norm1`.
+        num_classes: width of the head; 0 for none.
+        global_pool: `"avg"`, or `""` for the tokens themselves.
+        drop_rate: dropout before the head.
+
+    Shape:
+        images (B, in_chans, H, W) to logits (B, num_classes).
+    """
+
+    pos_embed: nn.Parameter
+
+    def __init__(
+        self,
+        stem: PatchStem,
+        blocks: Sequence[nn.Module],
+        *,
+        num_classes: int,
+        positions: Literal["learned", "sinusoid", "none"] = "learned",
+        class_token: bool = False,
+        global_pool: Literal["avg", "token", ""] = "avg",
+        drop_rate: float = 0.0,
+        **factory: Any,
+    ) -> None:
+        super().__init__()
+        self.stem = stem
+        self.num_prefix_tokens = int(class_token)
+        self.num_classes, self.num_features, self.embed_dim = num_classes, stem.dim, stem.dim
+        self.head_hidden_size, self.global_pool, self.grad_checkpointing = stem.dim, global_pool, False
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, stem.dim, **factory)) if class_token else None
+        self.pos_embed = self._positions(positions, **factory)
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = nn.LayerNorm(stem.dim, **factory)
+        self.head_drop = nn.Dropout(drop_rate)
+        self.head = nn.Linear(stem.dim, num_classes, **factory) if num_classes else nn.Identity()
+        self.feature_info = [
+            {"module": f"blocks.{i}", "num_chs": stem.dim, "reduction": stem.reduction} for i in range(len(blocks))
+        ]
+
+    @property
+    def img_size(self) -> tuple[int, int]:
+        """(height, width) of the images."""
+        return self.stem.img_size
+
+    @property
+    def grid_size(self) -> tuple[int, int]:
+        """(height, width) of the tokens' grid."""
+        return self.stem.grid_size
+
+    @property
+    def num_tokens(self) -> int:
+        """N, tokens of one image."""
+        return self.grid_size[0] * self.grid_size[1]
+
+    def tokens(self, images: Tensor) -> Tensor:
+        """Images (B, C, H, W) to tokens with positions (B, N, D)."""
+        return self.stem(images) + self.pos_embed
+
+    def _block(self, block: nn.Module, x: Tensor, carry: Scores | None) -> tuple[Tensor, Scores | None]:
+        if self.grad_checkpointing and torch.is_grad_enabled():
+            return checkpoint(block, x, carry, use_reentrant=False)  # type: ignore[return-value]
+        return block(x, carry)
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Images to normalised tokens (B, N, D)."""
+        x, carry = self.tokens(images), None
+        for block in self.blocks:
+            x, carry = self._block(block, x, carry)
+        return self.norm(x)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Tokens (B, N, D) to pooled features, and unless `pre_logits` to logits."""
+        x = self.head_drop(x.mean(1) if self.global_pool == "avg" else x)
+        return x if pre_logits else self.head(x)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (B, C, H, W) to logits (B, num_classes)."""
+        return self.forward_head(self.forward_features(images))
+
+    def forward_intermediates(
+        self,
+        images: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: Literal["NCHW", "NLC"] = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
+        """The tokens behind chosen blocks, as maps or sequences; and the final features unless `intermediates_only`."""
+        if output_fmt not in ("NCHW", "NLC"):
+            raise UserError(f"output_fmt must be NCHW or NLC, got {output_fmt!r}")
+        take, last = feature_take_indices(len(self.blocks), indices)
+        x, carry, kept = self.tokens(images), None, []
+        for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
+            x, carry = self._block(block, x, carry)
+            if i in take:
+                y = self.norm(x) if norm else x
+                kept.append(y.transpose(1, 2).unflatten(2, self.grid_size) if output_fmt == "NCHW" else y)
+        return kept if intermediates_only else (self.norm(x), kept)
+
+    @torch.no_grad()
+    def attention_maps(self, images: Tensor) -> list[BlockMap]:
+        """The map that each block used on these images, from the first block to the last."""
+        x, carry, maps = self.tokens(images), None, []
+        for i, block in enumerate(self.blocks):
+            mixer: Mixer = block.mixer  # type: ignore[assignment]
+            used = mixer.mix_map(block.norm1(x), carry)  # type: ignore[operator]
+            maps.append(BlockMap(f"blocks.{i}.mixer", mixer.capabilities.map, used, self.grid_size))
+            x, carry = block(x, carry)
+        return maps
+
+    def macs(self) -> int:
+        """Multiply-adds of one image, from the equations."""
+        blocks = sum(block.macs(self.num_tokens) for block in self.blocks)  # type: ignore[operator]
+        return self.stem.macs() + blocks + self.embed_dim * self.num_classes
+
+    def get_classifier(self) -> nn.Module:
+        """The head."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: Literal["avg", ""] | None = None) -> None:
+        """A new head; 0 classes for none."""
+        like = {"device": self.pos_embed.device, "dtype": self.pos_embed.dtype}
+        self.num_classes = num_classes
+        if global_pool is not None:
+            self.global_pool = global_pool
+        self.head = nn.Linear(self.embed_dim, num_classes, **like) if num_classes else nn.Identity()
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute the blocks in the backward pass instead of keeping what they made."""
+        self.grad_checkpointing = enable
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that weight decay leaves alone."""
+        return {"pos_embed"}

@@ -1,0 +1,61 @@
+"""From images to tokens."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError
+
+__all__ = ["PatchStem", "pair"]
+
+
+def pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    """(height, width) of a size that may be one number."""
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+class PatchStem(nn.Module):
+    """Non-overlapping patches, each through one linear map.
+
+    Shape:
+        images (B, C, H, W) to tokens (B, (H / patch) * (W / patch), D), row by row.
+    """
+
+    def __init__(
+        self, dim: int, *, img_size: int | tuple[int, int], patch_size: int, in_chans: int = 3, **factory: Any
+    ) -> None:
+        super().__init__()
+        self.dim, self.in_chans, self.patch_size = dim, in_chans, patch_size
+        self.proj = nn.Conv2d(in_chans, dim, patch_size, patch_size, **factory)
+        self.set_input_size(img_size)
+
+    @property
+    def reduction(self) -> int:
+        """Pixels of the image for one token, along a side."""
+        return self.patch_size
+
+    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+        """Take images of this size from now on."""
+        size = pair(img_size)
+        if any(side % self.patch_size or side < self.patch_size for side in size):
+            near = max(1, round(min(size) / self.patch_size)) * self.patch_size
+            raise UserError(
+                f"image size {size[0]} x {size[1]} is not a multiple of the patch size {self.patch_size}; "
+                f"give img_size={near} or another patch_size"
+            )
+        self.img_size = size
+        self.grid_size = (size[0] // self.patch_size, size[1] // self.patch_size)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (B, C, H, W) of the stem's size to tokens (B, N, D)."""
+        height, width = self.img_size
+        if images.dim() != 4 or images.shape[1:] != (self.in_chans, height, width):
+            raise UserError(
+                f"the model takes images (B, {self.in_chans}, {height}, {width}), got {tuple(images.shape)}; "
+                "resize them, or give the model that size: img_size=... when it is built, set_input_size(...) later"
+            )
+        return self.proj(images).flatten(2).transpose(1, 2)
+
+    def macs(self) -> int:
+        """Multiply-adds of one image."""
+        return self.grid_size[0] * self.grid_size[1] * self.dim * self.in_chans * self.patch_size**2

@@ -1,0 +1,76 @@
+"""A run's model for another runtime, checked to give the same answers there."""
+
+import logging
+import warnings
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError
+
+__all__ = ["export"]
+
+TOLERANCE = 1e-4
+
+
+def export(run: Path, file_format: Literal["onnx", "torch-export"], out: Path | None = None) -> Path:
+    """Write the model of a run folder, with a dynamic batch, and compare its logits with PyTorch's to 1e-4.
+
+    Raises:
+        UserError: onnxruntime is not installed, or the written model answers otherwise.
+    """
+    from tokenmix.train.run import load_run
+
+    model, _, data = load_run(run)
+    model = model.eval().cpu()
+    images = torch.randn(2, data["channels"], *data["img_size"])
+    out = out or run / {"onnx": "model.onnx", "torch-export": "model.pt2"}[file_format]
+    beside = out.with_name(f".{out.name}.partial")
+    write = _write_onnx if file_format == "onnx" else _write_torch
+    try:
+        answer = write(model, images, beside)
+        with torch.no_grad():
+            expected = model(torch.cat([images, images[:1]]))
+        error = (answer - expected).abs().max().item()
+        if not error <= TOLERANCE:
+            raise UserError(
+                f"the exported model differs from PyTorch's by {error:.1e} (at most {TOLERANCE:.0e} is allowed)"
+            )
+        beside.replace(out)
+    finally:
+        beside.unlink(missing_ok=True)
+    return out
+
+
+def _batch(images: Tensor) -> dict[int, object]:
+    return {0: torch.export.Dim("batch", min=1, max=65536)}
+
+
+def _write_torch(model: nn.Module, images: Tensor, path: Path) -> Tensor:
+    program = torch.export.export(model, (images,), dynamic_shapes=(_batch(images),))
+    with path.open("wb") as file:
+        torch.export.save(program, file)
+    with path.open("rb") as file, torch.no_grad():
+        return torch.export.load(file).module()(torch.cat([images, images[:1]]))
+
+
+def _write_onnx(model: nn.Module, images: Tensor, path: Path) -> Tensor:
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401  (torch's exporter needs it)
+    except ImportError as error:
+        raise UserError(f"ONNX export needs {error.name}; pip install 'tokenmix[onnx]'") from None
+    logging.getLogger("onnxscript").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            model, (images,), dynamo=True, verbose=False, input_names=["images"], output_names=["logits"],
+            dynamic_shapes=(_batch(images),),
+        )  # fmt: skip
+    assert program is not None
+    program.save(str(path), external_data=False)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (logits,) = session.run(None, {"images": torch.cat([images, images[:1]]).numpy()})
+    return torch.from_numpy(logits)

@@ -1,0 +1,108 @@
+"""The skeleton with every mixer of the table in it."""
+
+import pytest
+import timm
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import tokenmix
+from tokenmix import UserError, create_model, list_mixers, list_models
+from tokenmix.models import MixerNet
+
+
+def net(mixer: str, **kwargs) -> MixerNet:
+    torch.manual_seed(0)
+    defaults = {"img_size": 8, "patch_size": 2, "embed_dim": 32, "depth": 3, "num_classes": 5}
+    return MixerNet(mixer, **{**defaults, **kwargs})
+
+
+@pytest.mark.parametrize("mixer", list_mixers())
+def test_trains_on_one_batch(mixer):
+    model = net(mixer)
+    images, labels = torch.randn(16, 3, 8, 8), torch.arange(16) % 5
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(30):
+        loss = torch.nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("mixer", list_mixers())
+def test_analytic_macs_equal_counted(mixer):
+    model = net(mixer).eval()
+    with (
+        FlopCounterMode(display=False) as counter,
+        torch.no_grad(),
+        torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+    ):
+        model(torch.randn(1, 3, 8, 8))
+    assert model.macs() == pytest.approx(counter.get_total_flops() / 2, rel=0.01)
+
+
+@pytest.mark.parametrize("mixer", list_mixers())
+def test_maps_of_every_block(mixer):
+    model = net(mixer).eval()
+    maps = model.attention_maps(torch.randn(2, 3, 8, 8))
+    assert len(maps) == 3
+    for entry in maps:
+        assert entry.grid == (4, 4)
+        if entry.kind != "gate":
+            assert torch.allclose(entry.map.sum(-1), torch.ones(()), atol=1e-5)
+        assert entry.map.shape[-2] == 16
+
+
+def test_only_the_mixer_differs_between_twins():
+    torch.manual_seed(0)
+    shapes = {}
+    for mixer in ("self", "external", "gating", "less"):
+        state = net(mixer).state_dict()
+        shapes[mixer] = {k: tuple(v.shape) for k, v in state.items() if ".mixer." not in k}
+    assert len({tuple(sorted(s.items())) for s in shapes.values()}) == 1
+
+
+def test_checkpointing_changes_nothing():
+    model, images = net("less"), torch.randn(2, 3, 8, 8)
+    plain = torch.autograd.grad(model(images).sum(), model.pos_embed)[0]
+    model.set_grad_checkpointing()
+    assert torch.allclose(plain, torch.autograd.grad(model(images).sum(), model.pos_embed)[0], atol=1e-6)
+
+
+def test_timm_knows_our_names():
+    model = timm.create_model("mixer_nano", mixer="external", num_classes=7, img_size=28, in_chans=1)
+    assert model(torch.randn(1, 1, 28, 28)).shape == (1, 7)
+    assert "vit_nano" in timm.list_models("*_nano")
+    assert set(list_models("mixer*")) == {"mixer_nano"}
+
+
+def test_head_can_be_replaced():
+    model = create_model("vit_nano")
+    model.reset_classifier(3)
+    assert model(torch.randn(1, 3, 32, 32)).shape == (1, 3)
+    model.reset_classifier(0)
+    assert model(torch.randn(1, 3, 32, 32)).shape == (1, model.num_features)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: create_model("vit_nan"), "did you mean vit_nano"),
+        (lambda: create_model("vit_nano", depht=3), "no argument 'depht'"),
+        (lambda: create_model("mixer_nano", mixer="externl"), "did you mean external"),
+        (lambda: create_model("mixer_nano", mixer="self", mixer_kwargs={"num_slots": 3}), "no argument 'num_slots'"),
+        (lambda: create_model("vit_nano", img_size=30, patch_size=4), "not a multiple of the patch"),
+        (lambda: create_model("vit_nano")(torch.randn(1, 3, 28, 28)), "takes images (B, 3, 32, 32)"),
+        (lambda: create_model("vit_nano", pretrained=True), "no pretrained weights"),
+        (lambda: create_model("mixer_nano", mixer="less", num_leading=4), "num_leading must lie in 1..3"),
+        (lambda: tokenmix.create_mixer("gating", 32), "give num_tokens"),
+    ],
+)
+def test_mistakes_are_one_clear_line(call, message):
+    with pytest.raises(UserError) as caught:
+        call()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
