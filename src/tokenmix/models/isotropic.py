@@ -15,16 +15,20 @@ from tokenmix.layers.base import Capabilities, Mixer
 from tokenmix.models.stems import PatchStem
 from tokenmix.ops.less import Scores
 
-__all__ = ["BlockMap", "GridMixer", "IsotropicNet", "MixerBlock"]
+__all__ = ["BlockMap", "GridMixer", "IsotropicNet", "MixerBlock", "sinusoid_table"]
 
 
 class BlockMap(NamedTuple):
-    """The map that one block used: (B, H, N, S), (B, H, N, N) or (N, N), as `kind` says; tokens lie on `grid`."""
+    """The map that one block used: (B, H, N, S), (B, H, N, N) or (N, N), as `kind` says.
+
+    The first `prefix` tokens are no places of the image (a class token); the others lie on `grid`, row by row.
+    """
 
     name: str
     kind: Literal["slots", "tokens", "gate"]
     map: Tensor
     grid: tuple[int, int]
+    prefix: int = 0
 
 
 class GridMixer(Mixer):
@@ -87,20 +91,22 @@ class MixerBlock(nn.Module):
 
 
 class IsotropicNet(nn.Module):
-    """Tokens of a stem with learned positions, through blocks, to pooled features and logits; timm's manners.
+    """Tokens of a stem with positions, through blocks, to pooled features and logits; timm's manners.
 
     Args:
         stem: images to tokens; it knows `img_size`, `grid_size`, `in_chans` and `dim`.
         blocks: each maps (tokens, carry) to the same and holds its `mixer` and the norm before it, `norm1`.
         num_classes: width of the head; 0 for none.
-        global_pool: `"avg"`, or `""` for the tokens themselves.
+        positions: a learned table added to the tokens, a fixed sinusoid one, or none.
+        class_token: put a learned token before the others.
+        global_pool: `"avg"` over the image's tokens, `"token"` for the class token, or `""` for all tokens.
         drop_rate: dropout before the head.
 
     Shape:
         images (B, in_chans, H, W) to logits (B, num_classes).
     """
 
-    pos_embed: nn.Parameter
+    pos_embed: Tensor | None
 
     def __init__(
         self,
@@ -120,7 +126,7 @@ class IsotropicNet(nn.Module):
         self.num_classes, self.num_features, self.embed_dim = num_classes, stem.dim, stem.dim
         self.head_hidden_size, self.global_pool, self.grad_checkpointing = stem.dim, global_pool, False
         self.cls_token = nn.Parameter(torch.zeros(1, 1, stem.dim, **factory)) if class_token else None
-        self.pos_embed = self._positions(positions, **factory)
+        self._init_positions(positions, **factory)
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(stem.dim, **factory)
         self.head_drop = nn.Dropout(drop_rate)
@@ -141,12 +147,23 @@ class IsotropicNet(nn.Module):
 
     @property
     def num_tokens(self) -> int:
-        """N, tokens of one image."""
-        return self.grid_size[0] * self.grid_size[1]
+        """N, tokens of one image, the class token included."""
+        return self.num_prefix_tokens + self.grid_size[0] * self.grid_size[1]
+
+    def _init_positions(self, kind: Literal["learned", "sinusoid", "none"], **factory: Any) -> None:
+        if kind == "learned":
+            self.pos_embed = nn.Parameter(torch.empty(1, self.num_tokens, self.embed_dim, **factory))
+            trunc_normal_(self.pos_embed, std=0.02)
+        else:
+            table = sinusoid_table(self.num_tokens, self.embed_dim, **factory) if kind == "sinusoid" else None
+            self.register_buffer("pos_embed", table)
 
     def tokens(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W) to tokens with positions (B, N, D)."""
-        return self.stem(images) + self.pos_embed
+        x = self.stem(images)
+        if self.cls_token is not None:
+            x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1)
+        return x if self.pos_embed is None else x + self.pos_embed
 
     def _block(self, block: nn.Module, x: Tensor, carry: Scores | None) -> tuple[Tensor, Scores | None]:
         if self.grad_checkpointing and torch.is_grad_enabled():
@@ -162,7 +179,11 @@ class IsotropicNet(nn.Module):
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Tokens (B, N, D) to pooled features, and unless `pre_logits` to logits."""
-        x = self.head_drop(x.mean(1) if self.global_pool == "avg" else x)
+        if self.global_pool == "avg":
+            x = x[:, self.num_prefix_tokens :].mean(1)
+        elif self.global_pool == "token":
+            x = x[:, 0]
+        x = self.head_drop(x)
         return x if pre_logits else self.head(x)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -186,7 +207,7 @@ class IsotropicNet(nn.Module):
         for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
             x, carry = self._block(block, x, carry)
             if i in take:
-                y = self.norm(x) if norm else x
+                y = (self.norm(x) if norm else x)[:, self.num_prefix_tokens :]
                 kept.append(y.transpose(1, 2).unflatten(2, self.grid_size) if output_fmt == "NCHW" else y)
         return kept if intermediates_only else (self.norm(x), kept)
 
@@ -197,7 +218,9 @@ class IsotropicNet(nn.Module):
         for i, block in enumerate(self.blocks):
             mixer: Mixer = block.mixer  # type: ignore[assignment]
             used = mixer.mix_map(block.norm1(x), carry)  # type: ignore[operator]
-            maps.append(BlockMap(f"blocks.{i}.mixer", mixer.capabilities.map, used, self.grid_size))
+            maps.append(
+                BlockMap(f"blocks.{i}.mixer", mixer.capabilities.map, used, self.grid_size, self.num_prefix_tokens)
+            )
             x, carry = block(x, carry)
         return maps
 
@@ -210,9 +233,9 @@ class IsotropicNet(nn.Module):
         """The head."""
         return self.head
 
-    def reset_classifier(self, num_classes: int, global_pool: Literal["avg", ""] | None = None) -> None:
+    def reset_classifier(self, num_classes: int, global_pool: Literal["avg", "token", ""] | None = None) -> None:
         """A new head; 0 classes for none."""
-        like = {"device": self.pos_embed.device, "dtype": self.pos_embed.dtype}
+        like = {"device": self.norm.weight.device, "dtype": self.norm.weight.dtype}
         self.num_classes = num_classes
         if global_pool is not None:
             self.global_pool = global_pool
@@ -224,4 +247,13 @@ class IsotropicNet(nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         """Parameters that weight decay leaves alone."""
-        return {"pos_embed"}
+        return {"pos_embed", "cls_token"}
+
+
+def sinusoid_table(num_tokens: int, dim: int, *, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
+    """Fixed positions (1, N, D): sines in the even places, cosines in the odd ones, wavelengths 2 pi to 20,000 pi."""
+    place = torch.arange(num_tokens, dtype=torch.float64).unsqueeze(1)
+    wave = 10_000 ** (-2 * torch.div(torch.arange(dim), 2, rounding_mode="floor") / dim)
+    angle = place * wave
+    table = torch.where(torch.arange(dim) % 2 == 0, angle.sin(), angle.cos())
+    return table.unsqueeze(0).to(device=device, dtype=dtype or torch.get_default_dtype())
