@@ -1,0 +1,157 @@
+"""External attention: tokens attend to two learned memories of S slots, in time linear in N."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.ops.normalize import broadcast_mask, double_normalize
+from tokenmix.ops.streaming import stream_external
+
+__all__ = [
+    "Normalization",
+    "check_chunks",
+    "check_normalization",
+    "external_attention",
+    "external_attention_map",
+]
+
+Normalization = Literal["double", "softmax"]
+
+
+def external_attention(
+    query: Tensor,
+    key_memory: Tensor,
+    value_memory: Tensor,
+    *,
+    key_bias: Tensor | None = None,
+    value_bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    normalization: Normalization = "double",
+    num_steps: int = 1,
+    chunk_size: int | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Attention to S learned slots instead of N tokens.
+
+        A   = Norm(F M_k^T + b_k)
+        out = A M_v + b_v
+
+    Paper: Guo et al., arXiv 2105.02358, equations 5 and 6. The biases are those of the released multi-head code; the
+    paper has none. Under double normalisation b_k cancels exactly (it shifts a slot's logits and its offset alike), so
+    its gradient is 0 up to rounding; it acts under `"softmax"` only.
+
+    Args:
+        query: F, (B, H, N, d) or any other leading axes.
+        key_memory: M_k, (S, d).
+        value_memory: M_v, (S, d_v).
+        key_bias: b_k, (S,).
+        value_bias: b_v, (d_v,).
+        mask: bool, True = the token takes part; (B, N) or (..., N). The others come out as 0.
+        normalization: `"double"`, see `double_normalize`; `"softmax"`, over the slots alone, mixes no tokens.
+        num_steps: Sinkhorn steps of `"double"`.
+        chunk_size: tokens that are worked on at a time, forward and backward. Working memory is then
+            O(chunk_size * S) a head, whatever N; the tokens are read num_steps + 1 times. None does all at once.
+        dropout: probability of dropping an entry of A; not with chunk_size.
+
+    Returns:
+        (..., N, d_v), in the query's type; half types are normalised in float32.
+
+    Raises:
+        UserError: shapes that do not fit, an unknown normalisation, options that exclude each other.
+    """
+    _check(query, key_memory, key_bias, normalization, num_steps)
+    _check_values(key_memory, value_memory, value_bias)
+    if chunk_size is not None:
+        check_chunks(chunk_size, dropout)
+        query, key_memory, value_memory, key_bias, value_bias = _autocast(
+            query, key_memory, value_memory, key_bias, value_bias
+        )
+        full = None if mask is None else broadcast_mask(mask, query)
+        steps = num_steps if normalization == "double" else 0
+        return stream_external(query, key_memory, value_memory, key_bias, value_bias, full, steps, chunk_size)[0]
+    shares = _map(query, key_memory, key_bias, mask, normalization, num_steps)
+    out = F.linear(F.dropout(shares, dropout, training=dropout > 0.0), value_memory.mT, value_bias)
+    if mask is None or value_bias is None:
+        return out
+    return out.masked_fill(~broadcast_mask(mask, query).unsqueeze(-1), 0.0)
+
+
+def external_attention_map(
+    query: Tensor,
+    key_memory: Tensor,
+    *,
+    key_bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    normalization: Normalization = "double",
+    num_steps: int = 1,
+) -> Tensor:
+    """The map A (..., N, S) that `external_attention` uses with the same arguments; rows of masked tokens are 0."""
+    _check(query, key_memory, key_bias, normalization, num_steps)
+    return _map(query, key_memory, key_bias, mask, normalization, num_steps)
+
+
+def check_normalization(normalization: str, num_steps: int) -> None:
+    """Raise `UserError` for a normalisation that is not there, or steps that it does not have."""
+    if normalization not in ("double", "softmax"):
+        raise unknown_name("normalization", normalization, ("double", "softmax"))
+    if num_steps < 1:
+        raise UserError(f"num_steps must be at least 1, got {num_steps}; 1 is the published double normalisation")
+    if normalization == "softmax" and num_steps != 1:
+        raise UserError(f"normalization='softmax' has no Sinkhorn steps, got num_steps={num_steps}; use 'double'")
+
+
+def check_chunks(chunk_size: int | None, dropout: float) -> None:
+    """Raise `UserError` for a chunk without tokens, or for chunks together with dropout of the map."""
+    if chunk_size is None:
+        return
+    if chunk_size < 1:
+        raise UserError(f"chunk_size must be at least 1 token, got {chunk_size}; None does all tokens at once")
+    if dropout > 0.0:
+        raise UserError(
+            f"chunk_size={chunk_size} excludes dropout of the map, got {dropout}; set one of them to None or 0"
+        )
+
+
+def _check(query: Tensor, key_memory: Tensor, key_bias: Tensor | None, normalization: str, num_steps: int) -> None:
+    check_normalization(normalization, num_steps)
+    if query.dim() < 2 or key_memory.dim() != 2 or query.shape[-1] != key_memory.shape[-1]:
+        raise UserError(
+            f"external attention takes query (..., N, d) and key_memory (S, d) of one width d, "
+            f"got {tuple(query.shape)} and {tuple(key_memory.shape)}"
+        )
+    if key_bias is not None and key_bias.shape != key_memory.shape[:1]:
+        raise UserError(f"key_bias must be (S,) = {tuple(key_memory.shape[:1])}, got {tuple(key_bias.shape)}")
+
+
+def _check_values(key_memory: Tensor, value_memory: Tensor, value_bias: Tensor | None) -> None:
+    if value_memory.dim() != 2 or value_memory.shape[0] != key_memory.shape[0]:
+        raise UserError(f"value_memory must be (S = {key_memory.shape[0]}, d_v), got {tuple(value_memory.shape)}")
+    if value_bias is not None and value_bias.shape != value_memory.shape[1:]:
+        raise UserError(f"value_bias must be (d_v,) = {tuple(value_memory.shape[1:])}, got {tuple(value_bias.shape)}")
+
+
+def _map(
+    query: Tensor,
+    key_memory: Tensor,
+    key_bias: Tensor | None,
+    mask: Tensor | None,
+    normalization: Normalization,
+    num_steps: int,
+) -> Tensor:
+    logits = F.linear(query, key_memory, key_bias)
+    if normalization == "double":
+        return double_normalize(logits, mask=mask, num_steps=num_steps)
+    shares = torch.softmax(logits, dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32)).to(logits.dtype)
+    return shares if mask is None else shares.masked_fill(~broadcast_mask(mask, logits).unsqueeze(-1), 0.0)
+
+
+def _autocast(*tensors: Tensor | None) -> tuple[Tensor, ...]:
+    """What autocast would do at the door of a built-in operator; ours is not on its list."""
+    kind = next(t for t in tensors if t is not None).device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors  # pyright: ignore[reportReturnType]
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(t if t is None else t.to(dtype) for t in tensors)  # pyright: ignore[reportReturnType]
