@@ -26,8 +26,8 @@ class Memory(nn.Module):
 
         out = Norm(F M_k^T + b_k) M_v + b_v
 
-    Both start normal with std sqrt(2 / d), which is what the released EANet code amounts to; unit-variance queries then
-    see logits of std about 1. (A std of 0.001, as one popular port has it, starts with a uniform map.) Biases start at 0.
+    Both start normal with std sqrt(2 / d), which is what the released EANet code amounts to: the logits have sqrt(2) times
+    the std of the queries. (With std 0.001, as in one popular port, the map starts uniform.) Biases start at 0.
 
     `tie="hard"` holds one parameter, `key_memory`, and uses it for both: `value_memory` is None. `"init"` copies the
     numbers once. No two parameters ever share storage, so a copy, `.half()`, a move or a reload train as before.
@@ -51,7 +51,8 @@ class Memory(nn.Module):
             raise unknown_name("tie", tie, ("none", "init", "hard"))
         if num_slots < 1:
             raise UserError(f"num_slots must be at least 1, got {num_slots}; the papers use 64")
-        self.tie, self.normalization, self.num_steps, self.chunk_size = tie, normalization, num_steps, chunk_size
+        self.tie, self.num_steps, self.chunk_size = tie, num_steps, chunk_size
+        self.normalization: Normalization = normalization
         place = {"device": device, "dtype": dtype}
         self.key_memory = nn.Parameter(torch.empty(num_slots, dim, **place))
         self.value_memory = None if tie == "hard" else nn.Parameter(torch.empty(num_slots, dim, **place))

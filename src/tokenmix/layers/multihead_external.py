@@ -62,7 +62,7 @@ class MultiHeadExternalAttention(Mixer):
         super().__init__()
         check_options("MultiHeadExternalAttention", causal, normalization, num_steps, chunk_size, attention_dropout)
         _check_heads(dim, num_heads, expansion)
-        self.dim, self.num_heads, self.attention_dropout = dim, num_heads * expansion, attention_dropout
+        self.dim, self.num_heads, self.expansion, self.attention_dropout = dim, num_heads, expansion, attention_dropout
         self.query = nn.Linear(dim, expansion * dim, device=device, dtype=dtype)
         self.memory = Memory(
             dim // num_heads,
@@ -93,11 +93,11 @@ class MultiHeadExternalAttention(Mixer):
     def macs(self, num_tokens: int) -> int:
         """N (2 e D^2 + 2 e D S)."""
         projections = 2 * num_tokens * self.query.in_features * self.query.out_features
-        return projections + self.num_heads * self.memory.macs(num_tokens)
+        return projections + self.expansion * self.num_heads * self.memory.macs(num_tokens)
 
     def _heads(self, x: Tensor) -> Tensor:
         """F as (B, e H, N, d)."""
-        return self.query(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        return self.query(x).unflatten(-1, (self.expansion * self.num_heads, -1)).transpose(1, 2)
 
 
 def _check_heads(dim: int, num_heads: int, expansion: int) -> None:
