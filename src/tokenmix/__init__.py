@@ -24,7 +24,19 @@ _LAZY = {
     "list_models": "tokenmix.models.registry",
     "list_tasks": "tokenmix.tasks",
 }
-_MODULES = ("data", "inspect", "layers", "losses", "measure", "models", "ops", "tasks", "testing", "train")
+_MODULES = (
+    "checkpoints",
+    "data",
+    "inspect",
+    "layers",
+    "losses",
+    "measure",
+    "models",
+    "ops",
+    "tasks",
+    "testing",
+    "train",
+)
 
 __all__ = ["UserError", "__version__", "create_mixer", "create_model", "list_mixers", "list_models", "list_tasks"]
 

@@ -1,8 +1,9 @@
-"""Models: one skeleton per family with its mixer passed in, registered with timm under our names."""
+"""Models: one skeleton per family with its mixer passed in. Importing a family registers its presets with timm."""
 
-from tokenmix.models import mixer_net as _mixer_net  # noqa: F401  (importing a family registers its presets)
+from tokenmix.models.eamlp import EAMLP
+from tokenmix.models.gmlp import GMLP
 from tokenmix.models.isotropic import BlockMap, IsotropicNet, MixerBlock
 from tokenmix.models.mixer_net import MixerNet
 from tokenmix.models.registry import create_model, list_models
 
-__all__ = ["BlockMap", "IsotropicNet", "MixerBlock", "MixerNet", "create_model", "list_models"]
+__all__ = ["EAMLP", "GMLP", "BlockMap", "IsotropicNet", "MixerBlock", "MixerNet", "create_model", "list_models"]

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Capabilities, Mixer
-from tokenmix.models.stems import PatchStem
+from tokenmix.models.stems import Stem
 from tokenmix.ops.less import Scores
 
 __all__ = ["BlockMap", "GridMixer", "IsotropicNet", "MixerBlock", "sinusoid_table"]
@@ -59,18 +59,34 @@ class GridMixer(Mixer):
         return self.inner.macs(num_tokens)
 
 
+class TokenBatchNorm(nn.BatchNorm1d):
+    """BatchNorm of each channel over images and tokens: (B, N, D) to (B, N, D)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise tokens (B, N, D)."""
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+
 class MixerBlock(nn.Module):
     """Pre-norm residual block: x + mixer(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(
-        self, mixer: Mixer, *, mlp_ratio: float, drop: float = 0.0, drop_path: float = 0.0, **factory: Any
+        self,
+        mixer: Mixer,
+        *,
+        mlp_ratio: float,
+        drop: float = 0.0,
+        drop_path: float = 0.0,
+        norm: Literal["layer", "batch"] = "layer",
+        **factory: Any,
     ) -> None:
         super().__init__()
         dim = mixer.dim
         hidden = int(dim * mlp_ratio)
-        self.norm1 = nn.LayerNorm(dim, **factory)
+        make_norm = {"layer": nn.LayerNorm, "batch": TokenBatchNorm}[norm]
+        self.norm1 = make_norm(dim, **factory)
         self.mixer = mixer
-        self.norm2 = nn.LayerNorm(dim, **factory)
+        self.norm2 = make_norm(dim, **factory)
         self.mlp = nn.Sequential(
             nn.Linear(dim, hidden, **factory), nn.GELU(), nn.Linear(hidden, dim, **factory), nn.Dropout(drop)
         )
@@ -101,6 +117,7 @@ class IsotropicNet(nn.Module):
         class_token: put a learned token before the others.
         global_pool: `"avg"` over the image's tokens, `"token"` for the class token, or `""` for all tokens.
         drop_rate: dropout before the head.
+        norm_eps: epsilon of the last LayerNorm.
 
     Shape:
         images (B, in_chans, H, W) to logits (B, num_classes).
@@ -110,7 +127,7 @@ class IsotropicNet(nn.Module):
 
     def __init__(
         self,
-        stem: PatchStem,
+        stem: Stem,
         blocks: Sequence[nn.Module],
         *,
         num_classes: int,
@@ -118,6 +135,7 @@ class IsotropicNet(nn.Module):
         class_token: bool = False,
         global_pool: Literal["avg", "token", ""] = "avg",
         drop_rate: float = 0.0,
+        norm_eps: float = 1e-5,
         **factory: Any,
     ) -> None:
         super().__init__()
@@ -128,7 +146,7 @@ class IsotropicNet(nn.Module):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, stem.dim, **factory)) if class_token else None
         self._init_positions(positions, **factory)
         self.blocks = nn.ModuleList(blocks)
-        self.norm = nn.LayerNorm(stem.dim, **factory)
+        self.norm = nn.LayerNorm(stem.dim, eps=norm_eps, **factory)
         self.head_drop = nn.Dropout(drop_rate)
         self.head = nn.Linear(stem.dim, num_classes, **factory) if num_classes else nn.Identity()
         self.feature_info = [

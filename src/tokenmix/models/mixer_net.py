@@ -11,6 +11,7 @@ from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
 from tokenmix.layers.table import build, get_spec
 from tokenmix.models.isotropic import GridMixer, IsotropicNet, MixerBlock
+from tokenmix.models.presets import create
 from tokenmix.models.stems import PatchStem, pair
 
 __all__ = ["MixerNet"]
@@ -104,22 +105,13 @@ def _mixers(
     return leading + [make(spec.layer, {**spec.fixed, **spec.later}, asked) for _ in range(depth - num_leading)]
 
 
-def _create(model_name: str, defaults: Mapping[str, Any], kwargs: dict[str, Any]) -> MixerNet:
-    """Build a preset: its numbers, overridden by the caller's. timm passes `pretrained` and its config along."""
-    if kwargs.pop("pretrained", False):
-        raise UserError(f"{model_name} has no pretrained weights; build it with pretrained=False and train it")
-    for key in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):
-        kwargs.pop(key, None)
-    return MixerNet(**{**defaults, **kwargs})
-
-
 @register_model
 def mixer_nano(**kwargs: Any) -> MixerNet:
     """The skeleton of comparisons at 64 x 4: give `mixer=`."""
-    return _create("mixer_nano", {}, kwargs)
+    return create(MixerNet, "mixer_nano", {}, kwargs)
 
 
 @register_model
 def vit_nano(**kwargs: Any) -> MixerNet:
     """The self-attention twin."""
-    return _create("vit_nano", {"mixer": "self"}, kwargs)
+    return create(MixerNet, "vit_nano", {"mixer": "self"}, kwargs)

@@ -2,6 +2,7 @@
 
 import fnmatch
 import inspect
+import typing
 from typing import Any
 
 import timm
@@ -13,7 +14,7 @@ from tokenmix.errors import UserError, unknown_name
 __all__ = ["create_model", "list_models"]
 
 # The modules of this package whose presets are registered, in the order in which they are listed.
-FAMILIES = ("mixer_net",)
+FAMILIES = ("mixer_net", "gmlp", "eamlp")
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -39,13 +40,9 @@ def create_model(name: str, **kwargs: Any) -> nn.Module:
 
 
 def _check_arguments(name: str, kwargs: dict[str, Any]) -> None:
-    accepted = inspect.signature(model_entrypoint(name)).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
-        from tokenmix.models.mixer_net import MixerNet
-
-        accepted = {**accepted, **inspect.signature(MixerNet).parameters}
-    unknown = sorted(set(kwargs) - set(accepted))
+    model = typing.get_type_hints(model_entrypoint(name))["return"]
+    accepted = {*inspect.signature(model).parameters, "pretrained"}
+    unknown = sorted(set(kwargs) - accepted)
     if unknown:
-        raise UserError(
-            f"model {name!r} has no argument {unknown[0]!r}; it takes {', '.join(sorted(set(accepted) - {'kwargs'}))}"
-        )
+        known = ", ".join(sorted(accepted))
+        raise UserError(f"model {name!r} has no argument {unknown[0]!r}; it takes {known}")

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 
-__all__ = ["PatchStem", "pair"]
+__all__ = ["PatchStem", "Stem", "pair"]
 
 
 def pair(size: int | tuple[int, int]) -> tuple[int, int]:
@@ -14,7 +14,34 @@ def pair(size: int | tuple[int, int]) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
-class PatchStem(nn.Module):
+class Stem(nn.Module):
+    """What turns images (B, C, H, W) into tokens (B, N, D) that lie row by row on `grid_size`."""
+
+    dim: int
+    in_chans: int
+    img_size: tuple[int, int]
+    grid_size: tuple[int, int]
+    reduction: int
+
+    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+        """Take images of this size from now on; `UserError` for a size that gives no whole tokens."""
+        raise NotImplementedError
+
+    def macs(self) -> int:
+        """Multiply-adds of one image."""
+        raise NotImplementedError
+
+    def check(self, images: Tensor) -> None:
+        """Raise `UserError` unless images have the stem's size."""
+        height, width = self.img_size
+        if images.dim() != 4 or images.shape[1:] != (self.in_chans, height, width):
+            raise UserError(
+                f"the model takes images (B, {self.in_chans}, {height}, {width}), got {tuple(images.shape)}; "
+                "resize them, or give the model that size: img_size=... when it is built, set_input_size(...) later"
+            )
+
+
+class PatchStem(Stem):
     """Non-overlapping patches, each through one linear map.
 
     Shape:
@@ -25,14 +52,9 @@ class PatchStem(nn.Module):
         self, dim: int, *, img_size: int | tuple[int, int], patch_size: int, in_chans: int = 3, **factory: Any
     ) -> None:
         super().__init__()
-        self.dim, self.in_chans, self.patch_size = dim, in_chans, patch_size
+        self.dim, self.in_chans, self.patch_size, self.reduction = dim, in_chans, patch_size, patch_size
         self.proj = nn.Conv2d(in_chans, dim, patch_size, patch_size, **factory)
         self.set_input_size(img_size)
-
-    @property
-    def reduction(self) -> int:
-        """Pixels of the image for one token, along a side."""
-        return self.patch_size
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
         """Take images of this size from now on."""
@@ -48,12 +70,7 @@ class PatchStem(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W) of the stem's size to tokens (B, N, D)."""
-        height, width = self.img_size
-        if images.dim() != 4 or images.shape[1:] != (self.in_chans, height, width):
-            raise UserError(
-                f"the model takes images (B, {self.in_chans}, {height}, {width}), got {tuple(images.shape)}; "
-                "resize them, or give the model that size: img_size=... when it is built, set_input_size(...) later"
-            )
+        self.check(images)
         return self.proj(images).flatten(2).transpose(1, 2)
 
     def macs(self) -> int:

@@ -1,0 +1,127 @@
+"""Other people's checkpoints as ours, and ours as theirs.
+
+A layout is a literal table of renamings. Nothing here opens a file: read it with safetensors, or with
+`torch.load(path, weights_only=True)`.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError, unknown_name
+
+__all__ = ["convert", "to_timm_gmlp"]
+
+Source = Literal["eamlp", "eanet", "timm-gmlp"]
+
+# (pattern of their key, our key), the first that matches the whole key counts.
+LAYOUTS: dict[str, list[tuple[str, str]]] = {
+    "eamlp": [
+        (r"tokens_to_token\.attention(\d)\.attn\.q_linear\.(\w+)", r"stem.attentions.<\1>.query.\2"),
+        (r"tokens_to_token\.attention(\d)\.attn\.linear_0\.weight", r"stem.attentions.<\1>.key_memory"),
+        (r"tokens_to_token\.attention(\d)\.attn\.linear_1\.weight", r"stem.attentions.<\1>.value_memory"),
+        (r"tokens_to_token\.attention(\d)\.attn\.linear_1\.bias", r"stem.attentions.<\1>.value_bias"),
+        (r"tokens_to_token\.attention(\d)\.attn\.proj\.(\w+)", r"stem.attentions.<\1>.proj.\2"),
+        (r"tokens_to_token\.attention(\d)\.mlp\.fc1\.(\w+)", r"stem.attentions.<\1>.mlp.0.\2"),
+        (r"tokens_to_token\.attention(\d)\.mlp\.fc2\.(\w+)", r"stem.attentions.<\1>.mlp.2.\2"),
+        (r"tokens_to_token\.attention(\d)\.(norm[12]\.\w+)", r"stem.attentions.<\1>.\2"),
+        (r"tokens_to_token\.(project\.\w+)", r"stem.\1"),
+        (r"(blocks\.\d+)\.attn\.trans_dims\.(\w+)", r"\1.mixer.query.\2"),
+        (r"(blocks\.\d+)\.attn\.linear_0\.weight", r"\1.mixer.memory.key_memory"),
+        (r"(blocks\.\d+)\.attn\.linear_0\.bias", r"\1.mixer.memory.key_bias"),
+        (r"(blocks\.\d+)\.attn\.linear_1\.weight", r"\1.mixer.memory.value_memory"),
+        (r"(blocks\.\d+)\.attn\.linear_1\.bias", r"\1.mixer.memory.value_bias"),
+        (r"(blocks\.\d+)\.attn\.proj\.(\w+)", r"\1.mixer.out.\2"),
+        (r"(blocks\.\d+)\.mlp\.fc1\.(\w+)", r"\1.mlp.0.\2"),
+        (r"(blocks\.\d+)\.mlp\.fc2\.(\w+)", r"\1.mlp.2.\2"),
+        (r"((?:blocks\.\d+\.norm[12]|norm|head)\.\w+|cls_token|pos_embed)", r"\1"),
+    ],
+    "eanet": [
+        (r"(?:.*\.)?(conv1\.(?:weight|bias))", r"\1"),
+        (r"(?:.*\.)?linear_0\.weight", r"memory.key_memory"),
+        (r"(?:.*\.)?linear_1\.weight", r"memory.value_memory"),
+        (r"(?:.*\.)?conv2\.0\.weight", r"conv2.weight"),
+        (r"(?:.*\.)?conv2\.1\.(\w+)", r"norm.\1"),
+    ],
+    "timm-gmlp": [
+        (r"(stem\.proj\.\w+|norm\.\w+|head\.\w+)", r"\1"),
+        (r"(blocks\.\d+)\.norm\.(\w+)", r"\1.norm1.\2"),
+        (r"(blocks\.\d+)\.mlp_channels\.fc1\.(\w+)", r"\1.mixer.proj_in.\2"),
+        (r"(blocks\.\d+)\.mlp_channels\.gate\.norm\.(\w+)", r"\1.mixer.gating.norm.\2"),
+        (r"(blocks\.\d+)\.mlp_channels\.gate\.proj\.(\w+)", r"\1.mixer.gating.\2"),
+        (r"(blocks\.\d+)\.mlp_channels\.fc2\.(\w+)", r"\1.mixer.proj_out.\2"),
+    ],
+}
+# Memories that their layout holds as (d, S), or as a 1 x 1 convolution, and ours as (S, d).
+TRANSPOSED = ("value_memory",)
+
+
+def convert(state_dict: Mapping[str, Tensor], source: Source, to: nn.Module) -> dict[str, Tensor]:
+    """Their state dict as ours, checked against a model.
+
+    Args:
+        state_dict: the authors' EAMLP (`"eamlp"`), a block of the authors' segmentation network (`"eanet"`), or timm's
+            gMLP (`"timm-gmlp"`).
+        source: which of these it is.
+        to: our model or layer, whose keys and shapes the result must have.
+
+    Returns:
+        A state dict for `to.load_state_dict`.
+
+    Raises:
+        UserError: a key of theirs that the layout does not know, one of ours that stays empty, or another shape.
+    """
+    if source not in LAYOUTS:
+        raise unknown_name("checkpoint layout", source, LAYOUTS)
+    wanted = to.state_dict()
+    found = {}
+    for key, value in state_dict.items():
+        name = _rename(key, source)
+        if name.endswith(TRANSPOSED):
+            value = value.flatten(1).mT.contiguous()
+        elif name in wanted and value.dim() > wanted[name].dim():
+            value = value.flatten(1)
+        found[name] = value
+    _check(found, wanted, source)
+    return found
+
+
+def to_timm_gmlp(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state dict of our gMLP in timm's layout."""
+    back = [
+        (r"(blocks\.\d+)\.norm1\.", r"\1.norm."),
+        (r"\.mixer\.proj_in\.", ".mlp_channels.fc1."),
+        (r"\.mixer\.gating\.norm\.", ".mlp_channels.gate.norm."),
+        (r"\.mixer\.gating\.", ".mlp_channels.gate.proj."),
+        (r"\.mixer\.proj_out\.", ".mlp_channels.fc2."),
+    ]
+    renamed = {}
+    for key, value in state_dict.items():
+        for pattern, replacement in back:
+            key = re.sub(pattern, replacement, key)
+        renamed[key] = value
+    return renamed
+
+
+def _rename(key: str, source: str) -> str:
+    for pattern, replacement in LAYOUTS[source]:
+        match = re.fullmatch(pattern, key)
+        if match:
+            # <1> counts from one in their names and from nought in ours.
+            return re.sub(r"<(\d)>", lambda m: str(int(m[1]) - 1), match.expand(replacement))
+    raise UserError(f"{key!r} is no key of the {source} layout; is the checkpoint of another model?")
+
+
+def _check(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: str) -> None:
+    missing, extra = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
+    if missing or extra:
+        what = f"lacks {missing[0]!r}" if missing else f"has {extra[0]!r}, which the model has not"
+        raise UserError(f"the {source} checkpoint {what}; was the model built with the same depth and options?")
+    for name, value in found.items():
+        if value.shape != wanted[name].shape:
+            raise UserError(
+                f"the {source} checkpoint has {name} of shape {tuple(value.shape)}, the model "
+                f"{tuple(wanted[name].shape)}; build the model with the checkpoint's sizes and number of classes"
+            )

@@ -1,0 +1,216 @@
+"""EAMLP: a T2T stem whose attentions are external, then blocks of multi-head external attention.
+
+Paper: Guo, Liu, Mu, Hu, "Beyond Self-attention: External Attention using Two Linear Layers for Visual Tasks", 2021,
+arXiv:2105.02358. The released code calls the models T2t_vit_7, _14 and _19.
+"""
+
+import math
+from typing import Any, Literal
+
+import torch
+from timm.layers.weight_init import trunc_normal_
+from timm.models import register_model
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tokenmix.errors import UserError
+from tokenmix.layers.multihead_external import MultiHeadExternalAttention
+from tokenmix.models.isotropic import IsotropicNet, MixerBlock
+from tokenmix.models.presets import create
+from tokenmix.models.stems import Stem, pair
+from tokenmix.ops.external import external_attention
+
+__all__ = ["EAMLP", "T2TStem"]
+
+# (kernel, stride, padding) of the three overlapping unfoldings.
+SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
+
+
+class StemAttention(nn.Module):
+    """One external-attention block of the stem, which also narrows the tokens.
+
+        h = W_q norm(x);  y = h + W_o EA(h);  out = y + mlp(norm(y))
+
+    There is no shortcut around the first line, since the widths differ. One head; M_k has no bias, M_v has one.
+
+    Shape:
+        (B, N, in_dim) to (B, N, dim).
+    """
+
+    def __init__(self, in_dim: int, dim: int, num_slots: int, *, dropout: float, **factory: Any) -> None:
+        super().__init__()
+        self.in_dim, self.dim, self.num_slots = in_dim, dim, num_slots
+        self.norm1 = nn.LayerNorm(in_dim, **factory)
+        self.query = nn.Linear(in_dim, dim, **factory)
+        self.key_memory = nn.Parameter(torch.empty(num_slots, dim, **factory))
+        self.value_memory = nn.Parameter(torch.empty(num_slots, dim, **factory))
+        self.value_bias = nn.Parameter(torch.zeros(dim, **factory))
+        self.proj = nn.Linear(dim, dim, **factory)
+        self.norm2 = nn.LayerNorm(dim, **factory)
+        self.mlp = nn.Sequential(nn.Linear(dim, dim, **factory), nn.GELU(), nn.Linear(dim, dim, **factory))
+        self.drop = nn.Dropout(dropout)
+        for memory in (self.key_memory, self.value_memory):
+            trunc_normal_(memory, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens (B, N, in_dim) to (B, N, dim)."""
+        h = self.query(self.norm1(x))
+        dropout = self.drop.p if self.training else 0.0
+        mixed = external_attention(h, self.key_memory, self.value_memory, value_bias=self.value_bias, dropout=dropout)
+        y = h + self.drop(self.proj(mixed))
+        return y + self.mlp(self.norm2(y))
+
+    def macs(self, num_tokens: int) -> int:
+        """Multiply-adds on one sample."""
+        d = self.dim
+        return num_tokens * (self.in_dim * d + 2 * self.num_slots * d + 3 * d * d)
+
+
+class T2TStem(Stem):
+    """Three overlapping unfoldings with an external-attention block after the first two: 1/16 of the image's sides.
+
+    Shape:
+        images (B, C, H, W) to tokens (B, N, D); any H and W of at least 16, the grid rounds up.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        img_size: int | tuple[int, int],
+        in_chans: int = 3,
+        token_dim: int = 64,
+        num_slots: int = 128,
+        num_splits: int = 3,
+        dropout: float = 0.0,
+        **factory: Any,
+    ) -> None:
+        super().__init__()
+        self.dim, self.in_chans = dim, in_chans
+        self.splits = SPLITS[-num_splits:]
+        self.reduction = math.prod(stride for _, stride, _ in self.splits)
+        widths = [in_chans * self.splits[0][0] ** 2] + [token_dim * k**2 for k, _, _ in self.splits[1:]]
+        self.attentions = nn.ModuleList(
+            StemAttention(width, token_dim, num_slots, dropout=dropout, **factory) for width in widths[:-1]
+        )
+        self.project = nn.Linear(widths[-1], dim, **factory)
+        self.set_input_size(img_size)
+
+    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+        """Take images of this size from now on."""
+        size = pair(img_size)
+        if min(size) < self.reduction:
+            raise UserError(
+                f"image size {size[0]} x {size[1]} is smaller than one token; give at least {self.reduction}"
+            )
+        self.img_size, self.grids, grid = size, [], size
+        for kernel, stride, padding in self.splits:
+            grid = tuple((side + 2 * padding - kernel) // stride + 1 for side in grid)
+            self.grids.append(grid)
+        self.grid_size = self.grids[-1]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (B, C, H, W) of the stem's size to tokens (B, N, D)."""
+        self.check(images)
+        x = images
+        for i, (kernel, stride, padding) in enumerate(self.splits):
+            tokens = F.unfold(x, kernel, stride=stride, padding=padding).transpose(1, 2)
+            if i < len(self.attentions):
+                x = self.attentions[i](tokens).transpose(1, 2).unflatten(2, self.grids[i])
+        return self.project(tokens)
+
+    def macs(self) -> int:
+        """Multiply-adds of one image."""
+        blocks = sum(a.macs(h * w) for a, (h, w) in zip(self.attentions, self.grids, strict=False))  # type: ignore[operator]
+        return blocks + self.grid_size[0] * self.grid_size[1] * self.project.in_features * self.dim
+
+
+class EAMLP(IsotropicNet):
+    """EAMLP: class token, fixed sinusoid positions, pre-norm blocks of multi-head external attention and MLP.
+
+    Args:
+        img_size: side of the image, or (height, width).
+        in_chans: channels of the image.
+        num_classes: width of the head; 0 for none.
+        embed_dim: width D of the tokens.
+        depth: number of blocks.
+        num_heads: base heads; the attention widens D by 4 and has 4 times as many.
+        num_slots: memory slots of a block.
+        mlp_ratio: hidden width of the MLP over D.
+        num_splits: unfoldings of the stem, 3 for 1/16 of the sides, 2 for 1/4.
+        norm: `"layer"`, or `"batch"` for the BatchNorm form that the author reports for EAMLP-7.
+        global_pool: `"token"` for the class token, `"avg"`, or `""` for all tokens.
+        drop_rate: dropout before the head.
+        proj_drop_rate: dropout in the blocks' MLPs.
+        attn_drop_rate: dropout of the maps and behind the projections in the stem; the released stem has 0.1.
+        drop_path_rate: stochastic depth of the last block, linear in depth.
+    """
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        embed_dim: int = 256,
+        depth: int = 7,
+        num_heads: int = 4,
+        num_slots: int = 64,
+        mlp_ratio: float = 2.0,
+        num_splits: Literal[2, 3] = 3,
+        norm: Literal["layer", "batch"] = "layer",
+        global_pool: Literal["token", "avg", ""] = "token",
+        drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        factory = {"device": device, "dtype": dtype}
+        stem = T2TStem(
+            embed_dim, img_size=img_size, in_chans=in_chans, num_splits=num_splits, dropout=attn_drop_rate, **factory
+        )
+        rates = torch.linspace(0, drop_path_rate, depth).tolist()
+        blocks = [
+            MixerBlock(
+                MultiHeadExternalAttention(embed_dim, num_heads=num_heads, num_slots=num_slots, **factory),
+                mlp_ratio=mlp_ratio, drop=proj_drop_rate, drop_path=rate, norm=norm, **factory,
+            )
+            for rate in rates
+        ]  # fmt: skip
+        super().__init__(
+            stem, blocks, num_classes=num_classes, positions="sinusoid", class_token=True, global_pool=global_pool,
+            drop_rate=drop_rate, **factory,
+        )  # fmt: skip
+        self.mixer_name = "multihead-external"
+
+
+@register_model
+def eamlp_7(**kwargs: Any) -> EAMLP:
+    """EAMLP-7: 7 blocks of width 256; 6.10 M parameters; 71.658 % top-1 at 384 px in the released log."""
+    return create(EAMLP, "eamlp_7", {}, kwargs)
+
+
+@register_model
+def eamlp_7_bn(**kwargs: Any) -> EAMLP:
+    """EAMLP-7 with BatchNorm for LayerNorm in the blocks; the author reports +1.1 points, no public code has it."""
+    return create(EAMLP, "eamlp_7_bn", {"norm": "batch"}, kwargs)
+
+
+@register_model
+def eamlp_14(**kwargs: Any) -> EAMLP:
+    """EAMLP-14: 14 blocks of width 384; 29.80 M parameters; 78.9 % top-1 (a third party's table)."""
+    return create(EAMLP, "eamlp_14", {"embed_dim": 384, "depth": 14, "num_heads": 6, "mlp_ratio": 3.0}, kwargs)
+
+
+@register_model
+def eamlp_19(**kwargs: Any) -> EAMLP:
+    """EAMLP-19: 19 blocks of width 448; 54.47 M parameters; 79.4 % top-1 (a third party's table)."""
+    return create(EAMLP, "eamlp_19", {"embed_dim": 448, "depth": 19, "num_heads": 7, "mlp_ratio": 3.0}, kwargs)
+
+
+@register_model
+def eamlp_nano(**kwargs: Any) -> EAMLP:
+    """Four blocks of width 64 behind a stem of two unfoldings, for images of 28 to 64 px."""
+    nano = {"img_size": 32, "num_classes": 10, "embed_dim": 64, "depth": 4, "num_slots": 32, "num_splits": 2}
+    return create(EAMLP, "eamlp_nano", nano, kwargs)

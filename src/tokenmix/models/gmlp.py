@@ -1,0 +1,145 @@
+"""gMLP and aMLP for images: blocks of one gated branch, no positions, no class token.
+
+Paper: Liu, Dai, So, Le, "Pay Attention to MLPs", 2021, arXiv:2105.08050.
+"""
+
+from typing import Any, Literal
+
+import torch
+from timm.layers.drop import DropPath
+from timm.models import register_model
+from torch import Tensor, nn
+
+from tokenmix.layers.gated_mlp import GatedMLP
+from tokenmix.models.isotropic import IsotropicNet
+from tokenmix.models.presets import create
+from tokenmix.models.stems import PatchStem
+from tokenmix.ops.less import Scores
+
+__all__ = ["GMLP", "GMLPBlock"]
+
+
+class GMLPBlock(nn.Module):
+    """x + branch(norm(x)), the branch being U, GELU, spatial gating unit, V."""
+
+    def __init__(self, mixer: GatedMLP, *, drop_path: float = 0.0, norm_eps: float = 1e-6, **factory: Any) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(mixer.dim, eps=norm_eps, **factory)
+        self.mixer = mixer
+        self.drop_path = DropPath(drop_path)
+
+    def forward(
+        self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Scores | None]:
+        """Tokens (B, N, D) to tokens; `carry` goes on untouched."""
+        out, carry = self.mixer.mix(self.norm1(x), carry, mask)
+        return x + self.drop_path(out), carry
+
+    def macs(self, num_tokens: int) -> int:
+        """Multiply-adds of the branch on one sample."""
+        return self.mixer.macs(num_tokens)
+
+
+class GMLP(IsotropicNet):
+    """gMLP, and with `attention_dim` aMLP.
+
+    Args:
+        img_size: side of the image, or (height, width); a multiple of the patch.
+        patch_size: side of a patch.
+        in_chans: channels of the image.
+        num_classes: width of the head; 0 for none.
+        embed_dim: width D of the tokens.
+        depth: number of blocks.
+        expansion: d_ffn / D, the width between U and the gate.
+        attention_dim: width of tiny attention's one head; 0 for none.
+        gate: `"dense"` as in the paper's vision models, or `"toeplitz"`.
+        global_pool: `"avg"`, or `""` for the tokens themselves.
+        drop_rate: dropout before the head.
+        proj_drop_rate: dropout in the branches.
+        drop_path_rate: stochastic depth of the last block, linear in depth.
+    """
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int = 16,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        embed_dim: int = 256,
+        depth: int = 30,
+        expansion: float = 6.0,
+        attention_dim: int = 0,
+        gate: Literal["dense", "toeplitz"] = "dense",
+        global_pool: Literal["avg", ""] = "avg",
+        drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        factory = {"device": device, "dtype": dtype}
+        stem = PatchStem(embed_dim, img_size=img_size, patch_size=patch_size, in_chans=in_chans, **factory)
+        num_tokens = stem.grid_size[0] * stem.grid_size[1]
+
+        def branch() -> GatedMLP:
+            return GatedMLP(
+                embed_dim, num_tokens, expansion=expansion, gate=gate, attention_dim=attention_dim,
+                dropout=proj_drop_rate, **factory,
+            )  # fmt: skip
+
+        rates = torch.linspace(0, drop_path_rate, depth).tolist()
+        super().__init__(
+            stem,
+            [GMLPBlock(branch(), drop_path=rate, **factory) for rate in rates],
+            num_classes=num_classes,
+            positions="none",
+            global_pool=global_pool,
+            drop_rate=drop_rate,
+            norm_eps=1e-6,
+            **factory,
+        )
+        self.mixer_name = "gating-attention" if attention_dim else "gating"
+
+
+@register_model
+def gmlp_tiny(**kwargs: Any) -> GMLP:
+    """gMLP-Ti: 30 blocks of width 128; paper 5.9 M parameters, 72.3 % top-1."""
+    return create(GMLP, "gmlp_tiny", {"embed_dim": 128}, kwargs)
+
+
+@register_model
+def gmlp_small(**kwargs: Any) -> GMLP:
+    """gMLP-S: 30 blocks of width 256; paper 19.5 M parameters, 79.6 % top-1."""
+    return create(GMLP, "gmlp_small", {"embed_dim": 256}, kwargs)
+
+
+@register_model
+def gmlp_base(**kwargs: Any) -> GMLP:
+    """gMLP-B: 30 blocks of width 512; paper 73.4 M parameters, 81.6 % top-1."""
+    return create(GMLP, "gmlp_base", {"embed_dim": 512}, kwargs)
+
+
+@register_model
+def amlp_tiny(**kwargs: Any) -> GMLP:
+    """gMLP-Ti with tiny attention of width 64 in every block; no published figures for images."""
+    return create(GMLP, "amlp_tiny", {"embed_dim": 128, "attention_dim": 64}, kwargs)
+
+
+@register_model
+def amlp_small(**kwargs: Any) -> GMLP:
+    """gMLP-S with tiny attention of width 64 in every block; no published figures for images."""
+    return create(GMLP, "amlp_small", {"embed_dim": 256, "attention_dim": 64}, kwargs)
+
+
+@register_model
+def gmlp_nano(**kwargs: Any) -> GMLP:
+    """Four blocks of width 64 for images of 28 to 64 px."""
+    nano = {"img_size": 32, "patch_size": 4, "num_classes": 10, "embed_dim": 64, "depth": 4, "expansion": 4.0}
+    return create(GMLP, "gmlp_nano", nano, kwargs)
+
+
+@register_model
+def amlp_nano(**kwargs: Any) -> GMLP:
+    """gmlp_nano with tiny attention of width 32."""
+    nano = {"img_size": 32, "patch_size": 4, "num_classes": 10, "embed_dim": 64, "depth": 4, "expansion": 4.0}
+    return create(GMLP, "amlp_nano", {**nano, "attention_dim": 32}, kwargs)
