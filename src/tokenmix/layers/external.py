@@ -26,7 +26,7 @@ class Memory(nn.Module):
 
         out = Norm(F M_k^T + b_k) M_v + b_v
 
-    Both start normal with std sqrt(2 / d), which is what the released EANet code amounts to: the logits have sqrt(2) times
+    Both start normal with std sqrt(2 / d), which is what the released EANet code amounts to: logits have sqrt(2) times
     the std of the queries. (With std 0.001, as in one popular port, the map starts uniform.) Biases start at 0.
 
     `tie="hard"` holds one parameter, `key_memory`, and uses it for both: `value_memory` is None. `"init"` copies the
