@@ -1,0 +1,16 @@
+"""What a model's mixers did: maps, gates and saturation, as numbers and pictures."""
+
+from tokenmix.inspect.maps import attention_maps
+from tokenmix.inspect.numbers import MapNumbers, map_numbers
+from tokenmix.inspect.tiles import Tile, tiles_of
+
+__all__ = ["MapNumbers", "Tile", "attention_maps", "inspect_run", "map_numbers", "tiles_of"]
+
+
+def __getattr__(name: str) -> object:
+    # The rest needs the trainer's run folders and matplotlib, which reading a map does not.
+    if name != "inspect_run":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from tokenmix.inspect.run import inspect_run
+
+    return inspect_run

@@ -1,0 +1,75 @@
+"""The map that every mixer of a model used on given images."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError
+from tokenmix.layers.base import Mixer
+from tokenmix.models import BlockMap
+
+__all__ = ["attention_maps"]
+
+
+@torch.no_grad()
+def attention_maps(model: nn.Module, images: Tensor) -> list[BlockMap]:
+    """The maps of a model's mixers on images, from the first block to the last, in the model's present mode.
+
+    They are computed by each layer's own `attention_map` from the input that it got, so fused attention is no obstacle.
+
+    Args:
+        model: one of ours, or any module that calls tokenmix mixers.
+        images: what the model takes.
+
+    Raises:
+        UserError: the model has no token mixer, or called none of them; the answer is never empty.
+    """
+    own = getattr(model, "attention_maps", None)
+    maps: list[BlockMap] = own(images) if callable(own) else _watched(model, images)  # pyright: ignore[reportAssignmentType]
+    if not maps:
+        raise UserError(
+            f"{type(model).__name__} has no token mixer that was called, so there is no map to show; "
+            "take a model of `tokenmix list models`, or put a layer of tokenmix.layers into yours"
+        )
+    return maps
+
+
+def _watched(model: nn.Module, images: Tensor) -> list[BlockMap]:
+    """Run a model that is not ours and ask every mixer, in the order of the calls, about the input that it got."""
+    mixers = [(name, module) for name, module in model.named_modules() if isinstance(module, Mixer)]
+    inside = {id(inner) for _, outer in mixers for inner in outer.modules() if inner is not outer}
+    found: list[BlockMap] = []
+    hooks = [
+        mixer.register_forward_hook(_note(name, found), with_kwargs=True)
+        for name, mixer in mixers
+        if id(mixer) not in inside
+    ]
+    try:
+        if hooks:
+            model(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _note(name: str, found: list[BlockMap]) -> Callable[..., None]:
+    def hook(mixer: Mixer, args: tuple[Any, ...], kwargs: dict[str, Any], _out: Tensor) -> None:
+        given = dict(zip(("x", "mask"), args)) | kwargs
+        found.append(_block_map(name, mixer, given["x"], given.get("mask")))
+
+    return hook
+
+
+def _block_map(name: str, mixer: Mixer, x: Tensor, mask: Tensor | None) -> BlockMap:
+    used = mixer.attention_map(x, mask)
+    num_tokens = used.shape[-2]
+    grid = (int(x.shape[-2]), int(x.shape[-1])) if x.dim() == 4 else _near_square(num_tokens)
+    return BlockMap(name, mixer.capabilities.map, used, grid)
+
+
+def _near_square(num_tokens: int) -> tuple[int, int]:
+    height = next(h for h in range(int(num_tokens**0.5), 0, -1) if num_tokens % h == 0)
+    return height, num_tokens // height

@@ -1,0 +1,86 @@
+"""Maps as pictures: tiles over the image, numbers over depth."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from tokenmix.inspect.numbers import MapNumbers
+from tokenmix.inspect.tiles import Tile
+
+__all__ = ["display_image", "draw_depth", "draw_tiles"]
+
+COLUMNS = 4
+
+
+def display_image(image: Tensor) -> np.ndarray:
+    """(C, H, W) in any range to (H, W, 3) in 0..1."""
+    values = image.detach().float().cpu()
+    values = (values - values.min()) / (values.max() - values.min()).clamp_min(1e-8)
+    if values.shape[0] not in (1, 3):
+        values = values.mean(0, keepdim=True)
+    return values.expand(3, -1, -1).permute(1, 2, 0).numpy()
+
+
+def draw_tiles(image: Tensor, tiles: Sequence[Tile], title: str, file: Path) -> None:
+    """One picture: the image, then every tile over it, each on its own colour scale (its range stands under it)."""
+    shown = display_image(image)
+    rows = -(-(len(tiles) + 1) // COLUMNS)
+    figure = Figure(figsize=(2.1 * COLUMNS, 2.35 * rows + 0.4), layout="constrained")
+    figure.suptitle(title, fontsize=11)
+    axes = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
+    axes[0].imshow(shown)
+    axes[0].set_title("image", fontsize=8)
+    for axis, tile in zip(axes[1:], tiles):
+        _draw_tile(axis, shown, tile)
+    for axis in axes:
+        axis.set_xticks([])
+        axis.set_yticks([])
+        axis.set_frame_on(False)
+    figure.savefig(file, dpi=120)
+
+
+def _draw_tile(axis: Axes, shown: np.ndarray, tile: Tile) -> None:
+    values = tile.values.numpy()
+    height, width = shown.shape[:2]
+    low, high = float(values.min()), float(values.max())
+    if tile.signed:
+        high = max(abs(low), abs(high), 1e-12)
+        low = -high
+    colours = "coolwarm" if tile.signed else "magma"
+    if tile.on_image:
+        extent = (-0.5, width - 0.5, height - 0.5, -0.5)
+        axis.imshow(shown.mean(-1), cmap="gray", extent=extent, vmin=0, vmax=1)
+        axis.imshow(values, cmap=colours, extent=extent, vmin=low, vmax=high, alpha=0.72, interpolation="nearest")
+        if tile.mark is not None:
+            y, x = ((tile.mark[i] + 0.5) * (height, width)[i] / values.shape[i] - 0.5 for i in (0, 1))
+            axis.plot(x, y, marker="o", markersize=5, markerfacecolor="none", markeredgecolor="#00e5ff")
+    else:
+        axis.imshow(values, cmap=colours, vmin=low, vmax=high, interpolation="nearest")
+    axis.set_title(tile.label, fontsize=8)
+    axis.set_xlabel(f"{low:.2g} to {high:.2g}", fontsize=7)
+
+
+def draw_depth(numbers: Sequence[MapNumbers], title: str, file: Path) -> None:
+    """Saturation, entropy, diagonality and distance to the block before, over depth."""
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axis = figure.subplots()
+    depth = range(1, len(numbers) + 1)
+    for field, marker in (("saturation", "o"), ("entropy", "s"), ("diagonality", "^"), ("distance", "D")):
+        values = [getattr(n, field) for n in numbers]
+        if any(v is not None for v in values):
+            axis.plot(depth, [np.nan if v is None else v for v in values], marker=marker, label=field)
+    axis.set(xlabel="block", xticks=list(depth), ylim=(-0.03, 1.03), title=title)
+    axis.grid(alpha=0.3)
+    axis.legend(frameon=False, fontsize=8)
+    figure.savefig(file, dpi=120)
+
+
+def normalise(image: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """uint8 (C, H, W) to float, (x/255 - mean) / std."""
+    shape = (-1, 1, 1)
+    return (image.float() / 255 - torch.tensor(mean).view(shape)) / torch.tensor(std).view(shape)

@@ -1,0 +1,178 @@
+"""Charts as inline SVG: their colours come from the page's style sheet, so they follow light and dark."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+__all__ = ["Point", "Series", "line_chart", "marker", "scatter_chart", "ticks"]
+
+WIDTH, HEIGHT = 440, 280
+LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 42
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line: `index` picks colour and marker."""
+
+    name: str
+    index: int
+    xs: Sequence[float]
+    ys: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One labelled point; `error` is half the length of its vertical bar."""
+
+    name: str
+    index: int
+    x: float
+    y: float
+    error: float | None = None
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Linear or logarithmic mapping of values to pixels, with its ticks."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+    marks: list[float] = field(default_factory=list)
+
+    def __call__(self, value: float) -> float:
+        low, high, value = (math.log(v) if self.log else v for v in (self.low, self.high, value))
+        return self.start + (value - low) / (high - low) * (self.end - self.start)
+
+
+def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
+    """Round numbers within [low, high], about as many as wanted."""
+    if not high > low:
+        return [low]
+    raw = (high - low) / wanted
+    power = 10 ** math.floor(math.log10(raw))
+    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw)
+    first = math.ceil(low / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def _axis(values: Sequence[float], start: float, end: float, *, log: bool = False, from_zero: bool = False) -> Axis:
+    low, high = min(values), max(values)
+    if log:
+        low, high = low / 1.25, high * 1.25
+        return Axis(low, high, start, end, True, _log_ticks(low, high))
+    pad = (high - low) * 0.06 or abs(high) * 0.05 or 1.0
+    low, high = (0.0 if from_zero else low - pad), high + pad
+    return Axis(low, high, start, end, marks=ticks(low, high))
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8)):
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        marks = [m * 10.0**p for p in powers for m in steps if low <= m * 10.0**p <= high]
+        if len(marks) >= 3:
+            return marks
+    return ticks(low, high, 3)
+
+
+def line_chart(
+    series: Sequence[Series], x_label: str, y_label: str, x_text: Callable[[float], str], y_text: Callable[[float], str]
+) -> str:
+    """Lines with markers at their points."""
+    drawn = [s for s in series if len(s.xs)]
+    if not drawn:
+        return '<p class="empty">No run finished: there is no curve to draw.</p>'
+    x = _axis([v for s in drawn for v in s.xs], LEFT, WIDTH - RIGHT, from_zero=True)
+    y = _axis([v for s in drawn for v in s.ys], HEIGHT - BOTTOM, TOP)
+    body = "".join(_line(s, x, y, y_text) for s in drawn)
+    return _svg(_frame(x, y, x_label, y_label, x_text, y_text) + body, f"{y_label} against {x_label}")
+
+
+def _line(series: Series, x: Axis, y: Axis, y_text: Callable[[float], str]) -> str:
+    places = [(x(a), y(b)) for a, b in zip(series.xs, series.ys)]
+    path = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
+    few = len(places) <= 40
+    shown = list(zip(places, series.ys)) if few else [(places[-1], series.ys[-1])]
+    dots = "".join(marker(series.index, *place, f"{series.name}: {y_text(value)}") for place, value in shown)
+    return f'<g class="{_class(series.index)}"><polyline points="{path}"/>{dots}</g>'
+
+
+def scatter_chart(
+    points: Sequence[Point], x_label: str, y_label: str, x_text: Callable[[float], str], y_text: Callable[[float], str]
+) -> str:
+    """Points with their names beside them, on a logarithmic x axis."""
+    if not points:
+        return '<p class="empty">No run finished: there is no point to draw.</p>'
+    x = _axis([p.x for p in points], LEFT, WIDTH - RIGHT, log=True)
+    y = _axis([p.y + side * (p.error or 0) for p in points for side in (-1, 1)], HEIGHT - BOTTOM, TOP)
+    labels = _label_heights([(y(p.y), p) for p in points])
+    body = "".join(_dot(p, x, y, labels[p.name], f"{x_text(p.x)}, {y_text(p.y)}") for p in points)
+    return _svg(_frame(x, y, x_label, y_label, x_text, y_text) + body, f"{y_label} against {x_label}")
+
+
+def _dot(point: Point, x: Axis, y: Axis, label_y: float, told: str) -> str:
+    a, b = x(point.x), y(point.y)
+    error = point.error or 0.0
+    bar = f'<path class="bar" d="M{a:.1f},{y(point.y - error):.1f}V{y(point.y + error):.1f}"/>' if error else ""
+    place, anchor = (a + 9, "start") if a < (LEFT + WIDTH) * 0.6 else (a - 9, "end")
+    label = _text(place, label_y + 4, point.name, anchor, "label")
+    return f'<g class="{_class(point.index)}">{bar}{marker(point.index, a, b, f"{point.name}: {told}")}{label}</g>'
+
+
+def _label_heights(placed: Sequence[tuple[float, Point]], gap: float = 13) -> dict[str, float]:
+    """Heights of the labels, moved down where one would lie on the one above."""
+    heights: dict[str, float] = {}
+    last = -math.inf
+    for place, point in sorted(placed, key=lambda item: item[0]):
+        last = max(place, last + gap)
+        heights[point.name] = last
+    over = max(0.0, last - (HEIGHT - BOTTOM - 4))
+    return {name: height - over for name, height in heights.items()}
+
+
+def marker(index: int, x: float, y: float, told: str = "") -> str:
+    """The mark of a series, of a shape of its own, so that colour is not needed to tell them apart."""
+    shapes = (
+        '<circle r="4"/>',
+        '<rect x="-3.6" y="-3.6" width="7.2" height="7.2"/>',
+        '<path d="M0,-4.8 4.4,3.4 -4.4,3.4z"/>',
+        '<path d="M0,-5 5,0 0,5 -5,0z"/>',
+        '<path d="M0,4.8 4.4,-3.4 -4.4,-3.4z"/>',
+        '<path d="M-4,-1.4h2.6v-2.6h2.8v2.6h2.6v2.8h-2.6v2.6h-2.8v-2.6h-2.6z"/>',
+        '<circle r="4" class="hollow"/>',
+        '<rect x="-3.4" y="-3.4" width="6.8" height="6.8" class="hollow"/>',
+    )
+    hint = f"<title>{escape(told)}</title>" if told else ""
+    return f'<g class="m" transform="translate({x:.1f},{y:.1f})">{shapes[(index + index // 8) % len(shapes)]}{hint}</g>'
+
+
+def _frame(
+    x: Axis, y: Axis, x_label: str, y_label: str, x_text: Callable[[float], str], y_text: Callable[[float], str]
+) -> str:
+    floor, middle = HEIGHT - BOTTOM, (TOP + HEIGHT - BOTTOM) / 2
+    parts = [f'<path class="axis" d="M{LEFT},{TOP}V{floor}H{WIDTH - RIGHT}"/>']
+    for mark in y.marks:
+        place = y(mark)
+        parts.append(f'<path class="grid-line" d="M{LEFT},{place:.1f}H{WIDTH - RIGHT}"/>')
+        parts.append(_text(LEFT - 6, place + 4, y_text(mark), "end"))
+    for mark in x.marks:
+        parts.append(_text(x(mark), floor + 16, x_text(mark), "middle"))
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x_label, "middle", "name"))
+    parts.append(f'<g transform="translate(11,{middle}) rotate(-90)">{_text(0, 0, y_label, "middle", "name")}</g>')
+    return "".join(parts)
+
+
+def _class(index: int) -> str:
+    """Colours repeat after eight; `t` names the series itself."""
+    return f"s s{index % 8} t{index}"
+
+
+def _text(x: float, y: float, text: str, anchor: str, kind: str = "tick") -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _svg(body: str, title: str) -> str:
+    return f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{body}</svg>'

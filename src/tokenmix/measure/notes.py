@@ -1,0 +1,95 @@
+"""The sentences of a report: what was held equal, and how far the numbers carry."""
+
+import math
+
+from tokenmix.measure.results import Results, Twin
+from tokenmix.measure.units import ratio
+
+__all__ = ["budget_sentence", "finding_sentence", "notes"]
+
+
+def budget_sentence(results: Results) -> str:
+    """What every twin had in common."""
+    config, skeleton = results.config, results.skeleton
+    augment = "no augmentation" if config["augment"] == "none" else f"augmentation {config['augment']}"
+    seeds = ", ".join(map(str, config["seeds"]))
+    return (
+        f"Every twin is {config['model']} (width {skeleton['dim']}, {skeleton['depth']} blocks, {skeleton['tokens']} "
+        f"tokens) and differs from the others only in its mixer. Each saw {results.images:,} training images, the same "
+        f"ones in the same order for the same seed ({seeds}), in batches of {config['batch_size']}, with "
+        f"{config['opt']}, peak learning rate {config['lr']:g}, cosine decay, weight decay "
+        f"{config['weight_decay']:g} and {augment}. "
+        "Parameters, multiply-adds, time and memory are not made equal: they are what is compared."
+    )
+
+
+def finding_sentence(results: Results) -> str:
+    """The headline result in a sentence."""
+    finished = sorted(
+        (t for t in results.twins if t.score is not None), key=lambda t: t.score or 0, reverse=results.higher
+    )
+    if not finished:
+        return "No twin finished."
+    best, reference = finished[0], results.twin("self")
+    text = f"Best {results.metric}: {best.mixer}, {best.score:.4f}"
+    if reference is None or reference.score is None or best.score is None:
+        return f"{text}."
+    if best is reference:
+        follower = finished[1] if len(finished) > 1 else None
+        return f"{text}; next {follower.mixer}, {follower.score:.4f}." if follower else f"{text}."
+    macs = ratio(best.macs, reference.macs)
+    return f"{text}, at {macs} the multiply-adds of self-attention, which reached {reference.score:.4f}."
+
+
+def notes(results: Results) -> list[str]:
+    """What a reader must know before quoting a number."""
+    return [
+        *_uncertainty(results),
+        *filter(None, (_cost(results, twin) for twin in results.twins)),
+        *_method(results),
+        *(f"{twin.mixer}: {twin.message}" for twin in results.twins if twin.message),
+    ]
+
+
+def _uncertainty(results: Results) -> list[str]:
+    score, images = results.best(lambda t: t.score, True), _test_images(results)
+    found = []
+    if results.metric == "accuracy" and score is not None and images:
+        error = math.sqrt(score * (1 - score) / images)
+        found.append(
+            f"With {images:,} test images the standard error of one accuracy is {error:.4f}: differences of about "
+            f"{2 * error:.4f} between two runs can be chance."
+        )
+    if len(results.config["seeds"]) == 1:
+        found.append("One seed was run; another seed moves the accuracies too. --seeds 0,1,2 measures by how much.")
+    return found
+
+
+def _test_images(results: Results) -> int:
+    matrices = [run.confusion for twin in results.twins for run in twin.runs if run.confusion]
+    return sum(map(sum, matrices[0])) if matrices else 0
+
+
+def _cost(results: Results, twin: Twin) -> str:
+    reference = results.twin("self")
+    if reference is None or twin is reference:
+        return ""
+    tokens, dim = results.skeleton["tokens"], results.skeleton["dim"]
+    text = (
+        f"{twin.mixer} takes {ratio(twin.mixer_macs, reference.mixer_macs)} the multiply-adds of self-attention in its "
+        f"mixers, {ratio(twin.macs, reference.macs)} in the whole network, at N = {tokens}"
+    )
+    if twin.crossover is None:
+        return f"{text}."
+    where = {"never": "at no N", "always": "at every N"}.get(twin.crossover, twin.crossover)
+    return f"{text}; by multiply-adds its layer is the cheaper one {where} at width {dim}."
+
+
+def _method(results: Results) -> list[str]:
+    return [
+        "Times are medians of rounds in which the twins took turns in one process, so a machine that slows down slows "
+        "all; they hold for this machine and these sizes. Multiply-adds (MACs) are counted from the equations; 1 MAC "
+        "is 2 FLOP.",
+        "Memory is the peak held by the allocator above weights, optimiser state and input "
+        f"(batch {results.step_batch}, {results.config['precision']}).",
+    ]
