@@ -42,7 +42,7 @@ MIXERS: dict[str, MixerSpec] = {
     "self-double": MixerSpec(
         SelfAttention, "self-attention with double normalisation of its N x N map", {"normalization": "double"}
     ),
-    "simplified": MixerSpec(SimplifiedSelfAttention, "softmax(FF^T)F, no projections but the last"),
+    "simplified": MixerSpec(SimplifiedSelfAttention, "softmax(FF^T)F on the features themselves: no weights"),
     "sagan": MixerSpec(
         SAGANAttention2d, "SAGAN attention on (B, C, H, W): narrow q and k, pooled keys, gamma = 0 at start"
     ),

@@ -1,12 +1,12 @@
 """The mathematics: pure functions of tensors that need only torch."""
 
 from tokenmix.ops.attention import attention, attention_probabilities
+from tokenmix.ops.attention_residual import attention_residual
 from tokenmix.ops.external import external_attention, external_attention_map
 from tokenmix.ops.gating import resize_gate, spatial_gate, toeplitz_matrix
 from tokenmix.ops.less import (
     Scores,
     attention_from_scores,
-    attention_residual,
     resize_score_transform,
     transform_factored,
     transform_scores,

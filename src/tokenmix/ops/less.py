@@ -1,10 +1,22 @@
-"""Less-attention: the scores of a layer made from the scores of the layer before. maths.md sections 3 to 5."""
+"""Less-attention: the scores of a layer made from the scores of the layer before."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-__all__ = ["Scores"]
+from tokenmix.errors import UserError
+from tokenmix.ops.attention import attention
+from tokenmix.ops.gating import resize_gate
+
+__all__ = [
+    "Scores",
+    "attention_from_scores",
+    "resize_score_transform",
+    "transform_factored",
+    "transform_scores",
+]
 
 
 class Scores(NamedTuple):
@@ -16,3 +28,166 @@ class Scores(NamedTuple):
     query: Tensor
     key: Tensor
     dense: Tensor | None = None
+
+    def matrix(self) -> Tensor:
+        """A itself, (B, H, N, N): N^2 memory, for pictures, losses and the dense reference."""
+        product = self.query @ self.key.mT
+        return product if self.dense is None else product + self.dense
+
+
+def transform_scores(
+    scores: Tensor,
+    theta: Tensor,
+    theta_bias: Tensor | None,
+    psi: Tensor,
+    psi_bias: Tensor | None,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Less-attention's rule on a dense map of scores: the reference, 2 H N^3 multiply-adds.
+
+        A' = Psi(Theta(A)^T)^T = U A W^T + (U 1) b^T + c 1^T,   Theta(X) = X W^T + 1 b^T,  Psi(X) = X U^T + 1 c^T
+
+    Paper: Zhang et al., You Only Need Less Attention at Each Stage in Vision Transformers, arXiv 2406.00427. It prints
+    an O(N^2) cost for this product, which is O(N^3) in N tokens; `transform_factored` avoids it.
+
+    Args:
+        scores: A, (B, H, N, N), before the softmax.
+        theta: W, (n, n) shared by the heads, or (H, n, n), with n >= N; the leading N x N block is used.
+        theta_bias: b, (n,) or (H, n); none for 0.
+        psi: U, like `theta`.
+        psi_bias: c, like `theta_bias`.
+        mask: (B, N) bool, True = the token takes part. Others are left out of every sum, and their scores come out 0.
+
+    Returns:
+        A', (B, H, N, N).
+    """
+    num_tokens = scores.shape[-1]
+    theta, psi = _leading(theta, num_tokens), _leading(psi, num_tokens)
+    left_out = None if mask is None else ~(mask[:, None, :, None] & mask[:, None, None, :])
+    if left_out is not None:
+        scores = scores.masked_fill(left_out, 0.0)
+    out = psi @ scores @ theta.mT
+    if theta_bias is not None:
+        out = out + _row_sums(psi, mask, scores).unsqueeze(-1) * _row(theta_bias, num_tokens).unsqueeze(-2)
+    if psi_bias is not None:
+        out = out + _row(psi_bias, num_tokens).unsqueeze(-1)
+    return out if left_out is None else out.masked_fill(left_out, 0.0)
+
+
+def transform_factored(
+    query: Tensor,
+    key: Tensor,
+    theta: Tensor,
+    theta_bias: Tensor,
+    psi: Tensor,
+    psi_bias: Tensor,
+    *,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`transform_scores` on the factors of A = Q K^T: exact, and no N x N map is made.
+
+        A' = [U Q, U 1, c] [W K, b, 1]^T
+
+    It mixes the tokens of Q and of K, 2 H N^2 r multiply-adds, and adds two columns to each.
+
+    Args:
+        query: Q, (B, H, N, r).
+        key: K, (B, H, N, r).
+        theta: W, (n, n) shared by the heads, or (H, n, n), with n >= N; the leading N x N block is used.
+        theta_bias: b, (n,) or (H, n).
+        psi: U, like `theta`.
+        psi_bias: c, like `theta_bias`.
+        mask: (B, N) bool, True = the token takes part. Others are left out of every sum, and their scores come out 0.
+
+    Returns:
+        Q' and K', (B, H, N, r + 2).
+    """
+    num_tokens = query.shape[-2]
+    theta, psi = _leading(theta, num_tokens), _leading(psi, num_tokens)
+    b, c = _row(theta_bias, num_tokens), _row(psi_bias, num_tokens)
+    left_out = None if mask is None else ~mask[:, None, :, None]
+    if left_out is not None:
+        query, key = query.masked_fill(left_out, 0.0), key.masked_fill(left_out, 0.0)
+    query = _with_columns(_mix_tokens(psi, query), _row_sums(psi, mask, query), c)
+    key = _with_columns(_mix_tokens(theta, key), b, torch.ones_like(b))
+    if left_out is not None:
+        query, key = query.masked_fill(left_out, 0.0), key.masked_fill(left_out, 0.0)
+    return query, key
+
+
+def attention_from_scores(scores: Scores, value: Tensor, *, mask: Tensor | None = None, dropout: float = 0.0) -> Tensor:
+    """softmax(Q K^T [+ dense]) V for scores that were handed on, (B, H, N, d).
+
+    Without a dense part it runs in the fused kernels and no N x N tensor is made.
+
+    Args:
+        scores: A, the scale already in it.
+        value: V, (B, H, N, d).
+        mask: (B, N) bool, True = the token takes part; the row of any other token is 0.
+        dropout: probability that an entry of the map is dropped; the caller switches it off for evaluation.
+    """
+    return attention(scores.query, scores.key, value, mask=mask, bias=scores.dense, scale=1.0, dropout=dropout)
+
+
+def resize_score_transform(
+    weight: Tensor, bias: Tensor, old_grid: Sequence[int], new_grid: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Theta or Psi for another number of tokens: interpolated over the grid of queries and of keys.
+
+    The rule is that of a dense gate (`resize_gate`): the matrix is scaled by N_old / N_new, so that the sum over tokens
+    keeps its size.
+
+    Args:
+        weight: (n, n), or (H, n, n).
+        bias: (n,), or (H, n).
+        old_grid: (h, w) with h * w = n.
+        new_grid: (h', w').
+
+    Returns:
+        (n', n') and (n',), or (H, n', n') and (H, n'), with n' = h' * w'.
+    """
+    old, new = tuple(old_grid), tuple(new_grid)
+    if weight.dim() == 2:
+        return resize_gate(weight, bias, old, new)
+    heads = [resize_gate(w, b, old, new) for w, b in zip(weight, bias, strict=True)]
+    return torch.stack([w for w, _ in heads]), torch.stack([b for _, b in heads])
+
+
+def _leading(weight: Tensor, num_tokens: int) -> Tensor:
+    if num_tokens > weight.shape[-1]:
+        raise UserError(
+            f"the score transform was built for {weight.shape[-1]} tokens and got {num_tokens}; "
+            "interpolate its weights with tokenmix.ops.resize_score_transform"
+        )
+    return weight[..., :num_tokens, :num_tokens]
+
+
+def _row(bias: Tensor, num_tokens: int) -> Tensor:
+    """A bias (n,) or (H, n) as (H or 1, N)."""
+    return bias[..., :num_tokens].reshape(-1, num_tokens)
+
+
+def _row_sums(psi: Tensor, mask: Tensor | None, like: Tensor) -> Tensor:
+    """U 1 over the tokens that take part: (H or 1, N), or (B, H or 1, N) with a mask."""
+    if mask is None:
+        return psi.sum(-1).reshape(-1, psi.shape[-1])
+    sums = mask.to(psi.dtype) @ psi.mT
+    return sums.unsqueeze(1) if psi.dim() == 2 else sums.transpose(0, 1)
+
+
+def _mix_tokens(weight: Tensor, x: Tensor) -> Tensor:
+    """weight @ x for x (B, H, N, r), as one product over all images (and heads, when they share the weight): a
+    broadcast product would copy a weight of each head for each image, and its gradient would hold one for each."""
+    batch, heads, num_tokens, width = x.shape
+    if weight.dim() == 2:
+        flat = weight @ x.permute(2, 0, 1, 3).reshape(num_tokens, -1)
+        return flat.view(num_tokens, batch, heads, width).permute(1, 2, 0, 3)
+    flat = torch.bmm(weight, x.permute(1, 2, 0, 3).reshape(heads, num_tokens, -1))
+    return flat.view(heads, num_tokens, batch, width).permute(2, 0, 1, 3)
+
+
+def _with_columns(x: Tensor, *columns: Tensor) -> Tensor:
+    """x (B, H, N, r) with further columns, each broadcasting to (B, H, N)."""
+    tall = [column.to(x.dtype).expand(x.shape[:-1]).unsqueeze(-1) for column in columns]
+    return torch.cat([x, *tall], dim=-1)

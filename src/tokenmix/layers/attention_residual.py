@@ -1,0 +1,88 @@
+"""The attention residual: the scores of one stage's last layer, shrunk and added to the next stage's first."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError
+from tokenmix.ops.attention_residual import attention_residual
+from tokenmix.ops.less import Scores
+
+__all__ = ["AttentionResidual"]
+
+
+class AttentionResidual(nn.Module):
+    """Carries attention scores from a stage to the next, which has a quarter of the tokens.
+
+        R = scale * Conv1x1(Norm(P_q A P_k^T)),   P_q, P_k: depthwise 2 x 2, stride 2, on the query and key grids
+
+    The next stage's first layer adds R to its scores: `SelfAttention.mix(x, None, mask, residual=R)`. It starts small:
+    P averages, the scale is `init_scale`.
+
+    Paper: Zhang et al., arXiv 2406.00427, names the steps (DWConv, Norm, 1 x 1, LayerScale) but no norm and no initial
+    values; `tokenmix.ops.attention_residual` says how the map shrinks and which norm this is.
+
+    Args:
+        num_heads_in: heads of the stage that ends.
+        num_heads_out: heads of the stage that begins.
+        init_scale: LayerScale at the start, one number for each head out.
+        eps: added to the variance in the norm.
+
+    Shape:
+        scores (B, H_in, h*w, h*w) or in factors, to (B, H_out, h'*w', h'*w'), h' = ceil(h / 2).
+
+    Raises:
+        UserError: no heads; scores of another number of heads, or of tokens that do not fill the grid.
+    """
+
+    def __init__(
+        self,
+        num_heads_in: int,
+        num_heads_out: int,
+        *,
+        init_scale: float = 1e-2,
+        eps: float = 1e-5,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if min(num_heads_in, num_heads_out) < 1:
+            raise UserError(f"AttentionResidual needs heads on both sides, got {num_heads_in} and {num_heads_out}")
+        factory = {"device": device, "dtype": dtype}
+        self.num_heads_in, self.num_heads_out, self.eps = num_heads_in, num_heads_out, eps
+        self.query_weight = nn.Parameter(torch.full((num_heads_in, 2, 2), 0.25, **factory))
+        self.key_weight = nn.Parameter(torch.full((num_heads_in, 2, 2), 0.25, **factory))
+        self.norm_weight = nn.Parameter(torch.ones(num_heads_in, **factory))
+        self.norm_bias = nn.Parameter(torch.zeros(num_heads_in, **factory))
+        self.head_weight = nn.Parameter(torch.empty(num_heads_out, num_heads_in, **factory))
+        self.layer_scale = nn.Parameter(torch.full((num_heads_out,), init_scale, **factory))
+        nn.init.xavier_uniform_(self.head_weight)
+
+    def extra_repr(self) -> str:
+        """The heads."""
+        return f"num_heads_in={self.num_heads_in}, num_heads_out={self.num_heads_out}"
+
+    def forward(self, scores: Scores | Tensor, grid: tuple[int, int], mask: Tensor | None = None) -> Tensor:
+        """The residual R of the scores of a stage's last layer, whose tokens lie row by row on a grid (h, w)."""
+        heads = (scores.query if isinstance(scores, Scores) else scores).shape[1]
+        if heads != self.num_heads_in:
+            raise UserError(f"AttentionResidual was built for {self.num_heads_in} heads, the scores have {heads}")
+        return attention_residual(
+            scores,
+            grid,
+            self.query_weight,
+            self.key_weight,
+            self.norm_weight,
+            self.norm_bias,
+            self.head_weight,
+            self.layer_scale,
+            mask=mask,
+            eps=self.eps,
+        )
+
+    def macs(self, grid: tuple[int, int], width: int) -> int:
+        """Multiply-adds of one sample for scores in factors of that width, on a grid (h, w)."""
+        pooled = -(-grid[0] // 2) * -(-grid[1] // 2)
+        shrink = 8 * self.num_heads_in * pooled * width
+        return shrink + pooled**2 * self.num_heads_in * (width + self.num_heads_out)

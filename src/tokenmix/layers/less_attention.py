@@ -1,0 +1,178 @@
+"""Less-attention: scores made from the scores of the layer before instead of from fresh queries and keys."""
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
+from tokenmix.layers.self_attention import check_heads
+from tokenmix.ops.attention import attention_probabilities
+from tokenmix.ops.less import Scores, attention_from_scores, transform_factored, transform_scores
+
+__all__ = ["LessAttention"]
+
+
+class LessAttention(Mixer):
+    """Attention whose pre-softmax scores are learned transforms, over the tokens, of the scores of the layer before.
+
+        out = concat_h [ softmax(A'_h) V_h ] W_o,   A' = U A W^T + (U 1) b^T + c 1^T = Psi(Theta(A)^T)^T
+
+    The layer starts with W = U = 1 and b = c = 0: it hands on the scores of the layer before.
+
+    In factors, A = Q K^T gives A' = [U Q, U 1, c] [W K, b, 1]^T: the tokens of Q and K are mixed, and what follows is
+    ordinary attention in the fused kernels, without an N x N map. Scores with a dense part (from `AttentionResidual`)
+    pay for a dense transform of that part.
+
+    Paper: Zhang et al., You Only Need Less Attention at Each Stage in Vision Transformers, arXiv 2406.00427. It applies
+    the rule to the dense map, and prints an O(N^2) cost for what is 2 H N^3; `mode="dense"` does that. It leaves open
+    whether heads share Theta and Psi.
+
+    Args:
+        dim: width D.
+        num_tokens: n, for which Theta and Psi are built; fewer tokens use their leading n x n block.
+        num_heads: heads H, as many as the scores that come in have.
+        scores_from: `"previous"`: `mix` transforms the scores that it is given, and there are no query and key;
+            `"own"`: the layer has query and key of its own, so that it can stand alone.
+        mode: `"factored"`, or `"dense"`, the reference. Both give the same.
+        share_heads: one Theta and one Psi for all heads, 2 n^2 weights; else one for each, 2 H n^2.
+        qkv_bias: give q, k and v a bias.
+        dropout: on the output.
+        attention_dropout: on the map.
+
+    Shape:
+        x (B, N, D) to (B, N, D), N <= num_tokens; the map (B, H, N, N).
+
+    Cost, with scores of width r (d behind a vanilla layer, 2 more for each less-attention layer between): mixing
+    2 N^2 H r, attention N^2 (H (r + 2) + D), values and output 2 N D^2; 2 N D^2 more with `"own"`. By multiply-adds it
+    beats a fresh attention layer when N < D. Dense: 2 H N^3 in place of the mixing.
+
+    Raises:
+        UserError: heads that do not divide dim, an unknown option, more tokens than num_tokens, no scores given where
+            they are needed, or x, mask or scores of a wrong shape or type.
+    """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(map="tokens", length="up-to", equivariant=False)
+
+    def __init__(
+        self,
+        dim: int,
+        num_tokens: int,
+        *,
+        num_heads: int = 8,
+        scores_from: Literal["own", "previous"] = "own",
+        mode: Literal["factored", "dense"] = "factored",
+        share_heads: bool = True,
+        qkv_bias: bool = True,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        factory = {"device": device, "dtype": dtype}
+        if scores_from not in ("own", "previous"):
+            raise unknown_name("scores_from", scores_from, ("own", "previous"))
+        if mode not in ("factored", "dense"):
+            raise unknown_name("mode", mode, ("factored", "dense"))
+        if num_tokens < 1:
+            raise UserError(f"num_tokens must be at least 1, got {num_tokens}; give the number of tokens of an input")
+        self.dim, self.num_heads, self.head_dim = dim, num_heads, check_heads(dim, num_heads)
+        self.num_tokens, self.scores_from, self.mode = num_tokens, scores_from, mode
+        self.attention_dropout = attention_dropout
+        self.qk = nn.Linear(dim, 2 * dim, bias=qkv_bias, **factory) if scores_from == "own" else None
+        self.v = nn.Linear(dim, dim, bias=qkv_bias, **factory)
+        heads = () if share_heads else (num_heads,)
+        self.theta = nn.Parameter(torch.empty(*heads, num_tokens, num_tokens, **factory))
+        self.psi = nn.Parameter(torch.empty(*heads, num_tokens, num_tokens, **factory))
+        self.theta_bias = nn.Parameter(torch.empty(*heads, num_tokens, **factory))
+        self.psi_bias = nn.Parameter(torch.empty(*heads, num_tokens, **factory))
+        self.proj = nn.Linear(dim, dim, **factory)
+        self.drop = nn.Dropout(dropout)
+        self.reset_transform()
+
+    @torch.no_grad()
+    def reset_transform(self) -> None:
+        """Theta and Psi back to the identity."""
+        for weight, bias in ((self.theta, self.theta_bias), (self.psi, self.psi_bias)):
+            weight.zero_().diagonal(dim1=-2, dim2=-1).fill_(1.0)
+            bias.zero_()
+
+    def extra_repr(self) -> str:
+        """What the sub-modules do not show."""
+        return (
+            f"num_tokens={self.num_tokens}, num_heads={self.num_heads}, scores_from={self.scores_from!r}, "
+            f"mode={self.mode!r}, share_heads={self.theta.dim() == 2}"
+        )
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Mix the tokens of x with scores of the layer's own. `mask` is (B, N) bool, True = the token takes part."""
+        return self.mix(x, None, mask)[0]
+
+    def mix(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> tuple[Tensor, Scores | None]:
+        """`forward` for a stack: transforms the scores given, or the layer's own, and returns the transformed ones."""
+        x = self._checked(x, mask)
+        scores = self._transform(self._scores(x, carry), mask)
+        value = self.v(x).unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2)
+        dropout = self.attention_dropout if self.training else 0.0
+        out = attention_from_scores(scores, value, mask=mask, dropout=dropout)
+        return zero_masked(self.drop(self.proj(out.transpose(1, 2).flatten(2))), mask), scores
+
+    def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The map (B, H, N, N): rows are queries and sum to 1, those of masked tokens are 0."""
+        return self.mix_map(x, None, mask)
+
+    def mix_map(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> Tensor:
+        """The map that `mix` used on the same arguments."""
+        scores = self._transform(self._scores(self._checked(x, mask), carry), mask)
+        return attention_probabilities(scores.query, scores.key, mask=mask, bias=scores.dense, scale=1.0)
+
+    def macs(self, num_tokens: int) -> int:
+        """The formula of the class, with r = d: as directly behind a vanilla layer, and without a dense part."""
+        projections = (4 if self.qk is not None else 2) * num_tokens * self.dim**2
+        if self.mode == "dense":
+            dense = self.num_heads * num_tokens**2 * (2 * num_tokens + self.head_dim)
+            return projections + dense + num_tokens**2 * self.dim
+        mixing = 2 * num_tokens**2 * self.dim
+        return projections + mixing + num_tokens**2 * (2 * self.dim + 2 * self.num_heads)
+
+    def _checked(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """x with padding, which may hold anything, set to 0."""
+        check_tokens(self, x)
+        if x.shape[1] > self.num_tokens:
+            raise UserError(
+                f"LessAttention was built for {self.num_tokens} tokens and got {x.shape[1]}; interpolate Theta and Psi "
+                "with tokenmix.ops.resize_score_transform"
+            )
+        return zero_masked(x, check_mask(mask, x, x.shape[1]))
+
+    def _scores(self, x: Tensor, carry: Scores | None) -> Scores:
+        if self.qk is not None:
+            heads = self.qk(x).unflatten(2, (2, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
+            query, key = heads.unbind(0)
+            return Scores(query * self.head_dim**-0.5, key)
+        if carry is None:
+            raise UserError(
+                "LessAttention(scores_from='previous') has no query and key: call mix(x, carry) with the scores that "
+                "SelfAttention.mix returned, or build it with scores_from='own'"
+            )
+        expected = (x.shape[0], self.num_heads, x.shape[1])
+        if tuple(carry.query.shape[:3]) != expected:
+            raise UserError(
+                f"LessAttention needs scores of (B, H, N) = {expected}, got {tuple(carry.query.shape[:3])}; give both "
+                "layers the same num_heads, and use AttentionResidual between stages"
+            )
+        return carry
+
+    def _transform(self, scores: Scores, mask: Tensor | None) -> Scores:
+        transform = self.theta, self.theta_bias, self.psi, self.psi_bias
+        if self.mode == "dense":
+            # A dense map has factors of width 0.
+            nothing = scores.query[..., :0]
+            return Scores(nothing, nothing, transform_scores(scores.matrix(), *transform, mask=mask))
+        query, key = transform_factored(scores.query, scores.key, *transform, mask=mask)
+        if scores.dense is None:
+            return Scores(query, key)
+        # The biases are in the factors already.
+        return Scores(query, key, transform_scores(scores.dense, self.theta, None, self.psi, None, mask=mask))

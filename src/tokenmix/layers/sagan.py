@@ -1,0 +1,139 @@
+"""The self-attention block of SAGAN on feature maps, in the three forms that share its name."""
+
+from math import isqrt
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.layers.base import Capabilities, Mixer, check_map, check_mask
+from tokenmix.ops.attention import attention, attention_probabilities
+from tokenmix.ops.attention_residual import pool_mask
+
+__all__ = ["SAGANAttention2d"]
+
+Variant = Literal["official", "paper", "compact"]
+
+
+class SAGANAttention2d(Mixer):
+    """Self-attention over the pixels of a feature map, added to it with a learned factor that starts at 0.
+
+        y = gamma * W_o softmax(Q K^T) V + x,   Q, K, V = 1 x 1 convolutions of x
+
+    | variant    | q, k | v   | pooled k, v | W_o      | biases | spectral norm | parameters at C = 256 |
+    |------------|------|-----|-------------|----------|--------|---------------|-----------------------|
+    | `official` | C/8  | C/2 | 2 x 2 max   | C/2 to C | no     | yes           | 81,921                |
+    | `paper`    | C/8  | C/8 | no          | C/8 to C | no     | no            | 32,769                |
+    | `compact`  | C/8  | C   | no          | none     | yes    | no            | 82,241                |
+
+    `official` is the authors' TensorFlow code, `paper` the printed text, `compact` the popular PyTorch ports. None
+    scales by 1/sqrt(d). An odd side is pooled with a smaller last window, so that every pixel counts; the authors' code
+    works on even sides only. Attention runs in the fused kernels, so no map of pixels by pixels is written.
+
+    Paper: Zhang et al., Self-Attention Generative Adversarial Networks, arXiv 1805.08318.
+
+    Args:
+        dim: channels C, a multiple of 8.
+        variant: see the table.
+        spectral_norm: divide each convolution by its largest singular value; as in the table if not given. While
+            training, each forward pass takes one step of power iteration, which changes the buffers that estimate it.
+
+    Shape:
+        x (B, C, H, W) to (B, C, H, W); mask (B, H*W), pixels row by row; `attention_map` (B, 1, H*W, keys), where
+        `official` has a quarter as many keys as pixels. A pooled key takes part if one of its four pixels does.
+
+    Cost: with N pixels, `official` 5/4 N C^2 + 5/8 N N_k C multiply-adds, N_k = N/4; `paper` 1/2 N C^2 + 1/4 N^2 C;
+    `compact` 5/4 N C^2 + 9/8 N^2 C.
+
+    Raises:
+        UserError: dim not a multiple of 8, an unknown variant, or x or mask of a wrong shape or type.
+    """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(layout="2d", map="tokens", equivariant=False)
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        variant: Variant = "official",
+        spectral_norm: bool | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if dim < 8 or dim % 8:
+            raise UserError(f"SAGANAttention2d narrows its channels to dim / 8: dim must be a multiple of 8, got {dim}")
+        values = {"official": dim // 2, "paper": dim // 8, "compact": dim}
+        if variant not in values:
+            raise unknown_name("variant", variant, values)
+        self.dim, self.variant, self.pooled = dim, variant, variant == "official"
+        self.normed = self.pooled if spectral_norm is None else spectral_norm
+        self.head_dim, self.value_dim = dim // 8, values[variant]
+
+        def conv(width_in: int, width_out: int) -> nn.Module:
+            layer = nn.Conv2d(width_in, width_out, 1, bias=variant == "compact", device=device, dtype=dtype)
+            return parametrizations.spectral_norm(layer) if self.normed else layer
+
+        self.query, self.key = conv(dim, self.head_dim), conv(dim, self.head_dim)
+        self.value = conv(dim, self.value_dim)
+        self.proj = nn.Identity() if variant == "compact" else conv(self.value_dim, dim)
+        self.gamma = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
+
+    def extra_repr(self) -> str:
+        """What the sub-modules do not show."""
+        return f"dim={self.dim}, variant={self.variant!r}, spectral_norm={self.normed}"
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Mix the pixels of x. `mask` is (B, H*W) bool, True = the pixel takes part."""
+        x, pixels = self._checked(x, mask)
+        query, key, key_mask = self._query_key(x, mask)
+        value = _tokens(self._pool(self.value(x), pixels))
+        out = attention(query, key, value, mask=mask, key_mask=key_mask, scale=1.0)
+        out = x + self.gamma * self.proj(out.squeeze(1).mT.unflatten(2, x.shape[-2:]))
+        return out if pixels is None else out.masked_fill(~pixels, 0.0)
+
+    def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The map (B, 1, H*W, keys): rows are pixels and sum to 1, those of masked pixels are 0."""
+        query, key, key_mask = self._query_key(self._checked(x, mask)[0], mask)
+        return attention_probabilities(query, key, mask=mask, key_mask=key_mask, scale=1.0)
+
+    def macs(self, num_tokens: int) -> int:
+        """The formula of the class; the keys of a square map with an odd side are counted exactly."""
+        side = isqrt(num_tokens)
+        pooled = (-(-side // 2)) ** 2 if side * side == num_tokens else -(-num_tokens // 4)
+        num_keys = pooled if self.pooled else num_tokens
+        back = 0 if self.variant == "compact" else self.value_dim
+        convolutions = num_tokens * self.dim * (2 * self.head_dim + self.value_dim + back)
+        return convolutions + num_tokens * num_keys * (self.head_dim + self.value_dim)
+
+    def _checked(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """x with masked pixels at 0, and the mask as (B, 1, H, W)."""
+        check_map(self, x)
+        if check_mask(mask, x, x.shape[2] * x.shape[3]) is None or mask is None:
+            return x, None
+        pixels = mask.unflatten(1, x.shape[-2:]).unsqueeze(1)
+        return x.masked_fill(~pixels, 0.0), pixels
+
+    def _query_key(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        pixels = None if mask is None else mask.unflatten(1, x.shape[-2:]).unsqueeze(1)
+        key = _tokens(self._pool(self.key(x), pixels))
+        key_mask = pool_mask(mask, (x.shape[2], x.shape[3])) if self.pooled and mask is not None else mask
+        return _tokens(self.query(x)), key, key_mask
+
+    def _pool(self, x: Tensor, pixels: Tensor | None) -> Tensor:
+        """The largest of each 2 x 2 pixels that take part, 0 where none does; x itself where nothing is pooled."""
+        if not self.pooled:
+            return x
+        if pixels is None:
+            return F.max_pool2d(x, 2, ceil_mode=True)
+        lowest = torch.finfo(x.dtype).min
+        pooled = F.max_pool2d(x.masked_fill(~pixels, lowest), 2, ceil_mode=True)
+        return pooled.masked_fill(pooled == lowest, 0.0)
+
+
+def _tokens(x: Tensor) -> Tensor:
+    """(B, C, h, w) as one head, (B, 1, h*w, C)."""
+    return x.flatten(2).mT.unsqueeze(1)

@@ -1,0 +1,144 @@
+"""Multi-head self-attention, the mechanism that the others are measured against."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
+from tokenmix.ops.attention import AttentionNormalization, attention, attention_probabilities
+from tokenmix.ops.less import Scores
+
+__all__ = ["SelfAttention", "check_heads"]
+
+
+def check_heads(dim: int, num_heads: int) -> int:
+    """Width of a head; `UserError` unless the heads divide dim."""
+    if num_heads < 1 or dim % num_heads:
+        fitting = [h for h in range(1, dim + 1) if dim % h == 0]
+        nearest = min(fitting, key=lambda h: abs(h - num_heads), default=1)
+        raise UserError(f"num_heads must divide dim {dim}, got {num_heads}; the nearest that does is {nearest}")
+    return dim // num_heads
+
+
+class SelfAttention(Mixer):
+    """Multi-head self-attention.
+
+        out = concat_h [ Norm(Q_h K_h^T / sqrt(d)) V_h ] W_o,   Q, K, V = X W_qkv
+
+    Softmax runs in PyTorch's fused kernels; `normalization="double"` (softmax over the queries, then L1 over the keys)
+    writes the N x N map.
+
+    Papers: Vaswani et al., Attention Is All You Need, arXiv 1706.03762. Double normalisation of this map: Guo et al.,
+    arXiv 2105.02358, who report a gain for it.
+
+    Args:
+        dim: width D.
+        num_heads: heads H; must divide dim.
+        normalization: `"softmax"` over the keys, or `"double"`.
+        causal: token i sees tokens 0 to i only.
+        qkv_bias: give q, k and v a bias.
+        dropout: on the output.
+        attention_dropout: on the map.
+
+    Shape:
+        x (B, N, D) to (B, N, D); `attention_map` (B, H, N, N).
+
+    Cost: 4 N D^2 + 2 N^2 D multiply-adds.
+
+    Raises:
+        UserError: heads that do not divide dim, an unknown normalisation, causal with `"double"`, or x or mask of a
+            wrong shape or type.
+    """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(map="tokens", causal=True)
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        num_heads: int = 8,
+        normalization: AttentionNormalization = "softmax",
+        causal: bool = False,
+        qkv_bias: bool = True,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        factory = {"device": device, "dtype": dtype}
+        self.dim, self.num_heads, self.head_dim = dim, num_heads, check_heads(dim, num_heads)
+        if normalization not in ("softmax", "double"):
+            raise unknown_name("normalization", normalization, ("softmax", "double"))
+        if causal and normalization == "double":
+            raise UserError(
+                "double normalisation cannot be causal: its first softmax runs over all tokens; "
+                "use normalization='softmax' or causal=False"
+            )
+        self.normalization: AttentionNormalization = normalization
+        self.causal, self.attention_dropout = causal, attention_dropout
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias, **factory)
+        self.proj = nn.Linear(dim, dim, **factory)
+        self.drop = nn.Dropout(dropout)
+
+    def extra_repr(self) -> str:
+        """What the sub-modules do not show."""
+        return f"num_heads={self.num_heads}, normalization={self.normalization!r}, causal={self.causal}"
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Mix the tokens of x. `mask` is (B, N) bool, True = the token takes part."""
+        return self.mix(x, None, mask)[0]
+
+    def mix(
+        self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None, *, residual: Tensor | None = None
+    ) -> tuple[Tensor, Scores | None]:
+        """`forward` for a stack, and the pre-softmax scores in factors.
+
+        Args:
+            x: (B, N, D).
+            carry: scores of the layer before; replaced by this layer's own. A causal layer hands them on instead: its
+                own mask is not in the factors, so less-attention behind it would leak the future.
+            mask: (B, N) bool, True = the token takes part.
+            residual: (B, H, N, N) added to the scores, from `AttentionResidual`.
+        """
+        query, key, value = self._heads(x, mask)
+        out = attention(
+            query,
+            key,
+            value,
+            mask=mask,
+            bias=residual,
+            causal=self.causal,
+            normalization=self.normalization,
+            scale=1.0,
+            dropout=self.attention_dropout if self.training else 0.0,
+        )
+        out = zero_masked(self.drop(self.proj(out.transpose(1, 2).flatten(2))), mask)
+        return out, carry if self.causal else Scores(query, key, residual)
+
+    def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The map (B, H, N, N): rows are queries and sum to 1, those of masked tokens are 0."""
+        return self.mix_map(x, None, mask)
+
+    def mix_map(
+        self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None, *, residual: Tensor | None = None
+    ) -> Tensor:
+        """The map that `mix` used on the same arguments."""
+        query, key, _ = self._heads(x, mask)
+        return attention_probabilities(
+            query, key, mask=mask, bias=residual, causal=self.causal, normalization=self.normalization, scale=1.0
+        )
+
+    def macs(self, num_tokens: int) -> int:
+        """4 N D^2 for the projections, 2 N^2 D for scores and values."""
+        return 4 * num_tokens * self.dim**2 + 2 * num_tokens**2 * self.dim
+
+    def _heads(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """q with the scale in it, k and v, each (B, H, N, d). Padding may hold anything, NaN too, so it is set to 0."""
+        check_tokens(self, x)
+        x = zero_masked(x, check_mask(mask, x, x.shape[1]))
+        heads = self.qkv(x).unflatten(2, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
+        query, key, value = heads.unbind(0)
+        return query * self.head_dim**-0.5, key, value

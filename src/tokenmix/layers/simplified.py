@@ -1,0 +1,82 @@
+"""Self-attention without projections."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
+from tokenmix.ops.attention import attention, attention_probabilities
+
+__all__ = ["SimplifiedSelfAttention"]
+
+
+class SimplifiedSelfAttention(Mixer):
+    """Self-attention in which the features are query, key and value at once.
+
+        out = softmax(scale * F F^T) F
+
+    As printed it has no parameters, no heads and no scale. Behind a LayerNorm the diagonal of F F^T is about D, so the
+    printed form is close to the identity for wide tokens; `scale=D**-0.5` flattens the map.
+
+    Paper: Guo et al., Beyond Self-attention: External Attention using Two Linear Layers, arXiv 2105.02358, equations 3
+    and 4, the step between self-attention and external attention.
+
+    Args:
+        dim: width D.
+        scale: of the scores; the paper has 1.
+        output_projection: a linear layer on the output, which the paper does not have.
+        dropout: on the output.
+        attention_dropout: on the map.
+
+    Shape:
+        x (B, N, D) to (B, N, D); `attention_map` (B, 1, N, N).
+
+    Cost: 2 N^2 D multiply-adds, and N D^2 with the output projection.
+
+    Raises:
+        UserError: x or mask of a wrong shape or type.
+    """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(map="tokens")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        scale: float = 1.0,
+        output_projection: bool = False,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.dim, self.scale, self.attention_dropout = dim, scale, attention_dropout
+        self.proj = nn.Linear(dim, dim, device=device, dtype=dtype) if output_projection else nn.Identity()
+        self.drop = nn.Dropout(dropout)
+
+    def extra_repr(self) -> str:
+        """What the sub-modules do not show."""
+        return f"dim={self.dim}, scale={self.scale}"
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Mix the tokens of x. `mask` is (B, N) bool, True = the token takes part."""
+        features = self._features(x, mask)
+        dropout = self.attention_dropout if self.training else 0.0
+        out = attention(features, features, features, mask=mask, scale=self.scale, dropout=dropout)
+        return zero_masked(self.drop(self.proj(out.squeeze(1))), mask)
+
+    def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The map (B, 1, N, N): rows are queries and sum to 1, those of masked tokens are 0."""
+        features = self._features(x, mask)
+        return attention_probabilities(features, features, mask=mask, scale=self.scale)
+
+    def macs(self, num_tokens: int) -> int:
+        """2 N^2 D, and N D^2 for the output projection."""
+        projection = num_tokens * self.dim**2 if isinstance(self.proj, nn.Linear) else 0
+        return 2 * num_tokens**2 * self.dim + projection
+
+    def _features(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        check_tokens(self, x)
+        return zero_masked(x, check_mask(mask, x, x.shape[1])).unsqueeze(1)

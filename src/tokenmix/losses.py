@@ -1,0 +1,51 @@
+"""Losses that belong to a mechanism."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tokenmix.errors import UserError, unknown_name
+
+__all__ = ["diagonality_loss"]
+
+
+def diagonality_loss(scores: Tensor, form: Literal["hinge", "printed"] = "hinge", margin: float = 0.0) -> Tensor:
+    """Keeps transformed scores symmetric, with the diagonal on top, as scores of queries and keys tend to be.
+
+        hinge    mean_(i != j) |A_ij - A_ji| + mean_(i != j) relu(margin + A_ij - A_ii)
+        printed  sum_ij |A_ij - A_ji| + sum_i ((N - 1) A_ii - sum_(j != i) A_ij)
+
+    Paper: Zhang et al., arXiv 2406.00427, the diagonality-preserving loss. Its second term, minimised, pushes the
+    diagonal DOWN, against the property it is there for, and on scores it has no lower bound; hence `"hinge"`, which is
+    bounded below by 0. `"printed"` is there for study.
+
+    Args:
+        scores: A before the softmax, (B, H, N, N); scores in factors become that by `Scores.matrix()`.
+        form: see above. Means are over samples, heads and pairs; the printed sums are over heads and tokens, with the
+            mean over samples.
+        margin: by how much the diagonal should stand above its row; the hinge only.
+
+    Returns:
+        A scalar; 0 for one token.
+
+    Raises:
+        UserError: scores that are not square maps, an unknown form, a margin with `"printed"`.
+    """
+    if scores.dim() != 4 or scores.shape[-1] != scores.shape[-2]:
+        raise UserError(f"diagonality_loss takes scores (B, H, N, N), got {tuple(scores.shape)}; use Scores.matrix()")
+    if form not in ("hinge", "printed"):
+        raise unknown_name("form", form, ("hinge", "printed"))
+    diagonal = scores.diagonal(dim1=-2, dim2=-1)
+    asymmetry = (scores - scores.mT).abs()
+    if form == "printed":
+        if margin:
+            raise UserError(f"the printed form has no margin, got margin={margin}; use form='hinge'")
+        size = scores.shape[-1]
+        lift = size * diagonal.sum((-2, -1)) - scores.sum((-3, -2, -1))
+        return (asymmetry.sum((-3, -2, -1)) + lift).mean()
+    # The diagonal itself is no pair: it would add a constant margin.
+    excess = torch.relu(margin + scores - diagonal.unsqueeze(-1))
+    others = 1 - torch.eye(scores.shape[-1], dtype=scores.dtype, device=scores.device)
+    pairs = scores.shape[:-2].numel() * max(scores.shape[-1] * (scores.shape[-1] - 1), 1)
+    return ((asymmetry + excess) * others).sum() / pairs
