@@ -1,0 +1,248 @@
+"""Spatial gating: a learned linear map over the tokens that multiplies the features. maths.md section 2."""
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tokenmix.errors import UserError
+
+__all__ = [
+    "GateMethod",
+    "GateVariant",
+    "gate_matrix",
+    "resize_gate",
+    "spatial_gate",
+    "spatial_projection",
+    "toeplitz_apply",
+    "toeplitz_matrix",
+]
+
+GateVariant = Literal["split", "multiplicative", "additive", "linear"]
+GateMethod = Literal["dense", "fft"]
+
+
+def spatial_gate(
+    z: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    variant: GateVariant = "split",
+    norm: Callable[[Tensor], Tensor] | None = None,
+    addend: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    method: GateMethod = "dense",
+) -> Tensor:
+    """Gate features by a linear map over the tokens.
+
+        f(X) = W norm(X) + b 1^T + addend
+        split           Z_1 * f(Z_2)        multiplicative   Z * f(Z)
+        additive        Z + f(Z)            linear           f(Z)
+
+    Paper:
+        Liu et al., Pay Attention to MLPs (arXiv 2105.08050), section 2.1 and table 3; `split` is the gating unit.
+
+    Args:
+        z: (B, N, C) features; `split` takes the first C/2 channels as Z_1 and the rest as Z_2.
+        weight: W, (n, n) with n >= N, of which the leading N x N block is used; or (2n-1,), a Toeplitz W.
+        bias: b, (n,), one number per token.
+        variant: which of the four forms.
+        norm: what the tokens pass before W; nothing if not given.
+        addend: (B, N, C/2), or (B, N, C) if not split; tiny attention's output in aMLP.
+        mask: (B, N) bool, True = the token takes part. The others count as 0 under W and come out 0.
+        causal: use the lower triangle of W only.
+        method: `"fft"` applies a Toeplitz W in O(N log N), see `toeplitz_apply`.
+
+    Shape:
+        (B, N, C) to (B, N, C/2) for `split`, (B, N, C) otherwise.
+
+    Raises:
+        UserError: more tokens than W has, an odd C to split, `"fft"` with a dense W.
+
+    The paper masks nothing: without `mask` its behaviour.
+    """
+    if variant == "split" and z.shape[-1] % 2:
+        raise UserError(f"a split gate halves its channels, got {z.shape[-1]}; give an even number of channels")
+    content, gated = z.chunk(2, dim=-1) if variant == "split" else (z, z)
+    if norm is not None:
+        gated = norm(gated)
+    gate = spatial_projection(gated, weight, bias, mask=mask, causal=causal, method=method)
+    if addend is not None:
+        gate = gate + addend
+    out = _combine(content, gate, variant)
+    return out if mask is None else out.masked_fill(~mask.unsqueeze(-1), 0.0)
+
+
+def _combine(content: Tensor, gate: Tensor, variant: GateVariant) -> Tensor:
+    if variant == "linear":
+        return gate
+    return content + gate if variant == "additive" else content * gate
+
+
+def spatial_projection(
+    z: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    method: GateMethod = "dense",
+) -> Tensor:
+    """The linear map over the tokens, f(Z) = W Z + b 1^T.
+
+    Arguments are those of `spatial_gate`; (B, N, C) to (B, N, C). W acts from the left as one batched product, so
+    nothing is transposed.
+    """
+    size, n = z.shape[:2]
+    if mask is not None:
+        z = z.masked_fill(~mask.unsqueeze(-1), 0.0)
+    if method == "fft":
+        return toeplitz_apply(weight, z, method="fft", causal=causal) + bias[:n, None].to(z.dtype)
+    matrix = gate_matrix(weight, n, causal=causal)
+    return torch.baddbmm(bias[:n, None], matrix.expand(size, n, n), z)
+
+
+def gate_matrix(weight: Tensor, n: int, *, causal: bool = False) -> Tensor:
+    """The (n, n) matrix that n tokens meet: the leading block of a dense W, or the Toeplitz W written out."""
+    _check_length(weight, n)
+    matrix = toeplitz_matrix(weight, n) if weight.dim() == 1 else weight[:n, :n]
+    return matrix.tril() if causal else matrix
+
+
+def _check_length(weight: Tensor, n: int) -> None:
+    built_for = (weight.shape[0] + 1) // 2 if weight.dim() == 1 else weight.shape[0]
+    if n > built_for:
+        raise UserError(
+            f"the gate was built for {built_for} tokens and got {n}; "
+            f"interpolate its weights with tokenmix.ops.resize_gate(weight, bias, old_grid, new_grid)"
+        )
+
+
+def toeplitz_matrix(weight: Tensor, n: int) -> Tensor:
+    """A Toeplitz matrix from its diagonals, W_ij = w_(i-j).
+
+    Args:
+        weight: (2m-1,) with m >= n; w_k lies at index k + m - 1.
+        n: size of the matrix.
+
+    Shape:
+        (2m-1,) to (n, n). An n below m takes the middle of w, which gives the leading block of the m x m matrix.
+    """
+    _check_length(weight, n)
+    # Rows of 2n copied end to end and read back as rows of 2n-1 slip by one place a row. Unlike `unfold` it exports
+    # with dynamic n; unlike a gather its gradient is a plain sum.
+    rows = F.pad(_diagonals(weight, n).flip(0), (0, 1)).expand(n, 2 * n).reshape(-1)
+    return rows[: n * (2 * n - 1)].view(n, 2 * n - 1)[:, n - 1 :]
+
+
+def _diagonals(weight: Tensor, n: int) -> Tensor:
+    middle = (weight.shape[0] - 1) // 2
+    return weight[middle - n + 1 : middle + n]
+
+
+def toeplitz_apply(weight: Tensor, z: Tensor, *, method: GateMethod = "dense", causal: bool = False) -> Tensor:
+    """W Z for a Toeplitz W of N tokens, by its matrix or by FFT.
+
+    Args:
+        weight: (2n-1,) with n >= N, see `toeplitz_matrix`.
+        z: (B, N, C).
+        method: `"dense"` writes W out: O(N^2 C). `"fft"` embeds W in a circulant of 2N: O(N log(N) C), in float32 at
+            least, and never an N x N tensor.
+        causal: use the lower triangle of W only.
+    """
+    n = z.shape[1]
+    if method == "dense":
+        return torch.matmul(gate_matrix(weight, n, causal=causal), z)
+    if weight.dim() != 1:
+        raise UserError(f"the FFT needs a Toeplitz gate of (2n-1,) weights, got {tuple(weight.shape)}; use 'dense'")
+    _check_length(weight, n)
+    real = torch.promote_types(z.dtype, torch.float32)
+    w = _diagonals(weight, n).to(real)
+    ahead = torch.zeros_like(w[: n - 1]) if causal else w[: n - 1]
+    circulant = torch.cat((w[n - 1 :], w.new_zeros(1), ahead))
+    # The transform runs along the last axis: measured twice as fast on a CPU as along the strided token axis.
+    spectrum = torch.fft.rfft(z.transpose(1, 2).to(real).contiguous(), n=2 * n) * torch.fft.rfft(circulant)
+    return torch.fft.irfft(spectrum, n=2 * n)[..., :n].transpose(1, 2).to(z.dtype)
+
+
+def resize_gate(
+    weight: Tensor, bias: Tensor, old_grid: Sequence[int], new_grid: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """A gate for another number of tokens, by interpolation over the grid on which the tokens lie.
+
+        W'[q', k'] = N/N' sum_(q, k) R[q', q] R[k', k] W[q, k],      b' = R b
+
+    W maps a key grid to a query grid, so both sides are interpolated; N/N' keeps the size of the sum over tokens. R is
+    Keys' cubic interpolation along each axis, widened when the grid shrinks, edge values repeated. Grids that are
+    equal give W and b back.
+
+    Args:
+        weight: (N, N) with tokens row by row; or (2N-1,), Toeplitz, for grids of one axis.
+        bias: (N,).
+        old_grid: (h, w), or (n,) for text; its product is N.
+        new_grid: the grid wanted, with as many axes.
+
+    Returns:
+        weight and bias for new_grid, in the types that came in, without gradients.
+
+    Raises:
+        UserError: grids that do not fit the weights or each other.
+
+    Cubic because it was measured: from 14 x 14 to 16 x 16 tokens, a Gaussian kernel of standard deviation 0.2 of the
+    image comes out with a relative error of 0.6 %, against 3.1 % bilinear and 2.1 % for torch's bicubic (a = -0.75).
+    """
+    _check_grids(weight, bias, old_grid, new_grid)
+    scale = prod(old_grid) / prod(new_grid)
+    axes = [_cubic_matrix(_centres(old, new), old, old / new) for old, new in zip(old_grid, new_grid)]
+    new_bias = _resample(bias, old_grid, axes).flatten()
+    if weight.dim() == 1:
+        old, new = old_grid[0], new_grid[0]
+        lags = torch.arange(1 - new, new, dtype=torch.float64) * (old / new) + (old - 1)
+        new_weight = _resample(weight, weight.shape, [_cubic_matrix(lags, 2 * old - 1, old / new)])
+    else:
+        new_weight = _resample(weight, (*old_grid, *old_grid), axes * 2).reshape(prod(new_grid), prod(new_grid))
+    return new_weight * scale, new_bias
+
+
+def _check_grids(weight: Tensor, bias: Tensor, old_grid: Sequence[int], new_grid: Sequence[int]) -> None:
+    old, new, n = tuple(old_grid), tuple(new_grid), prod(old_grid)
+    if len(old) != len(new) or min(*old, *new) < 1:
+        raise UserError(f"grids must have equally many positive axes, got {old} and {new}")
+    if weight.dim() == 1 and len(old) != 1:
+        raise UserError(f"a Toeplitz gate has tokens in a line, got grids {old} and {new}; give (n,) and (m,)")
+    expected = (2 * n - 1,) if weight.dim() == 1 else (n, n)
+    if tuple(weight.shape) != expected or tuple(bias.shape) != (n,):
+        raise UserError(
+            f"old_grid {old} has {n} tokens, so weight must be {expected} and bias {(n,)}; "
+            f"got {tuple(weight.shape)} and {tuple(bias.shape)}"
+        )
+
+
+def _centres(old: int, new: int) -> Tensor:
+    """Where the middles of `new` cells fall on an axis of `old` cells of the same length."""
+    return (torch.arange(new, dtype=torch.float64) + 0.5) * (old / new) - 0.5
+
+
+def _cubic_matrix(positions: Tensor, size: int, step: float) -> Tensor:
+    """(P, size) weights that read a signal of `size` samples at P positions `step` samples apart."""
+    width = max(1.0, step)
+    reach = int(2 * width) + 2
+    samples = torch.arange(-reach, size + reach, dtype=positions.dtype)
+    t = (positions[:, None] - samples).abs() / width
+    near, far = (1.5 * t - 2.5) * t * t + 1, ((2.5 - 0.5 * t) * t - 4) * t + 2
+    taps = torch.where(t <= 1, near, torch.where(t < 2, far, 0.0))
+    matrix = positions.new_zeros(positions.shape[0], size).index_add_(1, samples.long().clamp(0, size - 1), taps)
+    return matrix / matrix.sum(1, keepdim=True)
+
+
+@torch.no_grad()
+def _resample(values: Tensor, shape: Sequence[int], matrices: Sequence[Tensor]) -> Tensor:
+    grid = values.to(torch.promote_types(values.dtype, torch.float32)).reshape(tuple(shape))
+    for matrix in matrices:
+        # Contracting the first axis puts the new one last, so each axis comes to the front in turn.
+        grid = torch.einsum("a...,pa->...p", grid, matrix.to(grid))
+    return grid.to(values.dtype)
