@@ -1,0 +1,148 @@
+"""One image file to one uint8 tensor: every bit depth, palette, alpha, orientation; broken files are named."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from tokenmix.errors import UserError
+
+__all__ = ["UnreadableImage", "decode", "probe", "read_image", "size_of"]
+
+# Only formats that are recognised by their content: a text file must not pass for a picture, and none of these runs a
+# helper program, as EPS would.
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF", "JPEG2000")
+# Above this, one decoded picture fills more than 2 GB.
+MAX_PIXELS = 500_000_000
+_pillow_limit = threading.Lock()
+
+
+class UnreadableImage(Exception):
+    """Why a file is no usable image, in a few words."""
+
+
+def size_of(img_size: int | tuple[int, int]) -> tuple[int, int]:
+    """(height, width) of an `img_size`; `UserError` unless both are positive."""
+    size = (img_size, img_size) if isinstance(img_size, int) else (int(img_size[0]), int(img_size[1]))
+    if min(size) < 1:
+        raise UserError(f"an image size of {img_size} is not possible; give at least 1")
+    return size
+
+
+def read_image(path: str | Path, channels: int, img_size: int | tuple[int, int]) -> Tensor:
+    """The image of a file as a model takes it, uint8 (channels, height, width).
+
+    It is turned by its EXIF orientation, laid on white where it is transparent, resized (antialiased) until it covers
+    `img_size` and cropped about its centre.
+
+    Raises:
+        UserError: the file is missing, empty, truncated, no image, too large, or holds NaN; the message names it.
+    """
+    try:
+        return decode(path, channels, size_of(img_size))
+    except UnreadableImage as reason:
+        raise UserError(f"{path}: {reason}; give a readable PNG, JPEG, WebP, BMP, GIF or TIFF image") from None
+
+
+def decode(path: str | Path, channels: int, size: tuple[int, int]) -> Tensor:
+    """`read_image` that raises `UnreadableImage`."""
+    if channels not in (1, 3):
+        raise UserError(f"images have 1 or 3 channels here, not {channels}")
+    with _opened(path) as image:
+        # A JPEG can be decoded at an eighth of its size; twice the target keeps the quality of the resizing.
+        image.draft(None, (2 * size[1], 2 * size[0]))
+        image = _eight_bit(ImageOps.exif_transpose(image))
+        image = _opaque(image).convert("L" if channels == 1 else "RGB")
+        image = image.resize((size[1], size[0]), Image.Resampling.BICUBIC, box=_cover(image.size, size), reducing_gap=3)
+        array = np.array(image, dtype=np.uint8)
+    return torch.from_numpy(array.reshape(*size, channels)).permute(2, 0, 1).contiguous()
+
+
+def probe(path: str | Path) -> None:
+    """Raise `UnreadableImage` if the head of the file shows that it cannot be decoded; the pixels are not read."""
+    with _opened(path):
+        pass
+
+
+@contextlib.contextmanager
+def _opened(path: str | Path) -> Iterator[Image.Image]:
+    try:
+        if os.path.isdir(path):
+            raise UnreadableImage("is a folder")
+        if os.path.getsize(path) == 0:
+            raise UnreadableImage("is empty (0 bytes)")
+        with _open(path) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise UnreadableImage(f"has {image.width} x {image.height} pixels, more than {MAX_PIXELS:,}")
+            yield image
+    except UnreadableImage:
+        raise
+    except FileNotFoundError:
+        raise UnreadableImage("does not exist") from None
+    except PermissionError:
+        raise UnreadableImage("may not be read by this user") from None
+    except Image.UnidentifiedImageError:
+        raise UnreadableImage("is not an image of a known format") from None
+    # Decoders meet damaged data with any exception: OSError, SyntaxError, struct.error, ValueError, zlib.error, ...
+    except Exception as error:
+        raise UnreadableImage(_reason(error)) from None
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return f"is truncated ({text})" if "truncated" in text.lower() else f"cannot be decoded ({text})"
+
+
+def _open(path: str | Path) -> Image.Image:
+    """Open without Pillow's own limit, which is a setting of the whole process and warns at 89 million pixels."""
+    Image.init()
+    with _pillow_limit:
+        limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        try:
+            return Image.open(path, formats=[name for name in FORMATS if name in Image.OPEN])
+        finally:
+            Image.MAX_IMAGE_PIXELS = limit
+
+
+def _eight_bit(image: Image.Image) -> Image.Image:
+    """Grey images of 16 or 32 bits or floats as 8-bit grey; others as they are."""
+    if image.mode.startswith("I"):
+        levels = np.asarray(image).astype(np.float64) / 257
+    elif image.mode == "F":
+        levels = _float_levels(np.asarray(image, dtype=np.float64))
+    else:
+        return image
+    return Image.fromarray(levels.round().clip(0, 255).astype(np.uint8))
+
+
+def _float_levels(values: np.ndarray) -> np.ndarray:
+    if not np.isfinite(values).all():
+        raise UnreadableImage("holds NaN or infinite values")
+    low, high = values.min(), values.max()
+    if low < 0 or high > 255:
+        raise UnreadableImage(f"holds values from {low:g} to {high:g}, outside of 0..1 and of 0..255")
+    return values * 255 if high <= 1 else values
+
+
+def _opaque(image: Image.Image) -> Image.Image:
+    if image.mode not in ("RGBA", "RGBa", "LA", "La", "PA") and "transparency" not in image.info:
+        return image
+    if image.mode in ("RGBa", "La"):
+        image = image.convert({"RGBa": "RGBA", "La": "LA"}[image.mode])
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+
+
+def _cover(size: tuple[int, int], target: tuple[int, int]) -> tuple[float, float, float, float]:
+    """The largest centred box of the target's shape in an image of (width, height) `size`."""
+    width, height = size
+    scale = min(width / target[1], height / target[0])
+    box_width, box_height = scale * target[1], scale * target[0]
+    left, top = (width - box_width) / 2, (height - box_height) / 2
+    return left, top, min(left + box_width, width), min(top + box_height, height)

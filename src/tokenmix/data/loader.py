@@ -1,0 +1,172 @@
+"""Batches of images in an order that is a function of (seed, epoch) alone."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from tokenmix.data.augment import Augment, make_augment
+from tokenmix.data.images import ImageSet
+from tokenmix.errors import UserError
+
+__all__ = ["ImageLoader", "make_loader", "normalize"]
+
+Key = tuple[int, Tensor]
+Batch = dict[str, Tensor]
+
+
+def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """uint8 (B, C, H, W) as float32, (images / 255 - mean) / std per channel."""
+    scale = torch.tensor([1 / (255 * s) for s in std]).view(-1, 1, 1)
+    shift = torch.tensor([-m / s for m, s in zip(mean, std)]).view(-1, 1, 1)
+    return images.to(torch.float32).mul_(scale).add_(shift)
+
+
+class EpochSampler(Sampler[Key]):
+    """Keys (epoch, indices) of the batches of one epoch for one of `world_size` processes.
+
+    The epoch travels in the key, so that loader processes that outlive an epoch know it. Global batch b is the same for
+    every world size: rank r takes each world_size-th image of it. While training, the last images of the order are
+    topped up from its start so that every rank takes the same number of steps; while evaluating, no image comes twice.
+    """
+
+    def __init__(
+        self,
+        num_images: int,
+        *,
+        batch_size: int,
+        shuffle: bool,
+        seed: int,
+        drop_last: bool,
+        start_batch: int,
+        rank: int,
+        world_size: int,
+    ) -> None:
+        self.num_images, self.batch_size, self.shuffle, self.seed = num_images, batch_size, shuffle, seed
+        self.drop_last, self.start_batch, self.rank, self.world_size = drop_last, start_batch, rank, world_size
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch whose order comes next; Lightning calls it before each one."""
+        self.epoch = epoch
+
+    def order(self) -> Tensor:
+        """The indices that this rank takes in this epoch."""
+        order = np.arange(self.num_images)
+        if self.shuffle:
+            order = np.random.default_rng([abs(self.seed), self.epoch]).permutation(self.num_images)
+            order = np.resize(order, self._padded())
+        return torch.from_numpy(order[self.rank :: self.world_size])
+
+    def _padded(self) -> int:
+        return -(-self.num_images // self.world_size) * self.world_size
+
+    def __len__(self) -> int:
+        mine = len(range(self.rank, self._padded() if self.shuffle else self.num_images, self.world_size))
+        return mine // self.batch_size if self.drop_last else -(-mine // self.batch_size)
+
+    def __iter__(self) -> Iterator[Key]:
+        # Only the pass that a run is resumed in starts late.
+        start, self.start_batch = self.start_batch, 0
+        epoch, order = self.epoch, self.order()
+        for batch in range(start, len(self)):
+            yield epoch, order[batch * self.batch_size : (batch + 1) * self.batch_size]
+
+
+class _Batches(Dataset[Batch]):
+    """Reads, augments and normalises a whole batch at once."""
+
+    def __init__(self, dataset: ImageSet, augment: Augment, mean: Sequence[float], std: Sequence[float]) -> None:
+        self.dataset, self.augment, self.mean, self.std = dataset, augment, mean, std
+
+    def __getitem__(self, key: Key) -> Batch:
+        epoch, indices = key
+        images, kept = self.dataset.read(indices)
+        images = self.augment(images, epoch, kept)
+        return {
+            "image": normalize(images, self.mean, self.std),
+            "label": self.dataset.labels[kept],
+            "index": kept,
+        }
+
+
+class ImageLoader(DataLoader[Batch]):
+    """A DataLoader whose batches are dict(image float32 (B, C, H, W), label int64 (B,), index int64 (B,))."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Take the order and the augmentation of this epoch from now on."""
+        assert isinstance(self.sampler, EpochSampler)
+        self.sampler.set_epoch(epoch)
+
+
+def make_loader(
+    dataset: ImageSet,
+    *,
+    batch_size: int,
+    shuffle: bool,
+    seed: int,
+    augment: str = "none",
+    mean: Sequence[float],
+    std: Sequence[float],
+    workers: int = 0,
+    drop_last: bool = False,
+    start_batch: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+    pin_memory: bool = False,
+) -> ImageLoader:
+    """A loader over an image set; nothing of it draws from the global random state.
+
+    Args:
+        dataset: `ImageData.train` or `.test`.
+        batch_size: images of one batch of one process.
+        shuffle: in a new order each epoch (training); else in the set's own order.
+        seed: of order and augmentation.
+        augment: see `make_augment`.
+        mean, std: per channel, in 0..1.
+        workers: loader processes; the batches do not depend on it.
+        drop_last: leave out a last batch that is not full.
+        start_batch: the first pass begins at this batch without reading those before; `len` stays that of a whole pass.
+        rank, world_size: this process among those that share the images.
+        pin_memory: copy batches to page-locked memory, for CUDA.
+
+    Raises:
+        UserError: no image, or no full batch although `drop_last`.
+    """
+    if batch_size < 1:
+        raise UserError(f"a batch size of {batch_size} is not possible; give 1 or more")
+    sampler = EpochSampler(
+        len(dataset),
+        batch_size=batch_size,
+        shuffle=shuffle,
+        seed=seed,
+        drop_last=drop_last,
+        start_batch=start_batch,
+        rank=rank,
+        world_size=world_size,
+    )
+    if drop_last and not len(sampler):
+        raise UserError(
+            f"a batch of {batch_size} x {world_size} does not fit into {len(dataset)} images; "
+            f"give a batch size of at most {max(len(dataset) // world_size, 1)}"
+        )
+    change = make_augment(augment, seed=seed, flip=dataset.flip, fill=dataset.fill)
+    return ImageLoader(
+        _Batches(dataset, change, mean, std),
+        # The sampler gives whole batches, so the loader itself must not collect any.
+        batch_size=None,
+        sampler=sampler,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        pin_memory=pin_memory,
+        collate_fn=_same,
+        # Without one of its own, each pass would draw from the global random state and break bit-equal resuming.
+        generator=torch.Generator(),
+    )
+
+
+def _same(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,97 @@
+"""The cache of fetched data sets: one safetensors file each, written beside and renamed, under a lock."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tokenmix.data.fetch import FetchError, say
+from tokenmix.errors import UserError
+
+__all__ = ["Stored", "cache_root", "fetched", "stored_path"]
+
+Stored = tuple[dict[str, Tensor], dict[str, str]]
+
+
+def cache_root(root: str | Path | None = None) -> Path:
+    """The folder of fetched data: `root`, else $TOKENMIX_DATA, else ~/.cache/tokenmix/data."""
+    chosen = root or os.environ.get("TOKENMIX_DATA") or Path.home() / ".cache" / "tokenmix" / "data"
+    return Path(chosen).expanduser()
+
+
+def stored_path(name: str, root: str | Path | None = None) -> Path:
+    """Where the data set of this name is, or will be."""
+    return cache_root(root) / f"{name}.safetensors"
+
+
+def fetched(name: str, root: str | Path | None, fetch: Callable[[Path], Stored]) -> Stored:
+    """Tensors and notes of a data set: from the cache, else what `fetch(empty folder)` gives, which is then kept.
+
+    Safe among concurrent runs: one fetches while the others wait; a run that is killed leaves nothing half-written.
+    """
+    path = stored_path(name, root)
+    stored = _load(path)
+    if stored is not None:
+        return stored
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(path.with_suffix(".lock")):
+            stored = _load(path)
+            if stored is None:
+                stored = _fetch_into(path, fetch)
+    except FetchError as reason:
+        raise UserError(
+            f"{name} is not in {path.parent} and could not be fetched ({reason}); "
+            "use --data digits, which is embedded, or set TOKENMIX_DATA to a folder that has it"
+        ) from None
+    except PermissionError as error:
+        raise UserError(f"cannot write to {error.filename}; set TOKENMIX_DATA to a writable folder") from None
+    return stored
+
+
+def _fetch_into(path: Path, fetch: Callable[[Path], Stored]) -> Stored:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-", ignore_cleanup_errors=True) as folder:
+        # apt's download helper is another user and must reach the folder.
+        os.chmod(folder, 0o755)
+        tensors, notes = fetch(Path(folder))
+        _save(tensors, notes, Path(folder) / "stored", path)
+    say(f"{path.stem} is now in {path}")
+    return tensors, notes
+
+
+def _save(tensors: Mapping[str, Tensor], notes: Mapping[str, str], beside: Path, path: Path) -> None:
+    save_file(dict(tensors), beside, metadata=dict(notes))
+    # safetensors writes for its owner alone; a cache may be shared.
+    beside.chmod(0o644)
+    with beside.open("rb") as file:
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def _load(path: Path) -> Stored | None:
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+    except SafetensorError as error:
+        say(f"{path} is damaged ({error}); it is fetched again")
+        return None
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Held by one process at a time; the system lets go of it when the process ends, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: two runs may both fetch; the rename keeps the file whole all the same.
+        yield
+        return
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
