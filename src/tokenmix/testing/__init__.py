@@ -1,0 +1,6 @@
+"""What every token mixer must do, as functions that run on any nn.Module: for our layers and for strangers'."""
+
+from tokenmix.testing.harness import Build, Builder, NotApplicable, PropertyFailure
+from tokenmix.testing.properties import PROPERTIES, Property
+
+__all__ = ["PROPERTIES", "Build", "Builder", "NotApplicable", "Property", "PropertyFailure"]

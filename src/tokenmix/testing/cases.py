@@ -1,0 +1,128 @@
+"""One row for each mixer of the table: how it is built at a tiny size. What it can do it says itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from tokenmix.layers import LessAttention, Mixer, SelfAttention, SpatialGatingUnit, TinyAttention, create_mixer
+from tokenmix.layers.base import Capabilities
+from tokenmix.layers.table import MIXERS
+from tokenmix.testing.harness import Builder, noise
+
+__all__ = ["CASES", "DIM", "NUM_TOKENS", "PARTS", "VARIANTS", "Case", "builder", "example"]
+
+BATCH, NUM_TOKENS, DIM = 3, 16, 24
+GRID = (4, 4)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A mixer at a tiny size.
+
+    Attributes:
+        mixer: its name in the table, or what builds it.
+        kwargs: arguments that keep it tiny or choose a variant.
+        alternatives: for an argument, another value that must show; where the annotation tells none.
+        unseen: arguments that by design change no result.
+        except_for: properties that do not hold, each with the reason.
+    """
+
+    mixer: str | type[nn.Module]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    alternatives: Mapping[str, Any] = field(default_factory=dict)
+    unseen: frozenset[str] = frozenset()
+    except_for: Mapping[str, str] = field(default_factory=dict)
+
+
+def builder(case: Case) -> Builder:
+    """What builds the layer of a case."""
+    if not isinstance(case.mixer, str):
+        return Builder(case.mixer, case.kwargs, case.alternatives, case.unseen)
+    fixed = MIXERS[case.mixer].fixed
+    make = partial(create_mixer, case.mixer)
+    size = {"dim": DIM, "num_tokens": NUM_TOKENS}
+    return Builder(make, {**size, **fixed, **case.kwargs}, case.alternatives, case.unseen)
+
+
+def example(case: Case) -> Tensor:
+    """Input for the layer of a case."""
+    layer = builder(case)()
+    if getattr(layer, "capabilities", Capabilities(map="tokens")).layout == "2d":
+        return noise(BATCH, DIM, *GRID)
+    return noise(BATCH, NUM_TOKENS, DIM)
+
+
+class LessStack(Mixer):
+    """A leading self-attention and less-attention behind it, as a stack calls them."""
+
+    capabilities = LessAttention.capabilities
+
+    def __init__(self, dim: int, num_tokens: int, *, num_heads: int = 4) -> None:
+        super().__init__()
+        self.dim = dim
+        self.leader = SelfAttention(dim, num_heads=num_heads)
+        self.follower = LessAttention(dim, num_tokens, num_heads=num_heads, scores_from="previous")
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        out, scores = self.leader.mix(x, None, mask)
+        return self.follower.mix(out, scores, mask)[0]
+
+    def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        out, scores = self.leader.mix(x, None, mask)
+        return self.follower.mix_map(out, scores, mask)
+
+    def macs(self, num_tokens: int) -> int:
+        return self.leader.macs(num_tokens) + self.follower.macs(num_tokens)
+
+
+CHUNKS = frozenset({"chunk_size"})
+SMALL_MEMORY: dict[str, Any] = {"num_slots": 10}
+
+CASES: dict[str, Case] = {
+    "self": Case("self", {"num_heads": 4}),
+    "self-double": Case("self-double", {"num_heads": 4}),
+    "simplified": Case("simplified"),
+    "sagan": Case("sagan", alternatives={"spectral_norm": False}),
+    "external": Case("external", SMALL_MEMORY, unseen=CHUNKS),
+    "external-softmax": Case("external-softmax", SMALL_MEMORY, unseen=CHUNKS),
+    "external-2d": Case("external-2d", SMALL_MEMORY, unseen=CHUNKS),
+    "multihead-external": Case("multihead-external", {**SMALL_MEMORY, "num_heads": 4}, unseen=CHUNKS),
+    "gating": Case("gating"),
+    "gating-toeplitz": Case("gating-toeplitz"),
+    "gating-attention": Case("gating-attention", {"attention_dim": 8}),
+    "less": Case("less", {"num_heads": 4}, unseen=frozenset({"mode"})),
+}
+"""By the names of `MIXERS`."""
+
+SPECTRAL = {"spectral_norm": True}
+UNPOOLED = {"equivariance": "only the pooled form is bound to places; the declaration speaks for all three"}
+STREAMED = {
+    "map-used": "the point of streaming is that no map is ever whole",
+    "macs": "the counter does not see inside the streaming function",
+}
+SIZE: dict[str, Any] = {"dim": DIM, "num_tokens": NUM_TOKENS}
+
+VARIANTS: dict[str, Case] = {
+    "self-causal": Case("self", {"num_heads": 4, "causal": True}),
+    "sagan-paper": Case("sagan", {"variant": "paper"}, SPECTRAL, except_for=UNPOOLED),
+    "sagan-compact": Case("sagan", {"variant": "compact"}, SPECTRAL, except_for=UNPOOLED),
+    "external-tied": Case("external", {**SMALL_MEMORY, "tie": "hard"}, unseen=CHUNKS),
+    "external-sinkhorn": Case("external", {**SMALL_MEMORY, "num_steps": 3}, unseen=CHUNKS),
+    "external-chunked": Case("external", {**SMALL_MEMORY, "chunk_size": 5}, unseen=CHUNKS, except_for=STREAMED),
+    "gating-causal": Case("gating", {"causal": True}),
+    "gating-attention-causal": Case("gating-attention", {"attention_dim": 8, "causal": True}),
+    "gating-unit": Case(SpatialGatingUnit, {**SIZE, "variant": "additive"}),
+    "tiny-attention": Case(TinyAttention, {"dim": DIM, "attention_dim": 8}),
+    "less-stack": Case(LessStack, {**SIZE, "num_heads": 4}),
+}
+"""Forms of the same mechanisms that take another path through the code, and the layers that stand inside others."""
+
+PARTS: dict[str, str] = {
+    "SpatialGatingUnit": "gating",
+    "TinyAttention": "gating-attention",
+    "AttentionResidual": "less",
+}
+"""Public layers that are no row of the table, and the row in which each of them stands."""

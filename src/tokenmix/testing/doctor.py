@@ -1,0 +1,181 @@
+"""`tokenmix doctor module:Class`: the property suite on a user's own layer."""
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.testing.harness import TOKEN_COUNTS, Builder, fresh, noise
+from tokenmix.testing.report import Report, examine
+
+__all__ = ["doctor", "load", "run"]
+
+WIDTHS = (
+    "dim",
+    "d_model",
+    "embed_dim",
+    "channels",
+    "in_channels",
+    "dim_in",
+    "hidden_size",
+    "in_dim",
+    "width",
+    "features",
+)
+HEADS = ("num_heads", "heads", "n_heads", "nhead", "n_head")
+BATCH, DEFAULT_DIM, DEFAULT_TOKENS = 3, 32, 16
+
+
+def run(target: str, dim: int | None = None, num_tokens: int | None = None, json: bool = False) -> int:
+    """The command: prints the report; 1 if a property fails, else 0."""
+    report = doctor(target, dim=dim, num_tokens=num_tokens)
+    if json:
+        print(report.to_json())
+    else:
+        report.print()
+    return 1 if report.failed else 0
+
+
+def doctor(target: str, *, dim: int | None = None, num_tokens: int | None = None, **kwargs: Any) -> Report:
+    """Run every property that applies on a layer of the user's.
+
+    Args:
+        target: `module:Class` of an nn.Module with forward(x) or forward(x, mask), or `module:function` that builds
+            one. The current folder is searched as well.
+        dim: width D to build it with; 32 if not given.
+        num_tokens: number of tokens N of the example, given to the constructor if it asks for it; 16 if not given.
+        **kwargs: further arguments of the constructor.
+
+    Raises:
+        UserError: the target cannot be imported, built or run.
+    """
+    make = load(target)
+    builder = Builder(make, _arguments(target, make, dim, num_tokens, kwargs))
+    layer = _build(target, builder)
+    if not isinstance(layer, nn.Module):
+        raise UserError(f"{target} gives a {type(layer).__name__}, not a torch.nn.Module")
+    x = _example(target, builder, layer, dim, num_tokens)
+    return Report(target, f"{type(layer).__name__}({_shown(builder)})", tuple(x.shape), tuple(examine(builder, x)))
+
+
+def load(target: str) -> Callable[..., Any]:
+    """The class or function that `module:name` means."""
+    module_name, _, name = target.partition(":")
+    if not module_name or not name:
+        raise UserError(f"{target!r} is not of the form module:Class, for example my_layers:MyAttention")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        hint = f"no module {error.name!r} here or in the environment; run from the folder that holds it or install it"
+        raise UserError(f"cannot import {module_name!r}: {hint}") from error
+    except Exception as error:
+        raise UserError(
+            f"importing {module_name!r} fails with {_one_line(error)}; python -c 'import ...' shows where"
+        ) from error
+    if not hasattr(module, name):
+        public = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
+        raise unknown_name(f"class in module {module_name!r}:", name, public)
+    found = getattr(module, name)
+    if not callable(found):
+        raise UserError(f"{target} is a {type(found).__name__}; name an nn.Module class or a function that builds one")
+    return found
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def _arguments(
+    target: str, make: Callable[..., Any], dim: int | None, num_tokens: int | None, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What to call the constructor with, by the names of its arguments."""
+    try:
+        parameters = inspect.signature(make).parameters
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{target} has no signature that Python can read; give a function that builds it") from error
+    chosen: dict[str, Any] = {}
+    for name, parameter in parameters.items():
+        required = parameter.default is parameter.empty and parameter.kind not in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        )
+        value = _guess(name, dim, num_tokens, required)
+        if value is not None:
+            chosen[name] = value
+        elif required and name not in given:
+            raise UserError(
+                f"{target} needs the argument {name!r}, which the doctor cannot guess; write a function without "
+                f"arguments that builds the layer, and name it: {target.partition(':')[0]}:that_function"
+            )
+    return {**chosen, **given}
+
+
+def _guess(name: str, dim: int | None, num_tokens: int | None, required: bool) -> int | None:
+    """A value for an argument that is required, or that the user has given; None leaves the default."""
+    if name in WIDTHS:
+        return (dim or DEFAULT_DIM) if required else dim
+    if name in TOKEN_COUNTS:
+        return (num_tokens or DEFAULT_TOKENS) if required else num_tokens
+    return 4 if name in HEADS and required else None
+
+
+def _build(target: str, builder: Builder) -> Any:
+    try:
+        return fresh(builder)
+    except UserError:
+        raise
+    except Exception as error:
+        remedy = "try another --dim or --num-tokens"
+        raise UserError(f"{target}({_shown(builder)}) fails with {_one_line(error)}; {remedy}") from error
+
+
+def _shown(builder: Builder) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in builder.kwargs.items())
+
+
+def _example(target: str, builder: Builder, layer: nn.Module, dim: int | None, num_tokens: int | None) -> Tensor:
+    """Input of the layout that the layer takes: as it declares, else the first that it answers in its own shape."""
+    width = dim or _known(builder.kwargs, WIDTHS) or _attribute(layer, WIDTHS) or _first_width(layer) or DEFAULT_DIM
+    tokens = num_tokens or _known(builder.kwargs, TOKEN_COUNTS) or _attribute(layer, TOKEN_COUNTS) or DEFAULT_TOKENS
+    side = next(h for h in range(int(tokens**0.5), 0, -1) if tokens % h == 0)
+    layouts = {"tokens": noise(BATCH, tokens, width), "2d": noise(BATCH, width, side, tokens // side)}
+    declared = getattr(getattr(layer, "capabilities", None), "layout", None)
+    errors = []
+    for name in (declared,) if declared in layouts else layouts:
+        try:
+            with torch.no_grad():
+                answer = layer.eval()(layouts[name])
+        except Exception as error:
+            errors.append(f"{name} {tuple(layouts[name].shape)}: {_one_line(error)}")
+            continue
+        if isinstance(answer, Tensor) and answer.shape == layouts[name].shape:
+            return layouts[name]
+        shown = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+        errors.append(f"{name} {tuple(layouts[name].shape)}: the answer is {shown}, not a tensor of the same shape")
+    raise UserError(f"{target} takes neither layout; {'; '.join(errors)}; --dim and --num-tokens set the sizes")
+
+
+def _known(kwargs: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    return next((kwargs[name] for name in names if isinstance(kwargs.get(name), int)), None)
+
+
+def _attribute(layer: nn.Module, names: tuple[str, ...]) -> int | None:
+    return next((v for name in names if isinstance(v := getattr(layer, name, None), int)), None)
+
+
+def _first_width(layer: nn.Module) -> int | None:
+    """The input width of the first linear layer or convolution."""
+    for module in layer.modules():
+        if isinstance(module, nn.Linear):
+            return module.in_features
+        if isinstance(module, nn.Conv1d | nn.Conv2d):
+            return module.in_channels
+    return None

@@ -1,0 +1,193 @@
+"""What the property checks share: how a layer is built, woken up, called and compared."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+__all__ = [
+    "TOKEN_COUNTS",
+    "Build",
+    "Builder",
+    "NotApplicable",
+    "PropertyFailure",
+    "Traits",
+    "assert_close",
+    "awake",
+    "call",
+    "exact",
+    "fresh",
+    "gap",
+    "noise",
+    "seeded",
+    "size_like",
+    "to_tokens",
+    "traits",
+]
+
+Build = Callable[..., nn.Module]
+
+TOKEN_COUNTS = ("num_tokens", "seq_len", "n_tokens", "num_patches", "sequence_length", "max_len", "max_seq_len", "n")
+"""Names under which constructors ask for the number of tokens."""
+
+
+class PropertyFailure(AssertionError):
+    """A layer breaks a property; the message says in one line what was seen."""
+
+
+class NotApplicable(Exception):
+    """The layer does not offer what the property is about; the message says what is missing."""
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Builds fresh layers: `builder()` the one under examination, `builder(num_heads=2)` a changed one.
+
+    Attributes:
+        make: called with keyword arguments only.
+        kwargs: what `make` is called with.
+        alternatives: other values for arguments, where one that is derived from the annotation would not do.
+        unseen: arguments that by design change no result, such as the size of a chunk.
+    """
+
+    make: Build
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    alternatives: Mapping[str, Any] = field(default_factory=dict)
+    unseen: frozenset[str] = frozenset()
+
+    def __call__(self, **changes: Any) -> nn.Module:
+        return self.make(**{**self.kwargs, **changes})
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a layer says of itself, or what can be seen of it from outside. None = unknown.
+
+    `declared` is true for a layer with `capabilities`: only then is the whole contract of `Mixer` asked for.
+    """
+
+    declared: bool
+    layout: Literal["tokens", "2d"]
+    mask: bool
+    causal: bool
+    length: Literal["any", "up-to", "fixed"] | None
+    map: Literal["slots", "tokens", "gate"] | None
+    equivariant: bool | None
+    independent: bool
+
+
+def traits(layer: nn.Module, build: Build, x: Tensor) -> Traits:
+    """Read `capabilities` where there are any, else look at the layer."""
+    given = getattr(build, "kwargs", {})
+    causal = any(bool(said) for said in (getattr(layer, "causal", False), getattr(layer, "is_causal", False)))
+    causal = causal or bool(given.get("causal", False))
+    known = getattr(layer, "capabilities", None)
+    if known is not None:
+        return Traits(
+            declared=True,
+            layout=known.layout,
+            mask=known.mask,
+            causal=causal,
+            length=known.length,
+            map=known.map,
+            equivariant=known.equivariant,
+            independent=known.independent,
+        )
+    counts_tokens = any(name in TOKEN_COUNTS for name in given)
+    return Traits(
+        declared=False,
+        layout="tokens" if x.dim() == 3 else "2d",
+        mask="mask" in inspect.signature(layer.forward).parameters,
+        causal=causal,
+        length=None if counts_tokens else "any",
+        map=None,
+        equivariant=None,
+        independent=not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in layer.modules()),
+    )
+
+
+@contextmanager
+def seeded(seed: int = 0) -> Iterator[None]:
+    """Fix the random state inside, leave it as it was outside."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def noise(*shape: int, seed: int = 1) -> Tensor:
+    """Standard normal numbers that depend on the seed alone."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def fresh(build: Build, seed: int = 0, **changes: Any) -> nn.Module:
+    """A new layer, its initial weights drawn under a fixed seed."""
+    with seeded(seed):
+        return build(**changes)
+
+
+def awake(build: Build, **changes: Any) -> nn.Module:
+    """A new layer with random weights of natural size, so that no initialisation (a gate at 0) hides a path."""
+    layer = fresh(build, **changes)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in layer.parameters():
+            if not weight.is_floating_point():
+                continue
+            random = torch.randn(weight.shape, generator=generator).to(weight)
+            if weight.dim() >= 2:
+                weight.copy_(random / max(weight[0].numel(), 1) ** 0.5)
+            else:
+                weight.add_(0.5 + 0.2 * random)
+    return layer.eval()
+
+
+def exact(build: Build, x: Tensor, **changes: Any) -> tuple[nn.Module, Tensor, float]:
+    """An awake layer in float64, its input, and how far two equal results may lie apart; float32 if it must be."""
+    layer, wide = awake(build, **changes).double(), x.double()
+    try:
+        with torch.no_grad():
+            layer(wide)
+    except Exception:  # a layer that cannot do float64 fails in `dtypes`, not everywhere
+        return awake(build, **changes), x, 1e-4
+    return layer, wide, 1e-9
+
+
+def call(layer: nn.Module, x: Tensor, mask: Tensor | None = None, *, seed: int = 0) -> Tensor:
+    """The layer's answer, its own randomness fixed."""
+    with seeded(seed):
+        out = layer(x) if mask is None else layer(x, mask=mask)
+    if not isinstance(out, Tensor):
+        raise PropertyFailure(f"forward returns {type(out).__name__}, not one tensor")
+    return out
+
+
+def to_tokens(x: Tensor) -> Tensor:
+    """(B, N, D) whatever the layout, row by row."""
+    return x if x.dim() == 3 else x.flatten(2).transpose(1, 2)
+
+
+def size_like(x: Tensor, tokens: Tensor) -> Tensor:
+    """Tokens (B, N, D) in the layout of x, which has as many."""
+    return tokens if x.dim() == 3 else tokens.transpose(1, 2).reshape(tokens.shape[0], *x.shape[1:])
+
+
+def gap(a: Tensor, b: Tensor) -> float:
+    """Largest difference, in units of the larger of 1 and the largest entry of b; inf where one is not a number."""
+    a, b = a.detach().double(), b.detach().double()
+    if a.numel() == 0:
+        return 0.0
+    worst = (a - b).abs().max() / b.abs().max().clamp_min(1.0)
+    return float(worst) if torch.isfinite(worst) else float("inf")
+
+
+def assert_close(a: Tensor, b: Tensor, tolerance: float, what: str) -> None:
+    """Raise `PropertyFailure` with the difference unless a equals b up to the tolerance."""
+    if a.shape != b.shape:
+        raise PropertyFailure(f"{what}: shape {tuple(a.shape)} instead of {tuple(b.shape)}")
+    difference = gap(a, b)
+    if difference > tolerance:
+        raise PropertyFailure(f"{what}: difference {difference:.1e}, allowed {tolerance:.0e}")

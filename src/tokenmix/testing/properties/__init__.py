@@ -1,0 +1,68 @@
+"""The properties that every token mixer keeps: one function each, usable on any nn.Module without pytest.
+
+A property is called as `check(build, x)`. `build` makes a fresh layer at each call; `x` is a float32 example, (B, N, D)
+or (B, C, H, W), with at least three samples of eight tokens. It returns nothing when the property holds, raises
+`PropertyFailure` when it does not, and `NotApplicable` when the layer does not offer what it is about.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from tokenmix.testing.harness import Build
+from tokenmix.testing.properties import arguments, batch, graphs, maps, masks, numerics, state, tokens
+
+__all__ = ["PROPERTIES", "Property"]
+
+
+@dataclass(frozen=True)
+class Property:
+    """One row of the table.
+
+    Attributes:
+        check: the function.
+        cause: what usually breaks it.
+    """
+
+    check: Callable[[Build, Tensor], None]
+    cause: str
+
+    @property
+    def about(self) -> str:
+        """What is asked for, in a sentence."""
+        return (self.check.__doc__ or "").strip().splitlines()[0]
+
+
+PROPERTIES: dict[str, Property] = {
+    "shape": Property(tokens.shape, "a missing output projection, or a result kept in another type"),
+    "lengths": Property(tokens.lengths, "a size that is wired in, batch and tokens mixed up, or a view that needs N"),
+    "bad-input": Property(tokens.bad_input, "no check in forward; broadcasting takes what should be refused"),
+    "batch": Property(batch.batch_independence, "softmax or a norm over axis 0, or without naming its axis"),
+    "batch-training": Property(batch.batch_independence_training, "statistics over the batch"),
+    "gradients": Property(state.gradients, "an unused layer, .data or .detach() in forward, NaN behind a where"),
+    "registered": Property(state.registered, "modules in a Python list instead of nn.ModuleList, a bare tensor"),
+    "eval-stable": Property(state.eval_stable, "dropout that ignores eval(), or a parameter made again in forward"),
+    "input-kept": Property(state.input_kept, "an in-place operation on the input or on a view of it"),
+    "non-contiguous": Property(state.non_contiguous, "reading the storage with as_strided or a wrong view"),
+    "copies": Property(state.copies, "two parameters on one storage (tying through .data), state outside buffers"),
+    "seeds": Property(state.seeds, "random numbers from outside torch, or uninitialised memory"),
+    "arguments": Property(arguments.arguments, "an argument that is accepted and never used, a size wired in"),
+    "device-dtype": Property(arguments.device_and_dtype, "a sub-module built without device and dtype"),
+    "equivariance": Property(tokens.equivariance, "normalisation over the wrong axis, or a wrong declaration"),
+    "causality": Property(tokens.causality, "a triangle that is missing, or one that nobody asked for"),
+    "mask-full": Property(masks.full_mask, "another path with a mask than without"),
+    "mask-polarity": Property(masks.polarity, "True and False swapped: PyTorch itself uses both conventions"),
+    "mask-padding": Property(masks.padding, "a mask applied after the softmax, or to rows instead of columns"),
+    "mask-empty": Property(masks.empty_row, "softmax over minus infinity alone, or a division by a count of 0"),
+    "map-shape": Property(maps.map_shape, "heads averaged away, or a mask that does not reach the map"),
+    "map-rows": Property(maps.map_rows, "the second normalisation over the wrong axis, or an epsilon that rounds to 0"),
+    "map-used": Property(maps.map_used, "a map computed a second time, by another formula than forward's"),
+    "finite": Property(numerics.finite, "exp without subtracting the maximum, a norm without epsilon"),
+    "half-types": Property(numerics.half_types, "an epsilon below the smallest half, a sum of many in half precision"),
+    "autocast": Property(numerics.autocast, "an operation that mixes float32 weights with bfloat16 input"),
+    "macs": Property(numerics.macs, "a term left out; fused attention counted as 0"),
+    "compile": Property(graphs.compiled, "a Python branch on a tensor's value, or .item() in forward"),
+    "export": Property(graphs.exported, "int(x.shape[1]) or a Python loop over tokens, which fixes their number"),
+}
+"""Name of each property, in the order in which a report shows them."""

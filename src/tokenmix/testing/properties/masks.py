@@ -1,0 +1,104 @@
+"""What a mask promises: True takes part, False neither gives nor takes."""
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.testing.harness import (
+    Build,
+    NotApplicable,
+    PropertyFailure,
+    assert_close,
+    awake,
+    call,
+    exact,
+    gap,
+    noise,
+    size_like,
+    to_tokens,
+    traits,
+)
+
+__all__ = ["empty_row", "full_mask", "padding", "polarity"]
+
+
+def _with_mask(layer: nn.Module, build: Build, x: Tensor) -> None:
+    if not traits(layer, build, x).mask:
+        raise NotApplicable("takes no mask")
+
+
+def full_mask(build: Build, x: Tensor) -> None:
+    """A mask that leaves nothing out gives the answer without a mask."""
+    layer, x, tolerance = exact(build, x)
+    _with_mask(layer, build, x)
+    mask = torch.ones(x.shape[0], to_tokens(x).shape[1], dtype=torch.bool)
+    assert_close(call(layer, x, mask), call(layer, x), tolerance, "a mask of True alone changes the answer")
+
+
+def _replace(x: Tensor, places: slice, seed: int) -> Tensor:
+    tokens = to_tokens(x).clone()
+    tokens[:, places] = 10 * noise(*tokens[:, places].shape, seed=seed).to(x)
+    return size_like(x, tokens)
+
+
+def polarity(build: Build, x: Tensor) -> None:
+    """Tokens under False are not seen by the others; tokens under True are."""
+    layer, x, tolerance = exact(build, x)
+    _with_mask(layer, build, x)
+    count = to_tokens(x).shape[1]
+    first, last = slice(0, count // 4), slice(count // 2, count)
+    mask = torch.ones(x.shape[0], count, dtype=torch.bool)
+    mask[:, last] = False
+    watched = slice(count // 4, count // 2)
+    with torch.no_grad():
+        expected = to_tokens(call(layer, x, mask))[:, watched]
+        without = to_tokens(call(layer, _replace(x, last, 5), mask))[:, watched]
+        within = to_tokens(call(layer, _replace(x, first, 6), mask))[:, watched]
+        unmasked = to_tokens(call(layer, _replace(x, first, 6)) - call(layer, x))[:, watched]
+        if gap(unmasked, torch.zeros_like(unmasked)) <= tolerance:
+            raise NotApplicable("mixes no tokens")
+    if gap(within, expected) <= tolerance:
+        seen = "they see those under False instead: the mask is inverted" if gap(without, expected) > tolerance else ""
+        raise PropertyFailure(f"tokens under True are not seen by the others; {seen}".rstrip("; "))
+    assert_close(without, expected, tolerance, "tokens under False are seen by the others")
+
+
+def padding(build: Build, x: Tensor) -> None:
+    """Padded tokens under a mask: the answer for the others is that of the input without padding."""
+    layer, x, tolerance = exact(build, x)
+    _with_mask(layer, build, x)
+    known = traits(layer, build, x)
+    # Two rows of a map, so that a 2 x 2 pooling is cropped at its border.
+    count = to_tokens(x).shape[1]
+    kept = count - (2 * x.shape[3] if x.dim() == 4 else 3)
+    mask = torch.ones(x.shape[0], count, dtype=torch.bool)
+    mask[:, kept:] = False
+    with torch.no_grad():
+        padded = to_tokens(call(layer, _replace(x, slice(kept, count), 5), mask))
+        if known.declared and padded[:, kept:].any():
+            raise PropertyFailure("the answer at a place under False is not 0")
+        if known.length not in ("any", "up-to"):
+            return
+        cropped = x[:, :kept] if x.dim() == 3 else x[:, :, :-2]
+        expected = to_tokens(call(layer, cropped))
+    assert_close(padded[:, :kept], expected, tolerance, "padding under a mask changes the answer")
+
+
+def empty_row(build: Build, x: Tensor) -> None:
+    """A sample without any token: its answer is 0, the others' unchanged, all gradients finite."""
+    layer = awake(build)
+    _with_mask(layer, build, x)
+    mask = torch.ones(x.shape[0], to_tokens(x).shape[1], dtype=torch.bool)
+    with torch.no_grad():
+        expected = call(layer, x, mask)[1:]
+    mask[0] = False
+    given = x.clone().requires_grad_()
+    out = call(layer, given, mask)
+    if not torch.isfinite(out).all():
+        raise PropertyFailure("a sample without any token gives NaN or infinity")
+    if traits(layer, build, x).declared and out[0].any():
+        raise PropertyFailure(f"a sample without any token gives {out[0].abs().max():.1e} instead of 0")
+    assert_close(out[1:], expected, 1e-5, "a sample without any token changes the others")
+    out.square().mean().backward()
+    for name, tensor in (("the input", given), *layer.named_parameters()):
+        if tensor.grad is not None and not torch.isfinite(tensor.grad).all():
+            raise PropertyFailure(f"a sample without any token gives {name} a gradient that is not finite")

@@ -1,0 +1,82 @@
+"""Finite where numbers are large, small or half as long; and the cost that a layer states."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from tokenmix.testing.harness import (
+    Build,
+    NotApplicable,
+    PropertyFailure,
+    assert_close,
+    awake,
+    call,
+    to_tokens,
+)
+
+__all__ = ["autocast", "finite", "half_types", "macs"]
+
+
+def finite(build: Build, x: Tensor) -> None:
+    """Answers and gradients are finite for inputs from 0 and a thousandth to a thousand times the natural size."""
+    for scale in (0.0, 1e-3, 1.0, 1e3):
+        for training in (False, True):
+            layer = awake(build).train(training)
+            given = (x * scale).requires_grad_()
+            out = call(layer, given)
+            if not torch.isfinite(out).all():
+                raise PropertyFailure(f"the answer to input times {scale:g} is not finite")
+            out.sum().backward()
+            _finite_gradients(layer, given, scale)
+
+
+def _finite_gradients(layer: nn.Module, x: Tensor, scale: float) -> None:
+    for name, tensor in (("the input", x), *layer.named_parameters()):
+        if tensor.grad is not None and not torch.isfinite(tensor.grad).all():
+            raise PropertyFailure(f"the gradient of {name} at input times {scale:g} is not finite")
+
+
+def half_types(build: Build, x: Tensor) -> None:
+    """In bfloat16 and float16 the answer is near the float32 one, and finite for larger inputs too."""
+    layer = awake(build)
+    with torch.no_grad():
+        expected = call(layer, x)
+        for dtype in (torch.bfloat16, torch.float16):
+            half = awake(build).to(dtype)
+            out = call(half, x.to(dtype))
+            if out.dtype != dtype:
+                raise PropertyFailure(f"the answer to {dtype} is {out.dtype}")
+            # Several roundings in a row; a wrong axis or a lost term is far outside.
+            assert_close(out, expected, 16 * torch.finfo(dtype).eps, f"in {dtype} the answer is another")
+            if not torch.isfinite(call(half, (x * 30).to(dtype))).all():
+                raise PropertyFailure(f"the answer to input times 30 is not finite in {dtype}")
+
+
+def autocast(build: Build, x: Tensor) -> None:
+    """Under autocast to bfloat16 a training step works, near the float32 answer."""
+    layer = awake(build).train()
+    expected = call(awake(build).train(), x).detach()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = call(layer, x.clone().requires_grad_())
+    assert_close(out, expected, 16 * torch.finfo(torch.bfloat16).eps, "under autocast the answer is another")
+    out.float().square().mean().backward()
+    for name, weight in layer.named_parameters():
+        if weight.grad is not None and not torch.isfinite(weight.grad).all():
+            raise PropertyFailure(f"under autocast the gradient of {name} is not finite")
+
+
+def macs(build: Build, x: Tensor) -> None:
+    """The multiply-adds that the layer states are those that an unfused run does, within 1 %."""
+    layer = awake(build)
+    state = getattr(layer, "macs", None)
+    if not callable(state):
+        raise NotApplicable("states no macs(num_tokens)")
+    tokens = to_tokens(x).shape[1]
+    stated = int(state(tokens))  # pyright: ignore[reportArgumentType]
+    # Counters see nothing inside a fused attention kernel, so the plain products are asked for.
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        call(layer, x[:1])
+    counted = counter.get_total_flops() / 2
+    if abs(stated - counted) > 0.01 * counted:
+        raise PropertyFailure(f"macs({tokens}) says {stated}, a run does {counted:.0f}")

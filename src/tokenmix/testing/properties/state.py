@@ -1,0 +1,172 @@
+"""Parameters, buffers and what happens to them: registration, gradients, copies, repeated calls."""
+
+import copy
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.testing.harness import Build, PropertyFailure, assert_close, awake, call, exact, fresh, gap, seeded
+
+__all__ = ["copies", "eval_stable", "gradients", "input_kept", "non_contiguous", "registered", "seeds"]
+
+
+def registered(build: Build, x: Tensor) -> None:
+    """Every weight is a registered parameter, every constant a buffer, every sub-module known to the layer."""
+    layer = awake(build)
+    known = {id(t) for t in (*layer.parameters(), *layer.buffers(), *layer.modules())}
+    for name, module in layer.named_modules():
+        for attribute, value in vars(module).items():
+            if attribute in ("_parameters", "_buffers", "_modules"):
+                continue
+            for hidden in _inside(value):
+                if id(hidden) not in known:
+                    path = f"{name}.{attribute}".lstrip(".")
+                    raise PropertyFailure(f"{path} holds a {type(hidden).__name__} that the layer has not registered")
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    """Tensors and modules in a value, through lists, tuples and dicts."""
+    if isinstance(value, Tensor | nn.Module):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _inside(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _inside(item)
+
+
+def gradients(build: Build, x: Tensor) -> None:
+    """Every parameter, and the input, gets a finite gradient from a training step."""
+    layer = awake(build).train()
+    x = x.clone().requires_grad_()
+    out = call(layer, x)
+    if not out.requires_grad:
+        raise PropertyFailure("the output has no gradient at all")
+    (out * _weights_for(out)).sum().backward()
+    for name, weight in (*layer.named_parameters(), ("the input", x)):
+        if weight.requires_grad and weight.grad is None:
+            raise PropertyFailure(f"{name} gets no gradient")
+        if weight.grad is not None and not torch.isfinite(weight.grad).all():
+            raise PropertyFailure(f"{name} gets a gradient that is not finite")
+
+
+def _weights_for(out: Tensor) -> Tensor:
+    with seeded(3):
+        return torch.randn_like(out)
+
+
+def _snapshot(layer: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in layer.state_dict().items()}
+
+
+def eval_stable(build: Build, x: Tensor) -> None:
+    """In eval mode a second call gives the same answer, without gradients too, and leaves the state as it was."""
+    layer = awake(build)
+    before, identities = _snapshot(layer), {name: id(p) for name, p in layer.named_parameters()}
+    with torch.no_grad():
+        first, second = call(layer, x), call(layer, x, seed=7)
+    if not torch.equal(first, second):
+        raise PropertyFailure(f"a second call in eval mode answers differently, by {gap(second, first):.1e}")
+    assert_close(call(layer, x), first, 1e-5, "with gradients switched on the answer differs")
+    if identities != {name: id(p) for name, p in layer.named_parameters()}:
+        raise PropertyFailure("forward replaces a parameter; the optimiser keeps the old one")
+    _same_state(layer, before)
+
+
+def _same_state(layer: nn.Module, before: dict[str, Tensor]) -> None:
+    after = layer.state_dict()
+    if after.keys() != before.keys():
+        raise PropertyFailure(f"a call in eval mode changes the state: {sorted(after.keys() ^ before.keys())[0]}")
+    for name, tensor in before.items():
+        if not torch.equal(after[name], tensor):
+            raise PropertyFailure(f"a call in eval mode changes {name}")
+
+
+def input_kept(build: Build, x: Tensor) -> None:
+    """Forward and backward leave the input tensor as it was."""
+    for training in (False, True):
+        layer, given = awake(build).train(training), x.clone()
+        with torch.no_grad():
+            call(layer, given)
+        if not torch.equal(given, x):
+            raise PropertyFailure(f"forward writes into its input, in {'training' if training else 'eval'} mode")
+
+
+def non_contiguous(build: Build, x: Tensor) -> None:
+    """A strided view of the same numbers gives the same answer."""
+    layer, x, tolerance = exact(build, x)
+    strided = x.transpose(-1, -2).contiguous().transpose(-1, -2)
+    sliced = torch.stack((x, -x), dim=-1)[..., 0]
+    expected = call(layer, x)
+    for view in (strided, sliced):
+        assert_close(call(layer, view), expected, tolerance, "a non-contiguous input gives another answer")
+
+
+def _trained(layer: nn.Module, x: Tensor) -> tuple[Tensor, nn.Module]:
+    """The layer after one step of gradient descent, and its answer in eval mode."""
+    layer.train()
+    layer.zero_grad()
+    with seeded():
+        out = layer(x)
+    if out.requires_grad:
+        out.square().mean().backward()
+    with torch.no_grad():
+        for weight in layer.parameters():
+            if weight.grad is not None:
+                weight -= 0.1 * weight.grad
+    with torch.no_grad():
+        return call(layer.eval(), x), layer
+
+
+def _reloaded(layer: nn.Module, build: Build) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    other = fresh(build, seed=5)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    return other.eval()
+
+
+def copies(build: Build, x: Tensor) -> None:
+    """A deep copy, a saved and loaded layer, and one in float64 give the same answer and take the same step."""
+    original = awake(build)
+    _no_shared_storage(original)
+    twins = {
+        "a deep copy": copy.deepcopy(original),
+        "a saved and loaded layer": _reloaded(original, build),
+        "the layer in float64": copy.deepcopy(original).double(),
+    }
+    with torch.no_grad():
+        expected = call(original, x)
+    trained, after = _trained(original, x)
+    for name, twin in twins.items():
+        own = x.to(next((p.dtype for p in twin.parameters()), x.dtype))
+        with torch.no_grad():
+            assert_close(call(twin, own).to(x.dtype), expected, 1e-4, f"{name} gives another answer")
+        answer, twin = _trained(twin, own)
+        assert_close(answer.to(x.dtype), trained, 1e-3, f"{name} trains differently")
+        for (key, a), b in zip(twin.named_parameters(), after.parameters(), strict=True):
+            assert_close(a.to(b.dtype), b, 1e-4, f"{name} trains {key} differently")
+
+
+def _no_shared_storage(layer: nn.Module) -> None:
+    owners: dict[int, str] = {}
+    for name, weight in layer.named_parameters():
+        place = weight.untyped_storage().data_ptr()
+        if place and place in owners:
+            raise PropertyFailure(f"{owners[place]} and {name} share storage; a copy or a move unties them")
+        owners[place] = name
+
+
+def seeds(build: Build, x: Tensor) -> None:
+    """The same seed gives the same weights and the same answer in training mode."""
+    one, two = fresh(build), fresh(build)
+    for (name, a), b in zip(one.state_dict().items(), two.state_dict().values(), strict=True):
+        if not torch.equal(a, b):
+            raise PropertyFailure(f"{name} starts differently under the same seed")
+    if not torch.equal(call(one.train(), x), call(two.train(), x)):
+        raise PropertyFailure("two equal layers answer differently under the same seed")

@@ -1,0 +1,159 @@
+"""Shapes, numbers of tokens, and which token may see which."""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError
+from tokenmix.testing.harness import (
+    Build,
+    NotApplicable,
+    PropertyFailure,
+    assert_close,
+    awake,
+    call,
+    exact,
+    gap,
+    noise,
+    size_like,
+    to_tokens,
+    traits,
+)
+
+__all__ = ["bad_input", "causality", "equivariance", "influence", "lengths", "shape"]
+
+
+def shape(build: Build, x: Tensor) -> None:
+    """The answer has the shape and the type of the input."""
+    out = call(awake(build), x)
+    if out.shape != x.shape:
+        raise PropertyFailure(f"the answer to {tuple(x.shape)} has shape {tuple(out.shape)}")
+    if out.dtype != x.dtype:
+        raise PropertyFailure(f"the answer to {x.dtype} is {out.dtype}")
+
+
+def lengths(build: Build, x: Tensor) -> None:
+    """One sample, one token, odd numbers and other numbers of tokens than at design, as far as the layer allows."""
+    layer = awake(build)
+    kind = traits(layer, build, x).length
+    with torch.no_grad():
+        for size in _sizes(x, kind):
+            given = noise(*size)
+            try:
+                out = call(layer, given)
+            except Exception as error:
+                raise PropertyFailure(f"input {size}: {_one_line(error)}") from error
+            if out.shape != given.shape or not torch.isfinite(out).all():
+                raise PropertyFailure(f"input {size} gives shape {tuple(out.shape)}, finite: {out.isfinite().all()}")
+        if kind in ("fixed", "up-to"):
+            _refuses(layer, torch.cat((x, x), dim=1), "more tokens than it was built for")
+        if kind == "fixed":
+            _refuses(layer, x[:, :-1], "fewer tokens than it was built for")
+
+
+def _sizes(x: Tensor, kind: str | None) -> list[tuple[int, ...]]:
+    if x.dim() == 4:
+        channels, (height, width) = x.shape[1], x.shape[2:]
+        return [(1, *x.shape[1:]), (2, channels, height, width + 2), (1, channels, 5, 3), (2, channels, 1, 1)]
+    tokens, dim = x.shape[1:]
+    batches = [(1, tokens, dim), (tokens, tokens, dim)]
+    if kind not in ("any", "up-to"):
+        return batches
+    shorter = [(2, 1, dim), (3, tokens - 3, dim), (tokens - 1, 2, dim)]
+    return batches + shorter + ([(2, 2 * tokens + 1, dim)] if kind == "any" else [])
+
+
+def _refuses(layer: nn.Module, x: Tensor, what: str, mask: Tensor | None = None) -> None:
+    try:
+        call(layer, x, mask)
+    except UserError:
+        return
+    except Exception as error:
+        raise PropertyFailure(f"{what}: {_one_line(error)} instead of a UserError with the remedy") from error
+    raise PropertyFailure(f"{what} are accepted without a word")
+
+
+def _one_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+
+
+def equivariance(build: Build, x: Tensor) -> None:
+    """Permuting the tokens permutes the answer, if and only if the layer says so."""
+    layer, x, tolerance = exact(build, x)
+    known = traits(layer, build, x)
+    order = torch.randperm(to_tokens(x).shape[1], generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        permuted = call(layer, size_like(x, to_tokens(x)[:, order]))
+        expected = size_like(x, to_tokens(call(layer, x))[:, order])
+    if known.equivariant is None or known.causal:
+        reason = "built causal" if known.causal else "declares nothing"
+        raise NotApplicable(f"{reason}; measured: {'' if gap(permuted, expected) <= tolerance else 'not '}equivariant")
+    if known.equivariant:
+        assert_close(permuted, expected, tolerance, "permuting the tokens does not permute the answer")
+    elif gap(permuted, expected) <= tolerance:
+        raise PropertyFailure("declares that places matter, yet permuting the tokens permutes the answer")
+
+
+def influence(layer: nn.Module, x: Tensor) -> Tensor:
+    """(N, N): entry i, j says how strongly the answer at token i changes with token j of the first sample."""
+    x = x[:1].clone().requires_grad_()
+    out = to_tokens(call(layer, x))
+    weights = noise(out.shape[-1], seed=4).to(out)
+    rows = []
+    for i in range(out.shape[1]):
+        (gradient,) = torch.autograd.grad((out[0, i] * weights).sum(), x, retain_graph=True)
+        rows.append(to_tokens(gradient)[0].norm(dim=-1))
+    return torch.stack(rows)
+
+
+def causality(build: Build, x: Tensor) -> None:
+    """A causal layer never sees a later token; any other layer does."""
+    layer, wide, _ = exact(build, x)
+    causal = traits(layer, build, x).causal
+    _check_triangle(influence(layer, wide), causal=causal)
+    if not causal and "causal" in inspect.signature(type(layer)).parameters:
+        _check_causal_twin(build, x)
+
+
+def _check_causal_twin(build: Build, x: Tensor) -> None:
+    try:
+        twin, wide, _ = exact(build, x, causal=True)
+    except ValueError:  # a mechanism that has no causal form says so
+        return
+    except TypeError:  # a factory that does not pass the argument on
+        return
+    _check_triangle(influence(twin, wide), causal=True)
+
+
+def _check_triangle(seen: Tensor, *, causal: bool) -> None:
+    later, earlier = seen.triu(1), seen.tril(-1)
+    if causal and later.any():
+        i, j = divmod(int(later.argmax()), seen.shape[1])
+        raise PropertyFailure(f"causal, yet the answer at token {i} changes with token {j}, by {later.max():.1e}")
+    if not causal and earlier.any() and not later.any():
+        raise PropertyFailure("not declared causal, yet no token ever sees a later one")
+    if not causal and later.any() and not earlier.any():
+        raise PropertyFailure("no token ever sees an earlier one")
+
+
+def bad_input(build: Build, x: Tensor) -> None:
+    """Wrong shapes, types and masks are refused with a `UserError`."""
+    layer = awake(build)
+    known = traits(layer, build, x)
+    if not known.declared:
+        raise NotApplicable("has no `capabilities`, so promises no particular error")
+    tokens = to_tokens(x).shape[1]
+    wrong: dict[str, tuple[Any, Any]] = {
+        "an input of another width": (torch.cat((x, x), dim=2 if x.dim() == 3 else 1), None),
+        "an input with a dimension too few": (x[0], None),
+        "an input with a dimension too many": (x.unsqueeze(0), None),
+        "integer input": (torch.ones_like(x, dtype=torch.long), None),
+    }
+    if known.mask:
+        wrong["a mask of floats"] = (x, torch.ones(x.shape[0], tokens))
+        wrong["a mask for other tokens"] = (x, torch.ones(x.shape[0], tokens + 1, dtype=torch.bool))
+    for what, (given, mask) in wrong.items():
+        _refuses(layer, given, what, mask)

@@ -1,0 +1,104 @@
+"""What the properties said about one layer, for people and for programs."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from tokenmix.testing.harness import Build, NotApplicable, PropertyFailure
+from tokenmix.testing.properties import PROPERTIES
+
+__all__ = ["Report", "Verdict", "examine"]
+
+Status = Literal["pass", "FAIL", "skipped"]
+COLOURS = {"pass": "green", "FAIL": "bold red", "skipped": "dim"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of one property: what was asked for, what was seen, and what usually causes a failure."""
+
+    property: str
+    status: Status
+    about: str
+    detail: str
+    cause: str
+
+    def explanation(self) -> str:
+        """One line for people."""
+        if self.status == "FAIL":
+            return f"{self.detail}. Usual cause: {self.cause}."
+        return self.detail if self.status == "skipped" else self.about
+
+
+@dataclass(frozen=True)
+class Report:
+    """All verdicts on one layer.
+
+    Attributes:
+        target: what was asked for.
+        layer: how the layer was built.
+        input: shape of the example.
+        verdicts: one for each property.
+    """
+
+    target: str
+    layer: str
+    input: tuple[int, ...]
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def failed(self) -> list[str]:
+        """Names of the properties that do not hold."""
+        return [v.property for v in self.verdicts if v.status == "FAIL"]
+
+    @property
+    def passed(self) -> list[str]:
+        """Names of the properties that hold."""
+        return [v.property for v in self.verdicts if v.status == "pass"]
+
+    @property
+    def skipped(self) -> list[str]:
+        """Names of the properties about which the layer offers nothing."""
+        return [v.property for v in self.verdicts if v.status == "skipped"]
+
+    def to_json(self) -> str:
+        """The report for programs."""
+        return json.dumps(asdict(self) | {"failed": self.failed}, indent=2)
+
+    def print(self) -> None:
+        """The report for people: a table on stdout."""
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.table import Table
+
+        console = Console()
+        table = Table(title=escape(f"{self.target}: {self.layer} on input {self.input}"), title_justify="left")
+        table.add_column("property", no_wrap=True)
+        table.add_column("")
+        table.add_column("what was seen", overflow="fold")
+        for verdict in self.verdicts:
+            colour = COLOURS[verdict.status]
+            table.add_row(verdict.property, f"[{colour}]{verdict.status}[/]", escape(verdict.explanation()))
+        console.print(table)
+        counts = f"{len(self.passed)} passed, {len(self.failed)} failed, {len(self.skipped)} skipped"
+        console.print(f"{counts}{': ' + ', '.join(self.failed) if self.failed else ''}", highlight=False)
+
+
+def examine(build: Build, x: Tensor) -> Iterator[Verdict]:
+    """Run every property on the layers that `build` makes; whatever the layer raises is a failure of that property."""
+    for name, row in PROPERTIES.items():
+        status: Status = "pass"
+        detail = ""
+        try:
+            row.check(build, x)
+        except NotApplicable as reason:
+            status, detail = "skipped", str(reason)
+        except PropertyFailure as failure:
+            status, detail = "FAIL", str(failure)
+        except Exception as error:
+            lines = str(error).strip().splitlines()
+            status, detail = "FAIL", f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+        yield Verdict(name, status, row.about, detail.rstrip("."), row.cause)
