@@ -1,0 +1,44 @@
+"""What is learnt: one Lightning module with its data reader per task, in one literal table.
+
+The table names modules and does not import them, so that listing tasks needs neither torch nor Lightning.
+"""
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tokenmix.errors import unknown_name
+
+if TYPE_CHECKING:
+    from tokenmix.tasks.base import TaskModule
+
+__all__ = ["TASKS", "TaskSpec", "get_task", "list_tasks"]
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """One row of the table: where the task's class is, and one line for `tokenmix list tasks`."""
+
+    module: str
+    name: str
+    about: str
+
+
+TASKS: dict[str, TaskSpec] = {
+    "image-classification": TaskSpec(
+        "tokenmix.tasks.image_classification", "ImageClassification", "one label for each image; accuracy"
+    ),
+}
+
+
+def list_tasks() -> list[str]:
+    """The names in the table, in its order."""
+    return list(TASKS)
+
+
+def get_task(name: str) -> "type[TaskModule]":
+    """The class of a task; `UserError` with the nearest names if there is none."""
+    if name not in TASKS:
+        raise unknown_name("task", name, TASKS)
+    spec = TASKS[name]
+    return getattr(importlib.import_module(spec.module), spec.name)

@@ -1,0 +1,21 @@
+"""One trainer for every task: Lightning, checkpoints without pickle, run folders.
+
+The functions are fetched when they are first used: the command line imports `tokenmix.train.config` for its help, and
+must not wait for Lightning.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tokenmix.train.config import CompareConfig, TrainConfig
+
+if TYPE_CHECKING:
+    from tokenmix.train.run import evaluate, load_run, predict, train
+
+__all__ = ["CompareConfig", "TrainConfig", "evaluate", "load_run", "predict", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("evaluate", "load_run", "predict", "train"):
+        return getattr(importlib.import_module("tokenmix.train.run"), name)
+    raise AttributeError(f"module 'tokenmix.train' has no attribute {name!r}")

@@ -1,0 +1,78 @@
+"""On what a number was measured: machine, versions, commit, date."""
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tokenmix
+
+__all__ = ["environment"]
+
+PACKAGES = ("torch", "torchvision", "timm", "lightning", "torchmetrics", "numpy", "safetensors")
+
+
+def environment() -> dict[str, Any]:
+    """Machine, versions, commit and date, as plain values for a JSON file."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "cpu": cpu_name(),
+        "cores": _cores(),
+        "threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "cuda": torch.version.cuda,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "versions": {"tokenmix": tokenmix.__version__, **_versions()},
+        **_commit(Path(tokenmix.__file__).parent),
+    }
+
+
+def cpu_name() -> str:
+    """The processor's name, as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _cores() -> int:
+    """Cores that this process may use, which a container can make fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit(package: Path) -> dict[str, Any]:
+    """Commit of the checkout that the package lies in, and whether tracked files were changed; None if installed."""
+    if not any((parent / ".git").exists() for parent in package.parents[:3]):
+        return {"commit": None, "changed": None}
+    head = _git(package, "rev-parse", "HEAD")
+    changes = _git(package, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": head, "changed": None if changes is None else bool(changes)}
+
+
+def _git(folder: Path, *args: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *args], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

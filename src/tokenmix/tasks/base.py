@@ -1,0 +1,160 @@
+"""The seam between the trainer and what is learnt.
+
+A task is a LightningModule: what differs between tasks is what a user of Lightning overrides anyway. A classifier
+writes `loss`, `evaluate` and `metrics`; a pair of adversaries overrides `training_step` and `configure_optimizers` as
+well.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+import lightning as L
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+
+from tokenmix.tasks.recipe import Recipe, make_optimizer, make_schedule
+
+__all__ = ["TaskData", "TaskModule", "TaskRecipe"]
+
+
+class TaskRecipe(Recipe, Protocol):
+    """What a task reads from a run's config, beside the optimiser; `TrainConfig` is one."""
+
+    @property
+    def data(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def model_kwargs(self) -> dict[str, Any]: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def augment(self) -> str: ...
+    @property
+    def mixup(self) -> float: ...
+    @property
+    def cutmix(self) -> float: ...
+    @property
+    def smoothing(self) -> float: ...
+    @property
+    def limit(self) -> int | None: ...
+    @property
+    def limit_eval(self) -> int | None: ...
+    @property
+    def img_size(self) -> int | None: ...
+    @property
+    def workers(self) -> int: ...
+
+
+class TaskData(ABC):
+    """What a task learns from. The order of training batches is a function of (seed, epoch) and nothing else.
+
+    Attributes:
+        num_train: number of training samples.
+        num_test: number of test samples.
+    """
+
+    num_train: int
+    num_test: int
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What a run folder keeps of the data, as values for JSON: enough for the model and for predictions."""
+
+    @abstractmethod
+    def train_batches(self, *, batch_size: int, epoch: int, start: int) -> Iterable[Any]:
+        """The full batches of one epoch, without the first `start`, which are not read."""
+
+    @abstractmethod
+    def test_batches(self, *, batch_size: int) -> Iterable[Any]:
+        """All test samples in a fixed order; its `len` is the number of batches."""
+
+
+class TaskModule(L.LightningModule, ABC):
+    """A network with its loss and metrics.
+
+    All that is learnt must lie in `model`, since that is what is saved; a task with two networks puts both there.
+
+    Args:
+        model: the network.
+        config: the run's config.
+        data: what `TaskData.describe` returned.
+
+    Attributes:
+        headline: the metric that picks the best checkpoint.
+        direction: whether more or less of it is better.
+        tables: those of `metrics()` that are no single number, such as a confusion matrix.
+        total_steps: optimiser steps of the whole run; the trainer sets it before training.
+        results: the values of `metrics()` after the last evaluation.
+    """
+
+    headline: ClassVar[str]
+    direction: ClassVar[Literal["max", "min"]]
+    tables: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, model: nn.Module, config: TaskRecipe, data: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.model, self.config, self.data = model, config, data
+        self.scores = self.metrics()
+        self.total_steps = 0
+        self.results: dict[str, Any] = {}
+
+    @classmethod
+    @abstractmethod
+    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> TaskData:
+        """Read `config.data`; if `like`, a description, is given, prepared as that data was, or `UserError`."""
+
+    @classmethod
+    @abstractmethod
+    def build_model(cls, config: TaskRecipe, data: Mapping[str, Any]) -> nn.Module:
+        """A new model for data of this description."""
+
+    @classmethod
+    def check(cls, config: TaskRecipe, batch_size: int) -> None:
+        """Raise `UserError` for settings that this task cannot take; `batch_size` is that of one backward pass."""
+        return
+
+    @abstractmethod
+    def loss(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of a training batch, and further numbers for the log."""
+
+    @abstractmethod
+    def evaluate(self, batch: Any) -> None:
+        """Put a test batch through the model and update `self.scores`."""
+
+    @abstractmethod
+    def metrics(self) -> MetricCollection:
+        """The metrics of an evaluation, by the names that logs and results use."""
+
+    @abstractmethod
+    def predict(self, files: Sequence[Path]) -> list[dict[str, Any]]:
+        """Answers for files, as values for JSON."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        """The loss for Lightning, and under `logs` what the trainer writes to metrics.csv as train_*."""
+        loss, logs = self.loss(batch)
+        return {"loss": loss, "logs": {"loss": loss.detach(), **logs}}
+
+    def on_validation_epoch_start(self) -> None:
+        """Forget the evaluation before."""
+        self.scores.reset()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """`evaluate`, under Lightning's name."""
+        self.evaluate(batch)
+
+    def on_validation_epoch_end(self) -> None:
+        """Keep the metrics as plain values."""
+        self.results = {name: _plain(value) for name, value in self.scores.compute().items()}
+
+    def configure_optimizers(self) -> Any:
+        """timm's optimiser, with a cosine after linear warm-up, step by step."""
+        optimizer = make_optimizer(self.model, self.config)
+        schedule = make_schedule(optimizer, self.config, self.total_steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, Tensor) else value

@@ -1,0 +1,194 @@
+"""Image classification: cross-entropy, accuracy, confusion matrix."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import timm
+import torch
+import torch.nn.functional as F
+from timm.data.mixup import Mixup
+from torch import Tensor, nn
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
+
+from tokenmix.data import ImageData, load_images, make_loader, read_image
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.models import create_model, list_models
+from tokenmix.tasks.base import TaskData, TaskModule, TaskRecipe
+
+__all__ = ["CrossEntropy", "ImageClassification", "LabelledImages"]
+
+FROM_DATA = {"num_classes": "--data", "in_chans": "--data", "img_size": "--img-size"}
+
+
+class CrossEntropy(Metric):
+    """Mean cross-entropy over all samples seen, without label smoothing."""
+
+    full_state_update = False
+    total: Tensor
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.tensor(0.0, dtype=torch.float32), dist_reduce_fx="sum")
+        self.add_state("count", torch.tensor(0.0, dtype=torch.float32), dist_reduce_fx="sum")
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch of logits (B, classes) and labels (B,)."""
+        self.total = self.total + F.cross_entropy(preds.float(), target, reduction="sum")
+        self.count = self.count + target.numel()
+
+    def compute(self) -> Tensor:
+        """The mean so far."""
+        return self.total / self.count
+
+
+class LabelledImages(TaskData):
+    """Images of `tokenmix.data`, normalised with `mean` and `std`."""
+
+    def __init__(self, images: ImageData, config: TaskRecipe, mean: Sequence[float], std: Sequence[float]) -> None:
+        self.images, self.config = images, config
+        self.num_train, self.num_test = len(images.train), len(images.test)
+        self._shared: dict[str, Any] = {"mean": mean, "std": std, "seed": config.seed, "workers": config.workers}
+
+    def describe(self) -> dict[str, Any]:
+        """Classes, channels, size, normalisation, source and what was skipped."""
+        return self.images.describe()
+
+    def train_batches(self, *, batch_size: int, epoch: int, start: int) -> Iterable[Any]:
+        """Augmented batches of an epoch from batch `start` on."""
+        loader = make_loader(
+            self.images.train, batch_size=batch_size, shuffle=True, augment=self.config.augment, drop_last=True,
+            start_batch=start, **self._shared,
+        )  # fmt: skip
+        loader.set_epoch(epoch)
+        return loader
+
+    def test_batches(self, *, batch_size: int) -> Iterable[Any]:
+        """The test images, as they are."""
+        return make_loader(
+            self.images.test, batch_size=batch_size, shuffle=False, augment="none", drop_last=False, **self._shared
+        )
+
+
+class ImageClassification(TaskModule):
+    """One label for each image: cross-entropy with label smoothing, and timm's Mixup and CutMix if asked for."""
+
+    headline: ClassVar[str] = "accuracy"
+    direction: ClassVar[Literal["max", "min"]] = "max"
+    tables: ClassVar[frozenset[str]] = frozenset({"confusion"})
+
+    def __init__(self, model: nn.Module, config: TaskRecipe, data: Mapping[str, Any]) -> None:
+        super().__init__(model, config, data)
+        self.classes: list[str] = list(data["classes"])
+        self.mixup = None
+        if config.mixup or config.cutmix:
+            self.mixup = Mixup(
+                config.mixup, config.cutmix, label_smoothing=config.smoothing, num_classes=len(self.classes)
+            )
+
+    @classmethod
+    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> LabelledImages:
+        """Read the images of `config.data`; a single class is a `UserError`, and so are other classes than `like`'s."""
+        size = config.img_size if like is None else like["img_size"][0]
+        images = load_images(
+            config.data, img_size=size, limit=config.limit, limit_eval=config.limit_eval, seed=config.seed
+        )
+        if len(images.classes) < 2:
+            raise UserError(
+                f"{config.data!r} has the single class {images.classes[0]!r}; a classifier needs two or more"
+            )
+        if like is None:
+            return LabelledImages(images, config, images.mean, images.std)
+        _check_like(config.data, images, like)
+        return LabelledImages(images, config, like["mean"], like["std"])
+
+    @classmethod
+    def build_model(cls, config: TaskRecipe, data: Mapping[str, Any]) -> nn.Module:
+        """The model of that name, with as many classes and channels and as large as the data."""
+        clash = next((key for key in FROM_DATA if key in config.model_kwargs), None)
+        if clash is not None:
+            raise UserError(
+                f"model argument {clash}={config.model_kwargs[clash]!r} is set by the data; use {FROM_DATA[clash]}"
+            )
+        given = {"num_classes": len(data["classes"]), "in_chans": data["channels"], "img_size": tuple(data["img_size"])}
+        try:
+            return create_model(config.model, **given, **config.model_kwargs)
+        except TypeError as error:
+            # Of timm's models the convolutional ones have no such argument: they take images of any size.
+            if config.model in list_models() or "img_size" not in str(error):
+                raise
+            del given["img_size"]
+            return create_model(config.model, **given, **config.model_kwargs)
+
+    @classmethod
+    def check(cls, config: TaskRecipe, batch_size: int) -> None:
+        """Mixup pairs the images of a batch; a model's name is looked up before any data is fetched."""
+        if config.model not in list_models() and not timm.is_model(config.model):
+            raise unknown_name("model", config.model, list_models())
+        if (config.mixup or config.cutmix) and batch_size % 2:
+            raise UserError(
+                f"mixup and cutmix pair the images of a batch: {batch_size} is odd; give an even --batch-size"
+            )
+        for name in ("mixup", "cutmix", "smoothing"):
+            if getattr(config, name) < 0:
+                raise UserError(f"{name} must not be negative, got {getattr(config, name)}")
+        if config.smoothing >= 1:
+            raise UserError(f"smoothing must lie in [0, 1), got {config.smoothing}")
+
+    def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Cross-entropy; with mixed images against mixed targets, which hold the smoothing already."""
+        images, labels = batch["image"], batch["label"]
+        # A batch is odd only if one of its files could not be read any more; then nothing can be paired.
+        if self.mixup is None or len(images) % 2:
+            return F.cross_entropy(self.model(images).float(), labels, label_smoothing=self.config.smoothing), {}
+        images, targets = self.mixup(images.clone(), labels)
+        return F.cross_entropy(self.model(images).float(), targets), {}
+
+    def evaluate(self, batch: Mapping[str, Tensor]) -> None:
+        """Logits of the batch against its labels."""
+        self.scores.update(self.model(batch["image"]).float(), batch["label"])
+
+    def metrics(self) -> MetricCollection:
+        """Accuracy, top-5 accuracy if there are more than five classes, loss, confusion matrix (true x predicted)."""
+        classes = len(self.data["classes"])
+        options: dict[str, Any] = {"num_classes": classes, "validate_args": False}
+        chosen: dict[str, Metric] = {
+            "accuracy": MulticlassAccuracy(average="micro", **options),
+            "loss": CrossEntropy(),
+            "confusion": MulticlassConfusionMatrix(**options),
+        }
+        if classes > 5:
+            chosen["top5"] = MulticlassAccuracy(average="micro", top_k=5, **options)
+        return MetricCollection({**chosen}, compute_groups=False)
+
+    @torch.no_grad()
+    def predict(self, files: Sequence[Path]) -> list[dict[str, Any]]:
+        """Label, its probability, and the five most probable classes of each file."""
+        self.eval()
+        mean, std = (torch.tensor(self.data[key]).view(-1, 1, 1) for key in ("mean", "std"))
+        size = tuple(self.data["img_size"])
+        answers = []
+        for file in files:
+            image = read_image(file, self.data["channels"], size).float().div(255).sub(mean).div(std)
+            weight = next(self.model.parameters())
+            probabilities = self.model(image[None].to(weight)).float().softmax(-1)[0]
+            best, which = probabilities.topk(min(5, len(self.classes)))
+            top = {self.classes[i]: round(p, 6) for p, i in zip(best.tolist(), which.tolist())}
+            label, probability = next(iter(top.items()))
+            answers.append({"file": str(file), "label": label, "probability": probability, "top": top})
+        return answers
+
+
+def _check_like(spec: str, images: ImageData, like: Mapping[str, Any]) -> None:
+    if list(images.classes) != list(like["classes"]):
+        raise UserError(
+            f"{spec!r} has the classes {_first(images.classes)}, the run was trained on {_first(like['classes'])}"
+        )
+    if images.channels != like["channels"]:
+        raise UserError(f"{spec!r} has {images.channels} channels, the run was trained on {like['channels']}")
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f", ... ({len(names)})" if len(names) > 3 else "")

@@ -1,0 +1,67 @@
+"""Optimiser and learning-rate schedule of a run."""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from timm.optim import create_optimizer_v2
+from timm.optim import list_optimizers as timm_optimizers
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from tokenmix.errors import UserError, unknown_name
+
+__all__ = ["Recipe", "WarmupCosine", "check_optimizer", "make_optimizer", "make_schedule"]
+
+
+class Recipe(Protocol):
+    """What optimisation reads from a run's config; `tokenmix.train.config.TrainConfig` is one."""
+
+    @property
+    def opt(self) -> str: ...
+    @property
+    def lr(self) -> float: ...
+    @property
+    def min_lr(self) -> float: ...
+    @property
+    def warmup_steps(self) -> int | None: ...
+    @property
+    def weight_decay(self) -> float: ...
+
+
+@dataclass
+class WarmupCosine:
+    """Factor on the peak rate: linear from near 0 over `warmup` steps, then a half cosine down to `floor`."""
+
+    warmup: int
+    total: int
+    floor: float
+
+    def __call__(self, step: int) -> float:
+        if step < self.warmup:
+            return (step + 1) / (self.warmup + 1)
+        done = min(1.0, (step - self.warmup) / max(1, self.total - self.warmup))
+        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def check_optimizer(name: str) -> None:
+    """Raise `UserError` unless timm has an optimiser of this name."""
+    known = [str(known) for known in timm_optimizers()]
+    if name not in known:
+        raise unknown_name("optimiser", name, known)
+
+
+def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
+    """timm's optimiser of that name; no decay on biases, norms, and what `model.no_weight_decay()` names."""
+    check_optimizer(recipe.opt)
+    try:
+        return create_optimizer_v2(model, opt=recipe.opt, lr=recipe.lr, weight_decay=recipe.weight_decay)
+    except ImportError as error:
+        raise UserError(f"optimiser {recipe.opt!r}: {error}") from None
+
+
+def make_schedule(optimizer: Optimizer, recipe: Recipe, total_steps: int) -> LambdaLR:
+    """Cosine with linear warm-up over the optimiser steps of the run."""
+    warmup = round(0.05 * total_steps) if recipe.warmup_steps is None else recipe.warmup_steps
+    return LambdaLR(optimizer, WarmupCosine(warmup, total_steps, recipe.min_lr / recipe.lr))

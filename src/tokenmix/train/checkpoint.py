@@ -1,0 +1,144 @@
+"""Checkpoints: a folder with model.safetensors, state.pt and meta.json. Nothing is ever unpickled.
+
+state.pt is a torch.save of tensors and plain containers, and is read with `weights_only=True`.
+"""
+
+import io
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError
+from tokenmix.train.files import read_json, replace_file, replace_folder, settled, write_bytes, write_json
+
+__all__ = [
+    "Checkpoint",
+    "copy_checkpoint",
+    "put_weights",
+    "read_checkpoint",
+    "read_weights",
+    "save_checkpoint",
+    "save_weights",
+]
+
+WEIGHTS, STATE, META = "model.safetensors", "state.pt", "meta.json"
+# How files begin that torch.save or pickle wrote: a zip archive, or protocol 2 and later.
+PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint folder holds."""
+
+    weights: dict[str, Tensor]
+    state: dict[str, Any]
+    meta: dict[str, Any]
+
+
+def save_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write one safetensors file, atomically."""
+    replace_file(path, _serialized(weights))
+
+
+def _serialized(weights: Mapping[str, Tensor]) -> bytes:
+    # safetensors refuses tensors that share memory; each is written as if it stood alone.
+    return safetensors.torch.save({k: v.detach().cpu().clone().contiguous() for k, v in weights.items()})
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint beside, then put it in the place of the one before."""
+    state = io.BytesIO()
+    torch.save(checkpoint.state, state)
+    beside = _empty(folder.with_name(f".{folder.name}.partial"))
+    try:
+        write_bytes(beside / WEIGHTS, _serialized(checkpoint.weights))
+        write_bytes(beside / STATE, state.getvalue())
+        write_json(beside / META, checkpoint.meta)
+        replace_folder(beside, folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def copy_checkpoint(source: Path, folder: Path) -> None:
+    """Give a checkpoint a second name, without a second copy on the disk where the file system can do that."""
+    beside = _empty(folder.with_name(f".{folder.name}.partial"))
+    try:
+        for file in sorted(source.iterdir()):
+            # No file of a checkpoint is ever changed in place, so two folders may share one.
+            try:
+                os.link(file, beside / file.name)
+            except OSError:
+                write_bytes(beside / file.name, file.read_bytes())
+        replace_folder(beside, folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _empty(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Read a checkpoint folder; `UserError` if there is none or it is damaged."""
+    folder = settled(folder)
+    if not (folder / META).is_file():
+        raise UserError(f"{folder} holds no checkpoint; start a new run")
+    try:
+        state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
+        return Checkpoint(read_weights(folder / WEIGHTS), state, read_json(folder / META))
+    except UserError:
+        raise
+    except Exception as error:  # torch and json raise many types for a damaged file
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"checkpoint {folder} is damaged ({reason[:200]}); start a new run") from None
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Tensors of a safetensors file, or of a folder that holds `model.safetensors`; a pickle is refused unread."""
+    path = path / WEIGHTS if path.is_dir() else path
+    if not path.is_file():
+        raise UserError(f"no weights at {path}; give a .safetensors file or a run folder with {WEIGHTS}")
+    with path.open("rb") as file:
+        start = file.read(4)
+    if start.startswith(PICKLED):
+        raise UserError(
+            f"{path} is a pickle (torch.save), which can run code when read; "
+            "convert it where you trust it: safetensors.torch.save_file(state_dict, 'model.safetensors')"
+        )
+    try:
+        return safetensors.torch.load_file(path)
+    except SafetensorError as error:
+        raise UserError(f"{path} is not a whole safetensors file ({error}); give another") from None
+
+
+def put_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Path) -> None:
+    """Load weights into a model; `UserError` naming up to three keys if they are those of another model."""
+    own = model.state_dict()
+    problems = {
+        "missing": [k for k in own if k not in weights],
+        "unexpected": [k for k in weights if k not in own],
+        "other shape": [
+            f"{k} {tuple(weights[k].shape)} for {tuple(v.shape)}"
+            for k, v in own.items()
+            if k in weights and weights[k].shape != v.shape
+        ],
+    }
+    found = [f"{kind}: {_three(keys)}" for kind, keys in problems.items() if keys]
+    if found:
+        raise UserError(f"{source} is of another model than this {type(model).__name__}; {'; '.join(found)}")
+    model.load_state_dict(dict(weights))
+
+
+def _three(keys: Iterable[str]) -> str:
+    keys = list(keys)
+    return ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")

@@ -1,0 +1,90 @@
+"""Writing so that a kill or a full disk at any instant leaves what was there before, or the new, and never a part."""
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+__all__ = ["DISK_ERRORS", "read_json", "replace_file", "replace_folder", "settled", "write_bytes", "write_json"]
+
+# What a user can do about a disk that refuses.
+DISK_ERRORS = {
+    errno.ENOSPC: "free space on the disk",
+    errno.EDQUOT: "free space in your quota",
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
+    errno.EACCES: "give a folder that you may write with --out",
+    errno.EPERM: "give a folder that you may write with --out",
+    errno.EROFS: "give a folder that you may write with --out",
+    errno.ENOTDIR: "give another folder with --out",
+}
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file and wait until it is on the disk."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write beside and rename."""
+    beside = path.with_name(f".{path.name}.partial")
+    try:
+        write_bytes(beside, data)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`replace_file` with indented JSON."""
+    replace_file(path, (json.dumps(value, indent=2, default=str) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file."""
+    return json.loads(path.read_text())
+
+
+def replace_folder(beside: Path, path: Path) -> None:
+    """Rename a finished folder to `path`.
+
+    A folder cannot be renamed over a full one, so the one before steps aside first; `settled` finds it if a kill falls
+    between the two renames.
+    """
+    aside = _aside(path)
+    _sync_folder(beside)
+    if path.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+    beside.rename(path)
+    _sync_folder(path.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def settled(path: Path) -> Path:
+    """`path`, or the folder that had stepped aside for it when the process was killed."""
+    aside = _aside(path)
+    return aside if aside.exists() and not path.exists() else path
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.before")
+
+
+def _sync_folder(folder: Path) -> None:
+    # Without this a rename may be lost in a power cut; some systems cannot open a folder, and then it is not needed.
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        return
+    finally:
+        os.close(handle)

@@ -1,0 +1,101 @@
+"""How many batches make a step, an epoch and a run, and where in it a run stands."""
+
+import math
+import random
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from tokenmix.errors import UserError
+from tokenmix.train.config import TrainConfig
+
+__all__ = ["Plan", "Progress", "check_config", "make_plan", "seed_everything"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The arithmetic of a run. An optimiser step takes `accumulate` batches of `batch_size`; none spans two epochs."""
+
+    batch_size: int
+    accumulate: int
+    steps_per_epoch: int
+    epochs: int
+    total_steps: int
+
+    def batches(self, epoch: int) -> int:
+        """Batches of an epoch, counted from 0; the last epoch may end early."""
+        steps = min(self.steps_per_epoch, self.total_steps - epoch * self.steps_per_epoch)
+        return steps * self.accumulate
+
+
+@dataclass
+class Progress:
+    """Where a run stands: the next batch is number `batch` of epoch `epoch`, both counted from 0."""
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    images: int = 0
+    train_seconds: float = 0.0
+    eval_seconds: float = 0.0
+    csv_bytes: int = 0
+    best_epoch: int | None = None
+    best: dict[str, Any] = field(default_factory=dict)
+    final: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As values for JSON."""
+        return asdict(self)
+
+
+def make_plan(config: TrainConfig, num_train: int) -> Plan:
+    """The plan for this many training samples; `UserError` if they do not fill one batch."""
+    if config.batch_size > num_train:
+        raise UserError(
+            f"batch size {config.batch_size} is larger than the {num_train} training images; "
+            f"give --batch-size {max(1, num_train // 2)} or less"
+        )
+    steps_per_epoch = num_train // config.batch_size
+    total = config.epochs * steps_per_epoch
+    if config.max_steps is not None:
+        total = min(total, config.max_steps)
+    micro = config.batch_size // config.accumulate
+    return Plan(micro, config.accumulate, steps_per_epoch, math.ceil(total / steps_per_epoch), total)
+
+
+def check_config(config: TrainConfig) -> None:
+    """Raise `UserError` for the first setting that no run can have."""
+    for name in ("epochs", "max_steps", "batch_size", "accumulate", "limit", "limit_eval", "img_size", "threads"):
+        _at_least(config, name, 1)
+    for name in ("log_every", "checkpoint_every"):
+        _at_least(config, name, 1)
+    for name in ("min_lr", "warmup_steps", "weight_decay", "workers", "seed"):
+        _at_least(config, name, 0)
+    if not (config.lr > 0 and math.isfinite(config.lr)):
+        raise UserError(f"lr must be a positive number, got {config.lr}")
+    if config.clip_grad is not None and not config.clip_grad > 0:
+        raise UserError(f"clip_grad must be positive, or none to switch clipping off; got {config.clip_grad}")
+    if config.ema is not None and not 0 < config.ema < 1:
+        raise UserError(f"ema is a decay in (0, 1) such as 0.999, or none to switch it off; got {config.ema}")
+    if config.batch_size % config.accumulate:
+        raise UserError(f"batch size {config.batch_size} cannot be cut into accumulate={config.accumulate} equal parts")
+
+
+def _at_least(config: TrainConfig, name: str, least: int) -> None:
+    value = getattr(config, name)
+    if value is not None and not value >= least:
+        raise UserError(f"{name} must be at least {least}, got {value}")
+
+
+def seed_everything(seed: int, epoch: int, batch: int) -> None:
+    """Seed python, numpy and torch from a position in a run; the weights are drawn at epoch 0, training starts at 1.
+
+    Drawn anew for each batch, the randomness of a run depends on the position alone: not on what was drawn before, by
+    evaluation, by worker processes or before a kill. That is why a checkpoint needs no random state.
+    """
+    words = np.random.SeedSequence((seed, epoch, batch)).generate_state(3)
+    random.seed(int(words[0]))
+    np.random.seed(int(words[1]))
+    torch.manual_seed(int(words[2]))

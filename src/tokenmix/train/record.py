@@ -1,0 +1,184 @@
+"""metrics.csv, TensorBoard and the line after each epoch; and the check that the loss is a number."""
+
+import csv
+import io
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from tokenmix.errors import UserError
+from tokenmix.tasks.base import TaskModule
+from tokenmix.train.plan import Plan, Progress
+
+__all__ = ["Recorder"]
+
+
+class Recorder(L.Callback):
+    """Writes one row every `log_every` steps and one after each epoch; a row has the mean loss since the row before.
+
+    Losses stay on the device until a row is due, so that a step never waits for the device.
+    """
+
+    def __init__(self, run: Path, plan: Plan, progress: Progress, *, log_every: int, quiet: bool) -> None:
+        self.path, self.plan, self.progress = run / "metrics.csv", plan, progress
+        self.log_every, self.quiet = log_every, quiet
+        self.pending: list[dict[str, Tensor]] = []
+        self.board = _board(run / "tensorboard", progress.step)
+        self.started = self.lr = self.rate = 0.0
+        self.row_start = (progress.images, progress.train_seconds)
+        self.evaluated: list[str] = []
+        self.columns = _cut(self.path, progress.csv_bytes)
+        self.file = self.path.open("a", newline="")
+        self.latest: dict[str, float] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The losses that no row has yet, and from where the rate of the next row counts."""
+        kept = {k: torch.stack([p[k].float() for p in self.pending]).cpu() for k in self._names()}
+        return {"pending": kept, "row_start": list(self.row_start)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up where `state_dict` left off."""
+        pending = state_dict["pending"]
+        self.pending = [dict(zip(pending, values)) for values in zip(*(column.unbind() for column in pending.values()))]
+        self.row_start = (int(state_dict["row_start"][0]), float(state_dict["row_start"][1]))
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Ask the task which of its metrics are numbers."""
+        assert isinstance(pl_module, TaskModule)
+        self.evaluated = [str(name) for name in pl_module.scores if name not in pl_module.tables]
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the clock of training, which stands still during evaluation."""
+        self.started = time.perf_counter()
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Note the rate that this step uses; the schedule moves on before the step's end is announced."""
+        self.lr = trainer.optimizers[0].param_groups[0]["lr"]
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Keep the loss; write a row if one is due. The last batch of an epoch goes into the epoch's own row."""
+        progress = self.progress
+        self.pending.append(outputs["logs"])
+        if progress.batch == self.plan.batches(progress.epoch):
+            self.settle()
+        elif progress.batch % self.plan.accumulate == 0 and progress.step % self.log_every == 0:
+            self.settle()
+            self._write(self._train_values())
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Evaluation has its own clock."""
+        self.started = time.perf_counter()
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write the epoch's row and say how it went."""
+        assert isinstance(pl_module, TaskModule)
+        progress, results = self.progress, pl_module.results
+        progress.eval_seconds += time.perf_counter() - self.started
+        progress.final = dict(results)
+        if progress.best_epoch is None or _better(pl_module, results, progress.best):
+            progress.best_epoch, progress.best = progress.epoch + 1, dict(results)
+        values = {**self._train_values(), **{f"val_{name}": results[name] for name in self.evaluated}}
+        self._write(values)
+        if not self.quiet:
+            print(self._line(pl_module), file=sys.stderr, flush=True)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Close what is open."""
+        self.close()
+
+    def close(self) -> None:
+        """Close metrics.csv and the TensorBoard log."""
+        self.file.close()
+        self.board.close()
+
+    def settle(self) -> None:
+        """Bring the clock up to date; `UserError` if a loss since the last row is not a number."""
+        now = time.perf_counter()
+        self.progress.train_seconds += now - self.started
+        self.started = now
+        if not self.pending:
+            return
+        losses = torch.stack([p["loss"].float() for p in self.pending]).cpu()
+        bad = (~losses.isfinite()).nonzero()
+        if len(bad):
+            first = int(bad[0])
+            before = self.progress.step * self.plan.accumulate - len(losses) + first
+            raise self.diverged(f"the loss is {losses[first].item()}", before // self.plan.accumulate + 1)
+
+    def diverged(self, what: str, step: int) -> UserError:
+        """The error for a run whose numbers are no numbers any more."""
+        return UserError(
+            f"{what} at step {step} (learning rate {self.lr:.3g}); lower --lr, raise --warmup-steps or set --clip-grad"
+        )
+
+    def _names(self) -> list[str]:
+        return list(self.pending[0]) if self.pending else []
+
+    def _train_values(self) -> dict[str, float]:
+        progress = self.progress
+        means = {f"train_{k}": torch.stack([p[k].float() for p in self.pending]).mean().item() for k in self._names()}
+        images, seconds = (now - then for now, then in zip((progress.images, progress.train_seconds), self.row_start))
+        self.row_start = (progress.images, progress.train_seconds)
+        self.pending.clear()
+        return {"images_per_second": round(images / seconds, 2), "lr": self.lr, **means}
+
+    def _write(self, values: dict[str, float]) -> None:
+        progress = self.progress
+        place = {"step": progress.step, "epoch": progress.epoch + 1, "images": progress.images}
+        self._append({**place, "seconds": round(progress.train_seconds, 4), **values})
+        self.latest = {**self.latest, **values}
+        for name, value in values.items():
+            self.board.add_scalar(name.replace("_", "/", 1), value, progress.step)
+
+    def _append(self, row: dict[str, float]) -> None:
+        text = io.StringIO()
+        if not self.columns:
+            # The first row is always one of training; the columns of evaluation come behind its own.
+            self.columns = list(dict.fromkeys([*row, *(f"val_{name}" for name in self.evaluated)]))
+            csv.writer(text, lineterminator="\n").writerow(self.columns)
+        csv.DictWriter(text, self.columns, lineterminator="\n").writerow(row)
+        self.file.write(text.getvalue())
+        self.file.flush()
+        self.progress.csv_bytes = self.file.tell()
+
+    def _line(self, task: TaskModule) -> str:
+        progress, latest = self.progress, self.latest
+        return (
+            f"epoch {progress.epoch + 1}/{self.plan.epochs}  step {progress.step}/{self.plan.total_steps}  "
+            f"loss {latest['train_loss']:.4f}  {task.headline} {latest['val_' + task.headline]:.4f}  "
+            f"{latest['images_per_second']:,.0f} images/s"
+        )
+
+
+def _better(task: TaskModule, results: dict[str, Any], best: dict[str, Any]) -> bool:
+    now, before = results[task.headline], best[task.headline]
+    return now > before if task.direction == "max" else now < before
+
+
+def _cut(path: Path, size: int) -> list[str]:
+    """Cut metrics.csv back to what it held at the checkpoint, and return its columns."""
+    if not path.exists() or size == 0:
+        path.write_bytes(b"")
+        return []
+    if path.stat().st_size < size:
+        raise UserError(f"{path} is shorter than at the checkpoint; put the file back, or start a new run")
+    os.truncate(path, size)
+    with path.open(newline="") as file:
+        return next(csv.reader(file))
+
+
+def _board(folder: Path, step: int) -> Any:
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+    # Points after the checkpoint, written before the kill, are hidden by purge_step.
+    return SummaryWriter(str(folder), purge_step=step + 1 if step else None)

@@ -1,0 +1,311 @@
+"""Training, evaluating and predicting by run folder.
+
+A run folder holds config.json, data.json, metrics.csv, tensorboard/, checkpoints/, model.safetensors and, once training
+is done, result.json:
+
+    metrics      of the weights in model.safetensors, which are those of the best epoch
+    final        the same after the last epoch, single numbers only
+    best_epoch, epochs, steps, images
+    seconds      of training, without evaluation; eval_seconds, images_per_second
+    parameters, macs, peak_memory (bytes: `process` since it started, `cuda` on the device)
+    environment
+"""
+
+import contextlib
+import dataclasses
+import json
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tokenmix.environment import environment
+from tokenmix.errors import UserError
+from tokenmix.tasks import get_task
+from tokenmix.tasks.base import TaskData, TaskModule
+from tokenmix.tasks.recipe import check_optimizer
+from tokenmix.train.callbacks import Interrupted
+from tokenmix.train.checkpoint import put_weights, read_checkpoint, read_weights
+from tokenmix.train.config import TrainConfig
+from tokenmix.train.files import DISK_ERRORS, read_json, settled, write_json
+from tokenmix.train.plan import Plan, Progress, check_config, make_plan, seed_everything
+from tokenmix.train.trainer import check_device, fit, validate
+
+__all__ = ["DiskError", "evaluate", "load_run", "predict", "train"]
+
+# What may differ when a run is resumed: where and how fast it is computed, not what.
+RESUMABLE = ("device", "workers", "threads")
+
+
+class DiskError(OSError, UserError):
+    """The disk refuses: every further run on it would fail as well."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """What a run works with."""
+
+    config: TrainConfig
+    task: TaskModule
+    data: TaskData
+    plan: Plan
+
+
+def train(config: TrainConfig, *, quiet: bool = False) -> Path:
+    """Train a model, or go on with a run, and return the run folder.
+
+    Args:
+        config: the run.
+        quiet: neither bar nor lines.
+
+    Raises:
+        UserError: a setting, the data or the disk does not allow it, or the loss is no number any more; the last good
+            checkpoint is kept.
+        KeyboardInterrupt: Ctrl-C; the run has been saved, and the message says how to go on.
+    """
+    return _start(config, quiet) if config.resume is None else _resume(config.resume, config, quiet)
+
+
+def evaluate(run: Path, data: str | None = None, *, device: str = "auto", limit: int | None = None) -> dict[str, Any]:
+    """Metrics of a run's model on the test samples of its own data, or of other data with the same classes.
+
+    Args:
+        run: the run folder.
+        data: another data set, prepared as the run's own was.
+        device: auto, cpu, cuda or mps.
+        limit: use this many test samples.
+    """
+    task, config, description = _load(run)
+    changes = {"data": data or config.data, "device": device, "limit_eval": limit or config.limit_eval}
+    config = dataclasses.replace(config, **changes)
+    check_device(config)
+    source = type(task).load_data(_located(config), like=description)
+    results = validate(task, source, config, config.batch_size)
+    return {"data": config.data, "source": source.describe().get("source"), "samples": source.num_test, **results}
+
+
+def predict(run: Path, files: list[Path]) -> list[dict[str, Any]]:
+    """Answers of a run's model for files; a file that cannot be read is a `UserError`."""
+    if not files:
+        raise UserError("no files to predict; name at least one")
+    task, _, _ = _load(run)
+    return task.predict([Path(file) for file in files])
+
+
+def load_run(run: Path) -> tuple[nn.Module, TrainConfig, dict[str, Any]]:
+    """Model with its weights, config and description of the data, from the run folder alone."""
+    task, config, description = _load(run)
+    return task.model, config, description
+
+
+def _load(run: Path) -> tuple[TaskModule, TrainConfig, dict[str, Any]]:
+    config, description = _read_config(run), read_json(run / "data.json")
+    weights = run / "model.safetensors"
+    if not weights.is_file():
+        raise UserError(f"{run} has not finished its first epoch; go on with: tokenmix train --resume {run}")
+    kind = get_task(config.task)
+    model = kind.build_model(config, description)
+    put_weights(model, read_weights(weights), weights)
+    task = kind(model, config, description)
+    return task.eval(), config, description
+
+
+def _start(config: TrainConfig, quiet: bool) -> Path:
+    config = _located(config)
+    run = config.out or _default_folder(config)
+    _check_settings(config)
+    with _one_line_errors(run):
+        if run.exists() and (not run.is_dir() or any(run.iterdir())):
+            raise UserError(
+                f"{run} exists already; go on with it by --resume {run}, remove it, or give another folder by --out"
+            )
+        run.mkdir(parents=True, exist_ok=True)
+    try:
+        session = _prepare(config)
+        if config.init_from is not None:
+            put_weights(session.task.model, read_weights(config.init_from), config.init_from)
+        with _one_line_errors(run):
+            setup = {"config": dataclasses.asdict(config), "command": sys.argv, "environment": environment()}
+            write_json(run / "config.json", setup)
+            write_json(run / "data.json", session.task.data)
+    except BaseException:
+        _remove_unstarted(run)
+        raise
+    return _work(run, session, Progress(), None, quiet)
+
+
+def _resume(run: Path, given: TrainConfig, quiet: bool) -> Path:
+    config = _merged(given, _read_config(run), run)
+    if (run / "result.json").exists():
+        raise UserError(
+            f"{run} is finished; evaluate it with: tokenmix eval {run}, or start from it with --init-from {run}"
+        )
+    last = run / "checkpoints" / "last"
+    if not settled(last).exists():
+        raise UserError(f"{run} was stopped before its first checkpoint; remove the folder and start again")
+    checkpoint = read_checkpoint(last)
+    _check_settings(config)
+    session = _prepare(config)
+    if session.task.data != read_json(run / "data.json"):
+        raise UserError(f"the data {config.data!r} is not what {run} was started with; see its data.json")
+    put_weights(session.task.model, checkpoint.weights, last)
+    return _work(run, session, Progress(**checkpoint.meta["progress"]), checkpoint.state, quiet)
+
+
+def _check_settings(config: TrainConfig) -> None:
+    check_config(config)
+    check_device(config)
+    check_optimizer(config.opt)
+    get_task(config.task).check(config, config.batch_size // config.accumulate)
+
+
+def _prepare(config: TrainConfig) -> Session:
+    """Read the data and draw the first weights, which depend on the seed alone."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    kind = get_task(config.task)
+    data = kind.load_data(config)
+    plan = make_plan(config, data.num_train)
+    # As JSON would give it back, so that a run that goes on sees what its first start saw.
+    description = json.loads(json.dumps(data.describe()))
+    seed_everything(config.seed, 0, 0)
+    model = kind.build_model(config, description)
+    return Session(config, kind(model, config, description), data, plan)
+
+
+def _work(run: Path, session: Session, progress: Progress, state: dict[str, Any] | None, quiet: bool) -> Path:
+    config, plan = session.config, session.plan
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    with _one_line_errors(run):
+        if progress.epoch < plan.epochs:
+            fit(session.task, session.data, config, run, plan, progress, state, quiet=quiet)
+        result = _result(session, progress)
+        write_json(run / "result.json", result)
+    if not quiet:
+        headline = session.task.headline
+        print(
+            f"{headline} {result['metrics'][headline]:.4f} (epoch {result['best_epoch']} of {plan.epochs}), "
+            f"{result['seconds']:.1f} s of training, {result['images_per_second']:,.0f} images/s; run folder {run}"
+        )
+    return run
+
+
+def _result(session: Session, progress: Progress) -> dict[str, Any]:
+    model, tables = session.task.model, session.task.tables
+    macs = getattr(model, "macs", None)
+    return {
+        "task": session.config.task,
+        "model": session.config.model,
+        "data": session.config.data,
+        "seed": session.config.seed,
+        "metrics": progress.best,
+        "final": {k: v for k, v in progress.final.items() if k not in tables},
+        "best_epoch": progress.best_epoch,
+        "epochs": progress.epoch,
+        "steps": progress.step,
+        "images": progress.images,
+        "seconds": round(progress.train_seconds, 3),
+        "eval_seconds": round(progress.eval_seconds, 3),
+        "images_per_second": round(progress.images / progress.train_seconds, 2),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "macs": macs() if callable(macs) else None,
+        "peak_memory": _peak_memory(),
+        "environment": environment(),
+    }
+
+
+def _peak_memory() -> dict[str, int | None]:
+    # ru_maxrss counts bytes on macOS and KiB elsewhere.
+    unit = 1 if sys.platform == "darwin" else 1024
+    cuda = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+    return {"process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, "cuda": cuda}
+
+
+def _read_config(run: Path) -> TrainConfig:
+    if not (run / "config.json").is_file():
+        raise UserError(f"{run} is no run folder: it has no config.json")
+    values = read_json(run / "config.json")["config"]
+    known = {field.name for field in dataclasses.fields(TrainConfig)}
+    if unknown := sorted(set(values) - known):
+        raise UserError(
+            f"{run}/config.json has the setting {unknown[0]!r}, which this version of tokenmix does not know"
+        )
+    paths = {name: Path(values[name]) for name in ("out", "resume", "init_from") if values.get(name)}
+    return TrainConfig(**{**values, **paths})
+
+
+def _merged(given: TrainConfig, saved: TrainConfig, run: Path) -> TrainConfig:
+    """The saved config, with what may be changed; anything else that was asked for and differs is refused."""
+    changes = {}
+    for field in dataclasses.fields(TrainConfig):
+        value = getattr(given, field.name)
+        default = field.default_factory() if callable(field.default_factory) else field.default
+        if field.name == "resume" or value in (default, getattr(saved, field.name)):
+            continue
+        if field.name == "out" and value == run:
+            continue
+        if field.name not in RESUMABLE:
+            raise UserError(
+                f"--resume goes on with the run's own {field.name}={getattr(saved, field.name)!r}; "
+                f"leave {value!r} out, or start a new run with --init-from {run}"
+            )
+        changes[field.name] = value
+    return dataclasses.replace(saved, **changes)
+
+
+def _located(config: TrainConfig) -> TrainConfig:
+    """A folder of data by its full path, so that the run can be evaluated from anywhere."""
+    kind, colon, path = config.data.partition(":")
+    if not (colon and kind == "folder"):
+        return config
+    return dataclasses.replace(config, data=f"folder:{Path(path).expanduser().absolute()}")
+
+
+def _default_folder(config: TrainConfig) -> Path:
+    kind, _, rest = config.data.partition(":")
+    data = f"{kind}-{Path(rest).name}" if rest else kind
+    return Path("runs") / f"{config.model}-{data}-{config.seed}"
+
+
+def _remove_unstarted(run: Path) -> None:
+    """Leave nothing behind of a run that could not start, so that the same command can be typed again."""
+    for name in ("config.json", "data.json"):
+        (run / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        run.rmdir()
+
+
+@contextmanager
+def _one_line_errors(run: Path) -> Iterator[None]:
+    """What stops a run from outside as one line that says what is kept and how to go on."""
+    try:
+        yield
+    except (Interrupted, SystemExit):
+        # Lightning turns a KeyboardInterrupt, here from a second Ctrl-C, into SystemExit.
+        raise KeyboardInterrupt(f"tokenmix: interrupted; {_kept(run)}") from None
+    except DiskError:
+        raise
+    except UserError as error:
+        raise UserError(f"{error}; {_kept(run)}" if (run / "config.json").exists() else str(error)) from None
+    except torch.OutOfMemoryError:
+        raise UserError(f"out of GPU memory; lower --batch-size or raise --accumulate; {_kept(run)}") from None
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        raise DiskError(
+            f"{error.strerror}: {error.filename or run}; {DISK_ERRORS[error.errno]}; {_kept(run)}"
+        ) from None
+
+
+def _kept(run: Path) -> str:
+    last = settled(run / "checkpoints" / "last")
+    if not (last / "meta.json").is_file():
+        return "no checkpoint was written yet"
+    step = read_json(last / "meta.json")["progress"]["step"]
+    return f"the checkpoint of step {step} is kept, go on with: tokenmix train --resume {run}"
