@@ -22,6 +22,11 @@ VARIANTS = ("split", "multiplicative", "additive", "linear")
 GATES = ("dense", "toeplitz", "fft")
 
 
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
 def _random_gate(gate: str, n: int) -> tuple[Tensor, Tensor]:
     weight = torch.randn((n, n) if gate == "dense" else (2 * n - 1,), dtype=torch.float64)
     return weight, torch.randn(n, dtype=torch.float64)

@@ -1,0 +1,146 @@
+"""The spatial gating unit of gMLP."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError
+from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
+from tokenmix.ops.gating import GateVariant, gate_matrix, spatial_gate
+
+__all__ = ["GateKind", "SpatialGatingUnit"]
+
+GateKind = Literal["dense", "toeplitz", "toeplitz-fft"]
+
+
+class SpatialGatingUnit(Mixer):
+    """Features multiplied by a learned linear map over the tokens.
+
+        s(Z) = Z_1 * (W LayerNorm(Z_2) + b 1^T)            `split`; the other variants in `tokenmix.ops.spatial_gate`
+
+    Paper:
+        Liu et al., Pay Attention to MLPs (arXiv 2105.08050), section 2.1.
+
+    Args:
+        dim: channels C that come in.
+        num_tokens: n, the largest number of tokens.
+        variant: `"split"`, `"multiplicative"`, `"additive"` or `"linear"`.
+        gate: `"dense"`, n^2 weights (images); `"toeplitz"`, 2n-1 weights W_ij = w_(i-j) (text); `"toeplitz-fft"`, the
+            same weights applied in O(N log N).
+        causal: token i is gated by tokens up to i.
+        norm: LayerNorm on what W meets.
+        init_std: standard deviation of W at the start.
+
+    Attributes:
+        out_dim: C/2 for `split`, C otherwise.
+
+    Shape:
+        (B, N, C) with N <= n to (B, N, out_dim). Fewer tokens than n meet the leading block of W.
+
+    Raises:
+        UserError: an odd C to split; more than n tokens (`tokenmix.ops.resize_gate` makes a larger gate).
+
+    The unit starts as the identity on Z_1: W ~ N(0, init_std), b = 1. The paper wants W near zero and prints no number;
+    1e-6 is timm's. For the ablations, about whose start the paper says nothing, the same aim gives b = 0 when additive,
+    and W = I, b = 0 when linear. Padding is not masked in the paper; here it is if there is a mask.
+    """
+
+    capabilities = Capabilities(causal=True, length="up-to", map="gate", equivariant=False)
+
+    def __init__(
+        self,
+        dim: int,
+        num_tokens: int,
+        *,
+        variant: GateVariant = "split",
+        gate: GateKind = "dense",
+        causal: bool = False,
+        norm: bool = True,
+        init_std: float = 1e-6,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        _check(dim, num_tokens, variant, gate)
+        factory = {"device": device, "dtype": dtype}
+        self.dim, self.num_tokens, self.causal = dim, num_tokens, causal
+        self.variant: GateVariant = variant
+        self.gate: GateKind = gate
+        self.init_std = init_std
+        self.out_dim = dim // 2 if variant == "split" else dim
+        self.norm = nn.LayerNorm(self.out_dim, **factory) if norm else nn.Identity()
+        shape = (num_tokens, num_tokens) if gate == "dense" else (2 * num_tokens - 1,)
+        self.weight = nn.Parameter(torch.empty(shape, **factory))
+        self.bias = nn.Parameter(torch.empty(num_tokens, **factory))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Start as the identity."""
+        if isinstance(self.norm, nn.LayerNorm):
+            self.norm.reset_parameters()
+        nn.init.normal_(self.weight, std=self.init_std)
+        nn.init.constant_(self.bias, 1.0 if self.variant in ("split", "multiplicative") else 0.0)
+        if self.variant == "linear":
+            diagonal = self.weight.diagonal() if self.gate == "dense" else self.weight[self.num_tokens - 1]
+            diagonal.add_(1.0)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, addend: Tensor | None = None) -> Tensor:
+        """Gate x (B, N, C); `addend` (B, N, out_dim) joins W Z_2 + b before the product."""
+        check_tokens(self, x)
+        mask = check_mask(mask, x, x.shape[1])
+        if addend is not None and addend.shape != (*x.shape[:2], self.out_dim):
+            raise UserError(f"addend must be {(*x.shape[:2], self.out_dim)}, got {tuple(addend.shape)}")
+        return spatial_gate(
+            zero_masked(x, mask),
+            self.weight,
+            self.bias,
+            variant=self.variant,
+            norm=self.norm,
+            addend=addend,
+            mask=mask,
+            causal=self.causal,
+            method="fft" if self.gate == "toeplitz-fft" else "dense",
+        )
+
+    def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The (N, N) matrix W that the tokens of x met. It has no batch axis: a mask, which is per sample, is checked
+        and otherwise has no part in it; in `forward` the columns of masked tokens meet zeros and their rows are
+        dropped."""
+        check_tokens(self, x)
+        check_mask(mask, x, x.shape[1])
+        return self.matrix(x.shape[1])
+
+    def matrix(self, n: int) -> Tensor:
+        """The (n, n) matrix W that n tokens meet."""
+        return gate_matrix(self.weight, n, causal=self.causal)
+
+    def macs(self, num_tokens: int) -> int:
+        """N^2 out_dim, or N log N by FFT (`fft_macs`); the elementwise product is not counted."""
+        if self.gate == "toeplitz-fft":
+            return fft_macs(num_tokens, self.out_dim)
+        return num_tokens**2 * self.out_dim
+
+    def extra_repr(self) -> str:
+        """The arguments that shape the unit."""
+        return f"{self.dim}, {self.num_tokens}, variant={self.variant!r}, gate={self.gate!r}, causal={self.causal}"
+
+
+def fft_macs(num_tokens: int, channels: int) -> int:
+    """Multiply-adds of a Toeplitz product by radix-2 real FFTs of length L = 2N: L log2 L each for two transforms a
+    channel and one of the weights, and 4 for each of the L/2 + 1 complex products."""
+    length = 2 * num_tokens
+    transform = length * (length - 1).bit_length()
+    return (2 * channels + 1) * transform + 4 * (num_tokens + 1) * channels
+
+
+def _check(dim: int, num_tokens: int, variant: str, gate: str) -> None:
+    if variant not in ("split", "multiplicative", "additive", "linear"):
+        raise UserError(f"variant must be split, multiplicative, additive or linear, got {variant!r}")
+    if gate not in ("dense", "toeplitz", "toeplitz-fft"):
+        raise UserError(f"gate must be dense, toeplitz or toeplitz-fft, got {gate!r}")
+    if num_tokens < 1 or dim < 1:
+        raise UserError(f"dim and num_tokens must be positive, got {dim} and {num_tokens}")
+    if variant == "split" and dim % 2:
+        raise UserError(f"a split gate halves its channels, got dim={dim}; give an even dim or another variant")

@@ -1,0 +1,79 @@
+"""Tiny attention: the one narrow head that aMLP adds to its gate."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError
+from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
+from tokenmix.ops.attention import attention, attention_probabilities
+
+__all__ = ["TinyAttention"]
+
+
+class TinyAttention(Mixer):
+    """Single-head self-attention of small width.
+
+        Q, K, V = split(W_qkv x),    out = W_o softmax(Q K^T / sqrt(d)) V
+
+    Paper:
+        Liu et al., Pay Attention to MLPs (arXiv 2105.08050), section 4.3 (aMLP).
+
+    Args:
+        dim: width D of the tokens.
+        out_dim: width of what comes out; D if not given. In aMLP it is half of the hidden width.
+        attention_dim: width d of the head: 64 in aMLP-base, 128 in aMLP-large.
+        causal: token i sees tokens up to i.
+
+    Shape:
+        (B, N, D) to (B, N, out_dim).
+
+    Raises:
+        UserError: a width below 1, or input of another shape or type.
+    """
+
+    capabilities = Capabilities(causal=True, map="tokens")
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        out_dim: int | None = None,
+        attention_dim: int = 64,
+        causal: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        out_dim = dim if out_dim is None else out_dim
+        if min(dim, out_dim, attention_dim) < 1:
+            raise UserError(f"widths must be positive, got {dim=}, {out_dim=}, {attention_dim=}")
+        factory = {"device": device, "dtype": dtype}
+        self.dim, self.out_dim, self.attention_dim, self.causal = dim, out_dim, attention_dim, causal
+        self.qkv = nn.Linear(dim, 3 * attention_dim, **factory)
+        self.proj = nn.Linear(attention_dim, out_dim, **factory)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Attend over the tokens of x (B, N, D)."""
+        check_tokens(self, x)
+        mask = check_mask(mask, x, x.shape[1])
+        query, key, value = self._project(zero_masked(x, mask))
+        mixed = attention(query, key, value, mask=mask, causal=self.causal)
+        return zero_masked(self.proj(mixed.squeeze(1)), mask)
+
+    def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B, 1, N, N): what token i took from token j."""
+        check_tokens(self, x)
+        mask = check_mask(mask, x, x.shape[1])
+        query, key, _ = self._project(zero_masked(x, mask))
+        return attention_probabilities(query, key, mask=mask, causal=self.causal)
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = self.qkv(x).unsqueeze(1).chunk(3, dim=-1)
+        return query, key, value
+
+    def macs(self, num_tokens: int) -> int:
+        """3 N D d + 2 N^2 d + N d out_dim."""
+        projections = num_tokens * self.attention_dim * (3 * self.dim + self.out_dim)
+        return projections + 2 * num_tokens**2 * self.attention_dim
