@@ -19,13 +19,25 @@ def show(what: str, *, as_json: bool = False) -> None:
     if as_json:
         print(json.dumps(rows, indent=2, default=str))
     else:
-        _print_rows(rows)
+        _print_rows([_short(row) for row in rows] if what == "mixers" else rows)
 
 
 def _mixers() -> list[dict[str, Any]]:
     from tokenmix.layers.table import MIXERS
 
     return [{"name": name, **asdict(spec.layer.capabilities), "about": spec.about} for name, spec in MIXERS.items()]
+
+
+def _short(row: dict[str, Any]) -> dict[str, Any]:
+    """A mixer's row that fits a terminal; --json has all of it."""
+    return {
+        "name": row["name"],
+        "cost in N": "linear" if row["linear"] else "quadratic",
+        "length": row["length"],
+        "causal": row["causal"],
+        "map": row["map"],
+        "about": row["about"],
+    }
 
 
 def _models() -> list[dict[str, Any]]:
@@ -108,7 +120,9 @@ def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     if not rows:
         print("nothing to list")
         return
-    table = Table(*(str(key) for key in rows[0]))
+    table = Table()
+    for key in rows[0]:
+        table.add_column(str(key), no_wrap=key == "name", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
     Console().print(table)

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from timm.layers.drop import DropPath
 from timm.layers.weight_init import trunc_normal_
-from timm.models import feature_take_indices
+from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
