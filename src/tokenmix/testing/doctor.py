@@ -4,7 +4,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -42,7 +42,14 @@ def run(target: str, dim: int | None = None, num_tokens: int | None = None, json
     return 1 if report.failed else 0
 
 
-def doctor(target: str, *, dim: int | None = None, num_tokens: int | None = None, **kwargs: Any) -> Report:
+def doctor(
+    target: str,
+    *,
+    dim: int | None = None,
+    num_tokens: int | None = None,
+    only: Collection[str] | None = None,
+    **kwargs: Any,
+) -> Report:
     """Run every property that applies on a layer of the user's.
 
     Args:
@@ -50,6 +57,7 @@ def doctor(target: str, *, dim: int | None = None, num_tokens: int | None = None
             one. The current folder is searched as well.
         dim: width D to build it with; 32 if not given.
         num_tokens: number of tokens N of the example, given to the constructor if it asks for it; 16 if not given.
+        only: names of properties, see `tokenmix.testing.PROPERTIES`; all if not given.
         **kwargs: further arguments of the constructor.
 
     Raises:
@@ -61,7 +69,8 @@ def doctor(target: str, *, dim: int | None = None, num_tokens: int | None = None
     if not isinstance(layer, nn.Module):
         raise UserError(f"{target} gives a {type(layer).__name__}, not a torch.nn.Module")
     x = _example(target, builder, layer, dim, num_tokens)
-    return Report(target, f"{type(layer).__name__}({_shown(builder)})", tuple(x.shape), tuple(examine(builder, x)))
+    verdicts = tuple(examine(builder, x, only))
+    return Report(target, f"{type(layer).__name__}({_shown(builder)})", tuple(x.shape), verdicts)
 
 
 def load(target: str) -> Callable[..., Any]:

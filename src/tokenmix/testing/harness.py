@@ -153,7 +153,8 @@ def exact(build: Build, x: Tensor, **changes: Any) -> tuple[nn.Module, Tensor, f
             layer(wide)
     except Exception:  # a layer that cannot do float64 fails in `dtypes`, not everywhere
         return awake(build, **changes), x, 1e-4
-    return layer, wide, 1e-9
+    # Room for a layer that normalises in float32 on purpose; a wrong axis or a leak is far outside.
+    return layer, wide, 1e-5
 
 
 def call(layer: nn.Module, x: Tensor, mask: Tensor | None = None, *, seed: int = 0) -> Tensor:

@@ -1,12 +1,13 @@
 """What the properties said about one layer, for people and for programs."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from typing import Literal
 
 from torch import Tensor
 
+from tokenmix.errors import unknown_name
 from tokenmix.testing.harness import Build, NotApplicable, PropertyFailure
 from tokenmix.testing.properties import PROPERTIES
 
@@ -87,9 +88,13 @@ class Report:
         console.print(f"{counts}{': ' + ', '.join(self.failed) if self.failed else ''}", highlight=False)
 
 
-def examine(build: Build, x: Tensor) -> Iterator[Verdict]:
-    """Run every property on the layers that `build` makes; whatever the layer raises is a failure of that property."""
+def examine(build: Build, x: Tensor, only: Collection[str] | None = None) -> Iterator[Verdict]:
+    """Run properties, all or those named, on the layers that `build` makes; an error of the layer's is a failure."""
+    for unknown in sorted(set(only or ()) - set(PROPERTIES)):
+        raise unknown_name("property", unknown, PROPERTIES)
     for name, row in PROPERTIES.items():
+        if only is not None and name not in only:
+            continue
         status: Status = "pass"
         detail = ""
         try:

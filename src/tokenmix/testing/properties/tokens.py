@@ -72,7 +72,7 @@ def _refuses(layer: nn.Module, x: Tensor, what: str, mask: Tensor | None = None)
         return
     except Exception as error:
         raise PropertyFailure(f"{what}: {_one_line(error)} instead of a UserError with the remedy") from error
-    raise PropertyFailure(f"{what} are accepted without a word")
+    raise PropertyFailure(f"{what}: accepted without a word")
 
 
 def _one_line(error: Exception) -> str:

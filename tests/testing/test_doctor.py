@@ -1,0 +1,135 @@
+"""The doctor finds planted bugs by the property that is meant to find them, and a sound layer healthy."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import planted
+import pytest
+import torch
+from torch import nn
+
+from tokenmix.errors import UserError
+from tokenmix.testing import PROPERTIES
+from tokenmix.testing.doctor import doctor, run
+
+SIZES: Any = {"dim": 32, "num_tokens": 16}
+
+
+@pytest.mark.parametrize(("layer", "name"), planted.PLANTED.items(), ids=lambda v: getattr(v, "__name__", v))
+def test_finds_the_planted_bug(layer: type[nn.Module], name: str) -> None:
+    report = doctor(f"planted:{layer.__name__}", only={name}, **SIZES)
+    assert report.failed == [name]
+    assert PROPERTIES[name].cause in report.verdicts[0].explanation()
+
+
+def test_every_property_finds_something() -> None:
+    assert set(planted.PLANTED.values()) == set(PROPERTIES)
+
+
+def test_finds_nothing_in_a_sound_layer() -> None:
+    report = doctor("planted:Sound", **SIZES)
+    assert report.failed == []
+    assert report.skipped == []
+    assert report.layer == "Sound(dim=32)"
+
+
+def test_says_why_it_skips_what_a_strangers_layer_does_not_offer() -> None:
+    report = doctor("planted:SoundMemory")
+    assert report.failed == []
+    reasons = {v.property: v.detail for v in report.verdicts if v.status == "skipped"}
+    assert reasons["mask-padding"] == "takes no mask"
+    assert reasons["equivariance"] == "declares nothing; measured: equivariant"
+    assert {"macs", "bad-input", "device-dtype"} <= set(reasons)
+    assert len(report.passed) + len(report.skipped) == len(PROPERTIES)
+
+
+def test_takes_a_map_where_tokens_do_not_fit() -> None:
+    layer = "torch.nn:Conv2d"
+    report = doctor(layer, dim=8, num_tokens=12, out_channels=8, kernel_size=3, padding=1, only={"shape", "lengths"})
+    assert report.input == (3, 8, 3, 4)
+    assert report.failed == []
+
+
+def test_takes_a_function_that_builds_the_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_factory.py").write_text(
+        "from torch import nn\n\ndef build():\n    return nn.Linear(20, 20)\n\nnumber = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    report = doctor("my_factory:build", only={"shape", "arguments"})
+    assert report.input == (3, 16, 20)
+    assert report.passed == ["shape"]
+    with pytest.raises(UserError, match="my_factory:number is a int"):
+        doctor("my_factory:number")
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("planted", "'planted' is not of the form module:Class"),
+        ("no_such_module:Layer", "cannot import 'no_such_module': no module 'no_such_module'"),
+        ("planted:Soundd", r"unknown class in module 'planted': 'Soundd'; did you mean Sound"),
+        ("torch.nn:Bilinear", "needs the argument 'in1_features', which the doctor cannot guess"),
+        ("torch.nn:Flatten", r"takes neither layout; tokens \(3, 16, 32\): the answer is \(3, 512\)"),
+        ("json:dumps", "needs the argument 'obj'"),
+        ("collections:Counter", "gives a Counter, not a torch.nn.Module"),
+    ],
+)
+def test_a_users_mistake_is_one_line_with_the_remedy(target: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        doctor(target)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_layer_that_cannot_be_built_or_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_layer.py").write_text("1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(UserError, match="importing 'broken_layer' fails with ZeroDivisionError"):
+        doctor("broken_layer:Layer")
+    with pytest.raises(UserError, match=r"planted:Sound\(dim=30\).* fails with|takes neither layout"):
+        doctor("planted:Sound", dim=30, num_heads=7)
+    with pytest.raises(UserError, match="unknown property 'shap'; did you mean shape"):
+        doctor("planted:Sound", only={"shap"})
+
+
+def test_exit_code_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("planted:UnusedKey", 32, 16, json=True) == 1
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["failed"] == ["gradients"]
+    assert {v["status"] for v in printed["verdicts"]} >= {"pass", "FAIL"}
+
+
+def test_the_table_names_property_reason_and_usual_cause(capsys: pytest.CaptureFixture[str]) -> None:
+    doctor("planted:InvertedMask", only={"shape", "mask-polarity"}, **SIZES).print()
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "mask-polarity" in printed
+    assert "FAIL" in printed
+    assert "1 passed, 1 failed, 0 skipped: mask-polarity" in printed
+
+
+def test_as_a_command_in_the_users_folder(tmp_path: Path) -> None:
+    (tmp_path / "my_layers.py").write_text((Path(__file__).parent / "planted.py").read_text())
+    source = Path(__file__).parents[2] / "src"
+    outcome = subprocess.run(
+        [sys.executable, "-m", "tokenmix", "doctor", "my_layers:MissingLayer"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(source), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert outcome.returncode == 2
+    assert outcome.stderr.count("\n") == 1
+    assert "MissingLayer" in outcome.stderr
+
+
+def test_leaves_the_callers_random_state_alone() -> None:
+    torch.manual_seed(11)
+    expected = torch.rand(3)
+    torch.manual_seed(11)
+    doctor("planted:Sound", only={"seeds", "gradients", "copies", "finite"}, **SIZES)
+    assert torch.equal(torch.rand(3), expected)
