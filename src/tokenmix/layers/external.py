@@ -100,7 +100,7 @@ class Memory(nn.Module):
         )
 
     def macs(self, num_tokens: int) -> int:
-        """Multiply-adds of one head: both products. Chunks make the logits num_steps times more, which is not counted."""
+        """Multiply-adds of one head: both products. Not counted: chunks make the logits num_steps times more."""
         return 2 * num_tokens * self.key_memory.numel()
 
     def extra_repr(self) -> str:
