@@ -127,11 +127,11 @@ class SAGANAttention2d(Mixer):
         """The largest of each 2 x 2 pixels that take part, 0 where none does; x itself where nothing is pooled."""
         if not self.pooled:
             return x
-        if pixels is None:
-            return F.max_pool2d(x, 2, ceil_mode=True)
         lowest = torch.finfo(x.dtype).min
-        pooled = F.max_pool2d(x.masked_fill(~pixels, lowest), 2, ceil_mode=True)
-        return pooled.masked_fill(pooled == lowest, 0.0)
+        kept = x if pixels is None else x.masked_fill(~pixels, lowest)
+        # Padded to even sides, not ceil_mode, which ties an exported program to one parity.
+        pooled = F.max_pool2d(F.pad(kept, (0, x.shape[3] % 2, 0, x.shape[2] % 2), value=lowest), 2)
+        return pooled if pixels is None else pooled.masked_fill(pooled == lowest, 0.0)
 
 
 def _tokens(x: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ def attention_residual(
 def pool_mask(mask: Tensor, grid: tuple[int, int]) -> Tensor:
     """The mask (B, h*w) of a grid of half the sides, rounded up: True where one of the four tokens takes part."""
     image = mask.unflatten(1, grid).unsqueeze(1).float()
-    return F.max_pool2d(image, 2, ceil_mode=True).flatten(1) > 0
+    return F.max_pool2d(F.pad(image, (0, grid[1] % 2, 0, grid[0] % 2)), 2).flatten(1) > 0
 
 
 def _zero_tokens(x: Tensor, mask: Tensor | None) -> Tensor:

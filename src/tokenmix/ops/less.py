@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tokenmix.errors import UserError
@@ -67,7 +68,7 @@ def transform_scores(
     left_out = None if mask is None else ~(mask[:, None, :, None] & mask[:, None, None, :])
     if left_out is not None:
         scores = scores.masked_fill(left_out, 0.0)
-    out = psi @ scores @ theta.mT
+    out = _mix_tokens(theta, _mix_tokens(psi, scores).mT).mT
     if theta_bias is not None:
         out = out + _row_sums(psi, mask, scores).unsqueeze(-1) * _row(theta_bias, num_tokens).unsqueeze(-2)
     if psi_bias is not None:
@@ -160,12 +161,17 @@ def _leading(weight: Tensor, num_tokens: int) -> Tensor:
             f"the score transform was built for {weight.shape[-1]} tokens and got {num_tokens}; "
             "interpolate its weights with tokenmix.ops.resize_score_transform"
         )
-    return weight[..., :num_tokens, :num_tokens]
+    if not torch.compiler.is_exporting() and num_tokens == weight.shape[-1]:
+        return weight
+    # A copy by a negative pad, not a slice: whether a slice is contiguous depends on N = n, as the shortcut above does,
+    # and either would keep torch.export from a dynamic N up to n.
+    cut = num_tokens - weight.shape[-1]
+    return F.pad(weight, (0, cut, 0, cut))
 
 
 def _row(bias: Tensor, num_tokens: int) -> Tensor:
     """A bias (n,) or (H, n) as (H or 1, N)."""
-    return bias[..., :num_tokens].reshape(-1, num_tokens)
+    return F.pad(bias, (0, num_tokens - bias.shape[-1])).reshape(-1, num_tokens)
 
 
 def _row_sums(psi: Tensor, mask: Tensor | None, like: Tensor) -> Tensor:
