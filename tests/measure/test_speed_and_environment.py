@@ -4,8 +4,8 @@ import time
 
 import pytest
 
+from tokenmix.environment import environment
 from tokenmix.errors import UserError
-from tokenmix.measure.environment import environment
 from tokenmix.measure.speed import Timing, time_interleaved
 from tokenmix.measure.units import count, milliseconds, ratio, size, spread
 

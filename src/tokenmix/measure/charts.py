@@ -48,7 +48,7 @@ class Axis:
         return self.start + (value - low) / (high - low) * (self.end - self.start)
 
 
-def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
+def ticks(low: float, high: float, wanted: int = 6) -> list[float]:
     """Round numbers within [low, high], about as many as wanted."""
     if not high > low:
         return [low]

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rich import box
 from rich.table import Table
 
 from tokenmix.measure.results import Results, Twin
@@ -13,14 +14,17 @@ __all__ = ["Cell", "Column", "cells", "columns", "markdown_table", "rich_table"]
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its heading, the number behind a cell, the number as text, which way is better (None = neither)."""
+    """A column: the number behind a cell, that number as text, which way is better, and what it is.
+
+    `short` is the heading on the terminal, "" for a column that is left out there.
+    """
 
     heading: str
+    short: str
     value: Callable[[Twin], float | None]
     text: Callable[[float], str]
-    higher: bool | None
-    relative: bool = False
-    about: str = ""
+    higher: bool
+    about: str
 
 
 @dataclass(frozen=True)
@@ -35,29 +39,17 @@ class Cell:
 
 def columns(results: Results) -> list[Column]:
     """The columns of this comparison."""
-    batch = results.step_batch
+    batch, metric = results.step_batch, results.metric
+    step, forward = f"peak of a training step, {batch} images", f"peak of a forward pass, {batch} images"
+    rate = f"forward, backward and update on {batch} images, median"
     return [
-        Column(results.metric, lambda t: t.score, lambda v: f"{v:.4f}", results.higher, about="test set"),
-        Column("parameters", lambda t: t.parameters, count, False, True),
-        Column("MACs / image", lambda t: t.macs, count, False, True, "multiply-adds of a forward pass"),
-        Column(
-            "train images/s",
-            lambda t: batch / t.step.median if t.step else None,
-            lambda v: f"{v:,.0f}",
-            True,
-            True,
-            f"forward, backward and update on {batch} images",
-        ),
-        Column(
-            "forward ms",
-            lambda t: t.latency.median if t.latency else None,
-            milliseconds,
-            False,
-            True,
-            "one image, median",
-        ),
-        Column("step memory", lambda t: t.step_memory, size, False, True, f"peak of a training step, {batch} images"),
-        Column("inference memory", lambda t: t.inference_memory, size, False, True, f"peak of a pass, {batch} images"),
+        Column(metric, metric, lambda t: t.score, lambda v: f"{v:.4f}", results.higher, "test set, end of training"),
+        Column("parameters", "params", lambda t: t.parameters, count, False, "learned numbers"),
+        Column("MACs / image", "MACs", lambda t: t.macs, count, False, "multiply-adds of a forward pass"),
+        Column("train images/s", "train img/s", lambda t: t.rate(batch), lambda v: f"{v:,.0f}", True, rate),
+        Column("forward ms", "fwd ms", lambda t: t.forward_seconds, milliseconds, False, "one image, median"),
+        Column("step memory", "step mem.", lambda t: t.step_memory, size, False, step),
+        Column("inference memory", "", lambda t: t.inference_memory, size, False, forward),
     ]
 
 
@@ -74,22 +66,22 @@ def _cell(results: Results, column: Column, twin: Twin, reference: Twin | None) 
     text = column.text(value)
     if column.heading == results.metric:
         text = spread(value, twin.deviation)
-    best = column.higher is not None and len(results.twins) > 1 and value == results.best(column.value, column.higher)
-    base = column.value(reference) if reference and column.relative and twin is not reference else None
+    best = len(results.twins) > 1 and value == results.best(column.value, column.higher)
+    compared = reference is not None and twin is not reference and column.heading != results.metric
+    base = column.value(reference) if reference is not None and compared else None
     return Cell(text, ratio(value, base) if base else "", best, value)
 
 
 def rich_table(results: Results) -> Table:
-    """For the terminal; the best of a column is bold and green."""
-    table = Table(title=title(results), title_justify="left")
+    """For the terminal, 80 columns wide as long as names are short; the best of a column is bold and green."""
+    table = Table(title=title(results), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("mixer", no_wrap=True)
-    for column in columns(results):
-        table.add_column(column.heading, justify="right")
+    shown = [i for i, column in enumerate(columns(results)) if column.short]
+    for i in shown:
+        table.add_column(columns(results)[i].short, justify="right")
     for twin in results.twins:
-        row = [f"[bold green]{cell.text}[/]" if cell.best else cell.text for cell in cells(results, twin)]
-        table.add_row(twin.mixer, *row, end_section=bool(twin.message))
-        if twin.message:
-            table.add_row(f"[red]{twin.mixer} failed[/]", *[""] * len(row))
+        row = [cells(results, twin)[i] for i in shown]
+        table.add_row(twin.mixer, *(f"[bold green]{cell.text}[/]" if cell.best else cell.text for cell in row))
     return table
 
 

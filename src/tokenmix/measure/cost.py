@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tokenmix.environment import environment
 from tokenmix.errors import UserError
 from tokenmix.layers.table import get_spec
 from tokenmix.measure.crossover import Crossover, find_crossover, measured_crossover
-from tokenmix.measure.environment import environment
 from tokenmix.measure.memory import peak_memory
 from tokenmix.measure.specimen import Specimen, make_specimen
 from tokenmix.measure.speed import Timing, time_interleaved

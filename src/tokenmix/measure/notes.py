@@ -5,7 +5,7 @@ import math
 from tokenmix.measure.results import Results, Twin
 from tokenmix.measure.units import ratio
 
-__all__ = ["budget_sentence", "finding_sentence", "notes"]
+__all__ = ["budget_sentence", "failed_runs", "finding_sentence", "notes", "uncertainty"]
 
 
 def budget_sentence(results: Results) -> str:
@@ -43,15 +43,16 @@ def finding_sentence(results: Results) -> str:
 
 def notes(results: Results) -> list[str]:
     """What a reader must know before quoting a number."""
-    return [
-        *_uncertainty(results),
-        *filter(None, (_cost(results, twin) for twin in results.twins)),
-        *_method(results),
-        *(f"{twin.mixer}: {twin.message}" for twin in results.twins if twin.message),
-    ]
+    return [*failed_runs(results), *uncertainty(results), *_cost(results), *_method(results)]
 
 
-def _uncertainty(results: Results) -> list[str]:
+def failed_runs(results: Results) -> list[str]:
+    """What happened to the runs that did not finish."""
+    return [f"{twin.mixer} failed, {twin.message}" for twin in results.twins if twin.message]
+
+
+def uncertainty(results: Results) -> list[str]:
+    """By how much scores differ by chance."""
     score, images = results.best(lambda t: t.score, True), _test_images(results)
     found = []
     if results.metric == "accuracy" and score is not None and images:
@@ -70,26 +71,31 @@ def _test_images(results: Results) -> int:
     return sum(map(sum, matrices[0])) if matrices else 0
 
 
-def _cost(results: Results, twin: Twin) -> str:
+def _cost(results: Results) -> list[str]:
+    """How the mixers' layers compare with self-attention's here, and at which N they take fewer multiply-adds."""
     reference = results.twin("self")
-    if reference is None or twin is reference:
-        return ""
+    others = [twin for twin in results.twins if twin is not reference and twin.crossover]
+    if reference is None or not others:
+        return []
     tokens, dim = results.skeleton["tokens"], results.skeleton["dim"]
-    text = (
-        f"{twin.mixer} takes {ratio(twin.mixer_macs, reference.mixer_macs)} the multiply-adds of self-attention in its "
-        f"mixers, {ratio(twin.macs, reference.macs)} in the whole network, at N = {tokens}"
-    )
-    if twin.crossover is None:
-        return f"{text}."
-    where = {"never": "at no N", "always": "at every N"}.get(twin.crossover, twin.crossover)
-    return f"{text}; by multiply-adds its layer is the cheaper one {where} at width {dim}."
+    told = "; ".join(f"{t.mixer} {ratio(t.mixer_macs, reference.mixer_macs)}, fewer {_where(t)}" for t in others)
+    return [
+        f"Multiply-adds of the mixers alone against self-attention's at N = {tokens}, and where a layer of width {dim} "
+        f"takes fewer: {told}."
+    ]
+
+
+def _where(twin: Twin) -> str:
+    return {"never": "at no N", "always": "at every N"}.get(twin.crossover or "", twin.crossover or "")
 
 
 def _method(results: Results) -> list[str]:
     return [
+        f"The {results.metric} is that after the last epoch. Confusion matrices and maps are of the weights that a run "
+        "folder keeps, those of the best epoch.",
         "Times are medians of rounds in which the twins took turns in one process, so a machine that slows down slows "
         "all; they hold for this machine and these sizes. Multiply-adds (MACs) are counted from the equations; 1 MAC "
         "is 2 FLOP.",
         "Memory is the peak held by the allocator above weights, optimiser state and input "
-        f"(batch {results.step_batch}, {results.config['precision']}).",
+        f"(batch {results.step_batch}, precision {results.config['precision']}).",
     ]

@@ -15,8 +15,7 @@ __all__ = ["confusion_section", "cost_section", "learning_section"]
 def learning_section(results: Results) -> str:
     def drawn(pick: str, over: str, x_label: str, y_label: str, x_text: Callable[[float], str]) -> str:
         series = [_mean_series(i, twin, pick, over) for i, twin in enumerate(results.twins)]
-        digits = 3 if pick == "score_curve" else 2
-        return line_chart(series, x_label, y_label, x_text, lambda v: f"{v:.{digits}g}")
+        return line_chart(series, x_label, y_label, x_text, _short)
 
     images, seconds = (
         ("images", "training images seen", count),
@@ -49,6 +48,10 @@ def _mean_series(index: int, twin: Twin, pick: str, over: str) -> Series:
     return Series(twin.mixer, index, xs, ys)
 
 
+def _short(value: float) -> str:
+    return f"{value:.4g}"
+
+
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
@@ -60,8 +63,8 @@ def cost_section(results: Results) -> str:
     timed = [(i, t) for i, t in finished if t.step]
     by_time = [Point(t.mixer, i, t.step.median if t.step else 0, t.score or 0, t.deviation) for i, t in timed]
     charts = [
-        scatter_chart(by_macs, "MACs of one image", score, count, lambda v: f"{v:.3g}"),
-        scatter_chart(by_time, "ms of a training step", score, milliseconds, lambda v: f"{v:.3g}"),
+        scatter_chart(by_macs, "MACs of one image", score, count, _short),
+        scatter_chart(by_time, "ms of a training step", score, milliseconds, _short),
     ]
     bars = [_bars(results, column) for column in columns(results)[3:]]
     shown = "".join(f'<figure class="card">{part}</figure>' for part in [*charts, *bars])
@@ -95,5 +98,5 @@ def confusion_section(results: Results) -> str:
     seeds = ", summed over the seeds" if len(results.config["seeds"]) > 1 else ""
     return (
         '<section><h2>Confusion</h2><p class="soft">Rows are the true classes, columns the answers on the test images'
-        f'{seeds}.</p><div class="grid">{"".join(figures)}</div></section>'
+        f'{seeds}.</p><div class="grid three">{"".join(figures)}</div></section>'
     )

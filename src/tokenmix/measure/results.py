@@ -73,6 +73,15 @@ class Twin:
         return statistics.stdev(self.scores) if len(self.scores) > 1 else None
 
     @property
+    def forward_seconds(self) -> float | None:
+        """Median of a forward pass of one image."""
+        return self.latency.median if self.latency else None
+
+    def rate(self, batch_size: int) -> float | None:
+        """Training images a second, from the median step."""
+        return batch_size / self.step.median if self.step else None
+
+    @property
     def message(self) -> str:
         """What happened to the runs that did not finish; empty if all did."""
         return "; ".join(f"seed {run.seed}: {run.message}" for run in self.runs if run.status != "finished")

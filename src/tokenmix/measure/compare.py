@@ -1,0 +1,190 @@
+"""Twins that differ only in their mixer, trained at equal budget, measured side by side, reported."""
+
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from tokenmix.environment import environment
+from tokenmix.errors import UserError
+from tokenmix.layers.table import get_spec
+from tokenmix.measure.columns import markdown_table, rich_table
+from tokenmix.measure.crossover import find_crossover
+from tokenmix.measure.examples import make_examples
+from tokenmix.measure.notes import budget_sentence, failed_runs, notes, uncertainty
+from tokenmix.measure.report import write_report
+from tokenmix.measure.results import Results, Run, Twin
+from tokenmix.measure.twin_costs import TwinCost, measure_twins
+from tokenmix.measure.twin_runs import RunPlan, claim_folder, is_finished, plan_runs, read_run, run_twin
+from tokenmix.tasks import get_task
+from tokenmix.tasks.base import TaskData, TaskModule
+from tokenmix.train.config import CompareConfig, TrainConfig
+from tokenmix.train.plan import check_config, make_plan
+
+__all__ = ["compare", "repeat_command"]
+
+
+def compare(config: CompareConfig, *, quiet: bool = False) -> Path:
+    """Train, measure and report; returns the folder of report.html, results.json and results.md.
+
+    The same call again goes on where it stopped: finished runs are not repeated, and mixers or seeds may be added.
+
+    Raises:
+        UserError: whatever is known to be wrong before the first training; no run finished.
+    """
+    console = Console(quiet=quiet)
+    for mixer in config.mixers:
+        get_spec(mixer)
+    if not config.mixers or not config.seeds:
+        raise UserError(
+            "a comparison needs at least one mixer and one seed, for example --mixers self,external --seeds 0"
+        )
+    out = config.out or Path("runs") / f"compare-{config.data.replace(':', '-').replace('/', '-')}"
+    plans = plan_runs(config, out)
+    task = get_task(config.task)
+    check_config(plans[0].config)
+    data = task.load_data(plans[0].config)
+    make_plan(plans[0].config, data.num_train)
+    twins = {mixer: _new_twin(plan.config, data) for mixer, plan in _first_of_each(plans).items()}
+    claim_folder(out, config)
+
+    failures = _train_all(plans, console)
+    runs = [(plan, read_run(plan, failures.get(plan.folder, ""), task.headline, out)) for plan in plans]
+    if all(run.status != "finished" for _, run in runs):
+        raise UserError(f"no run finished; the first said: {runs[0][1].message}")
+    with console.status("measuring"):
+        results, examples = _measure(config, twins, data, runs)
+    results.save(out / "results.json")
+    (out / "results.md").write_text(_markdown(results))
+    report = write_report(results, out / "report.html", examples)
+    console.print(rich_table(results))
+    for note in [*failed_runs(results), *uncertainty(results)]:
+        console.print(note, highlight=False, markup=False)
+    console.print(f"report: [bold]{report}[/]", soft_wrap=True)
+    return out
+
+
+def _first_of_each(plans: Sequence[RunPlan]) -> dict[str, RunPlan]:
+    first: dict[str, RunPlan] = {}
+    for plan in plans:
+        first.setdefault(plan.mixer, plan)
+    return first
+
+
+def _new_twin(config: TrainConfig, data: TaskData) -> TaskModule:
+    """A fresh twin, built before any training so that a wrong argument is told at once."""
+    task, description = get_task(config.task), data.describe()
+    model = task.build_model(config, description)
+    if getattr(model, "mixer_name", None) != config.model_kwargs["mixer"]:
+        raise UserError(f"{config.model!r} does not take a mixer; compare in mixer_nano or another isotropic skeleton")
+    return task(model, config, description)
+
+
+def _train_all(plans: Sequence[RunPlan], console: Console) -> dict[Path, str]:
+    """Each run in turn, with a line for each; returns what went wrong."""
+    failures: dict[Path, str] = {}
+    for i, plan in enumerate(plans):
+        label = f"[{i + 1}/{len(plans)}] {plan.mixer}, seed {plan.seed}"
+        if is_finished(plan):
+            console.print(f"{label}: done before", highlight=False, markup=False)
+            continue
+        start = time.perf_counter()
+        try:
+            with console.status(label.replace("[", r"\[")):
+                failure = run_twin(plan)
+        except KeyboardInterrupt:
+            done = sum(map(is_finished, plans))
+            raise KeyboardInterrupt(
+                f"interrupted: {done} of {len(plans)} runs are finished; the same command again goes on from here"
+            ) from None
+        told = failure or f"{_last_score(plan)}in {time.perf_counter() - start:.0f} s"
+        console.print(f"{label}: {told}", highlight=False, markup=False)
+        if failure:
+            failures[plan.folder] = failure
+    return failures
+
+
+def _last_score(plan: RunPlan) -> str:
+    metric = get_task(plan.config.task).headline
+    run = read_run(plan, "", metric, plan.folder.parent)
+    return "" if run.score is None else f"{metric} {run.score:.4f} "
+
+
+def _measure(
+    config: CompareConfig, twins: Mapping[str, TaskModule], data: TaskData, runs: Sequence[tuple[RunPlan, Run]]
+) -> tuple[Results, list[Any]]:
+    from tokenmix.train.run import load_run
+
+    first = runs[0][0].config
+    device = torch.device("cuda" if config.device in ("auto", "cuda") and torch.cuda.is_available() else "cpu")
+    batch_size = max(1, config.batch_size // config.accumulate)
+    batch = next(iter(data.train_batches(batch_size=batch_size, epoch=0, start=0)))
+    costs = measure_twins(twins, batch, first, device)
+    finished = _first_of_each([plan for plan, run in runs if run.status == "finished"])
+    trained = {mixer: load_run(plan.folder)[0] for mixer, plan in finished.items()}
+    images = getattr(data, "images", None)
+    description = data.describe()
+    examples, shown = make_examples(trained, images, description) if images is not None else ([], [])
+    task = get_task(config.task)
+    results = Results(
+        command=repeat_command(config),
+        metric=task.headline,
+        higher=task.direction == "max",
+        config=asdict(config),
+        data=description,
+        classes=list(description.get("classes", [])),
+        skeleton=_skeleton(next(iter(twins.values())).model),
+        images=make_plan(first, data.num_train).total_steps * config.batch_size,
+        step_batch=batch_size,
+        device=str(device),
+        environment=environment(),
+        twins=[_twin(mixer, module.model, costs[mixer], runs) for mixer, module in twins.items()],
+        examples=examples,
+    )
+    return results, shown
+
+
+def _skeleton(model: nn.Module) -> dict[str, int]:
+    return {"tokens": model.num_tokens, "dim": model.embed_dim, "depth": len(model.blocks)}  # type: ignore[dict-item, arg-type]
+
+
+def _twin(mixer: str, model: nn.Module, cost: TwinCost, runs: Sequence[tuple[RunPlan, Run]]) -> Twin:
+    layer = model.blocks[-1].mixer  # type: ignore[index, union-attr]
+    heads = getattr(layer, "num_heads", None)
+    crossover = None if mixer == "self" else str(find_crossover(mixer, layer.dim, num_heads=heads))
+    return Twin(
+        mixer=mixer,
+        about=get_spec(mixer).about,
+        crossover=crossover,
+        runs=[run for plan, run in runs if plan.mixer == mixer],
+        **{field.name: getattr(cost, field.name) for field in fields(TwinCost)},
+    )
+
+
+def _markdown(results: Results) -> str:
+    listed = "\n".join(f"- {note}" for note in notes(results))
+    return f"{budget_sentence(results)}\n\n{markdown_table(results)}\n\n{listed}\n\n    {results.command}\n"
+
+
+def repeat_command(config: CompareConfig) -> str:
+    """The command line that runs this comparison again."""
+    words, defaults = ["tokenmix", "compare"], CompareConfig()
+    for field in fields(CompareConfig):
+        value = getattr(config, field.name)
+        if value != getattr(defaults, field.name):
+            words += [f"--{field.name.replace('_', '-')}", *_words(value)]
+    return shlex.join(words)
+
+
+def _words(value: Any) -> list[str]:
+    if isinstance(value, Mapping):
+        return [f"{key}={item}" for key, item in value.items()]
+    if isinstance(value, tuple):
+        return [",".join(map(str, value))]
+    return [str(value)]
