@@ -50,7 +50,7 @@ class FileImages(ImageSet):
 
     def __init__(self, items: Sequence[Item], size: tuple[int, int]) -> None:
         self.items, self.size = list(items), size
-        self.labels = torch.tensor([item.label for item in items])
+        self.labels = torch.tensor([item.label for item in items], dtype=torch.int64)
         self._named: set[Path] = set()
 
     def read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,6 +77,8 @@ def load(variant: str, size: tuple[int, int] | None, root: Path | None) -> Loade
     train/ and test/ (or val/) are taken where they are there; else a fifth of each class is kept for testing, chosen by
     the files' contents: the same files give the same split, and copies of one file stay on one side.
     """
+    if not variant:
+        raise UserError(f"folder needs a path: give --data folder:PATH with {LAYOUT}")
     folder = Path(variant).expanduser()
     size = size or DEFAULT_SIZE
     train, test, classes = _find(folder)
@@ -101,7 +103,7 @@ def load(variant: str, size: tuple[int, int] | None, root: Path | None) -> Loade
 
 def _find(folder: Path) -> tuple[list[Item], list[Item], list[str]]:
     """Files of the training and the test side (empty if it is still to be split off), and the classes."""
-    if not str(folder).strip() or not folder.is_dir():
+    if not folder.is_dir():
         problem = "is a file" if folder.is_file() else "does not exist"
         raise UserError(f"the folder {str(folder)!r} {problem}; give --data folder:PATH with {LAYOUT}")
     train = folder / "train"

@@ -1,0 +1,165 @@
+"""Sets by name: the embedded digits always; the fetched ones where the cache has them."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tokenmix.data import DATA_SETS, ImageData, ImageSet, get, list_data, load_images
+from tokenmix.data.images import choose, resize_images
+from tokenmix.data.store import stored_path
+from tokenmix.errors import UserError
+
+
+def test_digits():
+    data = load_images("digits")
+    assert (len(data.train), len(data.test), data.channels, data.img_size) == (1437, 360, 1, (8, 8))
+    assert not data.flip
+    pixels = data.train.read(torch.arange(1437))[0].double() / 255
+    assert data.mean == pytest.approx((pixels.mean().item(),))
+    assert data.std == pytest.approx((pixels.std(correction=0).item(),))
+    assert torch.bincount(data.test.labels).tolist() == pytest.approx([36] * 10, abs=1)
+    image, label = data.train[-1]
+    assert image.dtype == torch.uint8
+    assert isinstance(label, int)
+    with pytest.raises(IndexError):
+        data.train[1437]
+
+
+def test_digits_are_the_scans_of_scikit_learn():
+    from sklearn.datasets import load_digits
+
+    data, scans = load_images("digits"), load_digits()  # type: ignore[attr-defined]
+    known = {
+        image.tobytes(): label for image, label in zip((scans.images * 255 / 16).round().astype("uint8"), scans.target)
+    }
+    read = [*(data.train[i] for i in range(50)), *(data.test[i] for i in range(50))]
+    assert all(known[image.numpy().tobytes()] == label for image, label in read)
+
+
+def test_description_is_json_and_complete():
+    described = load_images("digits").describe()
+    assert json.loads(json.dumps(described)) == described
+    assert described["spec"] == described["name"] == "digits"
+    assert sum(described["counts"]["test"].values()) == 360
+    assert "scikit-learn" in described["source"]
+
+
+def test_size_and_limits():
+    data = load_images("digits", img_size=12, limit=100, limit_eval=40)
+    assert data.img_size == (12, 12)
+    assert data.train[0][0].shape == (1, 12, 12)
+    assert (len(data.train), len(data.test)) == (100, 40)
+    assert torch.bincount(data.train.labels).tolist() == pytest.approx([10] * 10, abs=2)
+    assert load_images("digits", img_size=(6, 10)).img_size == (6, 10)
+    assert len(load_images("digits", limit=10**6).train) == 1437
+
+
+def test_the_seed_chooses_training_images_and_no_others():
+    one, same, other = (load_images("digits", limit=50, limit_eval=50, seed=s) for s in (0, 0, 1))
+    assert torch.equal(everything(one.train), everything(same.train))
+    assert not torch.equal(everything(one.train), everything(other.train))
+    assert torch.equal(everything(one.test), everything(other.test))
+
+
+def everything(part: ImageSet) -> torch.Tensor:
+    return part.read(torch.arange(len(part)))[0]
+
+
+def test_a_larger_limit_contains_the_smaller():
+    labels = torch.arange(300) % 3
+    small, large = choose(labels, 30, 5), choose(labels, 90, 5)
+    assert small is not None
+    assert large is not None
+    assert set(small.tolist()) < set(large.tolist())
+    assert torch.bincount(labels[small]).tolist() == [10, 10, 10]
+
+
+@pytest.mark.parametrize("limit", [0, -5])
+def test_limit_without_images(limit: int):
+    with pytest.raises(UserError, match="limit"):
+        load_images("digits", limit=limit)
+
+
+def test_resizing_in_parts_equals_resizing_at_once():
+    images = torch.randint(0, 256, (1030, 1, 6, 6), dtype=torch.uint8)
+    out = resize_images(images, (9, 4))
+    assert out.shape == (1030, 1, 9, 4)
+    assert torch.equal(out[1020:], resize_images(images[1020:], (9, 4)))
+    assert resize_images(images, (6, 6)) is images
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("fashion-mist", "did you mean fashion-mnist"),
+        ("digits:8", "no variants"),
+        ("emoji:gogle", "google"),
+        ("folder", "needs a path"),
+        ("folder:", "needs a path"),
+        ("folder:/no/such/place", "'/no/such/place' does not exist"),
+    ],
+)
+def test_unknown_set(spec: str, message: str):
+    with pytest.raises(UserError, match=message):
+        load_images(spec)
+
+
+def test_folder_without_its_prefix(tmp_path: Path):
+    with pytest.raises(UserError, match=f"give folder:{tmp_path}"):
+        load_images(str(tmp_path))
+
+
+def test_table(tmp_path: Path):
+    rows = {row.name: row for row in list_data(tmp_path)}
+    assert list(rows) == list(DATA_SETS)
+    assert rows["digits"].cached
+    assert not rows["fashion-mnist"].cached
+    assert "embedded" in get("digits")
+    for spec in DATA_SETS.values():
+        assert callable(importlib.import_module(spec.module).load)
+
+
+def cached(name: str) -> ImageData:
+    stored = DATA_SETS[name].stored
+    if stored is None or not stored_path(stored).exists():
+        pytest.skip(f"{name} is not in the cache; `tokenmix data get {name}` fetches it")
+    return load_images(name)
+
+
+def test_fashion_mnist_if_cached():
+    data = cached("fashion-mnist")
+    assert (len(data.train), len(data.test)) == (60000, 10000)
+    assert torch.bincount(data.train.labels).tolist() == [6000] * 10
+    # The publisher's well-known statistics.
+    assert data.mean == pytest.approx((0.2860,), abs=1e-4)
+    assert data.std == pytest.approx((0.3530,), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["emoji", "emoji:twitter"])
+def test_emoji_if_cached(name: str):
+    data = cached(name)
+    assert len(data.classes) == 9
+    assert len(data.train) + len(data.test) == 3781
+    counts = data.describe()["counts"]
+    for label in data.classes:
+        share = counts["test"][label] / (counts["test"][label] + counts["train"][label])
+        assert share == pytest.approx(0.2, abs=0.02)
+    corners = everything(data.test)[:, :, [0, 0, -1, -1], [0, -1, 0, -1]]
+    assert (corners == 255).float().mean() > 0.8
+
+
+def test_emoji_concepts_of_both_vendors_are_on_the_same_side():
+    cached("emoji"), cached("emoji:twitter")
+    from safetensors import safe_open
+
+    sides = []
+    for vendor in ("google", "twitter"):
+        with safe_open(stored_path(f"emoji-{vendor}"), framework="pt") as file:
+            concepts = json.loads(file.metadata()["concepts"])
+            sides.append(dict(zip(concepts, file.get_tensor("test").tolist())))
+            per_concept = set(zip(concepts, file.get_tensor("test").tolist()))
+            assert len(per_concept) == len(set(concepts))
+    assert sides[0] == sides[1]

