@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -78,9 +77,3 @@ def draw_depth(numbers: Sequence[MapNumbers], title: str, file: Path) -> None:
     axis.grid(alpha=0.3)
     axis.legend(frameon=False, fontsize=8)
     figure.savefig(file, dpi=120)
-
-
-def normalise(image: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """uint8 (C, H, W) to float, (x/255 - mean) / std."""
-    shape = (-1, 1, 1)
-    return (image.float() / 255 - torch.tensor(mean).view(shape)) / torch.tensor(std).view(shape)

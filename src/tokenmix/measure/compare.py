@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from torch import nn
 
 from tokenmix.environment import environment
@@ -58,7 +60,7 @@ def compare(config: CompareConfig, *, quiet: bool = False) -> Path:
     runs = [(plan, read_run(plan, failures.get(plan.folder, ""), task.headline, out)) for plan in plans]
     if all(run.status != "finished" for _, run in runs):
         raise UserError(f"no run finished; the first said: {runs[0][1].message}")
-    with console.status("measuring"):
+    with _spinner("measuring", console):
         results, examples = _measure(config, twins, data, runs)
     results.save(out / "results.json")
     (out / "results.md").write_text(_markdown(results))
@@ -96,7 +98,7 @@ def _train_all(plans: Sequence[RunPlan], console: Console) -> dict[Path, str]:
             continue
         start = time.perf_counter()
         try:
-            with console.status(label.replace("[", r"\[")):
+            with _spinner(label, console):
                 failure = run_twin(plan)
         except KeyboardInterrupt:
             done = sum(map(is_finished, plans))
@@ -108,6 +110,15 @@ def _train_all(plans: Sequence[RunPlan], console: Console) -> dict[Path, str]:
         if failure:
             failures[plan.folder] = failure
     return failures
+
+
+def _spinner(label: str, console: Console) -> Progress:
+    """Shows that something runs, and for how long; gone when it is done."""
+    shown = Progress(
+        SpinnerColumn(), TextColumn(r"{task.description}"), TimeElapsedColumn(), console=console, transient=True
+    )
+    shown.add_task(escape(label))
+    return shown
 
 
 def _last_score(plan: RunPlan) -> str:

@@ -1,0 +1,86 @@
+"""`tokenmix inspect`: the maps of a run or a model on one image, as pictures and numbers in a folder."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.data import read_image
+from tokenmix.errors import UserError
+from tokenmix.inspect.maps import attention_maps
+from tokenmix.inspect.numbers import map_numbers
+from tokenmix.inspect.pictures import draw_depth, draw_tiles
+from tokenmix.inspect.tiles import tiles_of
+from tokenmix.models import create_model, list_models
+
+__all__ = ["inspect_run"]
+
+TILES = 15
+
+
+def inspect_run(target: str | Path, file: Path, out: Path) -> Path:
+    """Write one picture for each block, one of the numbers over depth, and numbers.json.
+
+    Args:
+        target: a run folder, or the name of a model, which then has random weights.
+        file: an image.
+        out: the folder to write into.
+
+    Returns:
+        `out`.
+
+    Raises:
+        UserError: neither a run folder nor a model; an image that cannot be read; a model without token mixers.
+    """
+    model, description, trained = _load(target)
+    pixels = read_image(file, description["channels"], tuple(description["img_size"]))
+    images = _normalise(pixels, description)
+    maps = attention_maps(model, images)
+    numbers = map_numbers(maps)
+    title = f"{target}, {file.name}"
+    out.mkdir(parents=True, exist_ok=True)
+    for i, block in enumerate(maps):
+        draw_tiles(pixels, tiles_of(block, limit=TILES), f"{title}: {block.name}", out / f"block-{i:02d}.png")
+    draw_depth(numbers, title, out / "depth.png")
+    told = {
+        "target": str(target),
+        "file": str(file),
+        "trained": trained,
+        "answer": _answer(model, images, description),
+        "blocks": [block.to_json() for block in numbers],
+    }
+    (out / "numbers.json").write_text(json.dumps(told, indent=1) + "\n")
+    return out
+
+
+def _load(target: str | Path) -> tuple[nn.Module, Mapping[str, Any], bool]:
+    if Path(target).is_dir():
+        from tokenmix.train.run import load_run
+
+        model, _, description = load_run(Path(target))
+        return model.cpu().float().eval(), description, True
+    if str(target) not in list_models():
+        known = ", ".join(list_models())
+        raise UserError(f"{str(target)!r} is neither a run folder nor a model; models: {known}")
+    model = create_model(str(target)).eval()
+    channels = next(p for p in model.parameters() if p.dim() == 4).shape[1]
+    half = [0.5] * channels
+    return model, {"channels": channels, "img_size": model.img_size, "mean": half, "std": half}, False
+
+
+def _normalise(pixels: Tensor, description: Mapping[str, Any]) -> Tensor:
+    mean, std = (torch.tensor(description[key]).view(-1, 1, 1) for key in ("mean", "std"))
+    return pixels.float().div(255).sub(mean).div(std)[None]
+
+
+@torch.no_grad()
+def _answer(model: nn.Module, images: Tensor, description: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The most probable class of a trained classifier; None where there are no classes to name."""
+    classes = description.get("classes")
+    if not classes:
+        return None
+    top = model(images).softmax(-1)[0].max(-1)
+    return {"label": classes[int(top.indices)], "probability": float(top.values)}
