@@ -160,6 +160,16 @@ def test_unequal_widths_never_write_the_map(query_width, value_width, masked):
     assert fused < bytes_of_map / 2 < bytes_of_map < unfused
 
 
+def test_transposed_input_never_writes_the_map():
+    n, heads = 1536, 4
+    pixels = torch.randn(1, heads, 16, n, requires_grad=True)
+
+    def run():
+        attention(pixels.mT, pixels.mT, pixels.mT).sum().backward()
+
+    assert peak_memory(run) < 4 * heads * n * n / 2
+
+
 def test_padding_the_widths_changes_nothing():
     query, key, value, mask = sample(d=3, dv=8)
     with sdpa_kernel(SDPBackend.MATH):

@@ -123,7 +123,7 @@ def _fused(
     if bias is not None:
         allowed = bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
         allowed = allowed.to(query.dtype)
-    query, key, value = _equal_widths(query, key, value)
+    query, key, value = (_rows(x) for x in _equal_widths(query, key, value))
     out = F.scaled_dot_product_attention(
         query, key, value, attn_mask=allowed, dropout_p=dropout, is_causal=only_causal, scale=scale
     )
@@ -181,6 +181,11 @@ def _equal_widths(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Te
     if query.shape[-1] == value.shape[-1] == width or not _fused_kernels_enabled():
         return query, key, value
     return _pad(query, width), _pad(key, width), _pad(value, width)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """x with each head's numbers side by side, without which the fused kernels refuse it (pixels seen as tokens)."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _pad(x: Tensor, width: int) -> Tensor:
