@@ -1,5 +1,6 @@
 """Sources one after the other, the cache, concurrency; the network is a local folder or is switched off."""
 
+import errno
 import gzip
 import hashlib
 import multiprocessing
@@ -157,6 +158,21 @@ def test_failed_fetch_leaves_nothing_and_says_what_to_do(tmp_path: Path):
         raise FetchError("home: closed")
 
     with pytest.raises(UserError, match=r"home: closed.*--data digits.*TOKENMIX_DATA"):
+        fetched("thing", tmp_path, fetch)
+    assert [p.name for p in tmp_path.iterdir()] == ["thing.lock"]
+
+
+@pytest.mark.parametrize("root", ["/proc/nowhere", __file__])
+def test_cache_that_cannot_be_written(root: str):
+    with pytest.raises(UserError, match=r"cannot keep thing.*TOKENMIX_DATA"):
+        fetched("thing", root, lambda folder: ({"a": torch.ones(1)}, {}))
+
+
+def test_full_disk(tmp_path: Path):
+    def fetch(folder: Path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(UserError, match=r"No space left.*free space"):
         fetched("thing", tmp_path, fetch)
     assert [p.name for p in tmp_path.iterdir()] == ["thing.lock"]
 

@@ -108,7 +108,7 @@ class ImageData:
     def name(self) -> str:
         """The spec as a part of a file name."""
         kind, _, rest = self.spec.partition(":")
-        return f"{kind}-{Path(rest).name}" if rest else kind
+        return f"{kind}-{Path(rest).expanduser().resolve().name}" if rest else kind
 
     @property
     def flip(self) -> bool:

@@ -20,7 +20,7 @@ class DataSet:
     Attributes:
         module: the reader; it has `load(variant, size, root) -> Loaded`.
         task: what it is for.
-        about: what it is, with sizes.
+        size: how many images, of what size, in how many classes, and megabytes to fetch.
         licence: of the content.
         registry: where it comes from, in the order of trying.
         stored: its name in the cache; None if it is not fetched.
@@ -28,7 +28,7 @@ class DataSet:
 
     module: str
     task: str
-    about: str
+    size: str
     licence: str
     registry: str
     stored: str | None = None
@@ -38,7 +38,7 @@ DATA_SETS: dict[str, DataSet] = {
     "fashion-mnist": DataSet(
         "tokenmix.data.fashion_mnist",
         "image-classification",
-        "60,000 + 10,000 grey 28 x 28 images, 10 kinds of clothing; 31 MB",
+        "60,000 + 10,000 grey 28 x 28, 10 classes, 31 MB",
         "MIT",
         "publisher, else Debian dataset-fashion-mnist",
         "fashion-mnist",
@@ -46,7 +46,7 @@ DATA_SETS: dict[str, DataSet] = {
     "emoji": DataSet(
         "tokenmix.data.emoji",
         "image-classification",
-        "3,781 colour 64 x 64 drawings, 9 categories, split by concept; 74 MB",
+        "3,781 colour 64 x 64 drawings, 9 classes, 74 MB",
         "Apache-2.0",
         "npm emoji-datasource-google 16.0.0",
         "emoji-google",
@@ -54,7 +54,7 @@ DATA_SETS: dict[str, DataSet] = {
     "emoji:twitter": DataSet(
         "tokenmix.data.emoji",
         "image-classification",
-        "the same concepts, drawn by another vendor; 62 MB",
+        "the same concepts of another vendor, 62 MB",
         "CC-BY-4.0",
         "npm emoji-datasource-twitter 16.0.0",
         "emoji-twitter",
@@ -62,14 +62,14 @@ DATA_SETS: dict[str, DataSet] = {
     "digits": DataSet(
         "tokenmix.data.digits",
         "image-classification",
-        "1,437 + 360 grey 8 x 8 images, 10 digits",
+        "1,437 + 360 grey 8 x 8, 10 classes",
         "BSD-3-Clause",
         "embedded in scikit-learn",
     ),
     "folder": DataSet(
         "tokenmix.data.folder",
         "image-classification",
-        "folder:PATH, your own images, one sub-folder a class",
+        "folder:PATH, one sub-folder a class",
         "yours",
         "your disk",
     ),
@@ -91,7 +91,7 @@ class DataInfo:
 def list_data(root: Path | None = None) -> list[DataInfo]:
     """The table of data sets; `cached` says that it can be read without a network."""
     return [
-        DataInfo(name, s.task, s.about, s.licence, s.registry, s.stored is None or stored_path(s.stored, root).exists())
+        DataInfo(name, s.task, s.size, s.licence, s.registry, s.stored is None or stored_path(s.stored, root).exists())
         for name, s in DATA_SETS.items()
     ]
 

@@ -49,8 +49,8 @@ def fetched(name: str, root: str | Path | None, fetch: Callable[[Path], Stored])
             f"{name} is not in {path.parent} and could not be fetched ({reason}); "
             "use --data digits, which is embedded, or set TOKENMIX_DATA to a folder that has it"
         ) from None
-    except PermissionError as error:
-        raise UserError(f"cannot write to {error.filename}; set TOKENMIX_DATA to a writable folder") from None
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot keep {name} ({error}); free space or set TOKENMIX_DATA to a writable folder") from None
     return stored
 
 
