@@ -1,0 +1,98 @@
+"""The small networks whose maps and gates the documentation shows, trained on Fashion-MNIST by this script alone."""
+
+import argparse
+from functools import cache
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from tokenmix.data import ImageData, load_images, make_loader, normalize
+from tokenmix.models import create_model
+
+__all__ = ["GRID", "Trained", "test_images"]
+
+STEPS, BATCH = 800, 32
+GRID = (14, 14)
+MIXERS: dict[str, dict[str, int]] = {
+    "self": {},
+    "sagan": {},
+    "external": {"num_slots": 32},
+    "multihead-external": {"num_slots": 16},
+    "gating": {},
+    "gating-attention": {"attention_dim": 32},
+    "less": {},
+}
+
+
+@cache
+def fashion() -> ImageData:
+    """The images, fetched once."""
+    return load_images("fashion-mnist", limit_eval=1000)
+
+
+def test_images(indices: list[int]) -> tuple[Tensor, Tensor]:
+    """Test images as pictures in 0..1 (B, H, W), and as the networks take them (B, 1, H, W)."""
+    data = fashion()
+    images, _ = data.test.read(torch.tensor(indices))
+    return images[:, 0] / 255, normalize(images, data.mean, data.std)
+
+
+class Trained:
+    """Networks of 4 blocks of width 64 on 14 x 14 patches; trained when first asked for, and kept in a folder."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self.models: dict[str, nn.Module] = {}
+
+    def __call__(self, mixer: str) -> nn.Module:
+        """The trained network with that mixer, in eval mode."""
+        if mixer not in self.models:
+            self.models[mixer] = self._load_or_train(mixer)
+        return self.models[mixer].eval()
+
+    def _load_or_train(self, mixer: str) -> nn.Module:
+        torch.manual_seed(0)
+        model = create_model(
+            "mixer_nano", mixer=mixer, mixer_kwargs=MIXERS[mixer], img_size=28, patch_size=2, in_chans=1
+        )
+        file = None if self.folder is None else self.folder / f"{mixer}.safetensors"
+        if file is not None and file.exists():
+            model.load_state_dict(load_file(file))
+            return model
+        _train(model)
+        print(f"{mixer}: {_accuracy(model):.3f} of 1,000 test images right after {STEPS} steps", flush=True)
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            save_file(model.state_dict(), file)
+        return model
+
+
+def _train(model: nn.Module) -> None:
+    data = fashion()
+    loader = make_loader(data.train, batch_size=BATCH, shuffle=True, seed=0, mean=data.mean, std=data.std)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=STEPS)
+    for _, batch in zip(range(STEPS), loader):
+        loss = nn.functional.cross_entropy(model(batch["image"]), batch["label"])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+
+
+@torch.no_grad()
+def _accuracy(model: nn.Module) -> float:
+    data = fashion()
+    loader = make_loader(data.test, batch_size=100, shuffle=False, seed=0, mean=data.mean, std=data.std)
+    right = [(model.eval()(batch["image"]).argmax(1) == batch["label"]).sum() for batch in loader]
+    return int(sum(right)) / len(data.test)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="where the weights go")
+    arguments = parser.parse_args()
+    for name in MIXERS:
+        Trained(arguments.folder)(name)

@@ -1,0 +1,180 @@
+"""The documentation is true: its code runs, its commands exist, its links lead somewhere, the site builds offline."""
+
+import inspect
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tokenmix import cli, layers
+from tokenmix.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")])
+MECHANISMS = sorted(p for p in (DOCS / "mechanisms").glob("*.md") if p.stem != "index")
+NO_MECHANISM = {"__init__", "base", "table"}
+SECTIONS = [
+    "Equation",
+    "Use",
+    "Shapes",
+    "Symbols and arguments",
+    "Cost",
+    "Pitfalls",
+    "When not to use it",
+    "Differences from the paper",
+    "Reference",
+]
+FENCE = re.compile(r"^```(\S+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def identifier(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path, *languages: str) -> Iterator[tuple[int, str, str]]:
+    """Line, info string and text of each fenced block in one of the languages."""
+    text = page.read_text()
+    for match in FENCE.finditer(text):
+        if match[1] in languages:
+            yield text.count("\n", 0, match.start()) + 2, match[2].strip(), match[3]
+
+
+def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
+    """The tokenmix commands of a page, in its console blocks and in its running text."""
+    text = page.read_text()
+    found = [(line, part) for line, _, block in blocks(page, "console", "bash") for part in block.splitlines()]
+    found += [
+        (text.count("\n", 0, m.start()) + 1, " ".join(m[1].split()))
+        for m in re.finditer(r"`(tokenmix [a-z][^`]*)`", FENCE.sub("", text))
+    ]
+    for line, command in found:
+        words = shlex.split(command, comments=True)
+        if words and words[0] == "tokenmix":
+            yield line, words[1:]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if any(blocks(p, "python"))], ids=identifier)
+def test_code_runs(page, tmp_path, monkeypatch, capsys):
+    """Blocks of a page share their names, in order. `no-run` needs a reason in the block's first line."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    torch.manual_seed(0)
+    namespace: dict[str, object] = {"__name__": "page"}
+    for line, info, code in blocks(page, "python"):
+        if "no-run" in info:
+            assert code.startswith("# not run: "), f"{page}:{line} does not say why it is not run"
+            continue
+        # Empty lines in front, so that a traceback shows the page's own line.
+        exec(compile("\n" * (line - 1) + code, str(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if any(commands(p))], ids=identifier)
+def test_commands_exist(page):
+    for line, words in commands(page):
+        if "..." in words:
+            continue
+        try:
+            cli.parse(words)
+        except UserError as error:
+            # A verb alone, in running text, names it and leaves its arguments out.
+            assert len(words) == 1, f"{page}:{line} {' '.join(words)}: {error}"
+            assert words[0] in cli.VERBS, f"{page}:{line} {' '.join(words)}: {error}"
+        except SystemExit as stop:
+            assert stop.code == 0, f"{page}:{line} {' '.join(words)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identifier)
+def test_links_lead_somewhere(page):
+    text = FENCE.sub("", page.read_text())
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{page}: {target}"
+        if anchor:
+            assert anchor in anchors(file), f"{page}: {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identifier)
+def test_files_and_names_in_the_text_exist(page):
+    text = FENCE.sub("", page.read_text())
+    for name in re.findall(r"`((?:src|docs|tests|benchmarks|recipes)/[\w./-]+)`", text):
+        assert (ROOT / name).exists() or "my_" in name, f"{page}: {name}"
+    for module, name in re.findall(r"`tokenmix\.(layers|ops|losses|data|models|tasks)\.(\w+)", text):
+        package = __import__(f"tokenmix.{module}", fromlist=[name])
+        assert hasattr(package, name), f"{page}: tokenmix.{module}.{name}"
+
+
+def test_every_mechanism_has_a_page():
+    files = {p.stem for p in (ROOT / "src/tokenmix/layers").glob("*.py")} - NO_MECHANISM
+    assert files == {p.stem for p in MECHANISMS}
+
+
+@pytest.mark.parametrize("page", MECHANISMS, ids=lambda p: p.stem)
+def test_mechanism_page_is_complete(page):
+    text = page.read_text()
+    assert re.findall(r"^## (.+)$", FENCE.sub("", text), re.MULTILINE) == SECTIONS
+    assert 'class="equation"' in text
+    assert re.search(r"arXiv:\d{4}\.\d{5}", text)
+    assert re.search(r"!\[[^\]]{10,}\]\(\.\./images/", text)
+    assert (ROOT / "mkdocs.yml").read_text().count(f"mechanisms/{page.name}") == 1
+
+
+@pytest.mark.parametrize("page", MECHANISMS, ids=lambda p: p.stem)
+def test_mechanism_page_names_every_argument(page):
+    """The table of symbols holds the arguments of the page's class, no fewer and no others."""
+    section = page.read_text().split("## Symbols and arguments")[1].split("\n## ")[0]
+    rows = [row.split("|")[2] for row in section.splitlines() if row.startswith("|")]
+    documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    module = sys.modules[f"tokenmix.layers.{page.stem}"]
+    classes = [c for n in module.__all__ if isinstance(c := getattr(module, n), type) and hasattr(layers, n)]
+    assert classes
+    expected = {name for c in classes for name in inspect.signature(c).parameters} - {"device", "dtype"}
+    assert documented == expected
+
+
+def test_pictures_are_used_and_small():
+    pictures = {p.name for p in (DOCS / "images").iterdir()}
+    used = set(re.findall(r"images/([\w.]+)", "".join(page.read_text() for page in PAGES)))
+    assert pictures == used
+    assert all(p.stat().st_size < 100_000 for p in (DOCS / "images").iterdir())
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("site")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(build, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def test_site_needs_no_network(site):
+    for page in site.rglob("*.html"):
+        loaded = re.findall(r'<(?:script|img|link|iframe)[^>]*(?:src|href)="(https?:[^"]+)"', page.read_text())
+        assert not [url for url in loaded if "canonical" not in url], page
+
+
+def test_reference_is_complete(site):
+    """Every public layer and op has its entry, and no directive is left over."""
+    page = (site / "api.html").read_text()
+    assert ":::" not in page
+    source = (DOCS / "api.md").read_text()
+    for package in ("layers", "ops"):
+        public = set(__import__(f"tokenmix.{package}", fromlist=["__all__"]).__all__) - {"MIXERS"}
+        documented = set(re.findall(rf"^::: tokenmix\.{package}\.(\w+)$", source, re.MULTILINE))
+        assert documented == public
