@@ -1,0 +1,134 @@
+"""Imports run one way, and what must start at once imports nothing heavy."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src"
+PACKAGE = SRC / "tokenmix"
+FILES = sorted(PACKAGE.rglob("*.py"))
+HEAVY = {"torch", "torchvision", "timm", "lightning", "transformers", "matplotlib", "sklearn", "torchmetrics"}
+
+LEAVES = {"errors", "environment"}
+BELOW = {
+    "errors": set(),
+    "environment": set(),
+    "ops": {"errors"},
+    "losses": {"errors", "ops"},
+    "layers": {"errors", "ops"},
+    "models": {"errors", "ops", "layers"},
+    "checkpoints": {"errors"},
+    "data": {"errors"},
+    "testing": {"errors", "ops", "layers"},
+}
+BELOW["tasks"] = {*LEAVES, "ops", "losses", "layers", "models", "checkpoints", "data"}
+BELOW["train"] = BELOW["tasks"] | {"tasks"}
+BELOW["inspect"] = BELOW["train"] | {"train"}
+# A comparison's report shows the maps of every twin.
+BELOW["measure"] = BELOW["inspect"] | {"inspect"}
+"""Part of the package: the parts that it may import. The command, its listings and the demo stand above all."""
+
+TOP = {"cli", "listing", "demo", "__init__", "__main__", "_timm_hook"}
+
+
+def _part(file: Path) -> str:
+    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def _imports(tree: ast.AST, *, top_level: bool = False) -> Iterator[tuple[str, int]]:
+    """Names of the modules that are imported; with `top_level` only where importing the file imports them."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            yield from ((f"{module}.{alias.name}", node.lineno) for alias in node.names)
+        elif top_level and (isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or _type_checking(node)):
+            continue
+        else:
+            yield from _imports(node, top_level=top_level)
+
+
+def _type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def _own_parts(name: str) -> str | None:
+    pieces = name.split(".")
+    return pieces[1] if pieces[0] == "tokenmix" and len(pieces) > 1 else None
+
+
+def test_every_part_of_the_package_is_known() -> None:
+    parts = {_part(file) for file in FILES}
+    assert parts <= set(BELOW) | TOP, f"say in BELOW what {parts - set(BELOW) - TOP} may import"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_imports_run_one_way(file: Path) -> None:
+    part = _part(file)
+    if part in TOP:
+        return
+    allowed = BELOW[part] | {part}
+    for name, line in _imports(ast.parse(file.read_text())):
+        other = _own_parts(name)
+        # `from tokenmix import __version__` and the error class are the package's own.
+        if other is None or other in ("__version__", "UserError"):
+            continue
+        assert other in allowed, f"{file.name}:{line}: {part} imports {name}, which stands above it or beside it"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_imports_inside_the_package_are_absolute(file: Path) -> None:
+    relative = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ImportFrom) and n.level]
+    assert not relative
+
+
+@pytest.mark.parametrize("name", ["__init__", "cli", "errors", "listing", "_timm_hook", "train/config"])
+def test_nothing_heavy_at_the_top_of(name: str) -> None:
+    tree = ast.parse((PACKAGE / f"{name}.py").read_text())
+    heavy = {module for module, _ in _imports(tree, top_level=True) if module.split(".")[0] in HEAVY}
+    assert not heavy
+
+
+def test_ops_need_only_torch() -> None:
+    outside = set()
+    for file in (PACKAGE / "ops").glob("*.py"):
+        names = {module.split(".")[0] for module, _ in _imports(ast.parse(file.read_text()))}
+        outside |= names - set(sys.stdlib_module_names) - {"tokenmix", "torch"}
+    assert not outside
+
+
+def _python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(SRC), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_import_and_command_line_load_nothing_heavy() -> None:
+    loaded = _python(
+        "import sys, tokenmix, tokenmix.cli\n"
+        "try: tokenmix.cli.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        f"print('HEAVY', sorted({HEAVY!r} & set(sys.modules)))"
+    )
+    assert loaded.splitlines()[-1] == "HEAVY []"
+
+
+def test_works_without_transformers() -> None:
+    # A name that is None in sys.modules cannot be imported.
+    said = _python(
+        "import sys; sys.modules['transformers'] = None\n"
+        "import tokenmix, tokenmix.layers, tokenmix.ops\n"
+        "print(len(tokenmix.list_mixers()) > 5, len(tokenmix.list_models()) > 5)"
+    )
+    assert said == "True True"

@@ -1,0 +1,122 @@
+"""The public names: what is promised is there, and nothing becomes public unnoticed."""
+
+import importlib
+import inspect
+
+import pytest
+
+import tokenmix
+
+NAMES: dict[str, list[str]] = {
+    "tokenmix": [
+        "UserError",
+        "__version__",
+        "create_mixer",
+        "create_model",
+        "list_mixers",
+        "list_models",
+        "list_tasks",
+    ],
+    "tokenmix.layers": [
+        "AttentionResidual",
+        "Capabilities",
+        "ExternalAttention",
+        "ExternalAttention2d",
+        "GatedMLP",
+        "LessAttention",
+        "MIXERS",
+        "Mixer",
+        "MixerSpec",
+        "MultiHeadExternalAttention",
+        "SAGANAttention2d",
+        "SelfAttention",
+        "SimplifiedSelfAttention",
+        "SpatialGatingUnit",
+        "TinyAttention",
+        "create_mixer",
+        "list_mixers",
+    ],
+    "tokenmix.ops": [
+        "Scores",
+        "attention",
+        "attention_from_scores",
+        "attention_probabilities",
+        "attention_residual",
+        "double_normalize",
+        "external_attention",
+        "external_attention_map",
+        "resize_gate",
+        "resize_score_transform",
+        "slot_offset",
+        "spatial_gate",
+        "toeplitz_matrix",
+        "transform_factored",
+        "transform_scores",
+    ],
+    "tokenmix.losses": [
+        "diagonality_loss",
+    ],
+    "tokenmix.testing": [
+        "Build",
+        "Builder",
+        "NotApplicable",
+        "PROPERTIES",
+        "Property",
+        "PropertyFailure",
+    ],
+}
+
+PROMISED = {
+    "tokenmix.layers": {
+        "SelfAttention": ["dim", "num_heads"],
+        "SimplifiedSelfAttention": ["dim"],
+        "SAGANAttention2d": ["dim", "variant"],
+        "ExternalAttention": ["dim", "num_slots", "tie"],
+        "ExternalAttention2d": ["dim", "num_slots", "tie"],
+        "MultiHeadExternalAttention": ["dim", "num_heads", "expansion", "num_slots"],
+        "SpatialGatingUnit": ["dim", "num_tokens"],
+        "TinyAttention": ["dim"],
+        "LessAttention": ["dim", "num_tokens"],
+        "AttentionResidual": [],
+    },
+    "tokenmix.ops": {
+        "double_normalize": ["logits", "mask"],
+        "external_attention": ["query", "key_memory", "value_memory", "mask", "chunk_size"],
+        "spatial_gate": [],
+        "transform_scores": ["scores"],
+        "transform_factored": [],
+    },
+    "tokenmix.losses": {"diagonality_loss": ["scores", "form", "margin"]},
+}
+"""Names and arguments that users were promised; they may gain arguments, never lose one."""
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_the_inventory_is_complete(module: str) -> None:
+    assert sorted(importlib.import_module(module).__all__) == NAMES[module]
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_every_name_is_there_and_documented(module: str) -> None:
+    home = importlib.import_module(module)
+    for name in home.__all__:
+        value = getattr(home, name)
+        if inspect.isclass(value) or inspect.isfunction(value):
+            assert inspect.getdoc(value), f"{module}.{name} has no docstring"
+
+
+@pytest.mark.parametrize(("module", "name"), [(m, n) for m, names in PROMISED.items() for n in names])
+def test_what_was_promised_is_there(module: str, name: str) -> None:
+    value = getattr(importlib.import_module(module), name)
+    accepted = inspect.signature(value).parameters
+    assert set(PROMISED[module][name]) <= set(accepted)
+
+
+def test_mixers_that_were_promised() -> None:
+    promised = {"self", "simplified", "sagan", "external", "multihead-external", "gating", "gating-attention", "less"}
+    assert promised <= set(tokenmix.list_mixers())
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'list_everything'"):
+        _ = tokenmix.list_everything

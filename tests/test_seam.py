@@ -1,0 +1,71 @@
+"""A mechanism is its layer, its row in the table, its case and its page; all four are there and agree."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+
+from tokenmix import layers
+from tokenmix.layers import MIXERS, Mixer, create_mixer
+from tokenmix.testing.cases import CASES, PARTS, VARIANTS
+
+ROOT = Path(__file__).parents[1]
+PAGES = ROOT / "docs" / "mechanisms"
+CLASSES = {
+    name: value
+    for name, value in vars(layers).items()
+    if name in layers.__all__ and inspect.isclass(value) and issubclass(value, torch.nn.Module) and value is not Mixer
+}
+FILES = {name: Path(inspect.getfile(value)) for name, value in CLASSES.items()}
+
+
+def test_every_row_has_a_case_and_every_case_a_row() -> None:
+    assert list(CASES) == list(MIXERS)
+    assert {case.mixer for case in CASES.values()} == set(MIXERS)
+    assert not set(CASES) & set(VARIANTS)
+    assert {case.mixer for case in VARIANTS.values() if isinstance(case.mixer, str)} <= set(MIXERS)
+
+
+def test_every_public_layer_is_a_row_or_a_part_of_one() -> None:
+    rows = {spec.layer.__name__ for spec in MIXERS.values()}
+    assert rows.isdisjoint(PARTS)
+    assert rows | set(PARTS) == set(CLASSES)
+    assert set(PARTS.values()) <= set(MIXERS)
+
+
+@pytest.mark.parametrize("name", sorted(CLASSES))
+def test_every_public_layer_has_a_page_that_names_it(name: str) -> None:
+    page = PAGES / f"{FILES[name].stem}.md"
+    assert page.is_file(), f"{name} of {FILES[name].name} has no page {page.relative_to(ROOT)}"
+    assert name in page.read_text()
+
+
+def test_every_page_belongs_to_a_layer() -> None:
+    pages = {page.stem for page in PAGES.glob("*.md")} - {"index"}
+    assert pages == {file.stem for file in FILES.values()}
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_the_page_names_the_row(name: str) -> None:
+    page = PAGES / f"{FILES[MIXERS[name].layer.__name__].stem}.md"
+    assert f"`{name}`" in page.read_text() or f'"{name}"' in page.read_text()
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_every_row_is_built_with_defaults_and_says_what_it_can_do(name: str) -> None:
+    layer = create_mixer(name, 64, num_tokens=16)
+    assert isinstance(layer, MIXERS[name].layer)
+    assert layer.dim == 64
+    assert layer.macs(16) > 0
+    assert layer.capabilities.layout == ("2d" if type(layer).__name__.endswith("2d") else "tokens")
+
+
+@pytest.mark.parametrize("name", sorted(CLASSES))
+def test_constructors_take_sizes_by_place_and_the_rest_by_name(name: str) -> None:
+    parameters = inspect.signature(CLASSES[name]).parameters
+    assert {"device", "dtype"} <= set(parameters)
+    by_place = [p for p in parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    assert all(p.default is p.empty for p in by_place), "an argument with a default is given by name"
+    for dropout in (p for p in parameters if "dropout" in p):
+        assert parameters[dropout].default == 0.0

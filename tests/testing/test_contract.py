@@ -1,0 +1,91 @@
+"""Every mixer of the table, and every other path through its code, keeps every property."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenmix.testing import PROPERTIES, NotApplicable, PropertyFailure
+from tokenmix.testing.cases import CASES, DIM, VARIANTS, builder, example
+from tokenmix.testing.harness import awake, call, noise, size_like, to_tokens
+from tokenmix.testing.properties.graphs import compiled
+
+EVERY = {**CASES, **VARIANTS}
+# One capture costs more than all other properties together.
+SLOW = {(name, "compile") for name in VARIANTS}
+FAST_INDUCTOR = ("external", "gating")
+
+
+GATES = [name for name in EVERY if name.startswith("gating")]
+CAUSAL = [name for name in EVERY if name.endswith("causal")]
+NOT_OFFERED = {
+    *((name, "map-rows") for name in GATES),
+    *((name, "equivariance") for name in CAUSAL),
+    ("external-softmax", "mask-polarity"),
+    ("external-2d", "batch-training"),
+    ("less-stack", "device-dtype"),
+}
+"""What a mixer has not, by its nature; everything else is checked."""
+
+EXCEPTIONS = [(name, row) for name, case in EVERY.items() for row in case.except_for]
+KEPT = [
+    pytest.param(name, row, marks=[pytest.mark.slow] if (name, row) in SLOW else [])
+    for name in EVERY
+    for row in PROPERTIES
+    if (name, row) not in NOT_OFFERED and (name, row) not in EXCEPTIONS
+]
+
+
+def _check(name: str, row: str) -> None:
+    PROPERTIES[row].check(builder(EVERY[name]), example(EVERY[name]))
+
+
+@pytest.mark.parametrize(("name", "row"), KEPT)
+def test_keeps(name: str, row: str) -> None:
+    _check(name, row)
+
+
+@pytest.mark.parametrize(("name", "row"), sorted(NOT_OFFERED))
+def test_does_not_offer(name: str, row: str) -> None:
+    with pytest.raises(NotApplicable):
+        _check(name, row)
+
+
+@pytest.mark.parametrize(("name", "row"), EXCEPTIONS)
+def test_an_exception_is_still_needed(name: str, row: str) -> None:
+    with pytest.raises(PropertyFailure):
+        _check(name, row)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in FAST_INDUCTOR else [pytest.mark.slow]) for n in EVERY]
+)
+def test_compiles_to_kernels(name: str) -> None:
+    compiled(builder(EVERY[name]), example(EVERY[name]), backend="inductor")
+
+
+@pytest.mark.parametrize("name", EVERY)
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_mask_size_and_scale(name: str, data: st.DataObject) -> None:
+    """Whatever the mask, what lies under False is 0 afterwards and has no part in anything."""
+    layer = awake(builder(EVERY[name])).double()
+    size = data.draw(st.integers(1, 3), "samples")
+    dtype = data.draw(st.sampled_from((torch.float64, torch.float32, torch.bfloat16)), "dtype")
+    scale = data.draw(st.sampled_from((0.1, 1.0, 10.0, 100.0)), "scale")
+    if example(EVERY[name]).dim() == 4:
+        x = noise(size, DIM, data.draw(st.integers(1, 5), "height"), data.draw(st.integers(1, 5), "width")) * scale
+    else:
+        x = noise(size, data.draw(st.integers(1, 16), "tokens"), DIM) * scale
+    tokens = to_tokens(x).shape[1]
+    flat = data.draw(st.lists(st.booleans(), min_size=size * tokens, max_size=size * tokens), "mask")
+    mask = torch.tensor(flat).view(size, tokens)
+    other = to_tokens(x).clone()
+    other[~mask] = 7.0
+    layer, x, other = layer.to(dtype), x.to(dtype), size_like(x, other).to(dtype)
+    with torch.no_grad():
+        out = to_tokens(call(layer, x, mask))
+        again = to_tokens(call(layer, other, mask))
+    assert out.isfinite().all()
+    assert not out[~mask].any()
+    torch.testing.assert_close(again, out, rtol=4 * torch.finfo(dtype).eps, atol=0)
