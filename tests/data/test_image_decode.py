@@ -94,7 +94,7 @@ def test_float_levels(tmp_path: Path):
 def test_float_without_meaning(tmp_path: Path, value: float):
     levels = np.zeros((8, 8), np.float32)
     levels[3, 3] = value
-    with pytest.raises(UserError, match=r"a\.tif: holds"):
+    with pytest.raises(UserError, match=r"a\.tif holds"):
         read(Image.fromarray(levels), tmp_path / "a.tif")
 
 

@@ -47,7 +47,7 @@ def read_image(path: str | Path, channels: int, img_size: int | tuple[int, int])
     try:
         return decode(path, channels, size_of(img_size))
     except UnreadableImage as reason:
-        raise UserError(f"{path}: {reason}; give a readable PNG, JPEG, WebP, BMP, GIF or TIFF image") from None
+        raise UserError(f"{path} {reason}; give a readable PNG, JPEG, WebP, BMP, GIF or TIFF image") from None
 
 
 def decode(path: str | Path, channels: int, size: tuple[int, int]) -> Tensor:

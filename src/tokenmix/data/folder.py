@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,7 +184,7 @@ def _probe_all(items: Sequence[Item], size: tuple[int, int]) -> tuple[FileImages
     return FileImages(kept, size), [b for b in bad if b is not None]
 
 
-def _in_threads(one, items: Sequence[Item], label: str) -> list[Skipped | None]:
+def _in_threads(one: Callable[[int], Skipped | None], items: Sequence[Item], label: str) -> list[Skipped | None]:
     console = Console(stderr=True)
     quiet = not console.is_terminal or len(items) < 2000
     with ThreadPoolExecutor(os.cpu_count()) as pool:
