@@ -90,15 +90,11 @@ class ImageClassification(TaskModule):
 
     @classmethod
     def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> LabelledImages:
-        """Read the images of `config.data`; a single class is a `UserError`, and so are other classes than `like`'s."""
+        """Read the images of `config.data`; `UserError` if `like` has other classes or channels."""
         size = config.img_size if like is None else like["img_size"][0]
         images = load_images(
             config.data, img_size=size, limit=config.limit, limit_eval=config.limit_eval, seed=config.seed
         )
-        if len(images.classes) < 2:
-            raise UserError(
-                f"{config.data!r} has the single class {images.classes[0]!r}; a classifier needs two or more"
-            )
         if like is None:
             return LabelledImages(images, config, images.mean, images.std)
         _check_like(config.data, images, like)

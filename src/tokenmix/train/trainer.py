@@ -126,7 +126,8 @@ def fit(
         bar = Bar(recorder, task.headline, plan.batches(progress.epoch)) if shown else None
         trainer = L.Trainer(
             max_epochs=plan.epochs,
-            accumulate_grad_batches=plan.accumulate,
+            # A task that steps its optimisers itself accumulates and clips itself as well.
+            accumulate_grad_batches=plan.accumulate if task.automatic_optimization else 1,
             gradient_clip_val=config.clip_grad if task.automatic_optimization else None,
             num_sanity_val_steps=0,
             reload_dataloaders_every_n_epochs=1,

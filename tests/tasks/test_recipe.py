@@ -1,0 +1,50 @@
+"""The schedule's shape, and what weight decay leaves alone."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from tokenmix.errors import UserError
+from tokenmix.models import create_model
+from tokenmix.tasks.recipe import WarmupCosine, check_optimizer, make_optimizer, make_schedule
+from tokenmix.train.config import TrainConfig
+
+
+@given(warmup=st.integers(0, 50), rest=st.integers(1, 200), floor=st.floats(0, 0.5))
+def test_rises_to_the_peak_once_then_falls_to_the_floor(warmup, rest, floor):
+    schedule = WarmupCosine(warmup, warmup + rest, floor)
+    factors = [schedule(step) for step in range(warmup + rest + 5)]
+    assert factors[warmup] == pytest.approx(1)
+    assert factors[: warmup + 1] == sorted(set(factors[: warmup + 1]))
+    assert factors[warmup:] == sorted(factors[warmup:], reverse=True)
+    assert factors[warmup + rest] == pytest.approx(floor)
+    assert min(factors) > 0 or floor == 0
+
+
+def test_the_rates_that_a_run_uses():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2e-3)
+    schedule = make_schedule(optimizer, TrainConfig(lr=2e-3, min_lr=1e-5), total_steps=100)
+    rates = []
+    for _ in range(100):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert max(rates) == rates[5] == pytest.approx(2e-3), "5 % of the run is warm-up"
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-5)
+
+
+def test_no_decay_on_norms_biases_and_what_the_model_names():
+    model = create_model("vit_nano", img_size=8)
+    optimizer = make_optimizer(model, TrainConfig(weight_decay=0.05))
+    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        expected = 0.0 if parameter.ndim == 1 or name == "pos_embed" else 0.05
+        assert decay[id(parameter)] == expected, name
+
+
+def test_unknown_optimiser():
+    check_optimizer("lion")
+    with pytest.raises(UserError, match="unknown optimiser 'adamm'; did you mean adam"):
+        check_optimizer("adamm")

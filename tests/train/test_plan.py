@@ -1,0 +1,67 @@
+"""The arithmetic of a run, its seeds, and settings that no run can have."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenmix.errors import UserError
+from tokenmix.train.config import TrainConfig
+from tokenmix.train.plan import check_config, make_plan, seed_everything
+
+
+@given(
+    num_train=st.integers(1, 500),
+    micro=st.integers(1, 20),
+    accumulate=st.integers(1, 4),
+    epochs=st.integers(1, 5),
+    max_steps=st.none() | st.integers(1, 100),
+)
+def test_batches_of_all_epochs_make_the_steps(num_train, micro, accumulate, epochs, max_steps):
+    config = TrainConfig(batch_size=micro * accumulate, accumulate=accumulate, epochs=epochs, max_steps=max_steps)
+    if num_train < config.batch_size:
+        with pytest.raises(UserError, match=f"larger than the {num_train} training images"):
+            make_plan(config, num_train)
+        return
+    plan = make_plan(config, num_train)
+    batches = [plan.batches(epoch) for epoch in range(plan.epochs)]
+    assert sum(batches) == plan.total_steps * accumulate
+    assert all(0 < n <= num_train // micro and n % accumulate == 0 for n in batches)
+    assert plan.total_steps == min(epochs * (num_train // config.batch_size), max_steps or 10**9)
+
+
+def drawn(*position: int) -> tuple[float, float, float]:
+    seed_everything(*position)
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+def test_random_numbers_are_a_function_of_the_place():
+    places = [(seed, epoch, batch) for seed in (0, 1) for epoch in (0, 1, 2) for batch in (0, 1)]
+    first = [drawn(*place) for place in places]
+    assert [drawn(*place) for place in reversed(places)] == first[::-1]
+    for values in zip(*first):
+        assert len(set(values)) == len(places), "two places share their numbers"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"max_steps": 0}, "max_steps must be at least 1"),
+        ({"lr": 0.0}, "lr must be a positive number, got 0.0"),
+        ({"lr": float("nan")}, "lr must be a positive number, got nan"),
+        ({"clip_grad": 0.0}, "clip_grad must be positive"),
+        ({"ema": 1.0}, r"ema is a decay in \(0, 1\)"),
+        ({"batch_size": 10, "accumulate": 3}, "batch size 10 cannot be cut into accumulate=3"),
+        ({"workers": -1}, "workers must be at least 0"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"limit": 0}, "limit must be at least 1"),
+    ],
+)
+def test_impossible_settings(change, message):
+    check_config(TrainConfig())
+    with pytest.raises(UserError, match=message):
+        check_config(TrainConfig(**change))

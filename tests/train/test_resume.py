@@ -1,0 +1,157 @@
+"""A run that was killed goes on bit for bit as if it had not been."""
+
+import csv
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from tokenmix import cli
+from tokenmix.errors import UserError
+from tokenmix.train import callbacks, record
+from tokenmix.train import run as runs
+from tokenmix.train.config import TrainConfig
+
+TIMES = ("seconds", "images_per_second")
+# Everything that keeps a state: dropout, stochastic depth, mixup, EMA, accumulation over an epoch of 5 steps.
+CONFIG = TrainConfig(
+    data="digits", model="vit_nano", model_kwargs={"depth": 1, "drop_rate": 0.1, "drop_path_rate": 0.2},
+    epochs=3, batch_size=32, accumulate=2, limit=170, limit_eval=40, mixup=0.4, cutmix=0.5, ema=0.9, threads=1,
+    device="cpu", log_every=3, checkpoint_every=2,
+)  # fmt: skip
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    with (run / "metrics.csv").open(newline="") as file:
+        return [{k: v for k, v in row.items() if k not in TIMES} for row in csv.DictReader(file)]
+
+
+def assert_equal_runs(run: Path, other: Path) -> None:
+    for name in ("model.safetensors", "checkpoints/last/model.safetensors", "checkpoints/best/model.safetensors"):
+        one, two = (safetensors.torch.load_file(folder / name) for folder in (run, other))
+        assert one.keys() == two.keys()
+        for key in one:
+            assert torch.equal(one[key], two[key]), (name, key)
+    assert rows(run) == rows(other)
+    one, two = (json.loads((folder / "result.json").read_text()) for folder in (run, other))
+    for key in ("metrics", "final", "best_epoch", "steps", "images"):
+        assert one[key] == two[key], key
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run, uninterrupted."""
+    return runs.train(dataclasses.replace(CONFIG, out=tmp_path_factory.mktemp("whole") / "run"), quiet=True)
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, where: type, hook: str, count: int) -> None:
+    """Let a hook of a callback raise the `count`-th time it is called, before it does anything."""
+    original, calls = getattr(where, hook), [0]
+
+    def raising(self, *args, **kwargs):
+        calls[0] += 1
+        if calls[0] == count:
+            raise Killed
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(where, hook, raising)
+
+
+@pytest.mark.parametrize(
+    ("where", "hook", "count"),
+    [
+        (callbacks.Position, "on_train_batch_start", 6),  # in the second half of an accumulated step
+        (callbacks.Position, "on_train_batch_start", 11),  # the first batch of the second epoch
+        (callbacks.Position, "on_train_batch_start", 16),  # past the checkpoints of both epochs
+        (record.Recorder, "on_validation_end", 2),  # in an evaluation
+        (callbacks.Checkpoints, "on_train_epoch_end", 2),  # evaluated, row written, not saved
+    ],
+)
+def test_resume_is_bit_equal(whole, tmp_path, monkeypatch, where, hook, count):
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        stop_at(patch, where, hook, count)
+        with pytest.raises(Killed):
+            runs.train(dataclasses.replace(CONFIG, out=run), quiet=True)
+    runs.train(TrainConfig(resume=run), quiet=True)
+    assert_equal_runs(whole, run)
+
+
+SIGNALLED = """
+import os, signal, sys
+from tokenmix import cli
+from tokenmix.train import callbacks
+ready = callbacks.Position.on_train_batch_end
+def send(self, *args):
+    ready(self, *args)
+    if self.progress.step == {step} and self.progress.batch % 2 == 0:
+        os.kill(os.getpid(), signal.{name})
+callbacks.Position.on_train_batch_end = send
+sys.exit(cli.main(sys.argv[1:]))
+"""
+ARGUMENTS = [
+    "train", "image-classification", "--data", "digits", "--model", "vit_nano", "--model-kwargs", "depth=1",
+    "drop_rate=0.1", "drop_path_rate=0.2", "--epochs", "3", "--batch-size", "32", "--accumulate", "2", "--limit", "170",
+    "--limit-eval", "40", "--mixup", "0.4", "--cutmix", "0.5", "--ema", "0.9", "--threads", "1", "--device", "cpu",
+    "--log-every", "3", "--checkpoint-every", "2",
+]  # fmt: skip
+
+
+def signalled(name: str, step: int, run: Path) -> subprocess.CompletedProcess[str]:
+    code = SIGNALLED.format(name=name, step=step)
+    return subprocess.run(
+        [sys.executable, "-c", code, *ARGUMENTS, "--out", str(run)],
+        capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+
+
+def test_sigkill_in_mid_epoch(whole, tmp_path):
+    run = tmp_path / "run"
+    done = signalled("SIGKILL", 8, run)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    meta = json.loads((run / "checkpoints" / "last" / "meta.json").read_text())
+    assert (meta["progress"]["step"], meta["progress"]["epoch"]) == (6, 1), "step 7 and 8 must have been lost"
+    assert cli.main(["train", "--resume", str(run)]) == 0
+    assert_equal_runs(whole, run)
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(whole, tmp_path):
+    run = tmp_path / "run"
+    done = signalled("SIGINT", 7, run)
+    assert done.returncode == 130, done.stderr
+    meta = json.loads((run / "checkpoints" / "last" / "meta.json").read_text())
+    assert meta["progress"]["step"] == 7, "the step in which Ctrl-C was pressed is saved"
+    assert f"tokenmix train --resume {run}" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    runs.train(TrainConfig(resume=run), quiet=True)
+    assert_equal_runs(whole, run)
+
+
+def test_a_finished_run_is_not_resumed(whole):
+    with pytest.raises(UserError, match=r"is finished; evaluate it with: tokenmix eval"):
+        runs.train(TrainConfig(resume=whole))
+
+
+def test_resume_needs_a_run_and_a_checkpoint(tmp_path, whole):
+    with pytest.raises(UserError, match=r"is no run folder: it has no config\.json"):
+        runs.train(TrainConfig(resume=tmp_path))
+    (tmp_path / "config.json").write_bytes((whole / "config.json").read_bytes())
+    with pytest.raises(UserError, match="stopped before its first checkpoint"):
+        runs.train(TrainConfig(resume=tmp_path))
+
+
+def test_resume_takes_the_runs_own_settings(tmp_path, whole):
+    (tmp_path / "config.json").write_bytes((whole / "config.json").read_bytes())
+    with pytest.raises(UserError, match=r"own lr=0\.002; leave 0\.1 out"):
+        runs.train(TrainConfig(resume=tmp_path, lr=0.1))

@@ -1,0 +1,325 @@
+"""Training, evaluating and predicting by run folder, on the embedded digits."""
+
+import csv
+import dataclasses
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from tokenmix import cli
+from tokenmix.errors import UserError
+from tokenmix.tasks import get_task
+from tokenmix.tasks.recipe import make_optimizer, make_schedule
+from tokenmix.train import checkpoint, trainer
+from tokenmix.train.config import TrainConfig
+from tokenmix.train.plan import make_plan, seed_everything
+from tokenmix.train.run import DiskError, evaluate, load_run, predict, train
+
+CONFIG = TrainConfig(
+    data="digits", model="vit_nano", model_kwargs={"depth": 1}, epochs=2, batch_size=64, limit=200, limit_eval=100,
+    threads=1, device="cpu", log_every=2, checkpoint_every=100,
+)  # fmt: skip
+
+
+def config(out: Path, **changes: Any) -> TrainConfig:
+    return dataclasses.replace(CONFIG, out=out, **changes)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(folder / "model.safetensors")
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(config(tmp_path_factory.mktemp("runs") / "run"), quiet=True)
+
+
+def bare_loop(settings: TrainConfig) -> dict[str, torch.Tensor]:
+    """What training is, without the trainer."""
+    task = get_task(settings.task)
+    data = task.load_data(settings)
+    plan = make_plan(settings, data.num_train)
+    seed_everything(settings.seed, 0, 0)
+    model = task.build_model(settings, data.describe()).train()
+    optimizer = make_optimizer(model, settings)
+    schedule = make_schedule(optimizer, settings, plan.total_steps)
+    for epoch in range(plan.epochs):
+        for i, batch in enumerate(data.train_batches(batch_size=settings.batch_size, epoch=epoch, start=0)):
+            seed_everything(settings.seed, epoch + 1, i)
+            optimizer.zero_grad()
+            F.cross_entropy(model(batch["image"]), batch["label"], label_smoothing=settings.smoothing).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_grad or 0)
+            optimizer.step()
+            schedule.step()
+    return model.state_dict()
+
+
+def test_the_trainer_does_what_a_bare_loop_does(finished):
+    expected, trained = bare_loop(CONFIG), weights(finished / "checkpoints" / "last")
+    for key, value in expected.items():
+        assert torch.equal(trained[key], value), key
+
+
+def test_accumulation_is_one_large_batch(tmp_path, finished):
+    cut = train(config(tmp_path / "run", accumulate=4), quiet=True)
+    for key, value in weights(finished / "checkpoints" / "last").items():
+        torch.testing.assert_close(weights(cut / "checkpoints" / "last")[key], value, rtol=1e-3, atol=1e-4)
+
+
+def test_a_run_folder_holds_what_later_verbs_need(finished):
+    for name in ("config.json", "data.json", "metrics.csv", "model.safetensors", "result.json"):
+        assert (finished / name).is_file(), name
+    assert any((finished / "tensorboard").iterdir())
+    saved = json.loads((finished / "config.json").read_text())
+    assert saved["config"]["lr"] == CONFIG.lr
+    assert torch.__version__.startswith(saved["environment"]["versions"]["torch"])
+    result = json.loads((finished / "result.json").read_text())
+    assert (result["steps"], result["images"], result["epochs"]) == (6, 384, 2)
+    assert np.sum(result["metrics"]["confusion"]) == 100
+    assert np.trace(result["metrics"]["confusion"]) == pytest.approx(100 * result["metrics"]["accuracy"])
+    assert result["seconds"] > 0
+    assert result["peak_memory"]["process"] > 50e6
+    model, _, data = load_run(finished)
+    assert result["parameters"] == sum(p.numel() for p in model.parameters())
+    assert result["macs"] == model.macs()  # type: ignore[operator]
+    assert data["classes"] == [str(i) for i in range(10)]
+
+
+def test_metrics_csv(finished):
+    read = rows(finished)
+    assert [(row["step"], row["epoch"], row["images"]) for row in read] == [
+        ("2", "1", "128"), ("3", "1", "192"), ("4", "2", "256"), ("6", "2", "384"),
+    ]  # fmt: skip
+    assert all(float(row["train_loss"]) > 0 and float(row["seconds"]) > 0 for row in read)
+    assert [bool(row["val_accuracy"]) for row in read] == [False, True, False, True]
+    assert {"val_loss", "val_top5"} <= set(read[0])
+
+
+def test_the_loss_of_a_row_is_the_mean_since_the_row_before(tmp_path):
+    each, both = (train(config(tmp_path / str(n), epochs=1, log_every=n), quiet=True) for n in (1, 2))
+    losses = [float(row["train_loss"]) for row in rows(each)]
+    assert [float(row["train_loss"]) for row in rows(both)] == pytest.approx([np.mean(losses[:2]), losses[2]])
+
+
+def test_learns_to_read_digits(tmp_path):
+    """Chance is 0.1."""
+    folder = train(config(tmp_path / "run", epochs=10, lr=5e-3, limit=1000, batch_size=32, augment="none"), quiet=True)
+    assert json.loads((folder / "result.json").read_text())["metrics"]["accuracy"] > 0.8
+
+
+def test_evaluate_repeats_the_runs_own_evaluation(finished, tmp_path):
+    elsewhere = tmp_path / "moved"
+    elsewhere.mkdir()
+    for name in ("config.json", "data.json", "model.safetensors"):
+        (elsewhere / name).write_bytes((finished / name).read_bytes())
+    result = evaluate(elsewhere, device="cpu")
+    assert result["samples"] == 100
+    expected = json.loads((finished / "result.json").read_text())["metrics"]
+    assert result["confusion"] == expected.pop("confusion")
+    for name, value in expected.items():
+        assert result[name] == pytest.approx(value, abs=1e-6), name
+
+
+def digit_files(folder: Path, count: int) -> list[Path]:
+    digits = load_digits()
+    files = [folder / f"{i}.png" for i in range(count)]
+    for file, image in zip(files, digits.images):
+        Image.fromarray((image * 255 / 16).astype(np.uint8)).save(file)
+    return files
+
+
+def test_predict_tells_label_and_probabilities(finished, tmp_path):
+    files = digit_files(tmp_path, 3)
+    answers = predict(finished, files)
+    assert [answer["file"] for answer in answers] == [str(file) for file in files]
+    for answer in answers:
+        assert len(answer["top"]) == 5
+        assert answer["label"] == max(answer["top"], key=answer["top"].__getitem__)
+        assert answer["top"][answer["label"]] == answer["probability"] <= 1
+    json.dumps(answers)
+
+
+def test_predict_refuses_what_it_cannot_read(finished, tmp_path):
+    (tmp_path / "empty.png").touch()
+    with pytest.raises(UserError, match=r"empty\.png"):
+        predict(finished, [tmp_path / "empty.png"])
+    with pytest.raises(UserError, match="no files"):
+        predict(finished, [])
+
+
+def test_max_steps_ends_in_mid_epoch_with_an_evaluation(tmp_path):
+    folder = train(config(tmp_path / "run", epochs=5, max_steps=4), quiet=True)
+    assert [(row["step"], bool(row["val_accuracy"])) for row in rows(folder)] == [
+        ("2", False),
+        ("3", True),
+        ("4", True),
+    ]
+    assert json.loads((folder / "result.json").read_text())["steps"] == 4
+
+
+def test_averaged_weights_are_evaluated_and_saved(tmp_path):
+    folder = train(config(tmp_path / "run", ema=0.9, epochs=1), quiet=True)
+    own, averaged = weights(folder / "checkpoints" / "last"), weights(folder)
+    assert any(not torch.equal(own[key], averaged[key]) for key in own)
+    expected = json.loads((folder / "result.json").read_text())["metrics"]["loss"]
+    assert evaluate(folder, device="cpu")["loss"] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16"])
+def test_half_precision(tmp_path, precision):
+    folder = train(config(tmp_path / "run", precision=precision, epochs=1), quiet=True)
+    assert 0 < float(rows(folder)[-1]["train_loss"]) < 4
+    assert predict(folder, digit_files(tmp_path, 1))
+
+
+def test_start_from_another_runs_weights(finished, tmp_path):
+    folder = train(config(tmp_path / "run", init_from=finished, lr=1e-12, min_lr=0.0, epochs=1), quiet=True)
+    for key, value in weights(finished).items():
+        torch.testing.assert_close(weights(folder)[key], value, atol=1e-6, rtol=0)
+    with pytest.raises(UserError, match=r"is of another model .*missing: blocks\.1"):
+        train(config(tmp_path / "other", init_from=finished, model_kwargs={"depth": 2}), quiet=True)
+    assert not (tmp_path / "other").exists(), "a run that could not start leaves nothing"
+
+
+def test_the_seed_alone_decides(tmp_path, finished):
+    torch.manual_seed(12345)
+    again, other = (train(config(tmp_path / str(seed), seed=seed), quiet=True) for seed in (0, 1))
+    assert all(torch.equal(value, weights(again)[key]) for key, value in weights(finished).items())
+    assert any(not torch.equal(value, weights(other)[key]) for key, value in weights(finished).items())
+
+
+def test_a_diverging_run_stops_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
+    loss, calls = get_task("image-classification").loss, [0]
+
+    def broken(self, batch):
+        calls[0] += 1
+        value, logs = loss(self, batch)
+        return (value * float("nan") if calls[0] == 6 else value), logs
+
+    monkeypatch.setattr(get_task("image-classification"), "loss", broken)
+    with pytest.raises(UserError) as caught:
+        train(config(tmp_path / "run", epochs=9, log_every=5, checkpoint_every=5), quiet=True)
+    said = str(caught.value)
+    assert said.startswith("the loss is nan at step 6 (learning rate 0.00")
+    assert "lower --lr" in said
+    assert f"the checkpoint of step 5 is kept, go on with: tokenmix train --resume {tmp_path / 'run'}" in said
+    assert all(value.isfinite().all() for value in weights(tmp_path / "run" / "checkpoints" / "last").values())
+
+
+def test_a_huge_learning_rate_is_told(tmp_path, capsys):
+    arguments = ["train", "--data", "digits", "--model-kwargs", "depth=1", "--limit", "200", "--limit-eval", "100"]
+    arguments += ["--batch-size", "32", "--lr", "1e9", "--clip-grad", "None", "--opt", "sgd", "--device", "cpu"]
+    assert cli.main([*arguments, "--out", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "lower --lr" in said
+    assert "tokenmix: the" in said
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, monkeypatch):
+    write, calls = checkpoint.write_bytes, [0]
+
+    def full(path: Path, data: bytes) -> None:
+        calls[0] += 1
+        if calls[0] > 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write(path, data)
+
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_bytes", full)
+        with pytest.raises(
+            DiskError, match=r"No space left on device: .*free space.*checkpoint of step 2 is kept"
+        ) as e:
+            train(config(folder, checkpoint_every=2), quiet=True)
+    assert isinstance(e.value, UserError)
+    train(TrainConfig(resume=folder), quiet=True)
+    assert json.loads((folder / "result.json").read_text())["steps"] == 6
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_an_unwritable_folder(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(DiskError, match=r"Permission denied: .*--out"):
+        train(config(tmp_path / "run"))
+
+
+def test_a_file_where_the_folder_should_be(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="exists already"):
+        train(config(tmp_path / "file"))
+    with pytest.raises(DiskError, match="Not a directory"):
+        train(config(tmp_path / "file" / "run"))
+
+
+def test_refused_permission_is_one_line(tmp_path, monkeypatch):
+    def refused(path: Path, data: bytes) -> None:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr("tokenmix.train.files.write_bytes", refused)
+    with pytest.raises(DiskError, match=r"Permission denied: .*config\.json.*--out"):
+        train(config(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_existing_run_is_not_overwritten(finished):
+    before = (finished / "model.safetensors").read_bytes()
+    with pytest.raises(UserError, match=rf"exists already; go on with it by --resume {finished}, .* --out"):
+        train(config(finished))
+    assert (finished / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": "image-clasification"}, "unknown task 'image-clasification'; did you mean image-classification"),
+        ({"model": "vit_nanoo"}, "unknown model 'vit_nanoo'; did you mean vit_nano"),
+        ({"opt": "adamww"}, "unknown optimiser 'adamww'; did you mean .*adamw"),
+        ({"device": "gpu"}, "unknown device 'gpu'; known: auto, cpu, cuda, mps"),
+        ({"precision": "16-mixed"}, "16-mixed needs a GPU; give --precision bf16-mixed"),
+        ({"batch_size": 500}, "batch size 500 is larger than the 200 training images"),
+        ({"batch_size": 33, "mixup": 0.2}, "33 is odd; give an even --batch-size"),
+        ({"img_size": 9}, "image size 9 x 9 is not a multiple of the patch size"),
+        ({"model_kwargs": {"img_size": 32}}, "img_size=32 is set by the data; use --img-size"),
+        ({"model_kwargs": {"deph": 1}}, "has no argument 'deph'"),
+        ({"smoothing": 1.0}, r"smoothing must lie in \[0, 1\)"),
+        ({"data": "folder:/does/not/exist"}, "/does/not/exist"),
+    ],
+)
+def test_mistakes_are_told_in_one_line_and_leave_nothing(tmp_path, change, message):
+    with pytest.raises(UserError, match=message) as caught:
+        train(config(tmp_path / "run", **change))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_eval_and_predict_before_the_first_epoch_ended(finished, tmp_path):
+    for name in ("config.json", "data.json"):
+        (tmp_path / name).write_bytes((finished / name).read_bytes())
+    with pytest.raises(UserError, match=f"has not finished its first epoch; go on with: .*--resume {tmp_path}"):
+        load_run(tmp_path)
+    with pytest.raises(UserError, match="is no run folder"):
+        evaluate(tmp_path / "nothing")
+
+
+def test_the_bar_is_fed_from_the_log(tmp_path, monkeypatch):
+    """On a terminal Lightning's bar is shown, and shows what metrics.csv has."""
+    shown = []
+    monkeypatch.setattr(trainer.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(trainer.Bar, "_update_metrics", lambda bar, *a, **k: shown.append(bar.get_metrics(*a[:2])))
+    train(config(tmp_path / "run", epochs=2))
+    assert {"loss", "accuracy"} == set(shown[-1])
