@@ -6,13 +6,14 @@ import re
 import shlex
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from tokenmix import cli, layers
+from tokenmix import cli, layers, tasks
 from tokenmix.errors import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -61,10 +62,13 @@ def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if any(blocks(p, "python"))], ids=identifier)
-def test_code_runs(page, tmp_path, monkeypatch, capsys):
+def test_code_runs(page, tmp_path, monkeypatch):
     """Blocks of a page share their names, in order. `no-run` needs a reason in the block's first line."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    # What a page adds for the reader's own code is gone when the page ends.
+    monkeypatch.setattr(tasks, "TASKS", dict(tasks.TASKS))
+    for name in ("my_layers", "my_task"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     torch.manual_seed(0)
     namespace: dict[str, object] = {"__name__": "page"}
     for line, info, code in blocks(page, "python"):
