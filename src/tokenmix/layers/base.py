@@ -4,6 +4,7 @@ Letters, here and everywhere: B batch, N tokens, D model width (`dim`), H heads,
 slots.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from tokenmix.errors import UserError
 from tokenmix.ops.less import Scores
 
-__all__ = ["Capabilities", "Mixer", "check_map", "check_mask", "check_tokens", "zero_masked"]
+__all__ = ["Capabilities", "Mixer", "check_map", "check_mask", "check_tokens", "replace_parameter", "zero_masked"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +73,18 @@ class Mixer(nn.Module):
     def mix_map(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> Tensor:
         """`attention_map` for a stack: the map that `mix(x, carry, mask)` used."""
         return self.attention_map(x, mask)
+
+    def set_grid(self, old: Sequence[int], new: Sequence[int]) -> None:
+        """Go over from tokens on the grid `old`, row by row, to tokens on the grid `new`, an image of another size.
+
+        What is learned over the tokens is interpolated, in new parameters: build the optimiser afterwards. A mechanism
+        that takes any number of tokens has nothing to do.
+        """
+
+
+def replace_parameter(module: nn.Module, name: str, value: Tensor) -> None:
+    """Put `value` in the place of a parameter that it may differ from in shape; what is frozen stays frozen."""
+    setattr(module, name, nn.Parameter(value, requires_grad=getattr(module, name).requires_grad))
 
 
 def check_tokens(layer: Mixer, x: Tensor) -> None:

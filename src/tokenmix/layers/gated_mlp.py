@@ -1,5 +1,6 @@
 """The residual branch of a gMLP block, and with tiny attention that of an aMLP block."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -103,6 +104,11 @@ class GatedMLP(Mixer):
         if self.tiny_attention is None:
             raise UserError("this GatedMLP has no tiny attention; build it with attention_dim=64")
         return self.tiny_attention.attention_map(x, mask)
+
+    def set_grid(self, old: Sequence[int], new: Sequence[int]) -> None:
+        """Interpolate the gate, see `SpatialGatingUnit.set_grid`."""
+        self.gating.set_grid(old, new)
+        self.num_tokens = self.gating.num_tokens
 
     def macs(self, num_tokens: int) -> int:
         """N D hidden + N^2 out + N out D, plus tiny attention's; out = hidden/2 for a split gate."""

@@ -1,15 +1,22 @@
 """Less-attention: scores made from the scores of the layer before instead of from fresh queries and keys."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
+from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, replace_parameter, zero_masked
 from tokenmix.layers.self_attention import check_heads
 from tokenmix.ops.attention import attention_probabilities
-from tokenmix.ops.less import Scores, attention_from_scores, transform_factored, transform_scores
+from tokenmix.ops.less import (
+    Scores,
+    attention_from_scores,
+    resize_score_transform,
+    transform_factored,
+    transform_scores,
+)
 
 __all__ = ["LessAttention"]
 
@@ -127,6 +134,14 @@ class LessAttention(Mixer):
         """The map that `mix` used on the same arguments."""
         scores = self._transform(self._scores(self._checked(x, mask), carry), mask)
         return attention_probabilities(scores.query, scores.key, mask=mask, bias=scores.dense, scale=1.0)
+
+    def set_grid(self, old: Sequence[int], new: Sequence[int]) -> None:
+        """Interpolate Theta and Psi, see `tokenmix.ops.resize_score_transform`."""
+        for name in ("theta", "psi"):
+            weight, bias = resize_score_transform(getattr(self, name), getattr(self, f"{name}_bias"), old, new)
+            replace_parameter(self, name, weight)
+            replace_parameter(self, f"{name}_bias", bias)
+        self.num_tokens = self.theta.shape[-1]
 
     def macs(self, num_tokens: int) -> int:
         """The formula of the class, with r = d: as directly behind a vanilla layer, and without a dense part."""

@@ -1,13 +1,14 @@
 """The spatial gating unit of gMLP."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
-from tokenmix.ops.gating import GateVariant, gate_matrix, spatial_gate
+from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, replace_parameter, zero_masked
+from tokenmix.ops.gating import GateVariant, gate_matrix, resize_gate, spatial_gate
 
 __all__ = ["GateKind", "SpatialGatingUnit"]
 
@@ -115,6 +116,22 @@ class SpatialGatingUnit(Mixer):
     def matrix(self, n: int) -> Tensor:
         """The (n, n) matrix W that n tokens meet."""
         return gate_matrix(self.weight, n, causal=self.causal)
+
+    def set_grid(self, old: Sequence[int], new: Sequence[int]) -> None:
+        """Interpolate W and b (`tokenmix.ops.resize_gate`); a Toeplitz gate only over tokens in a line.
+
+        Raises:
+            UserError: a Toeplitz gate over a grid of rows, whose weights depend on a shift in the line of all rows.
+        """
+        if self.gate != "dense" and len(old) > 1:
+            raise UserError(
+                f"a {self.gate} gate cannot go over from grid {tuple(old)} to {tuple(new)}, since a shift in the line "
+                "of all rows is no shift on the grid; use a dense gate, or build the model at the size wanted"
+            )
+        weight, bias = resize_gate(self.weight, self.bias, old, new)
+        replace_parameter(self, "weight", weight)
+        replace_parameter(self, "bias", bias)
+        self.num_tokens = len(bias)
 
     def macs(self, num_tokens: int) -> int:
         """N^2 out_dim, or N log N by FFT (`fft_macs`); the elementwise product is not counted."""
