@@ -1,8 +1,13 @@
 """What a model's mixers did: maps, gates and saturation, as numbers and pictures."""
 
+from typing import TYPE_CHECKING
+
 from tokenmix.inspect.maps import attention_maps
 from tokenmix.inspect.numbers import MapNumbers, map_numbers
 from tokenmix.inspect.tiles import Tile, tiles_of
+
+if TYPE_CHECKING:
+    from tokenmix.inspect.run import inspect_run
 
 __all__ = ["MapNumbers", "Tile", "attention_maps", "inspect_run", "map_numbers", "tiles_of"]
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-__all__ = ["Point", "Series", "line_chart", "marker", "scatter_chart", "ticks"]
+__all__ = ["Point", "Series", "line_chart", "marker", "place_labels", "scatter_chart", "ticks"]
 
 WIDTH, HEIGHT = 440, 280
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 42
@@ -108,29 +108,43 @@ def scatter_chart(
         return '<p class="empty">No run finished: there is no point to draw.</p>'
     x = _axis([p.x for p in points], LEFT, WIDTH - RIGHT, log=True)
     y = _axis([p.y + side * (p.error or 0) for p in points for side in (-1, 1)], HEIGHT - BOTTOM, TOP)
-    labels = _label_heights([(y(p.y), p) for p in points])
-    body = "".join(_dot(p, x, y, labels[p.name], f"{x_text(p.x)}, {y_text(p.y)}") for p in points)
+    places = [(x(p.x), y(p.y)) for p in points]
+    labels = place_labels(places, [p.name for p in points])
+    body = "".join(
+        _dot(point, place, label, y, f"{x_text(point.x)}, {y_text(point.y)}")
+        for point, place, label in zip(points, places, labels)
+    )
     return _svg(_frame(x, y, x_label, y_label, x_text, y_text) + body, f"{y_label} against {x_label}")
 
 
-def _dot(point: Point, x: Axis, y: Axis, label_y: float, told: str) -> str:
-    a, b = x(point.x), y(point.y)
-    error = point.error or 0.0
+def _dot(point: Point, place: tuple[float, float], label: tuple[float, float], y: Axis, told: str) -> str:
+    (a, b), error = place, point.error or 0.0
     bar = f'<path class="bar" d="M{a:.1f},{y(point.y - error):.1f}V{y(point.y + error):.1f}"/>' if error else ""
-    place, anchor = (a + 9, "start") if a < (LEFT + WIDTH) * 0.6 else (a - 9, "end")
-    label = _text(place, label_y + 4, point.name, anchor, "label")
-    return f'<g class="{_class(point.index)}">{bar}{marker(point.index, a, b, f"{point.name}: {told}")}{label}</g>'
+    name = _text(label[0], label[1], point.name, "start", "label")
+    return f'<g class="{_class(point.index)}">{bar}{marker(point.index, a, b, f"{point.name}: {told}")}{name}</g>'
 
 
-def _label_heights(placed: Sequence[tuple[float, Point]], gap: float = 13) -> dict[str, float]:
-    """Heights of the labels, moved down where one would lie on the one above."""
-    heights: dict[str, float] = {}
-    last = -math.inf
-    for place, point in sorted(placed, key=lambda item: item[0]):
-        last = max(place, last + gap)
-        heights[point.name] = last
-    over = max(0.0, last - (HEIGHT - BOTTOM - 4))
-    return {name: height - over for name, height in heights.items()}
+def place_labels(places: Sequence[tuple[float, float]], names: Sequence[str]) -> list[tuple[float, float]]:
+    """Left end of each label's base line: beside its marker, where it covers other markers and labels least."""
+    taken = [(a - 6, b - 6, a + 6, b + 6) for a, b in places]
+    found = []
+    for (a, b), name in zip(places, names):
+        width = 7.0 * len(name)
+        spots = [(a + s * 9 - (width if s < 0 else 0), b + 4 + dy) for dy in (0, -11, 11, -22, 22) for s in (1, -1)]
+        spots += [(a - width / 2, b - 10), (a - width / 2, b + 18)]
+        boxes = [(left, base - 9, left + width, base + 3) for left, base in spots]
+        best = min(range(len(spots)), key=lambda i: _hidden(boxes[i], taken))
+        taken.append(boxes[best])
+        found.append(spots[best])
+    return found
+
+
+def _hidden(box: tuple[float, ...], taken: Sequence[tuple[float, ...]]) -> float:
+    """Area that a box shares with those taken; leaving the frame counts as covering much."""
+    left, top, right, bottom = box
+    outside = max(0.0, LEFT - left) + max(0.0, right - WIDTH) + max(0.0, -top) + max(0.0, bottom - (HEIGHT - BOTTOM))
+    shared = (max(0.0, min(right, r) - max(left, l)) * max(0.0, min(bottom, b) - max(top, t)) for l, t, r, b in taken)
+    return sum(shared) + 1000 * outside
 
 
 def marker(index: int, x: float, y: float, told: str = "") -> str:

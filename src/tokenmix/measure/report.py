@@ -91,7 +91,7 @@ def _environment(results: Results) -> str:
     rows = {
         "date": found["date"],
         "device": results.device,
-        "processor": f"{found['cpu']}, {found['cores']} cores, {found['threads']} threads",
+        "processor": f"{found['cpu']}; cores: {found['cores']}, threads: {found['threads']}",
         "GPU": ", ".join(found["gpus"]) or "none",
         "system": f"{found['platform']}, Python {found['python']}",
         "versions": versions,

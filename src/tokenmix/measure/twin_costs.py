@@ -99,7 +99,7 @@ def _time(functions: Mapping[str, Any], device: torch.device) -> dict[str, Timin
     """As many rounds as the time allows, five at least."""
     first = time_interleaved(functions, repeats=1, warmup=1, device=device)
     rounds = int(SECONDS / max(1e-6, sum(timing.median for timing in first.values())))
-    return time_interleaved(functions, repeats=min(31, max(5, rounds)), warmup=1, device=device)
+    return time_interleaved(functions, repeats=min(101, max(5, rounds)), warmup=1, device=device)
 
 
 def _peak(fn: Any, device: torch.device) -> int | None:

@@ -1,0 +1,40 @@
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tokenmix.errors import UserError
+from tokenmix.inspect import inspect_run
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    file = tmp_path / "gradient.png"
+    Image.linear_gradient("L").resize((40, 30)).save(file)
+    return file
+
+
+def test_a_model_by_name_with_random_weights(tmp_path: Path, picture: Path):
+    out = inspect_run("vit_nano", picture, tmp_path / "out")
+    told = json.loads((out / "numbers.json").read_text())
+    assert told["trained"] is False
+    assert told["answer"] is None
+    pictures = sorted(p.name for p in out.glob("*.png"))
+    assert pictures == [*(f"block-{i:02d}.png" for i in range(len(told["blocks"]))), "depth.png"]
+    with Image.open(out / "block-00.png") as drawn:
+        assert len(drawn.convert("RGB").getcolors(1 << 20) or []) > 50
+
+
+def test_neither_run_nor_model(tmp_path: Path, picture: Path):
+    with pytest.raises(UserError, match=r"neither a run folder nor a model; models: .*vit_nano"):
+        inspect_run("vit_nanoo", picture, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unreadable_image_leaves_nothing(tmp_path: Path):
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"")
+    with pytest.raises(UserError, match=r"broken\.png"):
+        inspect_run("vit_nano", broken, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
