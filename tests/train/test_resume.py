@@ -155,3 +155,20 @@ def test_resume_takes_the_runs_own_settings(tmp_path, whole):
     (tmp_path / "config.json").write_bytes((whole / "config.json").read_bytes())
     with pytest.raises(UserError, match=r"own lr=0\.002; leave 0\.1 out"):
         runs.train(TrainConfig(resume=tmp_path, lr=0.1))
+
+
+def test_ctrl_c_twice_keeps_the_checkpoint_before(tmp_path, monkeypatch):
+    """The second Ctrl-C is an ordinary KeyboardInterrupt, which Lightning alone would turn into exit code 1."""
+    before, step = signal.getsignal(signal.SIGINT), callbacks.Position.on_train_batch_start
+
+    def pressed_twice(self, *args):
+        if self.progress.step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        step(self, *args)
+
+    monkeypatch.setattr(callbacks.Position, "on_train_batch_start", pressed_twice)
+    run = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt, match="interrupted; the checkpoint of step 2 is kept, go on with"):
+        runs.train(dataclasses.replace(CONFIG, out=run), quiet=True)
+    assert signal.getsignal(signal.SIGINT) is before

@@ -203,6 +203,11 @@ def test_the_seed_alone_decides(tmp_path, finished):
     assert any(not torch.equal(value, weights(other)[key]) for key, value in weights(finished).items())
 
 
+def test_loader_processes_change_nothing(tmp_path, finished):
+    folder = train(config(tmp_path / "run", workers=2), quiet=True)
+    assert all(torch.equal(value, weights(folder)[key]) for key, value in weights(finished).items())
+
+
 def test_a_diverging_run_stops_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
     loss, calls = get_task("image-classification").loss, [0]
 
@@ -314,6 +319,9 @@ def test_eval_and_predict_before_the_first_epoch_ended(finished, tmp_path):
         load_run(tmp_path)
     with pytest.raises(UserError, match="is no run folder"):
         evaluate(tmp_path / "nothing")
+    (tmp_path / "data.json").write_text("{")
+    with pytest.raises(UserError, match=r"data\.json is damaged"):
+        load_run(tmp_path)
 
 
 def test_the_bar_is_fed_from_the_log(tmp_path, monkeypatch):

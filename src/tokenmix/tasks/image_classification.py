@@ -91,7 +91,7 @@ class ImageClassification(TaskModule):
     @classmethod
     def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> LabelledImages:
         """Read the images of `config.data`; `UserError` if `like` has other classes or channels."""
-        size = config.img_size if like is None else like["img_size"][0]
+        size = config.img_size if like is None else tuple(like["img_size"])
         images = load_images(
             config.data, img_size=size, limit=config.limit, limit_eval=config.limit_eval, seed=config.seed
         )

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,11 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """`replace_file` with indented JSON."""
-    replace_file(path, (json.dumps(value, indent=2, default=str) + "\n").encode())
+    """`replace_file` with indented JSON; a list of numbers, such as a row of a confusion matrix, is one line."""
+    text = json.dumps(value, indent=2, default=str)
+    # No string of JSON holds a line break, so this can only meet lists.
+    text = re.sub(r"\[\n([^\[\]{}\"]*?)\n\s*\]", lambda m: f"[{' '.join(m[1].split())}]", text)
+    replace_file(path, (text + "\n").encode())
 
 
 def read_json(path: Path) -> Any:

@@ -104,7 +104,7 @@ def load_run(run: Path) -> tuple[nn.Module, TrainConfig, dict[str, Any]]:
 
 
 def _load(run: Path) -> tuple[TaskModule, TrainConfig, dict[str, Any]]:
-    config, description = _read_config(run), read_json(run / "data.json")
+    config, description = _read_config(run), _read_part(run, "data.json")
     weights = run / "model.safetensors"
     if not weights.is_file():
         raise UserError(f"{run} has not finished its first epoch; go on with: tokenmix train --resume {run}")
@@ -151,7 +151,7 @@ def _resume(run: Path, given: TrainConfig, quiet: bool) -> Path:
     checkpoint = read_checkpoint(last)
     _check_settings(config)
     session = _prepare(config)
-    if session.task.data != read_json(run / "data.json"):
+    if session.task.data != _read_part(run, "data.json"):
         raise UserError(f"the data {config.data!r} is not what {run} was started with; see its data.json")
     put_weights(session.task.model, checkpoint.weights, last)
     return _work(run, session, Progress(**checkpoint.meta["progress"]), checkpoint.state, quiet)
@@ -228,9 +228,7 @@ def _peak_memory() -> dict[str, int | None]:
 
 
 def _read_config(run: Path) -> TrainConfig:
-    if not (run / "config.json").is_file():
-        raise UserError(f"{run} is no run folder: it has no config.json")
-    values = read_json(run / "config.json")["config"]
+    values = _read_part(run, "config.json")["config"]
     known = {field.name for field in dataclasses.fields(TrainConfig)}
     if unknown := sorted(set(values) - known):
         raise UserError(
@@ -238,6 +236,15 @@ def _read_config(run: Path) -> TrainConfig:
         )
     paths = {name: Path(values[name]) for name in ("out", "resume", "init_from") if values.get(name)}
     return TrainConfig(**{**values, **paths})
+
+
+def _read_part(run: Path, name: str) -> dict[str, Any]:
+    if not (run / name).is_file():
+        raise UserError(f"{run} is no run folder: it has no {name}")
+    try:
+        return read_json(run / name)
+    except ValueError:
+        raise UserError(f"{run / name} is damaged; put a whole one back, or start a new run") from None
 
 
 def _merged(given: TrainConfig, saved: TrainConfig, run: Path) -> TrainConfig:
