@@ -75,12 +75,12 @@ def outline(axes: Axes, picture: Tensor) -> None:
     )  # fmt: skip
 
 
-def mark(axes: Axes, picture: Tensor, query: tuple[int, int] | None) -> None:
-    """A frame around a token of the 14 x 14 grid."""
+def mark(axes: Axes, picture: Tensor, query: tuple[int, int] | None, tokens: int = 1) -> None:
+    """A frame around a token of the 14 x 14 grid, or around a square of tokens."""
     if query is not None:
         cell = picture.shape[0] / GRID[0]
-        corner = query[1] * cell, query[0] * cell
-        axes.add_patch(plt.Rectangle(corner, cell, cell, fill=False, edgecolor=ORANGE, linewidth=1.8))
+        corner, side = (query[1] * cell, query[0] * cell), tokens * cell
+        axes.add_patch(plt.Rectangle(corner, side, side, fill=False, edgecolor=ORANGE, linewidth=1.8))
 
 
 def bare(axes: Axes) -> None:
@@ -158,11 +158,11 @@ def sagan(trained: Trained) -> Figure:
 
 
 def external_slots(trained: Trained) -> Figure:
-    """The slots that differ most between tokens, over three images."""
-    pictures, images = test_images([BOOT, BAG, SHIRT])
-    used = maps_of(trained("external"), images)[1].map[:, 0]
-    slots = used.std(1).mean(0).topk(7).indices.tolist()
-    figure, rows = plt.subplots(3, 8, figsize=(7.2, 2.95), layout="constrained")
+    """The slots that take most in the first block, over two images."""
+    pictures, images = test_images([BOOT, BAG])
+    used = maps_of(trained("external"), images)[0].map[:, 0]
+    slots = used.mean((0, 1)).topk(7).indices.tolist()
+    figure, rows = plt.subplots(2, 8, figsize=(7.4, 2.1), layout="constrained")
     for row, picture, shares in zip(rows, pictures, used):
         photo(row[0], picture)
         for axes, slot in zip(row[1:], slots):
@@ -243,25 +243,26 @@ def multihead_heads(trained: Trained) -> Figure:
 
 
 def spatial_gating(trained: Trained) -> Figure:
-    """The four shapes of W: free, Toeplitz, causal, and a gate carried to another grid."""
-    gate = trained("gating").blocks[0].mixer.gating  # type: ignore[union-attr]
-    weight, bias = gate.weight.detach(), gate.bias.detach()
+    """A learned W, one of its rows on its grid and on a finer one, and the Toeplitz forms."""
+    gate = trained("gating").blocks[3].mixer.gating  # type: ignore[union-attr]
+    weight, query, finer = gate.weight.detach(), QUERIES[1], (20, 20)
+    resized, _ = resize_gate(weight, gate.bias.detach(), GRID, finer)
+    there = round((query[0] + 0.5) * 20 / 14 - 0.5), round((query[1] + 0.5) * 20 / 14 - 0.5)
     torch.manual_seed(0)
-    line = torch.exp(-(torch.arange(-48, 49) ** 2) / 60.0) * (1 + 0.3 * torch.randn(97))
-    toeplitz = toeplitz_matrix(line, 49)
-    resized, _ = resize_gate(weight, bias, GRID, (7, 7))
+    lags = torch.arange(-48, 49)
+    toeplitz = toeplitz_matrix(torch.exp(-(lags**2) / 60.0) * torch.cos(lags / 4.0), 49)
     panels = (
-        ("dense, 14 × 14 grid", weight, "196² weights, learned"),
-        ("the same gate, 7 × 7", resized, "resize_gate"),
-        ("Toeplitz, 49 tokens", toeplitz, "97 weights, drawn"),
-        ("causal Toeplitz", toeplitz.tril(), "lower triangle"),
+        ("dense, learned", weight, "196 × 196"),
+        ("one row", weight[place(query)].view(GRID), "on its 14 × 14 grid"),
+        ("resized", resized[place(there, finer)].view(finer), "20 × 20 tokens"),
+        ("Toeplitz", toeplitz, "49 × 49 from 97 numbers"),
+        ("causal", toeplitz.tril(), "lower triangle"),
     )
-    figure, row = plt.subplots(1, 4, figsize=(7.2, 2.15), layout="constrained")
+    figure, row = plt.subplots(1, 5, figsize=(7.6, 1.95), layout="constrained")
     for axes, (title, matrix, note) in zip(row, panels):
         signed(axes, matrix)
         axes.set_title(title)
         axes.set_xlabel(note, fontsize=8)
-    row[0].set_ylabel("token written", fontsize=8)
     return figure
 
 
@@ -328,12 +329,13 @@ def attention_residual(trained: Trained) -> Figure:
         shrunk = residual(scores, GRID)
     matrix = scores.matrix()
     figure, rows = plt.subplots(2, 3, figsize=(4.7, 3.2), layout="constrained")
-    query = (8, 4)
+    query = (10, 6)
     for i, row in enumerate(rows):
-        photo(row[0], pictures[i], query)
+        photo(row[0], pictures[i])
+        mark(row[0], pictures[i], query, tokens=2)
         signed(row[1], matrix[i, 0, place(query)].view(GRID))
         signed(row[2], shrunk[i, 0, place((query[0] // 2, query[1] // 2), (7, 7))].view(7, 7))
-    for axes, title in zip(rows[0], ("query token", "scores, 14 × 14", "residual, 7 × 7")):
+    for axes, title in zip(rows[0], ("four tokens, one later", "scores of the first", "residual, 7 × 7")):
         axes.set_title(title)
     return figure
 
@@ -372,7 +374,7 @@ def save(figure: Figure, file: Path) -> None:
     else:
         buffer = BytesIO()
         figure.savefig(buffer, dpi=150, format="png")
-        Image.open(buffer).convert("RGB").save(file, optimize=True)
+        Image.open(buffer).convert("RGB").quantize(256).save(file, optimize=True)
     plt.close(figure)
 
 

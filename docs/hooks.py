@@ -21,7 +21,8 @@ def reference(path: str) -> str:
     """Heading, signature and docstring of one public name."""
     module, _, name = path.rpartition(".")
     thing = getattr(importlib.import_module(module), name)
-    return f"### {name}\n\n```text\n{_signature(name, thing)}\n```\n\n{docstring_to_markdown(inspect.getdoc(thing) or '')}\n"
+    about = docstring_to_markdown(inspect.getdoc(thing) or "")
+    return f"### {name}\n\n```text\n{_signature(name, thing)}\n```\n\n{about}\n"
 
 
 def _signature(name: str, thing: Any) -> str:

@@ -54,9 +54,8 @@ class Trained:
 
     def _load_or_train(self, mixer: str) -> nn.Module:
         torch.manual_seed(0)
-        model = create_model(
-            "mixer_nano", mixer=mixer, mixer_kwargs=MIXERS[mixer], img_size=28, patch_size=2, in_chans=1
-        )
+        shape = {"img_size": 28, "patch_size": 2, "in_chans": 1, "num_classes": 10}
+        model = create_model("mixer_nano", mixer=mixer, mixer_kwargs=MIXERS[mixer], **shape)
         file = None if self.folder is None else self.folder / f"{mixer}.safetensors"
         if file is not None and file.exists():
             model.load_state_dict(load_file(file))
