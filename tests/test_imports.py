@@ -20,8 +20,8 @@ BELOW = {
     "ops": {"errors"},
     "losses": {"errors", "ops"},
     "layers": {"errors", "ops"},
-    "models": {"errors", "ops", "layers"},
     "checkpoints": {"errors"},
+    "models": {"errors", "ops", "layers", "checkpoints"},
     "data": {"errors"},
     "testing": {"errors", "ops", "layers"},
 }

@@ -89,3 +89,18 @@ def test_any_mask_size_and_scale(name: str, data: st.DataObject) -> None:
     assert out.isfinite().all()
     assert not out[~mask].any()
     torch.testing.assert_close(again, out, rtol=4 * torch.finfo(dtype).eps, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", EVERY)
+def test_answers_and_learns_alike_on_a_gpu(name: str) -> None:
+    x = example(EVERY[name]).double()
+    results = []
+    for device in ("cpu", "cuda"):
+        layer, given = awake(builder(EVERY[name])).double().to(device), x.to(device).requires_grad_()
+        out = layer(given)
+        out.square().mean().backward()
+        results.append([out, *(t.grad for t in (given, *layer.parameters()) if t.grad is not None)])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(theirs.cpu(), ours, rtol=1e-9, atol=1e-9)

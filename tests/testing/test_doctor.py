@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+from tokenmix import layers
 from tokenmix.errors import UserError
+from tokenmix.layers import Mixer
 from tokenmix.testing import PROPERTIES
 from tokenmix.testing.doctor import doctor, run
 
@@ -30,14 +32,26 @@ def test_every_property_finds_something() -> None:
 
 
 def test_finds_nothing_in_a_sound_layer() -> None:
-    report = doctor("planted:Sound", **SIZES)
+    report = doctor("sound:Sound", **SIZES)
     assert report.failed == []
     assert report.skipped == []
     assert report.layer == "Sound(dim=32)"
 
 
+MIXERS = [
+    name for name in layers.__all__ if issubclass(type(c := getattr(layers, name)), type) and issubclass(c, Mixer)
+]
+
+
+@pytest.mark.parametrize("name", sorted({*MIXERS} - {"Mixer", "SpatialGatingUnit"}))
+def test_finds_nothing_in_our_own_layers(name: str) -> None:
+    # Captures are slow, and are checked for all of them in test_contract.py.
+    report = doctor(f"tokenmix.layers:{name}", only=set(PROPERTIES) - {"compile", "export"}, **SIZES)
+    assert report.failed == []
+
+
 def test_says_why_it_skips_what_a_strangers_layer_does_not_offer() -> None:
-    report = doctor("planted:SoundMemory")
+    report = doctor("sound:SoundMemory")
     assert report.failed == []
     reasons = {v.property: v.detail for v in report.verdicts if v.status == "skipped"}
     assert reasons["mask-padding"] == "takes no mask"
@@ -71,7 +85,7 @@ def test_takes_a_function_that_builds_the_layer(tmp_path: Path, monkeypatch: pyt
     [
         ("planted", "'planted' is not of the form module:Class"),
         ("no_such_module:Layer", "cannot import 'no_such_module': no module 'no_such_module'"),
-        ("planted:Soundd", r"unknown class in module 'planted': 'Soundd'; did you mean Sound"),
+        ("sound:Soundd", r"unknown class in module 'sound': 'Soundd'; did you mean Sound"),
         ("torch.nn:Bilinear", "needs the argument 'in1_features', which the doctor cannot guess"),
         ("torch.nn:Flatten", r"takes neither layout; tokens \(3, 16, 32\): the answer is \(3, 512\)"),
         ("json:dumps", "needs the argument 'obj'"),
@@ -90,10 +104,10 @@ def test_a_layer_that_cannot_be_built_or_imported(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(sys, "path", list(sys.path))
     with pytest.raises(UserError, match="importing 'broken_layer' fails with ZeroDivisionError"):
         doctor("broken_layer:Layer")
-    with pytest.raises(UserError, match=r"planted:Sound\(dim=30\).* fails with|takes neither layout"):
-        doctor("planted:Sound", dim=30, num_heads=7)
+    with pytest.raises(UserError, match=r"sound:Sound\(dim=30\).* fails with|takes neither layout"):
+        doctor("sound:Sound", dim=30, num_heads=7)
     with pytest.raises(UserError, match="unknown property 'shap'; did you mean shape"):
-        doctor("planted:Sound", only={"shap"})
+        doctor("sound:Sound", only={"shap"})
 
 
 def test_exit_code_and_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +126,7 @@ def test_the_table_names_property_reason_and_usual_cause(capsys: pytest.CaptureF
 
 
 def test_as_a_command_in_the_users_folder(tmp_path: Path) -> None:
-    (tmp_path / "my_layers.py").write_text((Path(__file__).parent / "planted.py").read_text())
+    (tmp_path / "my_layers.py").write_text((Path(__file__).parent / "sound.py").read_text())
     source = Path(__file__).parents[2] / "src"
     outcome = subprocess.run(
         [sys.executable, "-m", "tokenmix", "doctor", "my_layers:MissingLayer"],
@@ -131,5 +145,5 @@ def test_leaves_the_callers_random_state_alone() -> None:
     torch.manual_seed(11)
     expected = torch.rand(3)
     torch.manual_seed(11)
-    doctor("planted:Sound", only={"seeds", "gradients", "copies", "finite"}, **SIZES)
+    doctor("sound:Sound", only={"seeds", "gradients", "copies", "finite"}, **SIZES)
     assert torch.equal(torch.rand(3), expected)

@@ -50,14 +50,10 @@ class Builder:
     Attributes:
         make: called with keyword arguments only.
         kwargs: what `make` is called with.
-        alternatives: other values for arguments, where one that is derived from the annotation would not do.
-        unseen: arguments that by design change no result, such as the size of a chunk.
     """
 
     make: Build
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    alternatives: Mapping[str, Any] = field(default_factory=dict)
-    unseen: frozenset[str] = frozenset()
 
     def __call__(self, **changes: Any) -> nn.Module:
         return self.make(**{**self.kwargs, **changes})

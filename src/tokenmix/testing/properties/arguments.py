@@ -23,8 +23,13 @@ from tokenmix.testing.harness import (
 
 __all__ = ["alternatives", "arguments", "device_and_dtype"]
 
-CHOOSES_A_PATH = frozenset({"backend", "checkpoint", "device", "dtype", "flash", "fused", "inplace"})
-"""Arguments that strangers use to choose how a result is computed, not which."""
+CHOOSES_A_PATH = frozenset(
+    {
+        *("backend", "checkpoint", "chunk_size", "device", "dtype"),
+        *("flash", "fused", "implementation", "inplace", "mode"),
+    }
+)
+"""Arguments that choose how a result is computed, not which: nothing is to change with them."""
 
 
 def arguments(build: Build, x: Tensor) -> None:
@@ -34,33 +39,32 @@ def arguments(build: Build, x: Tensor) -> None:
         raise NotApplicable("has no argument whose other values could be told from its annotation")
     default = _Behaviour.of(build, x)
     ignored = []
-    for name, value in tried:
-        try:
-            changed = _Behaviour.of(build, x, **{name: value})
-        except Exception:  # a refusal of the value is an answer as well
-            continue
-        if changed.equals(default):
-            ignored.append(f"{name}={value!r}")
+    for name, values in tried:
+        if all(_is_ignored(build, x, default, name, value) for value in values):
+            ignored.append(f"{name}={values[0]!r}")
     if ignored:
         raise PropertyFailure(f"nothing changes with {', '.join(ignored)}")
 
 
-def alternatives(build: Build) -> Iterator[tuple[str, Any]]:
-    """For each argument of the constructor another value than the one in use, where there is a natural one."""
+def _is_ignored(build: Build, x: Tensor, default: "_Behaviour", name: str, value: Any) -> bool:
+    try:
+        return _Behaviour.of(build, x, **{name: value}).equals(default)
+    except Exception:  # a refusal of the value is an answer as well
+        return False
+
+
+def alternatives(build: Build) -> Iterator[tuple[str, list[Any]]]:
+    """For each argument of the constructor other values than the one in use, where there are natural ones."""
     if not isinstance(build, Builder):
         return
     constructor = _constructor(build)
     hints = _hints(constructor)
     for name, parameter in inspect.signature(constructor).parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        if name in CHOOSES_A_PATH or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        if name in build.alternatives:
-            yield name, build.alternatives[name]
-        elif name not in CHOOSES_A_PATH | build.unseen:
-            current = build.kwargs.get(name, parameter.default)
-            other = _other_value(current, hints.get(name))
-            if other is not None:
-                yield name, other
+        values = _other_values(build.kwargs.get(name, parameter.default), hints.get(name))
+        if values:
+            yield name, values
 
 
 def _constructor(build: Builder) -> Any:
@@ -76,22 +80,23 @@ def _hints(constructor: Any) -> dict[str, Any]:
         return {}
 
 
-def _other_value(current: Any, hint: Any) -> Any:
-    """A value that differs from the current one: another choice, the other truth, half the number."""
-    choices = [c for h in (hint, *typing.get_args(hint)) if typing.get_origin(h) is Literal for c in typing.get_args(h)]
-    others = [c for c in choices if c != current]
-    if others:
-        return others[0]
+def _other_values(current: Any, hint: Any) -> list[Any]:
+    """Values that differ from the current one: another choice, the other truth, half the number."""
+    kinds = (hint, *typing.get_args(hint))
+    choices = [c for kind in kinds if typing.get_origin(kind) is Literal for c in typing.get_args(kind)]
+    if choices:
+        return [c for c in choices if c != current][:1]
     if isinstance(current, bool):
-        return not current
+        return [not current]
     if isinstance(current, int):
-        return current // 2 if current > 1 and current % 2 == 0 else current + 1
+        return [current // 2 if current > 1 and current % 2 == 0 else current + 1]
     if isinstance(current, float):
-        return current + 0.25
+        return [current + 0.25]
     if current is None:
-        numbers = {bool: True, int: 2, float: 0.5}
-        return next((numbers[h] for h in (hint, *typing.get_args(hint)) if h in numbers), None)
-    return None
+        # None often stands for one of the two truths.
+        numbers: dict[Any, list[Any]] = {bool: [True, False], int: [2], float: [0.5]}
+        return next((numbers[kind] for kind in kinds if kind in numbers), [])
+    return []
 
 
 @dataclass(frozen=True)
