@@ -1,18 +1,20 @@
-"""Other people's checkpoints as ours, and ours as theirs.
+"""Other people's checkpoints as ours, ours as theirs, and any of ours at another image size.
 
 A layout is a literal table of renamings. Nothing here opens a file: read it with safetensors, or with
 `torch.load(path, weights_only=True)`.
 """
 
+import copy
+import math
 import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError, unknown_name
 
-__all__ = ["convert", "to_timm_gmlp"]
+__all__ = ["convert", "rename", "resize", "to_timm_gmlp"]
 
 Source = Literal["eamlp", "eanet", "timm-gmlp"]
 
@@ -54,6 +56,8 @@ LAYOUTS: dict[str, list[tuple[str, str]]] = {
         (r"(blocks\.\d+)\.mlp_channels\.fc2\.(\w+)", r"\1.mixer.proj_out.\2"),
     ],
 }
+# What the keys of a whole model in another layout have in them, and ours never.
+MARKS = {"eamlp": "tokens_to_token.", "timm-gmlp": ".mlp_channels."}
 # Memories that their layout holds as (d, S), or as a 1 x 1 convolution, and ours as (S, d).
 TRANSPOSED = ("value_memory",)
 
@@ -76,16 +80,78 @@ def convert(state_dict: Mapping[str, Tensor], source: Source, to: nn.Module) -> 
     if source not in LAYOUTS:
         raise unknown_name("checkpoint layout", source, LAYOUTS)
     wanted = to.state_dict()
-    found = {}
-    for key, value in state_dict.items():
-        name = _rename(key, source)
-        if name.endswith(TRANSPOSED):
-            value = value.flatten(1).mT.contiguous()
-        elif name in wanted and value.dim() > wanted[name].dim():
-            value = value.flatten(1)
-        found[name] = value
+    found = _translated(state_dict, source, wanted)
     _check(found, wanted, source)
     return found
+
+
+def rename(state_dict: Mapping[str, Tensor], to: nn.Module) -> dict[str, Tensor]:
+    """A whole model's state dict in our layout, be it in ours already, the authors' EAMLP or timm's gMLP.
+
+    Shapes are not checked: image size, classes and channels may be others than those of `to`. See `convert`, `resize`.
+    """
+    for source, mark in MARKS.items():
+        if any(mark in key for key in state_dict):
+            return _translated(state_dict, source, to.state_dict())
+    return dict(state_dict)
+
+
+def resize(
+    state_dict: Mapping[str, Tensor], model: Any, *, img_size: int | tuple[int, int] | None = None
+) -> dict[str, Tensor]:
+    """A state dict in our layout, trained at another image size, for this model at its own.
+
+    What is learned over the tokens (gates, score transforms, positions) is interpolated as the model's own
+    `set_input_size` does it; all else is handed on as it is.
+
+    Args:
+        state_dict: of a model that differs from `model` in its image size.
+        model: one of ours, at the size wanted.
+        img_size: the size at which the weights were trained, for example (224, 288); a square is read off the shapes if
+            it is not given.
+
+    Raises:
+        UserError: a number of tokens that is no square when no size is given, or shapes that the size does not give.
+    """
+    probe = copy.deepcopy(model).to("meta")
+    probe.set_input_size((2 * model.img_size[0], 2 * model.img_size[1]))
+    wanted, other = model.state_dict(), probe.state_dict()
+    sized = [key for key in state_dict if key in wanted and wanted[key].shape != other[key].shape]
+    differing = next((key for key in sized if state_dict[key].shape != wanted[key].shape), None)
+    if differing is None and img_size is None:
+        return dict(state_dict)
+    if img_size is None:
+        assert differing is not None
+        img_size = _square(differing, state_dict[differing], wanted[differing], model)
+    twin = copy.deepcopy(model)
+    twin.set_input_size(img_size)
+    given, built = {key: state_dict[key] for key in sized}, twin.state_dict()
+    for key, value in given.items():
+        if value.shape != built[key].shape:
+            raise UserError(
+                f"the checkpoint has {key} of shape {tuple(value.shape)}, images of {img_size} px give "
+                f"{tuple(built[key].shape)}; give the img_size=(height, width) at which it was trained"
+            )
+    twin.load_state_dict(given, strict=False)
+    twin.set_input_size(model.img_size)
+    return {**state_dict, **{key: value for key, value in twin.state_dict().items() if key in given}}
+
+
+def _square(key: str, theirs: Tensor, ours: Tensor, model: Any) -> int:
+    """The side of the square image whose tokens a tensor over tokens was made for."""
+    axis = next(i for i, (a, b) in enumerate(zip(theirs.shape, ours.shape, strict=True)) if a != b)
+    prefix = getattr(model, "num_prefix_tokens", 0) if key.endswith("pos_embed") else 0
+    tokens, own = theirs.shape[axis] - prefix, ours.shape[axis] - prefix
+    side = math.isqrt(max(tokens, 0))
+    if side < 1 or side * side != tokens:
+        raise UserError(
+            f"the checkpoint has {key} for {tokens} tokens, which are no square grid; give the img_size=(height, "
+            "width) at which it was trained"
+        )
+    # A grid may round up, so the reduction is that of the model's which comes nearest.
+    estimate = math.sqrt(math.prod(model.img_size) / own)
+    reductions = [entry["reduction"] for entry in model.feature_info]
+    return side * min(reductions, key=lambda reduction: abs(reduction - estimate))
 
 
 def to_timm_gmlp(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -103,6 +169,18 @@ def to_timm_gmlp(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
             key = re.sub(pattern, replacement, key)
         renamed[key] = value
     return renamed
+
+
+def _translated(state_dict: Mapping[str, Tensor], source: str, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    found = {}
+    for key, value in state_dict.items():
+        name = _rename(key, source)
+        if name.endswith(TRANSPOSED):
+            value = value.flatten(1).mT.contiguous()
+        elif name in wanted and value.dim() > wanted[name].dim():
+            value = value.flatten(1)
+        found[name] = value
+    return found
 
 
 def _rename(key: str, source: str) -> str:

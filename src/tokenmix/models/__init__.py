@@ -1,9 +1,22 @@
 """Models: one skeleton per family with its mixer passed in. Importing a family registers its presets with timm."""
 
 from tokenmix.models.eamlp import EAMLP
+from tokenmix.models.eanet import EANet
 from tokenmix.models.gmlp import GMLP
 from tokenmix.models.isotropic import BlockMap, IsotropicNet, MixerBlock
+from tokenmix.models.lavit import LaViT
 from tokenmix.models.mixer_net import MixerNet
 from tokenmix.models.registry import create_model, list_models
 
-__all__ = ["EAMLP", "GMLP", "BlockMap", "IsotropicNet", "MixerBlock", "MixerNet", "create_model", "list_models"]
+__all__ = [
+    "EAMLP",
+    "GMLP",
+    "BlockMap",
+    "EANet",
+    "IsotropicNet",
+    "LaViT",
+    "MixerBlock",
+    "MixerNet",
+    "create_model",
+    "list_models",
+]

@@ -9,14 +9,15 @@ from typing import Any, Literal
 
 import torch
 from timm.layers.weight_init import trunc_normal_
-from timm.models import register_model
+from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenmix.errors import UserError
+from tokenmix.layers.external import Memory
 from tokenmix.layers.multihead_external import MultiHeadExternalAttention
 from tokenmix.models.isotropic import IsotropicNet, MixerBlock
-from tokenmix.models.presets import create
+from tokenmix.models.presets import IMAGENET, SMALL, create
 from tokenmix.models.stems import Stem, pair
 from tokenmix.ops.external import external_attention
 
@@ -113,16 +114,20 @@ class T2TStem(Stem):
         """Images (B, C, H, W) of the stem's size to tokens (B, N, D)."""
         self.check(images)
         x = images
-        for i, (kernel, stride, padding) in enumerate(self.splits):
-            tokens = F.unfold(x, kernel, stride=stride, padding=padding).transpose(1, 2)
-            if i < len(self.attentions):
-                x = self.attentions[i](tokens).transpose(1, 2).unflatten(2, self.grids[i])
-        return self.project(tokens)
+        for attention, split, grid in zip(self.attentions, self.splits, self.grids, strict=False):
+            x = attention(_unfolded(x, split)).transpose(1, 2).unflatten(2, grid)
+        return self.project(_unfolded(x, self.splits[-1]))
 
     def macs(self) -> int:
         """Multiply-adds of one image."""
         blocks = sum(a.macs(h * w) for a, (h, w) in zip(self.attentions, self.grids, strict=False))  # type: ignore[operator]
         return blocks + self.grid_size[0] * self.grid_size[1] * self.project.in_features * self.dim
+
+
+def _unfolded(x: Tensor, split: tuple[int, int, int]) -> Tensor:
+    """Overlapping patches of a map (B, C, H, W) as tokens (B, N, C * kernel^2)."""
+    kernel, stride, padding = split
+    return F.unfold(x, kernel, stride=stride, padding=padding).transpose(1, 2)
 
 
 class EAMLP(IsotropicNet):
@@ -183,6 +188,36 @@ class EAMLP(IsotropicNet):
             drop_rate=drop_rate, **factory,
         )  # fmt: skip
         self.mixer_name = "multihead-external"
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """The released code's start: truncated normal of 0.02 for weights, memories and class token, 0 for biases."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, Memory):
+                module.reset_parameters()
+                for memory in (module.key_memory, module.value_memory):
+                    if memory is not None:
+                        trunc_normal_(memory, std=0.02)
+        if self.cls_token is not None:
+            trunc_normal_(self.cls_token, std=0.02)
+
+
+# The stem unfolds pixels, so there is no first convolution that timm could adapt to other channels.
+_CFG = {**IMAGENET, "first_conv": None, "crop_pct": 0.9}
+default_cfgs = generate_default_cfgs(
+    {
+        "eamlp_7": _CFG,
+        "eamlp_7_bn": _CFG,
+        "eamlp_14": _CFG,
+        "eamlp_19": _CFG,
+        "eamlp_nano": {**SMALL, "first_conv": None},
+    }
+)
 
 
 @register_model
@@ -212,5 +247,5 @@ def eamlp_19(**kwargs: Any) -> EAMLP:
 @register_model
 def eamlp_nano(**kwargs: Any) -> EAMLP:
     """Four blocks of width 64 behind a stem of two unfoldings, for images of 28 to 64 px."""
-    nano = {"img_size": 32, "num_classes": 10, "embed_dim": 64, "depth": 4, "num_slots": 32, "num_splits": 2}
+    nano = {"embed_dim": 64, "depth": 4, "num_slots": 32, "num_splits": 2}
     return create(EAMLP, "eamlp_nano", nano, kwargs)

@@ -7,12 +7,13 @@ from typing import Any, Literal
 
 import torch
 from timm.layers.drop import DropPath
-from timm.models import register_model
+from timm.layers.weight_init import lecun_normal_
+from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from tokenmix.layers.gated_mlp import GatedMLP
 from tokenmix.models.isotropic import IsotropicNet
-from tokenmix.models.presets import create
+from tokenmix.models.presets import HALF, IMAGENET, SMALL, create
 from tokenmix.models.stems import PatchStem
 from tokenmix.ops.less import Scores
 
@@ -99,6 +100,43 @@ class GMLP(IsotropicNet):
             **factory,
         )
         self.mixer_name = "gating-attention" if attention_dim else "gating"
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """timm's start, since the paper prints none: Xavier for the branches, LeCun for the patches, a head of zeros.
+
+        The gates start as the identity, and tiny attention near zero, as `GatedMLP` has them.
+        """
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.normal_(module.bias, std=1e-6)
+            elif isinstance(module, nn.Conv2d):
+                lecun_normal_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        for block in self.blocks:
+            block.mixer.reset_gate()  # type: ignore[operator, union-attr]
+        if isinstance(self.head, nn.Linear):
+            nn.init.zeros_(self.head.weight)
+            nn.init.zeros_(self.head.bias)
+
+
+_CFG = {**IMAGENET, **HALF, "first_conv": "stem.proj"}
+_NANO = {**SMALL, "first_conv": "stem.proj"}
+default_cfgs = generate_default_cfgs(
+    {
+        "gmlp_tiny": _CFG,
+        "gmlp_small.ra3_in1k": {**_CFG, "hf_hub_id": "timm/gmlp_s16_224.ra3_in1k"},
+        "gmlp_base": _CFG,
+        "amlp_tiny": _CFG,
+        "amlp_small": _CFG,
+        "gmlp_nano": _NANO,
+        "amlp_nano": _NANO,
+    }
+)
 
 
 @register_model
@@ -109,7 +147,7 @@ def gmlp_tiny(**kwargs: Any) -> GMLP:
 
 @register_model
 def gmlp_small(**kwargs: Any) -> GMLP:
-    """gMLP-S: 30 blocks of width 256; paper 19.5 M parameters, 79.6 % top-1."""
+    """gMLP-S: 30 blocks of width 256; paper 19.5 M parameters, 79.6 % top-1. `pretrained=True` has timm's weights."""
     return create(GMLP, "gmlp_small", {"embed_dim": 256}, kwargs)
 
 
@@ -131,15 +169,16 @@ def amlp_small(**kwargs: Any) -> GMLP:
     return create(GMLP, "amlp_small", {"embed_dim": 256, "attention_dim": 64}, kwargs)
 
 
+NANO = {"patch_size": 4, "embed_dim": 64, "depth": 4, "expansion": 4.0}
+
+
 @register_model
 def gmlp_nano(**kwargs: Any) -> GMLP:
     """Four blocks of width 64 for images of 28 to 64 px."""
-    nano = {"img_size": 32, "patch_size": 4, "num_classes": 10, "embed_dim": 64, "depth": 4, "expansion": 4.0}
-    return create(GMLP, "gmlp_nano", nano, kwargs)
+    return create(GMLP, "gmlp_nano", NANO, kwargs)
 
 
 @register_model
 def amlp_nano(**kwargs: Any) -> GMLP:
     """gmlp_nano with tiny attention of width 32."""
-    nano = {"img_size": 32, "patch_size": 4, "num_classes": 10, "embed_dim": 64, "depth": 4, "expansion": 4.0}
-    return create(GMLP, "amlp_nano", {**nano, "attention_dim": 32}, kwargs)
+    return create(GMLP, "amlp_nano", {**NANO, "attention_dim": 32}, kwargs)

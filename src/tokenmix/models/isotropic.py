@@ -5,17 +5,24 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from timm.layers.drop import DropPath
+from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.layers.weight_init import trunc_normal_
-from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Capabilities, Mixer
+from tokenmix.layers.base import Capabilities, Mixer, replace_parameter
+from tokenmix.models.manners import record_input_size, take_indices
 from tokenmix.models.stems import Stem
 from tokenmix.ops.less import Scores
 
-__all__ = ["BlockMap", "GridMixer", "IsotropicNet", "MixerBlock", "sinusoid_table"]
+__all__ = [
+    "BlockMap",
+    "GridMixer",
+    "IsotropicNet",
+    "MixerBlock",
+    "sinusoid_table",
+]
 
 
 class BlockMap(NamedTuple):
@@ -58,13 +65,18 @@ class GridMixer(Mixer):
         """The inner mixer's multiply-adds."""
         return self.inner.macs(num_tokens)
 
+    def set_grid(self, old: Sequence[int], new: Sequence[int]) -> None:
+        """Read the tokens as lying on the new grid."""
+        self.inner.set_grid(old, new)
+        self.grid = (new[0], new[1])
+
 
 class TokenBatchNorm(nn.BatchNorm1d):
     """BatchNorm of each channel over images and tokens: (B, N, D) to (B, N, D)."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Normalise tokens (B, N, D)."""
-        return super().forward(x.transpose(1, 2)).transpose(1, 2)
+        return super().forward(input.transpose(1, 2)).transpose(1, 2)
 
 
 class MixerBlock(nn.Module):
@@ -143,6 +155,7 @@ class IsotropicNet(nn.Module):
         self.num_prefix_tokens = int(class_token)
         self.num_classes, self.num_features, self.embed_dim = num_classes, stem.dim, stem.dim
         self.head_hidden_size, self.global_pool, self.grad_checkpointing = stem.dim, global_pool, False
+        self._check_pool(global_pool)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, stem.dim, **factory)) if class_token else None
         self._init_positions(positions, **factory)
         self.blocks = nn.ModuleList(blocks)
@@ -157,6 +170,11 @@ class IsotropicNet(nn.Module):
     def img_size(self) -> tuple[int, int]:
         """(height, width) of the images."""
         return self.stem.img_size
+
+    @property
+    def in_chans(self) -> int:
+        """Channels of the images."""
+        return self.stem.in_chans
 
     @property
     def grid_size(self) -> tuple[int, int]:
@@ -216,18 +234,72 @@ class IsotropicNet(nn.Module):
         stop_early: bool = False,
         output_fmt: Literal["NCHW", "NLC"] = "NCHW",
         intermediates_only: bool = False,
+        return_prefix_tokens: bool = False,
     ) -> Any:
-        """The tokens behind chosen blocks, as maps or sequences; and the final features unless `intermediates_only`."""
+        """The tokens behind chosen blocks, as maps or sequences; and the final features unless `intermediates_only`.
+
+        Args:
+            images: (B, C, H, W).
+            indices: blocks by number, the last n if one number, all if none.
+            norm: put them through the last norm.
+            stop_early: leave out the blocks behind the last one chosen; the final features are then those behind it.
+            output_fmt: maps (B, D, h, w), or sequences (B, h * w, D).
+            intermediates_only: return the list alone.
+            return_prefix_tokens: each entry is a pair, with the tokens that are no places of the image, (B, prefix, D).
+        """
         if output_fmt not in ("NCHW", "NLC"):
             raise UserError(f"output_fmt must be NCHW or NLC, got {output_fmt!r}")
-        take, last = feature_take_indices(len(self.blocks), indices)
+        take, last = take_indices(len(self.blocks), indices)
         x, carry, kept = self.tokens(images), None, []
         for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
             x, carry = self._block(block, x, carry)
             if i in take:
-                y = (self.norm(x) if norm else x)[:, self.num_prefix_tokens :]
-                kept.append(y.transpose(1, 2).unflatten(2, self.grid_size) if output_fmt == "NCHW" else y)
+                prefix, y = (self.norm(x) if norm else x).tensor_split((self.num_prefix_tokens,), dim=1)
+                y = y.transpose(1, 2).unflatten(2, self.grid_size) if output_fmt == "NCHW" else y
+                kept.append((y, prefix) if return_prefix_tokens else y)
         return kept if intermediates_only else (self.norm(x), kept)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] | None = None, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop the blocks behind the last one chosen, and the norm and the head if asked; the indices, none negative.
+
+        What is left serves `forward_intermediates`; `features_only=True` calls this.
+        """
+        take, last = take_indices(len(self.blocks), indices)
+        self.blocks = self.blocks[: last + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return take
+
+    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+        """Take images of this size from now on: gates, score transforms and positions are interpolated.
+
+        Positions are resampled bicubically over the grid, prefix tokens kept, and that of a sinusoid table as well: a
+        trained model has seen the table of its own size, so the one of another size would move every position (build
+        the model with `img_size` for that). Parameters are replaced, so build the optimiser afterwards.
+
+        Raises:
+            UserError: a size of no whole tokens, or a gate that cannot follow (Toeplitz).
+        """
+        old_size, old = self.img_size, self.grid_size
+        self.stem.set_input_size(img_size)
+        new = self.grid_size
+        try:
+            for block in self.blocks if new != old else ():
+                block.mixer.set_grid(old, new)  # type: ignore[operator, union-attr]
+        except UserError:
+            self.stem.set_input_size(old_size)
+            raise
+        if self.pos_embed is not None:
+            table = resample_abs_pos_embed(self.pos_embed.detach(), list(new), list(old), self.num_prefix_tokens)
+            if isinstance(self.pos_embed, nn.Parameter):
+                replace_parameter(self, "pos_embed", table)
+            else:
+                self.pos_embed = table
+        record_input_size(self, self.img_size)
 
     @torch.no_grad()
     def attention_maps(self, images: Tensor) -> list[BlockMap]:
@@ -252,12 +324,21 @@ class IsotropicNet(nn.Module):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: Literal["avg", "token", ""] | None = None) -> None:
-        """A new head; 0 classes for none."""
-        like = {"device": self.norm.weight.device, "dtype": self.norm.weight.dtype}
-        self.num_classes = num_classes
+        """A new head, 0 classes for none; and if given, another pooling."""
         if global_pool is not None:
+            self._check_pool(global_pool)
             self.global_pool = global_pool
+        weight = next(self.parameters())
+        like = {"device": weight.device, "dtype": weight.dtype}
+        self.num_classes = num_classes
         self.head = nn.Linear(self.embed_dim, num_classes, **like) if num_classes else nn.Identity()
+
+    def _check_pool(self, pool: str) -> None:
+        pools = ["avg", "", *(["token"] if self.num_prefix_tokens else [])]
+        if pool not in pools:
+            raise UserError(
+                f"global_pool {pool!r} is not possible here; {type(self).__name__} has {', '.join(map(repr, pools))}"
+            )
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute the blocks in the backward pass instead of keeping what they made."""
@@ -266,6 +347,14 @@ class IsotropicNet(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """Parameters that weight decay leaves alone."""
         return {"pos_embed", "cls_token"}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Which parameters lie at one depth, for layer-wise learning rates: stem and positions, each block, the rest.
+
+        With `coarse` all blocks are one group, since there are no stages.
+        """
+        blocks = r"^blocks\." if coarse else r"^blocks\.(\d+)"
+        return {"stem": r"^stem|^cls_token|^pos_embed", "blocks": [(blocks, None), (r"^norm", (99999,))]}
 
 
 def sinusoid_table(num_tokens: int, dim: int, *, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:

@@ -1,0 +1,78 @@
+"""Weights that somebody else trained: where they are, in which layout, for which image size."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError
+from timm.models import PretrainedCfg
+from torch import Tensor, nn
+
+from tokenmix import checkpoints
+from tokenmix.errors import UserError
+
+__all__ = ["check_source", "checkpoint_filter_fn", "fetching"]
+
+FILES = ("model.safetensors", "pytorch_model.bin")
+ELSEWHERE = "fetch model.safetensors where there is one and give pretrained_cfg_overlay={'file': PATH}"
+
+
+def check_source(name: str, cfg: PretrainedCfg, cache_dir: str | Path | None = None) -> None:
+    """Raise `UserError` if there are no weights, or if they lie on the hub and it cannot be reached.
+
+    One short question is asked first, because the download itself repeats its attempts for most of a minute.
+    """
+    if not (cfg.has_weights or cfg.state_dict):
+        raise UserError(
+            f"{name} has no pretrained weights; build it with pretrained=False and train it, or give a file of yours "
+            "with pretrained_cfg_overlay={'file': PATH}"
+        )
+    if cfg.file or cfg.state_dict or not cfg.hf_hub_id:
+        return
+    repo = cfg.hf_hub_id.split("@")[0]
+    if any(isinstance(try_to_load_from_cache(repo, file, cache_dir=cache_dir), str) for file in FILES):
+        return
+    try:
+        HfApi().model_info(repo, timeout=10)
+    except HfHubHTTPError as error:
+        raise UserError(f"the weights of {name} are not to be had from {repo} on the hub: {_line(error)}") from error
+    except Exception as error:
+        # Which errors a missing network raises depends on the hub's HTTP library and on proxies.
+        raise UserError(
+            f"the weights of {name} lie in {repo} on huggingface.co, which cannot be reached ({_line(error)}): connect "
+            f"to the internet, or {ELSEWHERE}"
+        ) from error
+
+
+@contextmanager
+def fetching(name: str) -> Iterator[None]:
+    """What goes wrong with a file or a download as a `UserError`."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"the weights of {name} could not be read ({_line(error)}): {ELSEWHERE}") from error
+
+
+def _line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """A checkpoint as timm's loaders hand it over, in our layout and at the model's image size.
+
+    Known layouts are ours, the authors' EAMLP and timm's gMLP. timm itself drops a head of other classes and adapts a
+    first convolution to other channels.
+    """
+    state_dict = checkpoints.rename(state_dict, model)
+    if not hasattr(model, "set_input_size"):
+        return state_dict
+    return checkpoints.resize(state_dict, model, img_size=_saved_size(model))
+
+
+def _saved_size(model: Any) -> tuple[int, int] | None:
+    """The image size that the configuration beside the weights states, if there is one."""
+    size = getattr(model, "pretrained_model_args", {}).get("img_size")
+    return (size, size) if isinstance(size, int) else None if size is None else (size[0], size[1])
