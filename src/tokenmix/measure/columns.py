@@ -46,9 +46,9 @@ def columns(results: Results) -> list[Column]:
         Column(metric, metric, lambda t: t.score, lambda v: f"{v:.4f}", results.higher, "test set, end of training"),
         Column("parameters", "params", lambda t: t.parameters, count, False, "learned numbers"),
         Column("MACs / image", "MACs", lambda t: t.macs, count, False, "multiply-adds of a forward pass"),
-        Column("train images/s", "train img/s", lambda t: t.rate(batch), lambda v: f"{v:,.0f}", True, rate),
+        Column("train images/s", "img/s", lambda t: t.rate(batch), lambda v: f"{v:,.0f}", True, rate),
         Column("forward ms", "fwd ms", lambda t: t.forward_seconds, milliseconds, False, "one image, median"),
-        Column("step memory", "step mem.", lambda t: t.step_memory, size, False, step),
+        Column("step memory", "memory", lambda t: t.step_memory, size, False, step),
         Column("inference memory", "", lambda t: t.inference_memory, size, False, forward),
     ]
 
@@ -78,7 +78,7 @@ def rich_table(results: Results) -> Table:
     table.add_column("mixer", no_wrap=True)
     shown = [i for i, column in enumerate(columns(results)) if column.short]
     for i in shown:
-        table.add_column(columns(results)[i].short, justify="right")
+        table.add_column(columns(results)[i].short, justify="right", no_wrap=True)
     for twin in results.twins:
         row = [cells(results, twin)[i] for i in shown]
         table.add_row(twin.mixer, *(f"[bold green]{cell.text}[/]" if cell.best else cell.text for cell in row))

@@ -3,6 +3,7 @@
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -112,11 +113,12 @@ def _train_all(plans: Sequence[RunPlan], console: Console) -> dict[Path, str]:
     return failures
 
 
-def _spinner(label: str, console: Console) -> Progress:
-    """Shows that something runs, and for how long; gone when it is done."""
-    shown = Progress(
-        SpinnerColumn(), TextColumn(r"{task.description}"), TimeElapsedColumn(), console=console, transient=True
-    )
+def _spinner(label: str, console: Console) -> AbstractContextManager[Any]:
+    """Shows on a terminal that something runs, and for how long; gone when it is done."""
+    if not console.is_terminal or console.quiet:
+        return nullcontext()
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    shown = Progress(*columns, console=console, transient=True)
     shown.add_task(escape(label))
     return shown
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -60,10 +61,11 @@ class CostTable:
         return {"schema": 1, **plain, "environment": environment()}
 
     def __rich__(self) -> Table:
-        table = Table(title=f"one sample of N tokens of width {self.dim}, float32", title_justify="left")
+        told = f"one sample of N tokens of width {self.dim}, float32; step = forward and backward"
+        table = Table(title=told, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("mixer", no_wrap=True)
-        for heading in ("N", "parameters", "MACs", "forward ms", "fwd+bwd ms", "forward peak", "fwd+bwd peak"):
-            table.add_column(heading, justify="right")
+        for heading in ("N", "params", "MACs", "fwd ms", "step ms", "fwd mem.", "step mem."):
+            table.add_column(heading, justify="right", no_wrap=True)
         for i, row in enumerate(self.rows):
             last = i + 1 == len(self.rows) or self.rows[i + 1].mixer != row.mixer
             table.add_row(row.mixer, *_cells(row), end_section=last)
@@ -156,6 +158,13 @@ def _sentence(table: CostTable, name: str, power: float | None) -> str:
     parts = [] if power is None else [f"time grows as N^{power:.2f} over the upper sizes"]
     if name in table.crossovers:
         parts.append(f"fewer MACs than self-attention: {table.crossovers[name]}")
-        measured = table.measured[name]
-        parts.append(f"times cross near N = {measured:,}" if measured else "times do not cross within these sizes")
+        parts.append(_measured_sentence(table, name))
     return f"{name}: {'; '.join(parts)}" if parts else name
+
+
+def _measured_sentence(table: CostTable, name: str) -> str:
+    crossing = table.measured[name]
+    if crossing is not None:
+        return f"forward times cross near N = {crossing:,}"
+    mine, reference = (next(row for row in table.rows if row.mixer == mixer) for mixer in (name, "self"))
+    return f"{'faster' if mine.forward.median < reference.forward.median else 'slower'} at all of these sizes"

@@ -78,9 +78,9 @@ def _shared_image(name: str, image: Tensor) -> str:
 
 
 def _map_strip(name: str, tiles: Sequence[Tile], label: str) -> str:
-    """The tiles of one block side by side."""
+    """The tiles of one block side by side; as large where there are few."""
     gap = 6
-    width = len(tiles) * (SIDE + gap) - gap
+    width = max(4, len(tiles)) * (SIDE + gap) - gap
     drawn = "".join(
         f'<svg x="{i * (SIDE + gap)}" width="{SIDE}" height="{SIDE}">{_tile(name, t)}</svg>'
         for i, t in enumerate(tiles)

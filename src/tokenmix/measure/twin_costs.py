@@ -90,7 +90,7 @@ def measure_twins(
     step = _time({name: bench.step for name, bench in benches.items()}, device)
     memory = {name: _peak(bench.step, device) for name, bench in benches.items()}
     return {
-        name: TwinCost(*counts(module.model), latency[name], step[name], memory[name], inference[name])
+        name: TwinCost(*_counts(module.model), latency[name], step[name], memory[name], inference[name])
         for name, module in twins.items()
     }
 
@@ -106,7 +106,7 @@ def _peak(fn: Any, device: torch.device) -> int | None:
     return peak_memory(fn, device) if device.type in ("cpu", "cuda") else None
 
 
-def counts(model: nn.Module) -> tuple[int, int, int, int]:
+def _counts(model: nn.Module) -> tuple[int, int, int, int]:
     """Parameters and multiply-adds of one image, of the network and of its mixers alone."""
     mixers = [block.mixer for block in model.blocks]  # type: ignore[union-attr]
     parameters = sum(p.numel() for p in model.parameters())

@@ -14,7 +14,7 @@ from tokenmix.measure.results import Curve, Run
 from tokenmix.train.config import Budget, CompareConfig, TrainConfig
 from tokenmix.train.files import settled
 
-__all__ = ["RunPlan", "claim_folder", "plan_runs", "read_run", "run_twin"]
+__all__ = ["RunPlan", "claim_folder", "is_finished", "plan_runs", "read_run", "run_twin"]
 
 FREE = ("mixers", "seeds", "out", "workers", "threads", "log_every", "checkpoint_every")
 """Settings that may differ when a comparison is taken up again: they add runs, or leave their results as they are."""
