@@ -31,7 +31,7 @@ def _signature(name: str, thing: Any) -> str:
     except (TypeError, ValueError):
         return name
     signature = re.sub(r"\b(?:torch|collections\.abc|typing|pathlib|tokenmix(?:\.\w+)+)\.(?=[A-Za-z])", "", signature)
-    line = name + signature.removesuffix(" -> None").replace("'", "")
+    line = name + signature.removesuffix(" -> None")
     return line if len(line) <= 100 else _one_argument_a_line(line)
 
 
@@ -56,8 +56,9 @@ def docstring_to_markdown(text: str) -> str:
     for line in text.splitlines():
         heading = SECTION.match(line)
         if heading:
-            section = heading[1]
-            out += ["", f"**{section}.** {heading[2]}".rstrip(), ""]
+            # With text behind it, it opens a paragraph that goes on in the next lines; else a list follows.
+            section = "" if heading[2] else heading[1]
+            out += ["", f"**{heading[1]}.** {heading[2]}".rstrip(), *([""] if section else [])]
         elif section and line.startswith("    "):
             out.append(_in_section(section, line[4:]))
         else:

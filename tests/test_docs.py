@@ -15,6 +15,7 @@ import torch
 
 from tokenmix import cli, layers, tasks
 from tokenmix.errors import UserError
+from tokenmix.models import create_model, list_models
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -156,7 +157,7 @@ def test_mechanism_page_names_every_argument(page):
 
 def test_pictures_are_used_and_small():
     pictures = {p.name for p in (DOCS / "images").iterdir()}
-    used = set(re.findall(r"images/([\w.]+)", "".join(page.read_text() for page in PAGES)))
+    used = set(re.findall(r"images/(\w+\.\w+)", "".join(page.read_text() for page in PAGES)))
     assert pictures == used
     assert all(p.stat().st_size < 100_000 for p in (DOCS / "images").iterdir())
 
@@ -186,3 +187,18 @@ def test_reference_is_complete(site):
         public = set(__import__(f"tokenmix.{package}", fromlist=["__all__"]).__all__) - {"MIXERS"}
         documented = set(re.findall(rf"^::: tokenmix\.{package}\.(\w+)$", source, re.MULTILINE))
         assert documented == public
+
+
+def test_model_table_is_counted():
+    """One row for each model, with our own count of parameters and multiply-adds."""
+    page = (DOCS / "models" / "index.md").read_text()
+    rows = {
+        m[1]: m for m in re.finditer(r"^\| `(\w+)` \|[^|]*\| (\d+) \| ([\d.]+) M \| ([\d.]+) \|", page, re.MULTILINE)
+    }
+    assert set(rows) | {"eamlp_7_bn"} == set(list_models())
+    for name, row in rows.items():
+        model = create_model(name, device="meta")
+        million = sum(p.numel() for p in model.parameters()) / 1e6
+        assert (int(row[2]), row[3]) == (model.img_size[0], f"{million:.2f}")
+        digits = len(row[4].partition(".")[2])
+        assert row[4] == f"{model.macs() / 1e9:.{digits}f}"

@@ -16,8 +16,9 @@ class SimplifiedSelfAttention(Mixer):
 
         out = softmax(scale * F F^T) F
 
-    As printed it has no parameters, no heads and no scale. Behind a LayerNorm the diagonal of F F^T is about D, so the
-    printed form is close to the identity for wide tokens; `scale=D**-0.5` flattens the map.
+    As printed it has no parameters, no heads and no scale. Behind a LayerNorm the diagonal of F F^T is D and the rest
+    about sqrt(D), so for wide tokens the printed form is the identity, and from D = 128 on it still is with 1/sqrt(D);
+    a scale near 1/D flattens the map.
 
     Paper: Guo et al., Beyond Self-attention: External Attention using Two Linear Layers, arXiv 2105.02358, equations 3
     and 4, the step between self-attention and external attention.
