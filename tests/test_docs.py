@@ -165,7 +165,8 @@ def test_pictures_are_used_and_small():
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("site")
-    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
+    # Not --quiet, which hides the warnings from --strict as well.
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(build, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
