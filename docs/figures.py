@@ -13,6 +13,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from tokenmix.ops.attention import attention_probabilities
 from tokenmix.ops.less import Scores
 
 IMAGES = Path(__file__).parent / "images"
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.titlesize": 9,
@@ -35,7 +36,7 @@ STYLE = {
     "svg.hashsalt": "tokenmix",
 }
 BLUE, ORANGE, GREY = "#2b5fb3", "#d9731a", "#777777"
-SIGNED = mpl.colors.LinearSegmentedColormap.from_list("signed", [ORANGE, "white", BLUE])
+SIGNED = LinearSegmentedColormap.from_list("signed", [ORANGE, "white", BLUE])
 BAG, SHIRT, BOOT = 48, 50, 45
 QUERIES = ((3, 9), (9, 4), (7, 1))
 
@@ -55,10 +56,10 @@ def over_image(axes: Axes, picture: Tensor, values: Tensor, query: tuple[int, in
     bare(axes)
 
 
-def signed(axes: Axes, values: Tensor, limit: float | None = None, extent: tuple[float, ...] | None = None) -> None:
+def signed(axes: Axes, values: Tensor, limit: float | None = None) -> None:
     """Positive blue, negative orange, white 0; numbers beyond the limit saturate."""
     limit = limit or values.abs().quantile(0.995).item()
-    axes.imshow(values, cmap=SIGNED, vmin=-limit, vmax=limit, interpolation="nearest", extent=extent)
+    axes.imshow(values, cmap=SIGNED, vmin=-limit, vmax=limit, interpolation="nearest")
     bare(axes)
 
 
@@ -103,9 +104,9 @@ def place(query: tuple[int, int], grid: tuple[int, int] = GRID) -> int:
     return query[0] * grid[1] + query[1]
 
 
-def maps_of(model: nn.Module, images: Tensor) -> list[Any]:
+def maps_of(model: Any, images: Tensor) -> list[Any]:
     """The blocks' maps on these images."""
-    return model.attention_maps(images)  # type: ignore[operator]
+    return model.attention_maps(images)
 
 
 def self_attention(trained: Trained) -> Figure:
@@ -244,7 +245,7 @@ def multihead_heads(trained: Trained) -> Figure:
 
 def spatial_gating(trained: Trained) -> Figure:
     """A learned W, one of its rows on its grid and on a finer one, and the Toeplitz forms."""
-    gate = trained("gating").blocks[3].mixer.gating  # type: ignore[union-attr]
+    gate = trained("gating").blocks[3].mixer.gating
     weight, query, finer = gate.weight.detach(), QUERIES[1], (20, 20)
     resized, _ = resize_gate(weight, gate.bias.detach(), GRID, finer)
     there = round((query[0] + 0.5) * 20 / 14 - 0.5), round((query[1] + 0.5) * 20 / 14 - 0.5)
@@ -271,7 +272,7 @@ def gated_mlp(trained: Trained) -> Figure:
     model = trained("gating")
     figure, rows = plt.subplots(3, 4, figsize=(5.4, 4.2), layout="constrained")
     for i, column in enumerate(rows.T):
-        weight = model.blocks[i].mixer.gating.weight.detach()  # type: ignore[index, union-attr]
+        weight = model.blocks[i].mixer.gating.weight.detach()
         limit = weight.abs().quantile(0.995).item()
         for axes, query in zip(column, QUERIES):
             signed(axes, weight[place(query)].view(GRID), limit)
@@ -288,16 +289,16 @@ def tiny_attention(trained: Trained) -> Figure:
     pictures, images = test_images([BOOT, BAG])
     model = trained("gating-attention")
     query, block = QUERIES[1], 2
-    mixer = model.blocks[block].mixer  # type: ignore[index]
+    mixer = model.blocks[block].mixer
     with torch.no_grad():
-        x = model.tokens(images)  # type: ignore[operator]
-        for before in model.blocks[:block]:  # type: ignore[index]
+        x = model.tokens(images)
+        for before in model.blocks[:block]:
             x, _ = before(x)
-        used = mixer.tiny_attention_map(model.blocks[block].norm1(x))  # type: ignore[index, union-attr, operator]
+        used = mixer.tiny_attention_map(model.blocks[block].norm1(x))
     figure, rows = plt.subplots(2, 3, figsize=(4.6, 3.2), layout="constrained")
     for i, row in enumerate(rows):
         photo(row[0], pictures[i], query)
-        signed(row[1], mixer.gating.weight.detach()[place(query)].view(GRID))  # type: ignore[union-attr]
+        signed(row[1], mixer.gating.weight.detach()[place(query)].view(GRID))
         over_image(row[2], pictures[i], used[i, 0, place(query)].view(GRID), query)
     for axes, title in zip(rows[0], ("token", "row of W: the same", "tiny attention: its own")):
         axes.set_title(title)
@@ -341,10 +342,10 @@ def attention_residual(trained: Trained) -> Figure:
 
 
 @torch.no_grad()
-def last_scores(model: nn.Module, images: Tensor) -> Scores:
+def last_scores(model: Any, images: Tensor) -> Scores:
     """The scores of the last block."""
-    x, carry = model.tokens(images), None  # type: ignore[operator]
-    for block in model.blocks:  # type: ignore[union-attr]
+    x, carry = model.tokens(images), None
+    for block in model.blocks:
         x, carry = block(x, carry)
     assert carry is not None
     return carry
@@ -381,7 +382,6 @@ def save(figure: Figure, file: Path) -> None:
 def main(names: Sequence[str], weights: Path | None) -> None:
     """Draw the figures of these names, or all."""
     trained = Trained(weights)
-    torch.set_grad_enabled(True)
     with mpl.rc_context(STYLE):
         for name, draw in FIGURES.items():
             if not names or name in names:

@@ -3,6 +3,7 @@
 import argparse
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -46,8 +47,8 @@ class Trained:
         self.folder = folder
         self.models: dict[str, nn.Module] = {}
 
-    def __call__(self, mixer: str) -> nn.Module:
-        """The trained network with that mixer, in eval mode."""
+    def __call__(self, mixer: str) -> Any:
+        """The trained `MixerNet` with that mixer, in eval mode."""
         if mixer not in self.models:
             self.models[mixer] = self._load_or_train(mixer)
         return self.models[mixer].eval()
