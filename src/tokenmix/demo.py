@@ -11,8 +11,8 @@ __all__ = ["main"]
 
 # Sized so that installing, fetching and all five twins stay under ten minutes on two cores (LOG.md has the timings).
 SHARED: dict[str, Any] = {"mixers": ("self", "external", "multihead-external", "gating", "less"), "out": Path("demo")}
-FASHION: dict[str, Any] = {"data": "fashion-mnist", "epochs": 2, "limit": 12_000}
-DIGITS: dict[str, Any] = {"data": "digits", "epochs": 30}
+FASHION: dict[str, Any] = {"data": "fashion-mnist", "epochs": 3, "limit": 12_000, "batch_size": 64, "lr": 3e-3}
+DIGITS: dict[str, Any] = {"data": "digits", "epochs": 25, "batch_size": 64, "lr": 3e-3}
 
 
 def main() -> int:
