@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tokenmix.errors import UserError
@@ -67,7 +68,7 @@ def info(model_name: str, *, img_size: int | None, model_kwargs: Mapping[str, An
     from tokenmix.models import create_model
 
     size = {} if img_size is None else {"img_size": img_size}
-    model = create_model(model_name, **size, **model_kwargs)
+    model: Any = create_model(model_name, **size, **model_kwargs)
     if not hasattr(model, "macs"):
         raise UserError(f"{model_name!r} is not a tokenmix model; tokenmix info knows those of tokenmix list models")
     n, grid = model.num_tokens, model.grid_size
@@ -78,15 +79,8 @@ def info(model_name: str, *, img_size: int | None, model_kwargs: Mapping[str, An
         "tokens": n,
         "parameters": _count(model),
         "macs": model.macs(),
-        "blocks": [
-            {
-                "block": i,
-                "mixer": type(getattr(b.mixer, "inner", b.mixer)).__name__,
-                "mixer parameters": _count(b.mixer),
-                "mixer macs": b.mixer.macs(n),
-            }
-            for i, b in enumerate(model.blocks)
-        ],
+        "blocks": _blocks(model),
+        "warnings": model.warnings() if hasattr(model, "warnings") else [],
     }
     if as_json:
         print(json.dumps(summary, indent=2))
@@ -98,9 +92,26 @@ def info(model_name: str, *, img_size: int | None, model_kwargs: Mapping[str, An
         f"{summary['macs'] / 1e6:.2f} M multiply-adds"
     )
     _print_rows(summary["blocks"])
+    for line in summary["warnings"]:
+        console.print(f"[yellow]warning:[/] {escape(line)}")
     console.print(
         "Parameters and multiply-adds are counted from the equations; no paper prints figures for the nano skeleton."
     )
+
+
+def _blocks(model: Any) -> list[dict[str, Any]]:
+    """One row for each block. A pyramid has rows of its own, with what a vanilla layer would take in the place."""
+    if hasattr(model, "cost_table"):
+        return [row._asdict() for row in model.cost_table()]
+    return [
+        {
+            "block": i,
+            "mixer": type(getattr(b.mixer, "inner", b.mixer)).__name__,
+            "mixer parameters": _count(b.mixer),
+            "mixer macs": b.mixer.macs(model.num_tokens),
+        }
+        for i, b in enumerate(model.blocks)
+    ]
 
 
 def print_result(result: Any) -> None:

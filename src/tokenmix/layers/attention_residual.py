@@ -1,11 +1,11 @@
 """The attention residual: the scores of one stage's last layer, shrunk and added to the next stage's first."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError
+from tokenmix.errors import UserError, unknown_name
 from tokenmix.ops.attention_residual import attention_residual
 from tokenmix.ops.less import Scores
 
@@ -26,14 +26,18 @@ class AttentionResidual(nn.Module):
     Args:
         num_heads_in: heads of the stage that ends.
         num_heads_out: heads of the stage that begins.
+        keys: `"pooled"`: keys are the stage's tokens and shrink with them; `"kept"`: both stages attend to the same
+            grid of reduced keys, which stays as it is, and there is no P_k.
         init_scale: LayerScale at the start, one number for each head out.
         eps: added to the variance in the norm.
 
     Shape:
-        scores (B, H_in, h*w, h*w) or in factors, to (B, H_out, h'*w', h'*w'), h' = ceil(h / 2).
+        scores (B, H_in, h*w, h*w) or in factors, to (B, H_out, h'*w', h'*w'), h' = ceil(h / 2). With `"kept"` keys,
+        (B, H_in, h*w, S) to (B, H_out, h'*w', S).
 
     Raises:
-        UserError: no heads; scores of another number of heads, or of tokens that do not fill the grid.
+        UserError: no heads or an unknown option; scores of another number of heads, or of tokens that do not fill the
+            grid; a mask with `"kept"` keys.
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class AttentionResidual(nn.Module):
         num_heads_in: int,
         num_heads_out: int,
         *,
+        keys: Literal["pooled", "kept"] = "pooled",
         init_scale: float = 1e-2,
         eps: float = 1e-5,
         device: Any = None,
@@ -49,10 +54,13 @@ class AttentionResidual(nn.Module):
         super().__init__()
         if min(num_heads_in, num_heads_out) < 1:
             raise UserError(f"AttentionResidual needs heads on both sides, got {num_heads_in} and {num_heads_out}")
+        if keys not in ("pooled", "kept"):
+            raise unknown_name("keys", keys, ("pooled", "kept"))
         factory = {"device": device, "dtype": dtype}
+        self.keys: Literal["pooled", "kept"] = keys
         self.num_heads_in, self.num_heads_out, self.eps = num_heads_in, num_heads_out, eps
         self.query_weight = nn.Parameter(torch.full((num_heads_in, 2, 2), 0.25, **factory))
-        self.key_weight = nn.Parameter(torch.full((num_heads_in, 2, 2), 0.25, **factory))
+        self.key_weight = nn.Parameter(torch.full((num_heads_in, 2, 2), 0.25, **factory)) if keys == "pooled" else None
         self.norm_weight = nn.Parameter(torch.ones(num_heads_in, **factory))
         self.norm_bias = nn.Parameter(torch.zeros(num_heads_in, **factory))
         self.head_weight = nn.Parameter(torch.empty(num_heads_out, num_heads_in, **factory))
@@ -60,8 +68,8 @@ class AttentionResidual(nn.Module):
         nn.init.xavier_uniform_(self.head_weight)
 
     def extra_repr(self) -> str:
-        """The heads."""
-        return f"num_heads_in={self.num_heads_in}, num_heads_out={self.num_heads_out}"
+        """The heads and what becomes of the keys."""
+        return f"num_heads_in={self.num_heads_in}, num_heads_out={self.num_heads_out}, keys={self.keys!r}"
 
     def forward(self, scores: Scores | Tensor, grid: tuple[int, int], mask: Tensor | None = None) -> Tensor:
         """The residual R of the scores of a stage's last layer, whose tokens lie row by row on a grid (h, w)."""
@@ -81,8 +89,13 @@ class AttentionResidual(nn.Module):
             eps=self.eps,
         )
 
-    def macs(self, grid: tuple[int, int], width: int) -> int:
-        """Multiply-adds of one sample for scores in factors of that width, on a grid (h, w)."""
+    def macs(self, grid: tuple[int, int], width: int, num_keys: int | None = None) -> int:
+        """Multiply-adds of one sample for scores in factors of that width, on a grid (h, w), and with kept keys S."""
         pooled = -(-grid[0] // 2) * -(-grid[1] // 2)
-        shrink = 8 * self.num_heads_in * pooled * width
-        return shrink + pooled**2 * self.num_heads_in * (width + self.num_heads_out)
+        if self.keys == "kept":
+            if num_keys is None:
+                raise UserError("AttentionResidual(keys='kept') has a map of h'*w' x S: give macs the S of num_keys")
+            shrink, size = 4 * self.num_heads_in * pooled * width, pooled * num_keys
+        else:
+            shrink, size = 8 * self.num_heads_in * pooled * width, pooled**2
+        return shrink + size * self.num_heads_in * (width + self.num_heads_out)

@@ -127,6 +127,9 @@ def _fused(
     out = F.scaled_dot_product_attention(
         query, key, value, attn_mask=allowed, dropout_p=dropout, is_causal=only_causal, scale=scale
     )
+    if bias is not None and torch.compiler.is_exporting():
+        # With a bias the result's layout differs between the passes of a decomposition for ONNX: this settles it.
+        out = out.clone(memory_format=torch.contiguous_format)
     return out[..., :width]
 
 

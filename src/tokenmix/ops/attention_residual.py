@@ -14,7 +14,7 @@ def attention_residual(
     scores: Scores | Tensor,
     grid: tuple[int, int],
     query_weight: Tensor,
-    key_weight: Tensor,
+    key_weight: Tensor | None,
     norm_weight: Tensor,
     norm_bias: Tensor,
     head_weight: Tensor,
@@ -34,10 +34,10 @@ def attention_residual(
     named: this one has one mean and variance for each sample, over heads and map, and a weight and bias for each head.
 
     Args:
-        scores: A of the stage's last layer, (B, H_in, h*w, h*w), or its factors.
+        scores: A of the stage's last layer, (B, H_in, h*w, h*w), or its factors; S keys without `key_weight`.
         grid: (h, w). An odd side is padded with zeros, so that the result's side is the half rounded up.
         query_weight: (H_in, 2, 2), of P_q.
-        key_weight: (H_in, 2, 2), of P_k.
+        key_weight: (H_in, 2, 2), of P_k; None leaves the keys alone, where both stages reduce theirs to the same S.
         norm_weight: (H_in,).
         norm_bias: (H_in,).
         head_weight: (H_out, H_in), the 1 x 1 convolution across heads.
@@ -46,28 +46,32 @@ def attention_residual(
         eps: added to the variance.
 
     Returns:
-        R, (B, H_out, h'*w', h'*w') with h' = ceil(h / 2), 0 where a token takes no part.
+        R, (B, H_out, h'*w', h'*w' or S) with h' = ceil(h / 2), 0 where a token takes no part.
 
     Raises:
-        UserError: scores whose number of tokens is not h * w.
+        UserError: scores whose number of tokens is not h * w; a mask without `key_weight`.
     """
     num_tokens = (scores.query if isinstance(scores, Scores) else scores).shape[-2]
     if num_tokens != grid[0] * grid[1]:
         raise UserError(f"a grid of {grid[0]} x {grid[1]} has {grid[0] * grid[1]} tokens, the scores have {num_tokens}")
+    if key_weight is None and mask is not None:
+        raise UserError("a mask of the tokens says nothing about keys that lie on another grid; pool the keys too")
     dense = scores.dense if isinstance(scores, Scores) else scores
     pooled = None
     if isinstance(scores, Scores):
         query, key = (_zero_tokens(factor, mask) for factor in (scores.query, scores.key))
-        pooled = _pool_tokens(query, query_weight, grid) @ _pool_tokens(key, key_weight, grid).mT
+        key = key if key_weight is None else _pool_tokens(key, key_weight, grid)
+        pooled = _pool_tokens(query, query_weight, grid) @ key.mT
     if dense is not None:
         half = _pool_tokens(_zero_tokens(_zero_tokens(dense, mask).mT, mask).mT, query_weight, grid)
-        both = _pool_tokens(half.mT, key_weight, grid).mT
+        both = half if key_weight is None else _pool_tokens(half.mT, key_weight, grid).mT
         pooled = both if pooled is None else pooled + both
     assert pooled is not None
     kept = None if mask is None else pool_mask(mask, grid)
     pairs = None if kept is None else kept[:, None, :, None] & kept[:, None, None, :]
     normed = _norm_map(pooled, pairs, norm_weight, norm_bias, eps)
-    out = torch.einsum("oh,bhnm->bonm", head_weight * layer_scale.unsqueeze(-1), normed)
+    # As an einsum it gives a gradient whose layout torch.compile (2.14) foresees wrongly behind the norm.
+    out = F.conv2d(normed, (head_weight * layer_scale.unsqueeze(-1))[:, :, None, None])
     return out if pairs is None else out.masked_fill(~pairs, 0.0)
 
 

@@ -1,0 +1,164 @@
+"""The layout of a LaViT: what each stage is made of, and what each of its layers costs.
+
+None was published; this one is ours. docs/models/lavit.md gives the reasons.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from tokenmix.errors import UserError
+
+__all__ = ["BlockCost", "Grid", "Mode", "StageSpec", "less_macs", "make_stages", "shrunk", "unpaid"]
+
+Grid = tuple[int, int]
+Mode = Literal["factored", "dense"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSpec:
+    """One stage.
+
+    Attributes:
+        dim: width D.
+        depth: number of blocks.
+        num_vanilla: blocks at the front with vanilla attention; the others have less-attention.
+        num_heads: heads H.
+        mlp_ratio: hidden width of the MLP over D.
+        key_reduction: side r of the block of tokens that makes one key and value of vanilla attention.
+        residual: whether the stage before hands its scores on to the first layer, and what becomes of its keys then.
+    """
+
+    dim: int
+    depth: int
+    num_vanilla: int
+    num_heads: int
+    mlp_ratio: float
+    key_reduction: int
+    residual: Literal["none", "pooled", "kept"]
+
+    @property
+    def dense(self) -> bool:
+        """Whether what less-attention transforms, and the next stage gets, has a part of full rank.
+
+        Only the first layer adds the residual. Each vanilla layer makes scores of its own, so a second one ends it.
+        """
+        return self.residual != "none" and self.num_vanilla == 1
+
+
+class BlockCost(NamedTuple):
+    """What the attention of one block costs on one image. Stages and blocks count from 1.
+
+    `vanilla` is what a vanilla layer of that stage takes, which a less-attention layer stands for.
+    """
+
+    stage: int
+    block: int
+    kind: Literal["reduced", "vanilla", "less"]
+    num_tokens: int
+    macs: int
+    vanilla: int
+
+
+def shrunk(grid: Grid, stride: int) -> Grid:
+    """The grid behind a convolution with kernel and stride `stride`: what is left over is padded with zeros."""
+    return -(-grid[0] // stride), -(-grid[1] // stride)
+
+
+def make_stages(
+    embed_dims: Sequence[int],
+    depths: Sequence[int],
+    num_vanilla: Sequence[int],
+    num_heads: Sequence[int],
+    key_reductions: Sequence[int],
+    residuals: Sequence[bool],
+    mlp_ratio: float,
+) -> list[StageSpec]:
+    """One spec for each stage; `UserError` where the numbers do not fit each other."""
+    count = len(embed_dims)
+    given = {"depths": depths, "num_vanilla": num_vanilla, "num_heads": num_heads, "key_reductions": key_reductions}
+    for name, values in given.items():
+        if len(values) != count:
+            raise UserError(f"{name} needs one number for each of the {count} stages of embed_dims, got {values}")
+    if len(residuals) != count - 1:
+        raise UserError(f"residuals needs {count - 1} entries, one for each step to a next stage, got {residuals}")
+    stages: list[StageSpec] = []
+    for i in range(count):
+        _check_stage(i, depths[i], num_vanilla[i], key_reductions[i])
+        carried = i > 0 and residuals[i - 1]
+        spec = StageSpec(
+            dim=embed_dims[i], depth=depths[i], num_vanilla=num_vanilla[i], num_heads=num_heads[i],
+            mlp_ratio=mlp_ratio, key_reduction=key_reductions[i],
+            residual=_residual(i, key_reductions[i - 1], key_reductions[i]) if carried else "none",
+        )  # fmt: skip
+        stages.append(spec)
+    return stages
+
+
+def _check_stage(index: int, depth: int, num_vanilla: int, reduction: int) -> None:
+    stage = f"stage {index + 1}"
+    if not 1 <= num_vanilla <= depth:
+        raise UserError(
+            f"{stage} has depth {depth} and num_vanilla {num_vanilla}: a stage starts with 1..{depth} vanilla blocks, "
+            "whose scores the others transform"
+        )
+    if reduction < 1:
+        raise UserError(f"{stage} has key reduction {reduction}; give 1 for none, or 2, 4, ...")
+    if num_vanilla < depth and reduction > 1:
+        raise UserError(
+            f"{stage} has less-attention and key reduction {reduction}: the scores that it transforms must be square; "
+            f"give that stage key_reductions 1, or num_vanilla {depth}"
+        )
+
+
+def _residual(index: int, before: int, reduction: int) -> Literal["pooled", "kept"]:
+    """Both stages must see the same keys, or each all of its own tokens."""
+    if before == 2 * reduction:
+        return "kept"
+    if before == reduction == 1:
+        return "pooled"
+    raise UserError(
+        f"no attention residual goes from stage {index} to {index + 1}: with key reductions {before} and {reduction} "
+        f"their keys lie on different grids; give {2 * reduction} and {reduction}, or residuals[{index - 1}] = False"
+    )
+
+
+def less_macs(spec: StageSpec, num_tokens: int, index: int, mode: Mode) -> int:
+    """Multiply-adds of the less-attention layer with `index` such layers before it in its stage.
+
+    Each hands on factors two columns wider than it got; a part of full rank takes a dense transform.
+    """
+    n, heads = num_tokens, spec.num_heads
+    width = spec.dim // heads
+    values = 2 * n * spec.dim**2 + n**2 * spec.dim
+    if mode == "dense":
+        product = n**2 * heads * width if index == 0 else 0
+        return values + product + 2 * heads * n**3
+    width += 2 * index
+    transform = 2 * n**2 * heads * width + (2 * heads * n**3 if spec.dense else 0)
+    return values + transform + n**2 * heads * (width + 2)
+
+
+def unpaid(costs: Sequence[BlockCost], stages: Sequence[StageSpec], mode: Mode) -> list[str]:
+    """A line for each stage with less-attention layers that take no fewer multiply-adds than vanilla ones would."""
+    lines = []
+    for number, spec in enumerate(stages, 1):
+        rows = [row for row in costs if row.stage == number and row.kind == "less" and row.macs >= row.vanilla]
+        if rows:
+            lines.append(
+                f"stage {number}: {len(rows)} of {spec.depth - spec.num_vanilla} less-attention layers do not pay at "
+                f"{rows[0].num_tokens} tokens, {max(row.macs for row in rows) / 1e6:.4g} M multiply-adds against "
+                f"{rows[0].vanilla / 1e6:.4g} M of a vanilla layer; {_remedy(spec, rows, mode)}"
+            )
+    return lines
+
+
+def _remedy(spec: StageSpec, rows: Sequence[BlockCost], mode: Mode) -> str:
+    first = rows[0]
+    if mode == "dense" and less_macs(spec, first.num_tokens, 0, "factored") < first.vanilla:
+        return "less_mode='factored' gives the same and does"
+    second = replace(spec, num_vanilla=2)
+    if spec.dense and spec.depth > 2 and less_macs(second, first.num_tokens, 0, "factored") < first.vanilla:
+        return "num_vanilla 2 there ends the residual's part of full rank before them"
+    paying = first.block - 1 - spec.num_vanilla
+    return f"num_vanilla {spec.depth - paying} there keeps them vanilla"
