@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+JOBS ?= 2
 
 .PHONY: help demo test test-all lint types docs clean
 
@@ -16,6 +17,7 @@ help:
 $(BIN)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("tokenmix needs Python 3.11 or newer: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV): a minute or two, most of it PyTorch"
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet torch==2.14.1 torchvision==0.29.1
 	$(BIN)/pip install --quiet -e .
 	touch $@
@@ -27,11 +29,15 @@ $(BIN)/.installed-test: $(BIN)/.installed
 demo: $(BIN)/.installed
 	$(BIN)/python -m tokenmix.demo
 
+# One thread in each of a few processes: tests are many small tensors, and threads that wait for each other cost more
+# than they give.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
 test: $(BIN)/.installed-test lint types
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu"
 
 test-all: $(BIN)/.installed-test lint types
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 lint: $(BIN)/.installed-test
 	$(BIN)/ruff check .
