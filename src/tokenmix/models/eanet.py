@@ -214,7 +214,7 @@ class EANet(nn.Module):
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Which parameters lie at one depth: stem, the backbone's blocks (its stages if `coarse`), the EANet block."""
         stages = r"^backbone\.layer(\d+)" if coarse else r"^backbone\.layer(\d+)\.(\d+)"
-        return {"stem": r"^backbone\.(conv1|bn1)", "stages": stages, "blocks": r"^blocks\.(\d+)"}
+        return {"stem": r"^backbone\.(?:conv1|bn1)", "stages": stages, "blocks": r"^blocks\.(\d+)"}
 
 
 def _checked_pool(pool: str) -> str:

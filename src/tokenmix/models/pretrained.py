@@ -7,6 +7,7 @@ from typing import Any
 
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError
+from safetensors import SafetensorError
 from timm.models import PretrainedCfg
 from torch import Tensor, nn
 
@@ -51,7 +52,7 @@ def fetching(name: str) -> Iterator[None]:
     """What goes wrong with a file or a download as a `UserError`."""
     try:
         yield
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise UserError(f"the weights of {name} could not be read ({_line(error)}): {ELSEWHERE}") from error
 
 

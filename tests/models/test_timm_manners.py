@@ -1,0 +1,285 @@
+"""What timm expects of a model, for every nano model of the registry, and for the large ones where it costs nothing."""
+
+import copy
+import warnings
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+from PIL import Image
+from timm.data import resolve_model_data_config
+from timm.models import save_for_hf
+from timm.models._features import FeatureInfo
+from timm.optim import create_optimizer_v2
+from torch import Tensor, nn
+
+from tokenmix import UserError, create_model, list_models
+
+NANO = list_models("*_nano")
+LARGE = [name for name in list_models() if name not in NANO]
+# As a graph, mixer_nano is vit_nano: it differs by its arguments alone.
+GRAPHS = [name for name in NANO if name != "mixer_nano"]
+BATCH = ({0: torch.export.Dim("batch", min=1, max=1024)},)
+
+
+def build(name: str, **kwargs) -> nn.Module:
+    """The model with weights that all count: no head, gate or scale of nought."""
+    torch.manual_seed(0)
+    model = create_model(name, **kwargs).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=generator).to(parameter)
+    return model
+
+
+def images(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(2))
+
+
+def size_of(model) -> tuple[int, int]:
+    return tuple(model.img_size)
+
+
+def batch_for(model, size: int = 2) -> Tensor:
+    return images(size, model.in_chans, *size_of(model))
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_data_settings(name) -> None:
+    model = create_model(name)
+    config = resolve_model_data_config(model)
+    assert config["input_size"] == (model.in_chans, *model.img_size) == (3, 32, 32)
+    assert config["mean"] == config["std"] == (0.5, 0.5, 0.5)
+    assert timm.data.create_transform(**config)(Image.new("RGB", (40, 36))).shape == (3, 32, 32)
+    assert model.pretrained_cfg["architecture"] == name
+    assert model.pretrained_cfg["license"] == "apache-2.0"
+    assert model.pretrained_cfg["num_classes"] == 10
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_models_say_what_they_are(name) -> None:
+    model = create_model(name, device="meta")
+    assert resolve_model_data_config(model)["input_size"] == (3, 224, 224)
+    assert model.num_classes == 1000
+    assert model.get_submodule(model.pretrained_cfg["classifier"]) is model.get_classifier()
+    first = model.pretrained_cfg["first_conv"]
+    assert first is None or model.get_submodule(first).in_channels == 3
+    assert model(torch.empty(2, 3, 224, 224, device="meta")).shape == (2, 1000)
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_head_can_be_taken_off_and_replaced(name) -> None:
+    model = build(name)
+    batch = batch_for(model)
+    features = model.forward_features(batch)
+    pooled = model.forward_head(features, pre_logits=True)
+    assert pooled.shape == (2, model.head_hidden_size) == (2, model.num_features)
+    assert torch.equal(model.forward_head(features), model(batch))
+    assert torch.equal(model.get_classifier()(pooled), model(batch))
+    model.reset_classifier(0)
+    assert torch.equal(model(batch), pooled)
+    model.reset_classifier(3)
+    assert model.get_classifier().out_features == model.num_classes == 3
+    assert model(batch).shape == (2, 3)
+    model.reset_classifier(0, "")
+    assert torch.equal(model(batch), features)
+    with pytest.raises(UserError, match="global_pool 'catavgmax'"):
+        model.reset_classifier(3, "catavgmax")
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_features_only_are_the_intermediates(name) -> None:
+    model, batch = build(name), images(2, 3, 32, 32)
+    backbone = timm.create_model(name, features_only=True, out_indices=(0, 2))
+    backbone.model.load_state_dict(model.state_dict(), strict=False)
+    maps = backbone.eval()(batch)
+    expected = model.forward_intermediates(batch, indices=[0, 2], intermediates_only=True)
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(maps, expected, strict=True))
+    assert [m.shape[1] for m in maps] == backbone.feature_info.channels()
+    assert [32 // m.shape[2] for m in maps] == backbone.feature_info.reduction()
+    assert isinstance(backbone.feature_info, FeatureInfo)
+    kept = sum(p.numel() for p in backbone.parameters())
+    assert kept < sum(p.numel() for p in model.parameters())
+    assert len(timm.create_model(name, features_only=True)(batch)) == 3
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_intermediates(name) -> None:
+    model, batch = build(name), images(2, 3, 32, 32)
+    final, every = model.forward_intermediates(batch)
+    assert torch.allclose(final, model.forward_features(batch), atol=1e-6)
+    assert len(every) == len(model.feature_info)
+    (last,) = model.forward_intermediates(batch, indices=1, stop_early=True, intermediates_only=True)
+    assert torch.equal(last, every[-1])
+    (early,) = model.forward_intermediates(batch, indices=[1], stop_early=True, intermediates_only=True)
+    assert torch.equal(early, every[1])
+    with pytest.raises(UserError, match="feature indices 99"):
+        model.forward_intermediates(batch, indices=99)
+    with pytest.raises(UserError, match="output_fmt"):
+        model.forward_intermediates(batch, output_fmt="NHWC")
+
+
+@pytest.mark.parametrize("name", [n for n in NANO if hasattr(create_model(n, device="meta"), "num_prefix_tokens")])
+def test_intermediates_of_sequences(name) -> None:
+    model, batch = build(name), images(2, 3, 32, 32)
+    final, maps = model.forward_intermediates(batch, norm=True)
+    sequences = model.forward_intermediates(
+        batch, norm=True, output_fmt="NLC", intermediates_only=True, return_prefix_tokens=True
+    )
+    for image, (tokens, prefix) in zip(maps, sequences, strict=True):
+        assert torch.equal(image.flatten(2).transpose(1, 2), tokens)
+        assert prefix.shape == (2, model.num_prefix_tokens, model.embed_dim)
+    assert torch.equal(torch.cat(sequences[-1][::-1], 1), final)
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_pruning_keeps_what_is_asked_for(name) -> None:
+    model, batch = build(name), images(2, 3, 32, 32)
+    expected = model.forward_intermediates(batch, indices=[1], intermediates_only=True)
+    assert model.prune_intermediate_layers([1], prune_norm=True) == [1]
+    assert torch.equal(model.forward_intermediates(batch, indices=[1], intermediates_only=True)[0], expected[0])
+    assert model.num_classes == 0
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_learning_rates_by_depth(name) -> None:
+    model = create_model(name)
+    optimizer = create_optimizer_v2(model, "adamw", lr=1.0, weight_decay=0.1, layer_decay=0.75)
+    scale, decay = {}, {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            scale[parameter], decay[parameter] = group["lr_scale"], group["weight_decay"]
+    assert set(scale) == set(model.parameters())
+    by_name = {key: scale[p] for key, p in model.named_parameters()}
+    classifier = model.pretrained_cfg["classifier"]
+    assert by_name[f"{classifier}.weight"] == 1.0
+    assert min(by_name.values()) == by_name[next(iter(by_name))] < 0.75**3
+    assert len(set(by_name.values())) >= 5
+    assert all(decay[p] == 0 for p in model.parameters() if p.dim() <= 1)
+    assert all(decay[model.get_parameter(key)] == 0 for key in model.no_weight_decay() & set(by_name))
+    coarse = timm.models.group_parameters(model, model.group_matcher(coarse=True))
+    fine = timm.models.group_parameters(model, model.group_matcher(coarse=False))
+    assert len(coarse) <= len(fine)
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_checkpointing_changes_no_gradient(name) -> None:
+    model = build(name).train()
+    other = copy.deepcopy(model)
+    other.set_grad_checkpointing()
+    for network in (model, other):
+        network(batch_for(network, 4)).square().sum().backward()
+    for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.allclose(ours.grad, theirs.grad, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_other_channels_and_sides(name) -> None:
+    model = build(name, in_chans=1, img_size=(32, 48), num_classes=4, drop_path_rate=0.1)
+    assert model(images(2, 1, 32, 48)).shape == (2, 4)
+    maps = model.forward_intermediates(images(2, 1, 32, 48), intermediates_only=True)
+    assert all(m.shape[3] * 2 == m.shape[2] * 3 for m in maps)
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_device_and_dtype_of_the_constructor(name) -> None:
+    model = create_model(name, dtype=torch.bfloat16)
+    floating = [t for t in model.state_dict().values() if t.is_floating_point()]
+    assert all(t.dtype == torch.bfloat16 and t.isfinite().all() for t in floating)
+    assert model.eval()(images(2, 3, 32, 32).bfloat16()).isfinite().all()
+    assert all(t.is_meta for t in create_model(name, device="meta").state_dict().values())
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_copies_and_half_numbers(name) -> None:
+    model = build(name)
+    batch = batch_for(model)
+    twin = copy.deepcopy(model)
+    assert torch.equal(twin(batch), model(batch))
+    with torch.no_grad():
+        next(twin.parameters()).add_(1.0)
+    assert not torch.equal(twin(batch), model(batch))
+    half = copy.deepcopy(model).bfloat16()
+    assert half(batch.bfloat16()).dtype == torch.bfloat16
+    assert torch.allclose(half(batch.bfloat16()).float(), model(batch), atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_a_checkpoint_file_by_timm_and_by_us(name, tmp_path) -> None:
+    model = build(name, num_classes=7)
+    file = str(tmp_path / "model.safetensors")
+    safetensors.torch.save_file(model.state_dict(), file)
+    batch = batch_for(model)
+    for create in (timm.create_model, create_model):
+        assert torch.equal(create(name, num_classes=7, checkpoint_path=file).eval()(batch), model(batch))
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_a_folder_in_the_hubs_form(name, tmp_path: Path) -> None:
+    model = build(name, num_classes=5, in_chans=1)
+    model.set_input_size((32, 40))
+    save_for_hf(model, tmp_path, safe_serialization=True)
+    assert {"config.json", "model.safetensors"} <= {p.name for p in tmp_path.iterdir()}
+    loaded = create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    batch = images(2, 1, 32, 40)
+    assert loaded.num_classes == 5
+    assert size_of(loaded) == (32, 40)
+    assert torch.equal(loaded(batch), model(batch))
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_an_argument_that_nobody_has(name) -> None:
+    with pytest.raises(UserError, match="no argument 'img_sise'"):
+        create_model(name, img_sise=32)
+    with pytest.raises(UserError, match=f"{name} has no pretrained weights"):
+        timm.create_model(name, pretrained=True)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_compiles_as_one_graph(name) -> None:
+    torch._dynamo.reset()
+    model = build(name)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    batch = batch_for(model)
+    assert torch.allclose(compiled(batch), model(batch), atol=1e-5)
+    model.train()
+    compiled(batch).square().sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GRAPHS)
+def test_compiles_with_inductor(name) -> None:
+    torch._dynamo.reset()
+    model = build(name)
+    batch = batch_for(model)
+    with torch.no_grad():
+        assert torch.allclose(torch.compile(model, fullgraph=True)(batch), model(batch), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_exports_with_any_batch(name) -> None:
+    model = build(name)
+    program = torch.export.export(model, (batch_for(model),), dynamic_shapes=BATCH)
+    batch = batch_for(model, 5)
+    assert torch.allclose(program.module()(batch), model(batch), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_onnx_with_any_batch(name, tmp_path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model = build(name)
+    file = tmp_path / "model.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(model, (batch_for(model),), dynamo=True, verbose=False, dynamic_shapes=BATCH)
+    program.save(str(file), external_data=False)
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    batch = batch_for(model, 5)
+    (logits,) = session.run(None, {session.get_inputs()[0].name: batch.numpy()})
+    with torch.no_grad():
+        assert torch.allclose(torch.from_numpy(logits), model(batch), atol=1e-4)
