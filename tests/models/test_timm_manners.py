@@ -1,7 +1,6 @@
 """What timm expects of a model, for every nano model of the registry, and for the large ones where it costs nothing."""
 
 import copy
-import warnings
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,6 @@ from tokenmix import UserError, create_model, list_models
 
 NANO = list_models("*_nano")
 LARGE = [name for name in list_models() if name not in NANO]
-# As a graph, mixer_nano is vit_nano: it differs by its arguments alone.
-GRAPHS = [name for name in NANO if name != "mixer_nano"]
-BATCH = ({0: torch.export.Dim("batch", min=1, max=1024)},)
 
 
 def build(name: str, **kwargs) -> nn.Module:
@@ -236,50 +232,3 @@ def test_an_argument_that_nobody_has(name) -> None:
         create_model(name, img_sise=32)
     with pytest.raises(UserError, match=f"{name} has no pretrained weights"):
         timm.create_model(name, pretrained=True)
-
-
-@pytest.mark.parametrize("name", GRAPHS)
-def test_compiles_as_one_graph(name) -> None:
-    torch._dynamo.reset()
-    model = build(name)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    batch = batch_for(model)
-    assert torch.allclose(compiled(batch), model(batch), atol=1e-5)
-    model.train()
-    compiled(batch).square().sum().backward()
-    assert all(p.grad is not None for p in model.parameters())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", GRAPHS)
-def test_compiles_with_inductor(name) -> None:
-    torch._dynamo.reset()
-    model = build(name)
-    batch = batch_for(model)
-    with torch.no_grad():
-        assert torch.allclose(torch.compile(model, fullgraph=True)(batch), model(batch), atol=1e-4)
-
-
-@pytest.mark.parametrize("name", GRAPHS)
-def test_exports_with_any_batch(name) -> None:
-    model = build(name)
-    program = torch.export.export(model, (batch_for(model),), dynamic_shapes=BATCH)
-    batch = batch_for(model, 5)
-    assert torch.allclose(program.module()(batch), model(batch), atol=1e-5)
-
-
-@pytest.mark.parametrize("name", GRAPHS)
-def test_onnx_with_any_batch(name, tmp_path) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    model = build(name)
-    file = tmp_path / "model.onnx"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(model, (batch_for(model),), dynamo=True, verbose=False, dynamic_shapes=BATCH)
-    program.save(str(file), external_data=False)
-    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    batch = batch_for(model, 5)
-    (logits,) = session.run(None, {session.get_inputs()[0].name: batch.numpy()})
-    with torch.no_grad():
-        assert torch.allclose(torch.from_numpy(logits), model(batch), atol=1e-4)
