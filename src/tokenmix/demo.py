@@ -9,9 +9,9 @@ from tokenmix.train.config import CompareConfig
 
 __all__ = ["main"]
 
-# Sized so that installing, fetching and all five twins stay under ten minutes on two cores. One thread, since models this
-# small gain little from a second one and lose much when another program wants it; no augmentation, since in three epochs
-# it only slows learning (LOG.md, 2026-11-21, for both).
+# Sized so that installing, fetching and all five twins stay under ten minutes on two cores. One thread, since models
+# this small gain little from a second one and lose much when another program wants it; no augmentation, since in three
+# epochs it only slows learning (LOG.md, 2026-11-21, for both).
 SHARED: dict[str, Any] = {
     "mixers": ("self", "external", "multihead-external", "gating", "less"),
     "batch_size": 64,
