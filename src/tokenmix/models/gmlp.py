@@ -11,6 +11,7 @@ from timm.layers.weight_init import lecun_normal_
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
+from tokenmix.errors import unknown_name
 from tokenmix.layers.gated_mlp import GatedMLP
 from tokenmix.models.isotropic import IsotropicNet
 from tokenmix.models.presets import HALF, IMAGENET, SMALL, create
@@ -58,6 +59,7 @@ class GMLP(IsotropicNet):
         drop_rate: dropout before the head.
         proj_drop_rate: dropout in the branches.
         drop_path_rate: stochastic depth of the last block, linear in depth.
+        init: `"timm"`, since the paper prints none; `"torch"`, that of the layers, which learns faster at first.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class GMLP(IsotropicNet):
         drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
+        init: Literal["timm", "torch"] = "timm",
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -100,7 +103,10 @@ class GMLP(IsotropicNet):
             **factory,
         )
         self.mixer_name = "gating-attention" if attention_dim else "gating"
-        self.init_weights()
+        if init not in ("timm", "torch"):
+            raise unknown_name("init", init, ("timm", "torch"))
+        if init == "timm":
+            self.init_weights()
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -169,7 +175,8 @@ def amlp_small(**kwargs: Any) -> GMLP:
     return create(GMLP, "amlp_small", {"embed_dim": 256, "attention_dim": 64}, kwargs)
 
 
-NANO = {"patch_size": 4, "embed_dim": 64, "depth": 4, "expansion": 4.0}
+# Measured, Fashion-MNIST, 18,000 images seen: 0.80, 0.80 with the layers' start, 0.72, 0.70 with timm's.
+NANO = {"patch_size": 4, "embed_dim": 64, "depth": 4, "expansion": 4.0, "init": "torch"}
 
 
 @register_model
