@@ -16,6 +16,7 @@ NAMES: dict[str, list[str]] = {
         "list_mixers",
         "list_models",
         "list_tasks",
+        "swap_attention",
     ],
     "tokenmix.layers": [
         "AttentionResidual",
@@ -56,6 +57,12 @@ NAMES: dict[str, list[str]] = {
     "tokenmix.losses": [
         "diagonality_loss",
     ],
+    "tokenmix.swap": [
+        "Skipped",
+        "SwapReport",
+        "SwapRow",
+        "swap_attention",
+    ],
     "tokenmix.testing": [
         "Build",
         "Builder",
@@ -86,6 +93,7 @@ PROMISED = {
         "transform_scores": ["scores"],
         "transform_factored": [],
     },
+    "tokenmix": {"swap_attention": ["model", "mixer", "where"]},
     "tokenmix.losses": {"diagonality_loss": ["scores", "form", "margin"]},
 }
 """Names and arguments that users were promised; they may gain arguments, never lose one."""

@@ -13,6 +13,7 @@ from tokenmix.errors import UserError
 if TYPE_CHECKING:
     from tokenmix.layers.table import create_mixer, list_mixers
     from tokenmix.models.registry import create_model, list_models
+    from tokenmix.swap import swap_attention
     from tokenmix.tasks import list_tasks
 
 __version__ = "0.1.0"
@@ -23,6 +24,7 @@ _LAZY = {
     "create_model": "tokenmix.models.registry",
     "list_models": "tokenmix.models.registry",
     "list_tasks": "tokenmix.tasks",
+    "swap_attention": "tokenmix.swap",
 }
 _MODULES = (
     "checkpoints",
@@ -33,12 +35,22 @@ _MODULES = (
     "measure",
     "models",
     "ops",
+    "swap",
     "tasks",
     "testing",
     "train",
 )
 
-__all__ = ["UserError", "__version__", "create_mixer", "create_model", "list_mixers", "list_models", "list_tasks"]
+__all__ = [
+    "UserError",
+    "__version__",
+    "create_mixer",
+    "create_model",
+    "list_mixers",
+    "list_models",
+    "list_tasks",
+    "swap_attention",
+]
 
 
 def __getattr__(name: str) -> Any:

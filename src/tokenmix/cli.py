@@ -145,6 +145,36 @@ class Export:
 
 
 @dataclass(frozen=True)
+class Swap:
+    """What another mixer in the place of a model's attention would change, and cost; nothing is written."""
+
+    model: Positional[str]
+    """A model of ours or timm's, torchvision:NAME, or a run folder."""
+    to: str
+    """The mixer, a name of tokenmix list mixers."""
+    where: str = "*"
+    """Glob over the names of the modules, for example "blocks.[0-5].*"."""
+    img_size: int | None = None
+    """Side of the image; the model's own if not given."""
+    mixer_kwargs: Pairs = field(default_factory=dict)
+    """Arguments of the mixer, for example num_slots=32."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> int:
+        from tokenmix.swap.run import run
+
+        return run(
+            self.model,
+            self.to,
+            self.where,
+            img_size=self.img_size,
+            mixer_kwargs=self.mixer_kwargs,
+            as_json=self.json,
+        )
+
+
+@dataclass(frozen=True)
 class Doctor:
     """Our property tests on your own layer; exit code 1 if one fails."""
 
@@ -218,6 +248,7 @@ VERBS: dict[str, Any] = {
     "cost": Cost,
     "inspect": Inspect,
     "export": Export,
+    "swap": Swap,
     "doctor": Doctor,
     "data": Data,
 }

@@ -1,0 +1,145 @@
+"""What an attention module of some library is to a swap: what it holds, how it is called, what takes its place."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError
+from tokenmix.layers.base import Mixer
+
+__all__ = ["Affine", "Call", "Host", "Refused", "Source", "check_causal", "from_added", "is_causal", "shared_mask"]
+
+
+class Refused(Exception):
+    """A place that cannot be swapped, with the reason."""
+
+
+class Affine(NamedTuple):
+    """A linear map as it is stored: weight (out, in), bias (out,) or None."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    @staticmethod
+    def of(layer: nn.Module) -> "Affine":
+        """That of an `nn.Linear`."""
+        assert isinstance(layer, nn.Linear)
+        return Affine(layer.weight, layer.bias)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What there was. A projection that is None has no meaning outside, and `remark` says why.
+
+    Attributes:
+        dim: width D of the tokens.
+        num_heads: heads H; None if there are none.
+        like: a parameter, for device and type.
+        query, key, value, out: the projections, (D, D) each, heads one after the other.
+        qkv_bias: whether query, key and value have biases; None if they are not known.
+        causal: it never sees a token to come.
+        dropout: on its output.
+        attention_dropout: on its map.
+        remark: why projections are missing.
+    """
+
+    dim: int
+    num_heads: int | None = None
+    like: Tensor | None = None
+    query: Affine | None = None
+    key: Affine | None = None
+    value: Affine | None = None
+    out: Affine | None = None
+    qkv_bias: bool | None = None
+    causal: bool = False
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call that was seen: its number of tokens, whether it was causal, and why a mixer could not answer it."""
+
+    num_tokens: int
+    causal: bool = False
+    refusal: str = ""
+
+
+class Host(ABC):
+    """A kind of attention module that can be swapped."""
+
+    about: ClassVar[str]
+
+    @abstractmethod
+    def matches(self, module: nn.Module) -> bool:
+        """Whether the module is of this kind."""
+
+    @abstractmethod
+    def read(self, module: nn.Module) -> Source:
+        """What the module holds; `Refused` if no mixer can stand in its place."""
+
+    @abstractmethod
+    def run(self, module: nn.Module, tokens: Tensor) -> None:
+        """Call the module on tokens (B, N, D)."""
+
+    @abstractmethod
+    def see(self, module: nn.Module, arguments: Mapping[str, Any]) -> Call:
+        """A call of the module with these arguments."""
+
+    @abstractmethod
+    def adapt(self, module: nn.Module, mixer: Mixer) -> nn.Module:
+        """The mixer, with the module's signature."""
+
+
+def is_causal(mixer: nn.Module) -> bool:
+    """Whether the mixer was built causal."""
+    return any(getattr(part, "causal", False) is True for part in mixer.modules())
+
+
+def check_causal(mixer: Mixer, wanted: bool) -> None:
+    """Raise `UserError` for a causal call of a mixer that sees all tokens."""
+    if wanted and not is_causal(mixer):
+        name = type(mixer).__name__
+        remedy = "swap with mixer_kwargs={'causal': True}" if mixer.capabilities.causal else "it has no causal form"
+        raise UserError(f"is_causal=True, and this {name} sees the tokens to come; {remedy}")
+
+
+def from_added(mask: Tensor) -> Tensor:
+    """A mask that is added to scores as a boolean one, True = the token takes part.
+
+    Raises:
+        UserError: a number other than 0 and about minus infinity, which weighs tokens instead of leaving them out. It
+            is not looked for while compiling.
+    """
+    taking_part = mask == 0
+    if torch.compiler.is_compiling():
+        return taking_part
+    if not (taking_part | (mask < torch.finfo(mask.dtype).min / 4)).all():
+        raise UserError(
+            "the mask is added to attention scores and has values other than 0 and -inf; a mixer can leave tokens out, "
+            "not weigh them: give a boolean mask"
+        )
+    return taking_part
+
+
+def shared_mask(mask: Tensor | None, num_tokens: int) -> Tensor | None:
+    """A mask of pairs (B, 1, 1 or N, N), of SDPA's polarity, as one of tokens (B, N), True = the token takes part.
+
+    Raises:
+        UserError: a mask that is not the same for every query, which only a map of pairs can honour.
+    """
+    if mask is None:
+        return None
+    fits = mask.dim() == 4 and mask.shape[1] == 1 and mask.shape[2] in (1, num_tokens) and mask.shape[3] == num_tokens
+    if not fits or not (mask.shape[2] == 1 or bool((mask == mask[:, :, :1]).all())):
+        raise UserError(
+            f"the attention mask {tuple(mask.shape)} says which pairs of tokens meet; a mixer can leave out tokens "
+            f"only: give (B, 1, 1, {num_tokens}), or (B, 1, {num_tokens}, {num_tokens}) with equal rows"
+        )
+    row = mask[:, 0, 0]
+    return row if row.dtype == torch.bool else from_added(row)

@@ -1,0 +1,82 @@
+"""timm's `Attention`, the one of its ViT, DeiT and all that are built from their blocks."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from timm.layers import Attention
+from torch import Tensor, nn
+
+from tokenmix.layers.base import Mixer
+from tokenmix.swap.host import Affine, Call, Host, Refused, Source, check_causal, shared_mask
+
+__all__ = ["MixerInTimm", "TimmHost"]
+
+
+class MixerInTimm(nn.Module):
+    """A mixer with the signature of timm's `Attention`: `(x, attn_mask=None, is_causal=False)`.
+
+    Raises:
+        UserError: a mask of pairs of tokens, or a causal call of a mixer that is not causal.
+    """
+
+    def __init__(self, mixer: Mixer) -> None:
+        super().__init__()
+        self.mixer = mixer
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """Tokens (B, N, D) to the same; a mask (B, 1, 1, N), True = the token takes part."""
+        check_causal(self.mixer, is_causal)
+        mask = shared_mask(attn_mask, x.shape[1])
+        return self.mixer(x, None if mask is None else mask.expand(x.shape[0], -1))
+
+
+class TimmHost(Host):
+    """timm's `Attention`, and what inherits its forward pass."""
+
+    about = "timm.layers.Attention (ViT, DeiT and what has their blocks)"
+
+    def matches(self, module: nn.Module) -> bool:
+        """Whether the module computes what timm's `Attention` does."""
+        return isinstance(module, Attention) and type(module).forward is Attention.forward
+
+    def read(self, module: nn.Module) -> Source:
+        """Its projections; those beside norms of their own or a gate are left out."""
+        assert isinstance(module, Attention)
+        dim = module.qkv.in_features
+        if module.proj.out_features != dim:
+            raise Refused(f"it makes tokens of width {module.proj.out_features} from width {dim}")
+        query = key = value = out = None
+        remarks = []
+        if module.attn_dim != dim:
+            remarks.append(f"its heads are together {module.attn_dim} wide, not {dim}")
+        else:
+            weights = module.qkv.weight.chunk(3)
+            biases = (None,) * 3 if module.qkv.bias is None else module.qkv.bias.chunk(3)
+            query, key, value = (Affine(w, b) for w, b in zip(weights, biases, strict=True))
+            out = Affine.of(module.proj)
+        if not isinstance(module.q_norm, nn.Identity):
+            query = key = None
+            remarks.append("query and key had norms of their own")
+        if not isinstance(module.norm, nn.Identity) or module.gate is not None:
+            out = None
+            remarks.append("the output projection stood behind a norm or a gate")
+        return Source(
+            dim=dim, num_heads=module.num_heads, like=module.proj.weight, query=query, key=key, value=value, out=out,
+            qkv_bias=module.qkv.bias is not None, dropout=module.proj_drop.p, attention_dropout=module.attn_drop.p,
+            remark="; ".join(remarks),
+        )  # fmt: skip
+
+    def run(self, module: nn.Module, tokens: Tensor) -> None:
+        """Call it on tokens alone."""
+        module(tokens)
+
+    def see(self, module: nn.Module, arguments: Mapping[str, Any]) -> Call:
+        """Masks of pairs cannot be honoured."""
+        mask = arguments.get("attn_mask")
+        pairs = mask is not None and mask.shape[-2] != 1
+        reason = "its attention mask says which pairs of tokens meet" if pairs else ""
+        return Call(arguments["x"].shape[1], bool(arguments.get("is_causal")), reason)
+
+    def adapt(self, module: nn.Module, mixer: Mixer) -> nn.Module:
+        """See `MixerInTimm`."""
+        return MixerInTimm(mixer)

@@ -1,0 +1,132 @@
+"""`nn.MultiheadAttention`, wherever it stands: torchvision's ViT, `nn.TransformerEncoderLayer`, one's own blocks."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError
+from tokenmix.layers.base import Mixer
+from tokenmix.swap.host import Affine, Call, Host, Refused, Source, check_causal, from_added
+
+__all__ = ["MixerInTorch", "TorchHost"]
+
+PAIRS = "its attn_mask says which pairs of tokens meet"
+CROSS = "query, key and value are not one tensor: a mixer mixes one set of tokens"
+
+
+class MixerInTorch(nn.Module):
+    """A mixer with the signature and the results of `nn.MultiheadAttention`.
+
+    key_padding_mask is True for tokens to ignore, as PyTorch has it, or added (0 and -inf). The second result is the
+    map (B, N, N), or (B, H, N, N) unless `average_attn_weights`, of a mixer that has one between tokens, and else None.
+    A place that is ignored comes out 0.
+
+    Raises:
+        UserError: query, key and value that are not one tensor; attn_mask, unless it is the causal mask that
+            `is_causal=True` tells of and the mixer was built causal.
+    """
+
+    in_proj_weight: Tensor | None
+    in_proj_bias: Tensor | None
+
+    def __init__(self, mixer: Mixer, embed_dim: int, num_heads: int, *, batch_first: bool) -> None:
+        super().__init__()
+        self.mixer = mixer
+        self.embed_dim, self.num_heads, self.batch_first = embed_dim, num_heads, batch_first
+        # nn.TransformerEncoderLayer looks for these: None keeps it from its fused path, which would pass by the mixer.
+        self.in_proj_weight = self.in_proj_bias = None
+        self._qkv_same_embed_dim = True
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Mix the tokens of query; key and value are the same tensor."""
+        if query is not key or key is not value:
+            raise UserError(f"{CROSS}; leave this attention out by where=")
+        check_causal(self.mixer, is_causal)
+        if attn_mask is not None and not is_causal:
+            raise UserError(
+                f"{PAIRS}; a mixer can leave out tokens only, by key_padding_mask, or be causal by is_causal"
+            )
+        batched, x = query.dim() == 3, query
+        if not batched:
+            x = query.unsqueeze(0)
+        elif not self.batch_first:
+            x = query.transpose(0, 1)
+        mask = _taking_part(key_padding_mask)
+        out, weights = self.mixer(x, mask), self._weights(x, mask, need_weights, average_attn_weights)
+        if not batched:
+            return out.squeeze(0), None if weights is None else weights.squeeze(0)
+        return out if self.batch_first else out.transpose(0, 1), weights
+
+    def _weights(self, x: Tensor, mask: Tensor | None, wanted: bool, averaged: bool) -> Tensor | None:
+        capabilities = self.mixer.capabilities
+        if not wanted or capabilities.map != "tokens" or capabilities.layout != "tokens":
+            return None
+        weights = self.mixer.attention_map(x, mask)
+        return weights.mean(1) if averaged else weights
+
+
+def _taking_part(key_padding_mask: Tensor | None) -> Tensor | None:
+    """(B, N), True = the token takes part; PyTorch's mask is True for the others."""
+    if key_padding_mask is None:
+        return None
+    mask = key_padding_mask if key_padding_mask.dim() == 2 else key_padding_mask.unsqueeze(0)
+    return ~mask if mask.dtype == torch.bool else from_added(mask)
+
+
+class TorchHost(Host):
+    """`nn.MultiheadAttention` on one set of tokens."""
+
+    about = "torch.nn.MultiheadAttention (torchvision's ViT, nn.TransformerEncoderLayer, your own blocks)"
+
+    def matches(self, module: nn.Module) -> bool:
+        """Whether the module computes what `nn.MultiheadAttention` does."""
+        return isinstance(module, nn.MultiheadAttention) and type(module).forward is nn.MultiheadAttention.forward
+
+    def read(self, module: nn.Module) -> Source:
+        """Its projections; keys of its own make query and key another thing."""
+        assert isinstance(module, nn.MultiheadAttention)
+        if module.in_proj_weight is None:
+            raise Refused(f"keys of width {module.kdim}, values of width {module.vdim}: it attends to other tokens")
+        weights = module.in_proj_weight.chunk(3)
+        biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+        query, key, value = (Affine(w, b) for w, b in zip(weights, biases, strict=True))
+        own_keys = module.bias_k is not None or module.add_zero_attn
+        return Source(
+            dim=module.embed_dim, num_heads=module.num_heads, like=module.in_proj_weight,
+            query=None if own_keys else query, key=None if own_keys else key, value=value,
+            out=Affine.of(module.out_proj), qkv_bias=module.in_proj_bias is not None,
+            attention_dropout=module.dropout, remark="it attended to a key of its own as well" if own_keys else "",
+        )  # fmt: skip
+
+    def run(self, module: nn.Module, tokens: Tensor) -> None:
+        """Call it on tokens alone."""
+        x = tokens if getattr(module, "batch_first", True) else tokens.transpose(0, 1)
+        module(x, x, x, need_weights=False)
+
+    def see(self, module: nn.Module, arguments: Mapping[str, Any]) -> Call:
+        """Other keys than queries and masks of pairs cannot be honoured."""
+        query, causal = arguments["query"], bool(arguments.get("is_causal"))
+        reason = ""
+        if query is not arguments["key"] or query is not arguments["value"]:
+            reason = CROSS
+        elif arguments.get("attn_mask") is not None and not causal:
+            reason = PAIRS
+        axis = 1 if getattr(module, "batch_first", True) and query.dim() == 3 else 0
+        return Call(query.shape[axis], causal, reason)
+
+    def adapt(self, module: nn.Module, mixer: Mixer) -> nn.Module:
+        """See `MixerInTorch`."""
+        assert isinstance(module, nn.MultiheadAttention)
+        return MixerInTorch(mixer, module.embed_dim, module.num_heads, batch_first=module.batch_first)

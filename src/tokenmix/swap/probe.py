@@ -1,0 +1,164 @@
+"""One forward pass on the meta device: how many tokens each attention gets, how it is called, what the model costs.
+
+Nothing is computed there and no memory is taken. Attention runs as plain products, so that the count sees into it.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import FlopCounterMode
+
+from tokenmix.errors import UserError
+from tokenmix.layers.base import Mixer
+from tokenmix.models.stems import pair
+from tokenmix.swap.host import Call, Host
+
+__all__ = ["Probe", "check_runs", "count_alone", "count_macs", "example_of", "look"]
+
+
+@dataclass
+class Probe:
+    """What a forward pass showed.
+
+    Attributes:
+        macs: multiply-adds of the whole model; None if it could not be run.
+        calls: of each attention module, by id, in order.
+        note: why it could not be run.
+    """
+
+    macs: int | None = None
+    calls: dict[int, list[Call]] = field(default_factory=dict)
+    note: str = ""
+
+
+def example_of(model: nn.Module, img_size: int | tuple[int, int] | None) -> tuple[Tensor, ...] | None:
+    """One image of the size that a vision model of a known library is built for; None if none can be found."""
+    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    channels = getattr(model, "in_chans", None if first is None else first.in_channels)
+    size = pair(img_size) if img_size is not None else _own_size(model)
+    if channels is None or size is None:
+        return None
+    return (torch.zeros(1, int(channels), *size, dtype=next(model.parameters()).dtype, device="meta"),)
+
+
+def _own_size(model: Any) -> tuple[int, int] | None:
+    """Ours, timm's, torchvision's and transformers' way to tell it, in this order."""
+    settings = getattr(model, "pretrained_cfg", None)
+    said = (
+        getattr(model, "img_size", None),
+        getattr(getattr(model, "patch_embed", None), "img_size", None),
+        getattr(model, "image_size", None),
+        getattr(getattr(model, "config", None), "image_size", None),
+        settings.get("input_size", (None,))[1:] if isinstance(settings, Mapping) else None,
+    )
+    size = next((size for size in said if size), None)
+    return None if size is None else pair(tuple(size) if isinstance(size, Sequence) else size)
+
+
+def look(model: nn.Module, attentions: Sequence[tuple[nn.Module, Host]], example: Sequence[Any] | None) -> Probe:
+    """Run the model on an example, watching these modules."""
+    if example is None:
+        return Probe(note="the model does not tell its input: give example_inputs or img_size")
+    probe = Probe()
+    with ExitStack() as stack:
+        for module, host in attentions:
+            stack.enter_context(_watched(module, host, probe.calls.setdefault(id(module), [])))
+        try:
+            probe.macs = count_macs(model, example)
+        except Exception as error:  # whatever a stranger's forward pass may raise
+            return Probe(note=f"its forward pass on the example fails with {_told(error)}")
+    return probe
+
+
+@contextmanager
+def _watched(module: nn.Module, host: Host, calls: list[Call]) -> Iterator[None]:
+    """Note each call of the module; our stacks call `mix` and not the module."""
+
+    def note(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        bound.apply_defaults()
+        calls.append(host.see(module, bound.arguments))
+
+    handle = module.register_forward_pre_hook(lambda m, args, kwargs: note(m.forward, args, kwargs), with_kwargs=True)
+    if isinstance(module, Mixer):
+        mix = module.mix
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            note(mix, args, kwargs)
+            # What mix calls is the same call.
+            seen = len(calls)
+            result = mix(*args, **kwargs)
+            del calls[seen:]
+            return result
+
+        object.__setattr__(module, "mix", noted)
+    try:
+        yield
+    finally:
+        handle.remove()
+        vars(module).pop("mix", None)
+
+
+@torch.no_grad()
+def count_macs(model: nn.Module, inputs: Sequence[Any]) -> int:
+    """Multiply-adds of a forward pass in evaluation mode: convolutions, linear maps, products of attention."""
+    tensors = {name: t.to("meta") for name, t in chain(model.named_parameters(), model.named_buffers())}
+    inputs = tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, tuple(inputs))
+    with _evaluating(model), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        functional_call(model, tensors, inputs)
+    return counter.get_total_flops() // 2
+
+
+def count_alone(module: nn.Module, host: Host, dim: int, num_tokens: int) -> int:
+    """Multiply-adds of one attention: from our equations, or counted on tokens alone."""
+    if isinstance(module, Mixer):
+        return module.macs(num_tokens)
+    tokens = torch.zeros(1, num_tokens, dim, dtype=next(module.parameters()).dtype)
+    return count_macs(_Alone(module, host), (tokens,))
+
+
+class _Alone(nn.Module):
+    """An attention as a model of its own."""
+
+    def __init__(self, module: nn.Module, host: Host) -> None:
+        super().__init__()
+        self.module, self.host = module, host
+
+    def forward(self, x: Tensor) -> None:
+        self.host.run(self.module, x)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def check_runs(model: nn.Module, example: Sequence[Any], undo: Callable[[], None]) -> int:
+    """Multiply-adds of a model that was changed; if it does not run any more, the change is undone and told."""
+    try:
+        return count_macs(model, example)
+    except Exception as error:
+        undo()
+        raise UserError(
+            f"the model does not run with the mixer in it, and is as it was: {_told(error)}; layers that hand scores "
+            "to each other go together or not at all"
+        ) from error
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__} {' '.join(str(error).split())}".strip()

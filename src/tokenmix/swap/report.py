@@ -1,0 +1,138 @@
+"""What a swap changed, for programs and for the terminal."""
+
+import io
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+from torch import nn
+
+__all__ = ["Skipped", "SwapReport", "SwapRow", "count_parameters"]
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Learned numbers of a module."""
+    return sum(p.numel() for p in module.parameters())
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwapRow:
+    """One attention that was replaced; multiply-adds of one sample, None where the number of tokens is not known.
+
+    Attributes:
+        name: of the module in the model.
+        before: its class.
+        after: the mixer.
+        num_tokens: tokens N that it gets.
+        kept: projections whose weights go on in the mixer.
+        why: why those and no others.
+    """
+
+    name: str
+    before: str
+    after: str
+    num_tokens: int | None
+    parameters_before: int
+    parameters_after: int
+    macs_before: int | None
+    macs_after: int | None
+    kept: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """An attention that was matched and stays as it is."""
+
+    name: str
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwapReport:
+    """A model with other mixers in it, and what that changed.
+
+    Attributes:
+        model: the model that was given, changed in place.
+        mixer: what was put in.
+        rows: one for each attention that was replaced.
+        skipped: those that were matched and could not be.
+        parameters_before, parameters_after: of the whole model.
+        macs_before, macs_after: multiply-adds of the whole model on one sample; None if it could not be run.
+        notes: what else is to be known.
+    """
+
+    model: nn.Module
+    mixer: str
+    rows: tuple[SwapRow, ...]
+    skipped: tuple[Skipped, ...]
+    parameters_before: int
+    parameters_after: int
+    macs_before: int | None
+    macs_after: int | None
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the model, as plain values."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "model"}
+        return {**values, "rows": [asdict(r) for r in self.rows], "skipped": [asdict(s) for s in self.skipped]}
+
+    def __rich__(self) -> Group:
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=self._title(), title_justify="left")
+        table.add_column("module", overflow="fold")
+        for heading in ("N", "params", "", "MACs", ""):
+            table.add_column(heading, justify="right", no_wrap=True)
+        differing = len({row.kept for row in self.rows}) > 1
+        if differing:
+            table.add_column("kept")
+        for row in self.rows:
+            tokens = "?" if row.num_tokens is None else f"{row.num_tokens:,}"
+            table.add_row(row.name, tokens, *_costs(row), *([_kept(row)] if differing else []))
+        table.add_section()
+        table.add_row("whole model", "", *_costs(self))
+        return Group(table, *(Text(line) for line in self._lines()))
+
+    def __str__(self) -> str:
+        out = io.StringIO()
+        Console(file=out, width=100).print(self)
+        return out.getvalue()
+
+    def _title(self) -> str:
+        kinds = ", ".join(dict.fromkeys(row.before for row in self.rows))
+        return f"{kinds} -> {self.mixer}"
+
+    def _lines(self) -> list[str]:
+        reasons = dict.fromkeys(
+            f"kept {_kept(row)}; {row.why}" if row.why else f"kept {_kept(row)}" for row in self.rows
+        )
+        left = [f"left as it was: {s.name} ({s.kind}): {s.reason}" for s in self.skipped]
+        return [*reasons, *left, *self.notes]
+
+
+def _kept(row: SwapRow) -> str:
+    return ", ".join(row.kept) or "nothing"
+
+
+def _costs(of: SwapRow | SwapReport) -> tuple[str, str, str, str]:
+    parameters = _change(of.parameters_before, of.parameters_after)
+    return (*parameters, *_change(of.macs_before, of.macs_after))
+
+
+def _change(before: int | None, after: int | None) -> tuple[str, str]:
+    """Number after, and in percent what that is more or less."""
+    if before is None or after is None:
+        return "?", ""
+    percent = f"{100 * (after - before) / before:+.0f} %" if before else ""
+    return _scaled(after), percent
+
+
+def _scaled(number: float) -> str:
+    for unit in ("", " k", " M"):
+        if number < 1000:
+            return f"{number:.0f}{unit}" if unit == "" or number >= 100 else f"{number:.3g}{unit}"
+        number /= 1000
+    return f"{number:.4g} G"

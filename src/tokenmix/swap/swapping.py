@@ -1,0 +1,125 @@
+"""Another mixer in the place of a model's attention."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from tokenmix.errors import UserError
+from tokenmix.layers.base import Mixer
+from tokenmix.layers.table import get_spec
+from tokenmix.swap.places import Where, choose, find_places
+from tokenmix.swap.planning import Order, Plan, make_plans
+from tokenmix.swap.probe import check_runs, example_of, look
+from tokenmix.swap.report import SwapReport, count_parameters
+
+__all__ = ["swap_attention"]
+
+
+def swap_attention(
+    model: nn.Module,
+    mixer: str | type[Mixer],
+    where: Where = "*",
+    *,
+    num_tokens: int | None = None,
+    img_size: int | tuple[int, int] | None = None,
+    example_inputs: Sequence[Any] | None = None,
+    mixer_kwargs: Mapping[str, Any] | None = None,
+) -> SwapReport:
+    """Put a mixer in the place of a model's attention layers, in place.
+
+        softmax(Q K^T / sqrt(d)) V W_o   ->   mixer(x),   with those of W_q, W_k, W_v, W_o that have a meaning there
+
+    It knows timm's `Attention` (ViT, DeiT), `nn.MultiheadAttention` anywhere (torchvision's ViT,
+    `nn.TransformerEncoderLayer`), transformers' `ViTAttention`, and our own mixers. The number of heads, biases and
+    dropout rates go over where the mixer has them. All of a new layer trains, also where the old one was frozen, and
+    optimisers are to be built afterwards. When an error is raised, the model is as it was.
+
+    Args:
+        model: any of these models, or a module that contains them.
+        mixer: a name of `tokenmix.list_mixers()`, or a class of mixers.
+        where: a glob over the names of modules, a list of names, or a function of name and module. What a glob or a
+            function means and cannot be swapped is left, and told in the report; in a list it is an error.
+        num_tokens: N, for mechanisms that learn over tokens; found by a forward pass if not given.
+        img_size: of that pass; the model's own if not given.
+        example_inputs: arguments of that pass, for a model that is not of images.
+        mixer_kwargs: arguments of the mixer.
+
+    Returns:
+        The report; `report.model` is `model`.
+
+    Raises:
+        UserError: an unknown mixer or argument; nothing that `where` means; a place that cannot be swapped, if it is
+            named or the only one; a model that would not run.
+    """
+    label, layer, fixed = _resolve(mixer)
+    places = find_places(model)
+    chosen = choose(places, where)
+    example = example_of(model, img_size) if example_inputs is None else tuple(example_inputs)
+    probe = look(model, [(place.module, place.host) for place in chosen], example)
+    if probe.note and example_inputs is not None:
+        raise UserError(f"example_inputs do not fit the model: {probe.note}")
+    order = Order(
+        label=label, layer=layer, kwargs={**fixed, **(mixer_kwargs or {})}, num_tokens=num_tokens, grid=_grid(model),
+        probe=probe, strict=not isinstance(where, str) and not callable(where),
+    )  # fmt: skip
+    plans, skipped = make_plans(chosen, order)
+    before = count_parameters(model)
+    undo, notes = _put(model, plans, label, whole=len(plans) == len(places))
+    return SwapReport(
+        model=model, mixer=label, rows=tuple(plan.row for plan in plans), skipped=tuple(skipped),
+        parameters_before=before, parameters_after=count_parameters(model), macs_before=probe.macs,
+        macs_after=None if probe.macs is None else check_runs(model, example or (), undo),
+        notes=(*notes, f"multiply-adds of the model are not known: {probe.note}") if probe.note else notes,
+    )  # fmt: skip
+
+
+def _resolve(mixer: str | type[Mixer]) -> tuple[str, type[Mixer], Mapping[str, Any]]:
+    if isinstance(mixer, str):
+        spec = get_spec(mixer)
+        return mixer, spec.layer, spec.fixed
+    if isinstance(mixer, type) and issubclass(mixer, Mixer):
+        return mixer.__name__, mixer, {}
+    raise UserError(f"mixer must be a name of tokenmix.list_mixers() or a subclass of Mixer, got {mixer!r}")
+
+
+def _grid(model: Any) -> tuple[int, int] | None:
+    """Ours and timm's way to tell the grid of tokens."""
+    for holder in (model, getattr(model, "patch_embed", None)):
+        grid = getattr(holder, "grid_size", None)
+        if isinstance(grid, Sequence) and len(grid) == 2:
+            return int(grid[0]), int(grid[1])
+    return None
+
+
+def _put(
+    model: nn.Module, plans: Sequence[Plan], label: str, *, whole: bool
+) -> tuple[Callable[[], None], tuple[str, ...]]:
+    """Put the replacements in; how to take them out again, and what else had to be changed."""
+    _set(model, [(plan, plan.replacement) for plan in plans])
+    new = {id(plan.replacement) for plan in plans}
+    # PyTorch's encoder packs padded batches when it evaluates, and reads its first attention's weights to decide.
+    encoders = [m for m in model.modules() if isinstance(m, nn.TransformerEncoder) and m.use_nested_tensor]
+    packing = [m for m in encoders if any(id(part) in new for part in m.modules())]
+    for encoder in packing:
+        encoder.use_nested_tensor = False
+    old_name = getattr(model, "mixer_name", None)
+    if isinstance(old_name, str):
+        # Our models tell it, for listings and comparisons.
+        model.mixer_name = label if whole else f"{old_name}, {label}"  # type: ignore[assignment]
+
+    def undo() -> None:
+        _set(model, [(plan, plan.place.module) for plan in plans])
+        for encoder in packing:
+            encoder.use_nested_tensor = True
+        if isinstance(old_name, str):
+            model.mixer_name = old_name  # type: ignore[assignment]
+
+    note = "use_nested_tensor of nn.TransformerEncoder is off: mixers take padded batches with their mask"
+    return undo, (note,) if packing else ()
+
+
+def _set(model: nn.Module, modules: Sequence[tuple[Plan, nn.Module]]) -> None:
+    for plan, module in modules:
+        for name in plan.place.names:
+            model.set_submodule(name, module)

@@ -1,0 +1,138 @@
+"""A swapped layer is called as the one before it was: masks, weights, layouts; what it cannot honour is refused."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tokenmix
+from tokenmix.errors import UserError
+from tokenmix.swap.in_torch import MixerInTorch
+
+
+@pytest.fixture(params=[True, False], ids=["batch-first", "seq-first"])
+def attention(request: pytest.FixtureRequest) -> nn.MultiheadAttention:
+    torch.manual_seed(0)
+    return nn.MultiheadAttention(32, 4, batch_first=request.param).eval()
+
+
+def swapped(attention: nn.MultiheadAttention, mixer: str = "self", **kwargs: Any) -> MixerInTorch:
+    holder = nn.ModuleDict({"attn": copy.deepcopy(attention)})
+    tokenmix.swap_attention(holder, mixer, **kwargs)
+    made = holder["attn"]
+    assert isinstance(made, MixerInTorch)
+    return made
+
+
+def tokens(attention: nn.MultiheadAttention) -> Tensor:
+    return torch.randn(3, 7, 32) if attention.batch_first else torch.randn(7, 3, 32)
+
+
+@pytest.mark.parametrize("as_added", [False, True])
+@torch.no_grad()
+def test_padding_and_weights_are_multihead_attention_s(attention: nn.MultiheadAttention, as_added: bool) -> None:
+    x, ignored = tokens(attention), torch.zeros(3, 7, dtype=torch.bool)
+    ignored[0, 4:] = ignored[2, :2] = True
+    mask = torch.zeros(3, 7).masked_fill(ignored, float("-inf")) if as_added else ignored
+    new = swapped(attention)
+    here = ~ignored if attention.batch_first else ~ignored.T
+    for averaged in (True, False):
+        known = {"key_padding_mask": mask, "average_attn_weights": averaged}
+        (expected, weights), (out, ours) = attention(x, x, x, **known), new(x, x, x, **known)
+        torch.testing.assert_close(out[here], expected[here])
+        assert not out[~here].any()
+        assert ours is not None
+        assert ours.shape == weights.shape
+        rows = ~ignored if averaged else (~ignored)[:, None].expand(-1, 4, -1)
+        torch.testing.assert_close(ours[rows], weights[rows])
+    assert new(x, x, x, need_weights=False)[1] is None
+
+
+@torch.no_grad()
+def test_one_sequence_without_a_batch(attention: nn.MultiheadAttention) -> None:
+    x, ignored = torch.randn(7, 32), torch.arange(7) > 4
+    (expected, weights), new = attention(x, x, x, key_padding_mask=ignored), swapped(attention)
+    out, ours = new(x, x, x, key_padding_mask=ignored)
+    torch.testing.assert_close(out[:5], expected[:5])
+    assert ours is not None
+    torch.testing.assert_close(ours[:5], weights[:5])
+
+
+def test_a_map_that_is_not_between_tokens_is_no_weight(attention: nn.MultiheadAttention) -> None:
+    x = tokens(attention)
+    assert swapped(attention, "external")(x, x, x)[1] is None
+
+
+def test_calls_that_no_mixer_can_answer(attention: nn.MultiheadAttention) -> None:
+    x, new = tokens(attention), swapped(attention, "external")
+    square = torch.zeros(7, 7, dtype=torch.bool)
+    for words, args, kwargs in [
+        ("not one tensor", (x, x.clone(), x), {}),
+        ("not one tensor", (x, x, x.clone()), {}),
+        ("pairs of tokens", (x, x, x), {"attn_mask": square}),
+        ("has no causal form", (x, x, x), {"attn_mask": square, "is_causal": True}),
+        ("weigh", (x, x, x), {"key_padding_mask": torch.full((3, 7), 0.5)}),
+    ]:
+        with pytest.raises(UserError, match=words):
+            new(*args, **kwargs)
+    with pytest.raises(UserError, match="'causal': True"):
+        swapped(attention)(x, x, x, is_causal=True)
+
+
+@torch.no_grad()
+def test_a_causal_mixer_answers_causal_calls(attention: nn.MultiheadAttention) -> None:
+    x, future = tokens(attention), torch.ones(7, 7, dtype=torch.bool).triu(1)
+    new = swapped(attention, mixer_kwargs={"causal": True})
+    expected = attention(x, x, x, attn_mask=future, is_causal=True, need_weights=False)[0]
+    torch.testing.assert_close(new(x, x, x, attn_mask=future, is_causal=True, need_weights=False)[0], expected)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@torch.no_grad()
+def test_an_encoder_with_padding_goes_the_same_way_in_evaluation() -> None:
+    """In evaluation PyTorch packs padded batches and has a fused path that would pass the mixer by."""
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, 64, batch_first=True), 2).eval()
+    x, ignored = torch.randn(3, 7, 32), torch.arange(7).expand(3, 7) > 4
+    expected = encoder(x, src_key_padding_mask=ignored)
+    report = tokenmix.swap_attention(encoder, "self")
+    assert any("use_nested_tensor" in note for note in report.notes)
+    torch.testing.assert_close(encoder(x, src_key_padding_mask=ignored)[:, :5], expected[:, :5], rtol=1e-4, atol=1e-5)
+    assert report.macs_after is None
+    assert any("example_inputs" in note for note in report.notes)
+
+
+@torch.no_grad()
+def test_timm_s_masks(make: Callable[..., Any]) -> None:
+    model = make().eval()
+    old = copy.deepcopy(model.blocks[0].attn)
+    tokenmix.swap_attention(model, "self")
+    new, x = model.blocks[0].attn, torch.randn(3, 7, 32)
+    taking_part = (torch.arange(7) < 5).expand(3, 1, 1, 7)
+    for mask in (taking_part, taking_part.expand(3, 1, 7, 7), torch.zeros(3, 1, 1, 7).masked_fill(~taking_part, -1e38)):
+        torch.testing.assert_close(new(x, attn_mask=mask)[:, :5], old(x, attn_mask=mask)[:, :5], rtol=1e-4, atol=1e-5)
+    with pytest.raises(UserError, match="pairs of tokens"):
+        new(x, attn_mask=torch.ones(3, 1, 7, 7, dtype=torch.bool).tril())
+    with pytest.raises(UserError, match="is_causal=True"):
+        new(x, is_causal=True)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_transformers_masks_and_attentions(implementation: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is optional and not installed")
+    config = transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, image_size=16, patch_size=4
+    )
+    model = transformers.ViTModel._from_config(config, attn_implementation=implementation).eval()
+    x, mask = torch.randn(2, 3, 16, 16), torch.ones(2, 17, dtype=torch.long)
+    mask[0, 12:] = 0
+    expected = model(x, attention_mask=mask).last_hidden_state
+    assert not torch.allclose(expected, model(x).last_hidden_state)
+    tokenmix.swap_attention(model, "self")
+    torch.testing.assert_close(model(x, attention_mask=mask).last_hidden_state[0, :12], expected[0, :12])
+    with pytest.raises(UserError, match="output_attentions"):
+        model(x, output_attentions=True)

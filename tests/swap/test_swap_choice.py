@@ -1,0 +1,193 @@
+"""What is swapped, what is left, what is refused, and that a refusal leaves the model as it was."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tokenmix
+from tokenmix.cli import main
+from tokenmix.errors import UserError
+from tokenmix.layers import MIXERS, SelfAttention
+from tokenmix.swap import SwapReport
+
+
+def kinds(model: Any) -> list[str]:
+    return [type(block.attn).__name__ for block in model.blocks]
+
+
+@pytest.mark.parametrize(
+    "where", ["blocks.1.*", ["blocks.1.attn"], lambda name, module: name.endswith("1.attn") and module.num_heads == 2]
+)
+def test_where_is_a_glob_names_or_a_function(make: Callable[..., Any], where: Any) -> None:
+    model = make(depth=3)
+    report = tokenmix.swap_attention(model, "external", where)
+    assert [row.name for row in report.rows] == ["blocks.1.attn"]
+    assert kinds(model) == ["Attention", "MixerInTimm", "Attention"]
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_every_mixer_goes_in_and_compiles_whole(make: Callable[..., Any], name: str) -> None:
+    model = make(depth=1, class_token=False, global_pool="avg", num_heads=1).eval()
+    report = tokenmix.swap_attention(model, name)
+    assert report.rows[0].num_tokens == 16
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    x = torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize(
+    ("mixer", "kwargs", "words"),
+    [
+        ("extrnal", {}, "did you mean external"),
+        (nn.Linear, {}, "subclass of Mixer"),
+        ("external", {"where": "layers.*"}, "blocks.0.attn"),
+        ("external", {"where": []}, "matches no attention"),
+        ("external", {"where": lambda name, module: False}, "the function matches no attention"),
+        ("external", {"where": ["blocks.0.atn"]}, "blocks.0.attn"),
+        ("external", {"mixer_kwargs": {"slots": 3}}, "no argument 'slots'"),
+        ("external", {"example_inputs": (torch.zeros(1, 3, 9, 9),)}, "do not fit the model"),
+        ("sagan", {}, "class token"),
+        ("gating", {"num_tokens": 9}, "does not run"),
+    ],
+)
+def test_refusals_leave_the_model_as_it_was(
+    make: Callable[..., Any], mixer: Any, kwargs: dict[str, Any], words: str
+) -> None:
+    model = make()
+    before = list(model.modules())
+    with pytest.raises(UserError, match=words) as refusal:
+        tokenmix.swap_attention(model, mixer, **kwargs)
+    assert "\n" not in str(refusal.value)
+    assert list(model.modules()) == before
+
+
+class Decoder(nn.Module):
+    """Attention on itself, on other tokens, and on those to come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.other, self.causal = (nn.MultiheadAttention(32, 2, batch_first=True) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        x = x + self.own(x, x, x, need_weights=False)[0]
+        x = x + self.other(x, memory, memory, need_weights=False)[0]
+        future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
+        return x + self.causal(x, x, x, attn_mask=future, is_causal=True, need_weights=False)[0]
+
+
+def test_cross_and_causal_attention_are_left_with_the_reason() -> None:
+    example = (torch.randn(1, 5, 32), torch.randn(1, 8, 32))
+    report = tokenmix.swap_attention(Decoder(), "external", example_inputs=example)
+    assert [row.name for row in report.rows] == ["own"]
+    reasons = {skipped.name: skipped.reason for skipped in report.skipped}
+    assert "not one tensor" in reasons["other"]
+    assert "no causal form" in reasons["causal"]
+    assert "left as it was: other" in str(report)
+    with pytest.raises(UserError, match="not one tensor"):
+        tokenmix.swap_attention(Decoder(), "external", ["other"], example_inputs=example)
+    report = tokenmix.swap_attention(
+        Decoder(), "self", ["causal"], example_inputs=example, mixer_kwargs={"causal": True}
+    )
+    assert report.rows[0].kept == ("query", "key", "value", "out")
+
+
+def test_keys_of_another_width_are_other_tokens() -> None:
+    model = nn.ModuleDict({"attn": nn.MultiheadAttention(32, 2, kdim=16, vdim=16)})
+    with pytest.raises(UserError, match="width 16"):
+        tokenmix.swap_attention(model, "external")
+
+
+def test_the_number_of_tokens_must_be_known_where_it_is_learned() -> None:
+    def holder() -> nn.ModuleDict:
+        return nn.ModuleDict({"attn": nn.MultiheadAttention(32, 2, batch_first=True)})
+
+    with pytest.raises(UserError, match="give num_tokens"):
+        tokenmix.swap_attention(holder(), "gating")
+    report = tokenmix.swap_attention(holder(), "gating", num_tokens=9)
+    assert report.rows[0].num_tokens == 9
+    assert report.rows[0].macs_before == 4 * 9 * 32**2 + 2 * 9**2 * 32
+    assert report.macs_before is None
+    assert tokenmix.swap_attention(holder(), "external").rows[0].macs_before is None
+
+
+def test_one_layer_under_two_names_stays_one(make: Callable[..., Any]) -> None:
+    model = make()
+    model.blocks[1].attn = model.blocks[0].attn
+    report = tokenmix.swap_attention(model, "external")
+    assert model.blocks[1].attn is model.blocks[0].attn
+    assert len(report.rows) == 1
+    assert report.macs_after is not None
+    assert report.macs_after - (report.macs_before or 0) == report.rows[0].macs_after - report.rows[0].macs_before  # type: ignore[operator]
+
+
+def test_scores_that_are_handed_on_go_together_or_not_at_all() -> None:
+    model: Any = tokenmix.create_model("mixer_nano", img_size=16, mixer="less")
+    with pytest.raises(UserError, match="as it was"):
+        tokenmix.swap_attention(model, "external", ["blocks.0.mixer"])
+    assert type(model.blocks[0].mixer) is SelfAttention
+    assert model.mixer_name == "less"
+    tokenmix.swap_attention(model, "external")
+    assert model.mixer_name == "external"
+    assert model.macs() == tokenmix.create_model("mixer_nano", img_size=16, mixer="external").macs()  # type: ignore[operator]
+
+
+def test_the_report_is_plain_and_printed(make: Callable[..., Any]) -> None:
+    report: SwapReport = tokenmix.swap_attention(make(), "external")
+    told = json.loads(json.dumps(report.to_json()))
+    assert told["rows"][1]["name"] == "blocks.1.attn"
+    assert told["parameters_after"] == report.parameters_after
+    assert "whole model" in str(report)
+    assert "kept query, out" in str(report)
+
+
+@pytest.mark.parametrize("target", ["vit_tiny_patch16_224", "torchvision:vit_b_16", "vit_nano", "lavit_nano"])
+def test_the_command_shows_what_would_change(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    size = ["--img-size", "32"] if target != "lavit_nano" else []
+    code = main(["swap", target, "--to", "external", *size, "--json"])
+    out, error = capsys.readouterr()
+    if target == "lavit_nano":
+        assert code == 2
+        assert "hand scores" in error
+        return
+    told = json.loads(out)
+    assert code == 0
+    assert told["parameters_after"] < told["parameters_before"]
+    assert told["macs_after"] != told["macs_before"]
+
+
+def test_the_command_takes_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(tmp_path / "run")
+    budget = ["--data", "digits", "--max-steps", "2", "--limit", "64", "--limit-eval", "32", "--batch-size", "32"]
+    assert main(["train", "image-classification", "--model", "vit_nano", *budget, "--out", run]) == 0
+    capsys.readouterr()
+    assert main(["swap", run, "--to", "gating", "--where", "blocks.[12].*", "--json"]) == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["blocks.1.mixer", "blocks.2.mixer"]
+    assert main(["swap", run, "--to", "gating", "--img-size", "32"]) == 2
+    assert "leave out --img-size" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["vit_nan", "--to", "external"], "vit_nano"),
+        (["torchvision:vit_b_61", "--to", "external"], "vit_b_16"),
+        (["vit_nano", "--to", "extrnal"], "external"),
+        (["resnet18", "--to", "external"], "no attention that can be swapped"),
+        (["resnet18", "--to", "external", "--img-size", "64"], "--img-size"),
+        (["torchvision:resnet18", "--to", "external", "--img-size", "64"], "--img-size"),
+        (["eva02_tiny_patch14_224", "--to", "external"], "EvaAttention"),
+    ],
+)
+def test_mistakes_of_the_command(args: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["swap", *args]) == 2
+    error = capsys.readouterr().err.strip()
+    assert words in error
+    assert len(error.splitlines()) == 1
