@@ -66,6 +66,7 @@ def _data() -> list[dict[str, Any]]:
 def info(model_name: str, *, img_size: int | None, model_kwargs: Mapping[str, Any], as_json: bool) -> None:
     """Print parameters and multiply-adds of a model, block by block."""
     from tokenmix.models import create_model
+    from tokenmix.models.published import PUBLISHED
 
     size = {} if img_size is None else {"img_size": img_size}
     model: Any = create_model(model_name, **size, **model_kwargs)
@@ -81,6 +82,7 @@ def info(model_name: str, *, img_size: int | None, model_kwargs: Mapping[str, An
         "macs": model.macs(),
         "blocks": _blocks(model),
         "warnings": model.warnings() if hasattr(model, "warnings") else [],
+        "published": asdict(PUBLISHED[model_name]) if model_name in PUBLISHED else None,
     }
     if as_json:
         print(json.dumps(summary, indent=2))
@@ -94,9 +96,24 @@ def info(model_name: str, *, img_size: int | None, model_kwargs: Mapping[str, An
     _print_rows(summary["blocks"])
     for line in summary["warnings"]:
         console.print(f"[yellow]warning:[/] {escape(line)}")
-    console.print(
-        "Parameters and multiply-adds are counted from the equations; no paper prints figures for the nano skeleton."
-    )
+    console.print(_beside(summary), highlight=False, soft_wrap=True)
+
+
+def _beside(summary: Mapping[str, Any]) -> str:
+    """The paper's figures beside ours, and where they come from."""
+    theirs = summary["published"]
+    if theirs is None:
+        return "Ours are counted from the equations; nothing is published for this model."
+    told = [
+        f"{label} {theirs[key]}{unit} published{ours}"
+        for key, label, unit, ours in (
+            ("parameters", "parameters", " M", f", {summary['parameters'] / 1e6:.2f} M here"),
+            ("macs", "multiply-adds", " G at 224 px", f", {summary['macs'] / 1e9:.2f} G here"),
+            ("top1", "ImageNet top-1", " %", ", not reproduced here"),
+        )
+        if theirs[key] is not None
+    ]
+    return f"{'; '.join(told)}. Source: {theirs['source']}."
 
 
 def _blocks(model: Any) -> list[dict[str, Any]]:

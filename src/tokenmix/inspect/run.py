@@ -65,10 +65,9 @@ def _load(target: str | Path) -> tuple[nn.Module, Mapping[str, Any], bool]:
     if str(target) not in list_models():
         known = ", ".join(list_models())
         raise UserError(f"{str(target)!r} is neither a run folder nor a model; models: {known}")
-    model = create_model(str(target)).eval()
-    channels = next(p for p in model.parameters() if p.dim() == 4).shape[1]
-    half = [0.5] * channels
-    return model, {"channels": channels, "img_size": model.img_size, "mean": half, "std": half}, False
+    model: Any = create_model(str(target)).eval()
+    half = [0.5] * model.in_chans
+    return model, {"channels": model.in_chans, "img_size": model.img_size, "mean": half, "std": half}, False
 
 
 def _normalise(pixels: Tensor, description: Mapping[str, Any]) -> Tensor:
