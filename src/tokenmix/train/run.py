@@ -119,11 +119,11 @@ def _start(config: TrainConfig, quiet: bool) -> Path:
     config = _located(config)
     run = config.out or _default_folder(config)
     _check_settings(config)
+    if run.exists() and (not run.is_dir() or any(run.iterdir())):
+        raise UserError(
+            f"{run} exists already; go on with it by --resume {run}, remove it, or give another folder by --out"
+        )
     with _one_line_errors(run):
-        if run.exists() and (not run.is_dir() or any(run.iterdir())):
-            raise UserError(
-                f"{run} exists already; go on with it by --resume {run}, remove it, or give another folder by --out"
-            )
         run.mkdir(parents=True, exist_ok=True)
     try:
         session = _prepare(config)
