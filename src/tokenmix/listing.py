@@ -20,7 +20,7 @@ def show(what: str, *, as_json: bool = False) -> None:
     if as_json:
         print(json.dumps(rows, indent=2, default=str))
     else:
-        _print_rows([_short(row) for row in rows] if what == "mixers" else rows)
+        _print_rows([SHORT[what](row) if what in SHORT else row for row in rows])
 
 
 def _mixers() -> list[dict[str, Any]]:
@@ -29,7 +29,7 @@ def _mixers() -> list[dict[str, Any]]:
     return [{"name": name, **asdict(spec.layer.capabilities), "about": spec.about} for name, spec in MIXERS.items()]
 
 
-def _short(row: dict[str, Any]) -> dict[str, Any]:
+def _short_mixer(row: dict[str, Any]) -> dict[str, Any]:
     """A mixer's row that fits a terminal; --json has all of it."""
     return {
         "name": row["name"],
@@ -39,6 +39,14 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
         "map": row["map"],
         "about": row["about"],
     }
+
+
+def _short_data(row: dict[str, Any]) -> dict[str, Any]:
+    """A data set's row that fits a terminal; --json has all of it."""
+    return {key: row[key] for key in ("name", "size", "licence", "cached")}
+
+
+SHORT = {"mixers": _short_mixer, "data": _short_data}
 
 
 def _models() -> list[dict[str, Any]]:
