@@ -118,6 +118,16 @@ def test_the_number_of_tokens_must_be_known_where_it_is_learned() -> None:
     assert tokenmix.swap_attention(holder(), "external").rows[0].macs_before is None
 
 
+def test_a_model_of_shapes_alone_is_counted(make: Callable[..., Any]) -> None:
+    """Attention pooling hands a parameter to a module, which the counter must not take for the start of a graph."""
+    with torch.device("meta"):
+        model = make(class_token=False, global_pool="map")
+    expected = tokenmix.swap_attention(make(class_token=False, global_pool="map"), "gating")
+    report = tokenmix.swap_attention(model, "gating")
+    assert report.macs_after is not None
+    assert (report.macs_before, report.macs_after) == (expected.macs_before, expected.macs_after)
+
+
 def test_one_layer_under_two_names_stays_one(make: Callable[..., Any]) -> None:
     model = make()
     model.blocks[1].attn = model.blocks[0].attn

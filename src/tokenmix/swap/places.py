@@ -76,7 +76,12 @@ def choose(places: Sequence[Place], where: Where) -> list[Place]:
 
 
 def _nothing(model: nn.Module) -> UserError:
-    others = [f"{name} ({type(m).__name__})" for name, m in model.named_modules() if _looks_like_attention(m)]
+    # With its home, for several libraries have a class that is called Attention.
+    others = [
+        f"{name} ({type(m).__module__}.{type(m).__name__})"
+        for name, m in model.named_modules()
+        if _looks_like_attention(m)
+    ]
     seen = f"what it has is {_listed(others)}" if others else "it has nothing called attention"
     kinds = "; ".join(host.about for host in HOSTS)
     return UserError(f"{type(model).__name__} has no attention that can be swapped: {seen}; looked for: {kinds}")

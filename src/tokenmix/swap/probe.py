@@ -111,7 +111,8 @@ def _watched(module: nn.Module, host: Host, calls: list[Call]) -> Iterator[None]
 @torch.no_grad()
 def count_macs(model: nn.Module, inputs: Sequence[Any]) -> int:
     """Multiply-adds of a forward pass in evaluation mode: convolutions, linear maps, products of attention."""
-    tensors = {name: t.to("meta") for name, t in chain(model.named_parameters(), model.named_buffers())}
+    # Detached, for the counter follows whatever needs a gradient into the backward pass, which there is not.
+    tensors = {name: t.detach().to("meta") for name, t in chain(model.named_parameters(), model.named_buffers())}
     inputs = tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, tuple(inputs))
     with _evaluating(model), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         functional_call(model, tensors, inputs)
