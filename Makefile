@@ -37,7 +37,7 @@ test: $(BIN)/.installed-test lint types
 	$(PYTEST) -m "not slow and not gpu"
 
 test-all: $(BIN)/.installed-test lint types
-	$(PYTEST)
+	HYPOTHESIS_PROFILE=search $(PYTEST)
 
 lint: $(BIN)/.installed-test
 	$(BIN)/ruff check .
