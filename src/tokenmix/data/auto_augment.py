@@ -1,9 +1,7 @@
-"""timm's auto-augment policies, each image under its own seed."""
+"""timm's auto-augment policies and colour jitter, each image under its own seed."""
 
-import random
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,8 +9,10 @@ import torch
 from PIL import Image
 from timm.data import auto_augment as timm_augment
 from torch import Tensor
+from torchvision.transforms import ColorJitter
 
 from tokenmix.data.augment import Light, hash_indices
+from tokenmix.data.seeded import restored_random_state, seed_all
 from tokenmix.errors import UserError
 
 __all__ = ["AutoAugment"]
@@ -24,7 +24,7 @@ SECTION = re.compile(r"[a-z]+\d+(\.\d+)?|t[a-z0-9]+")
 
 
 class AutoAugment:
-    """`light`, and then timm's policy, on one image after the other."""
+    """`light`, and then timm's policy or `jitter-0.4`, on one image after the other."""
 
     def __init__(self, policy: str, light: Light) -> None:
         self.policy, self.light = policy, light
@@ -38,7 +38,7 @@ class AutoAugment:
         transform = self._transform(min(images.shape[-2:]))
         # Other bits than those of the shift.
         seeds = hash_indices(self.light.seed, epoch, ~indices)
-        with _restored_random_state():
+        with restored_random_state():
             return torch.stack([_one(image, int(seed), transform) for image, seed in zip(images, seeds)])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -53,6 +53,8 @@ class AutoAugment:
 
 def _make(policy: str, size: int, fill: int | None) -> Transform:
     kind, *sections = policy.split("-")
+    if kind == "jitter":
+        return ColorJitter(*(3 * [float(sections[0])]))
     level = 128 if fill is None else fill
     hints = {"translate_const": int(0.45 * size), "img_mean": (level,) * 3}
     try:
@@ -82,21 +84,10 @@ def _posterize(image: Image.Image, bits: int, **options: Any) -> Image.Image:
 
 
 def _one(image: Tensor, seed: int, transform: Transform) -> Tensor:
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
+    seed_all(seed)
     # timm's operations fill with a colour, so grey images make the trip as RGB.
     array = image.expand(3, -1, -1).permute(1, 2, 0).numpy()
     changed = transform(Image.fromarray(np.ascontiguousarray(array)))
     if image.shape[0] == 1:
         changed = changed.convert("L")
     return torch.from_numpy(np.array(changed)).reshape(*image.shape[1:], -1).permute(2, 0, 1)
-
-
-@contextmanager
-def _restored_random_state() -> Iterator[None]:
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)

@@ -1,9 +1,10 @@
 """One image file to one uint8 tensor: every bit depth, palette, alpha, orientation; broken files are named."""
 
 import contextlib
+import io
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 
-__all__ = ["UnreadableImage", "decode", "probe", "read_image", "size_of"]
+__all__ = ["Box", "UnreadableImage", "decode", "decode_part", "probe", "read_image", "size_of"]
+
+Box = tuple[float, float, float, float]
 
 # Only formats that are recognised by their content: a text file must not pass for a picture, and none of these runs a
 # helper program, as EPS would.
@@ -35,33 +38,53 @@ def size_of(img_size: int | tuple[int, int]) -> tuple[int, int]:
     return size
 
 
-def read_image(path: str | Path, channels: int, img_size: int | tuple[int, int]) -> Tensor:
+def read_image(path: str | Path, channels: int, img_size: int | tuple[int, int], *, crop_pct: float = 1.0) -> Tensor:
     """The image of a file as a model takes it, uint8 (channels, height, width).
 
     It is turned by its EXIF orientation, laid on white where it is transparent, resized (antialiased) until it covers
-    `img_size` and cropped about its centre.
+    `img_size` / `crop_pct` and cropped about its centre.
 
     Raises:
         UserError: the file is missing, empty, truncated, no image, too large, or holds NaN; the message names it.
     """
     try:
-        return decode(path, channels, size_of(img_size))
+        return decode(path, channels, size_of(img_size), crop_pct=crop_pct)
     except UnreadableImage as reason:
         raise UserError(f"{path} {reason}; give a readable PNG, JPEG, WebP, BMP, GIF or TIFF image") from None
 
 
-def decode(path: str | Path, channels: int, size: tuple[int, int]) -> Tensor:
-    """`read_image` that raises `UnreadableImage`."""
+def decode(source: str | Path | bytes, channels: int, size: tuple[int, int], *, crop_pct: float = 1.0) -> Tensor:
+    """`read_image` of a file or of a file's bytes that raises `UnreadableImage`."""
+    with _opened(source) as image:
+        # A JPEG can be decoded at an eighth of its size; twice the target keeps the quality of the resizing.
+        image.draft(None, (round(2 * size[1] / crop_pct), round(2 * size[0] / crop_pct)))
+        image = _plain(image, channels)
+        box = _cover(image.size, size, crop_pct)
+        return _tensor(image.resize((size[1], size[0]), Image.Resampling.BICUBIC, box=box, reducing_gap=3), channels)
+
+
+def decode_part(
+    source: str | Path | bytes,
+    channels: int,
+    size: tuple[int, int],
+    choose: Callable[[Image.Image], tuple[Box, Image.Resampling]],
+) -> Tensor:
+    """The part of an image that `choose` picks, resized to `size`; raises `UnreadableImage`."""
+    with _opened(source) as image:
+        image = _plain(image, channels)
+        box, resampling = choose(image)
+        return _tensor(image.crop(box).resize((size[1], size[0]), resampling), channels)  # type: ignore[arg-type]
+
+
+def _plain(image: Image.Image, channels: int) -> Image.Image:
     if channels not in (1, 3):
         raise UserError(f"images have 1 or 3 channels here, not {channels}")
-    with _opened(path) as image:
-        # A JPEG can be decoded at an eighth of its size; twice the target keeps the quality of the resizing.
-        image.draft(None, (2 * size[1], 2 * size[0]))
-        image = _eight_bit(ImageOps.exif_transpose(image))
-        image = _opaque(image).convert("L" if channels == 1 else "RGB")
-        image = image.resize((size[1], size[0]), Image.Resampling.BICUBIC, box=_cover(image.size, size), reducing_gap=3)
-        array = np.array(image, dtype=np.uint8)
-    return torch.from_numpy(array.reshape(*size, channels)).permute(2, 0, 1).contiguous()
+    return _opaque(_eight_bit(ImageOps.exif_transpose(image))).convert("L" if channels == 1 else "RGB")
+
+
+def _tensor(image: Image.Image, channels: int) -> Tensor:
+    array = np.array(image, dtype=np.uint8)
+    return torch.from_numpy(array.reshape(image.height, image.width, channels)).permute(2, 0, 1).contiguous()
 
 
 def probe(path: str | Path) -> None:
@@ -71,13 +94,13 @@ def probe(path: str | Path) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: str | Path) -> Iterator[Image.Image]:
+def _opened(source: str | Path | bytes) -> Iterator[Image.Image]:
     try:
-        if os.path.isdir(path):
+        if not isinstance(source, bytes) and os.path.isdir(source):
             raise UnreadableImage("is a folder")
-        if os.path.getsize(path) == 0:
+        if (len(source) if isinstance(source, bytes) else os.path.getsize(source)) == 0:
             raise UnreadableImage("is empty (0 bytes)")
-        with _open(path) as image:
+        with _open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise UnreadableImage(f"has {image.width} x {image.height} pixels, more than {MAX_PIXELS:,}")
             yield image
@@ -99,13 +122,13 @@ def _reason(error: Exception) -> str:
     return f"is truncated ({text})" if "truncated" in text.lower() else f"cannot be decoded ({text})"
 
 
-def _open(path: str | Path) -> Image.Image:
+def _open(source: str | Path | io.BytesIO) -> Image.Image:
     """Open without Pillow's own limit, which is a setting of the whole process and warns at 89 million pixels."""
     Image.init()
     with _pillow_limit:
         limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
-            return Image.open(path, formats=[name for name in FORMATS if name in Image.OPEN])
+            return Image.open(source, formats=[name for name in FORMATS if name in Image.OPEN])
         finally:
             Image.MAX_IMAGE_PIXELS = limit
 
@@ -139,10 +162,10 @@ def _opaque(image: Image.Image) -> Image.Image:
     return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
 
 
-def _cover(size: tuple[int, int], target: tuple[int, int]) -> tuple[float, float, float, float]:
-    """The largest centred box of the target's shape in an image of (width, height) `size`."""
+def _cover(size: tuple[int, int], target: tuple[int, int], share: float) -> Box:
+    """The centred box of the target's shape that fills `share` of an image of (width, height) `size`."""
     width, height = size
-    scale = min(width / target[1], height / target[0])
+    scale = share * min(width / target[1], height / target[0])
     box_width, box_height = scale * target[1], scale * target[0]
     left, top = (width - box_width) / 2, (height - box_height) / 2
     return left, top, min(left + box_width, width), min(top + box_height, height)

@@ -16,12 +16,12 @@ from tokenmix.data.decode import UnreadableImage, decode, probe
 from tokenmix.data.fetch import say
 from tokenmix.data.images import ImageSet, MemoryImages, Skipped
 from tokenmix.data.loaded import Loaded
+from tokenmix.data.opened import CHANNELS, OpenedImages
 from tokenmix.errors import UserError
 
 __all__ = ["FileImages", "load"]
 
 DEFAULT_SIZE = (64, 64)
-CHANNELS = 3
 TEST_SHARE = 0.2
 # Decoded images up to this many bytes are kept in memory; larger sets are read from their files batch by batch.
 MEMORY_BYTES = 2 << 30
@@ -39,33 +39,15 @@ class Item:
     label: int
 
 
-class FileImages(ImageSet):
-    """Images that are decoded from their files each time.
-
-    A file that has become unreadable since the set was opened is left out of its batch, and named once on stderr.
-    """
-
-    in_memory = False
-    flip, fill = True, None
+class FileImages(OpenedImages):
+    """Images that are decoded from their files each time."""
 
     def __init__(self, items: Sequence[Item], size: tuple[int, int]) -> None:
-        self.items, self.size = list(items), size
-        self.labels = torch.tensor([item.label for item in items], dtype=torch.int64)
-        self._named: set[Path] = set()
+        super().__init__(torch.tensor([item.label for item in items], dtype=torch.int64), size)
+        self.items = list(items)
 
-    def read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        images, kept = [], []
-        for index in indices.tolist():
-            path = self.items[index].path
-            try:
-                images.append(decode(path, CHANNELS, self.size))
-                kept.append(index)
-            except UnreadableImage as reason:
-                if path not in self._named:
-                    say(f"left out: {path} {reason}")
-                self._named.add(path)
-        stacked = torch.stack(images) if images else torch.empty(0, CHANNELS, *self.size, dtype=torch.uint8)
-        return stacked, torch.tensor(kept, dtype=torch.int64)
+    def source(self, index: int) -> Path:
+        return self.items[index].path
 
     def subset(self, indices: Tensor) -> "FileImages":
         return FileImages([self.items[i] for i in indices.tolist()], self.size)

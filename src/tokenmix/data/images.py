@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
+from tokenmix.data.spec import short_name
 from tokenmix.errors import UserError
 
 __all__ = ["ImageData", "ImageSet", "MemoryImages", "Skipped", "channel_statistics", "choose", "resize_images"]
@@ -62,6 +62,16 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
         """The images at these places, in this order."""
         raise NotImplementedError
 
+    def training_order(self, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray:
+        """The places that one of `world_size` processes takes in an epoch, as many for each.
+
+        Here each takes every world_size-th of one permutation, so that together they read what one process would read
+        with batches as many times larger.
+        """
+        order = np.random.default_rng([abs(seed), epoch]).permutation(len(self))
+        # Topped up from the start, so that every process takes the same number of steps.
+        return np.resize(order, -(-len(self) // world_size) * world_size)[rank::world_size]
+
 
 class MemoryImages(ImageSet):
     """Images uint8 (N, C, H, W) held in memory."""
@@ -91,6 +101,7 @@ class ImageData:
         mean, std: per channel, in 0..1, measured on the training images.
         source: one line: which home or package, version, licence, path.
         skipped: files that were left out.
+        crop_pct: share of a test image that its centre crop keeps.
     """
 
     spec: str
@@ -103,12 +114,12 @@ class ImageData:
     std: tuple[float, ...]
     source: str
     skipped: Sequence[Skipped] = ()
+    crop_pct: float = 1.0
 
     @property
     def name(self) -> str:
         """The spec as a part of a file name."""
-        kind, _, rest = self.spec.partition(":")
-        return f"{kind}-{Path(rest).expanduser().resolve().name}" if rest else kind
+        return short_name(self.spec)
 
     @property
     def flip(self) -> bool:
@@ -129,6 +140,7 @@ class ImageData:
             "std": list(self.std),
             "flip": self.flip,
             "fill": self.train.fill,
+            "crop_pct": self.crop_pct,
             "skipped": len(self.skipped),
             "skipped_first": [{"path": _printable(s.path), "reason": s.reason} for s in self.skipped[:20]],
         }

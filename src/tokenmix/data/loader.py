@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from tokenmix.data.augment import Augment, make_augment
+from tokenmix.data.erase import Erase
 from tokenmix.data.images import ImageSet
+from tokenmix.data.opened import OpenedImages
 from tokenmix.errors import UserError
 
 __all__ = ["ImageLoader", "make_loader", "normalize"]
@@ -28,14 +29,14 @@ def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
 class EpochSampler(Sampler[Key]):
     """Keys (epoch, indices) of the batches of one epoch for one of `world_size` processes.
 
-    The epoch travels in the key, so that loader processes that outlive an epoch know it. Global batch b is the same for
-    every world size: rank r takes each world_size-th image of it. While training, the last images of the order are
-    topped up from its start so that every rank takes the same number of steps; while evaluating, no image comes twice.
+    The epoch travels in the key, so that loader processes that outlive an epoch know it. While training, the data set
+    says what each rank takes, and it is as much for each; while evaluating, rank r takes each world_size-th image and
+    none comes twice.
     """
 
     def __init__(
         self,
-        num_images: int,
+        dataset: ImageSet,
         *,
         batch_size: int,
         shuffle: bool,
@@ -45,7 +46,7 @@ class EpochSampler(Sampler[Key]):
         rank: int,
         world_size: int,
     ) -> None:
-        self.num_images, self.batch_size, self.shuffle, self.seed = num_images, batch_size, shuffle, seed
+        self.dataset, self.batch_size, self.shuffle, self.seed = dataset, batch_size, shuffle, seed
         self.drop_last, self.start_batch, self.rank, self.world_size = drop_last, start_batch, rank, world_size
         self.epoch = 0
 
@@ -55,17 +56,13 @@ class EpochSampler(Sampler[Key]):
 
     def order(self) -> Tensor:
         """The indices that this rank takes in this epoch."""
-        order = np.arange(self.num_images)
         if self.shuffle:
-            order = np.random.default_rng([abs(self.seed), self.epoch]).permutation(self.num_images)
-            order = np.resize(order, self._padded())
-        return torch.from_numpy(order[self.rank :: self.world_size])
-
-    def _padded(self) -> int:
-        return -(-self.num_images // self.world_size) * self.world_size
+            return torch.from_numpy(self.dataset.training_order(self.seed, self.epoch, self.rank, self.world_size))
+        return torch.arange(self.rank, len(self.dataset), self.world_size)
 
     def __len__(self) -> int:
-        mine = len(range(self.rank, self._padded() if self.shuffle else self.num_images, self.world_size))
+        count, world = len(self.dataset), self.world_size
+        mine = -(-count // world) if self.shuffle else len(range(self.rank, count, world))
         return mine // self.batch_size if self.drop_last else -(-mine // self.batch_size)
 
     def __iter__(self) -> Iterator[Key]:
@@ -77,17 +74,31 @@ class EpochSampler(Sampler[Key]):
 
 
 class _Batches(Dataset[Batch]):
-    """Reads, augments and normalises a whole batch at once."""
+    """Reads, augments, normalises and erases in a whole batch at once."""
 
-    def __init__(self, dataset: ImageSet, augment: Augment, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(
+        self,
+        dataset: ImageSet,
+        augment: Augment,
+        mean: Sequence[float],
+        std: Sequence[float],
+        erase: Erase | None,
+        parts_seed: int | None,
+    ) -> None:
         self.dataset, self.augment, self.mean, self.std = dataset, augment, mean, std
+        self.erase, self.parts_seed = erase, parts_seed
 
     def __getitem__(self, key: Key) -> Batch:
         epoch, indices = key
-        images, kept = self.dataset.read(indices)
-        images = self.augment(images, epoch, kept)
+        if self.parts_seed is not None and isinstance(self.dataset, OpenedImages):
+            images, kept = self.dataset.read_parts(indices, self.parts_seed, epoch)
+        else:
+            images, kept = self.dataset.read(indices)
+        images = normalize(self.augment(images, epoch, kept), self.mean, self.std)
+        if self.erase is not None:
+            self.erase(images, epoch, kept)
         return {
-            "image": normalize(images, self.mean, self.std),
+            "image": images,
             "label": self.dataset.labels[kept],
             "index": kept,
         }
@@ -109,6 +120,8 @@ def make_loader(
     shuffle: bool,
     seed: int,
     augment: str = "none",
+    color_jitter: float = 0.0,
+    reprob: float = 0.0,
     mean: Sequence[float],
     std: Sequence[float],
     workers: int = 0,
@@ -125,7 +138,8 @@ def make_loader(
         batch_size: images of one batch of one process.
         shuffle: in a new order each epoch (training); else in the set's own order.
         seed: of order and augmentation.
-        augment: see `make_augment`.
+        augment, color_jitter: see `make_augment`; photographs are first cropped at random unless it is `none`.
+        reprob: share of the images from which a box is erased.
         mean, std: per channel, in 0..1.
         workers: loader processes; the batches do not depend on it.
         drop_last: leave out a last batch that is not full.
@@ -139,7 +153,7 @@ def make_loader(
     if batch_size < 1:
         raise UserError(f"a batch size of {batch_size} is not possible; give 1 or more")
     sampler = EpochSampler(
-        len(dataset),
+        dataset,
         batch_size=batch_size,
         shuffle=shuffle,
         seed=seed,
@@ -153,9 +167,13 @@ def make_loader(
             f"a batch of {batch_size} x {world_size} does not fit into {len(dataset)} images; "
             f"give a batch size of at most {max(len(dataset) // world_size, 1)}"
         )
-    change = make_augment(augment, seed=seed, flip=dataset.flip, fill=dataset.fill)
+    parts = isinstance(dataset, OpenedImages) and dataset.photographs and augment != "none"
+    change = make_augment(
+        augment, seed=seed, flip=dataset.flip, fill=dataset.fill, color_jitter=color_jitter, shift=not parts
+    )
+    erase = Erase(reprob, seed) if reprob else None
     return ImageLoader(
-        _Batches(dataset, change, mean, std),
+        _Batches(dataset, change, mean, std, erase, seed if parts else None),
         # The sampler gives whole batches, so the loader itself must not collect any.
         batch_size=None,
         sampler=sampler,

@@ -1,12 +1,18 @@
 """The one literal table of data sets, and how one is read by name."""
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
+
+import torch
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from tokenmix.data.decode import size_of
 from tokenmix.data.images import ImageData, ImageSet, channel_statistics, choose
 from tokenmix.data.loaded import Loaded
+from tokenmix.data.opened import CROP_PCT, OpenedImages
 from tokenmix.data.store import stored_path
 from tokenmix.errors import UserError, unknown_name
 
@@ -73,6 +79,20 @@ DATA_SETS: dict[str, DataSet] = {
         "yours",
         "your disk",
     ),
+    "imagefolder": DataSet(
+        "tokenmix.data.imagefolder",
+        "image-classification",
+        "imagefolder:PATH, photographs in ImageNet's layout",
+        "yours",
+        "your disk",
+    ),
+    "wds": DataSet(
+        "tokenmix.data.webdataset",
+        "image-classification",
+        "wds:PATH/train-{000..009}.tar, photographs in WebDataset shards",
+        "yours",
+        "your disk",
+    ),
 }
 
 
@@ -108,6 +128,7 @@ def load_images(
     limit: int | None = None,
     limit_eval: int | None = None,
     seed: int = 0,
+    crop_pct: float | None = None,
     root: Path | None = None,
 ) -> ImageData:
     """Training and test images of a data set.
@@ -115,12 +136,14 @@ def load_images(
     Which images are for testing never depends on the seed, so a run never saw the images it is evaluated on.
 
     Args:
-        spec: `fashion-mnist`, `emoji`, `emoji:twitter`, `digits`, or `folder:PATH`.
+        spec: `fashion-mnist`, `emoji`, `emoji:twitter`, `digits`, `folder:PATH`, `imagefolder:PATH`, or
+            `wds:TRAIN_SHARDS,TEST_SHARDS`.
         img_size: side of the square (or height and width) that images are resized to; the set's own if not given, 64
-            for a folder.
+            for a folder, 224 for photographs.
         limit: keep this many training images, in the shares of the classes, chosen by the seed.
         limit_eval: keep this many test images, in the shares of the classes, the same for every seed.
         seed: chooses the images that `limit` keeps, nothing else.
+        crop_pct: share of a photograph's centre that testing keeps, 0.875 if not given; for imagefolder and wds alone.
         root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if not given.
 
     Raises:
@@ -128,8 +151,10 @@ def load_images(
     """
     loaded = _load(spec, None if img_size is None else size_of(img_size), root)
     train, test = _limited(loaded.train, limit, seed), _limited(loaded.test, limit_eval, 0)
-    mean, std = channel_statistics(train)
-    channels, height, width = train[0][0].shape
+    share = _set_crop(spec, (train, test), crop_pct)
+    # Of photographs nothing is decoded at the start: theirs are the figures of ImageNet.
+    mean, std = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD) if _photographs(train) else channel_statistics(train)
+    channels, height, width = train.read(torch.tensor([0]))[0].shape[1:]
     return ImageData(
         spec=spec,
         train=train,
@@ -141,7 +166,24 @@ def load_images(
         std=std,
         source=loaded.source,
         skipped=loaded.skipped,
+        crop_pct=share,
     )
+
+
+def _photographs(images: ImageSet) -> TypeGuard[OpenedImages]:
+    return isinstance(images, OpenedImages) and images.photographs
+
+
+def _set_crop(spec: str, parts: Sequence[ImageSet], crop_pct: float | None) -> float:
+    if crop_pct is not None and not 0 < crop_pct <= 1:
+        raise UserError(f"crop_pct is a share in (0, 1], got {crop_pct}")
+    for images in parts:
+        if not _photographs(images):
+            if crop_pct is not None:
+                raise UserError(f"crop_pct={crop_pct:g} is for imagefolder and wds; leave it out for {spec!r}")
+            return 1.0
+        images.crop_pct = crop_pct or images.crop_pct
+    return crop_pct or CROP_PCT
 
 
 def _load(spec: str, size: tuple[int, int] | None, root: Path | None) -> Loaded:
@@ -150,7 +192,7 @@ def _load(spec: str, size: tuple[int, int] | None, root: Path | None) -> Loaded:
         if Path(spec).expanduser().is_dir():
             raise UserError(f"unknown data set {spec!r}; for the folder of that name give folder:{spec}")
         raise unknown_name("data set", spec, DATA_SETS)
-    if colon and name not in ("folder", "emoji"):
+    if colon and name not in ("folder", "imagefolder", "wds", "emoji"):
         raise UserError(f"{name} has no variants, got {spec!r}; give {name}")
     return importlib.import_module(DATA_SETS[name].module).load(variant, size, root)
 
