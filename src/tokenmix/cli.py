@@ -18,6 +18,8 @@ import tyro
 
 from tokenmix.errors import UserError
 from tokenmix.train.config import CompareConfig, Numbers, Pairs, TrainConfig
+from tokenmix.train.launch import launch, processes_to_start
+from tokenmix.train.recipes import recipe_values
 
 __all__ = ["main"]
 
@@ -256,11 +258,16 @@ VERBS: dict[str, Any] = {
 
 def parse(argv: Sequence[str]) -> Any:
     """The command that argv asks for; `UserError` with one line where tyro would print a box."""
-    text = io.StringIO()
+    text, config = io.StringIO(), (tyro.conf.OmitArgPrefixes,)
+    recipe = recipe_values(argv) if argv and argv[0] == "train" else {}
     try:
         with contextlib.redirect_stderr(text):
+            if recipe:
+                return tyro.cli(
+                    Train, prog="tokenmix train", args=list(argv[1:]), default=Train(**recipe), config=config
+                )
             return tyro.extras.subcommand_cli_from_dict(
-                VERBS, prog="tokenmix", description=ABOUT, args=list(argv), config=(tyro.conf.OmitArgPrefixes,)
+                VERBS, prog="tokenmix", description=ABOUT, args=list(argv), config=config
             )
     except SystemExit as stop:
         if stop.code in (0, None):
@@ -292,8 +299,11 @@ def _print(result: Any, as_json: bool) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return parse(sys.argv[1:] if argv is None else argv).run()
+        command = parse(arguments)
+        processes = processes_to_start(command) if isinstance(command, Train) else 1
+        return command.run() if processes == 1 else launch(processes, arguments)
     except UserError as error:
         return _fail(str(error))
     except KeyboardInterrupt as stop:

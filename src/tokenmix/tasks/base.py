@@ -7,16 +7,26 @@ well.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import lightning as L
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torchmetrics import MetricCollection
 
+from tokenmix.errors import UserError
 from tokenmix.tasks.recipe import Recipe, make_optimizer, make_schedule
 
-__all__ = ["TaskData", "TaskModule", "TaskRecipe"]
+__all__ = ["Repeated", "TaskData", "TaskModule", "TaskRecipe"]
+
+
+@dataclass
+class Repeated:
+    """A test batch that has been evaluated before: a process keeps step with others that have one more."""
+
+    batch: Any
 
 
 class TaskRecipe(Recipe, Protocol):
@@ -32,6 +42,12 @@ class TaskRecipe(Recipe, Protocol):
     def seed(self) -> int: ...
     @property
     def augment(self) -> str: ...
+    @property
+    def color_jitter(self) -> float: ...
+    @property
+    def reprob(self) -> float: ...
+    @property
+    def crop_pct(self) -> float | None: ...
     @property
     def mixup(self) -> float: ...
     @property
@@ -70,6 +86,15 @@ class TaskData(ABC):
     @abstractmethod
     def test_batches(self, *, batch_size: int) -> Iterable[Any]:
         """All test samples in a fixed order; its `len` is the number of batches."""
+
+    def part(self, rank: int, world_size: int) -> "TaskData":
+        """What one of `world_size` processes reads; the numbers of samples stay those of the whole.
+
+        Every process gives as many training batches, and at least one test batch.
+        """
+        raise UserError(
+            f"{type(self).__name__} cannot be shared among {world_size} processes; train with one, or write its part()"
+        )
 
 
 class TaskModule(L.LightningModule, ABC):
@@ -143,7 +168,26 @@ class TaskModule(L.LightningModule, ABC):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """`evaluate`, under Lightning's name."""
-        self.evaluate(batch)
+        if not isinstance(batch, Repeated):
+            self.evaluate(batch)
+            return
+        kept, self.scores = self.scores, self.scores.clone()
+        self.evaluate(batch.batch)
+        self.scores = kept
+
+    def configure_model(self) -> None:
+        """Cut the model into parts if the run's strategy is fsdp; Lightning calls this once it knows the processes."""
+        if self.device_mesh is not None:
+            self.shard(self.device_mesh["data_parallel"])
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Leave on each process a part of every block's parameters, and of the rest; blocks come together when used."""
+        from torch.distributed.fsdp import fully_shard
+
+        for block in [block for name, blocks in self.model.named_modules() if name.endswith("blocks")
+                      for block in blocks.children()]:  # fmt: skip
+            fully_shard(block, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
 
     def on_validation_epoch_end(self) -> None:
         """Keep the metrics as plain values."""

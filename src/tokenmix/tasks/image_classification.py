@@ -1,5 +1,6 @@
 """Image classification: cross-entropy, accuracy, confusion matrix."""
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -12,13 +13,15 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
-from tokenmix.data import ImageData, load_images, make_loader, read_image
+from tokenmix.data import ImageData, load_images, make_augment, make_loader, read_image
+from tokenmix.data.erase import Erase
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.models import create_model, list_models
 from tokenmix.tasks.base import TaskData, TaskModule, TaskRecipe
 
 __all__ = ["CrossEntropy", "ImageClassification", "LabelledImages"]
 
+CONFUSION_CLASSES = 200
 FROM_DATA = {"num_classes": "--data", "in_chans": "--data", "img_size": "--img-size"}
 
 
@@ -50,7 +53,10 @@ class LabelledImages(TaskData):
     def __init__(self, images: ImageData, config: TaskRecipe, mean: Sequence[float], std: Sequence[float]) -> None:
         self.images, self.config = images, config
         self.num_train, self.num_test = len(images.train), len(images.test)
-        self._shared: dict[str, Any] = {"mean": mean, "std": std, "seed": config.seed, "workers": config.workers}
+        self._shared: dict[str, Any] = {
+            "mean": mean, "std": std, "seed": config.seed, "workers": config.workers,
+            "pin_memory": torch.cuda.is_available(),
+        }  # fmt: skip
 
     def describe(self) -> dict[str, Any]:
         """Classes, channels, size, normalisation, source and what was skipped."""
@@ -60,7 +66,7 @@ class LabelledImages(TaskData):
         """Augmented batches of an epoch from batch `start` on."""
         loader = make_loader(
             self.images.train, batch_size=batch_size, shuffle=True, augment=self.config.augment, drop_last=True,
-            start_batch=start, **self._shared,
+            color_jitter=self.config.color_jitter, reprob=self.config.reprob, start_batch=start, **self._shared,
         )  # fmt: skip
         loader.set_epoch(epoch)
         return loader
@@ -70,6 +76,14 @@ class LabelledImages(TaskData):
         return make_loader(
             self.images.test, batch_size=batch_size, shuffle=False, augment="none", drop_last=False, **self._shared
         )
+
+    def part(self, rank: int, world_size: int) -> "LabelledImages":
+        """The same images, of which each process reads its share."""
+        if self.num_test < world_size:
+            raise UserError(f"{self.num_test} test images are too few for {world_size} processes; give more images")
+        other = copy.copy(self)
+        other._shared = {**self._shared, "rank": rank, "world_size": world_size}
+        return other
 
 
 class ImageClassification(TaskModule):
@@ -93,8 +107,9 @@ class ImageClassification(TaskModule):
         """Read the images of `config.data`; `UserError` if `like` has other classes or channels."""
         size = config.img_size if like is None else tuple(like["img_size"])
         images = load_images(
-            config.data, img_size=size, limit=config.limit, limit_eval=config.limit_eval, seed=config.seed
-        )
+            config.data, img_size=size, limit=config.limit, limit_eval=config.limit_eval, seed=config.seed,
+            crop_pct=config.crop_pct,
+        )  # fmt: skip
         if like is None:
             return LabelledImages(images, config, images.mean, images.std)
         _check_like(config.data, images, like)
@@ -127,6 +142,8 @@ class ImageClassification(TaskModule):
             raise UserError(
                 f"mixup and cutmix pair the images of a batch: {batch_size} is odd; give an even --batch-size"
             )
+        make_augment(config.augment, seed=0, flip=True, fill=None, color_jitter=config.color_jitter)
+        Erase(config.reprob, 0)
         for name in ("mixup", "cutmix", "smoothing"):
             if getattr(config, name) < 0:
                 raise UserError(f"{name} must not be negative, got {getattr(config, name)}")
@@ -147,14 +164,18 @@ class ImageClassification(TaskModule):
         self.scores.update(self.model(batch["image"]).float(), batch["label"])
 
     def metrics(self) -> MetricCollection:
-        """Accuracy, top-5 accuracy if there are more than five classes, loss, confusion matrix (true x predicted)."""
+        """Accuracy, top-5 accuracy if there are more than five classes, loss, and of up to 200 classes the confusion
+        matrix (true x predicted).
+        """
         classes = len(self.data["classes"])
         options: dict[str, Any] = {"num_classes": classes, "validate_args": False}
         chosen: dict[str, Metric] = {
             "accuracy": MulticlassAccuracy(average="micro", **options),
             "loss": CrossEntropy(),
-            "confusion": MulticlassConfusionMatrix(**options),
         }
+        # Nobody reads a matrix of a million numbers, and it would be written with every checkpoint.
+        if classes <= CONFUSION_CLASSES:
+            chosen["confusion"] = MulticlassConfusionMatrix(**options)
         if classes > 5:
             chosen["top5"] = MulticlassAccuracy(average="micro", top_k=5, **options)
         return MetricCollection({**chosen}, compute_groups=False)
@@ -167,7 +188,8 @@ class ImageClassification(TaskModule):
         size = tuple(self.data["img_size"])
         answers = []
         for file in files:
-            image = read_image(file, self.data["channels"], size).float().div(255).sub(mean).div(std)
+            image = read_image(file, self.data["channels"], size, crop_pct=self.data.get("crop_pct", 1.0))
+            image = image.float().div(255).sub(mean).div(std)
             weight = next(self.model.parameters())
             probabilities = self.model(image[None].to(weight)).float().softmax(-1)[0]
             best, which = probabilities.topk(min(5, len(self.classes)))

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from timm.optim import create_optimizer_v2
 from timm.optim import list_optimizers as timm_optimizers
@@ -27,12 +27,20 @@ class Recipe(Protocol):
     @property
     def warmup_steps(self) -> int | None: ...
     @property
+    def warmup_epochs(self) -> float | None: ...
+    @property
+    def cooldown_epochs(self) -> float: ...
+    @property
+    def epochs(self) -> int: ...
+    @property
+    def opt_eps(self) -> float | None: ...
+    @property
     def weight_decay(self) -> float: ...
 
 
 @dataclass
 class WarmupCosine:
-    """Factor on the peak rate: linear from near 0 over `warmup` steps, then a half cosine down to `floor`."""
+    """Factor on the peak rate: linear from near 0 over `warmup` steps, then half a cosine to `floor` at `total`."""
 
     warmup: int
     total: int
@@ -56,12 +64,18 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
     """timm's optimiser of that name; no decay on biases, norms, and what `model.no_weight_decay()` names."""
     check_optimizer(recipe.opt)
     try:
-        return create_optimizer_v2(model, opt=recipe.opt, lr=recipe.lr, weight_decay=recipe.weight_decay)
+        options: dict[str, Any] = {} if recipe.opt_eps is None else {"eps": recipe.opt_eps}
+        return create_optimizer_v2(model, opt=recipe.opt, lr=recipe.lr, weight_decay=recipe.weight_decay, **options)
+    except TypeError as error:
+        raise UserError(f"optimiser {recipe.opt!r} does not take opt_eps={recipe.opt_eps} ({error})") from None
     except ImportError as error:
         raise UserError(f"optimiser {recipe.opt!r}: {error}") from None
 
 
 def make_schedule(optimizer: Optimizer, recipe: Recipe, total_steps: int) -> LambdaLR:
-    """Cosine with linear warm-up over the optimiser steps of the run."""
+    """Cosine with linear warm-up over the optimiser steps of the run, the cool-down left out."""
     warmup = round(0.05 * total_steps) if recipe.warmup_steps is None else recipe.warmup_steps
-    return LambdaLR(optimizer, WarmupCosine(warmup, total_steps, recipe.min_lr / recipe.lr))
+    if recipe.warmup_epochs is not None:
+        warmup = round(recipe.warmup_epochs / recipe.epochs * total_steps)
+    falling = total_steps - round(recipe.cooldown_epochs / recipe.epochs * total_steps)
+    return LambdaLR(optimizer, WarmupCosine(warmup, falling, recipe.min_lr / recipe.lr))

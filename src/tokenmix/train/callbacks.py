@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from tokenmix.tasks.base import TaskModule
 from tokenmix.train.checkpoint import Checkpoint, copy_checkpoint, save_checkpoint, save_weights
+from tokenmix.train.parts import divided, whole
 from tokenmix.train.plan import Plan, Progress, seed_everything
+from tokenmix.train.ranks import any_of, ranks, together
 from tokenmix.train.record import Recorder
 
 __all__ = ["Average", "Checkpoints", "Interrupted", "Position", "StopRequest", "listen"]
@@ -43,7 +45,8 @@ def listen() -> Iterator[StopRequest]:
     def note(signum: int, frame: Any) -> None:
         request.asked = True
         signal.signal(signal.SIGINT, before)
-        print("\nstopping after this step; Ctrl-C again to stop without saving", file=sys.stderr, flush=True)
+        if ranks().first:
+            print("\nstopping after this step; Ctrl-C again to stop without saving", file=sys.stderr, flush=True)
 
     signal.signal(signal.SIGINT, note)
     try:
@@ -56,13 +59,13 @@ class Position(L.Callback):
     """Counts batches, steps and epochs, and seeds each batch from its place in the run."""
 
     def __init__(self, plan: Plan, progress: Progress, seed: int) -> None:
-        self.plan, self.progress, self.seed = plan, progress, seed
+        self.plan, self.progress, self.seed, self.rank = plan, progress, seed, ranks().rank
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Dropout, mixup and the like of this batch depend on (seed, epoch, batch) alone."""
-        seed_everything(self.seed, self.progress.epoch + 1, self.progress.batch)
+        seed_everything(self.seed, self.progress.epoch + 1, self.progress.batch, self.rank)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -70,7 +73,7 @@ class Position(L.Callback):
         """Move on by one batch."""
         progress = self.progress
         progress.batch += 1
-        progress.images += self.plan.batch_size
+        progress.images += self.plan.batch_size * self.plan.processes
         progress.step += progress.batch % self.plan.accumulate == 0
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -132,7 +135,10 @@ class Average(L.Callback):
 
 
 class Checkpoints(L.Callback):
-    """Writes `last` every `every` steps and after each epoch, `best` when the headline metric is the best so far."""
+    """Writes `last` every `every` steps and after each epoch, `best` when the headline metric is the best so far.
+
+    All processes take part, since each may hold a part of the weights, and the first one writes.
+    """
 
     def __init__(
         self,
@@ -155,7 +161,7 @@ class Checkpoints(L.Callback):
         if self.state is None:
             return
         for optimizer, kept in zip(trainer.optimizers, self.state["optimizers"], strict=True):
-            optimizer.load_state_dict(kept)
+            optimizer.load_state_dict(divided(kept, optimizer))
         for config, kept in zip(trainer.lr_scheduler_configs, self.state["schedules"], strict=True):
             config.scheduler.load_state_dict(kept)
         trainer.precision_plugin.load_state_dict(self.state["precision"])
@@ -167,9 +173,13 @@ class Checkpoints(L.Callback):
         progress = self.progress
         if progress.batch % self.plan.accumulate or progress.batch == self.plan.batches(progress.epoch):
             return
-        if self.request.asked or progress.step % self.every == 0:
-            save_checkpoint(self.last, self._collect(trainer, pl_module))
-        if self.request.asked:
+        asked = any_of(self.request.asked)
+        if asked or progress.step % self.every == 0:
+            checkpoint = self._collect(trainer, pl_module)
+            with together():
+                if ranks().first:
+                    save_checkpoint(self.last, checkpoint)
+        if asked:
             raise Interrupted
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -177,25 +187,30 @@ class Checkpoints(L.Callback):
 
         `last` comes at the end: a kill before it repeats the epoch and writes the others once more.
         """
-        progress, checkpoint = self.progress, self._collect(trainer, pl_module)
-        if progress.best_epoch == progress.epoch:
+        checkpoint = self._collect(trainer, pl_module)
+        with together():
+            if ranks().first:
+                self._save_epoch(checkpoint)
+        if any_of(self.request.asked) and self.progress.step < self.plan.total_steps:
+            raise Interrupted
+
+    def _save_epoch(self, checkpoint: Checkpoint) -> None:
+        if self.progress.best_epoch == self.progress.epoch:
             save_weights(self.run / "model.safetensors", self.average.weights() if self.average else checkpoint.weights)
             save_checkpoint(self.best, checkpoint)
             copy_checkpoint(self.best, self.last)
         else:
             save_checkpoint(self.last, checkpoint)
-        if self.request.asked and progress.step < self.plan.total_steps:
-            raise Interrupted
 
     def _collect(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Checkpoint:
         assert isinstance(pl_module, TaskModule)
         self.recorder.settle()
-        weights = pl_module.model.state_dict()
+        weights = whole(pl_module.model.state_dict())
         broken = next((k for k, v in weights.items() if not v.isfinite().all()), None)
         if broken is not None:
             raise self.recorder.diverged(f"the weights {broken} are not finite", self.progress.step)
         state = {
-            "optimizers": [optimizer.state_dict() for optimizer in trainer.optimizers],
+            "optimizers": [whole(optimizer.state_dict()) for optimizer in trainer.optimizers],
             "schedules": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
             "precision": trainer.precision_plugin.state_dict(),
             "recorder": self.recorder.state_dict(),

@@ -63,7 +63,8 @@ class Budget:
     """What twins of a comparison share: data, length of training and recipe."""
 
     data: str = "fashion-mnist"
-    """fashion-mnist, emoji, digits, or folder:PATH (one sub-folder a class)."""
+    """fashion-mnist, emoji, digits, folder:PATH (one sub-folder a class), imagefolder:PATH (train/ and val/ of
+    photographs), or wds:PATH/train-{000..009}.tar,PATH/val-{0..1}.tar (WebDataset shards)."""
     epochs: int = 10
     """Passes over the training images."""
     max_steps: int | None = None
@@ -76,8 +77,14 @@ class Budget:
     """Learning rate at the end of the cosine."""
     warmup_steps: int | None = None
     """Steps of linear warm-up; 5 % of the run if not given."""
+    warmup_epochs: float | None = None
+    """The same in epochs."""
+    cooldown_epochs: float = 0.0
+    """Last epochs, of those that --epochs counts, that stay at the lowest learning rate."""
     opt: str = "adamw"
     """Optimiser, by timm's name."""
+    opt_eps: float | None = None
+    """Epsilon of the optimiser; its own if not given."""
     weight_decay: float = 0.05
     """Weight decay; never on norms, biases and what a model's no_weight_decay names."""
     clip_grad: float | None = 1.0
@@ -85,7 +92,14 @@ class Budget:
     accumulate: int = 1
     """Parts into which a batch is cut, one backward pass each."""
     augment: str = "light"
-    """none, light (shift and flip), or a timm RandAugment string such as rand-m9-mstd0.5-inc1."""
+    """none, light (shift and flip; of photographs a random part), or a timm RandAugment string such as
+    rand-m9-mstd0.5-inc1."""
+    color_jitter: float = 0.0
+    """Largest change of brightness, contrast and saturation, beside light."""
+    reprob: float = 0.0
+    """Probability that a box of an image is erased (timm)."""
+    crop_pct: float | None = None
+    """Share of a photograph's centre that is evaluated; 0.875 if not given."""
     mixup: float = 0.0
     """Mixup alpha (timm)."""
     cutmix: float = 0.0
@@ -96,6 +110,8 @@ class Budget:
     """Decay of the exponential moving average of the weights; none switches it off."""
     precision: Literal["32", "bf16-mixed", "16-mixed", "bf16"] = "32"
     """Numbers that the model computes in."""
+    grad_checkpointing: bool = False
+    """Compute each block again in the backward pass: less memory, more time."""
     limit: int | None = None
     """Use this many training images."""
     limit_eval: int | None = None
@@ -131,7 +147,15 @@ class TrainConfig(Budget):
     resume: Path | None = None
     """Continue this run folder where it stopped; its own config is used."""
     init_from: Path | None = None
-    """A safetensors file or run folder whose weights start the model."""
+    """A safetensors file or run folder whose weights start the model; image size and classes may be others."""
+    recipe: str | None = None
+    """A recipe by name or file; what is given beside it wins. See recipes/."""
+    devices: int | None = None
+    """Processes on this machine, one a device; torchrun's number if that started them, else 1."""
+    num_nodes: int | None = None
+    """Machines; torchrun's number if that started the processes, else 1."""
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    """How processes share the work: ddp (auto) copies the model to each, fsdp cuts it into parts."""
 
 
 @dataclass(frozen=True, kw_only=True)

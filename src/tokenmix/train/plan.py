@@ -16,13 +16,17 @@ __all__ = ["Plan", "Progress", "check_config", "make_plan", "seed_everything"]
 
 @dataclass(frozen=True)
 class Plan:
-    """The arithmetic of a run. An optimiser step takes `accumulate` batches of `batch_size`; none spans two epochs."""
+    """The arithmetic of a run.
+
+    An optimiser step takes `accumulate` batches of `batch_size` from each of `processes`; none spans two epochs.
+    """
 
     batch_size: int
     accumulate: int
     steps_per_epoch: int
     epochs: int
     total_steps: int
+    processes: int = 1
 
     def batches(self, epoch: int) -> int:
         """Batches of an epoch, counted from 0; the last epoch may end early."""
@@ -50,29 +54,41 @@ class Progress:
         return asdict(self)
 
 
-def make_plan(config: TrainConfig, num_train: int) -> Plan:
-    """The plan for this many training samples; `UserError` if they do not fill one batch."""
-    if config.batch_size > num_train:
+def make_plan(config: TrainConfig, num_train: int, processes: int = 1) -> Plan:
+    """The plan for this many training samples; `UserError` if they do not fill one batch of every process."""
+    together = config.batch_size * processes
+    if together > num_train:
         raise UserError(
-            f"batch size {config.batch_size} is larger than the {num_train} training images; "
-            f"give --batch-size {max(1, num_train // 2)} or less"
+            f"batch size {config.batch_size}{f' of {processes} processes' * (processes > 1)} is larger than the "
+            f"{num_train} training images; give --batch-size {max(1, num_train // (2 * processes))} or less"
         )
-    steps_per_epoch = num_train // config.batch_size
+    steps_per_epoch = num_train // together
     total = config.epochs * steps_per_epoch
     if config.max_steps is not None:
         total = min(total, config.max_steps)
     micro = config.batch_size // config.accumulate
-    return Plan(micro, config.accumulate, steps_per_epoch, math.ceil(total / steps_per_epoch), total)
+    return Plan(micro, config.accumulate, steps_per_epoch, math.ceil(total / steps_per_epoch), total, processes)
 
 
 def check_config(config: TrainConfig) -> None:
     """Raise `UserError` for the first setting that no run can have."""
     for name in ("epochs", "max_steps", "batch_size", "accumulate", "limit", "limit_eval", "img_size", "threads"):
         _at_least(config, name, 1)
-    for name in ("log_every", "checkpoint_every"):
+    for name in ("log_every", "checkpoint_every", "devices", "num_nodes"):
         _at_least(config, name, 1)
-    for name in ("min_lr", "warmup_steps", "weight_decay", "workers", "seed"):
+    for name in ("min_lr", "warmup_steps", "warmup_epochs", "cooldown_epochs", "weight_decay", "workers", "seed"):
         _at_least(config, name, 0)
+    for name in ("color_jitter", "opt_eps"):
+        _at_least(config, name, 0)
+    if config.warmup_steps is not None and config.warmup_epochs is not None:
+        raise UserError(
+            f"warm-up is given twice: {config.warmup_steps} steps and {config.warmup_epochs:g} epochs; leave one out"
+        )
+    if (config.warmup_epochs or 0) + config.cooldown_epochs > config.epochs:
+        raise UserError(
+            f"warm-up and cool-down of {config.warmup_epochs or 0:g} and {config.cooldown_epochs:g} epochs do not fit "
+            f"into {config.epochs}; raise --epochs"
+        )
     if not (config.lr > 0 and math.isfinite(config.lr)):
         raise UserError(f"lr must be a positive number, got {config.lr}")
     if config.clip_grad is not None and not config.clip_grad > 0:
@@ -89,13 +105,15 @@ def _at_least(config: TrainConfig, name: str, least: int) -> None:
         raise UserError(f"{name} must be at least {least}, got {value}")
 
 
-def seed_everything(seed: int, epoch: int, batch: int) -> None:
+def seed_everything(seed: int, epoch: int, batch: int, rank: int = 0) -> None:
     """Seed python, numpy and torch from a position in a run; the weights are drawn at epoch 0, training starts at 1.
 
     Drawn anew for each batch, the randomness of a run depends on the position alone: not on what was drawn before, by
-    evaluation, by worker processes or before a kill. That is why a checkpoint needs no random state.
+    evaluation, by worker processes or before a kill. That is why a checkpoint needs no random state. Each process of a
+    run draws its own.
     """
-    words = np.random.SeedSequence((seed, epoch, batch)).generate_state(3)
+    place = (seed, epoch, batch, rank) if rank else (seed, epoch, batch)
+    words = np.random.SeedSequence(place).generate_state(3)
     random.seed(int(words[0]))
     np.random.seed(int(words[1]))
     torch.manual_seed(int(words[2]))

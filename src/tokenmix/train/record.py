@@ -15,6 +15,7 @@ from torch import Tensor
 from tokenmix.errors import UserError
 from tokenmix.tasks.base import TaskModule
 from tokenmix.train.plan import Plan, Progress
+from tokenmix.train.ranks import Elsewhere, mean, ranks
 
 __all__ = ["Recorder"]
 
@@ -22,19 +23,22 @@ __all__ = ["Recorder"]
 class Recorder(L.Callback):
     """Writes one row every `log_every` steps and one after each epoch; a row has the mean loss since the row before.
 
-    Losses stay on the device until a row is due, so that a step never waits for the device.
+    Losses stay on the device until a row is due, so that a step never waits for the device. Of several processes the
+    first one writes, the mean over all of them.
     """
 
     def __init__(self, run: Path, plan: Plan, progress: Progress, *, log_every: int, quiet: bool) -> None:
         self.path, self.plan, self.progress = run / "metrics.csv", plan, progress
         self.log_every, self.quiet = log_every, quiet
         self.pending: list[dict[str, Tensor]] = []
-        self.board = _board(run / "tensorboard", progress.step)
+        self.first = ranks().first
         self.started = self.lr = self.rate = 0.0
         self.row_start = (progress.images, progress.train_seconds)
         self.evaluated: list[str] = []
-        self.columns = _cut(self.path, progress.csv_bytes)
-        self.file = self.path.open("a", newline="")
+        if self.first:
+            self.board = _board(run / "tensorboard", progress.step)
+            self.columns = _cut(self.path, progress.csv_bytes)
+            self.file = self.path.open("a", newline="")
         self.latest: dict[str, float] = {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -98,8 +102,9 @@ class Recorder(L.Callback):
 
     def close(self) -> None:
         """Close metrics.csv and the TensorBoard log."""
-        self.file.close()
-        self.board.close()
+        if self.first:
+            self.file.close()
+            self.board.close()
 
     def settle(self) -> None:
         """Bring the clock up to date; `UserError` if a loss since the last row is not a number."""
@@ -108,15 +113,19 @@ class Recorder(L.Callback):
         self.started = now
         if not self.pending:
             return
-        losses = torch.stack([p["loss"].float() for p in self.pending]).cpu()
+        columns = {k: mean(torch.stack([p[k].float().cpu() for p in self.pending])) for k in self._names()}
+        self.pending = [dict(zip(columns, values)) for values in zip(*(column.unbind() for column in columns.values()))]
+        losses = columns["loss"]
         bad = (~losses.isfinite()).nonzero()
         if len(bad):
             first = int(bad[0])
             before = self.progress.step * self.plan.accumulate - len(losses) + first
             raise self.diverged(f"the loss is {losses[first].item()}", before // self.plan.accumulate + 1)
 
-    def diverged(self, what: str, step: int) -> UserError:
-        """The error for a run whose numbers are no numbers any more."""
+    def diverged(self, what: str, step: int) -> Exception:
+        """The error for a run whose numbers are no numbers any more; all processes see it, the first one tells it."""
+        if not self.first:
+            return Elsewhere(2)
         return UserError(
             f"{what} at step {step} (learning rate {self.lr:.3g}); lower --lr, raise --warmup-steps or set --clip-grad"
         )
@@ -134,9 +143,11 @@ class Recorder(L.Callback):
 
     def _write(self, values: dict[str, float]) -> None:
         progress = self.progress
+        self.latest = {**self.latest, **values}
+        if not self.first:
+            return
         place = {"step": progress.step, "epoch": progress.epoch + 1, "images": progress.images}
         self._append({**place, "seconds": round(progress.train_seconds, 4), **values})
-        self.latest = {**self.latest, **values}
         for name, value in values.items():
             self.board.add_scalar(name.replace("_", "/", 1), value, progress.step)
 

@@ -24,22 +24,25 @@ from typing import Any
 import torch
 from torch import nn
 
+from tokenmix.data.spec import located, short_name
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
 from tokenmix.tasks import get_task
 from tokenmix.tasks.base import TaskData, TaskModule
 from tokenmix.tasks.recipe import check_optimizer
 from tokenmix.train.callbacks import Interrupted
-from tokenmix.train.checkpoint import put_weights, read_checkpoint, read_weights
+from tokenmix.train.checkpoint import Checkpoint, put_weights, read_checkpoint, read_weights
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.files import DISK_ERRORS, read_json, settled, write_json
+from tokenmix.train.initial import initial_weights
 from tokenmix.train.plan import Plan, Progress, check_config, make_plan, seed_everything
+from tokenmix.train.ranks import Elsewhere, check_ranks, joined, ranks, together
 from tokenmix.train.trainer import check_device, fit, validate
 
 __all__ = ["DiskError", "evaluate", "load_run", "predict", "train"]
 
 # What may differ when a run is resumed: where and how fast it is computed, not what.
-RESUMABLE = ("device", "workers", "threads")
+RESUMABLE = ("device", "workers", "threads", "grad_checkpointing")
 
 
 class DiskError(OSError, UserError):
@@ -68,7 +71,13 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Path:
             checkpoint is kept.
         KeyboardInterrupt: Ctrl-C; the run has been saved, and the message says how to go on.
     """
-    return _start(config, quiet) if config.resume is None else _resume(config.resume, config, quiet)
+    try:
+        check_device(config)
+        with joined(config.device):
+            quiet = quiet or not ranks().first
+            return _start(config, quiet) if config.resume is None else _resume(config.resume, config, quiet)
+    except Elsewhere as stop:
+        raise SystemExit(stop.code) from None
 
 
 def evaluate(run: Path, data: str | None = None, *, device: str = "auto", limit: int | None = None) -> dict[str, Any]:
@@ -84,7 +93,7 @@ def evaluate(run: Path, data: str | None = None, *, device: str = "auto", limit:
     changes = {"data": data or config.data, "device": device, "limit_eval": limit or config.limit_eval}
     config = dataclasses.replace(config, **changes)
     check_device(config)
-    source = type(task).load_data(_located(config), like=description)
+    source = type(task).load_data(dataclasses.replace(config, data=located(config.data)), like=description)
     results = validate(task, source, config, config.batch_size)
     return {"data": config.data, "source": source.describe().get("source"), "samples": source.num_test, **results}
 
@@ -116,30 +125,49 @@ def _load(run: Path) -> tuple[TaskModule, TrainConfig, dict[str, Any]]:
 
 
 def _start(config: TrainConfig, quiet: bool) -> Path:
-    config = _located(config)
-    run = config.out or _default_folder(config)
-    _check_settings(config)
+    config = dataclasses.replace(config, data=located(config.data))
+    run = config.out or Path("runs") / f"{config.model}-{short_name(config.data)}-{config.seed}"
+    with together():
+        config = _check_settings(config)
+        if ranks().first:
+            _claim(run)
+    try:
+        with together():
+            session = _prepare(config)
+            if config.init_from is not None:
+                put_weights(session.task.model, initial_weights(config.init_from, session.task.model), config.init_from)
+            if ranks().first:
+                _write_setup(run, config, session)
+    except BaseException:
+        if ranks().first:
+            _remove_unstarted(run)
+        raise
+    return _work(run, session, Progress(), None, quiet)
+
+
+def _claim(run: Path) -> None:
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
         raise UserError(
             f"{run} exists already; go on with it by --resume {run}, remove it, or give another folder by --out"
         )
     with _one_line_errors(run):
         run.mkdir(parents=True, exist_ok=True)
-    try:
-        session = _prepare(config)
-        if config.init_from is not None:
-            put_weights(session.task.model, read_weights(config.init_from), config.init_from)
-        with _one_line_errors(run):
-            setup = {"config": dataclasses.asdict(config), "command": sys.argv, "environment": environment()}
-            write_json(run / "config.json", setup)
-            write_json(run / "data.json", session.task.data)
-    except BaseException:
-        _remove_unstarted(run)
-        raise
-    return _work(run, session, Progress(), None, quiet)
+
+
+def _write_setup(run: Path, config: TrainConfig, session: Session) -> None:
+    with _one_line_errors(run):
+        setup = {"config": dataclasses.asdict(config), "command": sys.argv, "environment": environment()}
+        write_json(run / "config.json", setup)
+        write_json(run / "data.json", session.task.data)
 
 
 def _resume(run: Path, given: TrainConfig, quiet: bool) -> Path:
+    with together():
+        session, checkpoint = _taken_up(run, given)
+    return _work(run, session, Progress(**checkpoint.meta["progress"]), checkpoint.state, quiet)
+
+
+def _taken_up(run: Path, given: TrainConfig) -> tuple[Session, Checkpoint]:
     config = _merged(given, _read_config(run), run)
     if (run / "result.json").exists():
         raise UserError(
@@ -149,19 +177,24 @@ def _resume(run: Path, given: TrainConfig, quiet: bool) -> Path:
     if not settled(last).exists():
         raise UserError(f"{run} was stopped before its first checkpoint; remove the folder and start again")
     checkpoint = read_checkpoint(last)
-    _check_settings(config)
-    session = _prepare(config)
+    session = _prepare(_check_settings(config))
     if session.task.data != _read_part(run, "data.json"):
         raise UserError(f"the data {config.data!r} is not what {run} was started with; see its data.json")
     put_weights(session.task.model, checkpoint.weights, last)
-    return _work(run, session, Progress(**checkpoint.meta["progress"]), checkpoint.state, quiet)
+    return session, checkpoint
 
 
-def _check_settings(config: TrainConfig) -> None:
+def _check_settings(config: TrainConfig) -> TrainConfig:
+    """The config with the number of processes that run, if there are several; `UserError` if it cannot be."""
     check_config(config)
     check_device(config)
+    check_ranks(config)
     check_optimizer(config.opt)
     get_task(config.task).check(config, config.batch_size // config.accumulate)
+    here = ranks()
+    if here.world_size == 1:
+        return config
+    return dataclasses.replace(config, devices=here.local_world_size, num_nodes=here.num_nodes)
 
 
 def _prepare(config: TrainConfig) -> Session:
@@ -170,12 +203,26 @@ def _prepare(config: TrainConfig) -> Session:
         torch.set_num_threads(config.threads)
     kind = get_task(config.task)
     data = kind.load_data(config)
-    plan = make_plan(config, data.num_train)
+    here = ranks()
+    plan = make_plan(config, data.num_train, here.world_size)
     # As JSON would give it back, so that a run that goes on sees what its first start saw.
     description = json.loads(json.dumps(data.describe()))
     seed_everything(config.seed, 0, 0)
     model = kind.build_model(config, description)
+    if config.grad_checkpointing:
+        _checkpoint_blocks(model)
+    data = data if here.world_size == 1 else data.part(here.rank, here.world_size)
     return Session(config, kind(model, config, description), data, plan)
+
+
+def _checkpoint_blocks(model: nn.Module) -> None:
+    switch = getattr(model, "set_grad_checkpointing", None)
+    if switch is None:
+        raise UserError(f"{type(model).__name__} has no gradient checkpointing; leave --grad-checkpointing out")
+    try:
+        switch(True)
+    except (AssertionError, NotImplementedError) as error:
+        raise UserError(f"{type(model).__name__} has no gradient checkpointing ({error})") from None
 
 
 def _work(run: Path, session: Session, progress: Progress, state: dict[str, Any] | None, quiet: bool) -> Path:
@@ -186,7 +233,9 @@ def _work(run: Path, session: Session, progress: Progress, state: dict[str, Any]
         if progress.epoch < plan.epochs:
             fit(session.task, session.data, config, run, plan, progress, state, quiet=quiet)
         result = _result(session, progress)
-        write_json(run / "result.json", result)
+        with together():
+            if ranks().first:
+                write_json(run / "result.json", result)
     if not quiet:
         headline = session.task.headline
         print(
@@ -266,20 +315,6 @@ def _merged(given: TrainConfig, saved: TrainConfig, run: Path) -> TrainConfig:
     return dataclasses.replace(saved, **changes)
 
 
-def _located(config: TrainConfig) -> TrainConfig:
-    """A folder of data by its full path, so that the run can be evaluated from anywhere."""
-    kind, colon, path = config.data.partition(":")
-    if not (colon and kind == "folder"):
-        return config
-    return dataclasses.replace(config, data=f"folder:{Path(path).expanduser().absolute()}")
-
-
-def _default_folder(config: TrainConfig) -> Path:
-    kind, _, rest = config.data.partition(":")
-    data = f"{kind}-{Path(rest).name}" if rest else kind
-    return Path("runs") / f"{config.model}-{data}-{config.seed}"
-
-
 def _remove_unstarted(run: Path) -> None:
     """Leave nothing behind of a run that could not start, so that the same command can be typed again."""
     for name in ("config.json", "data.json"):
@@ -294,6 +329,8 @@ def _one_line_errors(run: Path) -> Iterator[None]:
     try:
         yield
     except (Interrupted, SystemExit):
+        if not ranks().first:
+            raise Elsewhere(130) from None
         # Lightning turns a KeyboardInterrupt, here from a second Ctrl-C, into SystemExit.
         raise KeyboardInterrupt(f"tokenmix: interrupted; {_kept(run)}") from None
     except DiskError:

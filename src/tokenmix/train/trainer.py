@@ -18,12 +18,15 @@ from typing import Any, Literal
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
 from tokenmix.errors import UserError
-from tokenmix.tasks.base import TaskData, TaskModule
+from tokenmix.tasks.base import Repeated, TaskData, TaskModule
 from tokenmix.train.callbacks import Average, Checkpoints, Position, listen
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.plan import Plan, Progress
+from tokenmix.train.ranks import most, ranks, together
 from tokenmix.train.record import Recorder
 
 __all__ = ["check_device", "fit", "validate"]
@@ -52,6 +55,26 @@ class Remaining:
         yield from itertools.islice(batches, len(self))
 
 
+class Even:
+    """The test batches of this process, and its last one again if another process has more of them.
+
+    What processes do together, such as gathering the parts of a block, they must do equally often.
+    """
+
+    def __init__(self, batches: Any) -> None:
+        self.batches, self.count = batches, most(len(batches))
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Any]:
+        batch = None
+        for batch in self.batches:
+            yield batch
+        for _ in range(self.count - len(self.batches)):
+            yield Repeated(batch)
+
+
 class Batches(L.LightningDataModule):
     """Hands Lightning the rest of the epoch where the run stands."""
 
@@ -65,7 +88,7 @@ class Batches(L.LightningDataModule):
 
     def val_dataloader(self) -> Any:
         """The test samples."""
-        return self.data.test_batches(batch_size=self.plan.batch_size)
+        return Even(self.data.test_batches(batch_size=self.plan.batch_size))
 
 
 class Bar(RichProgressBar):
@@ -109,7 +132,8 @@ def fit(
     quiet: bool,
 ) -> None:
     """Train from where `progress` stands to the end of the plan, leaving checkpoints and logs in the run folder."""
-    recorder = Recorder(run, plan, progress, log_every=config.log_every, quiet=quiet)
+    with together():
+        recorder = Recorder(run, plan, progress, log_every=config.log_every, quiet=quiet)
     average = None if config.ema is None else Average(task.model, config.ema, plan, progress)
     if state is not None:
         recorder.load_state_dict(state["recorder"])
@@ -134,6 +158,7 @@ def fit(
             enable_progress_bar=shown,
             callbacks=[callback for callback in (*callbacks, bar) if callback is not None],
             **_engine(config),
+            **_processes(config),
         )
         counted = trainer.fit_loop.epoch_progress.current
         for name in ("ready", "started", "processed", "completed"):
@@ -145,7 +170,7 @@ def fit(
 def validate(task: TaskModule, data: TaskData, config: TrainConfig, batch_size: int) -> dict[str, Any]:
     """Metrics of the task's model on the test samples."""
     with _quiet_lightning():
-        trainer = L.Trainer(enable_progress_bar=False, **_engine(config))
+        trainer = L.Trainer(enable_progress_bar=False, devices=1, **_engine(config))
         trainer.validate(task, dataloaders=data.test_batches(batch_size=batch_size), verbose=False)
     return task.results
 
@@ -153,13 +178,27 @@ def validate(task: TaskModule, data: TaskData, config: TrainConfig, batch_size: 
 def _engine(config: TrainConfig) -> dict[str, Any]:
     return {
         "accelerator": ACCELERATORS[config.device],
-        "devices": 1,
         "precision": PRECISIONS[config.precision],
         "logger": False,
         "enable_checkpointing": False,
         "enable_model_summary": False,
         "use_distributed_sampler": False,
         "benchmark": False,
+    }
+
+
+def _processes(config: TrainConfig) -> dict[str, Any]:
+    here = ranks()
+    if here.world_size == 1:
+        return {"devices": 1}
+    strategy = DDPStrategy()
+    if config.strategy == "fsdp":
+        strategy = ModelParallelStrategy(data_parallel_size=here.world_size, tensor_parallel_size=1)
+    return {
+        "devices": here.local_world_size,
+        "num_nodes": here.num_nodes,
+        "strategy": strategy,
+        "plugins": [TorchElasticEnvironment()],
     }
 
 
@@ -170,6 +209,8 @@ def _quiet_lightning() -> Iterator[None]:
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"lightning\..*")
+        # Scores that a block hands on are views, and nothing is written into them.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
         try:
             for logger in loggers:
                 logger.setLevel(logging.ERROR)
