@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
-import torch
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from tokenmix.data.decode import size_of
 from tokenmix.data.images import ImageData, ImageSet, channel_statistics, choose
 from tokenmix.data.loaded import Loaded
-from tokenmix.data.opened import CROP_PCT, OpenedImages
+from tokenmix.data.opened import CHANNELS, CROP_PCT, OpenedImages
 from tokenmix.data.store import stored_path
 from tokenmix.errors import UserError, unknown_name
 
@@ -154,7 +153,7 @@ def load_images(
     share = _set_crop(spec, (train, test), crop_pct)
     # Of photographs nothing is decoded at the start: theirs are the figures of ImageNet.
     mean, std = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD) if _photographs(train) else channel_statistics(train)
-    channels, height, width = train.read(torch.tensor([0]))[0].shape[1:]
+    channels, height, width = (CHANNELS, *train.size) if isinstance(train, OpenedImages) else train[0][0].shape
     return ImageData(
         spec=spec,
         train=train,

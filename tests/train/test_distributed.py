@@ -1,0 +1,262 @@
+"""Two processes on the CPU (gloo) do what one does with batches twice as large; what stops one stops both.
+
+One pair of processes runs all of `WORKER`, since starting a pair takes longer than its training.
+"""
+
+import csv
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from tokenmix.errors import UserError
+from tokenmix.train.config import TrainConfig
+from tokenmix.train.plan import seed_everything
+from tokenmix.train.run import evaluate, train
+
+# Without dropout, which each process draws for itself. 101 test images do not divide by two: with batches of 10 one
+# process has one batch more. One thread: sums of float32 differ by their order alone.
+CONFIG = TrainConfig(
+    data="digits", model="vit_nano", model_kwargs={"depth": 2}, epochs=2, batch_size=10, accumulate=2, limit=170,
+    limit_eval=101, threads=1, device="cpu", log_every=2, checkpoint_every=3, lr=1e-3,
+)  # fmt: skip
+
+WORKER = """
+import dataclasses, json, sys
+from pathlib import Path
+from tokenmix.errors import UserError
+from tokenmix.tasks import get_task
+from tokenmix.train import callbacks
+from tokenmix.train.config import TrainConfig
+from tokenmix.train.ranks import joined, ranks
+from tokenmix.train.run import train
+
+out, config = Path(sys.argv[1]), TrainConfig(**json.loads(sys.argv[2]))
+outcomes = {}
+
+def attempt(name, **changes):
+    try:
+        train(dataclasses.replace(config, out=out / name, **changes), quiet=True)
+        outcomes[name] = "done"
+    except (UserError, SystemExit) as error:
+        outcomes[name] = f"{type(error).__name__}: {error}"
+
+class Killed(BaseException):
+    pass
+
+def killed_and_resumed(name, **changes):
+    before, calls = callbacks.Position.on_train_batch_start, [0]
+    def raising(self, *args):
+        calls[0] += 1
+        if calls[0] == 9:
+            raise Killed
+        before(self, *args)
+    callbacks.Position.on_train_batch_start = raising
+    try:
+        train(dataclasses.replace(config, out=out / name, **changes), quiet=True)
+    except Killed:
+        outcomes[name] = "killed"
+    callbacks.Position.on_train_batch_start = before
+    train(TrainConfig(resume=out / name), quiet=True)
+
+def nan_in_one_process():
+    kind, calls = get_task(config.task), [0]
+    loss = kind.loss
+    def broken(self, batch):
+        calls[0] += 1
+        value, logs = loss(self, batch)
+        return (value * float("nan") if calls[0] == 10 and ranks().rank == 1 else value), logs
+    kind.loss = broken
+    attempt("nan")
+    kind.loss = loss
+
+with joined("cpu"):
+    attempt("ddp")
+    attempt("fsdp", strategy="fsdp")
+    killed_and_resumed("ddp-again")
+    killed_and_resumed("fsdp-again", strategy="fsdp")
+    attempt("checkpointed", grad_checkpointing=True, model_kwargs={"depth": 2, "drop_rate": 0.1}, ema=0.9)
+    nan_in_one_process()
+    attempt("fsdp-ema", strategy="fsdp", ema=0.9)
+    attempt("too-large", batch_size=100)
+(out / f"outcomes-{ranks().rank}.json").write_text(json.dumps(outcomes))
+"""
+
+
+def environment(**extra: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", **extra}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the runs of two processes."""
+    out = tmp_path_factory.mktemp("two")
+    (out / "worker.py").write_text(WORKER)
+    values = json.dumps(dataclasses.asdict(CONFIG))
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    done = subprocess.run(
+        [*start, str(out / "worker.py"), str(out), values],
+        capture_output=True, text=True, timeout=240, env=environment(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return out
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run in one process, with batches twice as large."""
+    return train(dataclasses.replace(CONFIG, batch_size=20, out=tmp_path_factory.mktemp("one") / "run"), quiet=True)
+
+
+def outcome(two: Path, rank: int) -> dict[str, str]:
+    return json.loads((two / f"outcomes-{rank}.json").read_text())
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(run / "checkpoints" / "last" / "model.safetensors")
+
+
+def rows(run: Path) -> list[dict[str, float]]:
+    with (run / "metrics.csv").open(newline="") as file:
+        return [
+            {k: float(v) for k, v in row.items() if v and k not in ("seconds", "images_per_second")}
+            for row in csv.DictReader(file)
+        ]
+
+
+def result(run: Path) -> dict[str, Any]:
+    return json.loads((run / "result.json").read_text())
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_equal_one(one: Path, two: Path, strategy: str):
+    """Global batch b is the same set of images: process r takes every second of them, and gradients are averaged.
+
+    AdamW divides by the root of small squares, so that float32's rounding grows to 1e-4 within 16 steps; the weights
+    themselves move by 1e-2.
+    """
+    expected, trained = weights(one), weights(two / strategy)
+    assert expected.keys() == trained.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(trained[key], value, rtol=1e-3, atol=3e-4, msg=lambda m, key=key: f"{key}: {m}")
+    for ours, theirs in zip(rows(two / strategy), rows(one), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3)
+    for key in ("steps", "images", "parameters", "macs", "best_epoch"):
+        assert result(two / strategy)[key] == result(one)[key], key
+    assert sum(map(sum, result(two / strategy)["metrics"]["confusion"])) == 101
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_checkpoints_are_whole_and_resuming_is_bit_equal(two: Path, one: Path, strategy: str):
+    assert outcome(two, 0)[f"{strategy}-again"] == outcome(two, 1)[f"{strategy}-again"] == "killed"
+    whole, again = two / strategy, two / f"{strategy}-again"
+    assert all(torch.equal(value, weights(again)[key]) for key, value in weights(whole).items())
+    assert rows(again) == rows(whole)
+    states = [
+        torch.load(run / "checkpoints" / "last" / "state.pt", weights_only=True)["optimizers"][0]["state"]
+        for run in (whole, one)
+    ]
+    assert [v["exp_avg"].shape for v in states[0].values()] == [v["exp_avg"].shape for v in states[1].values()]
+    assert {type(v["exp_avg"]) for v in states[0].values()} == {torch.Tensor}
+
+
+def test_one_process_writes_and_the_folder_serves_one_process(two: Path):
+    run = two / "ddp"
+    assert len(list((run / "tensorboard").iterdir())) == 1
+    config = json.loads((run / "config.json").read_text())["config"]
+    assert (config["devices"], config["num_nodes"], config["batch_size"]) == (2, 1, 10)
+    again = evaluate(run, device="cpu")
+    assert again["loss"] == pytest.approx(result(run)["metrics"]["loss"], rel=1e-5)
+    assert again["confusion"] == result(run)["metrics"]["confusion"]
+    with pytest.raises(UserError, match="is finished"):
+        train(TrainConfig(resume=run))
+
+
+def test_the_average_is_kept_and_blocks_may_be_computed_again(two: Path):
+    assert outcome(two, 0)["checkpointed"] == outcome(two, 1)["checkpointed"] == "done"
+    averaged = safetensors.torch.load_file(two / "checkpointed" / "model.safetensors")
+    assert any(not torch.equal(value, averaged[key]) for key, value in weights(two / "checkpointed").items())
+
+
+def test_each_process_draws_its_own_dropout():
+    drawn = []
+    for rank in ({}, {"rank": 0}, {"rank": 1}, {"rank": 2}):
+        seed_everything(3, 1, 2, **rank)
+        drawn.append(torch.rand(1).item())
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn)) == 3
+
+
+def test_a_loss_that_is_no_number_in_one_process_stops_both(two: Path):
+    assert outcome(two, 0)["nan"].startswith("UserError: the loss is nan at step 5")
+    assert "go on with: tokenmix train --resume" in outcome(two, 0)["nan"]
+    assert outcome(two, 1)["nan"] == "SystemExit: 2"
+    assert all(value.isfinite().all() for value in weights(two / "nan").values())
+
+
+def test_a_mistake_is_told_by_one_process(two: Path):
+    assert outcome(two, 0)["fsdp-ema"].startswith("UserError: ema keeps a whole copy of the weights")
+    assert outcome(two, 0)["too-large"].startswith("UserError: batch size 100 of 2 processes is larger than the 170")
+    assert outcome(two, 1)["fsdp-ema"] == outcome(two, 1)["too-large"] == "SystemExit: 2"
+    assert not (two / "too-large").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"devices": 2}, "2 processes are asked for and 1 run; start them .* torchrun --nproc_per_node 2 -m tokenmix"),
+        ({"devices": 8, "num_nodes": 2}, "16 processes .* --nnodes 2 .* --nproc_per_node 8"),
+        ({"strategy": "fsdp"}, "strategy fsdp is for several processes; give --devices 2"),
+        ({"devices": 0}, "devices must be at least 1"),
+    ],
+)
+def test_one_process_where_several_are_meant(tmp_path: Path, changes: dict[str, Any], message: str):
+    with pytest.raises(UserError, match=message):
+        train(dataclasses.replace(CONFIG, out=tmp_path / "run", **changes))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_the_command_starts_stops_and_takes_up_two_processes(tmp_path: Path):
+    """`--devices 2` on a terminal: Ctrl-C reaches all, the run is saved once, `--resume` starts two again."""
+    run, log = tmp_path / "run", tmp_path / "stderr"
+    command = [sys.executable, "-m", "tokenmix", "train"]
+    settings = [
+        "--data",
+        "digits",
+        "--model-kwargs",
+        "depth=1",
+        "--limit",
+        "200",
+        "--limit-eval",
+        "50",
+        "--log-every",
+        "5",
+    ]
+    settings += ["--batch-size", "16", "--epochs", "20", "--devices", "2", "--device", "cpu", "--threads", "1"]
+    with log.open("w") as file:
+        started = subprocess.Popen(
+            [*command, *settings, "--out", str(run)], stderr=file, env=environment(), start_new_session=True
+        )
+        while not (run / "metrics.csv").exists() or len((run / "metrics.csv").read_text().splitlines()) < 4:
+            assert started.poll() is None, log.read_text()
+            time.sleep(0.02)
+        os.killpg(started.pid, signal.SIGINT)
+        assert started.wait(60) == 130, log.read_text()
+    said = log.read_text()
+    assert "Traceback" not in said
+    assert said.count("interrupted; the checkpoint of step") == said.count("stopping after this step") == 1
+    done = subprocess.run(
+        [*command, "--resume", str(run)], capture_output=True, text=True, env=environment(), timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert (result(run)["steps"], result(run)["images"]) == (120, 120 * 32)
