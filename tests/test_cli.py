@@ -132,3 +132,17 @@ def test_a_pickle_is_not_opened(run, tmp_path, capsys):
     out = str(tmp_path / "other")
     assert main(["train", "image-classification", *BUDGET, "--init-from", str(fake), "--out", out]) == 2
     assert "safetensors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["train", "compare", "inspect"])
+def test_a_folder_that_cannot_be_made(verb, picture, capsys):
+    out = ["--out", str(picture / "below-a-file")]
+    words = {
+        "train": ["train", "image-classification", *BUDGET],
+        "compare": ["compare", *BUDGET],
+        "inspect": ["inspect", "vit_nano", str(picture)],
+    }
+    assert main([*words[verb], *out]) == 2
+    error = capsys.readouterr().err.strip()
+    assert "below-a-file" in error
+    assert len(error.splitlines()) == 1

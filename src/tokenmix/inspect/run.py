@@ -15,6 +15,7 @@ from tokenmix.inspect.numbers import map_numbers
 from tokenmix.inspect.pictures import draw_depth, draw_tiles
 from tokenmix.inspect.tiles import tiles_of
 from tokenmix.models import create_model, list_models
+from tokenmix.train.files import make_folder
 
 __all__ = ["inspect_run"]
 
@@ -41,7 +42,7 @@ def inspect_run(target: str | Path, file: Path, out: Path) -> Path:
     maps = attention_maps(model, images)
     numbers = map_numbers(maps)
     title = f"{target}, {file.name}"
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     for i, block in enumerate(maps):
         draw_tiles(pixels, tiles_of(block, limit=TILES), f"{title}: {block.name}", out / f"block-{i:02d}.png")
     draw_depth(numbers, title, out / "depth.png")

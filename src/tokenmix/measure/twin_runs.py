@@ -12,7 +12,7 @@ from typing import Any
 from tokenmix.errors import UserError
 from tokenmix.measure.results import Curve, Run
 from tokenmix.train.config import Budget, CompareConfig, TrainConfig
-from tokenmix.train.files import settled
+from tokenmix.train.files import make_folder, settled
 
 __all__ = ["RunPlan", "claim_folder", "is_finished", "plan_runs", "read_run", "run_twin"]
 
@@ -66,9 +66,9 @@ def claim_folder(out: Path, config: CompareConfig) -> None:
         if other:
             told = ", ".join(f"{key} {before.get(key)} instead of {plain[key]}" for key in other)
             raise UserError(f"{out} holds a comparison with {told}; give another --out, or the same settings")
-    elif out.exists() and any(out.iterdir()):
+    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is not empty and holds no comparison; give another --out")
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     file.write_text(json.dumps(plain, indent=1) + "\n")
 
 

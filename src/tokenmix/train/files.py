@@ -8,7 +8,18 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DISK_ERRORS", "read_json", "replace_file", "replace_folder", "settled", "write_bytes", "write_json"]
+from tokenmix.errors import UserError
+
+__all__ = [
+    "DISK_ERRORS",
+    "make_folder",
+    "read_json",
+    "replace_file",
+    "replace_folder",
+    "settled",
+    "write_bytes",
+    "write_json",
+]
 
 # What a user can do about a disk that refuses.
 DISK_ERRORS = {
@@ -20,6 +31,14 @@ DISK_ERRORS = {
     errno.EROFS: "give a folder that you may write with --out",
     errno.ENOTDIR: "give another folder with --out",
 }
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it; `UserError` where that cannot be, whatever the reason."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {path} ({error.strerror}); give another with --out") from None
 
 
 def write_bytes(path: Path, data: bytes) -> None:

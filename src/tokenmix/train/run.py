@@ -33,7 +33,7 @@ from tokenmix.tasks.recipe import check_optimizer
 from tokenmix.train.callbacks import Interrupted
 from tokenmix.train.checkpoint import Checkpoint, put_weights, read_checkpoint, read_weights
 from tokenmix.train.config import TrainConfig
-from tokenmix.train.files import DISK_ERRORS, read_json, settled, write_json
+from tokenmix.train.files import DISK_ERRORS, DiskError, make_folder, read_json, settled, write_json
 from tokenmix.train.initial import initial_weights
 from tokenmix.train.plan import Plan, Progress, check_config, make_plan, seed_everything
 from tokenmix.train.ranks import Elsewhere, check_ranks, joined, ranks, together
@@ -43,10 +43,6 @@ __all__ = ["DiskError", "evaluate", "load_run", "predict", "train"]
 
 # What may differ when a run is resumed: where and how fast it is computed, not what.
 RESUMABLE = ("device", "workers", "threads", "grad_checkpointing")
-
-
-class DiskError(OSError, UserError):
-    """The disk refuses: every further run on it would fail as well."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,8 +146,7 @@ def _claim(run: Path) -> None:
         raise UserError(
             f"{run} exists already; go on with it by --resume {run}, remove it, or give another folder by --out"
         )
-    with _one_line_errors(run):
-        run.mkdir(parents=True, exist_ok=True)
+    make_folder(run)
 
 
 def _write_setup(run: Path, config: TrainConfig, session: Session) -> None:
