@@ -12,6 +12,7 @@ from tokenmix.errors import UserError
 
 __all__ = [
     "DISK_ERRORS",
+    "DiskError",
     "make_folder",
     "read_json",
     "replace_file",
@@ -33,12 +34,16 @@ DISK_ERRORS = {
 }
 
 
+class DiskError(OSError, UserError):
+    """The disk refuses: every further run on it would fail as well."""
+
+
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it; `UserError` where that cannot be, whatever the reason."""
+    """Make a folder and those above it; `DiskError` where that cannot be, whatever the reason."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot make the folder {path} ({error.strerror}); give another with --out") from None
+        raise DiskError(f"cannot make the folder {path} ({error.strerror}); give another with --out") from None
 
 
 def write_bytes(path: Path, data: bytes) -> None:
