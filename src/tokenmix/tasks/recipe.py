@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from timm.optim import create_optimizer_v2
+from timm.optim import create_optimizer_v2, get_optimizer_info
 from timm.optim import list_optimizers as timm_optimizers
 from torch import nn
 from torch.optim import Optimizer
@@ -53,21 +53,22 @@ class WarmupCosine:
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def check_optimizer(name: str) -> None:
-    """Raise `UserError` unless timm has an optimiser of this name."""
+def check_optimizer(name: str, eps: float | None = None) -> None:
+    """Raise `UserError` unless timm has an optimiser of this name, and it takes `eps` if one is given."""
     known = [str(known) for known in timm_optimizers()]
     if name not in known:
         raise unknown_name("optimiser", name, known)
+    # timm would leave it out without a word.
+    if eps is not None and not get_optimizer_info(name).has_eps:
+        raise UserError(f"optimiser {name!r} has no epsilon; leave opt_eps={eps} out")
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
     """timm's optimiser of that name; no decay on biases, norms, and what `model.no_weight_decay()` names."""
-    check_optimizer(recipe.opt)
+    check_optimizer(recipe.opt, recipe.opt_eps)
     try:
         options: dict[str, Any] = {} if recipe.opt_eps is None else {"eps": recipe.opt_eps}
         return create_optimizer_v2(model, opt=recipe.opt, lr=recipe.lr, weight_decay=recipe.weight_decay, **options)
-    except TypeError as error:
-        raise UserError(f"optimiser {recipe.opt!r} does not take opt_eps={recipe.opt_eps} ({error})") from None
     except ImportError as error:
         raise UserError(f"optimiser {recipe.opt!r}: {error}") from None
 

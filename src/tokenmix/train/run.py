@@ -53,6 +53,7 @@ class Session:
     task: TaskModule
     data: TaskData
     plan: Plan
+    counts: dict[str, int | None]
 
 
 def train(config: TrainConfig, *, quiet: bool = False) -> Path:
@@ -184,7 +185,7 @@ def _check_settings(config: TrainConfig) -> TrainConfig:
     check_config(config)
     check_device(config)
     check_ranks(config)
-    check_optimizer(config.opt)
+    check_optimizer(config.opt, config.opt_eps)
     get_task(config.task).check(config, config.batch_size // config.accumulate)
     here = ranks()
     if here.world_size == 1:
@@ -207,7 +208,10 @@ def _prepare(config: TrainConfig) -> Session:
     if config.grad_checkpointing:
         _checkpoint_blocks(model)
     data = data if here.world_size == 1 else data.part(here.rank, here.world_size)
-    return Session(config, kind(model, config, description), data, plan)
+    macs = getattr(model, "macs", None)
+    # Counted while the model is whole: fsdp will cut it into parts.
+    counts = {"parameters": sum(p.numel() for p in model.parameters()), "macs": macs() if callable(macs) else None}
+    return Session(config, kind(model, config, description), data, plan, counts)
 
 
 def _checkpoint_blocks(model: nn.Module) -> None:
@@ -241,8 +245,7 @@ def _work(run: Path, session: Session, progress: Progress, state: dict[str, Any]
 
 
 def _result(session: Session, progress: Progress) -> dict[str, Any]:
-    model, tables = session.task.model, session.task.tables
-    macs = getattr(model, "macs", None)
+    tables = session.task.tables
     return {
         "task": session.config.task,
         "model": session.config.model,
@@ -257,8 +260,7 @@ def _result(session: Session, progress: Progress) -> dict[str, Any]:
         "seconds": round(progress.train_seconds, 3),
         "eval_seconds": round(progress.eval_seconds, 3),
         "images_per_second": round(progress.images / progress.train_seconds, 2),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "macs": macs() if callable(macs) else None,
+        **session.counts,
         "peak_memory": _peak_memory(),
         "environment": environment(),
     }

@@ -1,0 +1,191 @@
+"""Runs on photographs and shards, gradient checkpointing, and settings that only large runs have."""
+
+import csv
+import dataclasses
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from PIL import Image
+
+from tokenmix.errors import UserError
+from tokenmix.models import create_model
+from tokenmix.tasks.image_classification import CONFUSION_CLASSES, ImageClassification
+from tokenmix.tasks.recipe import make_optimizer, make_schedule
+from tokenmix.train import callbacks
+from tokenmix.train.config import TrainConfig
+from tokenmix.train.run import evaluate, predict, train
+
+CONFIG = TrainConfig(
+    model="vit_nano", model_kwargs={"depth": 1, "drop_rate": 0.1}, epochs=2, batch_size=8, img_size=16, threads=1,
+    device="cpu", log_every=2, checkpoint_every=1,
+)  # fmt: skip
+
+
+def encoded(label: int, number: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (30 + number, 40), (200 * label, 10 * number % 256, 90)).save(file, "jpeg")
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Three shards of ten for training and one for testing, in two classes."""
+    folder = tmp_path_factory.mktemp("shards")
+    for shard in range(4):
+        with tarfile.open(folder / f"part-{shard}.tar", "w") as tar:
+            for n in range(10):
+                for name, data in ((f"{n}.jpg", encoded(n % 2, n)), (f"{n}.cls", str(n % 2).encode())):
+                    info = tarfile.TarInfo(f"{shard}-{name}")
+                    info.size = len(data)
+                    tar.addfile(info, io.BytesIO(data))
+    return f"wds:{folder}/part-{{0..2}}.tar,{folder}/part-3.tar"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENMIX_DATA", str(tmp_path / "cache"))
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(run / "checkpoints" / "last" / "model.safetensors")
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    with (run / "metrics.csv").open(newline="") as file:
+        return [{k: v for k, v in row.items() if "second" not in k} for row in csv.DictReader(file)]
+
+
+def config(out: Path, **changes: Any) -> TrainConfig:
+    return dataclasses.replace(CONFIG, out=out, **changes)
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def test_a_run_on_shards_is_taken_up_in_mid_epoch(shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    settings = {"data": shards, "augment": "rand-m9-mstd0.5-inc1", "reprob": 0.5, "workers": 1}
+    whole = train(config(tmp_path / "whole", **settings), quiet=True)
+    before, calls = callbacks.Position.on_train_batch_start, [0]
+
+    def killed(self: Any, *args: Any) -> None:
+        calls[0] += 1
+        if calls[0] == 6:
+            raise Killed
+        before(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(callbacks.Position, "on_train_batch_start", killed)
+        with pytest.raises(Killed):
+            train(config(tmp_path / "run", **settings), quiet=True)
+    run = train(TrainConfig(resume=tmp_path / "run", workers=0), quiet=True)
+    assert all(torch.equal(value, weights(run)[key]) for key, value in weights(whole).items())
+    assert rows(run) == rows(whole)
+
+
+def test_later_verbs_see_photographs_as_the_run_did(shards: str, tmp_path: Path):
+    run = train(config(tmp_path / "run", data=shards, crop_pct=0.5), quiet=True)
+    assert json.loads((run / "data.json").read_text())["crop_pct"] == 0.5
+    assert json.loads((run / "config.json").read_text())["config"]["data"] == shards
+    result = json.loads((run / "result.json").read_text())["metrics"]
+    assert evaluate(run, device="cpu")["loss"] == pytest.approx(result["loss"], abs=1e-6)
+    # Half of it is another class: only the centre may be seen.
+    image = Image.new("RGB", (60, 40), (200, 40, 90))
+    image.paste((0, 40, 90), (15, 10, 45, 30))
+    image.save(tmp_path / "framed.png")
+    image.crop((15, 10, 45, 30)).save(tmp_path / "centre.png")
+    framed, centre = predict(run, [tmp_path / "framed.png", tmp_path / "centre.png"])
+    # Resampling takes a little of what lies around.
+    assert framed["top"] == pytest.approx(centre["top"], abs=0.01)
+    data = json.loads((run / "data.json").read_text())
+    (run / "data.json").write_text(json.dumps({**data, "crop_pct": 1.0}))
+    assert predict(run, [tmp_path / "framed.png"])[0]["top"] != pytest.approx(centre["top"], abs=0.05)
+
+
+@pytest.mark.parametrize("model", ["vit_nano", "lavit_nano", "eamlp_nano"])
+def test_gradient_checkpointing_changes_nothing(tmp_path: Path, model: str):
+    settings = {"data": "digits", "img_size": 32, "model": model, "model_kwargs": {"drop_path_rate": 0.3}}
+    settings |= {"limit": 32, "limit_eval": 16, "epochs": 1}
+    plain = train(config(tmp_path / "plain", **settings), quiet=True)
+    again = train(config(tmp_path / "again", grad_checkpointing=True, **settings), quiet=True)
+    for key, value in weights(plain).items():
+        torch.testing.assert_close(weights(again)[key], value, atol=1e-6, rtol=0)
+
+
+def test_gradient_checkpointing_keeps_less():
+    held = []
+    for enable in (False, True):
+        model = create_model("vit_nano", depth=6, img_size=32)
+        model.set_grad_checkpointing(enable)  # type: ignore[operator]
+        kept: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: kept.append(t.numel()) or t, lambda t: t):
+            model(torch.randn(4, 3, 32, 32))
+        held.append(sum(kept))
+    assert held[1] < held[0] / 3
+
+
+class Stubborn(torch.nn.Linear):
+    """As some of timm's."""
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        assert not enable, "gradient checkpointing not supported"
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Linear, Stubborn])
+def test_a_model_without_gradient_checkpointing_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[torch.nn.Linear]
+):
+    monkeypatch.setattr(ImageClassification, "build_model", lambda *args: kind(1, 1))
+    with pytest.raises(UserError, match=f"{kind.__name__} has no gradient checkpointing"):
+        train(config(tmp_path / "run", data="digits", grad_checkpointing=True))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"warmup_steps": 3, "warmup_epochs": 1.0}, "warm-up is given twice: 3 steps and 1 epochs"),
+        ({"warmup_epochs": 1.5, "cooldown_epochs": 1.0}, r"of 1\.5 and 1 epochs do not fit into 2; raise --epochs"),
+        ({"cooldown_epochs": -1.0}, r"cooldown_epochs must be at least 0, got -1\.0"),
+        ({"reprob": 1.5}, r"reprob is a probability in \[0, 1\], got 1\.5"),
+        ({"color_jitter": 0.4, "augment": "none"}, r"color_jitter=0\.4 goes with augment=light alone"),
+        ({"crop_pct": 0.9}, r"crop_pct=0\.9 is for imagefolder and wds"),
+        ({"opt": "sgd", "opt_eps": 1e-6}, "'sgd' has no epsilon; leave opt_eps=1e-06 out"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(tmp_path: Path, changes: dict[str, Any], message: str):
+    with pytest.raises(UserError, match=message) as caught:
+        train(config(tmp_path / "run", data="digits", limit=8, **changes))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_warm_up_and_cool_down_in_epochs():
+    settings = TrainConfig(epochs=10, warmup_epochs=2, cooldown_epochs=1, lr=1e-3, min_lr=1e-5)
+    schedule = make_schedule(torch.optim.SGD([torch.zeros(1)], lr=1e-3), settings, total_steps=100)
+    factor = schedule.lr_lambdas[0]
+    assert factor(20) == pytest.approx(1)
+    assert max(range(100), key=factor) == 20
+    assert [factor(step) for step in range(90, 100)] == pytest.approx([0.01] * 10)
+    assert factor(89) > 0.0101
+
+
+def test_the_optimisers_epsilon():
+    model = create_model("vit_nano", img_size=8)
+    assert make_optimizer(model, TrainConfig(opt_eps=1e-6)).defaults["eps"] == 1e-6
+    assert make_optimizer(model, TrainConfig()).defaults["eps"] == 1e-8
+
+
+def test_no_confusion_matrix_of_a_thousand_classes():
+    def metrics(classes: int) -> set[str]:
+        data = {"classes": [str(i) for i in range(classes)]}
+        return {str(name) for name in ImageClassification(torch.nn.Linear(1, classes), TrainConfig(), data).scores}
+
+    assert metrics(CONFUSION_CLASSES + 1) == {"accuracy", "loss", "top5"}
+    assert metrics(CONFUSION_CLASSES) == {"accuracy", "loss", "top5", "confusion"}
