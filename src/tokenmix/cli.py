@@ -258,6 +258,8 @@ VERBS: dict[str, Any] = {
 
 def parse(argv: Sequence[str]) -> Any:
     """The command that argv asks for; `UserError` with one line where tyro would print a box."""
+    if sum(word.startswith("wds:") for word in argv) > 1:
+        raise UserError("the shell has spelled the pattern of shards out; put it in quotes: --data 'wds:PATTERN'")
     text, config = io.StringIO(), (tyro.conf.OmitArgPrefixes,)
     recipe = recipe_values(argv) if argv and argv[0] == "train" else {}
     try:

@@ -31,7 +31,7 @@ CONFIG = TrainConfig(
 )  # fmt: skip
 
 WORKER = """
-import dataclasses, json, sys
+import dataclasses, errno, json, os, sys
 from pathlib import Path
 from tokenmix.errors import UserError
 from tokenmix.tasks import get_task
@@ -79,6 +79,17 @@ def nan_in_one_process():
     attempt("nan")
     kind.loss = loss
 
+def disk_full_on_the_third_checkpoint():
+    before, calls = callbacks.save_checkpoint, [0]
+    def full(*args):
+        calls[0] += 1
+        if calls[0] == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(args[0]))
+        before(*args)
+    callbacks.save_checkpoint = full
+    attempt("full")
+    callbacks.save_checkpoint = before
+
 with joined("cpu"):
     attempt("ddp")
     attempt("fsdp", strategy="fsdp")
@@ -87,6 +98,7 @@ with joined("cpu"):
     attempt("checkpointed", grad_checkpointing=True, model_kwargs={"depth": 2, "drop_rate": 0.1}, ema=0.9)
     nan_in_one_process()
     attempt("fsdp-ema", strategy="fsdp", ema=0.9)
+    disk_full_on_the_third_checkpoint()
     attempt("too-large", batch_size=100)
 (out / f"outcomes-{ranks().rank}.json").write_text(json.dumps(outcomes))
 """
@@ -203,6 +215,12 @@ def test_a_loss_that_is_no_number_in_one_process_stops_both(two: Path):
     assert all(value.isfinite().all() for value in weights(two / "nan").values())
 
 
+def test_a_full_disk_stops_both(two: Path):
+    assert outcome(two, 0)["full"].startswith("DiskError: No space left on device")
+    assert "the checkpoint of step 6 is kept" in outcome(two, 0)["full"]
+    assert outcome(two, 1)["full"] == "SystemExit: 2"
+
+
 def test_a_mistake_is_told_by_one_process(two: Path):
     assert outcome(two, 0)["fsdp-ema"].startswith("UserError: ema keeps a whole copy of the weights")
     assert outcome(two, 0)["too-large"].startswith("UserError: batch size 100 of 2 processes is larger than the 170")
@@ -260,3 +278,17 @@ def test_the_command_starts_stops_and_takes_up_two_processes(tmp_path: Path):
     )
     assert done.returncode == 0, done.stderr
     assert (result(run)["steps"], result(run)["images"]) == (120, 120 * 32)
+
+
+@pytest.mark.slow
+def test_a_mistake_with_two_processes_is_one_line(tmp_path: Path):
+    command = [sys.executable, "-m", "tokenmix", "train", "--data", "digits", "--devices", "2", "--device", "cpu"]
+    done = subprocess.run(
+        [*command, "--strategy", "fsdp", "--ema", "0.9", "--out", str(tmp_path / "run")],
+        capture_output=True, text=True, env=environment(), timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == "tokenmix: ema keeps a whole copy of the weights, which fsdp avoids; leave --ema out or use ddp\n"
+    )

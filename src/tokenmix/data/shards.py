@@ -77,7 +77,7 @@ def read_index(paths: Sequence[Path], root: Path | None) -> ShardIndex:
     """The index of shards, from the cache if none of them has changed since."""
     marks = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     digest = hashlib.blake2b(json.dumps(marks).encode(), digest_size=12).hexdigest()
-    tensors, notes = fetched(f"shards/{digest}", root, lambda folder: _scan_all(paths))
+    tensors, notes = fetched(f"shards/index-of-{paths[0].stem}-{digest}", root, lambda folder: _scan_all(paths))
     names = Names(tensors["text"], tensors["ends"])
     skipped = [Skipped(*pair) for pair in json.loads(notes["skipped"])]
     return ShardIndex(
