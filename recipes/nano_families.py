@@ -44,6 +44,7 @@ def one_run(out: Path, data: str, model: str, seed: int) -> dict[str, Any]:
         shutil.rmtree(folder, ignore_errors=True)
         train(TrainConfig(model=model, data=data, seed=seed, out=folder, **SHARED, **BUDGETS[data]), quiet=True)
     result = json.loads((folder / "result.json").read_text())
+    result["commit"] = json.loads((folder / "config.json").read_text())["environment"]["commit"][:7]
     print(data, model, seed, f"{result['final']['accuracy']:.4f}", f"{result['seconds']:.0f} s", flush=True)
     return result
 
@@ -61,6 +62,7 @@ def summarise(data: str, model: str, results: list[dict[str, Any]]) -> dict[str,
         "macs": results[0]["macs"],
         "images": results[0]["images"],
         "seconds": statistics.median(result["seconds"] for result in results),
+        "commits": sorted({result["commit"] for result in results}),
     }
 
 
@@ -68,7 +70,8 @@ def markdown(rows: list[dict[str, Any]], command: str) -> str:
     """The rows as one table."""
     lines = [
         f"Made by `{command}` on {environment()['cpu']}, one thread; accuracy after the last epoch, mean ± sample",
-        "standard deviation over the seeds; every model sees the same images in the same order.",
+        "standard deviation over the seeds; every model sees the same images in the same order. Seconds of one run, where",
+        "other programs were running too: for planning, not for comparing.",
         "",
         "| data | model | accuracy | parameters | MACs / image | images seen | seconds |",
         "|---|---|---:|---:|---:|---:|---:|",
