@@ -70,8 +70,8 @@ def markdown(rows: list[dict[str, Any]], command: str) -> str:
     """The rows as one table."""
     lines = [
         f"Made by `{command}` on {environment()['cpu']}, one thread; accuracy after the last epoch, mean ± sample",
-        "standard deviation over the seeds; every model sees the same images in the same order. Seconds of one run, where",
-        "other programs were running too: for planning, not for comparing.",
+        "standard deviation over the seeds; every model sees the same images in the same order. Seconds of one run,",
+        "where other programs were running too: for planning, not for comparing.",
         "",
         "| data | model | accuracy | parameters | MACs / image | images seen | seconds |",
         "|---|---|---:|---:|---:|---:|---:|",
