@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.external import ExternalAttention2d, Tie
 from tokenmix.models.isotropic import BlockMap
-from tokenmix.models.manners import record_input_size, take_indices
+from tokenmix.models.manners import Classifier, record_input_size, take_indices
 from tokenmix.models.presets import IMAGENET, SMALL, create
 from tokenmix.models.pretrained import check_source, fetching
 from tokenmix.models.stems import pair
@@ -37,7 +37,7 @@ class EABlock(nn.Module):
         return self.mixer(x)
 
 
-class EANet(nn.Module):
+class EANet(Classifier):
     """A ResNet of timm's, the EANet block on its last map, mean over the map, a linear head.
 
         x = resnet(images),   y = relu(x + BN(conv2(Norm(F M_k^T) M_v))),   F = conv1(x),   logits = head(mean(y))
@@ -92,7 +92,7 @@ class EANet(nn.Module):
             raise unknown_name("stem", stem, ("large", "small"))
         factory = {"device": device, "dtype": dtype}
         given = {
-            "in_chans": in_chans, "num_classes": num_classes, "global_pool": _checked_pool(global_pool),
+            "in_chans": in_chans, "num_classes": num_classes, "global_pool": self.checked_pool(global_pool),
             "drop_rate": drop_rate, "drop_path_rate": drop_path_rate, **(backbone_kwargs or {}), **factory,
         }  # fmt: skip
         self.backbone = _resnet(backbone, pretrained_backbone, given)
@@ -129,10 +129,6 @@ class EANet(nn.Module):
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """A map (B, D, h, w) to pooled features, and unless `pre_logits` to logits."""
         return self.backbone.forward_head(x, pre_logits=pre_logits)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) to logits (B, num_classes)."""
-        return self.forward_head(self.forward_features(images))
 
     def forward_intermediates(
         self,
@@ -195,9 +191,9 @@ class EANet(nn.Module):
         """The head."""
         return self.backbone.fc
 
-    def reset_classifier(self, num_classes: int, global_pool: Literal["avg", ""] | None = None) -> None:
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new head, 0 classes for none; and if given, another pooling."""
-        self.global_pool = self.global_pool if global_pool is None else _checked_pool(global_pool)
+        self.global_pool = self.global_pool if global_pool is None else self.checked_pool(global_pool)
         like = next(self.parameters())
         self.backbone.reset_classifier(num_classes, self.global_pool)
         self.backbone.fc.to(like)
@@ -215,12 +211,6 @@ class EANet(nn.Module):
         """Which parameters lie at one depth: stem, the backbone's blocks (its stages if `coarse`), the EANet block."""
         stages = r"^backbone\.layer(\d+)" if coarse else r"^backbone\.layer(\d+)\.(\d+)"
         return {"stem": r"^backbone\.(?:conv1|bn1)", "stages": stages, "blocks": r"^blocks\.(\d+)"}
-
-
-def _checked_pool(pool: str) -> str:
-    if pool not in ("avg", ""):
-        raise UserError(f"global_pool {pool!r} is not possible here; EANet has 'avg', ''")
-    return pool
 
 
 def _resnet(name: str, pretrained: bool, kwargs: Mapping[str, Any]) -> Any:

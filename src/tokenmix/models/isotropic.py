@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Capabilities, Mixer, replace_parameter
-from tokenmix.models.manners import record_input_size, take_indices
+from tokenmix.layers.less_attention import LessAttention
+from tokenmix.models.manners import Classifier, make_head, record_input_size, take_indices
 from tokenmix.models.stems import Stem
 from tokenmix.ops.less import Scores
 
@@ -118,7 +119,7 @@ class MixerBlock(nn.Module):
         return self.mixer.macs(num_tokens) + 2 * num_tokens * self.mixer.dim * self.hidden
 
 
-class IsotropicNet(nn.Module):
+class IsotropicNet(Classifier):
     """Tokens of a stem with positions, through blocks, to pooled features and logits; timm's manners.
 
     Args:
@@ -154,14 +155,14 @@ class IsotropicNet(nn.Module):
         self.stem = stem
         self.num_prefix_tokens = int(class_token)
         self.num_classes, self.num_features, self.embed_dim = num_classes, stem.dim, stem.dim
-        self.head_hidden_size, self.global_pool, self.grad_checkpointing = stem.dim, global_pool, False
-        self._check_pool(global_pool)
+        self.head_hidden_size, self.grad_checkpointing = stem.dim, False
+        self.global_pool = self.checked_pool(global_pool)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, stem.dim, **factory)) if class_token else None
         self._init_positions(positions, **factory)
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(stem.dim, eps=norm_eps, **factory)
         self.head_drop = nn.Dropout(drop_rate)
-        self.head = nn.Linear(stem.dim, num_classes, **factory) if num_classes else nn.Identity()
+        self.head = make_head(stem.dim, num_classes, **factory)
         self.feature_info = [
             {"module": f"blocks.{i}", "num_chs": stem.dim, "reduction": stem.reduction} for i in range(len(blocks))
         ]
@@ -185,6 +186,11 @@ class IsotropicNet(nn.Module):
     def num_tokens(self) -> int:
         """N, tokens of one image, the class token included."""
         return self.num_prefix_tokens + self.grid_size[0] * self.grid_size[1]
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """The mean, all tokens, and with a class token that one."""
+        return (*super().pools, "token") if self.num_prefix_tokens else super().pools
 
     def _init_positions(self, kind: Literal["learned", "sinusoid", "none"], **factory: Any) -> None:
         if kind == "learned":
@@ -224,9 +230,15 @@ class IsotropicNet(nn.Module):
         x = self.head_drop(x)
         return x if pre_logits else self.head(x)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) to logits (B, num_classes)."""
-        return self.forward_head(self.forward_features(images))
+    def forward_with_scores(self, images: Tensor) -> tuple[Tensor, list[Scores]]:
+        """Logits, and the scores that each less-attention layer made, for a loss such as `losses.diagonality_loss`."""
+        x, carry, made = self.tokens(images), None, []
+        for block in self.blocks:
+            x, carry = self._block(block, x, carry)
+            if isinstance(block.mixer, LessAttention):
+                assert carry is not None
+                made.append(carry)
+        return self.forward_head(self.norm(x)), made
 
     def forward_intermediates(
         self,
@@ -320,27 +332,6 @@ class IsotropicNet(nn.Module):
         """Multiply-adds of one image, from the equations."""
         blocks = sum(block.macs(self.num_tokens) for block in self.blocks)  # type: ignore[operator]
         return self.stem.macs() + blocks + self.embed_dim * self.num_classes
-
-    def get_classifier(self) -> nn.Module:
-        """The head."""
-        return self.head
-
-    def reset_classifier(self, num_classes: int, global_pool: Literal["avg", "token", ""] | None = None) -> None:
-        """A new head, 0 classes for none; and if given, another pooling."""
-        if global_pool is not None:
-            self._check_pool(global_pool)
-            self.global_pool = global_pool
-        weight = next(self.parameters())
-        like = {"device": weight.device, "dtype": weight.dtype}
-        self.num_classes = num_classes
-        self.head = nn.Linear(self.embed_dim, num_classes, **like) if num_classes else nn.Identity()
-
-    def _check_pool(self, pool: str) -> None:
-        pools = ["avg", "", *(["token"] if self.num_prefix_tokens else [])]
-        if pool not in pools:
-            raise UserError(
-                f"global_pool {pool!r} is not possible here; {type(self).__name__} has {', '.join(map(repr, pools))}"
-            )
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute the blocks in the backward pass instead of keeping what they made."""

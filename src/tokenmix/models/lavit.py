@@ -16,7 +16,7 @@ from tokenmix.errors import UserError
 from tokenmix.models.isotropic import BlockMap
 from tokenmix.models.lavit_layout import BlockCost, Mode, make_stages, shrunk, unpaid
 from tokenmix.models.lavit_stage import LaViTStage
-from tokenmix.models.manners import record_input_size, take_indices
+from tokenmix.models.manners import Classifier, check_images, make_head, record_input_size, take_indices
 from tokenmix.models.presets import IMAGENET, SMALL, create
 from tokenmix.models.stems import pair
 from tokenmix.ops.less import Scores
@@ -24,7 +24,7 @@ from tokenmix.ops.less import Scores
 __all__ = ["LaViT"]
 
 
-class LaViT(nn.Module):
+class LaViT(Classifier):
     """Stages of vanilla attention, then less-attention, with an attention residual from stage to stage.
 
         A_1 = Q K^T / sqrt(d) + R(A of the stage before),   A_l = Psi(Theta(A_(l-1))^T)^T behind the vanilla blocks
@@ -100,10 +100,10 @@ class LaViT(nn.Module):
         )  # fmt: skip
         self.num_classes, self.num_features = num_classes, embed_dims[-1]
         self.head_hidden_size = embed_dims[-1]
-        self.global_pool: Literal["avg", ""] = _check_pool(global_pool)
+        self.global_pool = self.checked_pool(global_pool)
         self.norm = nn.LayerNorm(embed_dims[-1], **factory)
         self.head_drop = nn.Dropout(drop_rate)
-        self.head = nn.Linear(embed_dims[-1], num_classes, **factory) if num_classes else nn.Identity()
+        self.head = make_head(embed_dims[-1], num_classes, **factory)
         self.feature_info = [
             {"module": f"stages.{i}", "num_chs": spec.dim, "reduction": patch_size * 2**i}
             for i, spec in enumerate(specs)
@@ -127,12 +127,7 @@ class LaViT(nn.Module):
 
     def _run(self, images: Tensor, count: int | None = None) -> tuple[list[Tensor], list[Scores]]:
         """The maps of the first stages, and the scores that less-attention made in them."""
-        height, width = self.img_size
-        if images.dim() != 4 or images.shape[1:] != (self.in_chans, height, width):
-            raise UserError(
-                f"the model takes images (B, {self.in_chans}, {height}, {width}), got {tuple(images.shape)}; "
-                "resize them, or give the model that size: img_size=... when it is built, set_input_size(...) later"
-            )
+        check_images(images, self.in_chans, self.img_size)
         x, carry, maps, transformed = images, None, [], []
         for stage in self.stages[:count]:
             x, carry, scores = stage(x, carry)
@@ -151,10 +146,6 @@ class LaViT(nn.Module):
         """Tokens (B, N, D) to pooled features, and unless `pre_logits` to logits."""
         x = self.head_drop(x.mean(1) if self.global_pool == "avg" else x)
         return x if pre_logits else self.head(x)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W) to logits (B, num_classes)."""
-        return self.forward_head(self.forward_features(images))
 
     def forward_with_scores(self, images: Tensor) -> tuple[Tensor, list[Scores]]:
         """Logits, and the scores that each less-attention layer made, for a loss such as `losses.diagonality_loss`."""
@@ -253,20 +244,10 @@ class LaViT(nn.Module):
         self.img_size = size
         record_input_size(self, size)
 
-    def get_classifier(self) -> nn.Module:
-        """The head."""
-        return self.head
-
-    def reset_classifier(self, num_classes: int, global_pool: Literal["avg", ""] | None = None) -> None:
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new head, 0 classes for none; and if given, another pooling."""
-        if global_pool is not None:
-            self.global_pool = _check_pool(global_pool)
-        weight = next(self.parameters())
-        self.num_classes = num_classes
-        self.head = nn.Identity()
-        if num_classes:
-            self.head = nn.Linear(self.num_features, num_classes, device=weight.device, dtype=weight.dtype)
-            _init_linear(self.head)
+        super().reset_classifier(num_classes, global_pool)
+        _init_linear(self.head)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute the blocks in the backward pass instead of keeping what they made."""
@@ -296,12 +277,6 @@ def _grids(size: tuple[int, int], strides: Sequence[int]) -> list[tuple[int, int
         size = shrunk(size, stride)
         grids.append(size)
     return grids
-
-
-def _check_pool(pool: Any) -> Literal["avg", ""]:
-    if pool not in ("avg", ""):
-        raise UserError(f"global_pool {pool!r} is not possible here; LaViT has 'avg', ''")
-    return pool
 
 
 def _init_linear(module: nn.Module) -> None:

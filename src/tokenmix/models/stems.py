@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
+from tokenmix.models.manners import check_images
 
 __all__ = ["PatchStem", "Stem", "pair"]
 
@@ -33,12 +34,7 @@ class Stem(nn.Module):
 
     def check(self, images: Tensor) -> None:
         """Raise `UserError` unless images have the stem's size."""
-        height, width = self.img_size
-        if images.dim() != 4 or images.shape[1:] != (self.in_chans, height, width):
-            raise UserError(
-                f"the model takes images (B, {self.in_chans}, {height}, {width}), got {tuple(images.shape)}; "
-                "resize them, or give the model that size: img_size=... when it is built, set_input_size(...) later"
-            )
+        check_images(images, self.in_chans, self.img_size)
 
 
 class PatchStem(Stem):
