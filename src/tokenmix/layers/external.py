@@ -9,7 +9,9 @@ from torch.nn import functional as F
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.base import Capabilities, Mixer, check_map, check_mask, check_tokens, zero_masked
 from tokenmix.ops.external import (
+    Backend,
     Normalization,
+    check_backend,
     check_chunks,
     check_normalization,
     external_attention,
@@ -43,6 +45,7 @@ class Memory(nn.Module):
         normalization: Normalization = "double",
         num_steps: int = 1,
         chunk_size: int | None = None,
+        backend: Backend | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -53,6 +56,7 @@ class Memory(nn.Module):
             raise UserError(f"num_slots must be at least 1, got {num_slots}; the papers use 64")
         self.tie, self.num_steps, self.chunk_size = tie, num_steps, chunk_size
         self.normalization: Normalization = normalization
+        self.backend: Backend | None = backend
         place = {"device": device, "dtype": dtype}
         self.key_memory = nn.Parameter(torch.empty(num_slots, dim, **place))
         self.value_memory = None if tie == "hard" else nn.Parameter(torch.empty(num_slots, dim, **place))
@@ -86,6 +90,7 @@ class Memory(nn.Module):
             num_steps=self.num_steps,
             chunk_size=self.chunk_size,
             dropout=dropout,
+            backend=self.backend,
         )
 
     def attention_map(self, query: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -109,7 +114,13 @@ class Memory(nn.Module):
 
 
 def check_options(
-    name: str, causal: bool, normalization: str, num_steps: int, chunk_size: int | None, dropout: float = 0.0
+    name: str,
+    causal: bool,
+    normalization: str,
+    num_steps: int,
+    chunk_size: int | None,
+    backend: Backend | None,
+    dropout: float = 0.0,
 ) -> None:
     """Raise `UserError` for options that a layer of external attention cannot have."""
     if causal:
@@ -119,6 +130,7 @@ def check_options(
         )
     check_normalization(normalization, num_steps)
     check_chunks(chunk_size, dropout)
+    check_backend(backend, chunk_size, dropout)
 
 
 class ExternalAttention(Mixer):
@@ -143,6 +155,7 @@ class ExternalAttention(Mixer):
         query_projection: has W_q.
         output_projection: has W_o.
         chunk_size: tokens worked on at a time, see `tokenmix.ops.external_attention`; None does all at once.
+        backend: who computes the mixing, see `tokenmix.ops.external_attention`.
         dropout: of the output.
         causal: only False is possible.
 
@@ -163,13 +176,14 @@ class ExternalAttention(Mixer):
         query_projection: bool = True,
         output_projection: bool = True,
         chunk_size: int | None = None,
+        backend: Backend | None = None,
         dropout: float = 0.0,
         causal: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_options("ExternalAttention", causal, normalization, num_steps, chunk_size)
+        check_options("ExternalAttention", causal, normalization, num_steps, chunk_size, backend)
         self.dim = dim
         self.query = nn.Linear(dim, dim, device=device, dtype=dtype) if query_projection else nn.Identity()
         self.memory = Memory(
@@ -179,6 +193,7 @@ class ExternalAttention(Mixer):
             normalization=normalization,
             num_steps=num_steps,
             chunk_size=chunk_size,
+            backend=backend,
             device=device,
             dtype=dtype,
         )
@@ -220,8 +235,8 @@ class ExternalAttention2d(Mixer):
 
     Args:
         dim: channels.
-        num_slots, tie, normalization, num_steps, chunk_size, causal: as in `ExternalAttention`; the released network
-            has 64 slots and amounts to `tie="init"` on a GPU, the paper's parameter count to `tie="hard"`.
+        num_slots, tie, normalization, num_steps, chunk_size, backend, causal: as in `ExternalAttention`; the released
+            network has 64 slots and amounts to `tie="init"` on a GPU, the paper's parameter count to `tie="hard"`.
 
     Raises:
         UserError: causal=True, an unknown option, or input that does not fit.
@@ -238,12 +253,13 @@ class ExternalAttention2d(Mixer):
         normalization: Normalization = "double",
         num_steps: int = 1,
         chunk_size: int | None = None,
+        backend: Backend | None = None,
         causal: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_options("ExternalAttention2d", causal, normalization, num_steps, chunk_size)
+        check_options("ExternalAttention2d", causal, normalization, num_steps, chunk_size, backend)
         self.dim = dim
         self.conv1 = nn.Conv2d(dim, dim, 1, device=device, dtype=dtype)
         self.memory = Memory(
@@ -253,6 +269,7 @@ class ExternalAttention2d(Mixer):
             normalization=normalization,
             num_steps=num_steps,
             chunk_size=chunk_size,
+            backend=backend,
             device=device,
             dtype=dtype,
         )

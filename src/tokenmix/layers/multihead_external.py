@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
 from tokenmix.layers.external import Memory, check_options
-from tokenmix.ops.external import Normalization
+from tokenmix.ops.external import Backend, Normalization
 
 __all__ = ["MultiHeadExternalAttention"]
 
@@ -31,7 +31,7 @@ class MultiHeadExternalAttention(Mixer):
         num_heads: H, the heads before expansion; the width of every head is dim / num_heads (64 as published).
         expansion: e, how many times wider and with how many times more heads the inside is.
         num_slots: S, rows of each memory.
-        normalization, num_steps, chunk_size, causal: as in `ExternalAttention`.
+        normalization, num_steps, chunk_size, backend, causal: as in `ExternalAttention`.
         memory_bias: the memories have biases b_k (S,) and b_v (d,). Under double normalisation b_k cancels exactly.
         dropout: of the output.
         attention_dropout: of the map; not together with chunk_size.
@@ -53,6 +53,7 @@ class MultiHeadExternalAttention(Mixer):
         num_steps: int = 1,
         memory_bias: bool = True,
         chunk_size: int | None = None,
+        backend: Backend | None = None,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
         causal: bool = False,
@@ -60,7 +61,9 @@ class MultiHeadExternalAttention(Mixer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_options("MultiHeadExternalAttention", causal, normalization, num_steps, chunk_size, attention_dropout)
+        check_options(
+            "MultiHeadExternalAttention", causal, normalization, num_steps, chunk_size, backend, attention_dropout
+        )
         _check_heads(dim, num_heads, expansion)
         self.dim, self.num_heads, self.expansion, self.attention_dropout = dim, num_heads, expansion, attention_dropout
         self.query = nn.Linear(dim, expansion * dim, device=device, dtype=dtype)
@@ -71,6 +74,7 @@ class MultiHeadExternalAttention(Mixer):
             normalization=normalization,
             num_steps=num_steps,
             chunk_size=chunk_size,
+            backend=backend,
             device=device,
             dtype=dtype,
         )

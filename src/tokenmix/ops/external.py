@@ -1,6 +1,8 @@
 """External attention: tokens attend to two learned memories of S slots, in time linear in N."""
 
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -11,14 +13,34 @@ from tokenmix.ops.normalize import broadcast_mask, double_normalize
 from tokenmix.ops.streaming import stream_external
 
 __all__ = [
+    "Backend",
     "Normalization",
+    "Problem",
+    "check_backend",
     "check_chunks",
     "check_normalization",
     "external_attention",
     "external_attention_map",
 ]
 
+Backend = Literal["eager", "tiled", "sdpa", "triton"]
 Normalization = Literal["double", "softmax"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a backend computes: checked arguments of `external_attention`. `mask` broadcasts against (..., N)."""
+
+    query: Tensor
+    key_memory: Tensor
+    value_memory: Tensor
+    key_bias: Tensor | None
+    value_bias: Tensor | None
+    mask: Tensor | None
+    normalization: Normalization
+    num_steps: int
+    chunk_size: int | None
+    dropout: float
 
 
 def external_attention(
@@ -33,6 +55,7 @@ def external_attention(
     num_steps: int = 1,
     chunk_size: int | None = None,
     dropout: float = 0.0,
+    backend: Backend | None = None,
 ) -> Tensor:
     """Attention to S learned slots instead of N tokens.
 
@@ -55,28 +78,36 @@ def external_attention(
         chunk_size: tokens that are worked on at a time, forward and backward. Working memory is then
             O(chunk_size * S) a head, whatever N; the tokens are read num_steps + 1 times. None does all at once.
         dropout: probability of dropping an entry of A; not with chunk_size.
+        backend: who computes it. `"eager"` writes the map; `"tiled"` goes by chunks and has a first derivative only.
+            None is `"tiled"` where chunk_size is given, else `"eager"`. A backend that is named computes it or raises.
 
     Returns:
         (..., N, d_v), in the query's type; half types are normalised in float32.
 
     Raises:
-        UserError: shapes that do not fit, an unknown normalisation, options that exclude each other.
+        UserError: shapes that do not fit, an unknown normalisation, options that exclude each other, a backend that
+            cannot do what is asked.
     """
     _check(query, key_memory, key_bias, normalization, num_steps)
     _check_values(key_memory, value_memory, value_bias)
-    if chunk_size is not None:
-        check_chunks(chunk_size, dropout)
-        query, key_memory, value_memory, key_bias, value_bias = _autocast(
-            query, key_memory, value_memory, key_bias, value_bias
+    check_chunks(chunk_size, dropout)
+    chosen = backend or ("eager" if chunk_size is None else "tiled")
+    check_backend(chosen, chunk_size, dropout)
+    full = None if mask is None else broadcast_mask(mask, query)
+    return _BACKENDS[chosen].run(
+        Problem(
+            query,
+            key_memory,
+            value_memory,
+            key_bias,
+            value_bias,
+            full,
+            normalization,
+            num_steps,
+            chunk_size,
+            dropout,
         )
-        full = None if mask is None else broadcast_mask(mask, query)
-        steps = num_steps if normalization == "double" else 0
-        return stream_external(query, key_memory, value_memory, key_bias, value_bias, full, steps, chunk_size)[0]
-    shares = _map(query, key_memory, key_bias, mask, normalization, num_steps)
-    out = F.linear(F.dropout(shares, dropout, training=dropout > 0.0), value_memory.mT, value_bias)
-    if mask is None or value_bias is None:
-        return out
-    return out.masked_fill(~broadcast_mask(mask, query).unsqueeze(-1), 0.0)
+    )
 
 
 def external_attention_map(
@@ -115,6 +146,19 @@ def check_chunks(chunk_size: int | None, dropout: float) -> None:
         )
 
 
+def check_backend(backend: Backend | None, chunk_size: int | None, dropout: float) -> None:
+    """Raise `UserError` for a backend that is not there, or that cannot do what is asked."""
+    if backend is None:
+        return
+    if backend not in get_args(Backend):
+        raise unknown_name("backend", backend, get_args(Backend))
+    if backend not in _BACKENDS:
+        raise UserError(f"backend={backend!r} is not built; there are {', '.join(map(repr, _BACKENDS))}")
+    reason = _BACKENDS[backend].obstacle(chunk_size, dropout)
+    if reason is not None:
+        raise UserError(f"backend={backend!r} {reason}")
+
+
 def _check(query: Tensor, key_memory: Tensor, key_bias: Tensor | None, normalization: str, num_steps: int) -> None:
     check_normalization(normalization, num_steps)
     if query.dim() < 2 or key_memory.dim() != 2 or query.shape[-1] != key_memory.shape[-1]:
@@ -131,6 +175,53 @@ def _check_values(key_memory: Tensor, value_memory: Tensor, value_bias: Tensor |
         raise UserError(f"value_memory must be (S = {key_memory.shape[0]}, d_v), got {tuple(value_memory.shape)}")
     if value_bias is not None and value_bias.shape != value_memory.shape[1:]:
         raise UserError(f"value_bias must be (d_v,) = {tuple(value_memory.shape[1:])}, got {tuple(value_bias.shape)}")
+
+
+def _eager(problem: Problem) -> Tensor:
+    shares = _map(
+        problem.query,
+        problem.key_memory,
+        problem.key_bias,
+        problem.mask,
+        problem.normalization,
+        problem.num_steps,
+    )
+    shares = F.dropout(shares, problem.dropout, training=problem.dropout > 0.0)
+    out = F.linear(shares, problem.value_memory.mT, problem.value_bias)
+    if problem.mask is None or problem.value_bias is None:
+        return out
+    return out.masked_fill(~problem.mask.unsqueeze(-1), 0.0)
+
+
+def _eager_obstacle(chunk_size: int | None, _: float) -> str | None:
+    if chunk_size is None:
+        return None
+    return f"does all tokens at once, got chunk_size={chunk_size}; leave chunk_size at None or use backend='tiled'"
+
+
+def _tiled(problem: Problem) -> Tensor:
+    tensors = _autocast(problem.query, problem.key_memory, problem.value_memory, problem.key_bias, problem.value_bias)
+    steps = problem.num_steps if problem.normalization == "double" else 0
+    return stream_external(*tensors, problem.mask, steps, problem.chunk_size or 1024)[0]
+
+
+def _tiled_obstacle(_: int | None, dropout: float) -> str | None:
+    if dropout == 0.0:
+        return None
+    return f"has no dropout of the map, got dropout={dropout}; set it to 0 or use backend='eager'"
+
+
+class _Way(NamedTuple):
+    """How a backend computes a problem, and why it cannot, given (chunk_size, dropout), if so."""
+
+    run: Callable[[Problem], Tensor]
+    obstacle: Callable[[int | None, float], str | None]
+
+
+_BACKENDS: dict[str, _Way] = {
+    "eager": _Way(_eager, _eager_obstacle),
+    "tiled": _Way(_tiled, _tiled_obstacle),
+}
 
 
 def _map(
