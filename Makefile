@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: help demo test test-all lint types docs clean
+.PHONY: help demo test test-all bench lint types docs clean
 
 help:
 	@echo "make demo      install, get real images, compare five token mixers, say where the report is"
 	@echo "make test      lint, types and the tests that take minutes"
 	@echo "make test-all  the slow tests as well"
+	@echo "make bench     measure speed and memory on this CPU against floors and other packages, about ten minutes"
 	@echo "make docs      build the documentation into site/"
 
 # torch is installed first and alone: a range in a dependency list would make pip look for the newest build instead of the
@@ -26,6 +27,10 @@ $(BIN)/.installed-test: $(BIN)/.installed
 	$(BIN)/pip install --quiet -e '.[test]'
 	touch $@
 
+$(BIN)/.installed-bench: $(BIN)/.installed
+	$(BIN)/pip install --quiet -e '.[bench]'
+	touch $@
+
 demo: $(BIN)/.installed
 	$(BIN)/python -m tokenmix.demo
 
@@ -38,6 +43,10 @@ test: $(BIN)/.installed-test lint types
 
 test-all: $(BIN)/.installed-test lint types
 	HYPOTHESIS_PROFILE=search $(PYTEST)
+
+# BENCH='--only external --device cuda' runs a part, or runs elsewhere.
+bench: $(BIN)/.installed-bench
+	$(BIN)/python benchmarks/run.py $(BENCH)
 
 lint: $(BIN)/.installed-test
 	$(BIN)/ruff check .

@@ -1,0 +1,128 @@
+"""Measure tokenmix against floors and peers: `python benchmarks/run.py --help`."""
+
+import argparse
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from suite.groups import GROUPS, cases_of, derived_rows, load
+from suite.harness import Case, failure, measure
+from suite.place import Place
+from suite.results import SCHEMA, Results, Row, read_results, write_results
+from suite.table import lines_of, page
+from tokenmix.environment import environment
+from tokenmix.errors import UserError
+
+PEERS = ("timm", "fightingcv-attention", "g-mlp-pytorch", "vit-pytorch", "x-transformers")
+FOLDER = Path(__file__).parent / "results"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the groups asked for. 0: all checks passed; 1: one failed; 2: a mistake on the command line."""
+    options = _parser().parse_args(arguments)
+    try:
+        if options.list:
+            print("\n".join(f"{name:10} {about}" for name, about in GROUPS.items()))
+            return 0
+        if not options.table:
+            return _run(options, shlex.join(["python", "benchmarks/run.py", *(arguments or sys.argv[1:])]))
+        for device in ("cpu", "cuda"):
+            _write_page(options.out, device)
+        return 0
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    parser.add_argument("--only", nargs="+", metavar="GROUP", help="groups to run, all if not given; see --list")
+    parser.add_argument("--case", metavar="PATTERN", help="cases by name, such as '*N 196*'; prints and writes no file")
+    parser.add_argument("--device", default="cpu", metavar="cpu|cuda", help="where")
+    parser.add_argument(
+        "--dtype", metavar="TYPE", help="float32 (on the CPU if not given), bfloat16 (on cuda), float16"
+    )
+    parser.add_argument("--threads", type=int, default=cores, help="threads of torch")
+    parser.add_argument("--repeats", type=int, default=51, help="rounds of a case, at most")
+    parser.add_argument("--seconds", type=float, default=3.0, help="about the time for a case; five rounds at least")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the JSON files; the table goes beside it")
+    parser.add_argument("--list", action="store_true", help="say what the groups are")
+    parser.add_argument("--table", action="store_true", help="only make the tables from the JSON files")
+    return parser
+
+
+def _run(options: argparse.Namespace, command: str) -> int:
+    groups = list(options.only or GROUPS)
+    for group in groups:
+        load(group)
+    if options.repeats < 1:
+        raise UserError(f"--repeats must be at least 1, got {options.repeats}")
+    place = Place.named(options.device, options.dtype, options.threads)
+    passed = True
+    for group in groups:
+        cases = [case for case in cases_of(group, place.device) if fnmatch(case.name, options.case or "*")]
+        if not cases:
+            print(f"{group}: no such case on {place.device}")
+            continue
+        rows = _rows(cases, place, options)
+        passed &= all(row.status == "measured" for row in rows)
+        if options.case is None:
+            write_results(_results(group, place, command, rows), options.out)
+    if options.case is None:
+        _write_page(options.out, place.device)
+    return 0 if passed else 1
+
+
+def _rows(cases: list[Case], place: Place, options: argparse.Namespace) -> list[Row]:
+    rows = []
+    for case in cases:
+        start = time.perf_counter()
+        try:
+            row = measure(case, place, repeats=options.repeats, seconds=options.seconds)
+        except Exception as error:
+            # One case that breaks must not cost the others their numbers; it fails like a wrong result.
+            row = failure(case, place, error)
+        _tell(row, time.perf_counter() - start)
+        rows.append(row)
+    for row in derived_rows(cases[0].group, rows):
+        _tell(row, 0.0)
+        rows.append(row)
+    return rows
+
+
+def _tell(row: Row, seconds: float) -> None:
+    for line in lines_of(row):
+        print(f"{row.group:8} " + " | ".join(cell for cell in line if cell), end="")
+        print(f"   [{seconds:.0f} s]", flush=True)
+
+
+def _results(group: str, place: Place, command: str, rows: list[Row]) -> Results:
+    where = environment()
+    peers = {}
+    for name in PEERS:
+        try:
+            peers[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    device = "cuda" if place.device == "cuda" else "cpu"
+    return Results(SCHEMA, group, device, place.dtype_name, place.threads, command, where, peers, rows)  # pyright: ignore[reportArgumentType]
+
+
+def _write_page(folder: Path, device: str) -> None:
+    files = sorted(folder.glob(f"{device}-*.json"))
+    if not files:
+        return
+    name = "gpu" if device == "cuda" else "cpu"
+    file = folder.parent / f"RESULTS-{name}.md"
+    file.write_text(page([read_results(f) for f in files], f"Benchmarks on a {name.upper()}"))
+    print(f"table: {file}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

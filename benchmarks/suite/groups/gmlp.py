@@ -1,0 +1,150 @@
+"""gMLP-S at 224 px and its gating unit, against timm's with the same weights."""
+
+from collections.abc import Callable
+
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import tokenmix
+from suite import references
+from suite.harness import Built, Case, Target, Variant, agreement
+from suite.place import Place
+from suite.results import Correctness
+from tokenmix.checkpoints import convert
+from tokenmix.layers import SpatialGatingUnit
+
+__all__ = ["CASES"]
+
+BATCH = 8
+
+
+def _twins(place: Place) -> tuple[nn.Module, nn.Module]:
+    """Our network and timm's with the same weights, and gates that mix (both start with gates of about 0)."""
+    theirs = timm.create_model("gmlp_s16_224", pretrained=False)
+    for name, value in theirs.named_parameters():
+        if name.endswith("gate.proj.weight"):
+            nn.init.normal_(value, std=0.02)
+    ours = tokenmix.create_model("gmlp_small")
+    ours.load_state_dict(convert(theirs.state_dict(), source="timm-gmlp", to=ours))
+    return place.put(ours), place.put(theirs)
+
+
+def _forward(mode: str) -> Callable[[Place], Built]:
+    def build(place: Place) -> Built:
+        ours, theirs = _twins(place)
+        images = place.randn(BATCH, 3, 224, 224)
+        plain = theirs
+        if mode == "compiled":
+            ours, theirs = (torch.compile(model, dynamic=False) for model in (ours, theirs))
+
+        @torch.no_grad()
+        def run(model: Callable[[Tensor], Tensor]) -> Tensor:
+            return model(images)
+
+        def check() -> Correctness:
+            expected = run(plain)
+            return agreement((run(ours), run(theirs)), (expected, expected), place, "timm, same weights")
+
+        variants = {"tokenmix": Variant("ours", lambda: run(ours)), "timm": Variant("peer", lambda: run(theirs))}
+        return Built(variants, check)
+
+    return build
+
+
+class _Step:
+    """Forward, cross-entropy, backward and a step of AdamW."""
+
+    def __init__(self, model: nn.Module, images: Tensor, labels: Tensor) -> None:
+        self.model, self.images, self.labels = model.train(), images, labels
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Gradients by name."""
+        self.optimizer.zero_grad(set_to_none=True)
+        F.cross_entropy(self.model(self.images), self.labels).backward()
+        return {name: value.grad for name, value in self.model.named_parameters() if value.grad is not None}
+
+    def __call__(self) -> None:
+        self.gradients()
+        self.optimizer.step()
+
+
+def _train(place: Place) -> Built:
+    images = place.randn(BATCH, 3, 224, 224)
+    labels = torch.arange(BATCH, device=place.device)
+    ours, theirs = (_Step(model, images, labels) for model in _twins(place))
+
+    def check() -> Correctness:
+        expected = convert(theirs.gradients(), source="timm-gmlp", to=ours.model)
+        found = ours.gradients()
+        return agreement([found[name] for name in expected], expected.values(), place, "timm's gradients, same weights")
+
+    return Built({"tokenmix": Variant("ours", ours), "timm": Variant("peer", theirs)}, check)
+
+
+def _unit(place: Place) -> Built:
+    from timm.models.mlp_mixer import SpatialGatingUnit as TheirUnit
+
+    ours, theirs = place.put(SpatialGatingUnit(1536, 196, init_std=0.02)), place.put(TheirUnit(1536, 196))
+    theirs.load_state_dict(
+        {f"norm.{k}": v for k, v in ours.norm.state_dict().items()}
+        | {"proj.weight": ours.weight.detach(), "proj.bias": ours.bias.detach()}
+    )
+    z = place.randn(BATCH, 196, 1536)
+    half = z[..., 768:].contiguous()
+    weight = ours.weight.detach().expand(BATCH, -1, -1)
+
+    @torch.no_grad()
+    def run(unit: nn.Module) -> Tensor:
+        return unit(z)
+
+    def check() -> Correctness:
+        expected = references.gated(z, ours.weight.detach(), ours.bias.detach())
+        return agreement((run(ours), run(theirs)), (expected, expected), place, "float64")
+
+    variants = {
+        "tokenmix": Variant("ours", lambda: run(ours)),
+        "timm": Variant("peer", lambda: run(theirs)),
+        "product": Variant("floor", lambda: torch.bmm(weight, half)),
+    }
+    return Built(variants, check)
+
+
+IMAGES = {"B": BATCH, "pixels": 224}
+CASES = [
+    Case(
+        name="gmlp_small, forward, eager",
+        group="gmlp",
+        shapes=IMAGES,
+        build=_forward("eager"),
+        targets=(Target("at least", 1.15, other="timm"),),
+        seconds=12.0,
+    ),
+    Case(
+        name="gmlp_small, forward, compiled",
+        group="gmlp",
+        shapes=IMAGES,
+        build=_forward("compiled"),
+        targets=(Target("at least", 1.4, other="timm"),),
+        seconds=12.0,
+        note="both by torch.compile",
+    ),
+    Case(
+        name="gmlp_small, training step, eager",
+        group="gmlp",
+        shapes=IMAGES,
+        build=_train,
+        targets=(Target("at least", 1.15, other="timm"),),
+        seconds=20.0,
+        note="forward, cross-entropy, backward, fused AdamW",
+    ),
+    Case(
+        name="gating unit, forward",
+        group="gmlp",
+        shapes={"B": BATCH, "N": 196, "C": 1536},
+        build=_unit,
+        note="the floor is the product over tokens alone",
+    ),
+]

@@ -1,0 +1,204 @@
+"""One harness for every benchmark: a case is checked first, and its speed is taken only if the check passes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from suite.place import Place
+from suite.results import Correctness, Direction, Measured, Quantity, Ratio, Role, Row, Verdict, within
+from tokenmix.measure import Timing
+
+__all__ = ["Built", "Case", "Missing", "Target", "Variant", "agreement", "derived", "failure", "judge", "measure"]
+
+LEAST_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to do a case's work: `ours`, the `floor` that no way gets below, a `peer`, a `baseline` of ours."""
+
+    role: Role
+    run: Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A peer that is not installed: a column that is left out, and said to be."""
+
+    package: str
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a case has to reach.
+
+    With `other`: "at most", ours takes at most `limit` times as much as the other; "at least", ours is at least `limit`
+    times as fast. Without: the quantity itself against the limit.
+    """
+
+    direction: Direction
+    limit: float
+    ours: str = "tokenmix"
+    other: str | None = None
+
+
+@dataclass(frozen=True)
+class Built:
+    """Variants on the same numbers, and the comparison that has to pass before they are timed."""
+
+    variants: Mapping[str, Variant | Missing]
+    check: Callable[[], Correctness]
+    deducted: int = 0
+    """Bytes that do not count as working memory: outputs and gradients that the caller asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A benchmark. `build` allocates, so that a case which is not asked for costs nothing."""
+
+    name: str
+    group: str
+    shapes: Mapping[str, int]
+    build: Callable[[Place], Built]
+    targets: tuple[Target, ...] = ()
+    quantity: Quantity = "seconds"
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    note: str = ""
+    seconds: float | None = None
+    """Time to spend on it instead of the run's own."""
+
+
+def agreement(found: object, expected: object, place: Place, against: str) -> Correctness:
+    """Largest error of tensors against a reference, each relative to the reference's largest entry."""
+    pairs = list(zip(_tensors(found), _tensors(expected), strict=True))
+    assert pairs, "a check without tensors would always pass"
+    errors = [_relative_error(a.detach(), b.detach()) for a, b in pairs]
+    finite = [error for error in errors if error is not None]
+    error = max(finite) if len(finite) == len(errors) else None
+    return Correctness(against, error, place.tolerance, within(error, place.tolerance))
+
+
+def _tensors(value: object) -> tuple[Tensor, ...]:
+    return (value,) if isinstance(value, Tensor) else tuple(value)  # pyright: ignore[reportArgumentType]
+
+
+def _relative_error(found: Tensor, expected: Tensor) -> float | None:
+    if found.shape != expected.shape:
+        return None
+    expected = expected.double()
+    error = (found.to(expected.device).double() - expected).abs().max() / expected.abs().max().clamp_min(1e-30)
+    return error.item() if torch.isfinite(error) else None
+
+
+def measure(case: Case, place: Place, *, repeats: int, seconds: float) -> Row:
+    """Check, then measure. A check that fails leaves a row without any number in it.
+
+    Args:
+        case: what to measure.
+        place: where.
+        repeats: at most so many rounds, fewer if they would take longer than `seconds`.
+        seconds: about the time to spend on a case.
+    """
+    torch.manual_seed(0)
+    built = case.build(place)
+    correct = built.check()
+    row = Row(case.group, case.name, case.quantity, dict(case.shapes), "failed", correct, [], [], [], case.note)
+    if not correct.passed:
+        return row
+    present = {name: v for name, v in built.variants.items() if isinstance(v, Variant)}
+    if case.quantity == "seconds":
+        found = _times({name: v.run for name, v in present.items()}, place, repeats, case.seconds or seconds)
+    else:
+        found = {name: Timing.of([float(place.peak(v.run) - built.deducted)]) for name, v in present.items()}
+    row.status = "measured"
+    row.variants = [_measured(name, v, found.get(name)) for name, v in built.variants.items()]
+    row.ratios = _ratios(row.variants)
+    row.verdicts = [verdict for target in case.targets if (verdict := judge(target, row.variants))]
+    return row
+
+
+def failure(case: Case, place: Place, error: Exception) -> Row:
+    """The row of a case that raised: failed, with what it said."""
+    said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    correct = Correctness(said, None, place.tolerance, False)
+    return Row(case.group, case.name, case.quantity, dict(case.shapes), "failed", correct, [], [], [], case.note)
+
+
+def _times(
+    functions: Mapping[str, Callable[[], object]], place: Place, repeats: int, seconds: float
+) -> dict[str, Timing]:
+    first = place.time(functions, 1, 1)
+    rounds = int(seconds / max(1e-9, sum(timing.median for timing in first.values())))
+    return place.time(functions, max(min(LEAST_ROUNDS, repeats), min(repeats, rounds)), 1)
+
+
+def _measured(name: str, variant: Variant | Missing, timing: Timing | None) -> Measured:
+    if isinstance(variant, Missing):
+        return Measured(name, "peer", "missing", None, None, None, [], f"{variant.package} is not installed")
+    assert timing is not None
+    runs = [_rounded(run) for run in timing.runs]
+    timing = Timing.of(runs)
+    return Measured(name, variant.role, "measured", timing.median, timing.q1, timing.q3, runs, "")
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def _ratios(variants: list[Measured]) -> list[Ratio]:
+    """Each of ours against each that is not ours: of the medians, with the quartiles of the ratios in each round."""
+    there = [v for v in variants if v.status == "measured"]
+    pairs = [(a, b) for a in there if a.role == "ours" for b in there if b.role != "ours"]
+    return [ratio_of(a, b) for a, b in pairs]
+
+
+def ratio_of(ours: Measured, other: Measured) -> Ratio:
+    """Ours over the other."""
+    assert ours.median is not None
+    assert other.median
+    spread = Timing.of([a / b for a, b in zip(ours.runs, other.runs, strict=True)])
+    return Ratio(ours.name, other.name, *(_rounded(v) for v in (ours.median / other.median, spread.q1, spread.q3)))
+
+
+def judge(target: Target, variants: list[Measured]) -> Verdict | None:
+    """Whether a target is met; None if what it compares with is not there."""
+    median = {v.name: v.median for v in variants if v.median is not None}
+    if target.ours not in median or (target.other is not None and target.other not in median):
+        return None
+    value = median[target.ours]
+    if target.other is not None:
+        value = value / median[target.other] if target.direction == "at most" else median[target.other] / value
+    met = value <= target.limit if target.direction == "at most" else value >= target.limit
+    return Verdict(target.ours, target.other, target.direction, target.limit, _rounded(value), met)
+
+
+def derived(
+    source: Row,
+    name: str,
+    quantity: Quantity,
+    values: Mapping[str, tuple[Role, float]],
+    targets: tuple[Target, ...],
+    note: str,
+) -> Row:
+    """A row of numbers that were worked out of a measured one, whose check stands for it."""
+    variants = [_worked_out(label, role, _rounded(value)) for label, (role, value) in values.items()]
+    verdicts = [verdict for target in targets if (verdict := judge(target, variants))]
+    shapes = {key: value for key, value in source.shapes.items() if key != "N"}
+    return Row(
+        source.group,
+        name,
+        quantity,
+        shapes,
+        "measured",
+        source.correctness,
+        variants,
+        _ratios(variants),
+        verdicts,
+        note,
+    )
+
+
+def _worked_out(name: str, role: Role, value: float) -> Measured:
+    return Measured(name, role, "measured", value, value, value, [value], "")

@@ -1,0 +1,97 @@
+"""Where a benchmark runs: device, type, threads; tensors for it and the clock of that device."""
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.measure import Timing, peak_memory, time_interleaved
+
+__all__ = ["DTYPES", "Place"]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+Module = TypeVar("Module", bound=nn.Module)
+
+FLUSHED = 256 << 20
+"""Bytes written between two calls on CUDA: several times the largest level-2 cache."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A device and the type in which everything on it is measured."""
+
+    device: str
+    dtype: torch.dtype
+    threads: int
+    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0), repr=False)
+
+    @classmethod
+    def named(cls, device: str, dtype: str | None, threads: int) -> "Place":
+        """The place that the command line names; float32 on the CPU and bfloat16 on CUDA if no type is given.
+
+        Raises:
+            UserError: a device that is not there, or an unknown type.
+        """
+        if device not in ("cpu", "cuda"):
+            raise unknown_name("device", device, ("cpu", "cuda"))
+        if device == "cuda" and not torch.cuda.is_available():
+            raise UserError("--device cuda: this machine has no CUDA device; use --device cpu")
+        dtype = dtype or ("float32" if device == "cpu" else "bfloat16")
+        if dtype not in DTYPES:
+            raise unknown_name("dtype", dtype, DTYPES)
+        if threads < 1:
+            raise UserError(f"--threads must be at least 1, got {threads}")
+        torch.set_num_threads(threads)
+        return cls(device, DTYPES[dtype], threads)
+
+    @property
+    def dtype_name(self) -> str:
+        """The type's name without `torch.`."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def tolerance(self) -> float:
+        """Largest error that is taken for rounding, relative to the largest entry of the reference."""
+        return {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}[self.dtype]
+
+    def randn(self, *shape: int, std: float = 1.0, grad: bool = False) -> Tensor:
+        """Normal numbers, the same on every device."""
+        values = torch.randn(shape, generator=self.generator) * std
+        return values.to(self.device, self.dtype).requires_grad_(grad)
+
+    def put(self, module: Module) -> Module:
+        """The module here, in evaluation mode."""
+        return module.to(self.device, self.dtype).eval()
+
+    def time(self, functions: Mapping[str, Callable[[], object]], repeats: int, warmup: int) -> dict[str, Timing]:
+        """Times of each function in rounds; on CUDA by events, with the level-2 cache emptied before each call."""
+        if self.device == "cpu":
+            return time_interleaved(functions, repeats=repeats, warmup=warmup)
+        return _cuda_rounds(functions, repeats, warmup)
+
+    def peak(self, function: Callable[[], object]) -> int:
+        """Bytes held at the peak of a call."""
+        return peak_memory(function, self.device)
+
+
+def _cuda_rounds(functions: Mapping[str, Callable[[], object]], repeats: int, warmup: int) -> dict[str, Timing]:
+    cold = torch.empty(FLUSHED, dtype=torch.int8, device="cuda")
+    names, runs = list(functions), {name: [] for name in functions}
+    for round_ in range(warmup + repeats):
+        turn = round_ % len(names)
+        for name in names[turn:] + names[:turn]:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            cold.zero_()
+            start.record()
+            functions[name]()
+            end.record()
+            torch.cuda.synchronize()
+            if round_ >= warmup:
+                runs[name].append(start.elapsed_time(end) / 1e3)
+    assert all(statistics.median(times) > 0 for times in runs.values())
+    return {name: Timing.of(times) for name, times in runs.items()}

@@ -1,0 +1,194 @@
+"""What a benchmark run writes: plain dataclasses, and a reader that refuses whatever does not fit them."""
+
+import json
+import math
+import types
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from tokenmix.errors import UserError
+
+__all__ = ["SCHEMA", "Correctness", "Direction", "Measured", "Quantity", "Ratio", "Results", "Role", "Row", "Verdict"]
+__all__ += ["read_results", "within", "write_results"]
+
+SCHEMA = 1
+
+Role = Literal["ours", "floor", "peer", "baseline"]
+Quantity = Literal["seconds", "bytes", "exponent", "tokens"]
+Direction = Literal["at most", "at least"]
+
+
+@dataclass
+class Correctness:
+    """The comparison that came before any timing: error relative to the largest entry, and what it may be.
+
+    The error is None if the result had another shape, or was not finite.
+    """
+
+    against: str
+    error: float | None
+    bound: float
+    passed: bool
+
+
+def within(error: float | None, bound: float) -> bool:
+    """Whether an error is one, and small enough."""
+    return error is not None and error <= bound
+
+
+@dataclass
+class Measured:
+    """One variant: median and quartiles of its runs, in the row's quantity; None where it is not installed."""
+
+    name: str
+    role: Role
+    status: Literal["measured", "missing"]
+    median: float | None
+    q1: float | None
+    q3: float | None
+    runs: list[float]
+    why: str
+
+
+@dataclass
+class Ratio:
+    """Ours over the other: of the medians, and the quartiles of the ratios of each round."""
+
+    ours: str
+    other: str
+    median: float
+    q1: float
+    q3: float
+
+
+@dataclass
+class Verdict:
+    """A target and what was reached: a ratio (`other` given), else the quantity itself."""
+
+    ours: str
+    other: str | None
+    direction: Direction
+    limit: float
+    value: float
+    met: bool
+
+
+@dataclass
+class Row:
+    """One case."""
+
+    group: str
+    name: str
+    quantity: Quantity
+    shapes: dict[str, int]
+    status: Literal["measured", "failed"]
+    correctness: Correctness
+    variants: list[Measured]
+    ratios: list[Ratio]
+    verdicts: list[Verdict]
+    note: str
+
+
+@dataclass
+class Results:
+    """One group on one machine."""
+
+    schema: int
+    group: str
+    device: Literal["cpu", "cuda"]
+    dtype: Literal["float32", "bfloat16", "float16"]
+    threads: int
+    command: str
+    environment: dict[str, Any]
+    peers: dict[str, str]
+    rows: list[Row]
+
+    @property
+    def file_name(self) -> str:
+        """<device>-<type>-<group>.json."""
+        return f"{self.device}-{self.dtype}-{self.group}.json"
+
+
+def write_results(results: Results, folder: Path) -> Path:
+    """Write one group's file, after reading it as everybody else will."""
+    plain = json.loads(json.dumps(asdict(results)))
+    _read(plain, Results, "results")
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / results.file_name
+    file.write_text(json.dumps(plain, indent=1, allow_nan=False) + "\n")
+    return file
+
+
+def read_results(file: Path) -> Results:
+    """Read a results file.
+
+    Raises:
+        UserError: a file that is no JSON, a field too many, missing or of another type, or numbers that contradict
+            each other, with the place.
+    """
+    try:
+        results = _read(json.loads(file.read_text()), Results, "results")
+    except json.JSONDecodeError as error:
+        raise UserError(f"{file} is no JSON: {error}; measure it again") from None
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
+    if results.schema != SCHEMA or results.file_name != file.name:
+        raise UserError(f"{file} holds schema {results.schema} of {results.file_name}, not schema {SCHEMA} of its name")
+    for row in results.rows:
+        _check_row(row, f"{file}: {row.name}")
+    return results
+
+
+def _read(value: Any, wanted: Any, where: str) -> Any:
+    """Plain JSON as the type `wanted`."""
+    origin, inside = get_origin(wanted), get_args(wanted)
+    if is_dataclass(wanted) and isinstance(wanted, type):
+        return _read_fields(value, wanted, where)
+    if origin is Literal:
+        fits = value in inside
+    elif origin in (Union, types.UnionType):
+        return None if value is None else _read(value, next(t for t in inside if t is not type(None)), where)
+    elif origin is list and isinstance(value, list):
+        return [_read(item, inside[0], f"{where}[{i}]") for i, item in enumerate(value)]
+    elif origin is dict and isinstance(value, dict):
+        return {key: _read(item, inside[1], f"{where}.{key}") for key, item in value.items()}
+    elif wanted is float:
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    else:
+        fits = wanted is Any or type(value) is wanted
+    if not fits:
+        raise UserError(f"{where} must be {wanted}, got {value!r}; measure it again")
+    return value
+
+
+def _read_fields(value: Any, wanted: type, where: str) -> Any:
+    hints = get_type_hints(wanted)
+    names = {field.name for field in fields(wanted)}
+    if not isinstance(value, dict) or set(value) != names:
+        odd = sorted(names ^ set(value)) if isinstance(value, dict) else value
+        raise UserError(
+            f"{where} must have exactly the fields of {wanted.__name__}, differs in {odd}; measure it again"
+        )
+    return wanted(**{name: _read(value[name], hints[name], f"{where}.{name}") for name in sorted(names)})
+
+
+def _check_row(row: Row, where: str) -> None:
+    """Numbers that contradict each other were not measured."""
+    right = row.correctness.passed == within(row.correctness.error, row.correctness.bound)
+    right &= (row.status == "measured") == row.correctness.passed
+    right &= bool(row.variants) == (row.status == "measured")
+    median = {}
+    for v in row.variants:
+        right &= (v.status == "measured") == (v.median is not None) == bool(v.runs)
+        if v.median is not None and v.q1 is not None and v.q3 is not None:
+            right &= min(v.runs) <= v.q1 <= v.median <= v.q3 <= max(v.runs)
+            median[v.name] = v.median
+    for ratio in row.ratios:
+        right &= math.isclose(ratio.median, median[ratio.ours] / median[ratio.other], rel_tol=1e-3)
+    for verdict in row.verdicts:
+        right &= verdict.met == (
+            verdict.value <= verdict.limit if verdict.direction == "at most" else verdict.value >= verdict.limit
+        )
+    if not right:
+        raise UserError(f"{where} contradicts itself; measure it again")

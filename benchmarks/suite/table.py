@@ -1,0 +1,122 @@
+"""Results as Markdown, wins and losses alike: one line for each comparison."""
+
+import shlex
+from collections.abc import Iterable, Sequence
+
+from suite.groups import GROUPS
+from suite.results import Measured, Quantity, Ratio, Results, Row, Verdict
+
+__all__ = ["lines_of", "page"]
+
+HEAD = ("case", "ours", "against", "ours took", "the other took", "ours / other", "target", "met")
+
+
+def page(results: Sequence[Results], title: str) -> str:
+    """A whole page: what was measured where, then a table for each group."""
+    order = list(GROUPS)
+    results = sorted(results, key=lambda r: (order.index(r.group) if r.group in order else len(order), r.dtype))
+    parts = [f"# {title}", "", _summary(results), ""]
+    for result in results:
+        about = GROUPS.get(result.group, "")
+        parts += [f"## {result.group}, {result.dtype}: {about}", "", _where(result), ""]
+        parts += _table(line for row in result.rows for line in lines_of(row))
+        notes = dict.fromkeys(f"- {row.name}: {row.note}" for row in result.rows if row.note)
+        parts += ["", *notes, ""] if notes else [""]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _summary(results: Sequence[Results]) -> str:
+    verdicts = [(r, row, v) for r in results for row in r.rows for v in row.verdicts]
+    met = sum(v.met for _, _, v in verdicts)
+    failed = [f"{row.group}: {row.name}" for r in results for row in r.rows if row.status == "failed"]
+    told = f"{met} of {len(verdicts)} targets met." if verdicts else "No targets."
+    missed = [
+        f"- not met: {row.group}, {row.name}: {_target(v)}, is {_value(v, row)}" for _, row, v in verdicts if not v.met
+    ]
+    lines = [
+        "Made by `benchmarks/run.py` from the JSON files beside it; how to read it: `docs/benchmarks.md`.",
+        "",
+        told,
+        *(["", *missed] if missed else []),
+        *[f"\nCheck FAILED, so nothing was timed: {name}." for name in failed],
+    ]
+    return "\n".join(lines)
+
+
+def _where(r: Results) -> str:
+    e = r.environment
+    machine = ", ".join(e["gpus"]) if r.device == "cuda" and e["gpus"] else f"{e['cpu']}, {e['cpu_capability']}"
+    peers = ", ".join(f"{name} {version}" for name, version in r.peers.items())
+    commit = (e["commit"] or "no checkout")[:9] + (" with changes" if e["changed"] else "")
+    return (
+        f"{machine}; {r.threads} threads; torch {e['versions']['torch']}, {peers}; commit {commit}; {e['date']}; "
+        f"`{shlex.join(shlex.split(r.command))}`"
+    )
+
+
+def _table(lines: Iterable[Sequence[str]]) -> list[str]:
+    rule = ["---", "---", "---", "---:", "---:", "---:", "---", "---"]
+    return ["| " + " | ".join(cells) + " |" for cells in (HEAD, rule, *lines)]
+
+
+def lines_of(row: Row) -> list[tuple[str, ...]]:
+    """A row's lines under `HEAD`."""
+    name = f"{row.name} ({', '.join(f'{k} {v}' for k, v in row.shapes.items())})"
+    if row.status == "failed":
+        c = row.correctness
+        error = "not finite, or of another shape" if c.error is None else f"{c.error:.2g}"
+        return [(name, "FAILED", c.against, f"error {error}", f"bound {c.bound:g}", "", "", "")]
+    measured = {v.name: v for v in row.variants if v.status == "measured"}
+    lines = [_compared(name, row, ratio, measured) for ratio in row.ratios]
+    compared = {side for ratio in row.ratios for side in (ratio.ours, ratio.other)}
+    lines += [_alone(name, row, v) for v in measured.values() if v.name not in compared]
+    lines += [(name, "", v.name, "", v.why, "", "", "") for v in row.variants if v.status == "missing"]
+    return lines
+
+
+def _compared(name: str, row: Row, ratio: Ratio, measured: dict[str, Measured]) -> tuple[str, ...]:
+    verdict = next((v for v in row.verdicts if (v.ours, v.other) == (ratio.ours, ratio.other)), None)
+    ours, other = (_spread(measured[side], row.quantity) for side in (ratio.ours, ratio.other))
+    value = f"**{ratio.median:.2f}** ({ratio.q1:.2f} to {ratio.q3:.2f})"
+    return (name, ratio.ours, ratio.other, ours, other, value, *_verdict(verdict, row))
+
+
+def _alone(name: str, row: Row, variant: Measured) -> tuple[str, ...]:
+    verdict = next((v for v in row.verdicts if v.ours == variant.name and v.other is None), None)
+    return (name, variant.name, "", _spread(variant, row.quantity), "", "", *_verdict(verdict, row))
+
+
+def _verdict(verdict: Verdict | None, row: Row) -> tuple[str, str]:
+    if verdict is None:
+        return "", ""
+    return _target(verdict), "yes" if verdict.met else f"**no**: {_value(verdict, row)}"
+
+
+def _target(v: Verdict) -> str:
+    if v.other is None:
+        return f"{v.direction} {v.limit:.4g}"
+    if v.direction == "at least":
+        return f"at least {v.limit:.3g} × as fast as {v.other}"
+    return f"at most {v.limit:.3g} × {v.other}"
+
+
+def _value(v: Verdict, row: Row) -> str:
+    return f"{v.value:.3g} ×" if v.other is not None else _amount(v.value, row.quantity)
+
+
+def _spread(v: Measured, quantity: Quantity) -> str:
+    assert v.median is not None
+    assert v.q1 is not None
+    assert v.q3 is not None
+    if len(v.runs) == 1:
+        return _amount(v.median, quantity)
+    unit = _amount(v.median, quantity)
+    return f"{unit} ({_amount(v.q1, quantity).split()[0]} to {_amount(v.q3, quantity).split()[0]})"
+
+
+def _amount(value: float, quantity: Quantity) -> str:
+    if quantity == "seconds":
+        return f"{value * 1e3:.3g} ms" if value < 1 else f"{value * 1e3:.0f} ms"
+    if quantity == "bytes":
+        return f"{value / 1e6:.4g} MB"
+    return f"{value:.3g}" if quantity == "exponent" else f"{value:.0f} tokens"
