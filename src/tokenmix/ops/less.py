@@ -68,11 +68,10 @@ def transform_scores(
     left_out = None if mask is None else ~(mask[:, None, :, None] & mask[:, None, None, :])
     if left_out is not None:
         scores = scores.masked_fill(left_out, 0.0)
-    out = _mix_tokens(theta, _mix_tokens(psi, scores).mT).mT
-    if theta_bias is not None:
-        out = out + _row_sums(psi, mask, scores).unsqueeze(-1) * _row(theta_bias, num_tokens).unsqueeze(-2)
-    if psi_bias is not None:
-        out = out + _row(psi_bias, num_tokens).unsqueeze(-1)
+    mixed = _mix_keys(theta, theta_bias, scores)
+    if mask is not None:  # So that b is not summed over rows that take no part.
+        mixed = mixed.masked_fill(~mask[:, None, :, None], 0.0)
+    out = _mix_queries(psi, psi_bias, mixed)
     return out if left_out is None else out.masked_fill(left_out, 0.0)
 
 
@@ -182,18 +181,42 @@ def _row_sums(psi: Tensor, mask: Tensor | None, like: Tensor) -> Tensor:
     return sums.unsqueeze(1) if psi.dim() == 2 else sums.transpose(0, 1)
 
 
+def _mix_keys(weight: Tensor, bias: Tensor | None, scores: Tensor) -> Tensor:
+    """A W^T + 1 b^T of a dense map; one product over all rows when the heads share W."""
+    row = None if bias is None else _row(bias, scores.shape[-1])
+    if weight.dim() == 2:
+        return F.linear(scores, weight, None if row is None else row[0])
+    out = _mix_tokens(weight, scores.mT).mT
+    return out if row is None else out + row.unsqueeze(-2)
+
+
+def _mix_queries(weight: Tensor, bias: Tensor | None, scores: Tensor) -> Tensor:
+    """U A + c 1^T of a dense map."""
+    if weight.dim() == 2:
+        flat = scores.flatten(0, 1)
+        out = torch.bmm(weight.expand(flat.shape[0], -1, -1), flat).view_as(scores)
+    else:
+        out = _mix_tokens(weight, scores)
+    return out if bias is None else out + _row(bias, scores.shape[-1]).unsqueeze(-1)
+
+
 def _mix_tokens(weight: Tensor, x: Tensor) -> Tensor:
-    """weight @ x for x (B, H, N, r), as one product over all images (and heads, when they share the weight): a
-    broadcast product would copy a weight of each head for each image, and its gradient would hold one for each."""
+    """weight @ x for x (B, H, N, r).
+
+    A weight that the heads share multiplies (B, N, H r), where the numbers of a token lie side by side as they leave a
+    projection, so that nothing is copied; its gradient passes through (B, N, N). One of each head takes all images in
+    one product: a broadcast one would copy it for each image.
+    """
     batch, heads, num_tokens, width = x.shape
     if weight.dim() == 2:
-        flat = weight @ x.permute(2, 0, 1, 3).reshape(num_tokens, -1)
-        return flat.view(num_tokens, batch, heads, width).permute(1, 2, 0, 3)
+        flat = torch.bmm(weight.expand(batch, -1, -1), x.transpose(1, 2).flatten(2))
+        return flat.unflatten(2, (heads, width)).transpose(1, 2)
     flat = torch.bmm(weight, x.permute(1, 2, 0, 3).reshape(heads, num_tokens, -1))
     return flat.view(heads, num_tokens, batch, width).permute(2, 0, 1, 3)
 
 
 def _with_columns(x: Tensor, *columns: Tensor) -> Tensor:
-    """x (B, H, N, r) with further columns, each broadcasting to (B, H, N)."""
-    tall = [column.to(x.dtype).expand(x.shape[:-1]).unsqueeze(-1) for column in columns]
-    return torch.cat([x, *tall], dim=-1)
+    """x (B, H, N, r) with further columns, each broadcasting to (B, H, N); the result lies in memory as (B, N, H, r),
+    ready for the next `_mix_tokens`."""
+    tall = [column.to(x.dtype).expand(x.shape[:-1]).transpose(1, 2).unsqueeze(-1) for column in columns]
+    return torch.cat([x.transpose(1, 2), *tall], dim=-1).transpose(1, 2)
