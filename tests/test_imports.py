@@ -17,7 +17,8 @@ LEAVES = {"errors", "environment"}
 BELOW = {
     "errors": set(),
     "environment": set(),
-    "ops": {"errors"},
+    "ops": {"errors", "kernels"},
+    "kernels": {"errors"},
     "losses": {"errors", "ops"},
     "layers": {"errors", "ops"},
     "checkpoints": {"errors"},
