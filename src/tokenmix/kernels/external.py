@@ -20,10 +20,10 @@ def fused_external_attention(
     query: Tensor,
     key_memory: Tensor,
     value_memory: Tensor,
-    *,
     key_bias: Tensor | None = None,
     value_bias: Tensor | None = None,
     mask: Tensor | None = None,
+    *,
     normalization: Literal["double", "softmax"] = "double",
 ) -> Tensor:
     """External attention by Triton kernels that keep the slot map in registers.

@@ -1,0 +1,95 @@
+"""The gating unit without copies of layout: halves of one tensor are read where they lie."""
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from tokenmix.kernels.gate_kernel import gate_kernel
+from tokenmix.kernels.support import float32_precision, require_triton
+
+__all__ = ["fused_gate"]
+
+
+def fused_gate(
+    content: Tensor,
+    gated: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    addend: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """A multiplicative gate by one Triton kernel forward.
+
+        s = content * (W gated + b 1^T + addend)
+
+    Each of content, gated and addend is read once and the output is written once, and W by every sample from the cache:
+    3 B N C numbers, where a product, its bias and a multiplication move 7. Backward reuses the kernel with the
+    output's gradient in the place of content; the gate is made again and not kept. The rest are plain products.
+
+    Args:
+        content: Z_1, (B, N, C), any strides.
+        gated: Z_2, (B, N, C), any strides, normalised by the caller.
+        weight: W, (N, N).
+        bias: b, (N,).
+        addend: (B, N, C) or None.
+        mask: (B, N) bool, True = the token takes part; the others count as 0 under W and come out 0.
+
+    Returns:
+        (B, N, C), contiguous. Sums are in float32. A first derivative only.
+
+    Raises:
+        UserError: no CUDA device and no interpreter, types that the kernel does not take.
+    """
+    require_triton("spatial_gate", content, gated, weight, bias, addend)
+    return gate_forward(content, gated, weight, bias, addend, mask)
+
+
+@torch.library.custom_op("tokenmix::gate_forward", mutates_args=())
+def gate_forward(
+    content: Tensor, gated: Tensor, weight: Tensor, bias: Tensor, addend: Tensor | None, mask: Tensor | None
+) -> Tensor:
+    """The kernel over blocks of 64 tokens and 64 channels (32 in float32, whose products have no tensor cores)."""
+    size, n, channels = content.shape
+    out = content.new_empty((size, n, channels))
+    if out.numel() == 0:
+        return out
+    block = 64 if content.element_size() == 2 else 32
+    strides = [None if t is None else t.stride() for t in (content, gated, weight, addend, mask, out)]
+    with torch.cuda.device_of(content):
+        kernel: Any = gate_kernel[(triton.cdiv(n, block) * size, triton.cdiv(channels, block))]
+        kernel(
+            content, gated, weight, bias, addend, mask, out, n, channels, *strides,
+            BLOCK_N=block, BLOCK_C=block, BLOCK_K=32, PRECISION=float32_precision(), STAGES=3, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+@gate_forward.register_fake
+def _(content: Tensor, *_: Any) -> Tensor:
+    return content.new_empty(content.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    content, gated, weight, bias, addend, mask = ctx.saved_tensors
+    grad_content = gate_forward(grad, gated, weight, bias, addend, mask)
+    grad_gate = grad * content
+    if mask is not None:
+        left_out = ~mask.unsqueeze(-1)
+        grad_gate, gated = grad_gate.masked_fill(left_out, 0.0), gated.masked_fill(left_out, 0.0)
+    grad_gated = torch.bmm(weight.mT.expand(len(gated), *weight.shape), grad_gate)
+    if mask is not None:
+        grad_gated = grad_gated.masked_fill(left_out, 0.0)
+    wide = torch.promote_types(grad.dtype, torch.float32)
+    grad_weight = torch.bmm(grad_gate, gated.mT).sum(0, dtype=wide).to(weight.dtype)
+    grad_bias = grad_gate.sum((0, 2), dtype=wide).to(bias.dtype)
+    return grad_content, grad_gated, grad_weight, grad_bias, None if addend is None else grad_gate, None
+
+
+gate_forward.register_autograd(_differentiate, setup_context=_save)
