@@ -5,6 +5,7 @@ import torch
 
 from tokenmix.errors import UserError
 from tokenmix.losses import diagonality_loss
+from tokenmix.ops.less import Scores
 
 
 def loop_loss(scores, form, margin):
@@ -77,6 +78,16 @@ def test_the_number_of_samples_does_not_matter():
     scores = torch.randn(1, 2, 4, 4)
     for form in ("hinge", "printed"):
         torch.testing.assert_close(diagonality_loss(scores.expand(5, 2, 4, 4), form), diagonality_loss(scores, form))
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_factors_are_multiplied_in_float32(dense):
+    query, key, extra = 300 * torch.randn(2, 3, 6, 4), 300 * torch.randn(2, 3, 6, 4), torch.randn(2, 3, 6, 6)
+    scores = Scores(query.half(), key.half(), extra.half() if dense else None)
+    wide = scores.query.float() @ scores.key.float().mT + (scores.dense.float() if scores.dense is not None else 0)
+    assert not wide.half().isfinite().all(), "float16 would not hold them"
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(diagonality_loss(scores), diagonality_loss(wide))
 
 
 @pytest.mark.parametrize(

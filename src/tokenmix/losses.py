@@ -6,11 +6,14 @@ import torch
 from torch import Tensor
 
 from tokenmix.errors import UserError, unknown_name
+from tokenmix.ops.less import Scores
 
 __all__ = ["diagonality_loss"]
 
+DiagonalityForm = Literal["hinge", "printed"]
 
-def diagonality_loss(scores: Tensor, form: Literal["hinge", "printed"] = "hinge", margin: float = 0.0) -> Tensor:
+
+def diagonality_loss(scores: Tensor | Scores, form: DiagonalityForm = "hinge", margin: float = 0.0) -> Tensor:
     """Keeps transformed scores symmetric, with the diagonal on top, as scores of queries and keys tend to be.
 
         hinge    mean_(i != j) |A_ij - A_ji| + mean_(i != j) relu(margin + A_ij - A_ii)
@@ -21,7 +24,8 @@ def diagonality_loss(scores: Tensor, form: Literal["hinge", "printed"] = "hinge"
     bounded below by 0. `"printed"` is there for study.
 
     Args:
-        scores: A before the softmax, (B, H, N, N); scores in factors become that by `Scores.matrix()`.
+        scores: A before the softmax, (B, H, N, N), or its factors, whose product is then taken in float32, also under
+            autocast: scores may be larger than float16 holds.
         form: see above. Means are over samples, heads and pairs; the printed sums are over heads and tokens, with the
             mean over samples.
         margin: by how much the diagonal should stand above its row; the hinge only.
@@ -32,6 +36,8 @@ def diagonality_loss(scores: Tensor, form: Literal["hinge", "printed"] = "hinge"
     Raises:
         UserError: scores that are not square maps, an unknown form, a margin with `"printed"`.
     """
+    if isinstance(scores, Scores):
+        scores = _wide_matrix(scores)
     if scores.dim() != 4 or scores.shape[-1] != scores.shape[-2]:
         raise UserError(f"diagonality_loss takes scores (B, H, N, N), got {tuple(scores.shape)}; use Scores.matrix()")
     if form not in ("hinge", "printed"):
@@ -49,3 +55,13 @@ def diagonality_loss(scores: Tensor, form: Literal["hinge", "printed"] = "hinge"
     others = 1 - torch.eye(scores.shape[-1], dtype=scores.dtype, device=scores.device)
     pairs = scores.shape[:-2].numel() * max(scores.shape[-1] * (scores.shape[-1] - 1), 1)
     return ((asymmetry + excess) * others).sum() / pairs
+
+
+def _wide_matrix(scores: Scores) -> Tensor:
+    dense = None if scores.dense is None else _wide(scores.dense)
+    with torch.autocast(scores.query.device.type, enabled=False):
+        return Scores(_wide(scores.query), _wide(scores.key), dense).matrix()
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

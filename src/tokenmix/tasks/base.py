@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torchmetrics import MetricCollection
 
 from tokenmix.errors import UserError
+from tokenmix.losses import DiagonalityForm
 from tokenmix.tasks.recipe import Recipe, make_optimizer, make_schedule
 
 __all__ = ["Repeated", "TaskData", "TaskModule", "TaskRecipe"]
@@ -54,6 +55,12 @@ class TaskRecipe(Recipe, Protocol):
     def cutmix(self) -> float: ...
     @property
     def smoothing(self) -> float: ...
+    @property
+    def diagonality(self) -> float: ...
+    @property
+    def diagonality_form(self) -> DiagonalityForm: ...
+    @property
+    def grad_checkpointing(self) -> bool: ...
     @property
     def limit(self) -> int | None: ...
     @property

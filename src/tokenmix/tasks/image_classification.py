@@ -3,20 +3,25 @@
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import timm
 import torch
 import torch.nn.functional as F
 from timm.data.mixup import Mixup
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.checkpoint import checkpoint
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
 from tokenmix.data import ImageData, load_images, make_augment, make_loader, read_image
 from tokenmix.data.erase import Erase
 from tokenmix.errors import UserError, unknown_name
+from tokenmix.layers.less_attention import LessAttention
+from tokenmix.losses import DiagonalityForm, diagonality_loss
 from tokenmix.models import create_model, list_models
+from tokenmix.ops.less import Scores
 from tokenmix.tasks.base import TaskData, TaskModule, TaskRecipe
 
 __all__ = ["CrossEntropy", "ImageClassification", "LabelledImages"]
@@ -87,7 +92,11 @@ class LabelledImages(TaskData):
 
 
 class ImageClassification(TaskModule):
-    """One label for each image: cross-entropy with label smoothing, and timm's Mixup and CutMix if asked for."""
+    """One label for each image: cross-entropy with label smoothing, and timm's Mixup and CutMix if asked for.
+
+    With `config.diagonality` the diagonality loss is added, on the scores that the model's `forward_with_scores` hands
+    out: logits (B, classes), and the scores that each less-attention layer made.
+    """
 
     headline: ClassVar[str] = "accuracy"
     direction: ClassVar[Literal["max", "min"]] = "max"
@@ -96,6 +105,8 @@ class ImageClassification(TaskModule):
     def __init__(self, model: nn.Module, config: TaskRecipe, data: Mapping[str, Any]) -> None:
         super().__init__(model, config, data)
         self.classes: list[str] = list(data["classes"])
+        if config.diagonality:
+            _check_scores(model, config)
         self.mixup = None
         if config.mixup or config.cutmix:
             self.mixup = Mixup(
@@ -144,20 +155,44 @@ class ImageClassification(TaskModule):
             )
         make_augment(config.augment, seed=0, flip=True, fill=None, color_jitter=config.color_jitter)
         Erase(config.reprob, 0)
-        for name in ("mixup", "cutmix", "smoothing"):
-            if getattr(config, name) < 0:
+        for name in ("mixup", "cutmix", "smoothing", "diagonality"):
+            if not getattr(config, name) >= 0:
                 raise UserError(f"{name} must not be negative, got {getattr(config, name)}")
+        if config.diagonality_form not in get_args(DiagonalityForm):
+            raise unknown_name("diagonality_form", config.diagonality_form, get_args(DiagonalityForm))
         if config.smoothing >= 1:
             raise UserError(f"smoothing must lie in [0, 1), got {config.smoothing}")
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy; with mixed images against mixed targets, which hold the smoothing already."""
-        images, labels = batch["image"], batch["label"]
+        images, targets, smoothing = batch["image"], batch["label"], self.config.smoothing
         # A batch is odd only if one of its files could not be read any more; then nothing can be paired.
-        if self.mixup is None or len(images) % 2:
-            return F.cross_entropy(self.model(images).float(), labels, label_smoothing=self.config.smoothing), {}
-        images, targets = self.mixup(images.clone(), labels)
-        return F.cross_entropy(self.model(images).float(), targets), {}
+        if self.mixup is not None and len(images) % 2 == 0:
+            (images, targets), smoothing = self.mixup(images.clone(), targets), 0.0
+        if not self.config.diagonality:
+            return F.cross_entropy(self.model(images).float(), targets, label_smoothing=smoothing), {}
+        logits, scores = self.model.forward_with_scores(images)  # type: ignore[operator]
+        entropy = F.cross_entropy(logits.float(), targets, label_smoothing=smoothing)
+        diagonality = self._diagonality(scores)
+        return entropy + self.config.diagonality * diagonality, {"diagonality": diagonality.detach()}
+
+    def _diagonality(self, layers: Sequence[Scores]) -> Tensor:
+        """The mean over the layers of the hinge, the sum of the printed form, as the article adds them."""
+        form = self.config.diagonality_form
+        if self.config.grad_checkpointing:
+            # Else every layer's N x N maps would be kept for the backward pass, though its block's are not.
+            losses = [checkpoint(diagonality_loss, scores, form, use_reentrant=False) for scores in layers]
+        else:
+            losses = [diagonality_loss(scores, form) for scores in layers]
+        return torch.stack(losses).sum() if form == "printed" else torch.stack(losses).mean()  # type: ignore[arg-type]
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """As for every task; `forward_with_scores` gathers the parts as `forward` does."""
+        super().shard(mesh)
+        if self.config.diagonality:
+            from torch.distributed.fsdp import register_fsdp_forward_method
+
+            register_fsdp_forward_method(self.model, "forward_with_scores")
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> None:
         """Logits of the batch against its labels."""
@@ -197,6 +232,15 @@ class ImageClassification(TaskModule):
             label, probability = next(iter(top.items()))
             answers.append({"file": str(file), "label": label, "probability": probability, "top": top})
         return answers
+
+
+def _check_scores(model: nn.Module, config: TaskRecipe) -> None:
+    made = any(isinstance(module, LessAttention) for module in model.modules())
+    if not made or not hasattr(model, "forward_with_scores"):
+        raise UserError(
+            f"diagonality={config.diagonality:g} acts on scores that less-attention makes, and {config.model!r} hands "
+            "out none; leave it out, or give --model lavit_nano or --model mixer_nano --model-kwargs mixer=less"
+        )
 
 
 def _check_like(spec: str, images: ImageData, like: Mapping[str, Any]) -> None:

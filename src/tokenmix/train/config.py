@@ -140,6 +140,10 @@ class TrainConfig(Budget):
     """Model, see `tokenmix list models`."""
     model_kwargs: Pairs = field(default_factory=dict)
     """Arguments of the model, for example --model-kwargs depth=6 drop_path_rate=0.1."""
+    diagonality: float = 0.0
+    """Weight of the diagonality loss on the scores that less-attention makes; it writes an N x N map of every layer."""
+    diagonality_form: Literal["hinge", "printed"] = "hinge"
+    """hinge, bounded below, mean over the layers; or printed, the article's sums, which push the diagonal down."""
     seed: int = 0
     """Seed of weights, order and augmentation."""
     out: Path | None = None
