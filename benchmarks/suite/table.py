@@ -31,7 +31,9 @@ def _summary(results: Sequence[Results]) -> str:
     failed = [f"{row.group}: {row.name}" for r in results for row in r.rows if row.status == "failed"]
     told = f"{met} of {len(verdicts)} targets met." if verdicts else "No targets."
     missed = [
-        f"- not met: {row.group}, {row.name}: {_target(v)}, is {_value(v, row)}" for _, row, v in verdicts if not v.met
+        f"- not met: {row.group}, {row.name}: {_target(v, row)}, is {_value(v, row)}"
+        for _, row, v in verdicts
+        if not v.met
     ]
     lines = [
         "Made by `benchmarks/run.py` from the JSON files beside it; how to read it: `docs/benchmarks.md`.",
@@ -89,12 +91,12 @@ def _alone(name: str, row: Row, variant: Measured) -> tuple[str, ...]:
 def _verdict(verdict: Verdict | None, row: Row) -> tuple[str, str]:
     if verdict is None:
         return "", ""
-    return _target(verdict), "yes" if verdict.met else f"**no**: {_value(verdict, row)}"
+    return _target(verdict, row), "yes" if verdict.met else f"**no**: {_value(verdict, row)}"
 
 
-def _target(v: Verdict) -> str:
+def _target(v: Verdict, row: Row) -> str:
     if v.other is None:
-        return f"{v.direction} {v.limit:.4g}"
+        return f"{v.direction} {_amount(v.limit, row.quantity)}"
     if v.direction == "at least":
         return f"at least {v.limit:.3g} × as fast as {v.other}"
     return f"at most {v.limit:.3g} × {v.other}"

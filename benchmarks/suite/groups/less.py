@@ -17,11 +17,11 @@ from tokenmix.ops import Scores, attention_from_scores, transform_factored, tran
 __all__ = ["CASES"]
 
 
-def _transform(place: Place, num_tokens: int) -> list[Tensor]:
+def _transform(place: Place, num_tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Theta, its bias, Psi, its bias: near the identity, where training starts."""
     eye = torch.eye(num_tokens, device=place.device, dtype=place.dtype)
-    parts = [(eye + place.randn(num_tokens, num_tokens, std=0.02), place.randn(num_tokens)) for _ in range(2)]
-    return [tensor for pair in parts for tensor in pair]
+    theta, psi = (eye + place.randn(num_tokens, num_tokens, std=0.02) for _ in range(2))
+    return theta, place.randn(num_tokens), psi, place.randn(num_tokens)
 
 
 def _core(batch: int, heads: int, num_tokens: int, width: int) -> Callable[[Place], Built]:

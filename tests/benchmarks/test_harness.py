@@ -1,0 +1,188 @@
+"""The harness on tiny cases: what is wrong is not timed, what is measured can be read again."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from suite.groups import GROUPS, cases_of
+from suite.groups.growth import exponent
+from suite.harness import Built, Case, Missing, Target, Variant, agreement, derived, failure, judge, measure
+from suite.place import Place
+from suite.results import SCHEMA, Measured, Results, Row, read_results, write_results
+from suite.table import lines_of, page
+from tokenmix.environment import environment
+from tokenmix.errors import UserError
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+HERE = Place("cpu", torch.float32, 1)
+
+
+def _case(offset: float = 0.0, missing: str = "", **kwargs) -> Case:
+    """Doubling a matrix in two ways; `offset` makes ours wrong."""
+
+    def build(place: Place) -> Built:
+        x = place.randn(32, 32)
+        variants = {
+            "tokenmix": Variant("ours", lambda: x + x + offset),
+            "double": Variant("floor", lambda: x * 2),
+            **({"absent": Missing(missing)} if missing else {}),
+        }
+        return Built(variants, lambda: agreement(x + x + offset, x.double() * 2, place, "float64"))
+
+    settings = {"name": "double", "group": "gmlp", "shapes": {"N": 32}, "build": build}
+    return Case(**{**settings, **kwargs})
+
+
+def _measure(case: Case) -> Row:
+    return measure(case, HERE, repeats=3, seconds=0.01)
+
+
+def _results(*rows: Row) -> Results:
+    return Results(SCHEMA, "gmlp", "cpu", "float32", 1, "python benchmarks/run.py", environment(), {}, list(rows))
+
+
+def test_what_was_measured_is_read_back_equal(tmp_path: Path) -> None:
+    row = _measure(_case(targets=(Target("at most", 1e6, other="double"),), missing="left-out"))
+    assert row.status == "measured"
+    assert [v.status for v in row.variants] == ["measured", "measured", "missing"]
+    assert (row.ratios[0].ours, row.ratios[0].other) == ("tokenmix", "double")
+    assert row.verdicts[0].met
+    results = _results(row)
+    assert read_results(write_results(results, tmp_path)) == results
+
+
+def test_a_wrong_result_is_not_timed() -> None:
+    row = _measure(_case(offset=0.1))
+    assert row.status == "failed"
+    assert not row.variants
+    assert not row.ratios
+    assert "FAILED" in lines_of(row)[0]
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_what_is_not_finite_fails(wrong: float) -> None:
+    assert _measure(_case(offset=wrong)).correctness.error is None
+
+
+def test_another_shape_fails() -> None:
+    assert not agreement(torch.ones(3), torch.ones(3, 1), HERE, "").passed
+
+
+def test_an_exception_is_a_failed_row(tmp_path: Path) -> None:
+    row = failure(_case(), HERE, RuntimeError("no such kernel\nand more"))
+    assert row.correctness.against == "RuntimeError: no such kernel"
+    assert read_results(write_results(_results(row), tmp_path)).rows == [row]
+
+
+def test_memory_beyond_what_is_returned() -> None:
+    size = 4 * 1024 * 1024
+
+    def build(place: Place) -> Built:
+        x = torch.zeros(1024, 1024)
+        return Built({"tokenmix": Variant("ours", lambda: (x + 1) * 2)}, lambda: agreement(x, x, place, ""), size)
+
+    row = _measure(_case(build=build, quantity="bytes", targets=(Target("at most", size / 2),)))
+    assert row.variants[0].median == pytest.approx(size, rel=0.01)
+    assert [v.met for v in row.verdicts] == [False]
+
+
+def _variants(**seconds: float) -> list[Measured]:
+    return [Measured(name, "ours", "measured", s, s, s, [s], "") for name, s in seconds.items()]
+
+
+@pytest.mark.parametrize(
+    ("target", "value", "met"),
+    [
+        (Target("at most", 1.5, "a", "b"), 0.5, True),
+        (Target("at most", 1.5, "b", "a"), 2.0, False),
+        (Target("at least", 1.5, "a", "b"), 2.0, True),
+        (Target("at least", 1.5, "b", "a"), 0.5, False),
+        (Target("at most", 1.5, "a"), 1.0, True),
+        (Target("at most", 1.5, "b"), 2.0, False),
+    ],
+)
+def test_targets(target: Target, value: float, met: bool) -> None:
+    verdict = judge(target, _variants(a=1.0, b=2.0))
+    assert verdict is not None
+    assert (verdict.value, verdict.met) == (value, met)
+
+
+def test_a_target_against_a_missing_peer_is_not_judged() -> None:
+    assert judge(Target("at most", 1.0, "a", "peer"), _variants(a=1.0)) is None
+
+
+def test_exponent_of_a_power() -> None:
+    assert exponent({n: 3.0 * n**1.5 for n in (10, 100, 1000)}) == pytest.approx(1.5)
+
+
+def test_derived_rows_stand_on_the_check_of_their_source(tmp_path: Path) -> None:
+    source = _measure(_case())
+    row = derived(source, "slope", "exponent", {"tokenmix": ("ours", 1.23)}, (Target("at most", 1.1),), "")
+    assert row.correctness == source.correctness
+    assert [v.met for v in row.verdicts] == [False]
+    assert read_results(write_results(_results(row), tmp_path)).rows == [row]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda p: p["rows"][0].pop("note"), "note"),
+        (lambda p: p["rows"][0].update(extra=1), "extra"),
+        (lambda p: p["rows"][0].update(quantity="minutes"), "quantity"),
+        (lambda p: p.update(threads="2"), "threads"),
+        (lambda p: p["rows"][0]["variants"][0].update(median=1e9), "contradicts itself"),
+        (lambda p: p["rows"][0]["ratios"][0].update(median=1e-9), "contradicts itself"),
+        (lambda p: p["rows"][0]["verdicts"][0].update(met=False), "contradicts itself"),
+        (lambda p: p["rows"][0]["correctness"].update(error=1.0), "contradicts itself"),
+        (lambda p: p.update(schema=99), "schema 99"),
+    ],
+)
+def test_a_changed_file_is_refused(tmp_path: Path, change, said: str) -> None:
+    file = write_results(_results(_measure(_case(targets=(Target("at most", 1e6, other="double"),)))), tmp_path)
+    plain = json.loads(file.read_text())
+    change(plain)
+    file.write_text(json.dumps(plain))
+    with pytest.raises(UserError, match=said):
+        read_results(file)
+
+
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda f: f.stem)
+def test_committed_results_fit_and_are_in_their_table(file: Path) -> None:
+    results = read_results(file)
+    table = (RESULTS.parent / f"RESULTS-{'gpu' if results.device == 'cuda' else 'cpu'}.md").read_text()
+    assert all("| " + " | ".join(line) + " |" in table for row in results.rows for line in lines_of(row))
+
+
+def test_the_page_tells_losses_and_failures() -> None:
+    lost = _measure(_case(name="lost", targets=(Target("at least", 1e6, other="double"),)))
+    won = _measure(_case(name="won", targets=(Target("at most", 1e6, other="double"),)))
+    text = page([_results(lost, won, _measure(_case(name="wrong", offset=0.1)))], "Benchmarks")
+    assert "1 of 2 targets met" in text
+    assert "not met: gmlp, lost" in text
+    assert "FAILED, so nothing was timed: gmlp: wrong" in text
+    assert "**no**" in text
+
+
+def test_groups_have_cases_with_names_of_their_own() -> None:
+    for group in GROUPS:
+        cases = cases_of(group, "cuda")
+        assert cases
+        assert {case.group for case in cases} == {group}
+        assert len({case.name for case in cases}) == len(cases)
+    assert not cases_of("roofline", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [(("tpu", None, 1), "tpu"), (("cpu", "int4", 1), "int4"), (("cpu", None, 0), "at least 1")],
+)
+def test_places_that_are_not_there(place: tuple, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        Place.named(*place)
+
+
+def test_the_same_numbers_for_every_type() -> None:
+    exact, half = (Place("cpu", dtype, 1).randn(5) for dtype in (torch.float32, torch.bfloat16))
+    assert torch.equal(exact.bfloat16(), half)
