@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from tokenmix.cli import main
+from tokenmix.listing import print_result
 
 BUDGET = ["--data", "digits", "--max-steps", "12", "--batch-size", "64", "--limit", "400", "--limit-eval", "100"]
 
@@ -58,6 +59,12 @@ def test_list(what, capsys):
     assert all("name" in row for row in json.loads(capsys.readouterr().out))
 
 
+def test_a_small_confusion_matrix_is_printed_row_by_row(capsys):
+    print_result({"accuracy": 0.5, "confusion": [[3, 1], [12, 2]]})
+    lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
+    assert [line.split("│")[-1].strip() for line in lines[2:4]] == ["3, 1", "12, 2"]
+
+
 def test_info_counts_what_the_model_has(capsys):
     assert main(["info", "mixer_nano", "--img-size", "28", "--model-kwargs", "mixer=external", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
@@ -75,6 +82,14 @@ def test_a_run_folder_is_enough(run, picture, capsys):
     assert 0 < answer["probability"] <= 1
     assert main(["inspect", str(run), str(picture), "--out", str(picture.parent / "maps")]) == 0
     assert list((picture.parent / "maps").glob("*.png"))
+
+
+def test_export_makes_the_folder_and_refuses_one_as_the_file(run, tmp_path, capsys):
+    out = tmp_path / "below" / "model.pt2"
+    assert main(["export", str(run), "--format", "torch-export", "--out", str(out)]) == 0
+    assert out.is_file()
+    assert main(["export", str(run), "--format", "torch-export", "--out", str(tmp_path)]) == 2
+    assert "is a folder; give a file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("file_format", ["onnx", "torch-export"])

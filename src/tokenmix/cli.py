@@ -12,9 +12,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
+from tyro.constructors import PrimitiveConstructorSpec
 
 from tokenmix.errors import UserError
 from tokenmix.train.config import CompareConfig, Numbers, Pairs, TrainConfig
@@ -24,7 +25,28 @@ from tokenmix.train.recipes import recipe_values
 __all__ = ["main"]
 
 Positional = tyro.conf.Positional
+
 ABOUT = "Token mixing beyond self-attention: drop one in, train it, see what it costs."
+
+
+def _size(args: list[str]) -> int | tuple[int, int]:
+    sides = args[0].lower().replace("x", ",").split(",")
+    if len(sides) > 2 or not all(side.strip().isdecimal() for side in sides):
+        raise ValueError(f"{args[0]!r} is no size in pixels: give a side, or height x width as in 224x160")
+    height, width = int(sides[0]), int(sides[-1])
+    return height if len(sides) == 1 else (height, width)
+
+
+Size = Annotated[
+    int | tuple[int, int],
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="SIDE|HxW",
+        instance_from_str=_size,
+        is_instance=lambda x: isinstance(x, int | tuple),
+        str_from_instance=lambda x: [str(x) if isinstance(x, int) else f"{x[0]}x{x[1]}"],
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -47,8 +69,8 @@ class Info:
     """Parameters and multiply-adds of a model."""
 
     model: Positional[str]
-    img_size: int | None = None
-    """Side of the image; the model's own if not given."""
+    img_size: Size | None = None
+    """Side of the image, or height x width as in 224x160; the model's own if not given."""
     model_kwargs: Pairs = field(default_factory=dict)
     """Arguments of the model, for example mixer=external."""
     json: bool = False

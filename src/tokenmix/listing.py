@@ -71,8 +71,11 @@ def _data() -> list[dict[str, Any]]:
     return [asdict(entry) for entry in list_data()]
 
 
-def info(model_name: str, *, img_size: int | None, model_kwargs: Mapping[str, Any], as_json: bool) -> None:
+def info(
+    model_name: str, *, img_size: int | tuple[int, int] | None, model_kwargs: Mapping[str, Any], as_json: bool
+) -> None:
     """Print parameters and multiply-adds of a model, block by block."""
+    from tokenmix.measure.units import count
     from tokenmix.models import create_model
     from tokenmix.models.published import PUBLISHED
 
@@ -89,9 +92,13 @@ def info(model_name: str, *, img_size: int | None, model_kwargs: Mapping[str, An
         "parameters": _count(model),
         "macs": model.macs(),
         "blocks": _blocks(model),
-        "warnings": model.warnings() if hasattr(model, "warnings") else [],
+        "warnings": model.warnings() if hasattr(model, "warnings") else _warnings(model),
         "published": asdict(PUBLISHED[model_name]) if model_name in PUBLISHED else None,
     }
+    if summary["published"] is not None:
+        # What was asked for may have another size or other arguments than what was published.
+        preset: Any = create_model(model_name, device="meta")
+        summary["preset"] = {"image": list(preset.img_size), "parameters": _count(preset), "macs": preset.macs()}
     if as_json:
         print(json.dumps(summary, indent=2))
         return
@@ -99,11 +106,12 @@ def info(model_name: str, *, img_size: int | None, model_kwargs: Mapping[str, An
     console.print(
         f"[bold]{model_name}[/] ({model.mixer_name}) at {model.img_size[0]} x {model.img_size[1]} px: {n} tokens "
         f"({grid[0]} x {grid[1]}), {summary['parameters'] / 1e6:.3f} M parameters, "
-        f"{summary['macs'] / 1e6:.2f} M multiply-adds"
+        f"{count(summary['macs'])} multiply-adds",
+        soft_wrap=True,
     )
     _print_rows(summary["blocks"])
     for line in summary["warnings"]:
-        console.print(f"[yellow]warning:[/] {escape(line)}")
+        console.print(f"[yellow]warning:[/] {escape(line)}", soft_wrap=True)
     console.print(_beside(summary), highlight=False, soft_wrap=True)
 
 
@@ -112,16 +120,36 @@ def _beside(summary: Mapping[str, Any]) -> str:
     theirs = summary["published"]
     if theirs is None:
         return "Ours are counted from the equations; nothing is published for this model."
+    preset = summary["preset"]
     told = [
         f"{label} {theirs[key]}{unit} published{ours}"
         for key, label, unit, ours in (
-            ("parameters", "parameters", " M", f", {summary['parameters'] / 1e6:.2f} M here"),
-            ("macs", "multiply-adds", " G at 224 px", f", {summary['macs'] / 1e9:.2f} G here"),
+            ("parameters", "parameters", " M", f", {preset['parameters'] / 1e6:.2f} M here"),
+            ("macs", "multiply-adds", f" G at {preset['image'][0]} px", f", {preset['macs'] / 1e9:.2f} G here"),
             ("top1", "ImageNet top-1", " %", ", not reproduced here"),
         )
         if theirs[key] is not None
     ]
-    return f"{'; '.join(told)}. Source: {theirs['source']}."
+    return f"The preset {summary['model']}: {'; '.join(told)}. Source: {theirs['source']}."
+
+
+def _warnings(model: Any) -> list[str]:
+    """Less-attention that takes no fewer multiply-adds than the self-attention in its place would."""
+    from tokenmix.layers import LessAttention, SelfAttention
+
+    mixers = [getattr(block.mixer, "inner", block.mixer) for block in model.blocks]
+    less = [mixer for mixer in mixers if isinstance(mixer, LessAttention)]
+    if not less:
+        return []
+    n, layer = model.num_tokens, less[0]
+    own, vanilla = layer.macs(n), SelfAttention(layer.dim, num_heads=layer.num_heads, device="meta").macs(n)
+    if own < vanilla:
+        return []
+    return [
+        f"the {len(less)} less-attention layers do not pay at {n} tokens, {own / 1e6:.4g} M multiply-adds against "
+        f"{vanilla / 1e6:.4g} M of self-attention; they do with fewer tokens, that is a smaller image or larger "
+        "patches, or in a wider model"
+    ]
 
 
 def _blocks(model: Any) -> list[dict[str, Any]]:
@@ -170,7 +198,8 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, list | tuple):
-        return ", ".join(_cell(v) for v in value)
+        rows = bool(value) and all(isinstance(v, list | tuple) for v in value)
+        return ("\n" if rows else ", ").join(_cell(v) for v in value)
     if isinstance(value, Mapping):
         return ", ".join(f"{k} {_cell(v)}" for k, v in value.items())
     return str(value)

@@ -135,6 +135,8 @@ def test_processes_read_shards_of_their_own(shards: Callable[..., str]):
     assert read[0] != {int(train.index.shard[i]) for i in order(data, epoch=0, rank=0, world_size=2)}
     with pytest.raises(UserError, match="4 shards cannot be dealt out to 5 processes"):
         order(data, rank=0, world_size=5)
+    with pytest.raises(UserError, match="give --devices 4 or less"):
+        make_loader(train, batch_size=2, shuffle=True, seed=0, mean=data.mean, std=data.std, world_size=5)
 
 
 def test_workers_change_nothing(shards: Callable[..., str]):

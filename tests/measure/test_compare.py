@@ -12,7 +12,7 @@ from tokenmix.errors import UserError
 from tokenmix.measure.compare import compare, repeat_command
 from tokenmix.measure.examples import choose_images
 from tokenmix.measure.results import load_results
-from tokenmix.measure.twin_runs import plan_runs, run_twin
+from tokenmix.measure.twin_runs import plan_runs, read_run, run_twin
 from tokenmix.train.config import CompareConfig, TrainConfig
 
 TINY = {"embed_dim": 16, "depth": 2, "num_heads": 2}
@@ -69,6 +69,18 @@ def test_the_same_command_repeats_nothing_and_a_mixer_can_be_added(finished: Pat
     compare(small(finished, seeds=(0, 1), mixers=("self", "external", "gating")), quiet=True)
     assert [file.stat().st_mtime_ns for file in files] == before
     assert [twin.mixer for twin in load_results(finished / "results.json").twins] == ["self", "external", "gating"]
+
+
+def test_score_and_confusion_are_of_one_epoch(tmp_path: Path):
+    plan = plan_runs(small(tmp_path), tmp_path)[0]
+    plan.folder.mkdir(parents=True)
+    epochs = {
+        "metrics": {"accuracy": 1.0, "confusion": [[2, 0], [0, 2]]},
+        "final": {"accuracy": 0.5, "confusion": [[1, 1], [1, 1]]},
+    }
+    (plan.folder / "result.json").write_text(json.dumps({**epochs, "seconds": 1.0, "images_per_second": 2.0}))
+    run = read_run(plan, "", "accuracy", tmp_path)
+    assert (run.score, run.confusion) == (0.5, [[1, 1], [1, 1]])
 
 
 def test_another_comparisons_folder_is_left_alone(finished: Path, tmp_path: Path):

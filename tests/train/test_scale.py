@@ -19,6 +19,7 @@ from tokenmix.tasks.image_classification import CONFUSION_CLASSES, ImageClassifi
 from tokenmix.tasks.recipe import make_optimizer, make_schedule
 from tokenmix.train import callbacks
 from tokenmix.train.config import TrainConfig
+from tokenmix.train.ranks import Elsewhere, Ranks, joined
 from tokenmix.train.run import evaluate, predict, train
 
 CONFIG = TrainConfig(
@@ -180,6 +181,26 @@ def test_the_optimisers_epsilon():
     model = create_model("vit_nano", img_size=8)
     assert make_optimizer(model, TrainConfig(opt_eps=1e-6)).defaults["eps"] == 1e-6
     assert make_optimizer(model, TrainConfig()).defaults["eps"] == 1e-8
+
+
+def test_too_few_shards_are_told_before_anything_is_written(shards: str, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("tokenmix.train.run.ranks", lambda: Ranks(0, 0, 5, 5))
+    with pytest.raises(UserError, match=r"3 shards cannot be dealt out to 5 processes.* --devices 3 or less$"):
+        train(dataclasses.replace(CONFIG, data=shards, batch_size=2, out=tmp_path / "run"), quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_more_processes_than_gpus_are_one_line_of_the_first(monkeypatch):
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UserError, match="this machine has 1 CUDA device; give --devices 1"), joined("auto"):
+        pass
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    with pytest.raises(Elsewhere), joined("cuda"):
+        pass
 
 
 def test_no_confusion_matrix_of_a_thousand_classes():

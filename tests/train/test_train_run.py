@@ -91,7 +91,8 @@ def test_a_run_folder_holds_what_later_verbs_need(finished):
     result = json.loads((finished / "result.json").read_text())
     assert (result["steps"], result["images"], result["epochs"]) == (6, 384, 2)
     assert np.sum(result["metrics"]["confusion"]) == 100
-    assert np.trace(result["metrics"]["confusion"]) == pytest.approx(100 * result["metrics"]["accuracy"])
+    for scores in (result["metrics"], result["final"]):
+        assert np.trace(scores["confusion"]) == pytest.approx(100 * scores["accuracy"])
     assert result["seconds"] > 0
     assert result["peak_memory"]["process"] > 50e6
     model, _, data = load_run(finished)

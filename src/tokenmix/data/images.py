@@ -62,6 +62,10 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
         """The images at these places, in this order."""
         raise NotImplementedError
 
+    def check_shares(self, world_size: int) -> None:
+        """Raise `UserError` if the images cannot be shared among so many processes."""
+        return
+
     def training_order(self, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray:
         """The places that one of `world_size` processes takes in an epoch, as many for each.
 

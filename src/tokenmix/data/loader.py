@@ -148,7 +148,7 @@ def make_loader(
         pin_memory: copy batches to page-locked memory, for CUDA.
 
     Raises:
-        UserError: no image, or no full batch although `drop_last`.
+        UserError: no image, no full batch although `drop_last`, or images that so many processes cannot share.
     """
     if batch_size < 1:
         raise UserError(f"a batch size of {batch_size} is not possible; give 1 or more")
@@ -162,6 +162,8 @@ def make_loader(
         rank=rank,
         world_size=world_size,
     )
+    if shuffle:
+        dataset.check_shares(world_size)
     if drop_last and not len(sampler):
         raise UserError(
             f"a batch of {batch_size} x {world_size} does not fit into {len(dataset)} images; "

@@ -59,6 +59,15 @@ class ShardImages(OpenedImages):
         kept.crop_pct = self.crop_pct
         return kept
 
+    def check_shares(self, world_size: int) -> None:
+        """Each process needs a shard of its own."""
+        count = len(np.unique(self.index.shard[self.places].numpy()))
+        if count < world_size:
+            raise UserError(
+                f"{count} shards cannot be dealt out to {world_size} processes; write at least as many shards, or give "
+                f"--devices {count} or less"
+            )
+
     def training_order(self, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray:
         """The shards of an epoch in a random order, dealt out to the processes; in each, a shuffle buffer.
 
@@ -66,12 +75,8 @@ class ShardImages(OpenedImages):
         which in the next epoch are others.
         """
         shard = self.index.shard[self.places].numpy()
-        present = np.unique(shard)
-        if len(present) < world_size:
-            raise UserError(
-                f"{len(present)} shards cannot be dealt out to {world_size} processes; write at least as many shards"
-            )
-        mine = np.random.default_rng([abs(seed), epoch]).permutation(present)[rank::world_size]
+        self.check_shares(world_size)
+        mine = np.random.default_rng([abs(seed), epoch]).permutation(np.unique(shard))[rank::world_size]
         by_shard = np.argsort(shard, kind="stable")
         starts = np.searchsorted(shard[by_shard], mine, "left")
         stops = np.searchsorted(shard[by_shard], mine, "right")

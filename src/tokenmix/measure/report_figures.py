@@ -97,6 +97,6 @@ def confusion_section(results: Results) -> str:
         return ""
     seeds = ", summed over the seeds" if len(results.config["seeds"]) > 1 else ""
     return (
-        '<section><h2>Confusion</h2><p class="soft">Rows are the true classes, columns the answers on the test images'
-        f'{seeds}.</p><div class="grid three">{"".join(figures)}</div></section>'
+        '<section><h2>Confusion</h2><p class="soft">Rows are the true classes, columns the answers on the test images '
+        f'after the last epoch{seeds}, as the scores are.</p><div class="grid three">{"".join(figures)}</div></section>'
     )

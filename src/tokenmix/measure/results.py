@@ -26,7 +26,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Run:
-    """One training of one twin. `score` is the headline metric at the end; None if the run failed."""
+    """One training of one twin. `score` and `confusion` are of the last epoch; None if the run failed."""
 
     seed: int
     folder: str

@@ -131,7 +131,7 @@ def read_run(plan: RunPlan, failure: str, metric: str, out: Path) -> Run:
         score=result["final"][metric],
         seconds=result["seconds"],
         images_per_second=result["images_per_second"],
-        confusion=result["metrics"].get("confusion"),
+        confusion=result["final"].get("confusion"),
     )
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
+from tokenmix.train.files import make_folder
 
 __all__ = ["export"]
 
@@ -19,7 +20,7 @@ def export(run: Path, file_format: Literal["onnx", "torch-export"], out: Path | 
     """Write the model of a run folder, with a dynamic batch, and compare its logits with PyTorch's to 1e-4.
 
     Raises:
-        UserError: onnxruntime is not installed, or the written model answers otherwise.
+        UserError: onnxruntime is not installed, `out` cannot be written, or the written model answers otherwise.
     """
     from tokenmix.train.run import load_run
 
@@ -27,6 +28,9 @@ def export(run: Path, file_format: Literal["onnx", "torch-export"], out: Path | 
     model = model.eval().cpu()
     images = torch.randn(2, data["channels"], *data["img_size"])
     out = out or run / {"onnx": "model.onnx", "torch-export": "model.pt2"}[file_format]
+    if out.is_dir():
+        raise UserError(f"{out} is a folder; give a file to write by --out, for example {out / 'model.onnx'}")
+    make_folder(out.parent)
     beside = out.with_name(f".{out.name}.partial")
     write = _write_onnx if file_format == "onnx" else _write_torch
     try:

@@ -81,12 +81,26 @@ def joined(device: str) -> Iterator[None]:
         return
     cuda = device in ("auto", "cuda") and torch.cuda.is_available()
     if cuda:
+        _check_devices(here)
         torch.cuda.set_device(here.local_rank)
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     try:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def _check_devices(here: Ranks) -> None:
+    """Raise `UserError` in the first process, and `Elsewhere` in the others, if some would have no GPU."""
+    count = torch.cuda.device_count()
+    if here.local_world_size <= count:
+        return
+    if here.local_rank:
+        raise Elsewhere(2)
+    raise UserError(
+        f"{here.local_world_size} processes are asked for and this machine has {count} CUDA device{'s' * (count > 1)}; "
+        f"give --devices {count}, and --batch-size with --accumulate to keep the images of a step, or --device cpu"
+    )
 
 
 def mean(values: Tensor) -> Tensor:

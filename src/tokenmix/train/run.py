@@ -4,7 +4,7 @@ A run folder holds config.json, data.json, metrics.csv, tensorboard/, checkpoint
 is done, result.json:
 
     metrics      of the weights in model.safetensors, which are those of the best epoch
-    final        the same after the last epoch, single numbers only
+    final        the same after the last epoch
     best_epoch, epochs, steps, images
     seconds      of training, without evaluation; eval_seconds, images_per_second
     parameters, macs, peak_memory (bytes: `process` since it started, `cuda` on the device)
@@ -208,6 +208,8 @@ def _prepare(config: TrainConfig) -> Session:
     if config.grad_checkpointing:
         _checkpoint_blocks(model)
     data = data if here.world_size == 1 else data.part(here.rank, here.world_size)
+    # What its settings do not allow is told here, by one process and before anything is written.
+    data.train_batches(batch_size=plan.batch_size, epoch=0, start=0)
     macs = getattr(model, "macs", None)
     # Counted while the model is whole: fsdp will cut it into parts.
     counts = {"parameters": sum(p.numel() for p in model.parameters()), "macs": macs() if callable(macs) else None}
@@ -245,14 +247,13 @@ def _work(run: Path, session: Session, progress: Progress, state: dict[str, Any]
 
 
 def _result(session: Session, progress: Progress) -> dict[str, Any]:
-    tables = session.task.tables
     return {
         "task": session.config.task,
         "model": session.config.model,
         "data": session.config.data,
         "seed": session.config.seed,
         "metrics": progress.best,
-        "final": {k: v for k, v in progress.final.items() if k not in tables},
+        "final": progress.final,
         "best_epoch": progress.best_epoch,
         "epochs": progress.epoch,
         "steps": progress.step,
