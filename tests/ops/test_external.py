@@ -242,14 +242,6 @@ def test_working_memory_of_chunks_does_not_grow_with_the_tokens(num_steps: int) 
     assert whole[1] > 8 * many[1]
 
 
-def test_only_the_first_derivative_of_the_chunked_path() -> None:
-    inputs = problem(1, 1, 5, 3)
-    out = external_attention(**inputs, chunk_size=2)
-    (gradient,) = torch.autograd.grad(out.square().sum(), [inputs["query"]], create_graph=True)
-    with pytest.raises(RuntimeError, match="autograd"):
-        torch.autograd.grad(gradient.sum(), [inputs["query"]])
-
-
 @pytest.mark.parametrize("num_steps", [0, 2])
 def test_the_chunked_operator_is_registered_as_pytorch_wants_it(num_steps: int) -> None:
     inputs = tuple(problem(3, 2, 7, 3, dtype=torch.float32).values())

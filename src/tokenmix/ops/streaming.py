@@ -1,145 +1,30 @@
-"""External attention in chunks of tokens, forward and backward, with working memory independent of N.
+"""External attention by tiles of heads and tokens, forward and backward: the map never exists as a whole.
 
-Per Sinkhorn step k = 1..K, with r^0 = 0 and P the map:
-
-    L^k_j = logsumexp_i (a_ij - r^(k-1)_i)      one number per slot, merged over chunks
-    r^k_i = logsumexp_j (a_ij - L^k_j)          one number per token, made again in each chunk
-    P_ij  = exp(a_ij - L^K_j - r^K_i)
-
-and back, with g^k the gradient of L^k, C^k_ij = exp(a_ij - r^(k-1)_i - L^k_j) and R^k_ij = exp(a_ij - L^k_j - r^k_i):
-
-    u^K = P * (dP - rowsum(dP * P))             what reaches a through a - L^K
-    u^k = -R^k * rowsum(g^(k+1) * C^(k+1))      what reaches a through r^k
-    g^k = -sum_i u^k_i
-    da  = sum_k (u^k + g^k * C^k)
-
-So K passes over the tokens collect the sums over i, and one more emits. K = 0 is the plain softmax over slots.
+The heads are taken in groups whose slot map stays in the cores' caches, the tokens of a head all at once or in chunks;
+with chunks, working memory is independent of N. Nothing of the size of the map is kept for the backward pass, which
+makes each tile's map again. Equations: `tokenmix.ops.external_tiles`.
 
 These are registered operators and not an `autograd.Function`, so that `torch.compile` and `torch.export` keep the loop
-over chunks as one node, for any N. They have a first derivative only.
+over tiles as one node, for any N. A derivative of the derivative (create_graph=True) goes through the written map;
+forward-mode derivatives and vmap are not there.
 """
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.flop_counter import register_flop_formula
 
-__all__ = ["stream_external"]
+from tokenmix.ops.external_tiles import Heads, HeadsBackward, project
+from tokenmix.ops.normalize import double_normalize
 
+__all__ = ["TILE_ENTRIES", "stream_external"]
 
-@dataclass(frozen=True)
-class _Chunk:
-    """Some tokens: their place in the sequence, their wide logits, and which of them take part (..., n, 1)."""
-
-    place: slice
-    logits: Tensor
-    mask: Tensor | None
-
-    def keep(self, values: Tensor, filler: float = 0.0) -> Tensor:
-        return values if self.mask is None else values.masked_fill(~self.mask, filler)
-
-    def rows(self, offset: Tensor) -> Tensor:
-        """r^k of the tokens, (..., n, 1), from L^k."""
-        return torch.logsumexp(self.logits - offset, dim=-1, keepdim=True)
-
-    def shares(self, offset: Tensor) -> Tensor:
-        """R^k of the tokens, from L^k."""
-        return self.keep(torch.softmax(self.logits - offset, dim=-1))
-
-    def columns(self, before: Tensor | None, offset: Tensor) -> Tensor:
-        """C^k of the tokens, from L^(k-1) and L^k."""
-        rows = 0.0 if before is None else self.rows(before)
-        return self.keep(torch.exp(self.logits - rows - offset))
-
-
-@dataclass(frozen=True)
-class _Chunks:
-    """The tokens in chunks. `mask` is (..., N), broadcastable to the query's tokens."""
-
-    query: Tensor
-    key_memory: Tensor
-    key_bias: Tensor | None
-    mask: Tensor | None
-    size: int
-
-    @property
-    def wide(self) -> torch.dtype:
-        return torch.promote_types(self.query.dtype, torch.float32)
-
-    def __iter__(self) -> Iterator[_Chunk]:
-        num_tokens = self.query.shape[-2]
-        for start in range(0, num_tokens, self.size):
-            place = slice(start, min(start + self.size, num_tokens))
-            logits = F.linear(self.query[..., place, :], self.key_memory, self.key_bias).to(self.wide)
-            mask = None if self.mask is None else self.mask[..., place].unsqueeze(-1)
-            yield _Chunk(place, logits, mask)
-
-    def slots(self, value: float) -> Tensor:
-        """(..., 1, S), one number per slot."""
-        shape = (*self.query.shape[:-2], 1, self.key_memory.shape[0])
-        return self.query.new_full(shape, value, dtype=self.wide)
-
-    def offsets(self, num_steps: int) -> list[Tensor]:
-        """L^1 .. L^K, one pass over the tokens for each."""
-        offsets: list[Tensor] = []
-        for _ in range(num_steps):
-            total = self.slots(-torch.inf)
-            for chunk in self:
-                logits = chunk.logits - chunk.rows(offsets[-1]) if offsets else chunk.logits
-                part = torch.logsumexp(chunk.keep(logits, -torch.inf), dim=-2, keepdim=True)
-                total = torch.logaddexp(total, part)
-            # Where no token takes part any finite number will do.
-            offsets.append(total.masked_fill(torch.isneginf(total), 0.0))
-        return offsets
-
-
-@dataclass(frozen=True)
-class _Backward:
-    """The gradient of a chunk's logits, given the sums over tokens so far: sums[k] is g^(k+1)."""
-
-    chunks: _Chunks
-    value_memory: Tensor
-    grad: Tensor
-    offsets: list[Tensor]
-
-    def through_map(self, chunk: _Chunk) -> tuple[Tensor, Tensor, Tensor]:
-        """P, u^K and the output's gradient where it counts."""
-        shares = chunk.shares(self.offsets[-1] if self.offsets else self.chunks.slots(0.0))
-        grad = chunk.keep(self.grad[..., chunk.place, :])
-        grad_shares = (grad @ self.value_memory.mT).to(shares.dtype)
-        weighted = grad_shares * shares
-        return shares, weighted - shares * weighted.sum(-1, keepdim=True), grad
-
-    def columns(self, chunk: _Chunk, k: int) -> Tensor:
-        return chunk.columns(self.offsets[k - 1] if k else None, self.offsets[k])
-
-    def through_rows(self, chunk: _Chunk, k: int, sums: dict[int, Tensor]) -> Tensor:
-        grad_rows = (sums[k + 1] * self.columns(chunk, k + 1)).sum(-1, keepdim=True)
-        return -chunk.shares(self.offsets[k]) * grad_rows
-
-    def sums(self) -> dict[int, Tensor]:
-        """g of every step, the last step first, one pass over the tokens for each."""
-        sums: dict[int, Tensor] = {}
-        last = len(self.offsets) - 1
-        for k in range(last, -1, -1):
-            total = self.chunks.slots(0.0)
-            for chunk in self.chunks:
-                up = self.through_map(chunk)[1] if k == last else self.through_rows(chunk, k, sums)
-                total -= up.sum(-2, keepdim=True)
-            sums[k] = total
-        return sums
-
-    def logits(self, chunk: _Chunk, through_map: Tensor, sums: dict[int, Tensor]) -> Tensor:
-        """da of the chunk."""
-        grad = through_map
-        for k in range(len(self.offsets)):
-            grad = grad + sums[k] * self.columns(chunk, k)
-            if k + 1 < len(self.offsets):
-                grad = grad + self.through_rows(chunk, k, sums)
-        return grad
+TILE_ENTRIES = 2**18
+"""Entries of the map that are worked on at a time: 1 MiB in float32, what two cores have in their second caches."""
 
 
 @torch.library.custom_op("tokenmix::stream_external", mutates_args=())
@@ -151,9 +36,11 @@ def stream_external(
     value_bias: Tensor | None,
     mask: Tensor | None,
     num_steps: int,
-    chunk_size: int,
+    chunk_size: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """External attention by chunks: the output (..., N, d_v) and the offsets L^1 .. L^K, (K, ..., 1, S).
+    """External attention by tiles: the output (..., N, d_v) and the offsets L^1 .. L^K, (K, ..., 1, S).
+
+    The output is laid out as the query is: heads cut out of (B, N, H d) come back that way.
 
     Args:
         query: (..., N, d).
@@ -163,17 +50,23 @@ def stream_external(
         value_bias: (d_v,) or None.
         mask: bool, broadcastable to the tokens (..., N), or None.
         num_steps: Sinkhorn steps K; 0 for the plain softmax over slots.
-        chunk_size: tokens in a chunk.
+        chunk_size: tokens in a tile; None for all.
     """
     with torch.autocast(query.device.type, enabled=False):
-        chunks = _Chunks(query, key_memory, key_bias, mask, chunk_size)
-        offsets = chunks.offsets(num_steps)
-        shift = offsets[-1] if offsets else chunks.slots(0.0)
-        out = query.new_empty((*query.shape[:-1], value_memory.shape[1]))
-        for chunk in chunks:
-            shares = chunk.shares(shift).to(query.dtype)
-            out[..., chunk.place, :] = chunk.keep(F.linear(shares, value_memory.mT, value_bias))
-        return out, torch.stack(offsets) if offsets else chunks.slots(0.0).unsqueeze(0)[:0].clone()
+        out = _new_output(query, value_memory.shape[1])
+        offsets = _new_offsets(query, key_memory.shape[0], num_steps)
+        outs, flat_offsets = _by_heads(out, query), _by_heads(offsets, query)
+        for group, heads in _groups(query, key_memory, key_bias, mask, chunk_size):
+            found = heads.offsets(num_steps)
+            for k, offset in enumerate(found):
+                flat_offsets[k][group] = offset
+            for tile in heads:
+                shares = tile.last_shares(found[-1] if found else None).to(query.dtype)
+                there = outs[group][:, tile.place]
+                project(shares, value_memory, value_bias, out=there)
+                if tile.mask is not None:
+                    there.masked_fill_(~tile.mask, 0.0)
+        return out, offsets
 
 
 @torch.library.custom_op("tokenmix::stream_external_backward", mutates_args=())
@@ -183,67 +76,148 @@ def _stream_backward(
     key_memory: Tensor,
     value_memory: Tensor,
     key_bias: Tensor | None,
+    value_bias: Tensor | None,
     mask: Tensor | None,
     offsets: Tensor,
-    chunk_size: int,
+    chunk_size: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of query, both memories and both biases (also where there is no bias: they are sums that are there)."""
+    """Gradients of query, both memories and both biases (0 for a bias that is not there)."""
     with torch.autocast(query.device.type, enabled=False):
-        chunks = _Chunks(query, key_memory, key_bias, mask, chunk_size)
-        backward = _Backward(chunks, value_memory, grad, list(offsets))
-        sums = backward.sums()
-        grad_query = torch.empty_like(query)
-        slots, wide = key_memory.shape[0], chunks.wide
-        grad_keys, grad_values = (memory.new_zeros(memory.shape, dtype=wide) for memory in (key_memory, value_memory))
-        grad_key_bias = key_memory.new_zeros(slots, dtype=wide)
-        grad_value_bias = value_memory.new_zeros(value_memory.shape[1], dtype=wide)
-        for chunk in chunks:
-            shares, through_map, grad_out = backward.through_map(chunk)
-            grad_logits = backward.logits(chunk, through_map, sums)
-            narrow = grad_logits.to(query.dtype)
-            grad_query[..., chunk.place, :] = narrow @ key_memory
-            grad_keys += _over_tokens(narrow, query[..., chunk.place, :])
-            grad_values += _over_tokens(shares.to(query.dtype), grad_out)
-            grad_key_bias += grad_logits.reshape(-1, slots).sum(0)
-            grad_value_bias += grad_out.reshape(-1, grad_out.shape[-1]).sum(0, dtype=wide)
-        parameters = (grad_keys, grad_values, grad_key_bias, grad_value_bias)
-        return (grad_query, *(gradient.to(query.dtype) for gradient in parameters))  # pyright: ignore[reportReturnType]
+        grad_query = _new_output(query, query.shape[-1])
+        sums = _Sums(key_memory, value_memory, key_bias is not None, value_bias is not None)
+        grads, grad_queries, flat_offsets = (_by_heads(t, query) for t in (grad, grad_query, offsets))
+        for group, heads in _groups(query, key_memory, key_bias, mask, chunk_size):
+            backward = HeadsBackward(heads, value_memory, grads[group], [each[group] for each in flat_offsets])
+            over_tokens = backward.sums()
+            for tile in heads:
+                shares, through_map, grad_out = backward.through_map(tile)
+                grad_logits = backward.logits(tile, through_map, over_tokens)
+                narrow = grad_logits.to(query.dtype)
+                project(narrow, key_memory, None, out=grad_queries[group][:, tile.place])
+                sums.add(narrow, heads.query[:, tile.place], shares.to(query.dtype), grad_out)
+        return (grad_query, *(total.to(query.dtype) for total in sums.totals()))  # pyright: ignore[reportReturnType]
 
 
-def _over_tokens(left: Tensor, right: Tensor) -> Tensor:
-    """left^T right, summed over all tokens of all samples and heads."""
-    return left.reshape(-1, left.shape[-1]).mT @ right.reshape(-1, right.shape[-1])
+class _Sums:
+    """Gradients of the memories and biases, summed over tiles in the wide type."""
+
+    def __init__(self, key_memory: Tensor, value_memory: Tensor, key_biased: bool, value_biased: bool) -> None:
+        wide = torch.promote_types(key_memory.dtype, torch.float32)
+        self.keys, self.values = (m.new_zeros(m.shape, dtype=wide) for m in (key_memory, value_memory))
+        self.key_bias = key_memory.new_zeros(key_memory.shape[0], dtype=wide)
+        self.value_bias = value_memory.new_zeros(value_memory.shape[1], dtype=wide)
+        self.biased = key_biased, value_biased
+
+    def add(self, grad_logits: Tensor, query: Tensor, shares: Tensor, grad_out: Tensor) -> None:
+        """What a tile adds: (g, n, S), (g, n, d), (g, n, S), (g, n, d_v)."""
+        self.keys += torch.bmm(grad_logits.mT, query).sum(0)
+        self.values += torch.bmm(shares.mT, grad_out).sum(0)
+        if self.biased[0]:
+            self.key_bias += grad_logits.sum((0, 1), dtype=self.key_bias.dtype)
+        if self.biased[1]:
+            self.value_bias += grad_out.sum((0, 1), dtype=self.value_bias.dtype)
+
+    def totals(self) -> tuple[Tensor, ...]:
+        return self.keys, self.values, self.key_bias, self.value_bias
+
+
+class _Group(NamedTuple):
+    """Which heads, in (B, H, ...)."""
+
+    sample: int
+    heads: slice
+
+
+def _groups(
+    query: Tensor, key_memory: Tensor, key_bias: Tensor | None, mask: Tensor | None, chunk_size: int | None
+) -> Iterator[tuple[_Group, Heads]]:
+    """The heads in groups whose tiles have about TILE_ENTRIES entries."""
+    size = query.shape[-2] if chunk_size is None else min(chunk_size, query.shape[-2])
+    together = max(1, TILE_ENTRIES // max(1, size * key_memory.shape[0]))
+    queries = _by_heads(query, query)
+    masks = None if mask is None else _by_heads(mask.expand(query.shape[:-1]).unsqueeze(-1), query).squeeze(-1)
+    for sample in range(queries.shape[0]):
+        for start in range(0, queries.shape[1], together):
+            group = _Group(sample, slice(start, start + together))
+            yield group, Heads(queries[group], key_memory, key_bias, None if masks is None else masks[group], size)
+
+
+def _interleaved(query: Tensor) -> bool:
+    """Heads cut out of (B, N, H d): the samples and heads of such a view are no single axis."""
+    return query.dim() == 4 and not query.is_contiguous() and query.transpose(1, 2).is_contiguous()
+
+
+def _by_heads(tensor: Tensor, query: Tensor) -> Tensor:
+    """`tensor` ([K,] ..., a, b) as ([K,] B, H, a, b): samples in H as well, unless the heads are interleaved."""
+    extra = tensor.shape[: tensor.dim() - query.dim()]
+    if _interleaved(query):
+        return tensor
+    return tensor.reshape(*extra, 1, math.prod(query.shape[:-2]), *tensor.shape[-2:])
+
+
+def _new_output(query: Tensor, width: int) -> Tensor:
+    """(..., N, width), laid out as the query."""
+    if _interleaved(query):
+        batch, heads, num_tokens, _ = query.shape
+        return query.new_empty((batch, num_tokens, heads, width)).transpose(1, 2)
+    return query.new_empty((*query.shape[:-1], width))
+
+
+def _new_offsets(query: Tensor, slots: int, num_steps: int) -> Tensor:
+    wide = torch.promote_types(query.dtype, torch.float32)
+    return query.new_empty((num_steps, *query.shape[:-2], 1, slots), dtype=wide)
 
 
 @stream_external.register_fake
 def _(query: Tensor, key_memory: Tensor, value_memory: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    num_steps = rest[3]
-    wide = torch.promote_types(query.dtype, torch.float32)
-    offsets = query.new_empty((num_steps, *query.shape[:-2], 1, key_memory.shape[0]), dtype=wide)
-    return query.new_empty((*query.shape[:-1], value_memory.shape[1])), offsets
+    return _new_output(query, value_memory.shape[1]), _new_offsets(query, key_memory.shape[0], rest[3])
 
 
 @_stream_backward.register_fake
 def _(grad: Tensor, query: Tensor, key_memory: Tensor, value_memory: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     biases = key_memory.new_empty(key_memory.shape[0]), value_memory.new_empty(value_memory.shape[1])
-    return (
-        torch.empty_like(query),
-        key_memory.new_empty(key_memory.shape),
-        value_memory.new_empty(value_memory.shape),
-        *biases,
-    )
+    memories = key_memory.new_empty(key_memory.shape), value_memory.new_empty(value_memory.shape)
+    return (_new_output(query, query.shape[-1]), *memories, *biases)
+
+
+@register_flop_formula(torch.ops.tokenmix.stream_external)
+def _(query: Any, key_memory: Any, value_memory: Any, *rest: Any, **_: Any) -> int:
+    """Both products, as the written form counts; logits that are made again are not counted."""
+    return 2 * math.prod(query[:-1]) * key_memory[0] * (key_memory[1] + value_memory[1])
+
+
+@register_flop_formula(torch.ops.tokenmix.stream_external_backward)
+def _(grad: Any, query: Any, key_memory: Any, value_memory: Any, *rest: Any, **_: Any) -> int:
+    return 4 * math.prod(query[:-1]) * key_memory[0] * (key_memory[1] + value_memory[1])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    query, key_memory, value_memory, key_bias, value_bias, mask, _, ctx.chunk_size = inputs
-    ctx.biased = key_bias is not None, value_bias is not None
-    ctx.save_for_backward(query, key_memory, value_memory, key_bias, mask, output[1])
+    *tensors, ctx.num_steps, ctx.chunk_size = inputs
+    ctx.save_for_backward(*tensors, output[1])
 
 
 def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    grads = _stream_backward(grad, *ctx.saved_tensors, ctx.chunk_size)
-    key_bias, value_bias = (g if there else None for g, there in zip(grads[3:], ctx.biased, strict=True))
-    return *grads[:3], key_bias, value_bias, None, None, None
+    *tensors, offsets = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        return *_differentiable_gradients(grad, tensors, ctx.needs_input_grad, ctx.num_steps), None, None, None
+    grads = _stream_backward(grad, *tensors, offsets, ctx.chunk_size)
+    biases = (g if there is not None else None for g, there in zip(grads[3:], tensors[3:5], strict=True))
+    return *grads[:3], *biases, None, None, None
+
+
+def _differentiable_gradients(
+    grad: Tensor, tensors: list[Tensor], needed: tuple[bool, ...], num_steps: int
+) -> list[Tensor | None]:
+    """The gradients of the five inputs as expressions that can be differentiated again."""
+    query, key_memory, value_memory, key_bias, value_bias, mask = tensors
+    logits = F.linear(query, key_memory, key_bias)
+    shares = double_normalize(logits, mask=mask, num_steps=num_steps) if num_steps else torch.softmax(logits, -1)
+    out = F.linear(shares, value_memory.mT, value_bias)
+    if mask is not None:
+        out = out.masked_fill(~mask.unsqueeze(-1), 0.0)
+    wanted = [tensor for tensor, need in zip(tensors[:5], needed) if need]
+    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
+    return [next(found) if need else None for need in needed[:5]]
 
 
 stream_external.register_autograd(_differentiate, setup_context=_save)

@@ -1,0 +1,179 @@
+"""The backends of external attention against each other, who is chosen, and what each of them refuses."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad, gradgradcheck
+from torch.utils.flop_counter import FlopCounterMode
+
+from tokenmix.errors import UserError
+from tokenmix.layers.multihead_external import MultiHeadExternalAttention
+from tokenmix.ops import external, streaming
+from tokenmix.ops.external import external_attention
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(params=[40, 2**18])
+def _tile_entries(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of one or two heads, and the usual ones, which hold all of a test."""
+    monkeypatch.setattr(streaming, "TILE_ENTRIES", request.param)
+
+
+def problem(*shape: int, dtype: torch.dtype = torch.float64, slots: int = 4, std: float = 1.0) -> list[Tensor]:
+    """query, both memories and both biases; logits of about the standard deviation `std`."""
+    width = shape[-1]
+    shapes = (shape, (slots, width), (slots, width), (slots,), (width,))
+    drawn = [torch.randn(each, dtype=torch.float64) for each in shapes]
+    drawn[1] *= std / width**0.5
+    return [tensor.to(dtype).requires_grad_() for tensor in drawn]
+
+
+def call(tensors: list[Tensor], **options: Any) -> Tensor:
+    query, key_memory, value_memory, key_bias, value_bias = tensors
+    return external_attention(query, key_memory, value_memory, key_bias=key_bias, value_bias=value_bias, **options)
+
+
+def grads(out: Tensor, tensors: list[Tensor]) -> tuple[Tensor, ...]:
+    upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(out.dtype)
+    return torch.autograd.grad(out, tensors, upstream)
+
+
+@pytest.mark.usefixtures("_tile_entries")
+@pytest.mark.parametrize("chunk_size", [None, 3])
+@pytest.mark.parametrize("num_steps", [1, 2])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_tiles_change_nothing(interleaved: bool, masked: bool, num_steps: int, chunk_size: int | None) -> None:
+    tensors = problem(3, 5, 7, 3)
+    if interleaved:
+        tensors[0] = tensors[0].detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+    mask = torch.tensor([[1, 0, 1, 1, 0, 1, 1], [0] * 7, [1] * 7]).bool() if masked else None
+    tiled = call(tensors, mask=mask, num_steps=num_steps, chunk_size=chunk_size, backend="tiled")
+    eager = call(tensors, mask=mask, num_steps=num_steps, backend="eager")
+    torch.testing.assert_close(tiled, eager, rtol=1e-10, atol=1e-12)
+    assert tiled.stride() == tensors[0].stride()
+    for ours, reference in zip(grads(tiled, tensors), grads(eager, tensors)):
+        torch.testing.assert_close(ours, reference, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("std", [0.01, 30.0, 1000.0])
+@pytest.mark.parametrize("chunk_size", [None, 5])
+def test_any_scale_of_logits(std: float, chunk_size: int | None) -> None:
+    """Beyond 88 the exponential of a float32 is infinite, below -103 it is 0."""
+    tensors = problem(2, 3, 37, 4, dtype=torch.float32, std=std)
+    exact = call([t.detach().double() for t in tensors], backend="eager")
+    tiled = call(tensors, chunk_size=chunk_size, backend="tiled")
+    eager = call(tensors, backend="eager")
+    bound = max(2 * (eager - exact).abs().max().item(), 1e-5)
+    assert (tiled - exact).abs().max() < bound
+    assert all(g.isfinite().all() for g in grads(tiled, tensors))
+
+
+def test_slots_far_below_and_far_above_the_others() -> None:
+    tensors = problem(1, 2, 9, 3, dtype=torch.float32)
+    with torch.no_grad():
+        tensors[3] += torch.tensor([-300.0, 0.0, 300.0, -80.0])
+    exact = call([t.detach().double() for t in tensors], backend="eager")
+    # A bias of 300 costs the logits 300 rounding errors of 1.
+    torch.testing.assert_close(call(tensors, backend="tiled").double(), exact, rtol=1e-3, atol=1e-3)
+
+
+def test_the_second_derivative_of_the_tiles() -> None:
+    tensors = problem(1, 2, 4, 2, slots=3)
+    mask = torch.tensor([[True, True, False, True]])
+    assert gradgradcheck(lambda *t: call(list(t), mask=mask, backend="tiled"), tensors)
+
+
+def test_one_graph_with_tiles() -> None:
+    torch.compiler.reset()
+    layer = MultiHeadExternalAttention(16, num_heads=4, num_slots=8, backend="tiled")
+    x, mask = torch.randn(2, 15, 16, requires_grad=True), torch.rand(2, 15) > 0.2
+    reference = copy.deepcopy(layer)
+    out = torch.compile(layer, fullgraph=True, backend="aot_eager")(x, mask)
+    torch.testing.assert_close(out, reference(x, mask))
+    (ours,) = torch.autograd.grad(out.square().sum(), x)
+    (expected,) = torch.autograd.grad(reference(x, mask).square().sum(), x)
+    torch.testing.assert_close(ours, expected)
+
+
+def test_multiply_adds_of_tiles_are_counted_forward_and_backward() -> None:
+    counts = []
+    for backend in ("eager", "tiled"):
+        tensors = problem(2, 3, 7, 4)
+        with FlopCounterMode(display=False) as counter:
+            call(tensors, backend=backend).sum().backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] == 3 * 2 * 2 * (2 * 3 * 7) * 4 * 4
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The backends that ran, in order."""
+    ran: list[str] = []
+    for name, way in external._BACKENDS.items():
+
+        def run(problem: external.Problem, name: str = name, way: Any = way) -> Tensor:
+            ran.append(name)
+            return way.run(problem)
+
+        monkeypatch.setitem(external._BACKENDS, name, way._replace(run=run))
+    return ran
+
+
+def test_who_is_chosen(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(external, "TILE_ENTRIES", 100)
+    many, few, one_head = problem(2, 3, 9, 4), problem(1, 2, 3, 4), problem(1, 1, 40, 4)
+    for tensors, options, expected in (
+        (many, {}, "tiled"),
+        (few, {}, "eager"),
+        (one_head, {}, "eager"),
+        (one_head, {"chunk_size": 4}, "tiled"),
+        (many, {"dropout": 0.5}, "eager"),
+        (many, {"backend": "eager"}, "eager"),
+        (few, {"backend": "tiled"}, "tiled"),
+        ([t.to("meta") for t in many], {}, "eager"),
+    ):
+        calls.clear()
+        call(tensors, **options)
+        assert calls == [expected], options
+
+
+def test_transforms_choose_the_written_map(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(external, "TILE_ENTRIES", 100)
+    tensors = [t.detach() for t in problem(2, 3, 9, 4)]
+    reference = call(tensors, backend="eager")
+    calls.clear()
+    over_heads = torch.vmap(lambda query: call([query, *tensors[1:]]))(tensors[0][None])
+    torch.testing.assert_close(over_heads[0], reference)
+    torch.func.jvp(lambda query: call([query, *tensors[1:]]), (tensors[0],), (tensors[0],))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(tensors[0], torch.ones_like(tensors[0]))
+        assert forward_ad.unpack_dual(call([dual, *tensors[1:]])).tangent is not None
+    assert set(calls) == {"eager"}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"backend": "tilde"}, "did you mean tiled"),
+        ({"backend": "eager", "chunk_size": 4}, "backend='eager' does all tokens at once, got chunk_size=4"),
+        ({"backend": "tiled", "dropout": 0.5}, "backend='tiled' has no dropout of the map, got dropout=0.5"),
+    ],
+)
+def test_a_backend_that_cannot_says_so(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        call(problem(1, 2, 3, 4), **options)
+
+
+def test_a_layer_refuses_when_it_is_built() -> None:
+    with pytest.raises(UserError, match="did you mean eager"):
+        MultiHeadExternalAttention(16, backend="eagre")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UserError, match="has no dropout of the map"):
+        MultiHeadExternalAttention(16, backend="tiled", attention_dropout=0.1)
