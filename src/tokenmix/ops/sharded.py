@@ -1,0 +1,137 @@
+"""External attention whose tokens are split over processes: what they exchange does not grow with N."""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from tokenmix.errors import UserError
+from tokenmix.ops.external import check_chunks, check_normalization
+from tokenmix.ops.normalize import broadcast_mask, slot_offset
+
+__all__ = ["sharded_external_attention"]
+
+
+def sharded_external_attention(
+    query: Tensor,
+    key_memory: Tensor,
+    value_memory: Tensor,
+    *,
+    key_bias: Tensor | None = None,
+    value_bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    num_steps: int = 1,
+    chunk_size: int | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
+    """`external_attention` with double normalisation, each process holding some of the tokens.
+
+        L_j  = log sum_r exp(L_rj),   L_rj = log sum_(i on rank r) exp(a_ij)
+        A_ij = softmax_j (a_ij - L_j)
+
+    Only L crosses ranks: for each sample, head and slot its maximum and its sum forward and one gradient backward, 12
+    bytes in float32, whatever N, times num_steps. Every rank of the group must call it, with as many samples and heads,
+    the same memories and options, and any number of tokens, 0 included; and go backward through it equally often.
+
+    The gradient of `query` is whole. Those of memories and biases are the part of the rank's own tokens: they must be
+    summed over the ranks like those of any other parameter that the tokens share, which DistributedDataParallel does
+    (as a mean). It has a first derivative only.
+
+    Paper: Guo et al., arXiv 2105.02358, equations 5 and 6; that they shard is ours.
+
+    Args:
+        query: F of the rank's tokens, (B, H, N_r, d) or any other leading axes.
+        key_memory: M_k, (S, d).
+        value_memory: M_v, (S, d_v).
+        key_bias: b_k, (S,).
+        value_bias: b_v, (d_v,).
+        mask: bool, True = the token takes part; of the rank's tokens, (B, N_r) or (..., N_r).
+        num_steps: Sinkhorn steps.
+        chunk_size: tokens that are worked on at a time; each chunk's map is made again in the backward pass.
+        group: the processes; None for all.
+
+    Returns:
+        (..., N_r, d_v) of the rank's tokens; those that take no part come out 0.
+
+    Raises:
+        UserError: no process group, or what `external_attention` refuses.
+    """
+    check_normalization("double", num_steps)
+    check_chunks(chunk_size, 0.0)
+    _check(query, key_memory, value_memory)
+    size = max(query.shape[-2], 1) if chunk_size is None else chunk_size
+    queries = query.split(size, dim=-2)
+    masks = [None] * len(queries) if mask is None else broadcast_mask(mask, query).split(size, dim=-1)
+
+    def each(work: Callable[..., Tensor], offset: Tensor | None) -> list[Tensor]:
+        pairs = zip(queries, masks, strict=True)
+        if chunk_size is None:
+            return [work(q, m, offset) for q, m in pairs]
+        return [checkpoint(work, q, m, offset, use_reentrant=False) for q, m in pairs]  # pyright: ignore
+
+    def collect(q: Tensor, m: Tensor | None, offset: Tensor | None) -> Tensor:
+        logits = _logits(q, key_memory, key_bias, m)
+        rows = 0.0 if offset is None else torch.logsumexp(logits - offset, dim=-1, keepdim=True)
+        return slot_offset(logits - rows, mask=m)
+
+    def emit(q: Tensor, m: Tensor | None, offset: Tensor) -> Tensor:
+        logits = _logits(q, key_memory, key_bias, m)
+        out = F.linear(torch.softmax(logits - offset, dim=-1).to(q.dtype), value_memory.mT, value_bias)
+        return out if m is None else out.masked_fill(~m.unsqueeze(-1), 0.0)
+
+    offset = None
+    for _ in range(num_steps):
+        local = torch.logsumexp(torch.stack(each(collect, offset)), dim=0)
+        offset = _Merge.apply(local, group).unsqueeze(-2)  # pyright: ignore[reportOptionalMemberAccess]
+    return torch.cat(each(emit, offset), dim=-2)
+
+
+class _Merge(torch.autograd.Function):
+    """L of all ranks from the rank's own, 0 where no token reaches a slot."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, local: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        largest = local.contiguous().clone()
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group)
+        largest = largest.masked_fill(torch.isneginf(largest), 0.0)
+        total = torch.exp(local - largest)
+        dist.all_reduce(total, dist.ReduceOp.SUM, group)
+        merged = largest + torch.log(total)
+        merged = merged.masked_fill(torch.isneginf(merged), 0.0)
+        ctx.save_for_backward(torch.exp(local - merged))
+        ctx.group = group  # pyright: ignore[reportAttributeAccessIssue]
+        return merged
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore
+        (share,) = ctx.saved_tensors  # pyright: ignore[reportAttributeAccessIssue]
+        total = grad.contiguous().clone()
+        dist.all_reduce(total, dist.ReduceOp.SUM, ctx.group)  # pyright: ignore[reportAttributeAccessIssue]
+        return total * share, None
+
+
+def _logits(query: Tensor, key_memory: Tensor, key_bias: Tensor | None, mask: Tensor | None) -> Tensor:
+    """Wide logits, neutral where a token takes no part, so that what stands in padding reaches no gradient."""
+    logits = F.linear(query, key_memory, key_bias)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return logits if mask is None else logits.masked_fill(~mask.unsqueeze(-1), 0.0)
+
+
+def _check(query: Tensor, key_memory: Tensor, value_memory: Tensor) -> None:
+    if query.dim() < 2 or key_memory.dim() != 2 or query.shape[-1] != key_memory.shape[-1]:
+        raise UserError(
+            f"external attention takes query (..., N, d) and key_memory (S, d) of one width d, "
+            f"got {tuple(query.shape)} and {tuple(key_memory.shape)}"
+        )
+    if value_memory.dim() != 2 or value_memory.shape[0] != key_memory.shape[0]:
+        raise UserError(f"value_memory must be (S = {key_memory.shape[0]}, d_v), got {tuple(value_memory.shape)}")
+    if not (dist.is_available() and dist.is_initialized()):
+        raise UserError(
+            "sharded_external_attention found no process group: start the program with torchrun and call "
+            "torch.distributed.init_process_group, or use external_attention in a single process"
+        )
