@@ -29,6 +29,7 @@ BELOW = {
 BELOW["tasks"] = {*LEAVES, "ops", "losses", "layers", "models", "checkpoints", "data"}
 BELOW["train"] = BELOW["tasks"] | {"tasks"}
 # The command's way into a run folder.
+BELOW["int8"] = BELOW["train"] | {"train"}
 BELOW["swap"] = BELOW["train"] | {"train"}
 BELOW["inspect"] = BELOW["train"] | {"train"}
 # A comparison's report shows the maps of every twin.

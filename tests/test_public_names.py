@@ -16,6 +16,7 @@ NAMES: dict[str, list[str]] = {
         "list_mixers",
         "list_models",
         "list_tasks",
+        "quantize",
         "swap_attention",
     ],
     "tokenmix.layers": [
@@ -48,6 +49,7 @@ NAMES: dict[str, list[str]] = {
         "external_attention_map",
         "resize_gate",
         "resize_score_transform",
+        "sharded_external_attention",
         "slot_offset",
         "spatial_gate",
         "toeplitz_matrix",
@@ -56,6 +58,13 @@ NAMES: dict[str, list[str]] = {
     ],
     "tokenmix.losses": [
         "diagonality_loss",
+    ],
+    "tokenmix.int8": [
+        "Int8Gate",
+        "Int8Linear",
+        "load_quantized",
+        "quantize",
+        "save_quantized",
     ],
     "tokenmix.swap": [
         "Skipped",

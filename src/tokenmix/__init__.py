@@ -11,6 +11,7 @@ from tokenmix._timm_hook import register_with_timm
 from tokenmix.errors import UserError
 
 if TYPE_CHECKING:
+    from tokenmix.int8 import quantize
     from tokenmix.layers.table import create_mixer, list_mixers
     from tokenmix.models.registry import create_model, list_models
     from tokenmix.swap import swap_attention
@@ -24,12 +25,14 @@ _LAZY = {
     "create_model": "tokenmix.models.registry",
     "list_models": "tokenmix.models.registry",
     "list_tasks": "tokenmix.tasks",
+    "quantize": "tokenmix.int8",
     "swap_attention": "tokenmix.swap",
 }
 _MODULES = (
     "checkpoints",
     "data",
     "inspect",
+    "int8",
     "layers",
     "losses",
     "measure",
@@ -49,6 +52,7 @@ __all__ = [
     "list_mixers",
     "list_models",
     "list_tasks",
+    "quantize",
     "swap_attention",
 ]
 
