@@ -25,9 +25,10 @@ class Variant:
 
 @dataclass(frozen=True)
 class Missing:
-    """A peer that is not installed: a column that is left out, and said to be."""
+    """A variant that cannot run here, such as a peer that is not installed: it is left out, and the table says why."""
 
-    package: str
+    why: str
+    role: Role = "peer"
 
 
 @dataclass(frozen=True)
@@ -70,14 +71,20 @@ class Case:
     """Time to spend on it instead of the run's own."""
 
 
-def agreement(found: object, expected: object, place: Place, against: str) -> Correctness:
-    """Largest error of tensors against a reference, each relative to the reference's largest entry."""
+def agreement(
+    found: object, expected: object, place: Place, against: str, *, bound: float | None = None
+) -> Correctness:
+    """Largest error of tensors against a reference, each relative to the reference's largest entry.
+
+    `bound` is what it may be where that is not the rounding of the place's type.
+    """
     pairs = list(zip(_tensors(found), _tensors(expected), strict=True))
     assert pairs, "a check without tensors would always pass"
     errors = [_relative_error(a.detach(), b.detach()) for a, b in pairs]
     finite = [error for error in errors if error is not None]
     error = max(finite) if len(finite) == len(errors) else None
-    return Correctness(against, error, place.tolerance, within(error, place.tolerance))
+    bound = place.tolerance if bound is None else bound
+    return Correctness(against, error, bound, within(error, bound))
 
 
 def _tensors(value: object) -> tuple[Tensor, ...]:
@@ -136,7 +143,7 @@ def _times(
 
 def _measured(name: str, variant: Variant | Missing, timing: Timing | None) -> Measured:
     if isinstance(variant, Missing):
-        return Measured(name, "peer", "missing", None, None, None, [], f"{variant.package} is not installed")
+        return Measured(name, variant.role, "missing", None, None, None, [], variant.why)
     assert timing is not None
     runs = [_rounded(run) for run in timing.runs]
     timing = Timing.of(runs)

@@ -39,7 +39,7 @@ def within(error: float | None, bound: float) -> bool:
 
 @dataclass
 class Measured:
-    """One variant: median and quartiles of its runs, in the row's quantity; None where it is not installed."""
+    """One variant: median and quartiles of its runs, in the row's quantity; None where it cannot run."""
 
     name: str
     role: Role

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from suite.groups import GROUPS, cases_of
+from suite.groups import GROUPS, cases_of, roofline
 from suite.groups.growth import exponent
 from suite.harness import Built, Case, Missing, Target, Variant, agreement, derived, failure, judge, measure
 from suite.place import Place
@@ -44,7 +44,7 @@ def _results(*rows: Row) -> Results:
 
 
 def test_what_was_measured_is_read_back_equal(tmp_path: Path) -> None:
-    row = _measure(_case(targets=(Target("at most", 1e6, other="double"),), missing="left-out"))
+    row = _measure(_case(targets=(Target("at most", 1e6, other="double"),), missing="left-out is not installed"))
     assert row.status == "measured"
     assert [v.status for v in row.variants] == ["measured", "measured", "missing"]
     assert (row.ratios[0].ours, row.ratios[0].other) == ("tokenmix", "double")
@@ -167,7 +167,7 @@ def test_the_page_tells_losses_and_failures() -> None:
 
 def test_groups_have_cases_with_names_of_their_own() -> None:
     for group in GROUPS:
-        cases = cases_of(group, "cuda")
+        cases = list({id(case): case for device in ("cpu", "cuda") for case in cases_of(group, device)}.values())
         assert cases
         assert {case.group for case in cases} == {group}
         assert len({case.name for case in cases}) == len(cases)
@@ -186,3 +186,11 @@ def test_places_that_are_not_there(place: tuple, said: str) -> None:
 def test_the_same_numbers_for_every_type() -> None:
     exact, half = (Place("cpu", dtype, 1).randn(5) for dtype in (torch.float32, torch.bfloat16))
     assert torch.equal(exact.bfloat16(), half)
+
+
+def test_a_backend_that_cannot_run_here_is_left_out_with_its_reason() -> None:
+    row = _measure(_case(build=roofline._operation(16, "both ways")))
+    told = {v.name: v for v in row.variants}
+    assert told["tokenmix, eager"].status == "measured"
+    assert (told["tokenmix, triton"].status, told["tokenmix, triton"].role) == ("missing", "ours")
+    assert "CUDA" in told["tokenmix, triton"].why

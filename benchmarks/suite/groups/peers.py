@@ -124,7 +124,9 @@ def _build(contest: Contest, kind: str) -> Callable[[Place], Built]:
         place.put(ours)
         x, grad = place.randn(*contest.shape, grad=True), place.randn(*contest.shape)
         run = _forward(x) if kind == "forward" else _training(x, grad)
-        variants: dict[str, Variant | Missing] = {name: Missing(contest.package) for name in contest.theirs}
+        variants: dict[str, Variant | Missing] = {
+            name: Missing(f"{contest.package} is not installed") for name in contest.theirs
+        }
         variants |= {name: Variant("peer", lambda m=m: run(m)) for name, m in theirs.items()}
         variants = {"tokenmix": Variant("ours", lambda: run(ours)), **variants}
 

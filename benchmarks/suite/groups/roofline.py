@@ -1,20 +1,21 @@
-"""CUDA only: multi-head external attention against copying its bytes, and against fused self-attention."""
+"""CUDA only: every backend against copying the bytes that must move, and against fused self-attention."""
 
-import inspect
 from collections.abc import Callable
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from suite import references
-from suite.harness import Built, Case, Target, Variant, agreement
+from suite.harness import Built, Case, Missing, Target, Variant, agreement
 from suite.place import Place
 from suite.results import Correctness
+from tokenmix.errors import UserError
 from tokenmix.layers import MultiHeadExternalAttention, SelfAttention
-from tokenmix.ops import external_attention
+from tokenmix.ops import external_attention, spatial_gate
 
-__all__ = ["CASES", "paths"]
+__all__ = ["CASES", "backends", "paths"]
 
 SHARE = 0.7
 """Part of the memory's bandwidth to reach: reading the queries and writing the output is all that must be moved."""
@@ -22,12 +23,36 @@ SHARE = 0.7
 HEADS, WIDTH, SLOTS, DIM = 32, 64, 64, 384
 
 
-def paths() -> dict[str, dict[str, Any]]:
-    """The arguments of every path that `external_attention` offers, by name."""
-    if "backend" not in inspect.signature(external_attention).parameters:
-        return {"tokenmix": {}}
-    names = get_args(get_type_hints(external_attention)["backend"])
-    return {"tokenmix": {}, **{f"tokenmix, {name}": {"backend": name} for name in names}}
+def backends(function: Callable[..., Tensor]) -> list[str]:
+    """The names that an op's `backend` can have, none if it has no such argument."""
+    hint = get_type_hints(function).get("backend")
+    return [name for part in (hint, *get_args(hint)) if get_origin(part) is Literal for name in get_args(part)]
+
+
+def paths(function: Callable[..., Tensor]) -> dict[str, dict[str, Any]]:
+    """The arguments that pick every path of an op, by name; the first is what it chooses by itself."""
+    return {"tokenmix": {}, **{f"tokenmix, {name}": {"backend": name} for name in backends(function)}}
+
+
+Run = Callable[[dict[str, Any]], tuple[Tensor, ...]]
+
+
+def _variants(function: Callable[..., Tensor], run: Run) -> dict[str, Variant | Missing]:
+    """Every path that runs here; one that says that it cannot is left out with its reason."""
+    variants: dict[str, Variant | Missing] = {}
+    for name, options in paths(function).items():
+        try:
+            run(options)
+            variants[name] = Variant("ours", lambda o=options: run(o))
+        except UserError as error:
+            variants[name] = Missing(str(error), "ours")
+    return variants
+
+
+def _check(variants: dict[str, Variant | Missing], expected: tuple[Tensor, ...], place: Place) -> Correctness:
+    results = [v.run() for v in variants.values() if isinstance(v, Variant)]
+    found = [tensor for result in results if isinstance(result, tuple) for tensor in result]
+    return agreement(found, expected * len(results), place, "float64")
 
 
 def _operation(num_tokens: int, kind: str) -> Callable[[Place], Built]:
@@ -47,22 +72,41 @@ def _operation(num_tokens: int, kind: str) -> Callable[[Place], Built]:
             if grads:
                 torch.add(query.detach(), grad, out=target)
 
-        def check() -> Correctness:
-            inputs = (query, *memories)
-            expected = references.with_gradients(references.external_attention, inputs, grad)
-            expected = expected if grads else expected[:1]
-            found = [tensor for options in paths().values() for tensor in run(options)]
-            return agreement(found, expected * len(paths()), place, "float64")
+        ours = _variants(external_attention, run)
 
-        variants = {name: Variant("ours", lambda o=options: run(o)) for name, options in paths().items()}
-        return Built({**variants, "bytes moved": Variant("floor", copies)}, check)
+        def check() -> Correctness:
+            expected = references.with_gradients(references.external_attention, (query, *memories), grad)
+            return _check(ours, expected if grads else expected[:1], place)
+
+        return Built({**ours, "bytes moved": Variant("floor", copies)}, check)
+
+    return build
+
+
+def _gate(batch: int, num_tokens: int, channels: int) -> Callable[[Place], Built]:
+    def build(place: Place) -> Built:
+        z, bias = place.randn(batch, num_tokens, channels), place.randn(num_tokens)
+        weight = place.randn(num_tokens, num_tokens, std=num_tokens**-0.5)
+        half = z[..., channels // 2 :].contiguous()
+        spread, target = weight.expand(batch, -1, -1), torch.empty_like(half)
+
+        def norm(x: Tensor) -> Tensor:
+            return F.layer_norm(x, x.shape[-1:])
+
+        ours = _variants(spatial_gate, lambda options: (spatial_gate(z, weight, bias, norm=norm, **options),))
+        variants = {
+            **ours,
+            "product": Variant("floor", lambda: torch.bmm(spread, half)),
+            "bytes moved": Variant("floor", lambda: torch.add(z[..., : channels // 2], half, out=target)),
+        }
+        return Built(variants, lambda: _check(ours, (references.gated(z, weight, bias),), place))
 
     return build
 
 
 def _against_self(num_tokens: int) -> Callable[[Place], Built]:
     def build(place: Place) -> Built:
-        external = place.put(MultiHeadExternalAttention(DIM, num_heads=DIM // 64))
+        layers = {name: place.put(_external(**options)) for name, options in paths(external_attention).items()}
         attention = place.put(SelfAttention(DIM, num_heads=DIM // 64))
         x = place.randn(1, num_tokens, DIM)
 
@@ -70,19 +114,29 @@ def _against_self(num_tokens: int) -> Callable[[Place], Built]:
         def run(layer: torch.nn.Module) -> Tensor:
             return layer(x)
 
+        ours: dict[str, Variant | Missing] = {}
+        for name, layer in layers.items():
+            layer.load_state_dict(layers["tokenmix"].state_dict())
+            try:
+                run(layer)
+                ours[name] = Variant("ours", lambda m=layer: run(m))
+            except UserError as error:
+                ours[name] = Missing(str(error), "ours")
+
         @torch.no_grad()
         def check() -> Correctness:
-            wide = MultiHeadExternalAttention(DIM, num_heads=DIM // 64, device=x.device, dtype=torch.float64)
-            wide.load_state_dict(external.state_dict())
-            return agreement(run(external), wide(x.double()), place, "the same layer in float64")
+            wide = _external(backend="eager", device=x.device, dtype=torch.float64)
+            wide.load_state_dict(layers["tokenmix"].state_dict())
+            found = [v.run() for v in ours.values() if isinstance(v, Variant)]
+            return agreement(found, [wide(x.double())] * len(found), place, "the eager layer in float64")
 
-        variants = {
-            "tokenmix": Variant("ours", lambda: run(external)),
-            "self-attention, fused": Variant("baseline", lambda: run(attention)),
-        }
-        return Built(variants, check)
+        return Built({**ours, "self-attention, fused": Variant("baseline", lambda: run(attention))}, check)
 
     return build
+
+
+def _external(**options: Any) -> MultiHeadExternalAttention:
+    return MultiHeadExternalAttention(DIM, num_heads=DIM // 64, **options)
 
 
 CASES = [
@@ -92,7 +146,7 @@ CASES = [
             group="roofline",
             shapes={"B": 1, "H": HEADS, "N": num_tokens, "d": WIDTH, "S": SLOTS},
             build=_operation(num_tokens, kind),
-            targets=tuple(Target("at most", 1 / SHARE, name, "bytes moved") for name in paths())
+            targets=tuple(Target("at most", 1 / SHARE, name, "bytes moved") for name in paths(external_attention))
             if kind == "forward"
             else (),
             devices=("cuda",),
@@ -107,10 +161,21 @@ CASES = [
             group="roofline",
             shapes={"B": 1, "N": num_tokens, "D": DIM, "H": DIM // 64, "S": SLOTS},
             build=_against_self(num_tokens),
-            targets=(Target("at most", 1.0, other="self-attention, fused"),),
+            targets=tuple(Target("at most", 1.0, name, "self-attention, fused") for name in paths(external_attention)),
             devices=("cuda",),
-            note=f"predicted crossover 2 D + 256 = {2 * DIM + 256}",
+            note=f"every backend; predicted crossover 2 D + 256 = {2 * DIM + 256}",
         )
         for num_tokens in (1024, 2048, 4096, 16384)
+    ),
+    *(
+        Case(
+            name=f"gating unit, N {num_tokens}",
+            group="roofline",
+            shapes={"B": batch, "N": num_tokens, "C": 1536},
+            build=_gate(batch, num_tokens, 1536),
+            devices=("cuda",),
+            note="bytes moved: both halves read, one written",
+        )
+        for batch, num_tokens in ((64, 196), (8, 1024))
     ),
 ]
