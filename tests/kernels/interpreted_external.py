@@ -1,0 +1,126 @@
+"""Fused external attention against the eager op in float64: outputs and gradients. See test_in_interpreter.py."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from comparison import assert_as_good_as, external_inputs, outputs, poisoned
+
+from tokenmix.errors import UserError
+from tokenmix.kernels import external as kernels
+from tokenmix.ops.external import external_attention
+
+fused = partial(external_attention, backend="triton")
+eager = partial(external_attention, backend="eager")
+SHAPES = [
+    # B, H, N, d, d_v, S
+    (2, 2, 1, 5, 24, 3),
+    (2, 3, 37, 24, 5, 17),
+    (1, 2, 130, 64, 64, 64),
+    (1, 1, 37, 80, 40, 70),
+]
+
+
+@pytest.mark.parametrize("normalization", ["double", "softmax"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_equals_the_eager_op(shape: tuple[int, ...], normalization: Any) -> None:
+    inputs = external_inputs(*shape, dtype=torch.float32)
+    with poisoned():
+        assert_as_good_as(fused, eager, inputs, normalization=normalization)
+
+
+@pytest.mark.parametrize("normalization", ["double", "softmax"])
+def test_masks_and_a_row_without_tokens(normalization: Any) -> None:
+    inputs = external_inputs(3, 2, 37, 24, 24, 20, dtype=torch.float32)
+    mask = torch.rand(3, 37, generator=torch.Generator().manual_seed(2)) > 0.4
+    mask[1] = False
+    with poisoned():
+        assert_as_good_as(fused, eager, inputs, mask=mask, normalization=normalization)
+    assert fused(**inputs, mask=mask)[1].abs().max() == 0.0
+
+
+def test_what_stands_in_a_padded_place_reaches_nothing() -> None:
+    inputs = external_inputs(1, 1, 20, 8, 8, 4, dtype=torch.float32)
+    mask = torch.arange(20)[None] < 15
+    clean = outputs(fused, inputs, mask=mask)
+    inputs["query"].data[:, :, 15:] = torch.nan
+    for name, tensor in outputs(fused, inputs, mask=mask).items():
+        assert torch.equal(tensor, clean[name]), name
+
+
+def test_half_type() -> None:
+    inputs = external_inputs(2, 2, 70, 24, 24, 64, dtype=torch.float16)
+    with poisoned():
+        assert_as_good_as(fused, eager, inputs, normalization="double")
+
+
+@pytest.mark.parametrize("scale", [30.0, 1000.0])
+def test_large_logits(scale: float) -> None:
+    inputs = external_inputs(1, 2, 37, 16, 8, 20, dtype=torch.float32)
+    inputs["key_memory"] = (inputs["key_memory"].detach() * scale).requires_grad_()
+    with poisoned():
+        assert_as_good_as(fused, eager, inputs)
+
+
+def test_a_row_sums_to_one_at_any_scale() -> None:
+    inputs = external_inputs(1, 1, 50, 16, 8, 20, dtype=torch.float16)
+    key = inputs["key_memory"].detach() * 100
+    out = fused(inputs["query"], key, torch.ones(20, 8, dtype=torch.float16))
+    torch.testing.assert_close(out, torch.ones_like(out), rtol=2e-3, atol=0.0)
+
+
+@pytest.mark.parametrize("layout", ["heads inside tokens", "heads first", "one head", "every second column"])
+def test_any_strides(layout: str) -> None:
+    inputs = external_inputs(2, 2, 18, 8, 8, 5, dtype=torch.float32)
+    query = inputs["query"].detach()
+    if layout == "heads first":
+        query = query.contiguous()
+    elif layout == "one head":
+        query = query[:, 0]
+    elif layout == "every second column":
+        query = torch.stack([query, query + 1], -1).flatten(-2)[..., ::2]
+    inputs["query"] = query.requires_grad_()
+    assert_as_good_as(fused, eager, inputs)
+    if layout == "heads inside tokens":
+        assert fused(**inputs).transpose(1, 2).is_contiguous()
+
+
+def test_more_axes_and_none() -> None:
+    inputs = external_inputs(2, 3, 11, 8, 8, 5, dtype=torch.float32)
+    query = inputs["query"].detach()
+    rest = {name: tensor for name, tensor in inputs.items() if name != "query"}
+    for q in (query[0, 0], query.reshape(2, 3, 1, 11, 8), query[:0]):
+        out = fused(q, **rest)
+        torch.testing.assert_close(out, eager(q, **rest))
+        assert out.shape == q.shape
+
+
+def test_the_same_bits_twice() -> None:
+    inputs = external_inputs(2, 2, 70, 16, 16, 8, dtype=torch.float32)
+    first, second = outputs(fused, inputs), outputs(fused, inputs)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_the_operators_are_registered_as_torch_wants() -> None:
+    inputs = external_inputs(1, 2, 18, 8, 6, 5, dtype=torch.float32)
+    for double in (True, False):
+        args = (*inputs.values(), torch.arange(18).expand(1, 2, 18) < 15, double)
+        torch.library.opcheck(kernels.external_forward, args)
+
+
+def test_compiles_without_a_break() -> None:
+    inputs = external_inputs(1, 2, 18, 8, 6, 5, dtype=torch.float32)
+    compiled = torch.compile(fused, fullgraph=True, backend="aot_eager")
+    expected = outputs(fused, inputs)
+    for name, tensor in outputs(compiled, inputs).items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_refuses_what_it_cannot_do() -> None:
+    inputs = external_inputs(1, 1, 4, 8, 8, 300, dtype=torch.float32)
+    with pytest.raises(UserError, match="at most 256 slots, got 300"):
+        fused(**inputs)
+    inputs = {name: tensor.double() for name, tensor in inputs.items()}
+    with pytest.raises(UserError, match="float16, bfloat16, float32 for all tensors, got float64"):
+        fused(**inputs)
