@@ -173,6 +173,21 @@ def test_dropout_acts_in_training_only():
     assert not (branch.eval()(x) == 0).any()
 
 
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("attention_dim", [0, 4])
+def test_a_few_samples_at_a_time_without_gradients(attention_dim, masked, monkeypatch):
+    monkeypatch.setattr("tokenmix.layers.gated_mlp._NUMBERS_AT_ONCE", 2 * 6 * 16)
+    branch = _shaken(GatedMLP(8, 6, attention_dim=attention_dim))
+    sizes, project = [], branch.proj_in.forward
+    monkeypatch.setattr(branch.proj_in, "forward", lambda x: sizes.append(len(x)) or project(x))
+    x, mask = torch.randn(5, 6, 8), torch.rand(5, 6) < 0.7 if masked else None
+    together = branch(x, mask)
+    with torch.no_grad():
+        apart = branch(x, mask)
+    assert sizes == [5, 2, 2, 1]
+    torch.testing.assert_close(apart, together, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("gate", GATES)
 def test_half_types_and_autocast(gate, dtype):

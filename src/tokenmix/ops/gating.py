@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokenmix.errors import UserError
+from tokenmix.ops.linear import LEAST_TOKENS, convolves, tokens_by_convolution
 
 __all__ = [
     "GateMethod",
@@ -95,7 +96,11 @@ def spatial_projection(
     """The linear map over the tokens, f(Z) = W Z + b 1^T.
 
     Arguments are those of `spatial_gate`; (B, N, C) to (B, N, C). W acts from the left as one batched product, so
-    nothing is transposed.
+    nothing is transposed; where `tokenmix.ops.linear.convolves` and N >= 144, as a convolution over the tokens.
+
+    Measured on 2 cores of an AMD EPYC with AVX-512, product / convolution / transposed `F.linear`: B 8, N 196, C 768
+    2.7 / 2.3 / 2.9 ms, with backward 9.3 / 6.8 / 13.1 ms; B 2, N 512, C 1,024 6.1 / 3.6 / 6.5 ms, with backward
+    19.2 / 10.9 / 21.9 ms; but B 8, N 128, C 512 1.3 / 1.6 / 1.4 ms, with backward 2.9 / 4.3 / 5.6 ms.
     """
     size, n = z.shape[:2]
     if mask is not None:
@@ -103,6 +108,8 @@ def spatial_projection(
     if method == "fft":
         return toeplitz_apply(weight, z, method="fft", causal=causal) + bias[:n, None].to(z.dtype)
     matrix = gate_matrix(weight, n, causal=causal)
+    if convolves(z, weight) and n >= LEAST_TOKENS:
+        return tokens_by_convolution(z, matrix, bias[:n])
     return torch.baddbmm(bias[:n, None], matrix.expand(size, n, n), z)
 
 
