@@ -1,7 +1,7 @@
 """How the scores of less-attention grow with depth, and what holds them: a loss, or a smaller rate for Theta and Psi.
 
 The network and the training are those of docs/trained.py: four blocks of width 64 on 14 x 14 patches of Fashion-MNIST,
-the first with self-attention, 800 steps of 32 images. Prints one line of JSON.
+the first with self-attention, batches of 32 images (there 800 steps). Prints one line of JSON.
 """
 
 import argparse
