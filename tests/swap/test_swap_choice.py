@@ -1,6 +1,7 @@
 """What is swapped, what is left, what is refused, and that a refusal leaves the model as it was."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,18 @@ def test_the_report_is_plain_and_printed(make: Callable[..., Any]) -> None:
     assert told["parameters_after"] == report.parameters_after
     assert "whole model" in str(report)
     assert "kept query, out" in str(report)
+
+
+def test_the_table_has_costs_before_and_after_and_whole_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["swap", "torchvision:vit_b_16", "--to", "multihead-external", "--img-size", "256"]) == 0
+    last = "encoder.layers.encoder_layer_11.self_attention"
+    (row,) = [line.strip() for line in capsys.readouterr().out.splitlines() if last in line]
+    assert re.split(r"  +", row) == [last, "257", "2.36 M -> 4.73 M", "+100 %", "708 M -> 1.314 G", "+86 %"]
+
+
+def test_a_name_is_no_model() -> None:
+    with pytest.raises(UserError, match=r"must be an nn\.Module, got 'deit_tiny_patch16_224'"):
+        tokenmix.swap_attention("deit_tiny_patch16_224", "external")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("target", ["vit_tiny_patch16_224", "torchvision:vit_b_16", "vit_nano", "lavit_nano"])

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -172,3 +173,19 @@ def test_ctrl_c_twice_keeps_the_checkpoint_before(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt, match="interrupted; the checkpoint of step 2 is kept, go on with"):
         runs.train(dataclasses.replace(CONFIG, out=run), quiet=True)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def press_ctrl_c() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_processes_that_load_images_say_nothing_at_ctrl_c(capfd: pytest.CaptureFixture[str]):
+    with callbacks.listen() as request:
+        child = multiprocessing.get_context("fork").Process(target=press_ctrl_c)
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+        assert capfd.readouterr().err == ""
+        press_ctrl_c()
+        assert request.asked
+    assert "stopping after this step" in capfd.readouterr().err

@@ -98,7 +98,7 @@ class SwapReport:
 
     def __str__(self) -> str:
         out = io.StringIO()
-        Console(file=out, width=100).print(self)
+        Console(file=out, width=120).print(self)
         return out.getvalue()
 
     def _title(self) -> str:
@@ -123,11 +123,11 @@ def _costs(of: SwapRow | SwapReport) -> tuple[str, str, str, str]:
 
 
 def _change(before: int | None, after: int | None) -> tuple[str, str]:
-    """Number after, and in percent what that is more or less."""
+    """The numbers before and after, and in percent what that is more or less."""
     if before is None or after is None:
         return "?", ""
     percent = f"{100 * (after - before) / before:+.0f} %" if before else ""
-    return _scaled(after), percent
+    return f"{_scaled(before)} -> {_scaled(after)}", percent
 
 
 def _scaled(number: float) -> str:

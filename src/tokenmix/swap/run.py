@@ -1,6 +1,7 @@
 """`tokenmix swap`: what a swap would change, and what it would cost. Nothing is written."""
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from tokenmix.models import create_model, list_models
 from tokenmix.swap.swapping import swap_attention
 
 __all__ = ["run"]
+
+FILE_WIDTH = 120
 
 
 def run(
@@ -43,7 +46,9 @@ def run(
     if as_json:
         print(json.dumps({"model": target, **report.to_json()}, indent=2))
     else:
-        Console().print(report)
+        # A file has no edge at which long names of modules would have to be cut.
+        console = Console() if sys.stdout.isatty() else Console(width=FILE_WIDTH)
+        console.print(report)
     return 0
 
 

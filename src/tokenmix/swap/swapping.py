@@ -52,6 +52,10 @@ def swap_attention(
         UserError: an unknown mixer or argument; nothing that `where` means; a place that cannot be swapped, if it is
             named or the only one; a model that would not run.
     """
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"model must be an nn.Module, got {model!r}; build it first, for example with timm.create_model"
+        )
     label, layer, fixed = _resolve(mixer)
     places = find_places(model)
     chosen = choose(places, where)

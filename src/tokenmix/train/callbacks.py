@@ -1,5 +1,6 @@
 """What happens around the steps: where the run stands, averaged weights, checkpoints, Ctrl-C."""
 
+import os
 import signal
 import sys
 import threading
@@ -40,12 +41,13 @@ def listen() -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    before = signal.getsignal(signal.SIGINT)
+    before, owner = signal.getsignal(signal.SIGINT), os.getpid()
 
     def note(signum: int, frame: Any) -> None:
         request.asked = True
         signal.signal(signal.SIGINT, before)
-        if ranks().first:
+        # Processes that load images inherit this handler, and get the same Ctrl-C.
+        if ranks().first and os.getpid() == owner:
             print("\nstopping after this step; Ctrl-C again to stop without saving", file=sys.stderr, flush=True)
 
     signal.signal(signal.SIGINT, note)
