@@ -327,7 +327,7 @@ def test_compiles_as_one_graph_while_training():
 
 @pytest.mark.slow
 def test_compiles_while_training_with_batches_of_any_size():
-    """The second size makes the batch a symbol: views must hold without its number (an einsum in the residual did not)."""
+    """The second size makes the batch a symbol; views must hold without its number."""
     torch._dynamo.reset()
     model = nano(img_size=16, depths=(1, 1, 2, 2), num_vanilla=(1, 1, 1, 1)).train()
     compiled, weight = torch.compile(model, fullgraph=True, backend="aot_eager"), less_layers(model)[0].theta
