@@ -118,9 +118,8 @@ def test_gradients_of_the_chunked_path(normalization: Any, num_steps: int, mask:
     names = list(inputs) if biased else ["query", "key_memory", "value_memory"]
 
     def run(*values: Tensor) -> Tensor:
-        return external_attention(
-            **dict(zip(names, values)), mask=mask, normalization=normalization, num_steps=num_steps, chunk_size=3
-        )
+        given: dict[str, Any] = dict(zip(names, values))
+        return external_attention(**given, mask=mask, normalization=normalization, num_steps=num_steps, chunk_size=3)
 
     assert gradcheck(run, [inputs[name] for name in names])
 

@@ -13,6 +13,7 @@ from tokenmix.errors import UserError
 from tokenmix.layers.multihead_external import MultiHeadExternalAttention
 from tokenmix.ops import external, streaming
 from tokenmix.ops.external import external_attention
+from tokenmix.ops.normalize import double_normalize
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +75,13 @@ def test_any_scale_of_logits(std: float, chunk_size: int | None) -> None:
     bound = max(2 * (eager - exact).abs().max().item(), 1e-5)
     assert (tiled - exact).abs().max() < bound
     assert all(g.isfinite().all() for g in grads(tiled, tensors))
+
+
+@pytest.mark.parametrize("std", [1.0, 100.0])
+def test_two_fused_softmaxes_are_the_double_normalisation(std: float) -> None:
+    query, key_memory, *_ = problem(2, 3, 7, 4, std=std)
+    shares = external.external_attention_map(query, key_memory)
+    torch.testing.assert_close(shares, double_normalize(query @ key_memory.mT), rtol=1e-10, atol=1e-14)
 
 
 def test_slots_far_below_and_far_above_the_others() -> None:
