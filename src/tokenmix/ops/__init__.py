@@ -12,6 +12,7 @@ from tokenmix.ops.less import (
     transform_scores,
 )
 from tokenmix.ops.normalize import double_normalize, slot_offset
+from tokenmix.ops.sharded import sharded_external_attention
 
 __all__ = [
     "Scores",
@@ -24,6 +25,7 @@ __all__ = [
     "external_attention_map",
     "resize_gate",
     "resize_score_transform",
+    "sharded_external_attention",
     "slot_offset",
     "spatial_gate",
     "toeplitz_matrix",

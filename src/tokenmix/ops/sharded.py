@@ -1,6 +1,8 @@
 """External attention whose tokens are split over processes: what they exchange does not grow with N."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -63,31 +65,45 @@ def sharded_external_attention(
     check_normalization("double", num_steps)
     check_chunks(chunk_size, 0.0)
     _check(query, key_memory, value_memory)
-    size = max(query.shape[-2], 1) if chunk_size is None else chunk_size
-    queries = query.split(size, dim=-2)
-    masks = [None] * len(queries) if mask is None else broadcast_mask(mask, query).split(size, dim=-1)
+    full = None if mask is None else broadcast_mask(mask, query)
+    logits_of = partial(_logits, key_memory=key_memory, key_bias=key_bias)
+    if chunk_size is None:
+        parts, masks, run = [logits_of(query, full)], [full], _once
+        logits_of = _ready
+    else:
+        parts, run = query.split(chunk_size, dim=-2), _again_in_backward
+        masks = [None] * len(parts) if full is None else full.split(chunk_size, dim=-1)
 
-    def each(work: Callable[..., Tensor], offset: Tensor | None) -> list[Tensor]:
-        pairs = zip(queries, masks, strict=True)
-        if chunk_size is None:
-            return [work(q, m, offset) for q, m in pairs]
-        return [checkpoint(work, q, m, offset, use_reentrant=False) for q, m in pairs]  # pyright: ignore
+    def collect(part: Tensor, mask: Tensor | None, offset: Tensor | None) -> Tensor:
+        logits = logits_of(part, mask)
+        if offset is not None:
+            logits = logits - torch.logsumexp(logits - offset, dim=-1, keepdim=True)
+        return slot_offset(logits, mask=mask)
 
-    def collect(q: Tensor, m: Tensor | None, offset: Tensor | None) -> Tensor:
-        logits = _logits(q, key_memory, key_bias, m)
-        rows = 0.0 if offset is None else torch.logsumexp(logits - offset, dim=-1, keepdim=True)
-        return slot_offset(logits - rows, mask=m)
-
-    def emit(q: Tensor, m: Tensor | None, offset: Tensor) -> Tensor:
-        logits = _logits(q, key_memory, key_bias, m)
-        out = F.linear(torch.softmax(logits - offset, dim=-1).to(q.dtype), value_memory.mT, value_bias)
-        return out if m is None else out.masked_fill(~m.unsqueeze(-1), 0.0)
+    def emit(part: Tensor, mask: Tensor | None, offset: Tensor | None) -> Tensor:
+        assert offset is not None
+        shares = torch.softmax(logits_of(part, mask) - offset, dim=-1).to(query.dtype)
+        out = F.linear(shares, value_memory.mT, value_bias)
+        return out if mask is None else out.masked_fill(~mask.unsqueeze(-1), 0.0)
 
     offset = None
     for _ in range(num_steps):
-        local = torch.logsumexp(torch.stack(each(collect, offset)), dim=0)
-        offset = _Merge.apply(local, group).unsqueeze(-2)  # pyright: ignore[reportOptionalMemberAccess]
-    return torch.cat(each(emit, offset), dim=-2)
+        local = torch.stack([run(collect, part, m, offset) for part, m in zip(parts, masks, strict=True)])
+        offset = cast(Tensor, _Merge.apply(torch.logsumexp(local, dim=0), group)).unsqueeze(-2)
+    return torch.cat([run(emit, part, m, offset) for part, m in zip(parts, masks, strict=True)], dim=-2)
+
+
+def _once(work: Callable[..., Tensor], *arguments: Tensor | None) -> Tensor:
+    return work(*arguments)
+
+
+def _again_in_backward(work: Callable[..., Tensor], *arguments: Tensor | None) -> Tensor:
+    return cast(Tensor, checkpoint(work, *arguments, use_reentrant=False))
+
+
+def _ready(logits: Tensor, mask: Tensor | None) -> Tensor:
+    """Logits that are there already: without chunks one pass makes them for all steps."""
+    return logits
 
 
 class _Merge(torch.autograd.Function):
@@ -115,7 +131,7 @@ class _Merge(torch.autograd.Function):
         return total * share, None
 
 
-def _logits(query: Tensor, key_memory: Tensor, key_bias: Tensor | None, mask: Tensor | None) -> Tensor:
+def _logits(query: Tensor, mask: Tensor | None, key_memory: Tensor, key_bias: Tensor | None) -> Tensor:
     """Wide logits, neutral where a token takes no part, so that what stands in padding reaches no gradient."""
     logits = F.linear(query, key_memory, key_bias)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
