@@ -90,11 +90,16 @@ class Eval:
     run_folder: Positional[Path]
     data: str | None = None
     """Other data than the run's own."""
+    weights: Literal["float32", "int8"] = "float32"
+    """int8: of the int8 copy that tokenmix.quantize makes, calibrated on training images; on the CPU."""
     json: bool = False
     """Print JSON instead of a table."""
 
     def run(self) -> int:
-        from tokenmix.train.run import evaluate
+        if self.weights == "int8":
+            from tokenmix.int8.run import evaluate
+        else:
+            from tokenmix.train.run import evaluate
 
         result = evaluate(self.run_folder, self.data)
         _print(result, self.json)

@@ -16,7 +16,7 @@ import dataclasses
 import json
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,14 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Path:
         raise SystemExit(stop.code) from None
 
 
-def evaluate(run: Path, data: str | None = None, *, device: str = "auto", limit: int | None = None) -> dict[str, Any]:
+def evaluate(
+    run: Path,
+    data: str | None = None,
+    *,
+    device: str = "auto",
+    limit: int | None = None,
+    change: Callable[[TaskModule, TaskData], None] | None = None,
+) -> dict[str, Any]:
     """Metrics of a run's model on the test samples of its own data, or of other data with the same classes.
 
     Args:
@@ -85,12 +92,16 @@ def evaluate(run: Path, data: str | None = None, *, device: str = "auto", limit:
         data: another data set, prepared as the run's own was.
         device: auto, cpu, cuda or mps.
         limit: use this many test samples.
+        change: called with the task and the data before the evaluation, for example to put another form of the model
+            there.
     """
     task, config, description = _load(run)
     changes = {"data": data or config.data, "device": device, "limit_eval": limit or config.limit_eval}
     config = dataclasses.replace(config, **changes)
     check_device(config)
     source = type(task).load_data(dataclasses.replace(config, data=located(config.data)), like=description)
+    if change is not None:
+        change(task, source)
     results = validate(task, source, config, config.batch_size)
     return {"data": config.data, "source": source.describe().get("source"), "samples": source.num_test, **results}
 
