@@ -104,8 +104,15 @@ def test_an_exported_graph_says_linear(monkeypatch):
     assert called == ["aten.linear.default"]
 
 
-def test_compiles_in_one_graph(monkeypatch):
+@pytest.mark.parametrize("bias", [True, False])
+def test_compiles_in_one_graph_with_gradients(bias, monkeypatch):
     monkeypatch.setattr(ops, "_AVX512", True)
-    x, weight, bias = torch.randn(2, 150, 240), torch.randn(32, 240), torch.randn(32)
     compiled = torch.compile(linear, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x, weight, bias), F.linear(x, weight, bias), rtol=1e-5, atol=1e-4)
+    tensors = [torch.randn(2, 150, 240), torch.randn(32, 240), *([torch.randn(32)] if bias else [])]
+    _same_as_float64(compiled, F.linear, tensors)
+
+
+def test_the_operator_for_compiling_keeps_its_promises():
+    inputs = [torch.randn(3, 5, 4, requires_grad=True), torch.randn(6, 4, requires_grad=True), torch.randn(6)]
+    torch.library.opcheck(ops._compiled_features, tuple(inputs))
+    torch.library.opcheck(ops._compiled_features, (inputs[0].transpose(1, 2), torch.randn(6, 5), None))
