@@ -17,7 +17,7 @@ LEAST_ROUNDS = 5
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to do a case's work: `ours`, the `floor` that no way gets below, a `peer`, a `baseline` of ours."""
+    """One way to do a case's work: `ours`, the `floor` of what must be done, a `peer`, a `baseline` of ours."""
 
     role: Role
     run: Callable[[], object]
