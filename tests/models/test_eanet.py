@@ -62,8 +62,21 @@ def test_features_end_behind_the_block() -> None:
     assert torch.equal(maps[-1], model.blocks[0](model.backbone.forward_features(batch)))
     assert [m.shape[1] for m in maps] == [64, 32, 32, 64, 128]
     assert [32 // m.shape[2] for m in maps] == [info["reduction"] for info in model.feature_info] == [1, 1, 2, 4, 8]
+    sequences = model.forward_intermediates(batch, output_fmt="NLC", intermediates_only=True)
+    assert all(torch.equal(y.transpose(1, 2).view_as(m), m) for y, m in zip(sequences, maps, strict=True))
     with pytest.raises(UserError, match="no last norm"):
         model.forward_intermediates(batch, norm=True)
+
+
+def test_a_head_needs_a_pooling() -> None:
+    with pytest.raises(UserError, match="give num_classes=0"):
+        create_model("eanet_nano", global_pool="", num_classes=10)
+    model = create_model("eanet_nano", num_classes=3)
+    with pytest.raises(UserError, match="give num_classes=0"):
+        model.reset_classifier(7, "")
+    assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 3)
+    model.reset_classifier(0, "")
+    assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 128, 4, 4)
 
 
 def test_the_map_of_the_block() -> None:

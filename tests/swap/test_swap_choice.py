@@ -15,6 +15,7 @@ from tokenmix.cli import main
 from tokenmix.errors import UserError
 from tokenmix.layers import MIXERS, SelfAttention
 from tokenmix.swap import SwapReport
+from tokenmix.swap.probe import check_runs
 
 
 def kinds(model: Any) -> list[str]:
@@ -214,3 +215,14 @@ def test_mistakes_of_the_command(args: list[str], words: str, capsys: pytest.Cap
     error = capsys.readouterr().err.strip()
     assert words in error
     assert len(error.splitlines()) == 1
+
+
+def test_an_error_without_words_says_where_it_arose() -> None:
+    class Silent(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise AssertionError
+
+    undone: list[int] = []
+    with pytest.raises(UserError, match=r"as it was: AssertionError in forward\(\);"):
+        check_runs(Silent(), (torch.zeros(1, device="meta"),), lambda: undone.append(1))
+    assert undone == [1]

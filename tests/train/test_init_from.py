@@ -63,6 +63,11 @@ def test_other_classes_leave_the_head_fresh(start: Path, tmp_path: Path, capsys:
         torch.testing.assert_close(fresh[key], expected, atol=1e-6, rtol=0)
 
 
+def test_another_number_of_channels_is_told(start: Path):
+    with pytest.raises(UserError, match=r"trained on images of 1 channel\(s\) and this data has 3"):
+        initial_weights(start, create_model("gmlp_nano", img_size=8, in_chans=3, num_classes=10, depth=1))
+
+
 def test_both_at_once(start: Path, tmp_path: Path):
     changed = {**weights(start), "head.weight": torch.ones(2, 64), "head.bias": torch.ones(2)}
     safetensors.torch.save_file(changed, tmp_path / "two.safetensors")

@@ -68,7 +68,7 @@ def draw_depth(numbers: Sequence[MapNumbers], title: str, file: Path) -> None:
     """Saturation, entropy, diagonality and distance to the block before, over depth."""
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axis = figure.subplots()
-    depth = range(1, len(numbers) + 1)
+    depth = range(len(numbers))
     for field, marker in (("saturation", "o"), ("entropy", "s"), ("diagonality", "^"), ("distance", "D")):
         values = [getattr(n, field) for n in numbers]
         if any(v is not None for v in values):

@@ -90,6 +90,7 @@ class EANet(Classifier):
         super().__init__()
         if stem not in ("large", "small"):
             raise unknown_name("stem", stem, ("large", "small"))
+        _check_unpooled(global_pool, num_classes)
         factory = {"device": device, "dtype": dtype}
         given = {
             "in_chans": in_chans, "num_classes": num_classes, "global_pool": self.checked_pool(global_pool),
@@ -136,12 +137,14 @@ class EANet(Classifier):
         indices: int | list[int] | None = None,
         norm: bool = False,
         stop_early: bool = False,
-        output_fmt: Literal["NCHW"] = "NCHW",
+        output_fmt: Literal["NCHW", "NLC"] = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
         """The maps behind the stem and the stages, the last one behind the block; arguments as in `IsotropicNet`."""
-        if norm or output_fmt != "NCHW":
-            raise UserError("EANet has maps and no last norm; call with norm=False and output_fmt='NCHW'")
+        if norm:
+            raise UserError("EANet has no last norm; call with norm=False")
+        if output_fmt not in ("NCHW", "NLC"):
+            raise UserError(f"output_fmt must be NCHW or NLC, got {output_fmt!r}")
         take, last = take_indices(len(self.feature_info), indices)
         x, maps = self.backbone.forward_intermediates(images, indices=take, stop_early=stop_early)
         if last == len(self.feature_info) - 1 or not stop_early:
@@ -149,6 +152,8 @@ class EANet(Classifier):
                 x = block(x)
         if last == len(self.feature_info) - 1:
             maps[-1] = x
+        if output_fmt == "NLC":
+            maps = [y.flatten(2).transpose(1, 2) for y in maps]
         return maps if intermediates_only else (x, maps)
 
     def prune_intermediate_layers(
@@ -193,7 +198,9 @@ class EANet(Classifier):
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new head, 0 classes for none; and if given, another pooling."""
-        self.global_pool = self.global_pool if global_pool is None else self.checked_pool(global_pool)
+        pool = self.global_pool if global_pool is None else self.checked_pool(global_pool)
+        _check_unpooled(pool, num_classes)
+        self.global_pool = pool
         like = next(self.parameters())
         self.backbone.reset_classifier(num_classes, self.global_pool)
         self.backbone.fc.to(like)
@@ -222,6 +229,14 @@ def _resnet(name: str, pretrained: bool, kwargs: Mapping[str, Any]) -> Any:
     check_source(name, resolve_pretrained_cfg(name))
     with fetching(name):
         return timm.create_model(name, pretrained=True, **kwargs)
+
+
+def _check_unpooled(pool: str, num_classes: int) -> None:
+    if not pool and num_classes:
+        raise UserError(
+            f"global_pool='' leaves a map, which the linear head of {num_classes} classes cannot take; "
+            "give num_classes=0 as well, or global_pool='avg'"
+        )
 
 
 def _shrink_stem(backbone: Any, in_chans: int, factory: Mapping[str, Any]) -> None:

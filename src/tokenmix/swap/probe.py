@@ -4,6 +4,7 @@ Nothing is computed there and no memory is taken. Attention runs as plain produc
 """
 
 import inspect
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -162,4 +163,6 @@ def check_runs(model: nn.Module, example: Sequence[Any], undo: Callable[[], None
 
 
 def _told(error: Exception) -> str:
-    return f"{type(error).__name__} {' '.join(str(error).split())}".strip()
+    # An assertion often says nothing; then where it stands does.
+    where = f"in {traceback.extract_tb(error.__traceback__)[-1].name}()"
+    return f"{type(error).__name__} {' '.join(str(error).split()) or where}"

@@ -21,6 +21,7 @@ def initial_weights(source: Path, model: nn.Module) -> dict[str, Tensor]:
     What is learned over the tokens is interpolated to the model's image size; a head for another number of classes is
     left fresh, and a line says so. Anything else that differs stays as it is, for `put_weights` to refuse.
     """
+    _check_channels(source, model)
     weights = checkpoints.rename(read_weights(source), model)
     if hasattr(model, "set_input_size") and hasattr(model, "feature_info"):
         try:
@@ -34,6 +35,17 @@ def _trained_size(source: Path) -> tuple[int, int] | None:
     """The image size that a run folder states."""
     file = source / "data.json"
     return tuple(read_json(file)["img_size"]) if file.is_file() else None
+
+
+def _check_channels(source: Path, model: Any) -> None:
+    file = source / "data.json"
+    theirs = read_json(file).get("channels") if file.is_file() else None
+    ours = getattr(model, "in_chans", theirs)
+    if theirs is not None and theirs != ours:
+        raise UserError(
+            f"{source} was trained on images of {theirs} channel(s) and this data has {ours}; "
+            "start from a run with as many, or without --init-from"
+        )
 
 
 def _with_fresh_head(weights: dict[str, Tensor], model: Any, source: Path) -> dict[str, Tensor]:
