@@ -1,10 +1,13 @@
 """The fused gate against the plain equation in float64: outputs and gradients. See test_in_interpreter.py."""
 
+from typing import Any
+
 import pytest
 import torch
 from comparison import assert_as_good_as, gate_inputs, outputs, poisoned
 from torch import Tensor
 
+from tokenmix.errors import UserError
 from tokenmix.kernels import gate as kernels
 from tokenmix.ops.gating import spatial_gate
 
@@ -14,7 +17,7 @@ def eager(z: Tensor, weight: Tensor, bias: Tensor, addend: Tensor, mask: Tensor 
 
 
 def fused(z: Tensor, weight: Tensor, bias: Tensor, addend: Tensor, mask: Tensor | None = None) -> Tensor:
-    return kernels.fused_gate(*z.chunk(2, dim=-1), weight, bias, addend=addend, mask=mask)
+    return spatial_gate(z, weight, bias, addend=addend, mask=mask, backend="triton")
 
 
 @pytest.mark.parametrize(("n", "channels"), [(1, 3), (37, 24), (70, 65)])
@@ -43,6 +46,22 @@ def test_a_slice_of_a_larger_matrix_and_no_addend() -> None:
     content, gated = inputs["z"][:, 3:14].chunk(2, dim=-1)
     expected = content * (weight @ gated + bias[:, None])
     torch.testing.assert_close(kernels.fused_gate(content, gated, weight, bias), expected)
+
+
+def test_causal_and_toeplitz_and_multiplicative() -> None:
+    inputs = gate_inputs(2, 11, 8, dtype=torch.float32)
+    options: dict[str, Any] = {"causal": True, "variant": "multiplicative"}
+    weight = torch.randn(2 * 20 - 1, generator=torch.Generator().manual_seed(3))
+    z, bias = inputs["z"], inputs["bias"]
+    torch.testing.assert_close(
+        spatial_gate(z, weight, bias, **options, backend="triton"), spatial_gate(z, weight, bias, **options)
+    )
+
+
+def test_refuses_what_it_cannot_do() -> None:
+    inputs = gate_inputs(2, 11, 8, dtype=torch.float32)
+    with pytest.raises(UserError, match="got variant='additive'"):
+        spatial_gate(inputs["z"], inputs["weight"], inputs["bias"], variant="additive", backend="triton")
 
 
 def test_the_operator_is_registered_as_torch_wants_and_compiles() -> None:

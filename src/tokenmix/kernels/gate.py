@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from tokenmix.kernels.gate_kernel import gate_kernel
-from tokenmix.kernels.support import float32_precision, require_triton
+from tokenmix.kernels.support import autocast, float32_precision, require_triton
 
 __all__ = ["fused_gate"]
 
@@ -43,6 +43,7 @@ def fused_gate(
     Raises:
         UserError: no CUDA device and no interpreter, types that the kernel does not take.
     """
+    content, gated, weight, bias, addend = autocast(content, gated, weight, bias, addend)
     require_triton("spatial_gate", content, gated, weight, bias, addend)
     return gate_forward(content, gated, weight, bias, addend, mask)
 
@@ -85,7 +86,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_gate, gated = grad_gate.masked_fill(left_out, 0.0), gated.masked_fill(left_out, 0.0)
     grad_gated = torch.bmm(weight.mT.expand(len(gated), *weight.shape), grad_gate)
     if mask is not None:
-        grad_gated = grad_gated.masked_fill(left_out, 0.0)
+        grad_gated = grad_gated.masked_fill(~mask.unsqueeze(-1), 0.0)
     wide = torch.promote_types(grad.dtype, torch.float32)
     grad_weight = torch.bmm(grad_gate, gated.mT).sum(0, dtype=wide).to(weight.dtype)
     grad_bias = grad_gate.sum((0, 2), dtype=wide).to(bias.dtype)

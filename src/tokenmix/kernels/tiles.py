@@ -18,7 +18,7 @@ class Tiles:
 
 
 # By slots up to and bytes of a number, so that a tile fits the registers: compiled for sm_80 and sm_90, no kernel
-# spills at 64 slots in half types, and shared memory stays under the 163 KiB of sm_80 everywhere.
+# spills at 64 slots and 64 columns in half types, and shared memory stays under the 163 KiB of sm_80 everywhere.
 _FORWARD = {
     (64, 2): Tiles(tokens=128, columns=64, warps=4, stages=3),
     (128, 2): Tiles(tokens=64, columns=64, warps=8, stages=2),

@@ -252,7 +252,7 @@ def _triton(problem: Problem) -> Tensor:
     require_triton("external_attention", *tensors)
     from tokenmix.kernels.external import fused_external_attention
 
-    return fused_external_attention(*tensors, problem.mask, normalization=problem.normalization)
+    return fused_external_attention(*tensors, mask=problem.mask, normalization=problem.normalization)
 
 
 def _check_one_step(backend: str, problem: Problem) -> None:

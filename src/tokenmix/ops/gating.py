@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokenmix.errors import UserError
+from tokenmix.errors import UserError, unknown_name
 from tokenmix.ops.linear import LEAST_TOKENS, convolves, tokens_by_convolution
 
 __all__ = [
+    "GateBackend",
     "GateMethod",
     "GateVariant",
     "gate_matrix",
@@ -24,6 +25,7 @@ __all__ = [
 
 GateVariant = Literal["split", "multiplicative", "additive", "linear"]
 GateMethod = Literal["dense", "fft"]
+GateBackend = Literal["eager", "triton"]
 
 
 def spatial_gate(
@@ -37,6 +39,7 @@ def spatial_gate(
     mask: Tensor | None = None,
     causal: bool = False,
     method: GateMethod = "dense",
+    backend: GateBackend = "eager",
 ) -> Tensor:
     """Gate features by a linear map over the tokens.
 
@@ -57,12 +60,14 @@ def spatial_gate(
         mask: (B, N) bool, True = the token takes part. The others count as 0 under W and come out 0.
         causal: use the lower triangle of W only.
         method: `"fft"` applies a Toeplitz W in O(N log N), see `toeplitz_apply`.
+        backend: `"triton"` computes the two products with content in one kernel on a CUDA device, or raises.
 
     Shape:
         (B, N, C) to (B, N, C/2) for `split`, (B, N, C) otherwise.
 
     Raises:
-        UserError: more tokens than W has, an odd C to split, `"fft"` with a dense W.
+        UserError: more tokens than W has, an odd C to split, `"fft"` with a dense W, a backend
+            that cannot do what is asked.
 
     The paper masks nothing: without `mask` its behaviour.
     """
@@ -71,11 +76,37 @@ def spatial_gate(
     content, gated = z.chunk(2, dim=-1) if variant == "split" else (z, z)
     if norm is not None:
         gated = norm(gated)
+    if backend != "eager":
+        _check_fused(backend, variant, method)
+        matrix = gate_matrix(weight, z.shape[1], causal=causal)
+        return _fused(content, gated, matrix, bias[: z.shape[1]], addend, mask)
     gate = spatial_projection(gated, weight, bias, mask=mask, causal=causal, method=method)
     if addend is not None:
         gate = gate + addend
     out = _combine(content, gate, variant)
     return out if mask is None else out.masked_fill(~mask.unsqueeze(-1), 0.0)
+
+
+def _check_fused(backend: str, variant: GateVariant, method: GateMethod) -> None:
+    if backend != "triton":
+        raise unknown_name("backend", backend, ("eager", "triton"))
+    if variant not in ("split", "multiplicative") or method != "dense":
+        raise UserError(
+            f"backend='triton' gates by a product with a dense W, got variant={variant!r} and method={method!r}; "
+            f"use backend='eager'"
+        )
+
+
+def _fused(
+    content: Tensor, gated: Tensor, matrix: Tensor, bias: Tensor, addend: Tensor | None, mask: Tensor | None
+) -> Tensor:
+    # The kernels' file imports triton, which a CPU does without.
+    from tokenmix.kernels.support import require_device
+
+    require_device("spatial_gate", content)
+    from tokenmix.kernels.gate import fused_gate
+
+    return fused_gate(content, gated, matrix, bias, addend=addend, mask=mask)
 
 
 def _combine(content: Tensor, gate: Tensor, variant: GateVariant) -> Tensor:
