@@ -23,6 +23,7 @@ BELOW = {
     "layers": {"errors", "ops"},
     "checkpoints": {"errors"},
     "models": {"errors", "ops", "layers", "checkpoints"},
+    "text": {"errors", "ops", "losses", "layers", "checkpoints", "models"},
     "data": {"errors"},
     "testing": {"errors", "ops", "layers"},
 }

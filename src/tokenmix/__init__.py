@@ -41,6 +41,7 @@ _MODULES = (
     "swap",
     "tasks",
     "testing",
+    "text",
     "train",
 )
 

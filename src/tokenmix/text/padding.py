@@ -1,0 +1,49 @@
+"""Masks of padded batches, and rows turned so that each begins with its first token."""
+
+import torch
+from torch import Tensor
+
+from tokenmix.errors import UserError
+
+__all__ = ["first_token", "read_mask", "rotate"]
+
+
+def read_mask(attention_mask: Tensor | None, size: int, length: int) -> Tensor | None:
+    """transformers' `attention_mask`, 1 for a token and 0 for padding, as a boolean (B, N).
+
+    Raises:
+        UserError: another shape, such as a map of pairs of tokens; a mask of floats, which may be one to be added.
+    """
+    if attention_mask is None:
+        return None
+    if tuple(attention_mask.shape) != (size, length):
+        raise UserError(
+            f"attention_mask must be (B, N) = {(size, length)}, got {tuple(attention_mask.shape)}; a gate cannot take "
+            "masks of pairs of tokens, use config.causal for causal models"
+        )
+    if attention_mask.is_floating_point():
+        raise UserError(
+            f"attention_mask must hold 1 for tokens and 0 for padding as integers or booleans, got "
+            f"{attention_mask.dtype}; use (attention_mask > 0.5)"
+        )
+    return attention_mask != 0
+
+
+def first_token(mask: Tensor) -> Tensor:
+    """(B,): where the first token of each row of mask (B, N) stands; 0 for a row without any."""
+    return mask.int().argmax(dim=1)
+
+
+def rotate(x: Tensor, places: Tensor, dim: int = 1) -> Tensor:
+    """x with row b turned so that what stood at `places[b]` along `dim` comes first.
+
+        out[b, .., i, ..] = x[b, .., (i + places[b]) mod N, ..]
+
+    Shape:
+        x (B, ...), places (B,) to the shape of x.
+    """
+    n = x.shape[dim]
+    index = (torch.arange(n, device=x.device) + places[:, None]) % n
+    shape = [1] * x.dim()
+    shape[0], shape[dim] = x.shape[0], n
+    return x.gather(dim, index.view(shape).expand_as(x))
