@@ -15,7 +15,7 @@ _AVX512 = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_ca
 _LEAST_INPUT = 2**15
 
 # With fewer tokens than this the tokens' convolution loses to a batched product.
-LEAST_TOKENS = 144
+LEAST_TOKENS = 96
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -30,7 +30,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         x (..., D), weight (E, D), bias (E,) to (..., E).
 
     Measured on 2 cores of an AMD EPYC with AVX-512, torch 2.14.1, 8 x 196 tokens, `F.linear` / here: 256 to 1,536
-    features 6.8 / 3.2 ms, with backward 21.9 / 11.0 ms; 768 to 256 features 3.4 / 1.6 ms, with backward 11.3 / 5.8 ms.
+    features 7.3 / 3.7 ms, with backward 21.4 / 10.9 ms; 768 to 256 features 3.8 / 2.0 ms, with backward 10.9 / 5.5 ms.
     """
     if x.dim() != 3 or not convolves(x, weight):
         return F.linear(x, weight, bias)
