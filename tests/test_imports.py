@@ -27,7 +27,7 @@ BELOW = {
     "data": {"errors"},
     "testing": {"errors", "ops", "layers"},
 }
-BELOW["tasks"] = {*LEAVES, "ops", "losses", "layers", "models", "checkpoints", "data"}
+BELOW["tasks"] = {*LEAVES, "ops", "losses", "layers", "models", "checkpoints", "data", "text"}
 BELOW["train"] = BELOW["tasks"] | {"tasks"}
 # The command's way into a run folder.
 BELOW["int8"] = BELOW["train"] | {"train"}

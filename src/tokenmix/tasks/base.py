@@ -20,7 +20,10 @@ from tokenmix.errors import UserError
 from tokenmix.losses import DiagonalityForm
 from tokenmix.tasks.recipe import Recipe, make_optimizer, make_schedule
 
-__all__ = ["Repeated", "TaskData", "TaskModule", "TaskRecipe"]
+__all__ = ["TOKENIZER", "Repeated", "TaskData", "TaskModule", "TaskRecipe"]
+
+# The folder in a run folder that holds the tokenizer of a text task.
+TOKENIZER = "tokenizer"
 
 
 @dataclass
@@ -69,6 +72,20 @@ class TaskRecipe(Recipe, Protocol):
     def img_size(self) -> int | None: ...
     @property
     def workers(self) -> int: ...
+    @property
+    def tokenizer(self) -> Path | None: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def seq_len(self) -> int: ...
+    @property
+    def masking(self) -> Literal["token", "whole-word"]: ...
+    @property
+    def mask_prob(self) -> float: ...
+    @property
+    def doc_stride(self) -> int: ...
+    @property
+    def init_from(self) -> Path | None: ...
 
 
 class TaskData(ABC):
@@ -77,10 +94,12 @@ class TaskData(ABC):
     Attributes:
         num_train: number of training samples.
         num_test: number of test samples.
+        unit: what a sample is, in the plural.
     """
 
     num_train: int
     num_test: int
+    unit: str = "images"
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -93,6 +112,10 @@ class TaskData(ABC):
     @abstractmethod
     def test_batches(self, *, batch_size: int) -> Iterable[Any]:
         """All test samples in a fixed order; its `len` is the number of batches."""
+
+    def save(self, run: Path) -> None:
+        """Write into the run folder what a later command needs and a description cannot hold, such as a tokenizer."""
+        return
 
     def part(self, rank: int, world_size: int) -> "TaskData":
         """What one of `world_size` processes reads; the numbers of samples stay those of the whole.
@@ -161,8 +184,16 @@ class TaskModule(L.LightningModule, ABC):
         """The metrics of an evaluation, by the names that logs and results use."""
 
     @abstractmethod
-    def predict(self, files: Sequence[Path]) -> list[dict[str, Any]]:
-        """Answers for files, as values for JSON."""
+    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+        """Answers for files, or for what the task can read from a command line itself, as values for JSON."""
+
+    def example(self) -> dict[str, Tensor]:
+        """Two samples in the order of the model's arguments, by the names that an export gives them."""
+        raise UserError(f"{type(self).__name__} cannot be exported; write its example()")
+
+    def answering(self) -> nn.Module:
+        """The model as it is exported: one tensor of answers for the arguments that `example` gives."""
+        return self.model
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         """The loss for Lightning, and under `logs` what the trainer writes to metrics.csv as train_*."""
@@ -201,7 +232,7 @@ class TaskModule(L.LightningModule, ABC):
         self.results = {name: _plain(value) for name, value in self.scores.compute().items()}
 
     def configure_optimizers(self) -> Any:
-        """timm's optimiser, with a cosine after linear warm-up, step by step."""
+        """timm's optimiser, with the recipe's schedule after linear warm-up, step by step."""
         optimizer = make_optimizer(self.model, self.config)
         schedule = make_schedule(optimizer, self.config, self.total_steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

@@ -23,33 +23,12 @@ from tokenmix.losses import DiagonalityForm, diagonality_loss
 from tokenmix.models import create_model, list_models
 from tokenmix.ops.less import Scores
 from tokenmix.tasks.base import TaskData, TaskModule, TaskRecipe
+from tokenmix.tasks.metrics import CrossEntropy
 
 __all__ = ["CrossEntropy", "ImageClassification", "LabelledImages"]
 
 CONFUSION_CLASSES = 200
 FROM_DATA = {"num_classes": "--data", "in_chans": "--data", "img_size": "--img-size"}
-
-
-class CrossEntropy(Metric):
-    """Mean cross-entropy over all samples seen, without label smoothing."""
-
-    full_state_update = False
-    total: Tensor
-    count: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("total", torch.tensor(0.0, dtype=torch.float32), dist_reduce_fx="sum")
-        self.add_state("count", torch.tensor(0.0, dtype=torch.float32), dist_reduce_fx="sum")
-
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch of logits (B, classes) and labels (B,)."""
-        self.total = self.total + F.cross_entropy(preds.float(), target, reduction="sum")
-        self.count = self.count + target.numel()
-
-    def compute(self) -> Tensor:
-        """The mean so far."""
-        return self.total / self.count
 
 
 class LabelledImages(TaskData):
@@ -215,14 +194,18 @@ class ImageClassification(TaskModule):
             chosen["top5"] = MulticlassAccuracy(average="micro", top_k=5, **options)
         return MetricCollection({**chosen}, compute_groups=False)
 
+    def example(self) -> dict[str, Tensor]:
+        """Two images of noise."""
+        return {"images": torch.randn(2, self.data["channels"], *self.data["img_size"])}
+
     @torch.no_grad()
-    def predict(self, files: Sequence[Path]) -> list[dict[str, Any]]:
+    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
         """Label, its probability, and the five most probable classes of each file."""
         self.eval()
         mean, std = (torch.tensor(self.data[key]).view(-1, 1, 1) for key in ("mean", "std"))
         size = tuple(self.data["img_size"])
         answers = []
-        for file in files:
+        for file in map(Path, inputs):
             image = read_image(file, self.data["channels"], size, crop_pct=self.data.get("crop_pct", 1.0))
             image = image.float().div(255).sub(mean).div(std)
             weight = next(self.model.parameters())

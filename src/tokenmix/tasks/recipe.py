@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from timm.optim import create_optimizer_v2, get_optimizer_info
 from timm.optim import list_optimizers as timm_optimizers
@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from tokenmix.errors import UserError, unknown_name
 
-__all__ = ["Recipe", "WarmupCosine", "check_optimizer", "make_optimizer", "make_schedule"]
+__all__ = ["Recipe", "WarmupCosine", "WarmupLinear", "check_optimizer", "make_optimizer", "make_schedule"]
 
 
 class Recipe(Protocol):
@@ -36,6 +36,8 @@ class Recipe(Protocol):
     def opt_eps(self) -> float | None: ...
     @property
     def weight_decay(self) -> float: ...
+    @property
+    def schedule(self) -> Literal["cosine", "linear"]: ...
 
 
 @dataclass
@@ -51,6 +53,24 @@ class WarmupCosine:
             return (step + 1) / (self.warmup + 1)
         done = min(1.0, (step - self.warmup) / max(1, self.total - self.warmup))
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+@dataclass
+class WarmupLinear:
+    """Factor on the peak rate: linear from near 0 over `warmup` steps, then a straight line to `floor` at `total`."""
+
+    warmup: int
+    total: int
+    floor: float
+
+    def __call__(self, step: int) -> float:
+        if step < self.warmup:
+            return (step + 1) / (self.warmup + 1)
+        done = min(1.0, (step - self.warmup) / max(1, self.total - self.warmup))
+        return 1 - (1 - self.floor) * done
+
+
+SCHEDULES = {"cosine": WarmupCosine, "linear": WarmupLinear}
 
 
 def check_optimizer(name: str, eps: float | None = None) -> None:
@@ -74,9 +94,9 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
 
 
 def make_schedule(optimizer: Optimizer, recipe: Recipe, total_steps: int) -> LambdaLR:
-    """Cosine with linear warm-up over the optimiser steps of the run, the cool-down left out."""
+    """The recipe's schedule with linear warm-up over the optimiser steps of the run, the cool-down left out."""
     warmup = round(0.05 * total_steps) if recipe.warmup_steps is None else recipe.warmup_steps
     if recipe.warmup_epochs is not None:
         warmup = round(recipe.warmup_epochs / recipe.epochs * total_steps)
     falling = total_steps - round(recipe.cooldown_epochs / recipe.epochs * total_steps)
-    return LambdaLR(optimizer, WarmupCosine(warmup, falling, recipe.min_lr / recipe.lr))
+    return LambdaLR(optimizer, SCHEDULES[recipe.schedule](warmup, falling, recipe.min_lr / recipe.lr))

@@ -74,7 +74,9 @@ class Budget:
     lr: float = 2e-3
     """Peak learning rate."""
     min_lr: float = 1e-5
-    """Learning rate at the end of the cosine."""
+    """Learning rate at the end of the schedule."""
+    schedule: Literal["cosine", "linear"] = "cosine"
+    """How the learning rate falls after the warm-up."""
     warmup_steps: int | None = None
     """Steps of linear warm-up; 5 % of the run if not given."""
     warmup_epochs: float | None = None
@@ -105,7 +107,7 @@ class Budget:
     cutmix: float = 0.0
     """CutMix alpha (timm)."""
     smoothing: float = 0.1
-    """Label smoothing."""
+    """Label smoothing of image classification."""
     ema: float | None = None
     """Decay of the exponential moving average of the weights; none switches it off."""
     precision: Literal["32", "bf16-mixed", "16-mixed", "bf16"] = "32"
@@ -144,6 +146,19 @@ class TrainConfig(Budget):
     """Weight of the diagonality loss on the scores that less-attention makes; it writes an N x N map of every layer."""
     diagonality_form: Literal["hinge", "printed"] = "hinge"
     """hinge, bounded below, mean over the layers; or printed, the article's sums, which push the diagonal down."""
+    tokenizer: Path | None = None
+    """Folder of the tokenizer of a text task; that of --init-from if not given, else one is trained on the texts. The
+    run folder keeps it."""
+    vocab_size: int = 8000
+    """Tokens of the tokenizer that is trained where none is given."""
+    seq_len: int = 128
+    """Tokens of a sequence of text."""
+    masking: Literal["token", "whole-word"] = "token"
+    """What masked-lm masks at a time."""
+    mask_prob: float = 0.15
+    """Share of the tokens that masked-lm predicts: 80 % masked, 10 % another, 10 % as they are."""
+    doc_stride: int = 64
+    """Tokens that two neighbouring windows of a long context share, in question-answering."""
     seed: int = 0
     """Seed of weights, order and augmentation."""
     out: Path | None = None

@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -22,11 +23,10 @@ def export(run: Path, file_format: Literal["onnx", "torch-export"], out: Path | 
     Raises:
         UserError: onnxruntime is not installed, `out` cannot be written, or the written model answers otherwise.
     """
-    from tokenmix.train.run import load_run
+    from tokenmix.train.run import load_task
 
-    model, _, data = load_run(run)
-    model = model.eval().cpu()
-    images = torch.randn(2, data["channels"], *data["img_size"])
+    task, _, _ = load_task(run)
+    model, example = task.answering().eval().cpu(), task.example()
     out = out or run / {"onnx": "model.onnx", "torch-export": "model.pt2"}[file_format]
     if out.is_dir():
         raise UserError(f"{out} is a folder; give a file to write by --out, for example {out / 'model.onnx'}")
@@ -34,9 +34,9 @@ def export(run: Path, file_format: Literal["onnx", "torch-export"], out: Path | 
     beside = out.with_name(f".{out.name}.partial")
     write = _write_onnx if file_format == "onnx" else _write_torch
     try:
-        answer = write(model, images, beside)
+        answer = write(model, example, beside)
         with torch.no_grad():
-            expected = model(torch.cat([images, images[:1]]))
+            expected = model(*_three(example).values())
         error = (answer - expected).abs().max().item()
         if not error <= TOLERANCE:
             raise UserError(
@@ -48,19 +48,24 @@ def export(run: Path, file_format: Literal["onnx", "torch-export"], out: Path | 
     return out
 
 
-def _batch(images: Tensor) -> dict[int, object]:
-    return {0: torch.export.Dim("batch", min=1, max=65536)}
+def _dynamic(example: Mapping[str, Tensor]) -> tuple[dict[int, object], ...]:
+    return ({0: torch.export.Dim("batch", min=1, max=65536)},) * len(example)
 
 
-def _write_torch(model: nn.Module, images: Tensor, path: Path) -> Tensor:
-    program = torch.export.export(model, (images,), dynamic_shapes=(_batch(images),))
+def _three(example: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A batch of another size than the model was traced with."""
+    return {name: torch.cat([value, value[:1]]) for name, value in example.items()}
+
+
+def _write_torch(model: nn.Module, example: Mapping[str, Tensor], path: Path) -> Tensor:
+    program = torch.export.export(model, tuple(example.values()), dynamic_shapes=_dynamic(example))
     with path.open("wb") as file:
         torch.export.save(program, file)
     with path.open("rb") as file, torch.no_grad():
-        return torch.export.load(file).module()(torch.cat([images, images[:1]]))
+        return torch.export.load(file).module()(*_three(example).values())
 
 
-def _write_onnx(model: nn.Module, images: Tensor, path: Path) -> Tensor:
+def _write_onnx(model: nn.Module, example: Mapping[str, Tensor], path: Path) -> Tensor:
     try:
         import onnxruntime
         import onnxscript  # noqa: F401  (torch's exporter needs it)
@@ -70,11 +75,11 @@ def _write_onnx(model: nn.Module, images: Tensor, path: Path) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
-            model, (images,), dynamo=True, verbose=False, input_names=["images"], output_names=["logits"],
-            dynamic_shapes=(_batch(images),),
+            model, tuple(example.values()), dynamo=True, verbose=False, input_names=list(example),
+            output_names=["logits"], dynamic_shapes=_dynamic(example),
         )  # fmt: skip
     assert program is not None
     program.save(str(path), external_data=False)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    (logits,) = session.run(None, {"images": torch.cat([images, images[:1]]).numpy()})
+    (logits,) = session.run(None, {name: value.numpy() for name, value in _three(example).items()})
     return torch.from_numpy(logits)

@@ -1,4 +1,4 @@
-"""Weights of another run or file as the start of a model: of another image size, or with other classes."""
+"""Weights of another run or file as the start of a model: of another size or length, or with another head."""
 
 import sys
 from pathlib import Path
@@ -21,6 +21,10 @@ def initial_weights(source: Path, model: nn.Module) -> dict[str, Tensor]:
     What is learned over the tokens is interpolated to the model's image size; a head for another number of classes is
     left fresh, and a line says so. Anything else that differs stays as it is, for `put_weights` to refuse.
     """
+    if hasattr(model, "base_model_prefix"):
+        from tokenmix.train.initial_text import initial_text_weights
+
+        return initial_text_weights(source, model)
     _check_channels(source, model)
     weights = checkpoints.rename(read_weights(source), model)
     if hasattr(model, "set_input_size") and hasattr(model, "feature_info"):

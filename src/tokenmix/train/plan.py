@@ -54,13 +54,13 @@ class Progress:
         return asdict(self)
 
 
-def make_plan(config: TrainConfig, num_train: int, processes: int = 1) -> Plan:
+def make_plan(config: TrainConfig, num_train: int, processes: int = 1, unit: str = "images") -> Plan:
     """The plan for this many training samples; `UserError` if they do not fill one batch of every process."""
     together = config.batch_size * processes
     if together > num_train:
         raise UserError(
             f"batch size {config.batch_size}{f' of {processes} processes' * (processes > 1)} is larger than the "
-            f"{num_train} training images; give --batch-size {max(1, num_train // (2 * processes))} or less"
+            f"{num_train} training {unit}; give --batch-size {max(1, num_train // (2 * processes))} or less"
         )
     steps_per_epoch = num_train // together
     total = config.epochs * steps_per_epoch
@@ -74,7 +74,7 @@ def check_config(config: TrainConfig) -> None:
     """Raise `UserError` for the first setting that no run can have."""
     for name in ("epochs", "max_steps", "batch_size", "accumulate", "limit", "limit_eval", "img_size", "threads"):
         _at_least(config, name, 1)
-    for name in ("log_every", "checkpoint_every", "devices", "num_nodes"):
+    for name in ("log_every", "checkpoint_every", "devices", "num_nodes", "vocab_size", "seq_len", "doc_stride"):
         _at_least(config, name, 1)
     for name in ("min_lr", "warmup_steps", "warmup_epochs", "cooldown_epochs", "weight_decay", "workers", "seed"):
         _at_least(config, name, 0)

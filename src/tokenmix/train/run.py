@@ -15,8 +15,9 @@ import contextlib
 import dataclasses
 import json
 import resource
+import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from tokenmix.data.spec import located, short_name
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
 from tokenmix.tasks import get_task
-from tokenmix.tasks.base import TaskData, TaskModule
+from tokenmix.tasks.base import TOKENIZER, TaskData, TaskModule
 from tokenmix.tasks.recipe import check_optimizer
 from tokenmix.train.callbacks import Interrupted
 from tokenmix.train.checkpoint import Checkpoint, put_weights, read_checkpoint, read_weights
@@ -39,7 +40,7 @@ from tokenmix.train.plan import Plan, Progress, check_config, make_plan, seed_ev
 from tokenmix.train.ranks import Elsewhere, check_ranks, joined, ranks, together
 from tokenmix.train.trainer import check_device, fit, validate
 
-__all__ = ["DiskError", "evaluate", "load_run", "predict", "train"]
+__all__ = ["DiskError", "evaluate", "load_run", "load_task", "predict", "train"]
 
 # What may differ when a run is resumed: where and how fast it is computed, not what.
 RESUMABLE = ("device", "workers", "threads", "grad_checkpointing")
@@ -95,7 +96,7 @@ def evaluate(
         change: called with the task and the data before the evaluation, for example to put another form of the model
             there.
     """
-    task, config, description = _load(run)
+    task, config, description = load_task(run)
     changes = {"data": data or config.data, "device": device, "limit_eval": limit or config.limit_eval}
     config = dataclasses.replace(config, **changes)
     check_device(config)
@@ -106,21 +107,22 @@ def evaluate(
     return {"data": config.data, "source": source.describe().get("source"), "samples": source.num_test, **results}
 
 
-def predict(run: Path, files: list[Path]) -> list[dict[str, Any]]:
-    """Answers of a run's model for files; a file that cannot be read is a `UserError`."""
-    if not files:
+def predict(run: Path, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+    """Answers of a run's model for files, of a text task also for texts; what cannot be read is a `UserError`."""
+    if not inputs:
         raise UserError("no files to predict; name at least one")
-    task, _, _ = _load(run)
-    return task.predict([Path(file) for file in files])
+    task, _, _ = load_task(run)
+    return task.predict(inputs)
 
 
 def load_run(run: Path) -> tuple[nn.Module, TrainConfig, dict[str, Any]]:
     """Model with its weights, config and description of the data, from the run folder alone."""
-    task, config, description = _load(run)
+    task, config, description = load_task(run)
     return task.model, config, description
 
 
-def _load(run: Path) -> tuple[TaskModule, TrainConfig, dict[str, Any]]:
+def load_task(run: Path) -> tuple[TaskModule, TrainConfig, dict[str, Any]]:
+    """The same with the task around the model."""
     config, description = _read_config(run), _read_part(run, "data.json")
     weights = run / "model.safetensors"
     if not weights.is_file():
@@ -166,6 +168,7 @@ def _write_setup(run: Path, config: TrainConfig, session: Session) -> None:
         setup = {"config": dataclasses.asdict(config), "command": sys.argv, "environment": environment()}
         write_json(run / "config.json", setup)
         write_json(run / "data.json", session.task.data)
+        session.data.save(run)
 
 
 def _resume(run: Path, given: TrainConfig, quiet: bool) -> Path:
@@ -211,7 +214,7 @@ def _prepare(config: TrainConfig) -> Session:
     kind = get_task(config.task)
     data = kind.load_data(config)
     here = ranks()
-    plan = make_plan(config, data.num_train, here.world_size)
+    plan = make_plan(config, data.num_train, here.world_size, data.unit)
     # As JSON would give it back, so that a run that goes on sees what its first start saw.
     description = json.loads(json.dumps(data.describe()))
     seed_everything(config.seed, 0, 0)
@@ -228,6 +231,11 @@ def _prepare(config: TrainConfig) -> Session:
 
 
 def _checkpoint_blocks(model: nn.Module) -> None:
+    # transformers' models have a switch of their own, whose name its version 6 changes.
+    for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
+        if hasattr(model, name):
+            getattr(model, name)()
+            return
     switch = getattr(model, "set_grad_checkpointing", None)
     if switch is None:
         raise UserError(f"{type(model).__name__} has no gradient checkpointing; leave --grad-checkpointing out")
@@ -252,7 +260,7 @@ def _work(run: Path, session: Session, progress: Progress, state: dict[str, Any]
         headline = session.task.headline
         print(
             f"{headline} {result['metrics'][headline]:.4f} (epoch {result['best_epoch']} of {plan.epochs}), "
-            f"{result['seconds']:.1f} s of training, {result['images_per_second']:,.0f} images/s; run folder {run}"
+            f"{result['seconds']:.1f} s of training, {result['images_per_second']:,.0f} {session.data.unit}/s; run folder {run}"
         )
     return run
 
@@ -292,7 +300,9 @@ def _read_config(run: Path) -> TrainConfig:
         raise UserError(
             f"{run}/config.json has the setting {unknown[0]!r}, which this version of tokenmix does not know"
         )
-    paths = {name: Path(values[name]) for name in ("out", "resume", "init_from") if values.get(name)}
+    if (run / TOKENIZER).is_dir():
+        values["tokenizer"] = run / TOKENIZER
+    paths = {name: Path(values[name]) for name in ("out", "resume", "init_from", "tokenizer") if values.get(name)}
     return TrainConfig(**{**values, **paths})
 
 
@@ -328,6 +338,7 @@ def _remove_unstarted(run: Path) -> None:
     """Leave nothing behind of a run that could not start, so that the same command can be typed again."""
     for name in ("config.json", "data.json"):
         (run / name).unlink(missing_ok=True)
+    shutil.rmtree(run / TOKENIZER, ignore_errors=True)
     with contextlib.suppress(OSError):
         run.rmdir()
 

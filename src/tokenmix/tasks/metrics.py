@@ -1,0 +1,38 @@
+"""Metrics that are sums over samples, so that they add up over batches and processes."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchmetrics import Metric
+
+__all__ = ["CrossEntropy", "Perplexity"]
+
+
+class CrossEntropy(Metric):
+    """Mean cross-entropy over all samples seen, without label smoothing."""
+
+    full_state_update = False
+    total: Tensor
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.tensor(0.0, dtype=torch.float32), dist_reduce_fx="sum")
+        self.add_state("count", torch.tensor(0.0, dtype=torch.float32), dist_reduce_fx="sum")
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch of logits (B, classes) and labels (B,)."""
+        self.total = self.total + F.cross_entropy(preds.float(), target, reduction="sum")
+        self.count = self.count + target.numel()
+
+    def compute(self) -> Tensor:
+        """The mean so far."""
+        return self.total / self.count
+
+
+class Perplexity(CrossEntropy):
+    """exp of the mean cross-entropy."""
+
+    def compute(self) -> Tensor:
+        """The perplexity so far."""
+        return super().compute().exp()
