@@ -40,8 +40,8 @@ class GMLPConfig(PreTrainedConfig):
         gate_variant: `"split"`, `"multiplicative"`, `"additive"` or `"linear"`; see `tokenmix.ops.spatial_gate`.
         tiny_attention_dim: width of aMLP's one head in each block, 64 or 128 in the paper; 0 for none.
         num_attention_heads: heads of `mixer="self"`, which needs it.
-        positions: `"none"` or `"learned"`. Left out: none for gates, which know the places, as in the paper; learned for
-            self-attention, as in BERT.
+        positions: `"none"` or `"learned"`. Left out: none for gates, which know the places, as in the paper; learned
+            for self-attention, as in BERT.
         causal: token i sees tokens up to i.
         padding: `"masked"`: what `attention_mask` leaves out counts for nothing, so that a padded sequence has the
             answer that it has alone. `"unmasked"`: as in the paper, padding is text like any other.

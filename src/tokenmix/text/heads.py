@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from transformers.utils.generic import can_return_tuple
 
 from tokenmix.errors import UserError
+from tokenmix.layers.linear import Linear
 from tokenmix.text.config import GMLPConfig
 from tokenmix.text.modeling import GMLPModel, GMLPPreTrainedModel
 from tokenmix.text.outputs import GMLPClassifierOutput, GMLPMaskedLMOutput, GMLPQuestionAnsweringOutput
@@ -22,8 +23,8 @@ class GMLPForMaskedLM(GMLPPreTrainedModel):
         logits = x E^T + b
 
     Paper:
-        Liu et al., Pay Attention to MLPs (arXiv 2105.08050), section 4; the published parameter counts leave no room for
-        BERT's dense layer before the projection, so there is none.
+        Liu et al., Pay Attention to MLPs (arXiv 2105.08050), section 4. There is no dense layer before the projection, which
+        BERT has: with one gMLP-large and xlarge would have 366 and 942 M parameters, and the paper prints 365 and 941.
 
     Shape:
         ids (B, N) to logits (B, N, V); (M, V) for the M labelled places with `config.predict="labelled"` and labels.
@@ -34,7 +35,7 @@ class GMLPForMaskedLM(GMLPPreTrainedModel):
     def __init__(self, config: GMLPConfig) -> None:
         super().__init__(config)
         self.gmlp = GMLPModel(config, add_pooling_layer=False)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size)
         self.post_init()
 
     @can_return_tuple
@@ -62,8 +63,10 @@ class GMLPForMaskedLM(GMLPPreTrainedModel):
         features = out.last_hidden_state
         if labels is not None and self.config.predict == "labelled":
             labelled = labels != NO_LABEL
-            features, labels = features[labelled], labels[labelled]
-        logits = self.lm_head(features)
+            # As one long sequence, since `Linear` has its fast path for (B, N, D).
+            logits, labels = self.lm_head(features[labelled][None])[0], labels[labelled]
+        else:
+            logits = self.lm_head(features)
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
@@ -81,8 +84,8 @@ class GMLPForSequenceClassification(GMLPPreTrainedModel):
     """`GMLPModel` and a linear classifier on the pooled first token, as in BERT.
 
     Shape:
-        ids (B, N) to logits (B, L), L = `config.num_labels`. The loss is that of `config.problem_type`, which labels
-        decide if it is not set: squares for one number, cross-entropy for classes, binary cross-entropy for many labels.
+        ids (B, N) to logits (B, L), L = `config.num_labels`. The loss is that of `config.problem_type`; if that is not
+        set the labels decide: squares for one number, cross-entropy for classes, binary cross-entropy for many labels.
     """
 
     def __init__(self, config: GMLPConfig) -> None:
