@@ -1,9 +1,9 @@
 """Images per second of `tokenmix train` against a bare loop: `python benchmarks/training.py --help`.
 
-Both train the same model on the same images with the same loss, optimiser and clipping, in turns and in one process. The
-bare loop indexes normalised images that lie in memory, and does nothing else: no augmentation, no schedule, no log, no
-checkpoint. The trainer is `tokenmix.train.train` as the command calls it; its rate is read from its own metrics.csv, from
-the first row on, so that neither its start nor its evaluation counts.
+Both train the same model on the same images with the same loss, optimiser and clipping, in turns and in one process.
+The bare loop indexes normalised images that lie in memory, and does nothing else: no augmentation, no schedule, no log,
+no checkpoint. The trainer is `tokenmix.train.train` as the command calls it; its rate is read from its own metrics.csv,
+from the first row on, so that neither its start nor its evaluation counts.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -131,8 +131,6 @@ class BareLoop:
 
 def trainer_rate(config: TrainConfig) -> float:
     """Images per second between the first row of metrics.csv and the last one of training."""
-    from dataclasses import replace
-
     with tempfile.TemporaryDirectory() as folder:
         run = train(replace(config, out=Path(folder) / "run"), quiet=True)
         with (run / "metrics.csv").open(newline="") as lines:

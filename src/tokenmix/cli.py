@@ -124,20 +124,42 @@ class Predict:
 
 @dataclass(frozen=True)
 class Cost:
-    """Parameters, multiply-adds, memory and time of mixers as the number of tokens grows."""
+    """Parameters, multiply-adds, memory and time of mixers over numbers of tokens, or of models over image sizes."""
 
-    names: Positional[tuple[str, ...]]
-    tokens: Numbers = (196, 1024, 4096)
-    """Numbers of tokens, separated by commas."""
-    dim: int = 256
-    """Width of the tokens."""
+    names: Positional[tuple[str, ...]] = ()
+    """Mixers, or models of ours or timm's."""
+    tokens: Numbers | None = None
+    """Numbers of tokens, separated by commas; 196,1024,4096 if not given. For mixers."""
+    img_size: Numbers | None = None
+    """Sides of the image in pixels, separated by commas; the model's own if not given. For models."""
+    dim: int | None = None
+    """Width of the tokens; 256 if not given. For mixers."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where to measure."""
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Numbers that weights and input are in."""
+    threads: int | None = None
+    """CPU threads of PyTorch."""
+    table: Literal["eanet"] | None = None
+    """A published table with our counts beside the printed ones, instead of a measurement."""
+    out: Path | None = None
+    """Folder for cost.json, cost.md, cost.png and cost.svg."""
     json: bool = False
     """Print JSON instead of a table."""
 
     def run(self) -> int:
-        from tokenmix.measure.cost import run
+        from tokenmix.measure import cost_report, published_costs
 
-        return run(self.names, self.tokens, self.dim, as_json=self.json)
+        if self.table is not None:
+            if self != Cost(table=self.table, json=self.json):
+                raise UserError(f"--table {self.table} measures nothing: leave out all but --json")
+            return published_costs.print_requirements(as_json=self.json)
+        return cost_report.run(
+            cost_report.CostRequest(
+                self.names, self.tokens, self.img_size, self.dim, self.device, self.dtype, self.threads, self.out,
+                self.json,
+            )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,133 +1,222 @@
-"""What a mixer costs as the number of tokens grows: parameters, multiply-adds, memory, time."""
+"""What a mixer or model costs as its input grows: parameters, multiply-adds, memory, time, against this machine."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
+import torch
 
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
-from tokenmix.layers.table import get_spec
+from tokenmix.measure.ceilings import Ceilings, measure_ceilings
 from tokenmix.measure.crossover import Crossover, find_crossover, measured_crossover
+from tokenmix.measure.foresight import expected_peak, free_memory, too_large
 from tokenmix.measure.memory import peak_memory
-from tokenmix.measure.specimen import Specimen, make_specimen
 from tokenmix.measure.speed import Timing, time_interleaved
-from tokenmix.measure.units import count, milliseconds, size
+from tokenmix.measure.subject import Measurable, MixerSubject, ModelSubject, Subject, subjects_for
 
-__all__ = ["CostRow", "CostTable", "cost_table", "exponent", "run"]
+__all__ = ["DTYPES", "CostRow", "CostTable", "Precision", "cost_table", "exponent"]
+
+Precision = Literal["fp32", "bf16", "fp16"]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TOKENS = (196, 1024, 4096)
+DIM = 256
+SECONDS = 20.0
+"""About as long is spent on timing one size; two rounds are taken in any case."""
 
 
 @dataclass(frozen=True)
 class CostRow:
-    """One mixer at one N, for one sample: times in seconds, memory in bytes above weights and input."""
+    """One mixer or model at one size, for one sample: times in seconds, memory in bytes above weights and input.
 
-    mixer: str
-    num_tokens: int
-    parameters: int
-    macs: int
-    forward: Timing
-    step: Timing
-    forward_memory: int
-    step_memory: int
+    Attributes:
+        size: number of tokens, or side of the image in pixels.
+        macs: multiply-adds of a forward pass; of models that are not ours counted, else from the equations.
+        traffic: the least number of bytes that a forward pass moves: input, weights and output once.
+        forward, step, forward_memory, step_memory: None where it was not run.
+        skipped: why it was not run, "" if it was.
+    """
+
+    name: str
+    size: int
+    parameters: int | None
+    macs: int | None
+    traffic: int | None
+    forward: Timing | None
+    step: Timing | None
+    forward_memory: int | None
+    step_memory: int | None
+    skipped: str = ""
+
+    @property
+    def macs_per_second(self) -> float | None:
+        """Of the forward pass."""
+        return None if self.forward is None or self.macs is None else self.macs / self.forward.median
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """Of the forward pass, if it moved its least traffic."""
+        return None if self.forward is None or self.traffic is None else self.traffic / self.forward.median
 
 
 @dataclass(frozen=True)
 class CostTable:
-    """Costs of several mixers; `step` is a pass forward and back.
+    """Costs of several mixers or models; `step` is a pass forward and back.
 
     Attributes:
-        dim: width D of the tokens.
-        rows: one row for each mixer and N.
-        exponents: p of seconds ~ N^p for a forward pass, over the upper half of the sizes; None with one size.
-        crossovers: where the mixer takes fewer multiply-adds than self-attention.
-        measured: N at which its forward pass becomes faster or slower than self-attention's; None if not in the sizes.
+        axis: what a row's size is: tokens, or pixels of a side.
+        dim: width D of the tokens; None for models.
+        device, precision: where, and in what numbers.
+        ceilings: what the machine can do at most.
+        rows: one row for each name and size.
+        exponents: p of seconds ~ N^p for a forward pass over the upper half of the sizes; N is the number of tokens, or
+            of pixels of the whole image. None with one size.
+        reference: the name that the others are held against: self-attention, or the first model.
+        crossovers: where the mixer takes fewer multiply-adds than self-attention; empty for models.
+        measured: size at which its forward pass becomes faster or slower than the reference's; None if in no gap.
     """
 
-    dim: int
+    axis: Literal["tokens", "pixels"]
+    dim: int | None
+    device: str
+    precision: Precision
+    ceilings: Ceilings
     rows: tuple[CostRow, ...]
     exponents: Mapping[str, float | None]
+    reference: str
     crossovers: Mapping[str, Crossover]
     measured: Mapping[str, int | None]
+
+    @property
+    def names(self) -> list[str]:
+        """The mixers or models, the reference first."""
+        return list(self.exponents)
+
+    def row(self, name: str, size: int) -> CostRow:
+        """The row of a name and a size."""
+        return next(row for row in self.rows if (row.name, row.size) == (name, size))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, with the environment."""
         plain = asdict(self)
         plain["crossovers"] = {name: str(crossover) for name, crossover in self.crossovers.items()}
-        return {"schema": 1, **plain, "environment": environment()}
-
-    def __rich__(self) -> Table:
-        told = f"one sample of N tokens of width {self.dim}, float32; step = forward and backward"
-        table = Table(title=told, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        table.add_column("mixer", no_wrap=True)
-        for heading in ("N", "params", "MACs", "fwd ms", "step ms", "fwd mem.", "step mem."):
-            table.add_column(heading, justify="right", no_wrap=True)
-        for i, row in enumerate(self.rows):
-            last = i + 1 == len(self.rows) or self.rows[i + 1].mixer != row.mixer
-            table.add_row(row.mixer, *_cells(row), end_section=last)
-        return table
-
-
-def _cells(row: CostRow) -> tuple[str, ...]:
-    times = milliseconds(row.forward.median), milliseconds(row.step.median)
-    memory = size(row.forward_memory), size(row.step_memory)
-    return f"{row.num_tokens:,}", count(row.parameters), count(row.macs), *times, *memory
+        for cell, row in zip(plain["rows"], self.rows):
+            cell |= {"macs_per_second": row.macs_per_second, "bytes_per_second": row.bytes_per_second}
+        return {"schema": 2, **plain, "environment": environment()}
 
 
 def cost_table(
-    names: Sequence[str], tokens: Sequence[int], dim: int = 256, *, repeats: int = 7, **kwargs: Any
+    names: Sequence[str],
+    sizes: Sequence[int] | None = None,
+    dim: int | None = None,
+    *,
+    device: str = "cpu",
+    precision: Precision = "fp32",
+    repeats: int = 7,
+    **kwargs: Any,
 ) -> CostTable:
-    """Count and measure mixers at several numbers of tokens, always beside self-attention.
+    """Count and measure mixers at several numbers of tokens beside self-attention, or models at several image sizes.
 
     Args:
-        names: names of `list_mixers()`.
-        tokens: numbers of tokens N.
-        dim: width D.
-        repeats: rounds of timing; the mixers take turns.
+        names: names of `list_mixers()`; or of models, ours or timm's.
+        sizes: numbers of tokens N, 196, 1,024 and 4,096 if not given; or sides of the image, the model's own if not.
+        dim: width D of the tokens, 256 if not given.
+        device: cpu or cuda.
+        precision: of weights and input.
+        repeats: rounds of timing, fewer where they take long; the names take turns.
         **kwargs: arguments for the layers that have them, such as `num_heads`.
 
     Raises:
-        UserError: a name that is not in the table, or an N below 1.
+        UserError: a name that nothing has, a size below 1 or that a model does not take, or a device that is not there.
     """
-    for name in names:
-        get_spec(name)
-    if not tokens or min(tokens) < 1:
-        raise UserError(f"tokens must be positive numbers, got {list(tokens)}; for example --tokens 196,1024,4096")
-    mixers = list(dict.fromkeys(["self", *names]))
-    sizes = sorted(set(tokens))
-    by_size = {n: _measure(mixers, n, dim, repeats, kwargs) for n in sizes}
-    seconds = {name: {n: by_size[n][name].forward.median for n in sizes} for name in mixers}
-    others = mixers[1:]
+    place, dtype = _place(device), DTYPES[precision]
+    subjects = subjects_for(names, dim=dim or DIM, device=place, dtype=dtype, kwargs=kwargs)
+    models = isinstance(subjects[0], ModelSubject)
+    if models and (dim is not None or kwargs):
+        raise UserError(f"dim={dim} and the like are of mixers; {subjects[0].name!r} is a model with its own width")
+    sizes = _sizes(sizes, subjects[0])
+    ceilings = measure_ceilings(place, dtype)
+    by_size = {n: _measure(subjects, n, place, repeats) for n in sizes}
+    found = [subject.name for subject in subjects]
+    seconds = {name: _seconds({n: by_size[n][name] for n in sizes}) for name in found}
+    reference, others = found[0], found[1:]
     return CostTable(
-        dim=dim,
-        rows=tuple(by_size[n][name] for name in mixers for n in sizes),
-        exponents={name: exponent(seconds[name]) for name in mixers},
-        crossovers={name: find_crossover(name, dim, **kwargs) for name in others},
-        measured={name: measured_crossover(seconds[name], seconds["self"]) for name in others},
+        axis="pixels" if models else "tokens",
+        dim=None if models else dim or DIM,
+        device=str(place),
+        precision=precision,
+        ceilings=ceilings,
+        rows=tuple(by_size[n][name] for name in found for n in sizes),
+        exponents={name: exponent({n**2 if models else n: s for n, s in seconds[name].items()}) for name in found},
+        reference=reference,
+        crossovers={} if models else {name: find_crossover(name, dim or DIM, **kwargs) for name in others},
+        measured={name: _crossing(seconds[name], seconds[reference]) for name in others},
     )
 
 
-def _measure(mixers: Sequence[str], n: int, dim: int, repeats: int, kwargs: Mapping[str, Any]) -> dict[str, CostRow]:
-    specimens = {name: make_specimen(name, dim, n, **kwargs) for name in mixers}
-    forward = time_interleaved({name: s.forward for name, s in specimens.items()}, repeats=repeats)
-    step = time_interleaved({name: s.step for name, s in specimens.items()}, repeats=repeats, warmup=1)
-    return {name: _row(name, n, s, forward[name], step[name]) for name, s in specimens.items()}
+def _place(device: str) -> torch.device:
+    if device not in ("cpu", "cuda"):
+        raise UserError(f"unknown device {device!r}; costs are measured on cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("no CUDA device is available; leave --device cuda out")
+    return torch.device(device)
 
 
-def _row(name: str, n: int, specimen: Specimen, forward: Timing, step: Timing) -> CostRow:
+def _sizes(sizes: Sequence[int] | None, subject: MixerSubject | ModelSubject) -> list[int]:
+    if sizes is None:
+        return list(TOKENS) if isinstance(subject, MixerSubject) else [subject.own_size()]
+    if not sizes or min(sizes) < 1:
+        raise UserError(f"sizes must be positive numbers, got {list(sizes)}; for example --tokens 196,1024,4096")
+    return sorted(set(sizes))
+
+
+def _seconds(rows: Mapping[int, CostRow]) -> dict[int, float]:
+    return {n: row.forward.median for n, row in rows.items() if row.forward is not None}
+
+
+def _crossing(seconds: Mapping[int, float], reference: Mapping[int, float]) -> int | None:
+    both = [n for n in seconds if n in reference]
+    return measured_crossover({n: seconds[n] for n in both}, reference)
+
+
+def _measure(subjects: Sequence[Subject], n: int, device: torch.device, repeats: int) -> dict[str, CostRow]:
+    """A row for each; one that the memory does not hold is left out, with the reason in its place."""
+    reasons = {subject.name: _reason(subject, n, device) for subject in subjects}
+    built = {subject.name: subject.build(n) for subject in subjects if not reasons[subject.name]}
+    forward = _time({name: b.forward for name, b in built.items()}, repeats, device)
+    step = _time({name: b.step for name, b in built.items()}, repeats, device)
+    return {
+        name: _row(name, n, built[name], forward[name], step[name], device)
+        if name in built
+        else CostRow(name, n, None, None, None, None, None, None, None, why)
+        for name, why in reasons.items()
+    }
+
+
+def _reason(subject: Subject, n: int, device: torch.device) -> str:
+    """On the CPU a process that takes too much is killed, so this is known before."""
+    free = free_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    return too_large(expected_peak(subject.foresee(n, "step")), free)
+
+
+def _time(functions: Mapping[str, Any], repeats: int, device: torch.device) -> dict[str, Timing]:
+    first = time_interleaved(functions, repeats=1, warmup=1, device=device)
+    rounds = int(SECONDS / 2 / max(1e-9, sum(timing.median for timing in first.values())))
+    return time_interleaved(functions, repeats=max(min(2, repeats), min(repeats, rounds)), warmup=0, device=device)
+
+
+def _row(name: str, n: int, built: Measurable, forward: Timing, step: Timing, device: torch.device) -> CostRow:
     return CostRow(
-        mixer=name,
-        num_tokens=n,
-        parameters=sum(p.numel() for p in specimen.layer.parameters()),
-        macs=specimen.layer.macs(n),
+        name=name,
+        size=n,
+        parameters=built.parameters(),
+        macs=built.macs(),
+        traffic=built.traffic(),
         forward=forward,
         step=step,
-        forward_memory=peak_memory(specimen.forward),
-        step_memory=peak_memory(specimen.step),
+        forward_memory=peak_memory(built.forward, device),
+        step_memory=peak_memory(built.step, device),
     )
 
 
@@ -139,32 +228,3 @@ def exponent(seconds: Mapping[int, float]) -> float | None:
     xs, ys = [math.log(n) for n in upper], [math.log(seconds[n]) for n in upper]
     x_mean, y_mean = sum(xs) / len(xs), sum(ys) / len(ys)
     return sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys)) / sum((x - x_mean) ** 2 for x in xs)
-
-
-def run(names: Sequence[str], tokens: Sequence[int], dim: int = 256, *, as_json: bool = False) -> int:
-    """`tokenmix cost`: print the table, or JSON; returns the exit code."""
-    table = cost_table(names, tokens, dim)
-    if as_json:
-        print(json.dumps(table.to_json(), indent=2))
-        return 0
-    console = Console()
-    console.print(table)
-    for name, power in table.exponents.items():
-        console.print(_sentence(table, name, power), highlight=False)
-    return 0
-
-
-def _sentence(table: CostTable, name: str, power: float | None) -> str:
-    parts = [] if power is None else [f"time grows as N^{power:.2f} over the upper sizes"]
-    if name in table.crossovers:
-        parts.append(f"fewer MACs than self-attention: {table.crossovers[name]}")
-        parts.append(_measured_sentence(table, name))
-    return f"{name}: {'; '.join(parts)}" if parts else name
-
-
-def _measured_sentence(table: CostTable, name: str) -> str:
-    crossing = table.measured[name]
-    if crossing is not None:
-        return f"forward times cross near N = {crossing:,}"
-    mine, reference = (next(row for row in table.rows if row.mixer == mixer) for mixer in (name, "self"))
-    return f"{'faster' if mine.forward.median < reference.forward.median else 'slower'} at all of these sizes"

@@ -31,8 +31,22 @@ class Specimen:
     def step(self) -> None:
         """One pass forward and back, to the weights and to the input; the gradients are dropped."""
         x = self.x.detach().requires_grad_()
-        self.layer.mix(x, self.carry)[0].square().mean().backward()
+        self.layer.mix(x, self.carry)[0].float().square().mean().backward()
         self.layer.zero_grad(set_to_none=True)
+
+    def parameters(self) -> int:
+        """Learned numbers."""
+        return sum(p.numel() for p in self.layer.parameters())
+
+    def macs(self) -> int:
+        """Multiply-adds, from the equation."""
+        return self.layer.macs(self.x.numel() // self.x.shape[0] // self.layer.dim)
+
+    def traffic(self) -> int:
+        """The least number of bytes that must move: input, weights and output once, and the scores handed on."""
+        weights = sum(p.nbytes for p in self.layer.parameters())
+        handed_on = 0 if self.carry is None else self.carry.query.nbytes + self.carry.key.nbytes
+        return 2 * self.x.nbytes + weights + handed_on
 
 
 def grid_of(num_tokens: int) -> tuple[int, int]:
@@ -41,17 +55,27 @@ def grid_of(num_tokens: int) -> tuple[int, int]:
     return height, num_tokens // height
 
 
-def layer_for(name: str, dim: int, num_tokens: int, *, device: str | None = None, **kwargs: Any) -> Mixer:
+def layer_for(name: str, dim: int, num_tokens: int, **kwargs: Any) -> Mixer:
     """The mixer as it stands inside a stack; `kwargs` go to the layers that have such arguments."""
     spec = get_spec(name)
-    known = {**_known(spec.layer, {**kwargs, "device": device}), **spec.later}
+    known = {**_known(spec.layer, kwargs), **spec.later}
     return create_mixer(name, dim, num_tokens=num_tokens, **known)
 
 
-def make_specimen(name: str, dim: int, num_tokens: int, *, batch_size: int = 1, **kwargs: Any) -> Specimen:
+def make_specimen(
+    name: str,
+    dim: int,
+    num_tokens: int,
+    *,
+    batch_size: int = 1,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    **kwargs: Any,
+) -> Specimen:
     """Build a mixer and random input for it. In a stack whose layers pass scores on, the layer before is run once."""
+    kwargs = {**kwargs, "device": device, "dtype": dtype}
     spec, layer = get_spec(name), layer_for(name, dim, num_tokens, **kwargs)
-    x = torch.randn(batch_size, num_tokens, dim)
+    x = torch.randn(batch_size, num_tokens, dim, device=device, dtype=dtype)
     if layer.capabilities.layout == "2d":
         x = x.transpose(1, 2).unflatten(2, grid_of(num_tokens)).contiguous()
     carry = None

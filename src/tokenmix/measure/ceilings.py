@@ -1,0 +1,69 @@
+"""What this machine can do at most: bytes and multiply-adds in a second, measured with the threads that are in use."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+__all__ = ["Ceilings", "measure_ceilings"]
+
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+SIDE = {"cpu": 1536, "cuda": 8192}
+REPEATS = 5
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Bytes a second of a triad, and multiply-adds a second of a matrix product of the type that was asked for."""
+
+    bytes_per_second: float
+    macs_per_second: float
+    threads: int
+    dtype: str
+    array_bytes: int
+    side: int
+
+
+def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
+    """The best of a few runs of each, about a second in all.
+
+    The triad c = a + 2 b reads two arrays and writes one, each larger than the last-level cache; the reading of lines
+    that are written into is not counted, as in STREAM. The product is of two square matrices.
+    """
+    size = _array_bytes(device)
+    a, b, c = (torch.ones(size // 4, device=device) for _ in range(3))
+    triad = _least_seconds(lambda: torch.add(a, b, alpha=2.0, out=c), device)
+    side = SIDE[device.type]
+    left, right, out = (torch.ones(side, side, device=device, dtype=dtype) for _ in range(3))
+    product = _least_seconds(lambda: torch.mm(left, right, out=out), device)
+    threads, name = torch.get_num_threads(), str(dtype).removeprefix("torch.")
+    return Ceilings(3 * size / triad, side**3 / product, threads, name, size, side)
+
+
+def _array_bytes(device: torch.device) -> int:
+    """Twice the last-level cache; 64 MiB to 256 MiB."""
+    if device.type == "cuda":
+        return 1 << 30
+    sizes = [_bytes(file.read_text()) for file in CACHES.glob("index*/size")]
+    return min(256 << 20, max(64 << 20, 2 * max(sizes, default=0)))
+
+
+def _bytes(text: str) -> int:
+    number, unit = text.strip()[:-1], text.strip()[-1:]
+    return int(number) << {"K": 10, "M": 20, "G": 30}[unit] if unit in "KMG" else int(text)
+
+
+def _least_seconds(fn: Callable[[], object], device: torch.device) -> float:
+    found = []
+    for _ in range(REPEATS + 1):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        fn()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        found.append(time.perf_counter() - start)
+    # The first run also maps the pages.
+    return min(found[1:])

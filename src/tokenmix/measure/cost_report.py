@@ -1,0 +1,196 @@
+"""A table of costs as people read it: on the terminal, and as cost.json, cost.md and pictures in a folder."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from tokenmix.environment import environment
+from tokenmix.errors import UserError
+from tokenmix.measure.cost import CostRow, CostTable, Precision, cost_table
+from tokenmix.measure.units import count, milliseconds, size
+
+__all__ = ["CostRequest", "markdown", "run", "sentences", "write_cost"]
+
+COSTS = ("params", "MACs", "fwd ms", "step ms", "fwd mem", "step mem")
+RATES = ("GMAC/s", "of peak", "GB/s", "of peak", "bound by")
+
+BOUND = 0.25
+"""From this share of a ceiling on, that ceiling is named as what holds a forward pass."""
+
+
+@dataclass(frozen=True)
+class CostRequest:
+    """What `tokenmix cost` was asked for."""
+
+    names: tuple[str, ...]
+    tokens: tuple[int, ...] | None = None
+    img_size: tuple[int, ...] | None = None
+    dim: int | None = None
+    device: str = "cpu"
+    precision: Precision = "fp32"
+    threads: int | None = None
+    out: Path | None = None
+    as_json: bool = False
+
+
+def run(request: CostRequest) -> int:
+    """`tokenmix cost`: print the tables, or JSON, and write the folder asked for; returns the exit code."""
+    if not request.names:
+        raise UserError("nothing to measure: name mixers or models, or ask for a published table by --table eanet")
+    if request.threads is not None:
+        if request.threads < 1:
+            raise UserError(f"threads must be at least 1, got {request.threads}")
+        torch.set_num_threads(request.threads)
+    table = cost_table(request.names, _sizes(request), request.dim, device=request.device, precision=request.precision)
+    if request.out is not None:
+        write_cost(table, request.out)
+    if request.as_json:
+        print(json.dumps(table.to_json(), indent=2))
+        return 0
+    console = Console()
+    heading, told = _title(table), _ceiling_line(table)
+    console.print(_rich(table, heading, COSTS, [_costs(row) for row in table.rows]))
+    console.print(_rich(table, told, RATES, [_rates(table, row) for row in table.rows]))
+    for line in [*sentences(table), *footnotes(table)]:
+        console.print(line, highlight=False, markup=False)
+    if request.out is not None:
+        print(f"cost.json, cost.md, cost.png and cost.svg in {request.out}")
+    return 0
+
+
+def _sizes(request: CostRequest) -> tuple[int, ...] | None:
+    """Numbers of tokens or sides of images, whichever the names go with."""
+    from tokenmix.layers.table import MIXERS
+
+    mixers = request.names[0] in MIXERS
+    wrong, right = ("--img-size", "--tokens") if mixers else ("--tokens", "--img-size")
+    if (request.img_size if mixers else request.tokens) is not None:
+        kind = "mixer" if mixers else "model"
+        raise UserError(f"{request.names[0]!r} is a {kind}: give {right} instead of {wrong}")
+    return request.tokens if mixers else request.img_size
+
+
+def write_cost(table: CostTable, folder: Path) -> None:
+    """cost.json, cost.md, cost.png and cost.svg."""
+    from tokenmix.measure.cost_figure import draw_cost
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "cost.json").write_text(json.dumps(table.to_json(), indent=2) + "\n")
+    for suffix in ("png", "svg"):
+        draw_cost(table, folder / f"cost.{suffix}")
+    (folder / "cost.md").write_text(markdown(table))
+
+
+def markdown(table: CostTable) -> str:
+    """Both tables, what they say, and on what they were measured."""
+    costs = [[row.name, f"{row.size:,}", *_costs(row)] for row in table.rows]
+    rates = [[row.name, f"{row.size:,}", *_rates(table, row)] for row in table.rows]
+    where: dict[str, Any] = environment()
+    measured = f"{where['cpu']}, torch {where['versions']['torch']}, {where['threads']} threads, {where['date']}"
+    notes = "\n".join(f"- {line}" for line in [*sentences(table), *footnotes(table)])
+    parts = [
+        "# Costs",
+        f"{_title(table)}. Measured on {measured}.",
+        _markdown_table([_axis(table), *COSTS], costs),
+        f"Rates of a forward pass; {_ceiling_line(table)}.",
+        _markdown_table([_axis(table), *RATES], rates),
+        notes,
+        "![Time and memory over size](cost.svg)",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| name | {' | '.join(headings)} |", f"|---|{'---:|' * len(headings)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _rich(table: CostTable, title: str, headings: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:
+    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0))
+    shown.add_column("mixer" if table.axis == "tokens" else "model", no_wrap=True)
+    for heading in (_axis(table), *headings):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    for i, (row, texts) in enumerate(zip(table.rows, cells)):
+        last = i + 1 == len(table.rows) or table.rows[i + 1].name != row.name
+        shown.add_row(row.name, f"{row.size:,}", *texts, end_section=last)
+    return shown
+
+
+def _axis(table: CostTable) -> str:
+    return "N" if table.axis == "tokens" else "px"
+
+
+def _title(table: CostTable) -> str:
+    sample = f"N tokens of width {table.dim}" if table.axis == "tokens" else "an image of px x px"
+    return f"one sample, {sample}, {table.precision} on {table.device}; step = forward and backward"
+
+
+def _ceiling_line(table: CostTable) -> str:
+    top = table.ceilings
+    return (
+        f"this machine's ceilings: {top.macs_per_second / 1e9:,.0f} GMAC/s, {top.bytes_per_second / 1e9:.1f} GB/s "
+        f"({top.threads} thread{'s' * (top.threads != 1)})"
+    )
+
+
+def _costs(row: CostRow) -> list[str]:
+    if row.skipped:
+        return ["-*"] * len(COSTS)
+    assert row.forward is not None
+    assert row.step is not None
+    numbers = [count(row.parameters or 0), count(row.macs or 0)]
+    times = [milliseconds(row.forward.median), milliseconds(row.step.median)]
+    return [*numbers, *times, size(row.forward_memory or 0), size(row.step_memory or 0)]
+
+
+def _rates(table: CostTable, row: CostRow) -> list[str]:
+    macs, moved = row.macs_per_second, row.bytes_per_second
+    if macs is None or moved is None:
+        return ["-*"] * len(RATES)
+    shares = macs / table.ceilings.macs_per_second, moved / table.ceilings.bytes_per_second
+    bound = "arithmetic" if shares[0] >= shares[1] else "memory"
+    # Far from both ceilings it is calls, caches or exponentials that take the time.
+    bound = bound if max(shares) >= BOUND else "neither"
+    return [f"{macs / 1e9:.3g}", f"{shares[0]:.0%}", f"{moved / 1e9:.3g}", f"{shares[1]:.0%}", bound]
+
+
+def footnotes(table: CostTable) -> list[str]:
+    """What was not run, and why."""
+    unit = "tokens" if table.axis == "tokens" else "px"
+    return [f"* {row.name} at {row.size:,} {unit} was not run: it {row.skipped}" for row in table.rows if row.skipped]
+
+
+def sentences(table: CostTable) -> list[str]:
+    """A line for each name: growth, and where it passes the reference."""
+    lines = []
+    for name, power in table.exponents.items():
+        growth = "N" if table.axis == "tokens" else "pixels"
+        parts = [] if power is None else [f"time grows as {growth}^{power:.2f} over the upper sizes"]
+        if name in table.crossovers:
+            parts.append(f"fewer MACs than self-attention: {table.crossovers[name]}")
+        if name != table.reference:
+            parts.append(_measured_sentence(table, name))
+        told = "; ".join(part for part in parts if part)
+        lines += [f"{name}: {told}"] if told else []
+    return lines
+
+
+def _measured_sentence(table: CostTable, name: str) -> str:
+    crossing = table.measured[name]
+    if crossing is not None:
+        unit = f"N = {crossing:,}" if table.axis == "tokens" else f"{crossing:,} px"
+        return f"forward times cross {table.reference}'s near {unit}"
+    mine = {row.size: row.forward for row in table.rows if row.name == name}
+    for row in table.rows:
+        other = mine.get(row.size)
+        if row.name == table.reference and row.forward is not None and other is not None:
+            faster = other.median < row.forward.median
+            return f"{'faster' if faster else 'slower'} than {table.reference} at all of these sizes"
+    return ""

@@ -1,0 +1,83 @@
+"""The memory that a call would take, told before it is made: a cell that does not fit is left out, not killed."""
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tokenmix.measure.units import size
+
+__all__ = ["expected_peak", "free_memory", "too_large"]
+
+SHARE = 0.8
+"""Part of the free memory that a call may take: scratch space inside kernels is not foreseen."""
+
+
+class _Ledger(TorchDispatchMode):
+    """Adds up the storages that operations make, and takes off those that are let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = self.peak = 0
+        self.seen: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self._note(leaf.untyped_storage())
+        return out
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        if storage in self.seen:
+            return
+        self.seen[storage] = amount = storage.nbytes()
+        self.held += amount
+        self.peak = max(self.peak, self.held)
+        weakref.finalize(storage, self._let_go, amount)
+
+    def _let_go(self, amount: int) -> None:
+        self.held -= amount
+
+
+def expected_peak(build: Callable[[], Callable[[], object]]) -> int:
+    """Bytes at the peak of building something and calling it, found with shapes alone: nothing is computed or taken.
+
+    Args:
+        build: makes tensors on the device where they will be, and returns what is called.
+    """
+    ledger = _Ledger()
+    with FakeTensorMode(allow_non_fake_inputs=True), ledger:
+        call = build()
+        call()
+    return ledger.peak
+
+
+def free_memory() -> int | None:
+    """Bytes that this process may still take on the CPU: the machine's, or its container's if that is less."""
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+    try:
+        group = Path("/sys/fs/cgroup")
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+    except (OSError, ValueError):
+        return free
+    return min(free, max(0, limit - used))
+
+
+def too_large(peak: int, free: int | None) -> str:
+    """Why a call with this peak is not made; "" if it can be."""
+    if free is None or peak <= SHARE * free:
+        return ""
+    return f"needs about {size(peak)}, and {size(free)} of memory is free"
