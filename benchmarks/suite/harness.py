@@ -76,7 +76,8 @@ def agreement(
 ) -> Correctness:
     """Largest error of tensors against a reference, each relative to the reference's largest entry.
 
-    `bound` is what it may be where that is not the rounding of the place's type.
+    A reference of zeros fails: whatever does nothing would agree with it. `bound` is what the error may be where that
+    is not the rounding of the place's type.
     """
     pairs = list(zip(_tensors(found), _tensors(expected), strict=True))
     assert pairs, "a check without tensors would always pass"
@@ -95,7 +96,8 @@ def _relative_error(found: Tensor, expected: Tensor) -> float | None:
     if found.shape != expected.shape:
         return None
     expected = expected.double()
-    error = (found.to(expected.device).double() - expected).abs().max() / expected.abs().max().clamp_min(1e-30)
+    # 0 / 0 and 1 / 0 are not finite.
+    error = (found.to(expected.device).double() - expected).abs().max() / expected.abs().max()
     return error.item() if torch.isfinite(error) else None
 
 

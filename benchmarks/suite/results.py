@@ -23,7 +23,7 @@ Direction = Literal["at most", "at least"]
 class Correctness:
     """The comparison that came before any timing: error relative to the largest entry, and what it may be.
 
-    The error is None if the result had another shape, or was not finite.
+    The error is None if the result had another shape, or was not finite, or the reference was 0.
     """
 
     against: str

@@ -66,8 +66,8 @@ def lines_of(row: Row) -> list[tuple[str, ...]]:
     name = f"{row.name} ({', '.join(f'{k} {v}' for k, v in row.shapes.items())})"
     if row.status == "failed":
         c = row.correctness
-        error = "not finite, or of another shape" if c.error is None else f"{c.error:.2g}"
-        return [(name, "FAILED", c.against, f"error {error}", f"bound {c.bound:g}", "", "", "")]
+        error = "not finite, of another shape, or a reference of zeros" if c.error is None else f"{c.error:.2g}"
+        return [(name, "FAILED", c.against, f"error: {error}", f"bound {c.bound:g}", "", "", "")]
     measured = {v.name: v for v in row.variants if v.status == "measured"}
     lines = [_compared(name, row, ratio, measured) for ratio in row.ratios]
     compared = {side for ratio in row.ratios for side in (ratio.ours, ratio.other)}
@@ -80,7 +80,11 @@ def _compared(name: str, row: Row, ratio: Ratio, measured: dict[str, Measured]) 
     verdict = next((v for v in row.verdicts if (v.ours, v.other) == (ratio.ours, ratio.other)), None)
     ours, other = (_spread(measured[side], row.quantity) for side in (ratio.ours, ratio.other))
     value = f"**{ratio.median:.2f}** ({ratio.q1:.2f} to {ratio.q3:.2f})"
-    return (name, ratio.ours, ratio.other, ours, other, value, *_verdict(verdict, row))
+    target, met = _verdict(verdict, row)
+    if verdict is not None and not verdict.met:
+        ends = sorted((ratio.q1, ratio.q3) if verdict.direction == "at most" else (1 / ratio.q3, 1 / ratio.q1))
+        met += ", within the spread" if ends[0] <= verdict.limit <= ends[1] else ""
+    return (name, ratio.ours, ratio.other, ours, other, value, target, met)
 
 
 def _alone(name: str, row: Row, variant: Measured) -> tuple[str, ...]:
@@ -103,7 +107,7 @@ def _target(v: Verdict, row: Row) -> str:
 
 
 def _value(v: Verdict, row: Row) -> str:
-    return f"{v.value:.3g} ×" if v.other is not None else _amount(v.value, row.quantity)
+    return f"{v.value:.4g} ×" if v.other is not None else _amount(v.value, row.quantity)
 
 
 def _spread(v: Measured, quantity: Quantity) -> str:

@@ -10,7 +10,7 @@ from suite.groups import GROUPS, cases_of, roofline
 from suite.groups.growth import exponent
 from suite.harness import Built, Case, Missing, Target, Variant, agreement, derived, failure, judge, measure
 from suite.place import Place
-from suite.results import SCHEMA, Measured, Results, Row, read_results, write_results
+from suite.results import SCHEMA, Measured, Ratio, Results, Row, read_results, write_results
 from suite.table import lines_of, page
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
@@ -64,6 +64,11 @@ def test_a_wrong_result_is_not_timed() -> None:
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_what_is_not_finite_fails(wrong: float) -> None:
     assert _measure(_case(offset=wrong)).correctness.error is None
+
+
+@pytest.mark.parametrize("found", [0.0, 1.0])
+def test_a_reference_of_zeros_checks_nothing(found: float) -> None:
+    assert not agreement(torch.full((3,), found), torch.zeros(3), HERE, "").passed
 
 
 def test_another_shape_fails() -> None:
@@ -163,6 +168,18 @@ def test_the_page_tells_losses_and_failures() -> None:
     assert "not met: gmlp, lost" in text
     assert "FAILED, so nothing was timed: gmlp: wrong" in text
     assert "**no**" in text
+
+
+@pytest.mark.parametrize(("limit", "told"), [(0.5, False), (0.95, True)])
+def test_a_miss_within_the_spread_is_told(limit: float, told: bool) -> None:
+    row = _measure(_case())
+    ours, other = row.variants
+    ours.runs, ours.median, other.runs, other.median = [0.9, 1.0, 1.1], 1.0, [1.0, 1.0, 1.0], 1.0
+    row.ratios = [Ratio("tokenmix", "double", 1.0, 0.9, 1.1)]
+    verdict = judge(Target("at most", limit, other="double"), row.variants)
+    assert verdict is not None
+    row.verdicts = [verdict]
+    assert lines_of(row)[0][-1].endswith("within the spread") == told
 
 
 def test_groups_have_cases_with_names_of_their_own() -> None:

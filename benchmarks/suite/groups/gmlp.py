@@ -21,10 +21,10 @@ BATCH = 8
 
 
 def _twins(place: Place) -> tuple[nn.Module, nn.Module]:
-    """Our network and timm's with the same weights, and gates that mix (both start with gates of about 0)."""
+    """Our network and timm's with the same weights; gates and head, which start at about 0, are drawn to be seen."""
     theirs = timm.create_model("gmlp_s16_224", pretrained=False)
     for name, value in theirs.named_parameters():
-        if name.endswith("gate.proj.weight"):
+        if name.endswith(("gate.proj.weight", "head.weight")):
             nn.init.normal_(value, std=0.02)
     ours = tokenmix.create_model("gmlp_small")
     ours.load_state_dict(convert(theirs.state_dict(), source="timm-gmlp", to=ours))

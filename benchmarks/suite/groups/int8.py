@@ -15,7 +15,7 @@ __all__ = ["CASES"]
 
 BATCH = 8
 
-BOUND = 0.15
+BOUND = 0.03
 """Error of a logit relative to the largest: 8 bits in every layer, of weights that were drawn and not trained. What
 it costs in accuracy is measured on trained networks (LOG.md)."""
 
@@ -24,7 +24,8 @@ def _build(name: str) -> Callable[[Place], Built]:
     def build(place: Place) -> Built:
         model = tokenmix.create_model(name)
         for key, value in model.named_parameters():
-            if key.endswith("gating.weight"):
+            # They start at about 0, where every network agrees with every other.
+            if key.endswith(("gating.weight", "head.weight")):
                 nn.init.normal_(value, std=0.02)
         place.put(model)
         images = place.randn(BATCH, 3, 224, 224)
