@@ -125,4 +125,4 @@ def _amount(value: float, quantity: Quantity) -> str:
         return f"{value * 1e3:.3g} ms" if value < 1 else f"{value * 1e3:.0f} ms"
     if quantity == "bytes":
         return f"{value / 1e6:.4g} MB"
-    return f"{value:.3g}" if quantity == "exponent" else f"{value:.0f} tokens"
+    return f"{value:.3f}" if quantity == "exponent" else f"{value:.0f} tokens"

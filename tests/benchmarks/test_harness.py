@@ -85,7 +85,7 @@ def test_memory_beyond_what_is_returned() -> None:
     size = 4 * 1024 * 1024
 
     def build(place: Place) -> Built:
-        x = torch.zeros(1024, 1024)
+        x = torch.ones(1024, 1024)
         return Built({"tokenmix": Variant("ours", lambda: (x + 1) * 2)}, lambda: agreement(x, x, place, ""), size)
 
     row = _measure(_case(build=build, quantity="bytes", targets=(Target("at most", size / 2),)))
