@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.base import Capabilities, Mixer, check_map, check_mask, check_tokens, zero_masked
+from tokenmix.layers.linear import Linear
 from tokenmix.ops.external import (
     Backend,
     Normalization,
@@ -185,7 +186,7 @@ class ExternalAttention(Mixer):
         super().__init__()
         check_options("ExternalAttention", causal, normalization, num_steps, chunk_size, backend)
         self.dim = dim
-        self.query = nn.Linear(dim, dim, device=device, dtype=dtype) if query_projection else nn.Identity()
+        self.query = Linear(dim, dim, device=device, dtype=dtype) if query_projection else nn.Identity()
         self.memory = Memory(
             dim,
             num_slots=num_slots,
@@ -197,7 +198,7 @@ class ExternalAttention(Mixer):
             device=device,
             dtype=dtype,
         )
-        self.out = nn.Linear(dim, dim, device=device, dtype=dtype) if output_projection else nn.Identity()
+        self.out = Linear(dim, dim, device=device, dtype=dtype) if output_projection else nn.Identity()
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, replace_parameter, zero_masked
+from tokenmix.layers.linear import Linear
 from tokenmix.layers.self_attention import check_heads
 from tokenmix.ops.attention import attention_probabilities
 from tokenmix.ops.less import (
@@ -88,14 +89,14 @@ class LessAttention(Mixer):
         self.dim, self.num_heads, self.head_dim = dim, num_heads, check_heads(dim, num_heads)
         self.num_tokens, self.scores_from, self.mode = num_tokens, scores_from, mode
         self.attention_dropout = attention_dropout
-        self.qk = nn.Linear(dim, 2 * dim, bias=qkv_bias, **factory) if scores_from == "own" else None
-        self.v = nn.Linear(dim, dim, bias=qkv_bias, **factory)
+        self.qk = Linear(dim, 2 * dim, bias=qkv_bias, **factory) if scores_from == "own" else None
+        self.v = Linear(dim, dim, bias=qkv_bias, **factory)
         heads = () if share_heads else (num_heads,)
         self.theta = nn.Parameter(torch.empty(*heads, num_tokens, num_tokens, **factory))
         self.psi = nn.Parameter(torch.empty(*heads, num_tokens, num_tokens, **factory))
         self.theta_bias = nn.Parameter(torch.empty(*heads, num_tokens, **factory))
         self.psi_bias = nn.Parameter(torch.empty(*heads, num_tokens, **factory))
-        self.proj = nn.Linear(dim, dim, **factory)
+        self.proj = Linear(dim, dim, **factory)
         self.drop = nn.Dropout(dropout)
         self.reset_transform()
 

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
 from tokenmix.layers.external import Memory, check_options
+from tokenmix.layers.linear import Linear
 from tokenmix.ops.external import Backend, Normalization
 
 __all__ = ["MultiHeadExternalAttention"]
@@ -66,7 +67,7 @@ class MultiHeadExternalAttention(Mixer):
         )
         _check_heads(dim, num_heads, expansion)
         self.dim, self.num_heads, self.expansion, self.attention_dropout = dim, num_heads, expansion, attention_dropout
-        self.query = nn.Linear(dim, expansion * dim, device=device, dtype=dtype)
+        self.query = Linear(dim, expansion * dim, device=device, dtype=dtype)
         self.memory = Memory(
             dim // num_heads,
             num_slots=num_slots,
@@ -78,7 +79,7 @@ class MultiHeadExternalAttention(Mixer):
             device=device,
             dtype=dtype,
         )
-        self.out = nn.Linear(expansion * dim, dim, device=device, dtype=dtype)
+        self.out = Linear(expansion * dim, dim, device=device, dtype=dtype)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
