@@ -56,7 +56,14 @@ def _models() -> list[dict[str, Any]]:
         model = create_model(name, device="meta")
         return {"name": name, "parameters": _count(model), "mixer": getattr(model, "mixer_name", "")}
 
-    return [row(name) for name in list_models()]
+    return [row(name) for name in list_models()] + _text_models()
+
+
+def _text_models() -> list[dict[str, Any]]:
+    from tokenmix.text import describe, list_configs
+
+    described = {name: describe(name) for name in list_configs()}
+    return [{"name": name, "parameters": d["parameters"], "mixer": d["mixer"]} for name, d in described.items()]
 
 
 def _tasks() -> list[dict[str, Any]]:
@@ -74,7 +81,10 @@ def _data() -> list[dict[str, Any]]:
 def info(
     model_name: str, *, img_size: int | tuple[int, int] | None, model_kwargs: Mapping[str, Any], as_json: bool
 ) -> None:
-    """Print parameters and multiply-adds of a model, block by block."""
+    """Print parameters and multiply-adds of a model, of an image model block by block."""
+    if "_text_" in model_name:
+        _text_info(model_name, img_size, model_kwargs, as_json=as_json)
+        return
     from tokenmix.measure.units import count
     from tokenmix.models import create_model
     from tokenmix.models.published import PUBLISHED
@@ -113,6 +123,21 @@ def info(
     for line in summary["warnings"]:
         console.print(f"[yellow]warning:[/] {escape(line)}", soft_wrap=True)
     console.print(_beside(summary), highlight=False, soft_wrap=True)
+
+
+def _text_info(name: str, img_size: Any, model_kwargs: Mapping[str, Any], *, as_json: bool) -> None:
+    from tokenmix.text import describe
+
+    if img_size is not None:
+        raise UserError(
+            f"{name} is a text model, whose longest text is --model-kwargs max_position_embeddings=N; "
+            f"leave --img-size {img_size} out"
+        )
+    summary = describe(name, **model_kwargs)
+    if as_json:
+        print(json.dumps(summary, indent=2))
+    else:
+        print_result({key: value for key, value in summary.items() if value is not None})
 
 
 def _beside(summary: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from tokenmix.text.outputs import (
     GMLPQuestionAnsweringOutput,
 )
 from tokenmix.text.presets import PRESETS, Preset, create_config, list_configs
+from tokenmix.text.summary import describe
 
 __all__ = [
     "PRESETS",
@@ -25,6 +26,7 @@ __all__ = [
     "GMLPQuestionAnsweringOutput",
     "Preset",
     "create_config",
+    "describe",
     "list_configs",
 ]
 

@@ -23,8 +23,9 @@ class GMLPForMaskedLM(GMLPPreTrainedModel):
         logits = x E^T + b
 
     Paper:
-        Liu et al., Pay Attention to MLPs (arXiv 2105.08050), section 4. There is no dense layer before the projection, which
-        BERT has: with one gMLP-large and xlarge would have 366 and 942 M parameters, and the paper prints 365 and 941.
+        Liu et al., Pay Attention to MLPs (arXiv 2105.08050), section 4.
+        BERT has a dense layer before the projection. Here is none: with one gMLP-large and xlarge would have 366 and
+        942 M parameters, and the paper prints 365 and 941.
 
     Shape:
         ids (B, N) to logits (B, N, V); (M, V) for the M labelled places with `config.predict="labelled"` and labels.
