@@ -23,11 +23,12 @@ BELOW = {
     "layers": {"errors", "ops"},
     "checkpoints": {"errors"},
     "models": {"errors", "ops", "layers", "checkpoints"},
+    "tokenizer": {"errors", "data"},
     "text": {"errors", "ops", "losses", "layers", "checkpoints", "models"},
     "data": {"errors"},
     "testing": {"errors", "ops", "layers"},
 }
-BELOW["tasks"] = {*LEAVES, "ops", "losses", "layers", "models", "checkpoints", "data", "text"}
+BELOW["tasks"] = {*LEAVES, "ops", "losses", "layers", "models", "checkpoints", "data", "text", "tokenizer"}
 BELOW["train"] = BELOW["tasks"] | {"tasks"}
 # The command's way into a run folder.
 BELOW["int8"] = BELOW["train"] | {"train"}

@@ -108,17 +108,18 @@ class Eval:
 
 @dataclass(frozen=True)
 class Predict:
-    """Answers of a run for files."""
+    """Answers of a run for files, or for texts."""
 
     run_folder: Positional[Path]
-    files: Positional[tuple[Path, ...]]
+    inputs: Positional[tuple[str, ...]]
+    """Images; for a run on text its sentences, or files of them."""
     json: bool = False
     """Print JSON instead of a table."""
 
     def run(self) -> int:
         from tokenmix.train.run import predict
 
-        _print(predict(self.run_folder, list(self.files)), self.json)
+        _print(predict(self.run_folder, self.inputs), self.json)
         return 0
 
 
@@ -168,7 +169,8 @@ class Inspect:
 
     target: Positional[str]
     """A run folder, or the name of a model."""
-    file: Positional[Path]
+    file: Positional[str | None] = None
+    """An image; for a run on text a sentence, which only attention needs."""
     out: Path = Path("inspect")
     """Folder for pictures and numbers."""
 

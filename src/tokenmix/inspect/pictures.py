@@ -11,7 +11,7 @@ from torch import Tensor
 from tokenmix.inspect.numbers import MapNumbers
 from tokenmix.inspect.tiles import Tile
 
-__all__ = ["display_image", "draw_depth", "draw_tiles"]
+__all__ = ["display_image", "draw_depth", "draw_matrices", "draw_tiles"]
 
 COLUMNS = 4
 
@@ -62,6 +62,25 @@ def _draw_tile(axis: Axes, shown: np.ndarray, tile: Tile) -> None:
         axis.imshow(values, cmap=colours, vmin=low, vmax=high, interpolation="nearest")
     axis.set_title(tile.label, fontsize=8)
     axis.set_xlabel(f"{low:.2g} to {high:.2g}", fontsize=7)
+
+
+def draw_matrices(matrices: Sequence[Tensor], titles: Sequence[str], title: str, file: Path) -> None:
+    """Square matrices side by side, each on its own colour scale: signed around 0, else from 0 (its largest value)."""
+    rows = -(-len(matrices) // COLUMNS)
+    figure = Figure(figsize=(2.1 * COLUMNS, 2.35 * rows + 0.4), layout="constrained")
+    figure.suptitle(title, fontsize=11)
+    axes = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
+    for axis, matrix, label in zip(axes, matrices, titles):
+        values = matrix.detach().float().cpu().numpy()
+        signed, high = bool((values < 0).any()), max(float(np.abs(values).max()), 1e-12)
+        axis.imshow(values, cmap="coolwarm" if signed else "magma", vmin=-high if signed else 0, vmax=high)
+        axis.set_title(label, fontsize=8)
+        axis.set_xlabel(f"{'±' if signed else '0 to '}{high:.2g}", fontsize=7)
+    for axis in axes:
+        axis.set_xticks([])
+        axis.set_yticks([])
+        axis.set_frame_on(False)
+    figure.savefig(file, dpi=120)
 
 
 def draw_depth(numbers: Sequence[MapNumbers], title: str, file: Path) -> None:

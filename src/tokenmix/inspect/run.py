@@ -15,6 +15,7 @@ from tokenmix.inspect.numbers import map_numbers
 from tokenmix.inspect.pictures import draw_depth, draw_tiles
 from tokenmix.inspect.tiles import tiles_of
 from tokenmix.models import create_model, list_models
+from tokenmix.tasks import TEXT_TASKS
 from tokenmix.train.files import make_folder
 
 __all__ = ["inspect_run"]
@@ -22,12 +23,12 @@ __all__ = ["inspect_run"]
 TILES = 15
 
 
-def inspect_run(target: str | Path, file: Path, out: Path) -> Path:
+def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
     """Write one picture for each block, one of the numbers over depth, and numbers.json.
 
     Args:
         target: a run folder, or the name of a model, which then has random weights.
-        file: an image.
+        file: an image; for a run on text a sentence or nothing, see `tokenmix.inspect.gates.inspect_text`.
         out: the folder to write into.
 
     Returns:
@@ -36,6 +37,14 @@ def inspect_run(target: str | Path, file: Path, out: Path) -> Path:
     Raises:
         UserError: neither a run folder nor a model; an image that cannot be read; a model without token mixers.
     """
+    text = _text_task(target)
+    if text is not None:
+        from tokenmix.inspect.gates import inspect_text
+
+        return inspect_text(text, str(target), None if file is None else str(file), out)
+    if file is None:
+        raise UserError(f"{target} looks at images; name one")
+    file = Path(file)
     model, description, trained = _load(target)
     pixels = read_image(file, description["channels"], tuple(description["img_size"]))
     images = _normalise(pixels, description)
@@ -55,6 +64,16 @@ def inspect_run(target: str | Path, file: Path, out: Path) -> Path:
     }
     (out / "numbers.json").write_text(json.dumps(told, indent=1) + "\n")
     return out
+
+
+def _text_task(target: str | Path) -> Any:
+    """The task of a run on text; None for any other target."""
+    config = Path(target) / "config.json"
+    if not config.is_file() or json.loads(config.read_text())["config"]["task"] not in TEXT_TASKS:
+        return None
+    from tokenmix.train.run import load_task
+
+    return load_task(Path(target))[0]
 
 
 def _load(target: str | Path) -> tuple[nn.Module, Mapping[str, Any], bool]:

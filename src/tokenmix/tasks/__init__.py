@@ -12,7 +12,7 @@ from tokenmix.errors import unknown_name
 if TYPE_CHECKING:
     from tokenmix.tasks.base import TaskModule
 
-__all__ = ["TASKS", "TaskSpec", "get_task", "list_tasks"]
+__all__ = ["TASKS", "TEXT_TASKS", "TaskSpec", "get_task", "list_tasks"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,12 @@ TASKS: dict[str, TaskSpec] = {
     "image-classification": TaskSpec(
         "tokenmix.tasks.image_classification", "ImageClassification", "one label for each image; accuracy"
     ),
+    "masked-lm": TaskSpec(
+        "tokenmix.tasks.masked_lm", "MaskedLM", "masked words of running text; perplexity at masked places"
+    ),
 }
+TEXT_TASKS = frozenset({"masked-lm", "text-classification", "question-answering"})
+"""Those whose model reads tokens of text."""
 
 
 def list_tasks() -> list[str]:

@@ -187,6 +187,11 @@ class TaskModule(L.LightningModule, ABC):
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
         """Answers for files, or for what the task can read from a command line itself, as values for JSON."""
 
+    def macs(self) -> int | None:
+        """Multiply-adds of one sample, from the equations; None if the model does not count them."""
+        count = getattr(self.model, "macs", None)
+        return count() if callable(count) else None
+
     def example(self) -> dict[str, Tensor]:
         """Two samples in the order of the model's arguments, by the names that an export gives them."""
         raise UserError(f"{type(self).__name__} cannot be exported; write its example()")

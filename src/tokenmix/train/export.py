@@ -4,7 +4,7 @@ import logging
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,7 @@ def export(run: Path, file_format: Literal["onnx", "torch-export"], out: Path | 
     return out
 
 
-def _dynamic(example: Mapping[str, Tensor]) -> tuple[dict[int, object], ...]:
+def _dynamic(example: Mapping[str, Tensor]) -> tuple[Any, ...]:
     return ({0: torch.export.Dim("batch", min=1, max=65536)},) * len(example)
 
 

@@ -1,4 +1,4 @@
-"""Weights of another run, file or transformers folder as the start of a text model: its body, and its head if it fits."""
+"""Weights of another run, file or transformers folder as the start of a text model: the body, and a head that fits."""
 
 import sys
 from pathlib import Path

@@ -27,9 +27,9 @@ class Recorder(L.Callback):
     first one writes, the mean over all of them.
     """
 
-    def __init__(self, run: Path, plan: Plan, progress: Progress, *, log_every: int, quiet: bool) -> None:
+    def __init__(self, run: Path, plan: Plan, progress: Progress, *, log_every: int, quiet: bool, unit: str) -> None:
         self.path, self.plan, self.progress = run / "metrics.csv", plan, progress
-        self.log_every, self.quiet = log_every, quiet
+        self.log_every, self.quiet, self.unit = log_every, quiet, unit
         self.pending: list[dict[str, Tensor]] = []
         self.first = ranks().first
         self.started = self.lr = self.rate = 0.0
@@ -167,7 +167,7 @@ class Recorder(L.Callback):
         return (
             f"epoch {progress.epoch + 1}/{self.plan.epochs}  step {progress.step}/{self.plan.total_steps}  "
             f"loss {latest['train_loss']:.4f}  {task.headline} {latest['val_' + task.headline]:.4f}  "
-            f"{latest['images_per_second']:,.0f} images/s"
+            f"{latest['images_per_second']:,.0f} {self.unit}/s"
         )
 
 

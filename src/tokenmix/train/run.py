@@ -224,10 +224,10 @@ def _prepare(config: TrainConfig) -> Session:
     data = data if here.world_size == 1 else data.part(here.rank, here.world_size)
     # What its settings do not allow is told here, by one process and before anything is written.
     data.train_batches(batch_size=plan.batch_size, epoch=0, start=0)
-    macs = getattr(model, "macs", None)
+    task = kind(model, config, description)
     # Counted while the model is whole: fsdp will cut it into parts.
-    counts = {"parameters": sum(p.numel() for p in model.parameters()), "macs": macs() if callable(macs) else None}
-    return Session(config, kind(model, config, description), data, plan, counts)
+    counts = {"parameters": sum(p.numel() for p in model.parameters()), "macs": task.macs()}
+    return Session(config, task, data, plan, counts)
 
 
 def _checkpoint_blocks(model: nn.Module) -> None:
@@ -257,10 +257,10 @@ def _work(run: Path, session: Session, progress: Progress, state: dict[str, Any]
             if ranks().first:
                 write_json(run / "result.json", result)
     if not quiet:
-        headline = session.task.headline
+        headline, unit = session.task.headline, session.data.unit
         print(
             f"{headline} {result['metrics'][headline]:.4f} (epoch {result['best_epoch']} of {plan.epochs}), "
-            f"{result['seconds']:.1f} s of training, {result['images_per_second']:,.0f} {session.data.unit}/s; run folder {run}"
+            f"{result['seconds']:.1f} s of training, {result['images_per_second']:,.0f} {unit}/s; run folder {run}"
         )
     return run
 

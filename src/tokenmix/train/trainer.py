@@ -133,7 +133,7 @@ def fit(
 ) -> None:
     """Train from where `progress` stands to the end of the plan, leaving checkpoints and logs in the run folder."""
     with together():
-        recorder = Recorder(run, plan, progress, log_every=config.log_every, quiet=quiet)
+        recorder = Recorder(run, plan, progress, log_every=config.log_every, quiet=quiet, unit=data.unit)
     average = None if config.ema is None else Average(task.model, config.ema, plan, progress)
     if state is not None:
         recorder.load_state_dict(state["recorder"])
