@@ -20,7 +20,16 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-__all__ = ["FetchError", "apt_package", "check_digest", "download", "first_that_works", "npm_package", "say"]
+__all__ = [
+    "FetchError",
+    "apt_package",
+    "check_digest",
+    "download",
+    "first_that_works",
+    "npm_package",
+    "pypi_sdist",
+    "say",
+]
 
 T = TypeVar("T")
 CONNECT_SECONDS = 8
@@ -118,6 +127,16 @@ def npm_package(package: str, version: str, folder: Path) -> Path:
     archives = list(folder.glob("*.tgz"))
     if not archives:
         raise FetchError("npm pack left no .tgz")
+    return archives[0]
+
+
+def pypi_sdist(package: str, version: str, folder: Path) -> Path:
+    """The source archive of a Python package, by pip (which knows the user's index)."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+    _run([*command, f"{package}=={version}"], folder)
+    archives = list(folder.glob(f"*{version}.tar.gz"))
+    if not archives:
+        raise FetchError("pip download left no .tar.gz")
     return archives[0]
 
 

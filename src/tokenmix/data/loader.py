@@ -1,8 +1,9 @@
 """Batches of images in an order that is a function of (seed, epoch) alone."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -13,7 +14,7 @@ from tokenmix.data.images import ImageSet
 from tokenmix.data.opened import OpenedImages
 from tokenmix.errors import UserError
 
-__all__ = ["ImageLoader", "make_loader", "normalize"]
+__all__ = ["EpochSampler", "ImageLoader", "make_loader", "normalize"]
 
 Key = tuple[int, Tensor]
 Batch = dict[str, Tensor]
@@ -26,6 +27,13 @@ def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
     return images.to(torch.float32).mul_(scale).add_(shift)
 
 
+class Ordered(Protocol):
+    """What is sampled: samples in an order of their own for each epoch and process."""
+
+    def __len__(self) -> int: ...
+    def training_order(self, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray: ...
+
+
 class EpochSampler(Sampler[Key]):
     """Keys (epoch, indices) of the batches of one epoch for one of `world_size` processes.
 
@@ -36,7 +44,7 @@ class EpochSampler(Sampler[Key]):
 
     def __init__(
         self,
-        dataset: ImageSet,
+        dataset: Ordered,
         *,
         batch_size: int,
         shuffle: bool,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 __all__ = ["located", "short_name"]
 
-LOCAL = ("folder", "imagefolder", "wds")
+LOCAL = ("folder", "imagefolder", "wds", "text", "jsonl", "csv", "parquet", "glue", "squad")
 
 
 def located(spec: str) -> str:
@@ -22,5 +22,6 @@ def short_name(spec: str) -> str:
     kind, _, rest = spec.partition(":")
     if not rest:
         return kind
-    path = Path(rest.split(",")[0]).expanduser().absolute()
+    # Columns of a table stand behind its path.
+    path = Path(rest.partition("#")[0].split(",")[0]).expanduser().absolute()
     return f"{kind}-{path.parent.name if kind == 'wds' else path.name}"

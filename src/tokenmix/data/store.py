@@ -13,7 +13,7 @@ from torch import Tensor
 from tokenmix.data.fetch import FetchError, say
 from tokenmix.errors import UserError
 
-__all__ = ["Stored", "cache_root", "fetched", "stored_path"]
+__all__ = ["Stored", "cache_root", "fetched", "locked", "stored_path"]
 
 Stored = tuple[dict[str, Tensor], dict[str, str]]
 
@@ -29,7 +29,12 @@ def stored_path(name: str, root: str | Path | None = None) -> Path:
     return cache_root(root) / f"{name}.safetensors"
 
 
-def fetched(name: str, root: str | Path | None, fetch: Callable[[Path], Stored]) -> Stored:
+def fetched(
+    name: str,
+    root: str | Path | None,
+    fetch: Callable[[Path], Stored],
+    instead: str = "use --data digits, which is embedded",
+) -> Stored:
     """Tensors and notes of a data set: from the cache, else what `fetch(empty folder)` gives, which is then kept.
 
     Safe among concurrent runs: one fetches while the others wait; a run that is killed leaves nothing half-written.
@@ -40,14 +45,14 @@ def fetched(name: str, root: str | Path | None, fetch: Callable[[Path], Stored])
         return stored
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(path.with_suffix(".lock")):
+        with locked(path.with_suffix(".lock")):
             stored = _load(path)
             if stored is None:
                 stored = _fetch_into(path, fetch)
     except FetchError as reason:
         raise UserError(
             f"{name} is not in {path.parent} and could not be fetched ({reason}); "
-            "use --data digits, which is embedded, or set TOKENMIX_DATA to a folder that has it"
+            f"{instead}, or set TOKENMIX_DATA to a folder that has it"
         ) from None
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot keep {name} ({error}); free space or set TOKENMIX_DATA to a writable folder") from None
@@ -85,7 +90,7 @@ def _load(path: Path) -> Stored | None:
 
 
 @contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Held by one process at a time; the system lets go of it when the process ends, however it ends."""
     try:
         import fcntl
