@@ -93,10 +93,7 @@ CASES: dict[str, Case] = {
 """By the names of `MIXERS`."""
 
 UNPOOLED = {"equivariance": "only the pooled form is bound to places; the declaration speaks for all three"}
-STREAMED = {
-    "map-used": "the point of streaming is that no map is ever whole",
-    "macs": "the counter does not see inside the streaming function",
-}
+STREAMED = {"map-used": "the point of streaming is that no map is ever whole"}
 BY_FFT = {
     "map-used": "the point of the FFT is that the matrix is never written",
     "macs": "the counter counts no FFT",
