@@ -72,6 +72,22 @@ NAMES: dict[str, list[str]] = {
         "SwapRow",
         "swap_attention",
     ],
+    "tokenmix.text": [
+        "GMLPClassifierOutput",
+        "GMLPConfig",
+        "GMLPForMaskedLM",
+        "GMLPForQuestionAnswering",
+        "GMLPForSequenceClassification",
+        "GMLPMaskedLMOutput",
+        "GMLPModel",
+        "GMLPModelOutput",
+        "GMLPQuestionAnsweringOutput",
+        "PRESETS",
+        "Preset",
+        "create_config",
+        "describe",
+        "list_configs",
+    ],
     "tokenmix.testing": [
         "Build",
         "Builder",
@@ -104,6 +120,20 @@ PROMISED = {
     },
     "tokenmix": {"swap_attention": ["model", "mixer", "where"]},
     "tokenmix.losses": {"diagonality_loss": ["scores", "form", "margin"]},
+    "tokenmix.text": {
+        "GMLPConfig": [
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "intermediate_size",
+            "max_position_embeddings",
+        ],
+        "GMLPModel": ["config"],
+        "GMLPForMaskedLM": ["config"],
+        "GMLPForSequenceClassification": ["config"],
+        "GMLPForQuestionAnswering": ["config"],
+        "create_config": ["name"],
+    },
 }
 """Names and arguments that users were promised; they may gain arguments, never lose one."""
 

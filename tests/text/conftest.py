@@ -10,6 +10,7 @@ from tokenmix.text import GMLPConfig
 
 KINDS: dict[str, dict[str, Any]] = {
     "gmlp": {},
+    "gmlp-fft": {"gate": "toeplitz-fft"},
     "gmlp-dense": {"gate": "dense"},
     "amlp": {"tiny_attention_dim": 4},
     "amlp-dense": {"tiny_attention_dim": 4, "gate": "dense"},

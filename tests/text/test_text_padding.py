@@ -8,7 +8,7 @@ from tokenmix import UserError
 from tokenmix.text import GMLPForMaskedLM, GMLPForQuestionAnswering, GMLPForSequenceClassification, GMLPModel
 from tokenmix.text.padding import rotate
 
-KINDS = ["gmlp", "gmlp-dense", "amlp", "amlp-dense", "self"]
+KINDS = ["gmlp", "gmlp-fft", "gmlp-dense", "amlp", "amlp-dense", "self"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -119,12 +119,17 @@ def test_causal_models_do_not_see_the_future(build, ids):
         ({"attention_mask": torch.zeros(2, 6)}, "float32; use"),
         ({"position_ids": torch.arange(6)[None]}, "positions='learned'"),
         ({"inputs_embeds": torch.ones(2, 6, 8)}, "one of the two"),
+        (
+            {"input_ids": torch.tensor([[1, 30]])},
+            "token 30 for a model with a vocabulary of 30.*resize_token_embeddings",
+        ),
+        ({"input_ids": torch.ones(2, 0, dtype=torch.long)}, "at least one token"),
         ({"past_key_values": None}, "no argument 'past_key_values'"),
     ],
 )
 def test_what_cannot_be_heeded_is_said(build, ids, arguments, said):
     with pytest.raises(UserError, match=said):
-        build(GMLPForMaskedLM)(ids, **arguments)
+        build(GMLPForMaskedLM)(**{"input_ids": ids, **arguments})
 
 
 def test_segments_for_a_model_without(build, ids):

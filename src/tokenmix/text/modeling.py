@@ -151,17 +151,33 @@ class GMLPModel(GMLPPreTrainedModel):
         if given.dim() != (2 if inputs_embeds is None else 3):
             raise UserError(f"input_ids must be (B, N) and inputs_embeds (B, N, D), got {tuple(given.shape)}")
         size, length = given.shape[:2]
+        if length < 1:
+            raise UserError("a text has at least one token, got none; leave empty texts out")
         if length > self.config.max_position_embeddings:
             raise UserError(
                 f"the model was built for up to {self.config.max_position_embeddings} tokens and got {length}; cut the "
                 f"text, or call model.resize_position_embeddings({length}) and train the new places"
             )
+        if input_ids is not None:
+            _check_vocabulary(input_ids, self.config.vocab_size)
         return size, length
 
     def macs(self, num_tokens: int) -> int:
         """Multiply-adds of one sequence, from the equations; norms, biases and softmax are not counted."""
         pooler = 0 if self.pooler is None else self.config.hidden_size**2
         return sum(layer.macs(num_tokens) for layer in self.blocks()) + pooler
+
+
+def _check_vocabulary(ids: Tensor, vocab_size: int) -> None:
+    """Where looking is cheap: not in a graph, and not where a GPU must be awaited, which has a check of its own."""
+    if torch.compiler.is_compiling() or ids.device.type != "cpu" or not ids.numel():
+        return
+    largest = int(ids.max())
+    if largest >= vocab_size:
+        raise UserError(
+            f"token {largest} for a model with a vocabulary of {vocab_size}; load the tokenizer that belongs to the "
+            "model, or call model.resize_token_embeddings(len(tokenizer)) and train the new words"
+        )
 
 
 def _turned(x: Tensor, places: Tensor | None, dim: int = 1) -> Tensor:
