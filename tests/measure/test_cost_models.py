@@ -25,12 +25,11 @@ def _known_ceilings(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cost, "measure_ceilings", lambda *_: Ceilings(1e10, 1e11, 1, "float32", 1 << 20, 64))
 
 
-@pytest.mark.parametrize("name", list_mixers())
+# Less-attention needs the scores before it and a Toeplitz gate runs by FFT: the contract's own test counts those.
+@pytest.mark.parametrize("name", [name for name in list_mixers() if name not in ("less", "gating-toeplitz")])
 def test_equations_of_mixers_agree_with_a_counted_unfused_run(name: str):
     subject = MixerSubject(name, 64, CPU, torch.float32, {"num_heads": 4})
     specimen = subject.build(64)
-    if name in ("less", "gating-toeplitz"):
-        pytest.skip("its products depend on the carry or run by FFT; the contract's own test counts them")
     assert counted_macs(specimen.layer, specimen.x) == pytest.approx(specimen.macs(), rel=0.01)  # type: ignore[attr-defined]
 
 
