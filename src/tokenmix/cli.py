@@ -263,9 +263,33 @@ class Data:
             return 0
         if self.name is None:
             raise UserError("tokenmix data get needs a name; see tokenmix data list")
-        from tokenmix.data import get
+        from tokenmix.data import DATA_SETS, get
+        from tokenmix.data.text import get_text
 
-        print(get(self.name))
+        print((get if self.name in DATA_SETS else get_text)(self.name))
+        return 0
+
+
+@dataclass(frozen=True)
+class TrainTokenizer:
+    """Train a tokenizer on text; leaves a folder in Hugging Face's form."""
+
+    data: str
+    """A corpus of tokenmix data list, text:PATH, or jsonl:PATH#column, csv and parquet alike; its training part."""
+    out: Path
+    """Folder to write; it must not exist, or be empty."""
+    kind: Literal["bpe", "wordpiece", "unigram"] = "bpe"
+    vocab_size: int = 8000
+    """Number of pieces, with the five special ones."""
+    lowercase: Literal["yes", "no"] = "no"
+    """Drop the difference of capitals; wordpiece then drops accents too."""
+    max_length: int = 512
+    """Longest text in tokens, kept in the tokenizer's config."""
+
+    def run(self) -> int:
+        from tokenmix.tokenizer import run
+
+        print(run(self.data, self.out, self.kind, self.vocab_size, self.lowercase, self.max_length))
         return 0
 
 
@@ -304,6 +328,7 @@ VERBS: dict[str, Any] = {
     "swap": Swap,
     "doctor": Doctor,
     "data": Data,
+    "train-tokenizer": TrainTokenizer,
 }
 
 

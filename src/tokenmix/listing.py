@@ -74,8 +74,9 @@ def _tasks() -> list[dict[str, Any]]:
 
 def _data() -> list[dict[str, Any]]:
     from tokenmix.data import list_data
+    from tokenmix.data.text import list_text
 
-    return [asdict(entry) for entry in list_data()]
+    return [asdict(entry) for entry in (*list_data(), *list_text())]
 
 
 def info(

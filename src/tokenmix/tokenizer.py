@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["SPECIAL", "TokenizerKind", "load_tokenizer", "save_tokenizer", "train_tokenizer"]
+__all__ = ["SPECIAL", "TokenizerKind", "check_new", "load_tokenizer", "run", "save_tokenizer", "train_tokenizer"]
 
 TokenizerKind = Literal["bpe", "wordpiece", "unigram"]
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -51,8 +51,8 @@ def train_tokenizer(
     Raises:
         UserError: no text, or a vocabulary too small for the characters.
 
-    bpe and wordpiece give the same pieces for the same texts in every process. For unigram that is not certain: the
-    library sums in an order of its own, so pieces that are worth the same to three digits may change places.
+    bpe and wordpiece are the same for the same texts in every process. unigram is not: the library sums in the order of
+    a hash table, so scores and numbers of rare pieces differ from process to process; keep the folder.
     """
     if kind not in get_args(TokenizerKind):
         raise UserError(f"a tokenizer's kind is bpe, wordpiece or unigram, got {kind!r}")
@@ -74,8 +74,7 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> Path:
         UserError: a folder that holds anything already.
     """
     folder = Path(folder).expanduser()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists and is not empty; give another folder for the tokenizer, or remove it")
+    check_new(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:
@@ -115,6 +114,22 @@ def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerFast":
     if without:
         raise UserError(f"the tokenizer in {path} names no {', '.join(without)} in its tokenizer_config.json; add it")
     return tokenizer
+
+
+def run(
+    data: str, out: Path, kind: TokenizerKind, vocab_size: int, lowercase: Literal["yes", "no"], max_length: int
+) -> str:
+    """Train, write, and say in a line what was made."""
+    check_new(out.expanduser())
+    tokenizer = train_tokenizer(data, kind, vocab_size, lowercase=lowercase, max_length=max_length)
+    folder = save_tokenizer(tokenizer, out)
+    return f"{kind} tokenizer with {len(tokenizer):,} pieces, trained on the training part of {data}, is in {folder}"
+
+
+def check_new(folder: Path) -> None:
+    """`UserError` for a folder that holds anything already."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists and is not empty; give another folder for the tokenizer, or remove it")
 
 
 def _documents(texts: str | Path | Iterable[str] | Iterable[Path]) -> Iterable[str]:
@@ -193,19 +208,7 @@ def _unigram(documents: Iterable[str], vocab_size: int, lowercase: bool) -> "Tok
         show_progress=sys.stderr.isatty(),
     )
     tokenizer.train_from_iterator(documents, trainer=trainer)
-    return _settled(tokenizer)
-
-
-def _settled(tokenizer: "Tokenizer") -> "Tokenizer":
-    """The same with scores rounded, and pieces in the order of score and spelling: the library sums in any order."""
-    from tokenizers import Tokenizer
-
-    whole = json.loads(tokenizer.to_str())
-    scores = {piece: round(score, 3) for piece, score in whole["model"]["vocab"] if piece not in SPECIAL}
-    pieces = sorted(scores, key=lambda piece: (-scores[piece], piece))
-    whole["model"]["vocab"] = [[token, 0.0] for token in SPECIAL] + [[piece, scores[piece]] for piece in pieces]
-    whole["model"]["unk_id"] = SPECIAL.index("[UNK]")
-    return Tokenizer.from_str(json.dumps(whole))
+    return tokenizer
 
 
 def _alphabet(documents: Iterable[str], normalizer: Any) -> list[str]:

@@ -110,7 +110,7 @@ class PackedText(Sequences):
             starts[row, 1 : len(window) + 1] = self.tokens.starts[begin : begin + self.window]
         whole = torch.from_numpy(ids)
         places = np.broadcast_to(np.arange(self.length), ids.shape) if self.masking == "token" else starts.cumsum(1)
-        units = torch.from_numpy(np.ascontiguousarray(places, dtype=np.int64))
+        units = torch.from_numpy(np.array(places, dtype=np.int64))
         return whole, units.masked_fill(torch.isin(whole, self.special), -1)
 
     def _shift(self, epoch: int) -> int:

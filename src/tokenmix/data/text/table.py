@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenmix.data.registry import DataInfo
+from tokenmix.data.registry import DATA_SETS, DataInfo
 from tokenmix.data.store import stored_path
 from tokenmix.data.text.books import load_named
 from tokenmix.data.text.corpus import Corpus, from_folder_or_file, from_table
@@ -132,6 +132,8 @@ def get_text(name: str, root: Path | None = None) -> str:
     """Fetch a text unless it is in the cache; returns the line that says where it came from."""
     if name in CORPORA:
         return load_text(name, root=root).source
+    if name.partition(":")[0] not in LABELLED:
+        raise unknown_name("data set", name, (*DATA_SETS, *CORPORA, *LABELLED))
     from tokenmix.data.text.labelled import load_labelled
 
     return load_labelled(name, root=root).source
