@@ -31,8 +31,8 @@ class LabelledText:
         labels: int64 (number of samples,), or float32 where a number is to be predicted.
     """
 
-    texts: Sequence[str]
-    pairs: Sequence[str] | None
+    texts: list[str]
+    pairs: list[str] | None
     labels: Tensor
 
     def __len__(self) -> int:
@@ -109,9 +109,7 @@ def _load(spec: str, root: Path | None) -> LabelledData:
     if name in TABLES and rest:
         return _table(spec, name, rest)
     if name in ("glue", *TABLES):
-        raise UserError(
-            f"{name} needs a path: give --data {'glue:PATH/SST-2' if name == 'glue' else f'{name}:PATH#text,label'}"
-        )
+        raise UserError(f"{name} needs a path: give --data {name}:PATH{'/SST-2' if name == 'glue' else '#text,label'}")
     raise unknown_name("labelled text", spec, (*real.READERS, *(f"{kind}:PATH" for kind in ("glue", *TABLES))))
 
 

@@ -45,8 +45,8 @@ class EncodedQuestions(Sequences):
         room = max_length - max_question - 3
         if not 0 <= stride < room:
             raise UserError(
-                f"max_length {max_length} leaves {room} tokens for the context beside a question of {max_question}, which "
-                f"must be more than the stride {stride}; give a shorter stride, or a larger length"
+                f"max_length {max_length} leaves {room} tokens for the context beside a question of {max_question}, "
+                f"which must be more than the stride {stride}; give a shorter stride, or a larger length"
             )
         self.questions = questions
         self.pad = int(tokenizer.pad_token_id)  # type: ignore[arg-type]

@@ -52,7 +52,8 @@ def _vader(spec: str, rest: str, root: Path | None) -> LabelledData:
     train = [r for r in rows if not _held(r) and (not train_on or r[0] == train_on)]
     test = [r for r in rows if _held(r) and (not test_on or r[0] == test_on)]
     source = f"VADER: {notes['source']}, in {stored_path('vader', root)}"
-    return build(spec, *([(r[3], _sign(r[2])) for r in part] for part in (train, test)), source, classes=SIGNS)
+    learnt, tested = ([(r[3], _sign(r[2])) for r in part] for part in (train, test))
+    return build(spec, learnt, tested, source, classes=SIGNS)
 
 
 SIGNS = ("negative", "positive")
@@ -98,8 +99,8 @@ def _definitions(spec: str, rest: str, root: Path | None) -> LabelledData:
     _no_variants(spec, rest)
     synsets, source, _ = read_wordnet(root)
     rows = [(s.definition, NOUN_FILES[s.file - 3]) for s in synsets if s.part == "noun"]
-    parts = ([row for row in rows if is_test(row[0], SHARE) == side] for side in (False, True))
-    return build(spec, *parts, source, classes=NOUN_FILES)
+    train, test = ([row for row in rows if is_test(row[0], SHARE) == side] for side in (False, True))
+    return build(spec, train, test, source, classes=NOUN_FILES)
 
 
 def _pairs(spec: str, rest: str, root: Path | None) -> LabelledData:
@@ -111,8 +112,8 @@ def _pairs(spec: str, rest: str, root: Path | None) -> LabelledData:
     shown = {sentence for row in test for sentence in row[1:3]}
     # A sentence serves several words; what is tested on has not been seen with another.
     train = [row for row in rows if not is_test(row[0], SHARE) and not shown & {row[1], row[2]}]
-    shaped = ([(f"{word}: {first}", second, label) for word, first, second, label in part] for part in (train, test))
-    return build(spec, *shaped, source, classes=("different", "same"))
+    learnt, tested = ([(f"{word}: {one}", other, label) for word, one, other, label in p] for p in (train, test))
+    return build(spec, learnt, tested, source, classes=("different", "same"))
 
 
 Pair = tuple[str, str, str, str]
@@ -139,7 +140,7 @@ def sense_pairs(synsets: Iterable[Synset]) -> list[Pair]:
 
 
 def balanced(pairs: Iterable[Pair]) -> list[Pair]:
-    """As many pairs of different senses as of the same, for every word; without equal pairs. Which ones is by a hash."""
+    """As many pairs of different senses as of the same, for every word, picked by a hash; equal pairs are one."""
     words: dict[str, dict[str, list[Pair]]] = defaultdict(lambda: {"same": [], "different": []})
     for pair in dict.fromkeys(pairs):
         words[pair[0]][pair[3]].append(pair)
@@ -156,13 +157,9 @@ def _rank(pair: Pair) -> bytes:
 
 
 def _contains(sentence: str, word: str) -> bool:
-    stem = re.escape(word.removesuffix("e") if len(word) > 3 else word)
-    return (
-        re.search(
-            rf"\b{stem}(?:e|s|es|ed|d|ing|er|est|{re.escape(word[-1:])}ed|{re.escape(word[-1:])}ing)?\b", sentence, re.I
-        )
-        is not None
-    )
+    stem, last = re.escape(word.removesuffix("e") if len(word) > 3 else word), re.escape(word[-1:])
+    endings = f"e|s|es|ed|d|ing|er|est|{last}ed|{last}ing"
+    return re.search(rf"\b{stem}(?:{endings})?\b", sentence, re.IGNORECASE) is not None
 
 
 def _no_variants(spec: str, rest: str) -> None:
