@@ -31,6 +31,11 @@ TASKS: dict[str, TaskSpec] = {
     "masked-lm": TaskSpec(
         "tokenmix.tasks.masked_lm", "MaskedLM", "masked words of running text; perplexity at masked places"
     ),
+    "text-classification": TaskSpec(
+        "tokenmix.tasks.text_classification",
+        "TextClassification",
+        "one label for each text or pair of texts; accuracy, macro F1",
+    ),
 }
 TEXT_TASKS = frozenset({"masked-lm", "text-classification", "question-answering"})
 """Those whose model reads tokens of text."""

@@ -189,7 +189,7 @@ class TaskModule(L.LightningModule, ABC):
 
     def macs(self) -> int | None:
         """Multiply-adds of one sample, from the equations; None if the model does not count them."""
-        count = getattr(self.model, "macs", None)
+        count: Any = getattr(self.model, "macs", None)
         return count() if callable(count) else None
 
     def example(self) -> dict[str, Tensor]:

@@ -8,12 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torchmetrics import MetricCollection
-from torchmetrics.classification import MulticlassAccuracy
 
 from tokenmix.data.text import PackedText, load_text, tokenized
 from tokenmix.errors import UserError
 from tokenmix.tasks.base import TaskRecipe
-from tokenmix.tasks.metrics import CrossEntropy, Perplexity
+from tokenmix.tasks.metrics import Accuracy, CrossEntropy, Perplexity
 from tokenmix.tasks.text import Sentence, TextTask, inputs_of, read_sentences, tokenizer_for
 from tokenmix.tasks.text_data import TextData
 
@@ -66,14 +65,8 @@ class MaskedLM(TextTask):
 
     def metrics(self) -> MetricCollection:
         """Loss, perplexity and accuracy at the masked places of the held-out text."""
-        options: dict[str, Any] = {"num_classes": int(self.data["vocab_size"]), "validate_args": False}
         return MetricCollection(
-            {
-                "loss": CrossEntropy(),
-                "perplexity": Perplexity(),
-                "accuracy": MulticlassAccuracy(average="micro", **options),
-            },
-            compute_groups=False,
+            {"loss": CrossEntropy(), "perplexity": Perplexity(), "accuracy": Accuracy()}, compute_groups=False
         )
 
     def macs(self) -> int:

@@ -64,7 +64,7 @@ class TextTask(TaskModule):
         given |= {"max_position_embeddings": data["seq_len"], **cls.fields}
         if "classes" in data:
             # A number instead of classes is one answer.
-            given["num_labels"] = 1 if data["classes"] is None else len(data["classes"])
+            given["num_labels"] = len(data["classes"]) or 1
         model = getattr(text, cls.network)(text.create_config(config.model, **{**given, **config.model_kwargs}))
         return model.train()
 
