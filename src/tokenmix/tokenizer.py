@@ -5,7 +5,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -139,12 +139,13 @@ def _documents(texts: str | Path | Iterable[str] | Iterable[Path]) -> Iterable[s
         return load_text(texts).train
     if isinstance(texts, Path):
         return load_text(f"text:{texts}").train
-    items = list(texts)
-    if items and all(isinstance(item, Path) for item in items):
+    # Gone through more than once; a corpus is streamed anew each time.
+    items: Iterable[Any] = list(texts) if isinstance(texts, Iterator) else texts
+    if isinstance(next(iter(items), None), Path):
         from tokenmix.data.text.files import read_lines
 
-        return ["".join(read_lines(Path(item))) for item in items]
-    return [str(item) for item in items]
+        return ["".join(read_lines(item)) for item in items]
+    return items
 
 
 def _bpe(documents: Iterable[str], vocab_size: int, lowercase: bool) -> "Tokenizer":

@@ -26,7 +26,7 @@ def tfidf_baseline(data: LabelledData) -> dict[str, float]:
     model.fit(train, data.train.labels.numpy())
     truth, answers = data.test.labels.numpy(), model.predict(test)
     return {
-        "accuracy": float((answers == truth).mean()),
+        "accuracy": float(np.mean(answers == truth)),
         "macro_f1": float(f1_score(truth, answers, average="macro")),
         "majority": float((truth == np.bincount(data.train.labels.numpy()).argmax()).mean()),
     }
