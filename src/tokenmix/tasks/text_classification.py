@@ -67,8 +67,9 @@ class TextClassification(TextTask):
         self.scores.update(logits if self.classes else logits[:, 0], batch["labels"])
 
     def metrics(self) -> MetricCollection:
-        """Accuracy, macro F1, loss, and of up to 200 classes the confusion matrix (true x predicted); of numbers Pearson's
-        and Spearman's correlation.
+        """Accuracy, macro F1, loss, and of up to 200 classes the confusion matrix (true x predicted).
+
+        Of numbers Pearson's and Spearman's correlation.
         """
         if not self.data["classes"]:
             return MetricCollection(
