@@ -105,7 +105,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         import pyarrow.parquet as parquet  # type: ignore[import-not-found]
     except ImportError:
         raise UserError(
-            f"reading {path.name} needs pyarrow, which is not installed; pip install pyarrow, or write jsonl or csv"
+            f"reading {path.name} needs pyarrow, which is not installed; pip install 'tokenmix[parquet]', or write csv"
         ) from None
     check_file(path)
     count = 0

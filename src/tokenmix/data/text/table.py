@@ -35,7 +35,7 @@ class TextSet:
 CORPORA: dict[str, TextSet] = {
     "english": TextSet(
         "masked-lm",
-        "all of the next five, 34 MB of text",
+        "all of the next five, 36 MB of text",
         "as below",
         "as below",
         ("text-sotu", "wordnet", "text-bible", "text-moby-dick", "text-anarchism"),
