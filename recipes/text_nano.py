@@ -37,8 +37,8 @@ SHARED: dict[str, Any] = {
     "opt_eps": 1e-6, "min_lr": 0.0, "schedule": "linear", "weight_decay": 0.01, "precision": "bf16-mixed",
     "threads": 1, "device": "cpu", "seq_len": 64, "log_every": 50, "checkpoint_every": 100_000,
 }  # fmt: skip
-# As 1 / sqrt(128), and the rate at which 300 steps on WordNet's glosses went best for the gates (perplexity 226; 321 from
-# 0.02, which is for wide models). Self-attention stayed above 710 in those steps, whatever rate and start.
+# As 1 / sqrt(128), and the rate at which 300 steps on WordNet's glosses went best for the gates (perplexity 226; 321
+# from 0.02, which is for wide models). Self-attention stayed above 710 in those steps, whatever rate and start.
 START = {"initializer_range": 0.08}
 PRETRAINING: dict[str, Any] = {
     "task": "masked-lm", "data": "english", "batch_size": 32, "epochs": 100, "max_steps": 1200, "lr": 5e-3,
@@ -117,8 +117,8 @@ def finetune(args: Args, data: str, model: str) -> list[dict[str, Any]]:
     """One fine-tuning run for each seed, from the pretraining run of that seed."""
     return [
         one_run(
-            args, f"{data}-{model}-{seed}", **TUNING, **SETS[data], data=data, model=model, model_kwargs=START, seed=seed,
-            init_from=args.out / f"{model}-{seed}",
+            args, f"{data}-{model}-{seed}", **TUNING, **SETS[data], data=data, model=model, model_kwargs=START,
+            seed=seed, init_from=args.out / f"{model}-{seed}",
         )
         for seed in args.seeds
     ]  # fmt: skip

@@ -36,6 +36,11 @@ TASKS: dict[str, TaskSpec] = {
         "TextClassification",
         "one label for each text or pair of texts; accuracy, macro F1",
     ),
+    "question-answering": TaskSpec(
+        "tokenmix.tasks.question_answering",
+        "QuestionAnswering",
+        "the answer's span in a context, or none; exact match, F1",
+    ),
 }
 TEXT_TASKS = frozenset({"masked-lm", "text-classification", "question-answering"})
 """Those whose model reads tokens of text."""

@@ -75,6 +75,8 @@ class TextData(TaskData):
 
     def save(self, run: Path) -> None:
         """Keep the tokenizer in the run folder."""
+        # It notes the length that it was last called with; the next call gives its own.
+        self.tokenizer.backend_tokenizer.no_truncation()
         save_tokenizer(self.tokenizer, run / TOKENIZER)
 
     def train_batches(self, *, batch_size: int, epoch: int, start: int) -> Iterable[Any]:
