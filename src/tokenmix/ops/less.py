@@ -10,6 +10,7 @@ from torch import Tensor
 from tokenmix.errors import UserError
 from tokenmix.ops.attention import attention
 from tokenmix.ops.gating import resize_gate
+from tokenmix.ops.linear import LEAST_TOKENS, convolves, tokens_by_convolution
 
 __all__ = [
     "Scores",
@@ -209,7 +210,11 @@ def _mix_tokens(weight: Tensor, x: Tensor) -> Tensor:
     """
     batch, heads, num_tokens, width = x.shape
     if weight.dim() == 2:
-        flat = torch.bmm(weight.expand(batch, -1, -1), x.transpose(1, 2).flatten(2))
+        rows = x.transpose(1, 2).flatten(2)
+        if convolves(rows, weight) and num_tokens >= LEAST_TOKENS:
+            flat = tokens_by_convolution(rows, weight)
+        else:
+            flat = torch.bmm(weight.expand(batch, -1, -1), rows)
         return flat.unflatten(2, (heads, width)).transpose(1, 2)
     flat = torch.bmm(weight, x.permute(1, 2, 0, 3).reshape(heads, num_tokens, -1))
     return flat.view(heads, num_tokens, batch, width).permute(2, 0, 1, 3)

@@ -113,7 +113,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
 _compiled_features.register_autograd(_backward, setup_context=_keep)
 
 
-def tokens_by_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def tokens_by_convolution(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """W X + b 1^T as a convolution of width 1, for which the tokens are the channels.
 
     Shape:
