@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tokenmix.data import text
 from tokenmix.data.spec import located, short_name
 from tokenmix.data.store import stored_path
-from tokenmix.data.text import get_text, list_text, load_text
+from tokenmix.data.text import corpus, get_text, list_text, load_text
 from tokenmix.data.text.books import _html_text, _without_markup
 from tokenmix.data.text.split import choose_test, is_test
 from tokenmix.data.text.table import CORPORA
@@ -18,10 +17,10 @@ from tokenmix.errors import UserError
 
 
 def sides(spec: str) -> tuple[list[str], list[str]]:
-    corpus = load_text(spec)
-    again = list(corpus.train)
-    assert again == list(corpus.train), "a corpus can be read as often as wanted"
-    return again, list(corpus.test)
+    found = load_text(spec)
+    again = list(found.train)
+    assert again == list(found.train), "a corpus can be read as often as wanted"
+    return again, list(found.test)
 
 
 def test_the_last_tenth_of_a_file_is_held_out(tmp_path: Path):
@@ -33,7 +32,7 @@ def test_the_last_tenth_of_a_file_is_held_out(tmp_path: Path):
 
 
 def test_a_long_file_is_cut_at_line_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(text.corpus, "PIECE", 100)
+    monkeypatch.setattr(corpus, "PIECE", 100)
     (tmp_path / "a.txt").write_text("".join(f"number {i:03}\n" for i in range(100)))
     train, _ = sides(f"text:{tmp_path / 'a.txt'}")
     assert len(train) == 9

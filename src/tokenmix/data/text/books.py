@@ -126,18 +126,15 @@ def _without_markup(verse: str) -> str:
 
 
 def _anarchism(folder: Path) -> Texts:
-    """A file of the FAQ is a document, all files of a letter are a whole; lists of links are left out."""
+    """A file of the FAQ is a document, all files of a letter are a whole.
+
+    The appendices are left out, since they repeat the sections at length; F and G quote each other.
+    """
     pages, source = debian_files("anarchism", "usr/share/doc/anarchism/html", folder)
-    files = sorted(page for page in pages.glob("*.html") if re.match(r"sec|append|intro|vol", page.name))
-    return [(_letter(file.stem), text) for file in files if (text := _html_text(file.read_text("utf-8")))], source
-
-
-def _letter(stem: str) -> str:
-    """The section that a file belongs to; sections F and G and appendix 1 quote each other at length."""
-    name = stem.removeprefix("sec")
-    if name.startswith(("append1", "F", "G")):
-        return "F"
-    return name[: len("append2")] if name.startswith("append") else name[0]
+    files = sorted(page for page in pages.glob("sec*.html") if re.match(r"sec[A-J]", page.name))
+    letters = [file.stem.removeprefix("sec")[0].replace("G", "F") for file in files]
+    texts = [_html_text(file.read_text("utf-8")) for file in files]
+    return list(zip(letters, texts)), source
 
 
 class _Text(HTMLParser):

