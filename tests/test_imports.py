@@ -130,6 +130,11 @@ def test_import_and_command_line_load_nothing_heavy() -> None:
     assert loaded.splitlines()[-1] == "HEAVY []"
 
 
+def test_layers_do_not_load_the_compiler() -> None:
+    """torch._dynamo takes as long to import as torch itself."""
+    assert _python("import sys, tokenmix.layers; print('torch._dynamo' in sys.modules)") == "False"
+
+
 def test_works_without_transformers() -> None:
     # A name that is None in sys.modules cannot be imported.
     said = _python(

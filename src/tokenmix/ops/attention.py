@@ -195,7 +195,9 @@ def _pad(x: Tensor, width: int) -> Tensor:
     return F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x
 
 
-@torch.compiler.assume_constant_result
 def _fused_kernels_enabled() -> bool:
-    # The same switches govern CPU and CUDA; the compiler cannot trace them, so they are read once at compile time.
+    # The same switches govern CPU and CUDA. The compiler cannot trace them, and padding never changes a result; to mark
+    # this as a constant for it would import the compiler, which doubles the time that importing a layer takes.
+    if torch.compiler.is_compiling():
+        return True
     return torch.backends.cuda.flash_sdp_enabled() or torch.backends.cuda.mem_efficient_sdp_enabled()
