@@ -67,7 +67,7 @@ def test_a_label_with_one_value_is_one_line(tmp_path: Path):
 
 
 def test_pairs_and_numbers(tmp_path: Path):
-    rows = [f"{i} of the {BEASTS[i % 3]},a {BEASTS[(i // 3) % 3]},{i % 3 / 2}" for i in range(200)]
+    rows = [f"{i} of the {BEASTS[i % 3]},a {BEASTS[(i // 3) % 3]},{i % 3 / 2}" for i in range(600)]
     data = f"csv:{write(tmp_path / 'pairs.csv', 'text,text_pair,label', rows)}#text,text_pair,label"
     run = train(
         TrainConfig(task="text-classification", data=data, epochs=6, out=tmp_path / "run", **SETTINGS), quiet=True

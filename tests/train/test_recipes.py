@@ -34,10 +34,12 @@ def imagefolder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_recipe_has_its_nano_form():
-    assert set(list_recipes()) == {path.stem for path in (ROOT / "recipes").glob("*.toml")} == set(NANO)
+    known = set(list_recipes())
+    assert known == {path.stem for path in (ROOT / "recipes").glob("*.toml")}
+    assert {name for name in known if load_recipe(name).task == "image-classification"} == set(NANO)
 
 
-@pytest.mark.parametrize("name", list_recipes())
+@pytest.mark.parametrize("name", NANO)
 def test_it_builds_its_model_at_its_size(name: str):
     config = load_recipe(name)
     assert config.img_size is not None
@@ -48,7 +50,7 @@ def test_it_builds_its_model_at_its_size(name: str):
     assert model(images).shape == (2, 1000)
 
 
-@pytest.mark.parametrize("name", list_recipes())
+@pytest.mark.parametrize("name", NANO)
 def test_every_value_has_its_mark(name: str):
     text = (ROOT / "recipes" / f"{name}.toml").read_text()
     settings = [
@@ -59,7 +61,7 @@ def test_every_value_has_its_mark(name: str):
     assert not unmarked
 
 
-@pytest.mark.parametrize("name", list_recipes())
+@pytest.mark.parametrize("name", NANO)
 def test_its_command_is_one_that_runs(name: str):
     """The torchrun line in its head, with as many processes as the recipe is for."""
     text = (ROOT / "recipes" / f"{name}.toml").read_text()
@@ -70,7 +72,7 @@ def test_its_command_is_one_that_runs(name: str):
     assert config.model == load_recipe(name).model
 
 
-@pytest.mark.parametrize("name", list_recipes())
+@pytest.mark.parametrize("name", NANO)
 def test_two_steps_of_its_nano_form(name: str, imagefolder: Path, tmp_path: Path):
     config = load_recipe(name)
     kwargs = [f"{key}={value}" for key, value in config.model_kwargs.items()]
@@ -134,7 +136,7 @@ def test_mistakes_in_a_recipe(tmp_path: Path, text: str, message: str):
 
 def test_unknown_recipe(capsys: pytest.CaptureFixture[str]):
     assert cli.main(["train", "--recipe", "gmlp_imagenett"]) == 2
-    assert capsys.readouterr().err == "tokenmix: unknown recipe 'gmlp_imagenett'; did you mean gmlp_imagenet?\n"
+    assert "unknown recipe 'gmlp_imagenett'; did you mean gmlp_imagenet" in capsys.readouterr().err
 
 
 def test_a_pattern_that_the_shell_spelled_out(capsys: pytest.CaptureFixture[str]):

@@ -85,14 +85,17 @@ class MaskedLM(TextTask):
         answers = []
         for sentence in read_sentences(inputs):
             ids = self._encode(sentence, tokenizer).to(device)
-            places = (ids[0] == tokenizer.mask_token_id).nonzero()[:, 0]
+            places = torch.nonzero(ids[0] == tokenizer.mask_token_id)[:, 0]
             probabilities = self.model(input_ids=ids).logits[0, places].float().softmax(-1)
             best, which = probabilities.topk(BEST)
             filled = ids[0].clone()
             filled[places] = which[:, 0]
             text = tokenizer.decode(filled, skip_special_tokens=True)
             for i, (values, tokens) in enumerate(zip(best.tolist(), which.tolist()), 1):
-                top = {tokenizer.decode([token]).strip(): round(p, 6) for p, token in zip(values, tokens)}
+                top: dict[str, float] = {}
+                for p, token in zip(values, tokens):
+                    # With and without the space before it a piece reads the same: the more probable one stays.
+                    top.setdefault(str(tokenizer.decode([token])).strip(), round(p, 6))
                 label, probability = next(iter(top.items()))
                 answers.append(
                     {"text": sentence.text, "mask": i, "label": label, "probability": probability, "top": top,

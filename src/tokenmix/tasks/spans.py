@@ -31,7 +31,8 @@ class Span(NamedTuple):
 class WholeQuestions(Sequences):
     """Questions with all parts of their context together, as an answer is chosen among them.
 
-    A batch: the inputs of its parts, and for each part `offsets` int64 (N, 2) and `sample` int64, the place of its question in `asked`: a list with context and answers of each.
+    A batch: the inputs of its parts, for each part `offsets` int64 (N, 2) and `sample` int64, the place of its question
+    in `asked`: a list with context and answers of each.
     """
 
     def __init__(self, parts: EncodedQuestions) -> None:
