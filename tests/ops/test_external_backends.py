@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.errors import UserError
 from tokenmix.layers.multihead_external import MultiHeadExternalAttention
-from tokenmix.ops import external, streaming
+from tokenmix.ops import external, linear, streaming
 from tokenmix.ops.external import external_attention
 from tokenmix.ops.normalize import double_normalize
 
@@ -21,7 +21,7 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture(params=[40, 2**18])
+@pytest.fixture(params=[40, 2**20])
 def _tile_entries(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of one or two heads, and the usual ones, which hold all of a test."""
     monkeypatch.setattr(streaming, "TILE_ENTRIES", request.param)
@@ -62,6 +62,38 @@ def test_tiles_change_nothing(interleaved: bool, masked: bool, num_steps: int, c
     assert tiled.stride() == tensors[0].stride()
     for ours, reference in zip(grads(tiled, tensors), grads(eager, tensors)):
         torch.testing.assert_close(ours, reference, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("std", [1.0, 1000.0])
+@pytest.mark.parametrize("entries", [500, 1000, 2000])
+def test_tiles_of_convolutions(entries: int, std: float, interleaved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads of many samples in a tile, of one, and a part of one's; single precision is where convolutions come in."""
+    monkeypatch.setattr(linear, "_LEAST_INPUT", 1)
+    monkeypatch.setattr(streaming, "TILE_ENTRIES", entries)
+    tensors = problem(3, 4, 50, 8, dtype=torch.float32, std=std)
+    if interleaved:
+        tensors[0] = tensors[0].detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+    wide = [t.detach().double().requires_grad_() for t in tensors]
+    exact, out = call(wide, backend="eager"), call(tensors, backend="tiled")
+    written = call(tensors, backend="eager")
+    references = [exact, *grads(exact, wide)]
+    for ours, plain, reference in zip([out, *grads(out, tensors)], [written, *grads(written, tensors)], references):
+        error = (plain.double() - reference).abs().max().item()
+        assert (ours.double() - reference).abs().max() <= 3 * error + 1e-5 * reference.abs().max()
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 40, 6), (2, 3, 40, 6), (2, 40, 6)])
+def test_the_written_map_by_convolutions(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = problem(*shape, dtype=torch.float32)
+    expected = call(tensors, backend="eager")
+    monkeypatch.setattr(linear, "_LEAST_INPUT", 1)
+    monkeypatch.setattr(external, "LEAST_MACS", 1)
+    found = call(tensors, backend="eager")
+    torch.testing.assert_close(found, expected)
+    # Other tensors than the bias of M_k, whose gradient is rounding alone.
+    for i, (ours, reference) in enumerate(zip(grads(found, tensors), grads(expected, tensors))):
+        torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-4 if i != 3 else 1e-3)
 
 
 @pytest.mark.parametrize("std", [0.01, 30.0, 1000.0])
@@ -136,7 +168,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_who_is_chosen(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(external, "TILE_ENTRIES", 100)
+    monkeypatch.setattr(external, "LEAST_ENTRIES", 100)
     many, few, one_head = problem(2, 3, 9, 4), problem(1, 2, 3, 4), problem(1, 1, 40, 4)
     for tensors, options, expected in (
         (many, {}, "tiled"),
@@ -154,7 +186,7 @@ def test_who_is_chosen(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_transforms_choose_the_written_map(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(external, "TILE_ENTRIES", 100)
+    monkeypatch.setattr(external, "LEAST_ENTRIES", 100)
     tensors = [t.detach() for t in problem(2, 3, 9, 4)]
     reference = call(tensors, backend="eager")
     calls.clear()

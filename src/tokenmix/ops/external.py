@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.ops.external_sdpa import external_by_sdpa
+from tokenmix.ops.linear import convolves, linear
 from tokenmix.ops.normalize import broadcast_mask, double_normalize
-from tokenmix.ops.streaming import TILE_ENTRIES, stream_external
+from tokenmix.ops.streaming import stream_external
 
 __all__ = [
     "Backend",
@@ -27,6 +28,12 @@ __all__ = [
 
 Backend = Literal["eager", "tiled", "sdpa", "triton"]
 Normalization = Literal["double", "softmax"]
+
+# From so many entries of the map on, several heads are worked on in tiles.
+LEAST_ENTRIES = 2**18
+
+# From so many multiply-adds on, a convolution pays for its setting up.
+LEAST_MACS = 2**25
 
 
 @dataclass(frozen=True)
@@ -195,7 +202,7 @@ def _choose(query: Tensor, key_memory: Tensor, chunk_size: int | None, dropout: 
     if torch.compiler.is_exporting() or torch.jit.is_tracing() or _is_transformed(query):
         return "eager"
     heads, map_entries = query.shape[-3], query.shape[:-1].numel() * key_memory.shape[0]
-    return "tiled" if heads > 1 and map_entries > TILE_ENTRIES else "eager"
+    return "tiled" if heads > 1 and map_entries > LEAST_ENTRIES else "eager"
 
 
 def _is_transformed(query: Tensor) -> bool:
@@ -213,7 +220,7 @@ def _eager(problem: Problem) -> Tensor:
         problem.num_steps,
     )
     shares = F.dropout(shares, problem.dropout, training=problem.dropout > 0.0)
-    out = F.linear(shares, problem.value_memory.mT, problem.value_bias)
+    out = _features(shares, problem.value_memory.mT, problem.value_bias)
     if problem.mask is None or problem.value_bias is None:
         return out
     return out.masked_fill(~problem.mask.unsqueeze(-1), 0.0)
@@ -287,7 +294,7 @@ def _map(
     normalization: Normalization,
     num_steps: int,
 ) -> Tensor:
-    logits = F.linear(query, key_memory, key_bias)
+    logits = _features(query, key_memory, key_bias)
     if normalization == "double":
         if mask is None and key_bias is None and num_steps == 1 and logits.dtype in (torch.float32, torch.float64):
             # Two fused kernels. They cannot have a slot that is closed by -inf, which only a bias or float16 brings.
@@ -295,6 +302,14 @@ def _map(
         return double_normalize(logits, mask=mask, num_steps=num_steps)
     shares = torch.softmax(logits, dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32)).to(logits.dtype)
     return shares if mask is None else shares.masked_fill(~broadcast_mask(mask, logits).unsqueeze(-1), 0.0)
+
+
+def _features(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`linear` of heads (..., N, a), which it knows as (B, N, a)."""
+    # Exporting is asked for by `convolves`, before any size is looked at.
+    if not convolves(x, weight) or x.dim() < 3 or not x.is_contiguous() or x.numel() * weight.shape[0] < LEAST_MACS:
+        return F.linear(x, weight, bias)
+    return linear(x.flatten(0, -3), weight, bias).unflatten(0, x.shape[:-2])
 
 
 def _autocast(*tensors: Tensor | None) -> tuple[Tensor, ...]:

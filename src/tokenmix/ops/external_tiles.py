@@ -20,85 +20,152 @@ one tile holds all tokens, its logits are made once and serve every pass.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["Heads", "HeadsBackward", "Tile", "project"]
+from tokenmix.ops.linear import linear, weight_gradient
+
+__all__ = ["Heads", "HeadsBackward", "ThroughMap", "Tile"]
+
+
+class ThroughMap(NamedTuple):
+    """C^K, P, u^K and the output's gradient where it counts."""
+
+    columns: Tensor | None
+    shares: Tensor
+    through: Tensor
+    grad: Tensor
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Some tokens of some heads: their place in the sequence, wide logits (g, n, S), who takes part (g, n, 1)."""
+    """Some tokens of some heads: their place in the sequence, wide logits (b, g, n, S), who takes part (b, g, n, 1)."""
 
     place: slice
     logits: Tensor
     mask: Tensor | None
-    through_map: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+    through_map: list[ThroughMap] = field(default_factory=list)
     """What `HeadsBackward.through_map` found; it is asked for twice, and lives as long as the tile."""
 
     def keep(self, values: Tensor, filler: float = 0.0) -> Tensor:
         return values if self.mask is None else values.masked_fill(~self.mask, filler)
 
     def rows(self, offset: Tensor) -> Tensor:
-        """r^k of the tokens, (g, n, 1), from L^k."""
+        """r^k of the tokens, (b, g, n, 1), from L^k."""
         return torch.logsumexp(self.logits - offset, dim=-1, keepdim=True)
 
     def shares(self, offset: Tensor | None) -> Tensor:
         """R^k of the tokens, from L^k; the map P from L^K."""
-        if offset is None:
-            return self.keep(torch.softmax(self.logits, dim=-1))
-        shifted = self.logits - offset
-        return self.keep(torch.softmax(shifted, dim=-1, out=shifted))
+        return self.keep(_softmax_(self.logits.clone() if offset is None else self.logits - offset))
 
     def last_shares(self, offset: Tensor | None) -> Tensor:
         """The same in place of the logits, which are gone then: one buffer less in the cache."""
         if offset is not None:
             self.logits.sub_(offset)
-        return self.keep(torch.softmax(self.logits, dim=-1, out=self.logits))
+        return self.keep(_softmax_(self.logits))
+
+    def only_step(self) -> tuple[Tensor, Tensor] | None:
+        """P and L^1 of a tile that holds all tokens, in place of the logits, which are gone then.
+
+        One exponential an entry, without shift: right to the last bits where no sum comes near the ends of the number
+        range, else None.
+        """
+        exponentials = self._kept(self.logits.exp_())
+        sums = exponentials.sum(-2, keepdim=True)
+        if not _in_range(sums):
+            return None
+        shares = self.shares_of_columns(exponentials.div_(sums), into=exponentials)
+        return None if shares is None else (shares, sums.log_())
 
     def columns(self, before: Tensor | None, offset: Tensor) -> Tensor:
         """C^k of the tokens, from L^(k-1) and L^k."""
         shifted = self.logits - offset
         if before is not None:
             shifted -= self.rows(before)
-        return self.keep(shifted.exp_())
+        return self._kept(shifted.exp_())
+
+    def shares_of_columns(self, columns: Tensor, into: Tensor | None = None) -> Tensor | None:
+        """R^k from C^k, which differ by a factor for each row; None where a row has underflown, or nearly."""
+        rows = self.keep(columns.sum(-1, keepdim=True), 1.0)
+        # With columns' sums of at least tiny^(1/2), what underflows in a row is less than tiny^(1/4) of it.
+        if rows.numel() and not rows.amin() > torch.finfo(rows.dtype).tiny ** 0.25:
+            return None
+        return torch.div(columns, rows, out=into)
 
     def offset(self, before: Tensor | None) -> Tensor:
-        """The tile's part of L^k, (g, 1, S), from L^(k-1)."""
+        """The tile's part of L^k, (b, g, 1, S), from L^(k-1)."""
         logits = self.logits if before is None else self.logits - self.rows(before)
         return _sum_of_exponentials(self.keep(logits, -torch.inf))
+
+    def _kept(self, values: Tensor) -> Tensor:
+        """`keep` in place."""
+        return values if self.mask is None else values.masked_fill_(~self.mask, 0.0)
 
 
 @dataclass(frozen=True)
 class Heads:
-    """Some heads, `query` (g, N, d), in tiles of `size` tokens. `mask` is (g, N)."""
+    """Some heads, `query` (b, g, N, d), in tiles of `size` tokens. `mask` is (b, g, N).
+
+    `interleaved` says that the numbers lie as (b, N, g, d) does, and that what is made from them should as well.
+    """
 
     query: Tensor
     key_memory: Tensor
     key_bias: Tensor | None
     mask: Tensor | None
     size: int
+    interleaved: bool
 
     def __iter__(self) -> Iterator[Tile]:
-        num_tokens = self.query.shape[1]
-        if num_tokens <= self.size:
+        if self.is_one_tile:
             yield self._whole
             return
-        for start in range(0, num_tokens, self.size):
-            yield self._tile(slice(start, min(start + self.size, num_tokens)))
+        for start in range(0, self.num_tokens, self.size):
+            yield self.tile(slice(start, min(start + self.size, self.num_tokens)))
+
+    @property
+    def num_tokens(self) -> int:
+        return self.query.shape[2]
+
+    @property
+    def is_one_tile(self) -> bool:
+        return self.num_tokens <= self.size
 
     @cached_property
     def _whole(self) -> Tile:
-        return self._tile(slice(0, self.query.shape[1]))
+        return self.tile(slice(0, self.num_tokens))
 
-    def _tile(self, place: slice) -> Tile:
-        logits = project(self.query[:, place], self.key_memory.mT, self.key_bias)
-        mask = None if self.mask is None else self.mask[:, place].unsqueeze(-1)
+    def tile(self, place: slice) -> Tile:
+        logits = self.project(self.query[:, :, place], self.key_memory, self.key_bias)
+        mask = None if self.mask is None else self.mask[:, :, place].unsqueeze(-1)
         return Tile(place, logits.to(torch.promote_types(logits.dtype, torch.float32)), mask)
 
+    def project(self, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """rows (b, g, n, a) weight^T (a, c) + bias (c,)."""
+        found = linear(self._list(rows), weight, bias)
+        if not self.interleaved:
+            return found.view(*rows.shape[:3], -1)
+        return found.view(rows.shape[0], rows.shape[2], rows.shape[1], -1).transpose(1, 2)
+
+    def product(self, left: Tensor, right: Tensor) -> Tensor:
+        """The sum over heads and tokens (b, g, n, a)^T (b, g, n, c), (a, c)."""
+        return weight_gradient(self._list(left), self._list(right))
+
+    def _list(self, rows: Tensor) -> Tensor:
+        """All heads' tokens one after the other (1, b g n, a), without a copy if they lie like that."""
+        return (rows.transpose(1, 2) if self.interleaved else rows).reshape(1, -1, rows.shape[-1])
+
+    def only_step(self) -> tuple[Tensor, Tensor] | None:
+        """P and L^1 of all tokens, if that can be had in one go, see `Tile.only_step`."""
+        # Elsewhere than on a CPU looking at the sums would cost more than it saves.
+        if self.query.device.type != "cpu" or not self.is_one_tile:
+            return None
+        return self.tile(slice(0, self.num_tokens)).only_step()
+
     def offsets(self, num_steps: int) -> list[Tensor]:
-        """L^1 .. L^K, (g, 1, S) each, one pass over the tokens for each."""
+        """L^1 .. L^K, (b, g, 1, S) each, one pass over the tokens for each."""
         offsets: list[Tensor] = []
         for _ in range(num_steps):
             before = offsets[-1] if offsets else None
@@ -121,15 +188,21 @@ class HeadsBackward:
     grad: Tensor
     offsets: list[Tensor]
 
-    def through_map(self, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
-        """P, u^K and the output's gradient where it counts."""
+    def through_map(self, tile: Tile) -> ThroughMap:
         if not tile.through_map:
-            shares = tile.shares(self.offsets[-1] if self.offsets else None)
-            grad = tile.keep(self.grad[:, tile.place])
-            weighted = project(grad, self.value_memory.mT, None).to(shares.dtype).mul_(shares)
+            columns, shares = self._columns_and_shares(tile)
+            grad = tile.keep(self.grad[:, :, tile.place])
+            weighted = self.heads.project(grad, self.value_memory).to(shares.dtype).mul_(shares)
             through = weighted.addcmul_(shares, weighted.sum(-1, keepdim=True), value=-1.0)
-            tile.through_map.append((shares, through, grad))
+            tile.through_map.append(ThroughMap(columns, shares, through, grad))
         return tile.through_map[0]
+
+    def _columns_and_shares(self, tile: Tile) -> tuple[Tensor | None, Tensor]:
+        if not self.offsets:
+            return None, tile.shares(None)
+        columns = self.columns(tile, len(self.offsets) - 1)
+        shares = tile.shares_of_columns(columns) if columns.device.type == "cpu" else None
+        return columns, tile.shares(self.offsets[-1]) if shares is None else shares
 
     def columns(self, tile: Tile, k: int) -> Tensor:
         return tile.columns(self.offsets[k - 1] if k else None, self.offsets[k])
@@ -145,38 +218,42 @@ class HeadsBackward:
         for k in range(last, -1, -1):
             total = torch.zeros_like(self.offsets[k])
             for tile in self.heads:
-                up = self.through_map(tile)[1] if k == last else self.through_rows(tile, k, sums)
+                up = self.through_map(tile).through if k == last else self.through_rows(tile, k, sums)
                 total -= up.sum(-2, keepdim=True)
             sums[k] = total
         return sums
 
-    def logits(self, tile: Tile, through_map: Tensor, sums: dict[int, Tensor]) -> Tensor:
-        """da of the tile, in place of `through_map`."""
-        grad = through_map
-        for k in range(len(self.offsets)):
+    def logits(self, tile: Tile, sums: dict[int, Tensor]) -> Tensor:
+        """da of the tile, in place of u^K."""
+        columns, _, grad, _ = self.through_map(tile)
+        if columns is not None:
+            grad.addcmul_(sums[len(self.offsets) - 1], columns)
+        for k in range(len(self.offsets) - 1):
             grad.addcmul_(sums[k], self.columns(tile, k))
-            if k + 1 < len(self.offsets):
-                grad += self.through_rows(tile, k, sums)
+            grad += self.through_rows(tile, k, sums)
         return grad
 
 
-def project(rows: Tensor, matrix: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
-    """rows (g, n, a) matrix (a, b) + bias (b,), without a copy of rows or out that are views of interleaved heads."""
-    every = matrix.expand(rows.shape[0], -1, -1)
-    if bias is None:
-        return torch.bmm(rows, every, out=out)
-    return torch.baddbmm(bias.expand(1, 1, -1), rows, every, out=out)
+def _softmax_(logits: Tensor) -> Tensor:
+    """The softmax over slots in place, which PyTorch computes only of what lies in order."""
+    ordered = logits if logits.is_contiguous() else logits.transpose(1, 2)
+    torch.softmax(ordered, dim=-1, out=ordered)
+    return logits
+
+
+def _in_range(sums: Tensor) -> bool:
+    low, high = torch.aminmax(sums)
+    return bool(low > torch.finfo(sums.dtype).tiny ** 0.5 and high.isfinite())
 
 
 def _sum_of_exponentials(logits: Tensor) -> Tensor:
-    """logsumexp over the tokens, (g, 1, S).
+    """logsumexp over the tokens, (b, g, 1, S).
 
     On a CPU first without the shift by the largest, which costs two passes of its own: right to the last bits where
     no sum comes near the ends of the number range. Elsewhere looking at the sums would cost more than it saves.
     """
     if logits.device.type == "cpu":
         sums = torch.exp(logits).sum(-2, keepdim=True)
-        low, high = torch.aminmax(sums)
-        if low > torch.finfo(sums.dtype).tiny ** 0.5 and high.isfinite():
+        if _in_range(sums):
             return sums.log_()
     return torch.logsumexp(logits, dim=-2, keepdim=True)

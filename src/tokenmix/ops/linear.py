@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["LEAST_TOKENS", "convolves", "features_by_convolution", "linear", "tokens_by_convolution"]
+__all__ = ["LEAST_TOKENS", "convolves", "features_by_convolution", "linear", "tokens_by_convolution", "weight_gradient"]
 
 # Measured where the CPU has AVX-512; elsewhere nothing is known to be gained.
 _AVX512 = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
@@ -62,6 +62,18 @@ def features_by_convolution(x: Tensor, weight: Tensor, bias: Tensor | None = Non
     return _tokens(F.conv2d(_image(x), weight[:, :, None, None], bias, dilation=_DILATION))
 
 
+def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """What `linear` hands back to its weight, sum_n grad_n x_n^T, outside of autograd.
+
+    Shape:
+        grad (B, N, E), x (B, N, D) to (E, D).
+    """
+    weight = x.new_empty(grad.shape[-1], x.shape[-1])
+    if not convolves(x, weight):
+        return grad.flatten(0, 1).mT @ x.flatten(0, 1)
+    return _convolution_backward(grad, x, weight, (False, True, False))[1][:, :, 0, 0]
+
+
 # Dilating the axis of length 1 changes nothing but what PyTorch decides: without, one thread gets the slow kernel.
 _DILATION = (2, 1)
 
@@ -88,10 +100,13 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @torch.library.custom_op("tokenmix::features_backward", mutates_args=())
 def _compiled_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    images, kernel = [_image(t.contiguous()) for t in (grad, x)], weight[:, :, None, None]
-    sizes = ([weight.shape[0]], (1, 1), (0, 0), _DILATION, False, (0, 0), 1, (True, True, True))
-    to_x, to_weight, to_bias = torch.ops.aten.convolution_backward(*images, kernel, *sizes)
+    to_x, to_weight, to_bias = _convolution_backward(grad.contiguous(), x.contiguous(), weight, (True, True, True))
     return _tokens(to_x).contiguous(), to_weight[:, :, 0, 0].contiguous(), to_bias
+
+
+def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, ...]) -> tuple[Tensor, ...]:
+    sizes = ([weight.shape[0]], (1, 1), (0, 0), _DILATION, False, (0, 0), 1, wanted)
+    return torch.ops.aten.convolution_backward(_image(grad), _image(x), weight[:, :, None, None], *sizes)
 
 
 @_compiled_backward.register_fake

@@ -18,13 +18,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
-from tokenmix.ops.external_tiles import Heads, HeadsBackward, project
+from tokenmix.ops.external_tiles import Heads, HeadsBackward
 from tokenmix.ops.normalize import double_normalize
 
 __all__ = ["TILE_ENTRIES", "stream_external"]
 
-TILE_ENTRIES = 2**18
-"""Entries of the map that are worked on at a time: 1 MiB in float32, what two cores have in their second caches."""
+TILE_ENTRIES = 2**20
+"""Entries of the map that are worked on at a time: 4 MiB in float32. Smaller tiles, which the second caches hold,
+lose more to products of fewer rows than they gain (LOG.md)."""
 
 
 @torch.library.custom_op("tokenmix::stream_external", mutates_args=())
@@ -57,15 +58,11 @@ def stream_external(
         offsets = _new_offsets(query, key_memory.shape[0], num_steps)
         outs, flat_offsets = _by_heads(out, query), _by_heads(offsets, query)
         for group, heads in _groups(query, key_memory, key_bias, mask, chunk_size):
-            found = heads.offsets(num_steps)
-            for k, offset in enumerate(found):
-                flat_offsets[k][group] = offset
-            for tile in heads:
-                shares = tile.last_shares(found[-1] if found else None).to(query.dtype)
-                there = outs[group][:, tile.place]
-                project(shares, value_memory, value_bias, out=there)
-                if tile.mask is not None:
-                    there.masked_fill_(~tile.mask, 0.0)
+            for place, shares in _maps(heads, num_steps, flat_offsets[:, *group]):
+                there = outs[group][:, :, place]
+                there.copy_(heads.project(shares.to(query.dtype), value_memory.mT, value_bias))
+                if heads.mask is not None:
+                    there.masked_fill_(~heads.mask[:, :, place].unsqueeze(-1), 0.0)
         return out, offsets
 
 
@@ -90,12 +87,25 @@ def _stream_backward(
             backward = HeadsBackward(heads, value_memory, grads[group], [each[group] for each in flat_offsets])
             over_tokens = backward.sums()
             for tile in heads:
-                shares, through_map, grad_out = backward.through_map(tile)
-                grad_logits = backward.logits(tile, through_map, over_tokens)
-                narrow = grad_logits.to(query.dtype)
-                project(narrow, key_memory, None, out=grad_queries[group][:, tile.place])
-                sums.add(narrow, heads.query[:, tile.place], shares.to(query.dtype), grad_out)
+                grad_logits = backward.logits(tile, over_tokens).to(query.dtype)
+                grad_queries[group][:, :, tile.place] = heads.project(grad_logits, key_memory.mT)
+                _, shares, _, grad_out = backward.through_map(tile)
+                sums.add(heads, tile.place, grad_logits, shares.to(query.dtype), grad_out)
         return (grad_query, *(total.to(query.dtype) for total in sums.totals()))  # pyright: ignore[reportReturnType]
+
+
+def _maps(heads: Heads, num_steps: int, offsets: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Where some tokens are and their map; `offsets` (K, b, g, 1, S) are filled in."""
+    found = heads.only_step() if num_steps == 1 else None
+    if found is not None:
+        shares, offsets[0] = found
+        yield slice(0, heads.num_tokens), shares
+        return
+    each = heads.offsets(num_steps)
+    for k, offset in enumerate(each):
+        offsets[k] = offset
+    for tile in heads:
+        yield tile.place, tile.last_shares(each[-1] if each else None)
 
 
 class _Sums:
@@ -108,14 +118,14 @@ class _Sums:
         self.value_bias = value_memory.new_zeros(value_memory.shape[1], dtype=wide)
         self.biased = key_biased, value_biased
 
-    def add(self, grad_logits: Tensor, query: Tensor, shares: Tensor, grad_out: Tensor) -> None:
-        """What a tile adds: (g, n, S), (g, n, d), (g, n, S), (g, n, d_v)."""
-        self.keys += torch.bmm(grad_logits.mT, query).sum(0)
-        self.values += torch.bmm(shares.mT, grad_out).sum(0)
+    def add(self, heads: Heads, place: slice, grad_logits: Tensor, shares: Tensor, grad_out: Tensor) -> None:
+        """What a tile adds: (b, g, n, S), the same, (b, g, n, d_v)."""
+        self.keys += heads.product(grad_logits, heads.query[:, :, place])
+        self.values += heads.product(shares, grad_out)
         if self.biased[0]:
-            self.key_bias += grad_logits.sum((0, 1), dtype=self.key_bias.dtype)
+            self.key_bias += grad_logits.sum((0, 1, 2), dtype=self.key_bias.dtype)
         if self.biased[1]:
-            self.value_bias += grad_out.sum((0, 1), dtype=self.value_bias.dtype)
+            self.value_bias += grad_out.sum((0, 1, 2), dtype=self.value_bias.dtype)
 
     def totals(self) -> tuple[Tensor, ...]:
         return self.keys, self.values, self.key_bias, self.value_bias
@@ -124,22 +134,27 @@ class _Sums:
 class _Group(NamedTuple):
     """Which heads, in (B, H, ...)."""
 
-    sample: int
+    samples: slice
     heads: slice
 
 
 def _groups(
     query: Tensor, key_memory: Tensor, key_bias: Tensor | None, mask: Tensor | None, chunk_size: int | None
 ) -> Iterator[tuple[_Group, Heads]]:
-    """The heads in groups whose tiles have about TILE_ENTRIES entries."""
+    """The heads in groups whose tiles have about TILE_ENTRIES entries: some heads, or all heads of some samples."""
     size = query.shape[-2] if chunk_size is None else min(chunk_size, query.shape[-2])
-    together = max(1, TILE_ENTRIES // max(1, size * key_memory.shape[0]))
-    queries = _by_heads(query, query)
+    queries, interleaved = _by_heads(query, query), _interleaved(query)
     masks = None if mask is None else _by_heads(mask.expand(query.shape[:-1]).unsqueeze(-1), query).squeeze(-1)
-    for sample in range(queries.shape[0]):
-        for start in range(0, queries.shape[1], together):
-            group = _Group(sample, slice(start, start + together))
-            yield group, Heads(queries[group], key_memory, key_bias, None if masks is None else masks[group], size)
+    num_samples, num_heads = queries.shape[:2]
+    together = max(1, TILE_ENTRIES // max(1, size * key_memory.shape[0]))
+    samples = max(1, together // max(1, num_heads))
+    # Groups as even as can be.
+    heads = max(1, math.ceil(num_heads / math.ceil(max(1, num_heads) / together)))
+    for sample in range(0, num_samples, samples):
+        for head in range(0, num_heads, heads):
+            group = _Group(slice(sample, sample + samples), slice(head, head + heads))
+            some = None if masks is None else masks[group]
+            yield group, Heads(queries[group], key_memory, key_bias, some, size, interleaved)
 
 
 def _interleaved(query: Tensor) -> bool:
