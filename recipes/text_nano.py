@@ -53,7 +53,7 @@ GATES: dict[str, dict[str, Any]] = {
     name: {"gate_variant": name, "intermediate_size": 576} for name in ("multiplicative", "additive", "linear")
 }
 SETS: dict[str, dict[str, Any]] = {
-    "vader": {"epochs": 3}, "wordnet-definitions": {"epochs": 1}, "wordnet-pairs": {"epochs": 3},
+    "vader": {"epochs": 2}, "wordnet-definitions": {"epochs": 1}, "wordnet-pairs": {"epochs": 2},
 }  # fmt: skip
 
 
@@ -171,7 +171,8 @@ def draw(found: Mapping[str, Any], folder: Path, file: Path) -> None:
     model: Any = load_run(folder)[0]
     gates = [layer.mixer.gating.weight.detach().float() for layer in model.base_model.layers]
     figure = Figure(figsize=(11, 5), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=(1, 1.3))
+    panels: Any = figure.subfigures(1, 2, width_ratios=(1, 1.3))
+    left, right = panels
     axis = left.subplots()
     for i, values in enumerate(found["over_steps"]):
         axis.plot(found["steps"], values, label=f"block {i}")

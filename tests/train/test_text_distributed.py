@@ -34,7 +34,7 @@ SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64}
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the runs of one and of two processes."""
     out = tmp_path_factory.mktemp("runs")
-    words = "the old cat sees a small dog and loves the great ship of that king".split()
+    words = ["the", "old", "cat", "sees", "a", "small", "dog", "and", "loves", "that", "great", "ship", "of", "kings"]
     lines = [" ".join(words[(i * k) % len(words)] for k in range(1, 9)) for i in range(200)]
     (out / "some.txt").write_text("\n".join(lines) + "\n")
     config = TrainConfig(

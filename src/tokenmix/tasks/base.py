@@ -190,7 +190,7 @@ class TaskModule(L.LightningModule, ABC):
     def macs(self) -> int | None:
         """Multiply-adds of one sample, from the equations; None if the model does not count them."""
         count: Any = getattr(self.model, "macs", None)
-        return count() if callable(count) else None
+        return None if count is None else int(count())
 
     def example(self) -> dict[str, Tensor]:
         """Two samples in the order of the model's arguments, by the names that an export gives them."""

@@ -81,10 +81,10 @@ class MaskedLM(TextTask):
         filled in.
         """
         self.eval()
-        tokenizer, device = self.tokenizer(), self.device
+        tokenizer: Any = self.tokenizer()
         answers = []
         for sentence in read_sentences(inputs):
-            ids = self._encode(sentence, tokenizer).to(device)
+            ids = self._encode(sentence, tokenizer).to(self.device)
             places = torch.nonzero(ids[0] == tokenizer.mask_token_id)[:, 0]
             probabilities = self.model(input_ids=ids).logits[0, places].float().softmax(-1)
             best, which = probabilities.topk(BEST)

@@ -91,7 +91,7 @@ class TextClassification(TextTask):
         pair stand on a line with a tab between them.
         """
         self.eval()
-        tokenizer = self.tokenizer()
+        tokenizer: Any = self.tokenizer()
         answers = []
         for sentence in read_sentences(inputs):
             parts = _parts(sentence, bool(self.data["pairs"]))
