@@ -1,6 +1,6 @@
 """External attention by tiles of heads and tokens, forward and backward: the map never exists as a whole.
 
-The heads are taken in groups whose slot map stays in the cores' caches, the tokens of a head all at once or in chunks;
+The heads are taken in groups whose slot map stays in the caches, the tokens of a head all at once or in chunks;
 with chunks, working memory is independent of N. Nothing of the size of the map is kept for the backward pass, which
 makes each tile's map again. Equations: `tokenmix.ops.external_tiles`.
 
