@@ -4,6 +4,7 @@ torchrun, or `tokenmix train --devices 2`, starts the processes and tells each i
 Only the first process, rank 0, writes files and speaks; what stops one stops all, and one of them says why.
 """
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -88,6 +89,9 @@ def joined(device: str) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+        # A thread of gloo's hands the tensors of its last work back to Python, and aborts if Python has begun to end. So
+        # the groups go now, and their threads with them.
+        gc.collect()
 
 
 def _check_devices(here: Ranks) -> None:
