@@ -193,6 +193,11 @@ def test_settings_that_cannot_be(config, tmp_path, changes: dict[str, Any], mess
     assert not (tmp_path / "run").exists()
 
 
+def test_an_average_of_tied_weights_is_refused(config, tmp_path):
+    with pytest.raises(UserError, match="ema would average twice"):
+        train(dataclasses.replace(config, out=tmp_path / "run", ema=0.9), quiet=True)
+
+
 def test_export_and_inspect(finished: Path, tmp_path: Path, capsys):
     assert cli.main(["export", str(finished), "--format", "torch-export", "--out", str(tmp_path / "model.pt2")]) == 0
     assert cli.main(["inspect", str(finished), "--out", str(tmp_path / "seen")]) == 0

@@ -14,6 +14,7 @@ import torch
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
+from tokenmix.errors import UserError
 from tokenmix.tasks.base import TaskModule
 from tokenmix.train.checkpoint import Checkpoint, copy_checkpoint, save_checkpoint, save_weights
 from tokenmix.train.parts import divided, whole
@@ -87,6 +88,12 @@ class Average(L.Callback):
     """Exponential moving average of the weights: it is what is evaluated, and what a run folder's weights are."""
 
     def __init__(self, model: nn.Module, decay: float, plan: Plan, progress: Progress) -> None:
+        places = [tensor.data_ptr() for tensor in model.state_dict().values() if tensor.numel()]
+        if len(set(places)) < len(places):
+            raise UserError(
+                "ema would average twice what this model has in two places, such as embeddings that are its head's "
+                "as well; leave --ema out"
+            )
         self.model, self.decay, self.plan, self.progress = model, decay, plan, progress
         self.average: ModelEmaV3 | None = None
         self.loaded: dict[str, Tensor] | None = None
