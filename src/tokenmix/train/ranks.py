@@ -89,8 +89,8 @@ def joined(device: str) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
-        # A thread of gloo's hands the tensors of its last work back to Python, and aborts if Python has begun to end. So
-        # the groups go now, and their threads with them.
+        # A thread of gloo's hands the tensors of its last work back to Python, and aborts if Python has begun to end.
+        # So the groups go now, and their threads with them.
         gc.collect()
 
 
