@@ -6,7 +6,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from tokenmix.measure.cost import CostRow, CostTable
 from tokenmix.measure.units import milliseconds, size
@@ -32,8 +32,17 @@ def draw_cost(table: CostTable, file: Path) -> None:
     left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: milliseconds(value / 1e3)))
     right.set_yscale("log", base=2)
     right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
+    _refine(left, 10, (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0))
+    _refine(right, 2, (1.0, 1.25, 1.5, 1.75))
     left.legend(frameon=False, fontsize=9)
     figure.savefig(file, dpi=140)
+
+
+def _refine(axes: Axes, base: int, steps: tuple[float, ...]) -> None:
+    """Ticks between the powers of the base where a power or two would be all that the axis shows."""
+    low, high = axes.get_ylim()
+    if high / low < base**2:
+        axes.yaxis.set_major_locator(LogLocator(base=base, subs=steps))
 
 
 def _named(table: CostTable, name: str) -> str:
