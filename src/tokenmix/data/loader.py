@@ -14,7 +14,7 @@ from tokenmix.data.images import ImageSet
 from tokenmix.data.opened import OpenedImages
 from tokenmix.errors import UserError
 
-__all__ = ["EpochSampler", "ImageLoader", "make_loader", "normalize"]
+__all__ = ["EpochLoader", "EpochSampler", "ImageLoader", "make_loader", "normalize"]
 
 Key = tuple[int, Tensor]
 Batch = dict[str, Tensor]
@@ -112,13 +112,31 @@ class _Batches(Dataset[Batch]):
         }
 
 
-class ImageLoader(DataLoader[Batch]):
-    """A DataLoader whose batches are dict(image float32 (B, C, H, W), label int64 (B,), index int64 (B,))."""
+class EpochLoader(DataLoader[Batch]):
+    """A DataLoader over a set that answers the keys of an `EpochSampler` with whole batches."""
+
+    def __init__(self, batches: Dataset[Batch], sampler: EpochSampler, *, workers: int, pin_memory: bool) -> None:
+        super().__init__(
+            batches,
+            # The sampler gives whole batches, so the loader itself must not collect any.
+            batch_size=None,
+            sampler=sampler,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=pin_memory,
+            collate_fn=_same,
+            # Without one of its own, each pass would draw from the global random state and break bit-equal resuming.
+            generator=torch.Generator(),
+        )
 
     def set_epoch(self, epoch: int) -> None:
-        """Take the order and the augmentation of this epoch from now on."""
+        """Take the order, and what else depends on the epoch, from this one now on."""
         assert isinstance(self.sampler, EpochSampler)
         self.sampler.set_epoch(epoch)
+
+
+class ImageLoader(EpochLoader):
+    """An `EpochLoader` whose batches are dict(image float32 (B, C, H, W), label int64 (B,), index int64 (B,))."""
 
 
 def make_loader(
@@ -182,18 +200,8 @@ def make_loader(
         augment, seed=seed, flip=dataset.flip, fill=dataset.fill, color_jitter=color_jitter, shift=not parts
     )
     erase = Erase(reprob, seed) if reprob else None
-    return ImageLoader(
-        _Batches(dataset, change, mean, std, erase, seed if parts else None),
-        # The sampler gives whole batches, so the loader itself must not collect any.
-        batch_size=None,
-        sampler=sampler,
-        num_workers=workers,
-        persistent_workers=workers > 0,
-        pin_memory=pin_memory,
-        collate_fn=_same,
-        # Without one of its own, each pass would draw from the global random state and break bit-equal resuming.
-        generator=torch.Generator(),
-    )
+    batches = _Batches(dataset, change, mean, std, erase, seed if parts else None)
+    return ImageLoader(batches, sampler, workers=workers, pin_memory=pin_memory)
 
 
 def _same(batch: Any) -> Any:

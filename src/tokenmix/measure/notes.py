@@ -91,8 +91,8 @@ def _where(twin: Twin) -> str:
 
 def _method(results: Results) -> list[str]:
     return [
-        f"The {results.metric} is that after the last epoch. Confusion matrices and maps are of the weights that a run "
-        "folder keeps, those of the best epoch.",
+        f"The {results.metric} and the confusion matrix are those after the last epoch. Maps are of the weights that a "
+        "run folder keeps, those of the best epoch.",
         "Times are medians of rounds in which the twins took turns in one process, so a machine that slows down slows "
         "all; they hold for this machine and these sizes. Multiply-adds (MACs) are counted from the equations; 1 MAC "
         "is 2 FLOP.",

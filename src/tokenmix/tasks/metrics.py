@@ -5,11 +5,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import Metric
 
-__all__ = ["Accuracy", "CrossEntropy", "Perplexity"]
+__all__ = ["Accuracy", "CrossEntropy", "Mean", "Perplexity"]
 
 
-class CrossEntropy(Metric):
-    """Mean cross-entropy over all samples seen, without label smoothing."""
+class Mean(Metric):
+    """A sum over samples divided by their number; what is summed, `update` says."""
 
     full_state_update = False
     total: Tensor
@@ -20,14 +20,18 @@ class CrossEntropy(Metric):
         self.add_state("total", torch.tensor(0.0, dtype=torch.float32), dist_reduce_fx="sum")
         self.add_state("count", torch.tensor(0.0, dtype=torch.float32), dist_reduce_fx="sum")
 
+    def compute(self) -> Tensor:
+        """The mean so far."""
+        return self.total / self.count
+
+
+class CrossEntropy(Mean):
+    """Mean cross-entropy over all samples seen, without label smoothing."""
+
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch of logits (B, classes) and labels (B,)."""
         self.total = self.total + F.cross_entropy(preds.float(), target, reduction="sum")
         self.count = self.count + target.numel()
-
-    def compute(self) -> Tensor:
-        """The mean so far."""
-        return self.total / self.count
 
 
 class Perplexity(CrossEntropy):

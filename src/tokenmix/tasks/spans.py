@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from tokenmix.data.text.questions import EncodedQuestions
 from tokenmix.data.text.sequences import Sequences, padded
+from tokenmix.tasks.metrics import Mean
 
 __all__ = ["F1", "ExactMatch", "Span", "WholeQuestions", "best_span"]
 
@@ -76,17 +76,8 @@ def best_span(start: Tensor, end: Tensor, offsets: Tensor) -> Span:
     return found
 
 
-class ExactMatch(Metric):
+class ExactMatch(Mean):
     """Share of answers that are one of those given, but for case, punctuation and articles (SQuAD's measure)."""
-
-    full_state_update = False
-    total: Tensor
-    count: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("total", torch.tensor(0.0, dtype=torch.float32), dist_reduce_fx="sum")
-        self.add_state("count", torch.tensor(0.0, dtype=torch.float32), dist_reduce_fx="sum")
 
     def update(self, answers: Sequence[str], given: Sequence[Sequence[str]]) -> None:
         """Add answers, "" for none, and for each those given, none if it has none."""
@@ -97,10 +88,6 @@ class ExactMatch(Metric):
     def agreement(self, ours: list[str], theirs: list[str]) -> float:
         """Of two lists of words, in 0..1."""
         return float(ours == theirs)
-
-    def compute(self) -> Tensor:
-        """The mean so far."""
-        return self.total / self.count
 
 
 class F1(ExactMatch):

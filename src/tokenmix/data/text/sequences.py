@@ -1,14 +1,13 @@
 """What the text tasks read in batches, and the loader of it: nothing draws from the global random state."""
 
 from abc import ABC, abstractmethod
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
-from tokenmix.data.loader import EpochSampler, Key
+from tokenmix.data.loader import EpochLoader, EpochSampler, Key
 from tokenmix.errors import UserError
 
 __all__ = ["Batch", "Sequences", "TextLoader", "make_text_loader", "padded"]
@@ -42,13 +41,8 @@ class _Batches(Dataset[Batch]):
         return self.dataset.read(indices, epoch)
 
 
-class TextLoader(DataLoader[Batch]):
-    """A DataLoader whose batches are those of `Sequences.read`."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Take the order and the masks of this epoch from now on."""
-        assert isinstance(self.sampler, EpochSampler)
-        self.sampler.set_epoch(epoch)
+class TextLoader(EpochLoader):
+    """An `EpochLoader` whose batches are those of `Sequences.read`."""
 
 
 def make_text_loader(
@@ -97,18 +91,7 @@ def make_text_loader(
             f"a batch of {batch_size} x {world_size} does not fit into {len(dataset)} sequences; "
             f"give a batch size of at most {max(len(dataset) // world_size, 1)}"
         )
-    return TextLoader(
-        _Batches(dataset),
-        # The sampler gives whole batches, so the loader itself must not collect any.
-        batch_size=None,
-        sampler=sampler,
-        num_workers=workers,
-        persistent_workers=workers > 0,
-        pin_memory=pin_memory,
-        collate_fn=_same,
-        # Without one of its own, each pass would draw from the global random state and break bit-equal resuming.
-        generator=torch.Generator(),
-    )
+    return TextLoader(_Batches(dataset), sampler, workers=workers, pin_memory=pin_memory)
 
 
 def padded(rows: list[np.ndarray], fill: int) -> Tensor:
@@ -117,7 +100,3 @@ def padded(rows: list[np.ndarray], fill: int) -> Tensor:
     for target, row in zip(out, rows):
         target[: len(row)] = row
     return torch.from_numpy(out)
-
-
-def _same(batch: Any) -> Any:
-    return batch
