@@ -112,14 +112,16 @@ class Predict:
 
     run_folder: Positional[Path]
     inputs: Positional[tuple[str, ...]]
-    """Images; for a run on text its sentences, or files of them."""
+    """Images or point clouds; for a run on text its sentences, or files of them."""
+    out: Path | None = None
+    """Folder for masks, boxes and pictures of them, of tasks whose answers are such."""
     json: bool = False
     """Print JSON instead of a table."""
 
     def run(self) -> int:
         from tokenmix.train.run import predict
 
-        _print(predict(self.run_folder, self.inputs), self.json)
+        _print(predict(self.run_folder, self.inputs, self.out), self.json)
         return 0
 
 

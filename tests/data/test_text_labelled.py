@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from tokenmix.data.numbered import make_numbered_loader
 from tokenmix.data.store import stored_path
 from tokenmix.data.text import (
     EncodedQuestions,
     EncodedText,
     load_labelled,
     load_questions,
-    make_text_loader,
     tfidf_baseline,
 )
 from tokenmix.data.text.real import balanced, sense_pairs
@@ -160,7 +160,7 @@ def test_encoded_text(tmp_path: Path, tokenizer: Any):
     assert (batch["input_ids"][1, length:] == tokenizer.pad_token_id).all()
     assert batch["labels"].tolist() == data.train.labels[[3, 0, 7]].tolist()
     assert 0 < encoded.cut < len(encoded)
-    loader = make_text_loader(encoded, batch_size=5, shuffle=False, seed=0)
+    loader = make_numbered_loader(encoded, batch_size=5, shuffle=False, seed=0)
     assert sum(len(b["index"]) for b in loader) == len(encoded) == len(data.train)
     with pytest.raises(UserError, match="give 5 or more"):
         EncodedText(data.train, tokenizer, max_length=4)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from tokenmix.data.text import PackedText, load_text, make_text_loader, tokenized
+from tokenmix.data.numbered import make_numbered_loader
+from tokenmix.data.text import PackedText, load_text, tokenized
 from tokenmix.data.text.masking import IGNORED
 from tokenmix.data.text.tokens import Tokens, tokenizer_digest
 from tokenmix.errors import UserError
@@ -133,7 +134,9 @@ def test_loader_resumes_and_shares(tokens: Any, tokenizer: Any):
     packed = PackedText(tokens[0], tokenizer, length=16, part="train", seed=3)
 
     def batches(epoch: int = 1, **options: Any) -> list[dict[str, torch.Tensor]]:
-        loader = make_text_loader(packed, **{"batch_size": 4, "shuffle": True, "seed": 3, "drop_last": True, **options})
+        loader = make_numbered_loader(
+            packed, **{"batch_size": 4, "shuffle": True, "seed": 3, "drop_last": True, **options}
+        )
         loader.set_epoch(epoch)
         return list(loader)
 
@@ -167,6 +170,6 @@ def test_impossible_packing(tokens: Any, tokenizer: Any, options: Any, message: 
 def test_batch_that_does_not_fit(tokens: Any, tokenizer: Any):
     packed = PackedText(tokens[1], tokenizer, length=16, part="test")
     with pytest.raises(UserError, match="give a batch size of at most"):
-        make_text_loader(packed, batch_size=10_000, shuffle=True, seed=0, drop_last=True)
+        make_numbered_loader(packed, batch_size=10_000, shuffle=True, seed=0, drop_last=True)
     with pytest.raises(UserError, match="give 1 or more"):
-        make_text_loader(packed, batch_size=0, shuffle=True, seed=0)
+        make_numbered_loader(packed, batch_size=0, shuffle=True, seed=0)

@@ -8,13 +8,13 @@ from torch import nn
 
 from tokenmix.errors import UserError
 from tokenmix.models import create_model
-from tokenmix.tasks.recipe import WarmupCosine, check_optimizer, make_optimizer, make_schedule
+from tokenmix.tasks.recipe import Warmup, check_optimizer, make_optimizer, make_schedule
 from tokenmix.train.config import TrainConfig
 
 
 @given(warmup=st.integers(0, 50), rest=st.integers(1, 200), floor=st.floats(0, 0.5))
 def test_rises_to_the_peak_once_then_falls_to_the_floor(warmup, rest, floor):
-    schedule = WarmupCosine(warmup, warmup + rest, floor)
+    schedule = Warmup("cosine", warmup, warmup + rest, floor)
     factors = [schedule(step) for step in range(warmup + rest + 5)]
     assert factors[warmup] == pytest.approx(1)
     assert factors[: warmup + 1] == sorted(set(factors[: warmup + 1]))

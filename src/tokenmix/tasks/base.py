@@ -19,6 +19,7 @@ from torchmetrics import MetricCollection
 from tokenmix.errors import UserError
 from tokenmix.losses import DiagonalityForm
 from tokenmix.tasks.recipe import Recipe, make_optimizer, make_schedule
+from tokenmix.tasks.settings import NoSettings, make_settings
 
 __all__ = ["TOKENIZER", "Repeated", "TaskData", "TaskModule", "TaskRecipe"]
 
@@ -58,6 +59,10 @@ class TaskRecipe(Recipe, Protocol):
     def cutmix(self) -> float: ...
     @property
     def smoothing(self) -> float: ...
+    @property
+    def task(self) -> str: ...
+    @property
+    def task_kwargs(self) -> dict[str, Any]: ...
     @property
     def diagonality(self) -> float: ...
     @property
@@ -140,6 +145,9 @@ class TaskModule(L.LightningModule, ABC):
     Attributes:
         headline: the metric that picks the best checkpoint.
         direction: whether more or less of it is better.
+        settings_type: dataclass of the settings that only this task has, see `tokenmix.tasks.settings`.
+        settings: one of them, from `config.task_kwargs`.
+        writes: `predict_into` writes files, such as masks.
         tables: those of `metrics()` that are no single number, such as a confusion matrix.
         total_steps: optimiser steps of the whole run; the trainer sets it before training.
         results: the values of `metrics()` after the last evaluation.
@@ -148,10 +156,13 @@ class TaskModule(L.LightningModule, ABC):
     headline: ClassVar[str]
     direction: ClassVar[Literal["max", "min"]]
     tables: ClassVar[frozenset[str]] = frozenset()
+    settings_type: ClassVar[type] = NoSettings
+    writes: ClassVar[bool] = False
 
     def __init__(self, model: nn.Module, config: TaskRecipe, data: Mapping[str, Any]) -> None:
         super().__init__()
         self.model, self.config, self.data = model, config, data
+        self.settings: Any = self.settings_of(config)
         self.scores = self.metrics()
         self.total_steps = 0
         self.results: dict[str, Any] = {}
@@ -165,6 +176,11 @@ class TaskModule(L.LightningModule, ABC):
     @abstractmethod
     def build_model(cls, config: TaskRecipe, data: Mapping[str, Any]) -> nn.Module:
         """A new model for data of this description."""
+
+    @classmethod
+    def settings_of(cls, config: TaskRecipe) -> Any:
+        """The settings of this task that a config asks for; `UserError` for one that it does not have."""
+        return make_settings(cls.settings_type, config.task_kwargs, config.task)
 
     @classmethod
     def check(cls, config: TaskRecipe, batch_size: int) -> None:
@@ -186,6 +202,10 @@ class TaskModule(L.LightningModule, ABC):
     @abstractmethod
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
         """Answers for files, or for what the task can read from a command line itself, as values for JSON."""
+
+    def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
+        """The same answers, and pictures and files of them in the folder `out`, which is there."""
+        raise UserError(f"{self.config.task} writes no files; leave --out out, or take --json")
 
     def macs(self) -> int | None:
         """Multiply-adds of one sample, from the equations; None if the model does not count them."""

@@ -1,6 +1,7 @@
 """Optimiser and learning-rate schedule of a run."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -12,7 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from tokenmix.errors import UserError, unknown_name
 
-__all__ = ["Recipe", "WarmupCosine", "WarmupLinear", "check_optimizer", "make_optimizer", "make_schedule"]
+__all__ = ["Recipe", "Warmup", "check_optimizer", "make_optimizer", "make_schedule"]
 
 
 class Recipe(Protocol):
@@ -37,13 +38,14 @@ class Recipe(Protocol):
     @property
     def weight_decay(self) -> float: ...
     @property
-    def schedule(self) -> Literal["cosine", "linear"]: ...
+    def schedule(self) -> Literal["cosine", "linear", "poly", "constant"]: ...
 
 
 @dataclass
-class WarmupCosine:
-    """Factor on the peak rate: linear from near 0 over `warmup` steps, then half a cosine to `floor` at `total`."""
+class Warmup:
+    """Factor on the peak rate: linear from near 0 over `warmup` steps, then `shape` of the share done, to `floor`."""
 
+    shape: str
     warmup: int
     total: int
     floor: float
@@ -52,25 +54,15 @@ class WarmupCosine:
         if step < self.warmup:
             return (step + 1) / (self.warmup + 1)
         done = min(1.0, (step - self.warmup) / max(1, self.total - self.warmup))
-        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
+        return self.floor + (1 - self.floor) * SHAPES[self.shape](done)
 
 
-@dataclass
-class WarmupLinear:
-    """Factor on the peak rate: linear from near 0 over `warmup` steps, then a straight line to `floor` at `total`."""
-
-    warmup: int
-    total: int
-    floor: float
-
-    def __call__(self, step: int) -> float:
-        if step < self.warmup:
-            return (step + 1) / (self.warmup + 1)
-        done = min(1.0, (step - self.warmup) / max(1, self.total - self.warmup))
-        return 1 - (1 - self.floor) * done
-
-
-SCHEDULES = {"cosine": WarmupCosine, "linear": WarmupLinear}
+SHAPES: dict[str, Callable[[float], float]] = {
+    "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
+    "linear": lambda done: 1 - done,
+    "poly": lambda done: (1 - done) ** 0.9,
+    "constant": lambda done: 1.0,
+}
 
 
 def check_optimizer(name: str, eps: float | None = None) -> None:
@@ -99,4 +91,4 @@ def make_schedule(optimizer: Optimizer, recipe: Recipe, total_steps: int) -> Lam
     if recipe.warmup_epochs is not None:
         warmup = round(recipe.warmup_epochs / recipe.epochs * total_steps)
     falling = total_steps - round(recipe.cooldown_epochs / recipe.epochs * total_steps)
-    return LambdaLR(optimizer, SCHEDULES[recipe.schedule](warmup, falling, recipe.min_lr / recipe.lr))
+    return LambdaLR(optimizer, Warmup(recipe.schedule, warmup, falling, recipe.min_lr / recipe.lr))

@@ -75,8 +75,8 @@ class Budget:
     """Peak learning rate."""
     min_lr: float = 1e-5
     """Learning rate at the end of the schedule."""
-    schedule: Literal["cosine", "linear"] = "cosine"
-    """How the learning rate falls after the warm-up."""
+    schedule: Literal["cosine", "linear", "poly", "constant"] = "cosine"
+    """How the learning rate falls after the warm-up; poly is (1 - step / steps) ** 0.9, constant stays."""
     warmup_steps: int | None = None
     """Steps of linear warm-up; 5 % of the run if not given."""
     warmup_epochs: float | None = None
@@ -142,6 +142,8 @@ class TrainConfig(Budget):
     """Model, see `tokenmix list models`."""
     model_kwargs: Pairs = field(default_factory=dict)
     """Arguments of the model, for example --model-kwargs depth=6 drop_path_rate=0.1."""
+    task_kwargs: Pairs = field(default_factory=dict)
+    """Settings that only this task has, for example --task-kwargs crop=513 ignore=255; a wrong name lists them."""
     diagonality: float = 0.0
     """Weight of the diagonality loss on the scores that less-attention makes; it writes an N x N map of every layer."""
     diagonality_form: Literal["hinge", "printed"] = "hinge"

@@ -107,12 +107,19 @@ def evaluate(
     return {"data": config.data, "source": source.describe().get("source"), "samples": source.num_test, **results}
 
 
-def predict(run: Path, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
-    """Answers of a run's model for files, of a text task also for texts; what cannot be read is a `UserError`."""
+def predict(run: Path, inputs: Sequence[str | Path], out: Path | None = None) -> list[dict[str, Any]]:
+    """Answers of a run's model for files, of a text task also for texts; what cannot be read is a `UserError`.
+
+    With `out`, a folder, a task whose answers are masks or boxes writes them there as files and pictures.
+    """
     if not inputs:
         raise UserError("no files to predict; name at least one")
     task, _, _ = load_task(run)
-    return task.predict(inputs)
+    if out is None:
+        return task.predict(inputs)
+    if task.writes:
+        make_folder(out)
+    return task.predict_into(inputs, out)
 
 
 def load_run(run: Path) -> tuple[nn.Module, TrainConfig, dict[str, Any]]:
@@ -200,6 +207,7 @@ def _check_settings(config: TrainConfig) -> TrainConfig:
     check_device(config)
     check_ranks(config)
     check_optimizer(config.opt, config.opt_eps)
+    get_task(config.task).settings_of(config)
     get_task(config.task).check(config, config.batch_size // config.accumulate)
     here = ranks()
     if here.world_size == 1:

@@ -6,7 +6,7 @@ from tokenmix.data.text.encoded import EncodedText
 from tokenmix.data.text.labelled import LabelledData, LabelledText, load_labelled
 from tokenmix.data.text.packed import PackedText
 from tokenmix.data.text.questions import EncodedQuestions
-from tokenmix.data.text.sequences import Sequences, TextLoader, make_text_loader
+from tokenmix.data.text.sequences import Sequences
 from tokenmix.data.text.squad import Question, QuestionData, load_questions
 from tokenmix.data.text.table import get_text, list_text, load_text
 from tokenmix.data.text.tokens import Tokens, tokenized
@@ -21,14 +21,12 @@ __all__ = [
     "Question",
     "QuestionData",
     "Sequences",
-    "TextLoader",
     "Tokens",
     "get_text",
     "list_text",
     "load_labelled",
     "load_questions",
     "load_text",
-    "make_text_loader",
     "tfidf_baseline",
     "tokenized",
 ]
