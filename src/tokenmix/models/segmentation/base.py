@@ -1,0 +1,179 @@
+"""What every segmenter is: backbone, head, and one place for a block of attention in between."""
+
+import copy
+from abc import ABC, abstractmethod
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.layers.base import Mixer
+from tokenmix.models.isotropic import BlockMap
+from tokenmix.models.stems import pair
+
+__all__ = ["PartCost", "Segmenter", "Upsampling"]
+
+Upsampling = Literal["corners", "pixels"]
+
+
+class PartCost(NamedTuple):
+    """Parameters and multiply-adds of one part of a segmenter."""
+
+    part: str
+    parameters: int
+    macs: int
+
+
+class Segmenter(nn.Module, ABC):
+    """Images (B, C, H, W) to logits (B, classes, H, W).
+
+    A family writes `decode`: maps of the backbone to logits on a coarse grid, through `context` where it has one.
+
+    Args:
+        backbone: module of maps, see `make_backbone`.
+        context: a mixer on maps, or the identity.
+        classifier: the last convolution.
+        name: what `mixer_name` says of `context`.
+        img_size: size for which `macs` counts; that of the backbone if it takes no other.
+        in_chans: channels of the image.
+        upsampling: bilinear from the coarse grid to the pixels: `"corners"` lays the outer centres on each other, as
+            the released network does and as suits sides of 8 k + 1; `"pixels"` lays the borders on each other.
+    """
+
+    def __init__(
+        self,
+        backbone: Any,
+        context: nn.Module,
+        classifier: nn.Conv2d,
+        *,
+        name: str,
+        img_size: int | tuple[int, int],
+        in_chans: int,
+        upsampling: Upsampling,
+    ) -> None:
+        super().__init__()
+        if upsampling not in get_args(Upsampling):
+            raise unknown_name("upsampling", upsampling, get_args(Upsampling))
+        self.backbone, self.context, self.classifier = backbone, context, classifier
+        self.mixer_name, self.img_size, self.in_chans = name, pair(img_size), in_chans
+        self.num_classes, self.upsampling = classifier.out_channels, upsampling
+        self.feature_info = list(backbone.feature_info.get_dicts())
+
+    @property
+    def own(self) -> Any:
+        """The backbone as a model of this library, which takes one image size alone; None if it is one of timm's."""
+        model = getattr(self.backbone, "model", None)
+        return model if hasattr(model, "set_input_size") and hasattr(model, "macs") else None
+
+    @property
+    def fixed_size(self) -> bool:
+        """Whether images must be of `img_size`."""
+        return self.own is not None
+
+    @abstractmethod
+    def before_context(self, maps: list[Tensor]) -> Tensor:
+        """Maps of the backbone to the map that the block sees."""
+
+    @abstractmethod
+    def decode(self, maps: list[Tensor]) -> Tensor:
+        """Maps of the backbone to logits on a coarse grid."""
+
+    def forward_features(self, images: Tensor) -> list[Tensor]:
+        """The maps of the backbone."""
+        if images.dim() != 4 or images.shape[1] != self.in_chans:
+            raise UserError(f"a segmenter takes images (B, {self.in_chans}, height, width), got {tuple(images.shape)}")
+        return self.backbone(images)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of each pixel, in the type of the weights."""
+        logits = self.decode(self.forward_features(images))
+        return F.interpolate(logits, size=images.shape[2:], mode="bilinear", align_corners=self.upsampling == "corners")
+
+    @property
+    def grid_size(self) -> tuple[int, int]:
+        """(height, width) of the map that the block sees, for images of `img_size`."""
+        reduction = self.feature_info[-1]["reduction"]
+        return -(-self.img_size[0] // reduction), -(-self.img_size[1] // reduction)
+
+    @property
+    def num_tokens(self) -> int:
+        """N, places of that map."""
+        return self.grid_size[0] * self.grid_size[1]
+
+    @torch.no_grad()
+    def attention_maps(self, images: Tensor) -> list[BlockMap]:
+        """The maps of our backbone's blocks, then that of the block behind it."""
+        found = [] if self.own is None else list(self.own.attention_maps(images))
+        if isinstance(self.context, Mixer):
+            x = self.before_context(self.forward_features(images))
+            kind, grid = self.context.capabilities.map, (x.shape[2], x.shape[3])
+            found.append(BlockMap("context", kind, self.context.attention_map(x), grid))
+        return found
+
+    def macs(self) -> int:
+        """Multiply-adds of one image of `img_size`: convolutions counted on the meta device, mixers by equation."""
+        return sum(row.macs for row in self.cost_table())
+
+    @torch.no_grad()
+    def cost_table(self) -> list[PartCost]:
+        """Parameters and multiply-adds of backbone, block and head."""
+        twin = copy.deepcopy(self).to("meta", torch.float32).eval()
+        block, twin.context = twin.context, nn.Identity()
+        sizes = [
+            (1, entry["num_chs"], *(-(-side // entry["reduction"]) for side in self.img_size))
+            for entry in self.feature_info
+        ]
+        if self.own is None:
+            images = torch.empty(1, self.in_chans, *self.img_size, device="meta")
+            with FlopCounterMode(display=False) as counter:
+                maps = twin.backbone(images)
+            backbone = counter.get_total_flops() // 2
+        else:
+            maps, backbone = [torch.empty(size, device="meta") for size in sizes], self.own.macs()
+        with FlopCounterMode(display=False) as counter:
+            twin.decode(maps)
+        mixing = block.macs(self._places(maps)) if isinstance(block, Mixer) else 0
+        whole, parts = _count(self), [_count(self.backbone), _count(self.context)]
+        return [
+            PartCost("backbone", parts[0], backbone),
+            PartCost(f"block of attention ({type(self.context).__name__ if parts[1] else 'none'})", parts[1], mixing),
+            PartCost("head", whole - sum(parts), counter.get_total_flops() // 2),
+        ]
+
+    def _places(self, maps: list[Tensor]) -> int:
+        return maps[-1].shape[2] * maps[-1].shape[3]
+
+    def warnings(self) -> list[str]:
+        """What `tokenmix info` warns of."""
+        return self.own.warnings() if hasattr(self.own, "warnings") else []
+
+    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+        """Count for, and with a backbone of ours take, images of this size from now on."""
+        self.img_size = pair(img_size)
+        if self.own is not None:
+            self.own.set_input_size(self.img_size)
+
+    def get_classifier(self) -> nn.Conv2d:
+        """The last convolution."""
+        return self.classifier
+
+    def reset_classifier(self, num_classes: int) -> None:
+        """A new last convolution."""
+        like = self.classifier.weight
+        self.num_classes = num_classes
+        self.classifier = nn.Conv2d(self.classifier.in_channels, num_classes, 1, device=like.device, dtype=like.dtype)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute the backbone's blocks in the backward pass instead of keeping what they made."""
+        (self.backbone if self.own is None else self.own).set_grad_checkpointing(enable)
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that weight decay leaves alone, beside those of one axis."""
+        return set() if self.own is None else {f"backbone.model.{name}" for name in self.own.no_weight_decay()}
+
+
+def _count(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())

@@ -1,0 +1,83 @@
+"""What stands between backbone and classifier: the EANet block, its twin of self-attention, or nothing."""
+
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.layers.base import Capabilities, Mixer, check_map, check_mask
+from tokenmix.layers.external import ExternalAttention2d
+from tokenmix.ops.attention import attention, attention_probabilities
+
+__all__ = ["ContextName", "SelfAttention2d", "conv_norm_relu", "make_context"]
+
+ContextName = Literal["external", "self", "none"]
+
+
+class SelfAttention2d(Mixer):
+    """The EANet block with self-attention in the place of external attention.
+
+        Q, K, V = conv1(X)                                      1 x 1, with bias
+        out     = relu(X + BN(conv2(softmax(Q K^T / sqrt(D)) V)))   1 x 1, without bias
+
+    Paper: the "self-attention" row in Guo et al., arXiv 2105.02358, has four projections of D x D; so has this.
+    Residual, norm and ReLU are the block's, so that twins differ in their attention alone. One head, as there.
+
+    Shapes: x (B, dim, H, W); mask (B, H * W) bool; map (B, 1, H * W, H * W), which `forward` never writes.
+
+    Raises:
+        UserError: input that does not fit.
+    """
+
+    capabilities = Capabilities(layout="2d", map="tokens", independent=False)
+
+    def __init__(self, dim: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.dim = dim
+        self.conv1 = nn.Conv2d(dim, 3 * dim, 1, device=device, dtype=dtype)
+        self.conv2 = nn.Conv2d(dim, dim, 1, bias=False, device=device, dtype=dtype)
+        self.norm = nn.BatchNorm2d(dim, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """x (B, dim, H, W) to (B, dim, H, W)."""
+        check_map(self, x)
+        mask = check_mask(mask, x, x.shape[2] * x.shape[3])
+        mixed = attention(*self._pixels(x), mask=mask).squeeze(1).mT.unflatten(2, x.shape[2:])
+        out = F.relu(x + self.norm(self.conv2(mixed)))
+        return out if mask is None else out.masked_fill(~mask.unflatten(1, x.shape[2:]).unsqueeze(1), 0.0)
+
+    def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """A (B, 1, H * W, H * W)."""
+        check_map(self, x)
+        query, key, _ = self._pixels(x)
+        return attention_probabilities(query, key, mask=check_mask(mask, x, x.shape[2] * x.shape[3]))
+
+    def macs(self, num_tokens: int) -> int:
+        """4 N D^2 + 2 N^2 D for N = H * W pixels."""
+        return 4 * num_tokens * self.dim**2 + 2 * num_tokens**2 * self.dim
+
+    def _pixels(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = self.conv1(x).flatten(2).mT.unsqueeze(1).chunk(3, dim=-1)
+        return query, key, value
+
+
+def make_context(name: ContextName, dim: int, options: dict[str, Any], factory: dict[str, Any]) -> nn.Module:
+    """The block of that name; `options` are those of `ExternalAttention2d`, None where they are its own."""
+    if name not in get_args(ContextName):
+        raise unknown_name("mixer of a segmenter", name, get_args(ContextName))
+    given = {key: value for key, value in options.items() if value is not None}
+    if name == "external":
+        return ExternalAttention2d(dim, **given, **factory)
+    if given:
+        key, value = next(iter(given.items()))
+        raise UserError(f"{key}={value!r} belongs to mixer='external', and the mixer is {name!r}; leave it out")
+    return SelfAttention2d(dim, **factory) if name == "self" else nn.Identity()
+
+
+def conv_norm_relu(width: int, out: int, **factory: Any) -> nn.Sequential:
+    """3 x 3 convolution, BatchNorm, ReLU."""
+    conv = nn.Conv2d(width, out, 3, padding=1, bias=False, **factory)
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    return nn.Sequential(conv, nn.BatchNorm2d(out, **factory), nn.ReLU())
