@@ -265,10 +265,9 @@ class Data:
             return 0
         if self.name is None:
             raise UserError("tokenmix data get needs a name; see tokenmix data list")
-        from tokenmix.data import DATA_SETS, get
-        from tokenmix.data.text import get_text
+        from tokenmix.listing import fetch_data
 
-        print((get if self.name in DATA_SETS else get_text)(self.name))
+        print(fetch_data(self.name))
         return 0
 
 

