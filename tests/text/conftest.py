@@ -15,6 +15,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "amlp": {"tiny_attention_dim": 4},
     "amlp-dense": {"tiny_attention_dim": 4, "gate": "dense"},
     "self": {"mixer": "self", "num_attention_heads": 2},
+    "self-relative": {"mixer": "self", "num_attention_heads": 2, "positions": "relative"},
 }
 
 

@@ -6,7 +6,7 @@ import torch
 from tokenmix.text import GMLPForMaskedLM, GMLPForQuestionAnswering, GMLPForSequenceClassification
 
 
-@pytest.mark.parametrize("kind", ["gmlp", "amlp", "self"])
+@pytest.mark.parametrize("kind", ["gmlp", "amlp", "self", "self-relative"])
 def test_compiled_as_one_graph(build, ids, kind):
     model = build(GMLPForMaskedLM, kind)
     mask = torch.tensor([[0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
@@ -19,7 +19,7 @@ def test_compiled_as_one_graph(build, ids, kind):
     out.loss.backward()
 
 
-@pytest.mark.parametrize("kind", ["gmlp", "gmlp-dense", "amlp", "self"])
+@pytest.mark.parametrize("kind", ["gmlp", "gmlp-dense", "amlp", "self", "self-relative"])
 def test_exported_for_any_length(build, ids, kind):
     model = build(GMLPForSequenceClassification, kind)
     mask = torch.ones_like(ids)
@@ -35,7 +35,7 @@ def test_exported_for_any_length(build, ids, kind):
         torch.testing.assert_close(exported(input_ids=words, attention_mask=padding.long()).logits, wanted)
 
 
-@pytest.mark.parametrize("kind", ["gmlp", "amlp", "self"])
+@pytest.mark.parametrize("kind", ["gmlp", "amlp", "self", "self-relative"])
 def test_bfloat16(build, ids, kind, tmp_path):
     model = build(GMLPForQuestionAnswering, kind)
     wanted = model(ids).start_logits

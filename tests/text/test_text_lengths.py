@@ -6,7 +6,7 @@ import torch
 from tokenmix import UserError
 from tokenmix.text import GMLPForMaskedLM, GMLPModel
 
-KINDS = ["gmlp", "gmlp-dense", "amlp", "self"]
+KINDS = ["gmlp", "gmlp-dense", "amlp", "self", "self-relative"]
 
 
 @pytest.fixture
@@ -48,6 +48,8 @@ def test_new_places_are_trained(build, long_ids, kind):
     model(long_ids, labels=long_ids).loss.backward()
     if kind == "self":
         assert (model.get_position_embeddings().weight.grad[10:].abs().sum(1) > 0).all()
+    elif kind == "self-relative":
+        assert (model.gmlp.layers[0].relative.weight.grad.abs() > 0).all()
     else:
         gating = model.gmlp.layers[0].mixer.gating
         assert gating.bias.grad[10:].abs().min() > 0

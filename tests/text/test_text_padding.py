@@ -8,7 +8,7 @@ from tokenmix import UserError
 from tokenmix.text import GMLPForMaskedLM, GMLPForQuestionAnswering, GMLPForSequenceClassification, GMLPModel
 from tokenmix.text.padding import rotate
 
-KINDS = ["gmlp", "gmlp-fft", "gmlp-dense", "amlp", "amlp-dense", "self"]
+KINDS = ["gmlp", "gmlp-fft", "gmlp-dense", "amlp", "amlp-dense", "self", "self-relative"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

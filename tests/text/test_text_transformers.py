@@ -45,7 +45,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @pytest.mark.parametrize("auto", AUTO, ids=lambda c: c.__name__)
-@pytest.mark.parametrize("kind", ["gmlp", "amlp-dense", "self"])
+@pytest.mark.parametrize("kind", ["gmlp", "amlp-dense", "self", "self-relative"])
 def test_saved_loaded_and_found(build, ids, auto, kind, tmp_path):
     model = build(AUTO[auto], kind, num_labels=3, gate_variant="linear" if kind == "gmlp" else "split")
     model.save_pretrained(tmp_path)
@@ -123,7 +123,7 @@ def test_in_the_pipeline(build):
     )
 
 
-@pytest.mark.parametrize("kind", ["gmlp", "amlp", "self"])
+@pytest.mark.parametrize("kind", ["gmlp", "amlp", "self", "self-relative"])
 def test_under_transformers_trainer(build, ids, kind, tmp_path):
     pytest.importorskip("accelerate")
     from transformers import Trainer, TrainingArguments
@@ -190,6 +190,7 @@ def test_config_says_what_it_cannot_be():
         ({"mixer": "selv"}, "did you mean self"),
         ({"gate": "circulant"}, "unknown gate 'circulant'"),
         ({"mixer": "self"}, "needs num_attention_heads that divides"),
+        ({"positions": "relative"}, "a gate has its own"),
         ({"mixer": "self", "num_attention_heads": 7}, "divides hidden_size 512, got 7"),
         ({"mixer": "self", "num_attention_heads": 8, "gate": "dense"}, "gate is of mixer='gating'"),
         ({"num_attention_heads": 8}, "for aMLP give tiny_attention_dim"),

@@ -11,6 +11,7 @@ from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.layers.spatial_gating import GateKind
 from tokenmix.ops.gating import GateVariant
 from tokenmix.text.config import GMLPConfig
+from tokenmix.text.relative import RelativePositions
 
 __all__ = ["GMLPLayer", "SelfAttentionLayer", "create_layer"]
 
@@ -57,6 +58,8 @@ class SelfAttentionLayer(GradientCheckpointingLayer):
         heads = cast(int, config.num_attention_heads)
         self.norm = nn.LayerNorm(dim, eps=config.layer_norm_eps)
         self.mixer = SelfAttention(dim, num_heads=heads, causal=config.causal, dropout=config.hidden_dropout_prob)
+        relative = config.positions == "relative"
+        self.relative = RelativePositions(heads, config.max_position_embeddings) if relative else None
         self.mlp_norm = nn.LayerNorm(dim, eps=config.layer_norm_eps)
         self.mlp = nn.Sequential(
             Linear(dim, hidden), nn.GELU(), Linear(hidden, dim), nn.Dropout(config.hidden_dropout_prob)
@@ -65,12 +68,17 @@ class SelfAttentionLayer(GradientCheckpointingLayer):
 
     def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
         """Tokens (B, N, D) to tokens; mask (B, N) is True for those that take part."""
-        hidden_states = hidden_states + self.mixer(self.norm(hidden_states), mask)
+        x = self.norm(hidden_states)
+        hidden_states = hidden_states + self.mixer.mix(x, None, mask, residual=self._bias(x))[0]
         return hidden_states + self.mlp(self.mlp_norm(hidden_states))
 
     def maps(self, hidden_states: Tensor, mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """The map (B, H, N, N), and no gate."""
-        return self.mixer.attention_map(self.norm(hidden_states), mask), None
+        x = self.norm(hidden_states)
+        return self.mixer.mix_map(x, None, mask, residual=self._bias(x)), None
+
+    def _bias(self, x: Tensor) -> Tensor | None:
+        return None if self.relative is None else self.relative(x.shape[1]).to(x.dtype)
 
     def macs(self, num_tokens: int) -> int:
         """Multiply-adds of one sample."""

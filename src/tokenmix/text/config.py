@@ -13,7 +13,7 @@ CHOICES = {
     "mixer": ("gating", "self"),
     "gate": ("toeplitz", "toeplitz-fft", "dense"),
     "gate_variant": ("split", "multiplicative", "additive", "linear"),
-    "positions": ("none", "learned"),
+    "positions": ("none", "learned", "relative"),
     "padding": ("masked", "unmasked"),
     "predict": ("all", "labelled"),
 }
@@ -40,8 +40,8 @@ class GMLPConfig(PreTrainedConfig):
         gate_variant: `"split"`, `"multiplicative"`, `"additive"` or `"linear"`; see `tokenmix.ops.spatial_gate`.
         tiny_attention_dim: width of aMLP's one head in each block, 64 or 128 in the paper; 0 for none.
         num_attention_heads: heads of `mixer="self"`, which needs it.
-        positions: `"none"` or `"learned"`. Left out: none for gates, which know the places, as in the paper; learned
-            for self-attention, as in BERT.
+        positions: `"none"`, `"learned"`, or for self-attention `"relative"`, a bias on its scores. Left out: none for
+            gates, which know the places, as in the paper; learned for self-attention, as in BERT.
         causal: token i sees tokens up to i.
         padding: `"masked"`: what `attention_mask` leaves out counts for nothing, so that a padded sequence has the
             answer that it has alone. `"unmasked"`: as in the paper, padding is text like any other.
@@ -112,6 +112,10 @@ class GMLPConfig(PreTrainedConfig):
 
     def _check_mixer(self) -> None:
         if self.mixer == "gating":
+            if self.positions == "relative":
+                raise UserError(
+                    "positions='relative' is a bias on scores; a gate has its own; leave it out"
+                )
             if self.num_attention_heads is not None:
                 raise UserError(
                     f"num_attention_heads is of mixer='self', got {self.num_attention_heads} with mixer='gating'; "

@@ -14,7 +14,8 @@ from tokenmix.text.config import GMLPConfig
 from tokenmix.text.embeddings import GMLPEmbeddings
 from tokenmix.text.outputs import GMLPModelOutput
 from tokenmix.text.padding import first_token, read_mask, rotate
-from tokenmix.text.resizing import PlaceRule, resize_gated_mlp, resize_positions
+from tokenmix.text.relative import PlaceRule, RelativePositions
+from tokenmix.text.resizing import resize_gated_mlp, resize_positions
 
 __all__ = ["GMLPModel", "GMLPPreTrainedModel"]
 
@@ -36,6 +37,8 @@ class GMLPPreTrainedModel(PreTrainedModel):
         # transformers marks what it has loaded; a gate is loaded as a whole or not at all.
         if isinstance(module, GatedMLP) and not getattr(module.gating.weight, "_is_hf_initialized", False):
             module.reset_gate()
+        if isinstance(module, RelativePositions) and not getattr(module.weight, "_is_hf_initialized", False):
+            module.reset_parameters()
 
     def resize_position_embeddings(self, new_num_position_embeddings: int, how: PlaceRule = "extend") -> None:
         """Go over to another longest sequence. Parameters are new: build the optimiser afterwards.
@@ -57,6 +60,8 @@ class GMLPPreTrainedModel(PreTrainedModel):
         for layer in model.blocks():
             if isinstance(layer, GMLPLayer):
                 resize_gated_mlp(layer.mixer, new_num_position_embeddings, how)
+            elif layer.relative is not None:
+                layer.relative.resize(new_num_position_embeddings, how)
         table = model.embeddings.position_embeddings
         if table is not None:
             model.embeddings.position_embeddings = resize_positions(

@@ -1,17 +1,14 @@
 """What is learned over the places of a sequence, for another longest sequence."""
 
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenmix.layers.base import replace_parameter
 from tokenmix.layers.gated_mlp import GatedMLP
+from tokenmix.text.relative import PlaceRule
 
-__all__ = ["PlaceRule", "extend_gate", "resize_gated_mlp", "resize_positions"]
-
-PlaceRule = Literal["extend", "interpolate"]
+__all__ = ["extend_gate", "resize_gated_mlp", "resize_positions"]
 
 
 @torch.no_grad()

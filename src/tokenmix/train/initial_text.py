@@ -54,6 +54,7 @@ def _check_vocabulary(source: Path, weights: dict[str, Tensor], own: dict[str, T
 
 
 def _fitted(weights: dict[str, Tensor], own: dict[str, Tensor]) -> dict[str, Tensor]:
+    from tokenmix.text.relative import resized_bias
     from tokenmix.text.resizing import extend_gate
 
     fitted = dict(weights)
@@ -67,4 +68,6 @@ def _fitted(weights: dict[str, Tensor], own: dict[str, Tensor]) -> dict[str, Ten
         elif stem.endswith("position_embeddings") and weights[key].shape[1] == own[key].shape[1]:
             kept = weights[key][: len(own[key])]
             fitted[key] = torch.cat([kept, own[key][len(kept) :]])
+        elif stem.endswith("relative") and len(weights[key]) == len(own[key]):
+            fitted[key] = resized_bias(weights[key], own[key].shape[1], "extend")
     return fitted

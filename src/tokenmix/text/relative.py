@@ -1,0 +1,60 @@
+"""Positions as a bias on the scores of self-attention, one number for each head and distance."""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tokenmix.layers.base import replace_parameter
+
+__all__ = ["PlaceRule", "RelativePositions", "resized_bias"]
+
+PlaceRule = Literal["extend", "interpolate"]
+
+
+class RelativePositions(nn.Module):
+    """B_hij = w_h,i-j, added to the scores of query i and key j in head h.
+
+    Paper:
+        Liu et al., Pay Attention to MLPs (arXiv 2105.08050), table 3, compares with BERT and such a bias; it does not
+        say how the bias starts. Here as -2^-h |i - j|, as in Press et al. (arXiv 2108.12409) with steeper slopes:
+        from zero, attention over a whole sequence needs thousands of steps before it finds the neighbours.
+
+    Shape:
+        weight (H, 2n-1), the distance 0 in the middle; N tokens give (1, H, N, N).
+    """
+
+    def __init__(self, num_heads: int, num_tokens: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_heads, 2 * num_tokens - 1))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Nearer keys weigh more, in each head over another range."""
+        heads, n = self.weight.shape[0], (self.weight.shape[1] + 1) // 2
+        distance = torch.arange(1 - n, n, device=self.weight.device).abs()
+        slopes = 0.5 ** torch.arange(heads, device=self.weight.device)
+        self.weight.copy_(-slopes[:, None] * distance)
+
+    def forward(self, num_tokens: int) -> Tensor:
+        """The bias (1, H, N, N)."""
+        place = torch.arange(num_tokens, device=self.weight.device)
+        middle = self.weight.shape[1] // 2
+        return self.weight[:, place[:, None] - place + middle].unsqueeze(0)
+
+    @torch.no_grad()
+    def resize(self, num_tokens: int, how: PlaceRule) -> None:
+        """Go over to another longest sequence; distances that are new have the bias of the longest before."""
+        replace_parameter(self, "weight", resized_bias(self.weight, 2 * num_tokens - 1, how))
+
+
+def resized_bias(weight: Tensor, width: int, how: PlaceRule) -> Tensor:
+    """(H, 2m-1) as (H, width): cut or continued on both sides, or stretched."""
+    if how == "interpolate":
+        return F.interpolate(weight[None], size=width, mode="linear", align_corners=True)[0]
+    more = (width - weight.shape[1]) // 2
+    if more <= 0:
+        return weight[:, -more : weight.shape[1] + more].clone()
+    return F.pad(weight[None], (more, more), mode="replicate")[0]
