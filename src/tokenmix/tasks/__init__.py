@@ -28,6 +28,19 @@ TASKS: dict[str, TaskSpec] = {
     "image-classification": TaskSpec(
         "tokenmix.tasks.image_classification", "ImageClassification", "one label for each image; accuracy"
     ),
+    "semantic-segmentation": TaskSpec(
+        "tokenmix.tasks.semantic_segmentation",
+        "SemanticSegmentation",
+        "a class for each pixel; mean intersection over union",
+    ),
+    "detection": TaskSpec(
+        "tokenmix.tasks.detection", "Detection", "boxes with a class; COCO's average precision of boxes"
+    ),
+    "instance-segmentation": TaskSpec(
+        "tokenmix.tasks.instance_segmentation",
+        "InstanceSegmentation",
+        "a mask for each object; COCO's average precision of masks",
+    ),
     "masked-lm": TaskSpec(
         "tokenmix.tasks.masked_lm", "MaskedLM", "masked words of running text; perplexity at masked places"
     ),
@@ -40,6 +53,9 @@ TASKS: dict[str, TaskSpec] = {
         "tokenmix.tasks.question_answering",
         "QuestionAnswering",
         "the answer's span in a context, or none; exact match, F1",
+    ),
+    "image-generation": TaskSpec(
+        "tokenmix.tasks.image_generation", "ImageGeneration", "images of a class from noise, by a GAN; Fréchet distances"
     ),
 }
 TEXT_TASKS = frozenset({"masked-lm", "text-classification", "question-answering"})

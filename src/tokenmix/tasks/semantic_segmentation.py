@@ -1,0 +1,256 @@
+"""Semantic segmentation: a class for each pixel; cross-entropy, mean intersection over union."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from timm.optim import create_optimizer_v2
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+
+from tokenmix.data.decode import UnreadableImage, decode_stored
+from tokenmix.data.dense import DenseData, PixelAugment, PixelSamples, load_dense
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.models.segmentation import create_segmenter, list_segmenters
+from tokenmix.tasks.base import TaskModule, TaskRecipe
+from tokenmix.tasks.numbered_data import NumberedData
+from tokenmix.tasks.recipe import check_optimizer, make_schedule
+from tokenmix.tasks.segmentation_files import shares, write_answer
+from tokenmix.tasks.segmentation_inference import Inference, pixel_logits
+from tokenmix.tasks.segmentation_metrics import ClassIoU, MeanIoU, PixelAccuracy, PixelEntropy
+
+__all__ = ["PixelData", "SegmentationSettings", "SemanticSegmentation"]
+
+FROM_DATA = {"num_classes": "--data", "img_size": "--task-kwargs crop=SIDE"}
+MOST_CLASSES = 256
+
+
+@dataclass(frozen=True)
+class SegmentationSettings:
+    """Settings of this task alone.
+
+    Attributes:
+        crop: side of the training crops, or height and width; what suits the data set if None.
+        train_scales: factors of which one is drawn for each training image, before the crop.
+        bias_lr: rate of biases in times of `lr`; they have no weight decay in any case.
+        test_batch: images that are evaluated at a time; those of several sizes are padded unless it is 1.
+        way, window, stride, scales, mirror, chunk_size: how images are evaluated and answered, see `Inference`.
+    """
+
+    crop: tuple[int, ...] | None = None
+    train_scales: tuple[float, ...] = (1.0,)
+    bias_lr: float = 1.0
+    test_batch: int = 1
+    way: Literal["auto", "whole", "sliding"] = "auto"
+    window: tuple[int, ...] | None = None
+    stride: tuple[int, ...] | None = None
+    scales: tuple[float, ...] = (1.0,)
+    mirror: Literal["no", "yes"] = "no"
+    chunk_size: int = 65536
+
+    def inference(self) -> Inference:
+        """Those that say how images are looked at."""
+        names = ("way", "window", "stride", "scales", "mirror", "chunk_size")
+        return Inference(**{name: value for name, value in asdict(self).items() if name in names})
+
+
+class PixelData(NumberedData):
+    """Crops for training, and whole images for testing, `test_batch` at a time."""
+
+    def __init__(self, data: DenseData, config: TaskRecipe, settings: SegmentationSettings) -> None:
+        crop = _pair(settings.crop) if settings.crop else data.crop
+        still = config.augment == "none"
+        augment = PixelAugment(
+            config.seed, crop, data.ignore, settings.train_scales, flip=0.0 if still else 0.5,
+            color_jitter=config.color_jitter, fill=data.mean,
+        )  # fmt: skip
+        self.test_batch = settings.test_batch
+        size = crop or tuple(data.train.scene(0).image.shape[1:])
+        super().__init__(
+            PixelSamples(data, data.train, augment), PixelSamples(data, data.test), config=config,
+            description={
+                "classes": data.classes, "ignore": data.ignore, "palette": data.palette, "mean": data.mean,
+                "std": data.std, "channels": 3, "img_size": size, "source": data.source,
+                "skipped": [asdict(one) for one in data.skipped],
+            },
+        )  # fmt: skip
+
+    def test_batches(self, *, batch_size: int) -> Iterable[Any]:
+        """The test images in their order; `batch_size` is that of training."""
+        return super().test_batches(batch_size=min(batch_size, self.test_batch))
+
+
+class SemanticSegmentation(TaskModule):
+    """A class for each pixel, by cross-entropy over the pixels that are not of the ignored class.
+
+    With several processes the loss is that over the pixels of all, however many of each are ignored. The released code
+    divides by all pixels, ignored ones as well.
+    """
+
+    headline: ClassVar[str] = "miou"
+    direction: ClassVar[Literal["max", "min"]] = "max"
+    tables: ClassVar[frozenset[str]] = frozenset({"class_iou"})
+    settings_type: ClassVar[type] = SegmentationSettings
+    writes: ClassVar[bool] = True
+
+    @classmethod
+    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> PixelData:
+        """The scenes of `config.data`; with `like` normalised as that run's, and of the same classes."""
+        data = load_dense(config.data, want="classes", seed=config.seed)
+        if len(data.classes) > MOST_CLASSES:
+            raise UserError(f"{config.data!r} has {len(data.classes)} classes; a mask has colours for {MOST_CLASSES}")
+        if like is not None:
+            if list(data.classes) != list(like["classes"]):
+                raise UserError(
+                    f"{config.data!r} has the classes {_first(data.classes)}, the run was trained on "
+                    f"{_first(like['classes'])}"
+                )
+            data = replace(data, mean=tuple(like["mean"]), std=tuple(like["std"]))
+        return PixelData(data, config, cls.settings_of(config))
+
+    @classmethod
+    def build_model(cls, config: TaskRecipe, data: Mapping[str, Any]) -> nn.Module:
+        """The segmenter of that name, with the data's classes, built for its crops."""
+        clash = next((key for key in FROM_DATA if key in config.model_kwargs), None)
+        if clash is not None:
+            raise UserError(
+                f"model argument {clash}={config.model_kwargs[clash]!r} is set by the data; use {FROM_DATA[clash]}"
+            )
+        given = {"num_classes": len(data["classes"]), "img_size": tuple(data["img_size"])}
+        return create_segmenter(config.model, **given, **config.model_kwargs)
+
+    @classmethod
+    def check(cls, config: TaskRecipe, batch_size: int) -> None:
+        """The model's name, and settings that segmentation cannot take, before any data is fetched."""
+        if config.model not in list_segmenters():
+            raise unknown_name("segmenter", config.model, list_segmenters())
+        settings: SegmentationSettings = cls.settings_of(config)
+        settings.inference()
+        if settings.crop is not None and (len(settings.crop) > 2 or min(settings.crop) < 1):
+            raise UserError(f"crop must be a side, or height and width, got {settings.crop}")
+        if settings.test_batch < 1 or not settings.bias_lr >= 0:
+            raise UserError(
+                f"test_batch must be 1 or more and bias_lr not negative, got {settings.test_batch}, {settings.bias_lr}"
+            )
+        if config.img_size is not None:
+            raise UserError(
+                f"semantic-segmentation does not resize images; give --task-kwargs crop={config.img_size} in the place "
+                f"of --img-size {config.img_size}"
+            )
+        if config.augment not in ("none", "light"):
+            raise UserError(
+                f"augment={config.augment!r} is for image classification; give none or light (mirrored images), and "
+                "--color-jitter, --task-kwargs train_scales=0.5,1,2 beside it"
+            )
+        for name in ("mixup", "cutmix", "reprob", "diagonality"):
+            if getattr(config, name):
+                raise UserError(f"{name} is for image classification, got {getattr(config, name)}; leave it out")
+
+    def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Cross-entropy over the pixels of this step's crops that are not ignored."""
+        classes = batch["classes"]
+        count = (classes != self.data["ignore"]).sum().float()
+        if dist.is_initialized():
+            # Gradients are averaged over the processes, so each divides by the mean number of pixels.
+            dist.all_reduce(count)
+            count = count / dist.get_world_size()
+        logits = self.model(batch["image"]).float()
+        total = F.cross_entropy(logits, classes, ignore_index=self.data["ignore"], reduction="sum")
+        return total / count.clamp_min(1), {}
+
+    def evaluate(self, batch: Mapping[str, Tensor]) -> None:
+        """Logits of whole images, as the settings look at them, against their classes."""
+        logits = pixel_logits(self.model, batch["image"], self.settings.inference())  # type: ignore[arg-type]
+        self.scores.update(logits, batch["classes"])
+
+    def metrics(self) -> MetricCollection:
+        """Mean IoU, pixel accuracy, loss, and the IoU of each class."""
+        classes, ignore = len(self.data["classes"]), int(self.data["ignore"])
+        return MetricCollection(
+            {
+                "miou": MeanIoU(classes, ignore),
+                "accuracy": PixelAccuracy(classes, ignore),
+                "loss": PixelEntropy(ignore),
+                "class_iou": ClassIoU(classes, ignore),
+            },
+            compute_groups=False,
+        )
+
+    def configure_optimizers(self) -> Any:
+        """As for every task, with a rate of its own for biases if asked for."""
+        if self.settings.bias_lr == 1.0:
+            return super().configure_optimizers()
+        config = self.config
+        check_optimizer(config.opt, config.opt_eps)
+        options: dict[str, Any] = {} if config.opt_eps is None else {"eps": config.opt_eps}
+        groups = _groups(self.model, config, self.settings.bias_lr)
+        optimizer = create_optimizer_v2(groups, opt=config.opt, lr=config.lr, weight_decay=0.0, **options)
+        schedule = make_schedule(optimizer, config, self.total_steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def example(self) -> dict[str, Tensor]:
+        """Two crops of noise."""
+        return {"images": torch.randn(2, self.data["channels"], *self.data["img_size"])}
+
+    @torch.no_grad()
+    def answer(self, image: Tensor) -> Tensor:
+        """The class of each pixel, int64 (H, W), of an image uint8 (3, H, W) of any size."""
+        weight = next(self.model.parameters())
+        mean, std = (torch.tensor(self.data[key]).view(-1, 1, 1) for key in ("mean", "std"))
+        pixels = image.float().div_(255).sub_(mean).div_(std)[None].to(weight)
+        return pixel_logits(self.model, pixels, self.settings.inference())[0].argmax(0).cpu()  # type: ignore[arg-type]
+
+    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+        """Size and share of each class of each image, which may have any size."""
+        return [told for _, _, told in self._answers(inputs)]
+
+    def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
+        """The same; for each image a mask in colours, an overlay, and shares and run lengths as JSON in `out`."""
+        stems = [Path(file).stem for file in inputs]
+        twice = next((stem for stem in stems if stems.count(stem) > 1), None)
+        if twice is not None:
+            raise UserError(f"two of the files are called {twice!r}, and so would be their masks; rename one")
+        answers = []
+        for image, classes, told in self._answers(inputs):
+            stem = out / Path(told["file"]).stem
+            files = write_answer(image, classes, told, self.data["classes"], self.data["palette"], stem)
+            answers.append({**told, "written": files})
+        return answers
+
+    def _answers(self, inputs: Sequence[str | Path]) -> Iterable[tuple[Tensor, Tensor, dict[str, Any]]]:
+        self.eval()
+        for file in inputs:
+            try:
+                image = decode_stored(file)
+            except UnreadableImage as reason:
+                raise UserError(f"{file} {reason}; give a readable PNG, JPEG, WebP, BMP, GIF or TIFF image") from None
+            classes = self.answer(image)
+            told = {
+                "file": str(file), "size": list(classes.shape), "shares": shares(classes, self.data["classes"])
+            }  # fmt: skip
+            yield image, classes, told
+
+
+def _groups(model: nn.Module, config: TaskRecipe, bias_lr: float) -> list[dict[str, Any]]:
+    """Weights with decay, norms and biases without, biases at a rate of their own."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    biases = [p for name, p in named if name.endswith("bias") and p.dim() == 1]
+    norms = [p for name, p in named if not name.endswith("bias") and p.dim() <= 1]
+    weights = [p for _, p in named if p.dim() > 1]
+    return [
+        {"params": weights, "weight_decay": config.weight_decay},
+        {"params": norms, "weight_decay": 0.0},
+        {"params": biases, "weight_decay": 0.0, "lr": bias_lr * config.lr},
+    ]
+
+
+def _pair(sides: Sequence[int]) -> tuple[int, int]:
+    return sides[0], sides[-1]
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f", ... ({len(names)})" if len(names) > 3 else "")
