@@ -68,6 +68,8 @@ class TaskRecipe(Recipe, Protocol):
     @property
     def diagonality_form(self) -> DiagonalityForm: ...
     @property
+    def precision(self) -> str: ...
+    @property
     def grad_checkpointing(self) -> bool: ...
     @property
     def limit(self) -> int | None: ...
@@ -199,6 +201,10 @@ class TaskModule(L.LightningModule, ABC):
     def metrics(self) -> MetricCollection:
         """The metrics of an evaluation, by the names that logs and results use."""
 
+    def numbers(self) -> list[str]:
+        """Names of the results that are single numbers, which are logged after each epoch."""
+        return [str(name) for name in self.scores if name not in self.tables]
+
     @abstractmethod
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
         """Answers for files, or for what the task can read from a command line itself, as values for JSON."""
@@ -206,6 +212,13 @@ class TaskModule(L.LightningModule, ABC):
     def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
         """The same answers, and pictures and files of them in the folder `out`, which is there."""
         raise UserError(f"{self.config.task} writes no files; leave --out out, or take --json")
+
+    def draw(self, folder: Path, step: int) -> None:
+        """Write pictures of what has been learnt after `step` steps into a folder, which may have to be made.
+
+        The first process calls it after each evaluation; nothing is written here.
+        """
+        return
 
     def macs(self) -> int | None:
         """Multiply-adds of one sample, from the equations; None if the model does not count them."""

@@ -55,7 +55,7 @@ class Recorder(L.Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Ask the task which of its metrics are numbers."""
         assert isinstance(pl_module, TaskModule)
-        self.evaluated = [str(name) for name in pl_module.scores if name not in pl_module.tables]
+        self.evaluated = pl_module.numbers()
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock of training, which stands still during evaluation."""
@@ -93,6 +93,8 @@ class Recorder(L.Callback):
             progress.best_epoch, progress.best = progress.epoch + 1, dict(results)
         values = {**self._train_values(), **{f"val_{name}": results[name] for name in self.evaluated}}
         self._write(values)
+        if self.first:
+            pl_module.draw(self.path.parent / "samples", progress.step)
         if not self.quiet:
             print(self._line(pl_module), file=sys.stderr, flush=True)
 

@@ -158,7 +158,7 @@ def fit(
             enable_progress_bar=shown,
             callbacks=[callback for callback in (*callbacks, bar) if callback is not None],
             **_engine(config),
-            **_processes(config),
+            **_processes(config, task),
         )
         counted = trainer.fit_loop.epoch_progress.current
         for name in ("ready", "started", "processed", "completed"):
@@ -187,11 +187,12 @@ def _engine(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def _processes(config: TrainConfig) -> dict[str, Any]:
+def _processes(config: TrainConfig, task: TaskModule) -> dict[str, Any]:
     here = ranks()
     if here.world_size == 1:
         return {"devices": 1}
-    strategy = DDPStrategy()
+    # A backward pass of one of several networks leaves the others' parameters without a gradient.
+    strategy = DDPStrategy(find_unused_parameters=not task.automatic_optimization)
     if config.strategy == "fsdp":
         strategy = ModelParallelStrategy(data_parallel_size=here.world_size, tensor_parallel_size=1)
     return {
