@@ -40,7 +40,7 @@ SHARED: dict[str, Any] = {
 # 1 / sqrt(128); with 0.02, which is for wide models, all of them learn more slowly.
 START = {"initializer_range": 0.08}
 PRETRAINING: dict[str, Any] = {
-    "task": "masked-lm", "data": "english", "batch_size": 32, "epochs": 100, "max_steps": 1500, "warmup_steps": 100,
+    "task": "masked-lm", "data": "english", "batch_size": 32, "epochs": 100, "max_steps": 1200, "warmup_steps": 100,
     "limit_eval": 2000,
 }  # fmt: skip
 TUNING: dict[str, Any] = {
@@ -61,7 +61,7 @@ FAMILIES = {
     "gMLP": Family("gmlp_text_nano", 5e-3),
     "aMLP": Family("amlp_text_nano", 5e-3),
     # 611 channels make up for the parameters that a table of positions would have.
-    "self-attention, relative": Family("bert_text_nano", 2e-3, {"positions": "relative", "intermediate_size": 611}),
+    "self-attention, relative": Family("bert_text_nano", 4e-3, {"positions": "relative", "intermediate_size": 611}),
     "self-attention, learned": Family("bert_text_nano", 1e-3),
 }
 # Fine-tuned: those that learnt the language.
