@@ -1,0 +1,37 @@
+"""Instance segmentation: a mask for each object, average precision of masks."""
+
+from typing import Any, ClassVar, Literal
+
+from torchmetrics import MetricCollection
+
+from tokenmix.errors import UserError
+from tokenmix.models.detection.networks import Kind
+from tokenmix.tasks.object_metrics import NUMBERS, AveragePrecision
+from tokenmix.tasks.objects import ObjectTask
+
+__all__ = ["InstanceSegmentation"]
+
+
+class InstanceSegmentation(ObjectTask):
+    """Masks by Mask R-CNN; COCO's average precision of masks, and under `box_*` that of its boxes."""
+
+    tables: ClassVar[frozenset[str]] = frozenset({"per_class", "box_per_class"})
+    want: ClassVar[Literal["boxes", "masks"]] = "masks"
+    kinds: ClassVar[tuple[Kind, ...]] = ("mask-rcnn",)
+
+    def metrics(self) -> MetricCollection:
+        """The numbers of `AveragePrecision`, of masks and of boxes."""
+        shared: dict[str, Any] = {"num_classes": len(self.data["classes"]), "count": self.settings.detections}
+        masks, boxes = AveragePrecision("segm", **shared), AveragePrecision("bbox", prefix="box_", **shared)
+        return MetricCollection({"map": masks, "box_map": boxes}, compute_groups=False)
+
+    def numbers(self) -> list[str]:
+        """Those that are logged."""
+        return [*NUMBERS, *(f"box_{name}" for name in NUMBERS)]
+
+    def example(self) -> dict[str, Any]:
+        """Not to be had."""
+        raise UserError(
+            f"{self.config.model} cannot be exported: how many masks it draws depends on the image; train a "
+            "retinanet_* model for detection, whose boxes and scores are exported before NMS"
+        )

@@ -1,0 +1,62 @@
+"""Average precision as COCO measures it, of boxes or of masks."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torchmetrics.detection import MeanAveragePrecision
+
+from tokenmix.errors import UserError
+
+__all__ = ["NUMBERS", "AveragePrecision"]
+
+NUMBERS = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large", "mar")
+"""What is measured; beside them `per_class`, one number for each class."""
+
+
+class AveragePrecision(MeanAveragePrecision):
+    """torchmetrics' mAP by pycocotools, averaged here from its table of precisions.
+
+    `map` is the mean over overlaps of 0.5, 0.55, ..., 0.95 and over the classes that occur; small ends at 32 x 32
+    pixels, medium at 96 x 96; `mar` is the recall. -1 where nothing of the kind is in the data. torchmetrics' own
+    averages are -1 for any other number of boxes in an image than 100, and its averages by class run COCO's evaluation
+    once more for each.
+
+    Masks are kept run-length encoded, so thousands of images fit in memory.
+
+    Args:
+        iou: of boxes or of masks.
+        num_classes: length of `per_class`.
+        prefix: of the names of the numbers.
+        count: boxes of an image that count, those of the highest scores.
+    """
+
+    def __init__(self, iou: Literal["bbox", "segm"], *, num_classes: int, prefix: str = "", count: int = 100) -> None:
+        try:
+            super().__init__(
+                iou_type=iou, extended_summary=True, max_detection_thresholds=[1, min(10, count), count],
+                backend="pycocotools",
+            )  # fmt: skip
+        except ModuleNotFoundError:
+            raise UserError("COCO's average precision needs pycocotools; pip install 'tokenmix[coco]'") from None
+        self.warn_on_many_detections = False
+        self.num_classes, self.name_prefix = num_classes, prefix
+
+    def compute(self) -> dict[str, Any]:
+        """The numbers of `NUMBERS`, and `per_class` (num_classes,)."""
+        found = super().compute()
+        shape = (10, 101, 0, 4, 3)
+        precision = found.get("precision", torch.empty(shape)).float()[..., -1]
+        recall = found.get("recall", torch.empty(10, 0, 4, 3)).float()[..., -1]
+        parts = (precision[..., 0], precision[0, ..., 0], precision[5, ..., 0], *precision[..., 1:].unbind(-1))
+        values = dict(zip(NUMBERS, [_mean(part) for part in (*parts, recall[..., 0])], strict=True))
+        per_class = torch.full((self.num_classes,), -1.0)
+        for i, label in enumerate(found["classes"].reshape(-1).tolist() if precision.shape[2] else []):
+            per_class[label] = _mean(precision[:, :, i, 0])
+        return {f"{self.name_prefix}{name}": value for name, value in {**values, "per_class": per_class}.items()}
+
+
+def _mean(values: Tensor) -> Tensor:
+    """The mean over what COCO evaluated; it marks the rest by -1."""
+    known = values[values > -1]
+    return known.mean() if len(known) else torch.tensor(-1.0)
