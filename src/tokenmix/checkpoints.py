@@ -8,7 +8,7 @@ import copy
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
@@ -47,6 +47,21 @@ LAYOUTS: dict[str, list[tuple[str, str]]] = {
         (r"(?:.*\.)?conv2\.0\.weight", r"conv2.weight"),
         (r"(?:.*\.)?conv2\.1\.(\w+)", r"norm.\1"),
     ],
+    "eanet-network": [
+        (r"extractor\.0\.(\d+\.\w+)", r"backbone.conv1.\1"),
+        (r"extractor\.1\.(\w+)", r"backbone.bn1.\1"),
+        *((rf"extractor\.{3 + i}\.(.+)", rf"backbone.layer{i}.\1") for i in range(1, 5)),
+        (r"fc0\.conv\.(\w+)", r"reduce.0.\1"),
+        (r"fc0\.bn\.(\w+)", r"reduce.1.\1"),
+        (r"linu\.(conv1\.\w+)", r"context.\1"),
+        (r"linu\.linear_0\.weight", r"context.memory.key_memory"),
+        (r"linu\.linear_1\.weight", r"context.memory.value_memory"),
+        (r"linu\.conv2\.0\.weight", r"context.conv2.weight"),
+        (r"linu\.conv2\.1\.(\w+)", r"context.norm.\1"),
+        (r"fc1\.0\.conv\.(\w+)", r"head.0.\1"),
+        (r"fc1\.0\.bn\.(\w+)", r"head.1.\1"),
+        (r"fc2\.(\w+)", r"classifier.\1"),
+    ],
     "timm-gmlp": [
         (r"(stem\.proj\.\w+|norm\.\w+|head\.\w+)", r"\1"),
         (r"(blocks\.\d+)\.norm\.(\w+)", r"\1.norm1.\2"),
@@ -57,7 +72,7 @@ LAYOUTS: dict[str, list[tuple[str, str]]] = {
     ],
 }
 # What the keys of a whole model in another layout have in them, and ours never.
-MARKS = {"eamlp": "tokens_to_token.", "timm-gmlp": ".mlp_channels."}
+MARKS = {"eamlp": "tokens_to_token.", "timm-gmlp": ".mlp_channels.", "eanet-network": "extractor."}
 # Memories that their layout holds as (d, S), or as a 1 x 1 convolution, and ours as (S, d).
 TRANSPOSED = ("value_memory",)
 
@@ -66,8 +81,8 @@ def convert(state_dict: Mapping[str, Tensor], source: Source, to: nn.Module) -> 
     """Their state dict as ours, checked against a model.
 
     Args:
-        state_dict: the authors' EAMLP (`"eamlp"`), a block of the authors' segmentation network (`"eanet"`), or timm's
-            gMLP (`"timm-gmlp"`).
+        state_dict: the authors' EAMLP (`"eamlp"`), the authors' segmentation network or its block alone (`"eanet"`), or
+            timm's gMLP (`"timm-gmlp"`).
         source: which of these it is.
         to: our model or layer, whose keys and shapes the result must have.
 
@@ -77,16 +92,19 @@ def convert(state_dict: Mapping[str, Tensor], source: Source, to: nn.Module) -> 
     Raises:
         UserError: a key of theirs that the layout does not know, one of ours that stays empty, or another shape.
     """
-    if source not in LAYOUTS:
-        raise unknown_name("checkpoint layout", source, LAYOUTS)
+    if source not in get_args(Source):
+        raise unknown_name("checkpoint layout", source, get_args(Source))
     wanted = to.state_dict()
-    found = _translated(state_dict, source, wanted)
+    layout = (
+        "eanet-network" if source == "eanet" and any(key.startswith("extractor.") for key in state_dict) else source
+    )
+    found = _translated(state_dict, layout, wanted)
     _check(found, wanted, source)
     return found
 
 
 def rename(state_dict: Mapping[str, Tensor], to: nn.Module) -> dict[str, Tensor]:
-    """A whole model's state dict in our layout, be it in ours already, the authors' EAMLP or timm's gMLP.
+    """A whole model's state dict in our layout, be it in ours already, the authors' EAMLP or EANet, or timm's gMLP.
 
     Shapes are not checked: image size, classes and channels may be others than those of `to`. See `convert`, `resize`.
     """

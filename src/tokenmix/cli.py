@@ -92,16 +92,22 @@ class Eval:
     """Other data than the run's own."""
     weights: Literal["float32", "int8"] = "float32"
     """int8: of the int8 copy that tokenmix.quantize makes, calibrated on training images; on the CPU."""
+    task_kwargs: Pairs = field(default_factory=dict)
+    """Settings of the task in the place of the run's own, for example way=sliding scales=0.5,1,1.5 mirror=yes."""
     json: bool = False
     """Print JSON instead of a table."""
 
     def run(self) -> int:
         if self.weights == "int8":
-            from tokenmix.int8.run import evaluate
+            from tokenmix.int8.run import evaluate as evaluate_int8
+
+            if self.task_kwargs:
+                raise UserError("--weights int8 takes the run's own settings; leave --task-kwargs out")
+            result = evaluate_int8(self.run_folder, self.data)
         else:
             from tokenmix.train.run import evaluate
 
-        result = evaluate(self.run_folder, self.data)
+            result = evaluate(self.run_folder, self.data, task_kwargs=self.task_kwargs)
         _print(result, self.json)
         return 0
 
@@ -115,13 +121,15 @@ class Predict:
     """Images or point clouds; for a run on text its sentences, or files of them."""
     out: Path | None = None
     """Folder for masks, boxes and pictures of them, of tasks whose answers are such."""
+    task_kwargs: Pairs = field(default_factory=dict)
+    """Settings of the task in the place of the run's own, for example way=sliding window=512."""
     json: bool = False
     """Print JSON instead of a table."""
 
     def run(self) -> int:
         from tokenmix.train.run import predict
 
-        _print(predict(self.run_folder, self.inputs, self.out), self.json)
+        _print(predict(self.run_folder, self.inputs, self.out, task_kwargs=self.task_kwargs), self.json)
         return 0
 
 

@@ -50,13 +50,13 @@ SHORT = {"mixers": _short_mixer, "data": _short_data}
 
 
 def _models() -> list[dict[str, Any]]:
-    from tokenmix.models import create_model, list_models
+    from tokenmix.models.families import build_model, list_all_models
 
     def row(name: str) -> dict[str, Any]:
-        model = create_model(name, device="meta")
+        model = build_model(name, device="meta")
         return {"name": name, "parameters": _count(model), "mixer": getattr(model, "mixer_name", "")}
 
-    return [row(name) for name in list_models()] + _text_models()
+    return [row(name) for name in list_all_models()] + _text_models()
 
 
 def _text_models() -> list[dict[str, Any]]:
@@ -102,11 +102,11 @@ def info(
         _text_info(model_name, img_size, model_kwargs, as_json=as_json)
         return
     from tokenmix.measure.units import count
-    from tokenmix.models import create_model
+    from tokenmix.models.families import build_model
     from tokenmix.models.published import PUBLISHED
 
     size = {} if img_size is None else {"img_size": img_size}
-    model: Any = create_model(model_name, **size, **model_kwargs)
+    model: Any = build_model(model_name, **size, **model_kwargs)
     if not hasattr(model, "macs"):
         raise UserError(f"{model_name!r} is not a tokenmix model; tokenmix info knows those of tokenmix list models")
     n, grid = model.num_tokens, model.grid_size
@@ -123,7 +123,7 @@ def info(
     }
     if summary["published"] is not None:
         # What was asked for may have another size or other arguments than what was published.
-        preset: Any = create_model(model_name, device="meta")
+        preset: Any = build_model(model_name, device="meta")
         summary["preset"] = {"image": list(preset.img_size), "parameters": _count(preset), "macs": preset.macs()}
     if as_json:
         print(json.dumps(summary, indent=2))

@@ -14,8 +14,11 @@ from tokenmix.inspect.maps import attention_maps
 from tokenmix.inspect.numbers import map_numbers
 from tokenmix.inspect.pictures import draw_depth, draw_tiles
 from tokenmix.inspect.tiles import tiles_of
-from tokenmix.models import create_model, list_models
+from tokenmix.models.detection import Detector
+from tokenmix.models.families import build_model, list_all_models
+from tokenmix.models.segmentation import Segmenter
 from tokenmix.tasks import TEXT_TASKS
+from tokenmix.tasks.segmentation_files import shares
 from tokenmix.train.files import make_folder
 
 __all__ = ["inspect_run"]
@@ -82,10 +85,10 @@ def _load(target: str | Path) -> tuple[nn.Module, Mapping[str, Any], bool]:
 
         model, _, description = load_run(Path(target))
         return model.cpu().float().eval(), description, True
-    if str(target) not in list_models():
-        known = ", ".join(list_models())
+    if str(target) not in list_all_models():
+        known = ", ".join(list_all_models())
         raise UserError(f"{str(target)!r} is neither a run folder nor a model; models: {known}")
-    model: Any = create_model(str(target)).eval()
+    model: Any = build_model(str(target)).eval()
     half = [0.5] * model.in_chans
     return model, {"channels": model.in_chans, "img_size": model.img_size, "mean": half, "std": half}, False
 
@@ -97,9 +100,11 @@ def _normalise(pixels: Tensor, description: Mapping[str, Any]) -> Tensor:
 
 @torch.no_grad()
 def _answer(model: nn.Module, images: Tensor, description: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The most probable class of a trained classifier; None where there are no classes to name."""
+    """A classifier's most probable class, a segmenter's shares of them; None without classes, or of a detector."""
     classes = description.get("classes")
-    if not classes:
+    if not classes or isinstance(model, Detector):
         return None
+    if isinstance(model, Segmenter):
+        return {"shares": shares(model(images)[0].argmax(0), classes)}
     top = model(images).softmax(-1)[0].max(-1)
     return {"label": classes[int(top.indices)], "probability": float(top.values)}

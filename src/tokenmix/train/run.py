@@ -17,7 +17,7 @@ import json
 import resource
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,7 @@ def evaluate(
     *,
     device: str = "auto",
     limit: int | None = None,
+    task_kwargs: Mapping[str, Any] | None = None,
     change: Callable[[TaskModule, TaskData], None] | None = None,
 ) -> dict[str, Any]:
     """Metrics of a run's model on the test samples of its own data, or of other data with the same classes.
@@ -93,10 +94,11 @@ def evaluate(
         data: another data set, prepared as the run's own was.
         device: auto, cpu, cuda or mps.
         limit: use this many test samples.
+        task_kwargs: settings of the task in the place of the run's own.
         change: called with the task and the data before the evaluation, for example to put another form of the model
             there.
     """
-    task, config, description = load_task(run)
+    task, config, description = load_task(run, task_kwargs)
     changes = {"data": data or config.data, "device": device, "limit_eval": limit or config.limit_eval}
     config = dataclasses.replace(config, **changes)
     check_device(config)
@@ -107,14 +109,21 @@ def evaluate(
     return {"data": config.data, "source": source.describe().get("source"), "samples": source.num_test, **results}
 
 
-def predict(run: Path, inputs: Sequence[str | Path], out: Path | None = None) -> list[dict[str, Any]]:
+def predict(
+    run: Path,
+    inputs: Sequence[str | Path],
+    out: Path | None = None,
+    *,
+    task_kwargs: Mapping[str, Any] | None = None,
+) -> list[dict[str, Any]]:
     """Answers of a run's model for files, of a text task also for texts; what cannot be read is a `UserError`.
 
-    With `out`, a folder, a task whose answers are masks or boxes writes them there as files and pictures.
+    With `out`, a folder, a task whose answers are masks or boxes writes them there as files and pictures. `task_kwargs`
+    are settings of the task in the place of the run's own.
     """
     if not inputs:
         raise UserError("no files to predict; name at least one")
-    task, _, _ = load_task(run)
+    task, _, _ = load_task(run, task_kwargs)
     if out is None:
         return task.predict(inputs)
     if task.writes:
@@ -128,9 +137,12 @@ def load_run(run: Path) -> tuple[nn.Module, TrainConfig, dict[str, Any]]:
     return task.model, config, description
 
 
-def load_task(run: Path) -> tuple[TaskModule, TrainConfig, dict[str, Any]]:
-    """The same with the task around the model."""
+def load_task(
+    run: Path, task_kwargs: Mapping[str, Any] | None = None
+) -> tuple[TaskModule, TrainConfig, dict[str, Any]]:
+    """The same with the task around the model, and settings of the task in the place of the run's own."""
     config, description = _read_config(run), _read_part(run, "data.json")
+    config = dataclasses.replace(config, task_kwargs={**config.task_kwargs, **(task_kwargs or {})})
     weights = run / "model.safetensors"
     if not weights.is_file():
         raise UserError(f"{run} has not finished its first epoch; go on with: tokenmix train --resume {run}")
