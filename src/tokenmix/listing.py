@@ -75,23 +75,26 @@ def _tasks() -> list[dict[str, Any]]:
 def _data() -> list[dict[str, Any]]:
     from tokenmix.data import list_data
     from tokenmix.data.dense import list_dense
+    from tokenmix.data.points import list_points
     from tokenmix.data.text import list_text
 
-    return [asdict(entry) for entry in (*list_data(), *list_text(), *list_dense())]
+    return [asdict(entry) for entry in (*list_data(), *list_text(), *list_dense(), *list_points())]
 
 
 def fetch_data(name: str) -> str:
     """Fetch a data set of any kind unless it is in the cache; returns the line that says where it came from."""
     from tokenmix.data import DATA_SETS, get
     from tokenmix.data.dense import DENSE, get_dense
+    from tokenmix.data.points import POINT_SETS, get_points
     from tokenmix.data.text import get_text
     from tokenmix.data.text.table import CORPORA, LABELLED
 
     kind = name.partition(":")[0]
-    for known, fetch in ((DATA_SETS, get), ({**CORPORA, **LABELLED}, get_text), (DENSE, get_dense)):
+    texts = {**CORPORA, **LABELLED}
+    for known, fetch in ((DATA_SETS, get), (texts, get_text), (DENSE, get_dense), (POINT_SETS, get_points)):
         if kind in known:
             return fetch(name)
-    raise unknown_name("data set", name, (*DATA_SETS, *CORPORA, *LABELLED, *DENSE))
+    raise unknown_name("data set", name, (*DATA_SETS, *texts, *DENSE, *POINT_SETS))
 
 
 def info(
