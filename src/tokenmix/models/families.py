@@ -23,6 +23,7 @@ class Family(NamedTuple):
 FAMILIES: dict[str, Family] = {
     "segmentation": Family("tokenmix.models.segmentation", "list_segmenters", "create_segmenter"),
     "detection": Family("tokenmix.models.detection", "list_detectors", "create_detector"),
+    "gan": Family("tokenmix.models.gan", "list_gans", "create_gan"),
 }
 
 

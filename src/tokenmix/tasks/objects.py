@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.data.decode import UnreadableImage, decode_stored
-from tokenmix.data.dense import DenseData, ObjectAugment, ObjectSamples, load_dense
+from tokenmix.data.dense import DenseData, ObjectAugment, ObjectSamples, Scene, Scenes, load_dense
 from tokenmix.data.images import Skipped
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.models.detection import create_detector, list_detectors
@@ -43,6 +43,7 @@ class ObjectSettings:
         nms: overlap of two boxes of one class of which the worse is dropped.
         detections: most answers of an image, in evaluation too; COCO's is 100.
         crop: training learns from random crops of this side; the data set's own if None, 0 for whole images.
+        crops: samples that an epoch takes of each training image, each augmented in its own way; for few large images.
         scales: factors by which training images are scaled before the crop.
         flip: chance that a training image is mirrored.
         window: evaluate and predict larger images in windows of this side, see `find_in_windows`.
@@ -56,11 +57,30 @@ class ObjectSettings:
     nms: float = 0.5
     detections: int = 100
     crop: int | None = None
+    crops: int = 1
     scales: tuple[float, ...] = (1.0,)
     flip: float = 0.5
     window: int | None = None
     overlap: float = 0.25
     shown: float = 0.5
+
+
+class Often(Scenes):
+    """Scenes of which each comes `times` times, as a number of its own."""
+
+    def __init__(self, scenes: Scenes, times: int) -> None:
+        self.scenes, self.times = scenes, times
+
+    def __len__(self) -> int:
+        return len(self.scenes) * self.times
+
+    def scene(self, index: int) -> Scene:
+        """That of the number behind."""
+        return self.scenes.scene(index % len(self.scenes))
+
+    def name(self, index: int) -> str:
+        """That of the number behind."""
+        return self.scenes.name(index % len(self.scenes))
 
 
 class ObjectTask(TaskModule):
@@ -86,7 +106,7 @@ class ObjectTask(TaskModule):
                 f"{', '.join(like['classes'][:3])}, ..."
             )
         settings = cls.settings_of(config)
-        train = ObjectSamples(data.train, _augment(config, settings, data))
+        train = ObjectSamples(Often(data.train, settings.crops), _augment(config, settings, data))
         return NumberedData(train, ObjectSamples(data.test), config=config, description=_describe(config, data, like))
 
     @classmethod
@@ -241,8 +261,9 @@ def _check_settings(config: TaskRecipe, settings: ObjectSettings) -> None:
     for name in ("score", "nms", "shown"):
         if not 0 <= getattr(settings, name) <= 1:
             raise UserError(f"{config.task}: {name} lies in 0..1, got {getattr(settings, name)}")
-    if settings.detections < 1:
-        raise UserError(f"{config.task}: detections must be at least 1, got {settings.detections}")
+    for name in ("detections", "crops"):
+        if getattr(settings, name) < 1:
+            raise UserError(f"{config.task}: {name} must be at least 1, got {getattr(settings, name)}")
     if settings.crop is not None and settings.crop < 0:
         raise UserError(f"{config.task}: crop is a side in pixels, or 0 for whole images; got {settings.crop}")
     if config.augment not in ("none", "light"):

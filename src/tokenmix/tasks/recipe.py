@@ -38,7 +38,7 @@ class Recipe(Protocol):
     @property
     def weight_decay(self) -> float: ...
     @property
-    def schedule(self) -> Literal["cosine", "linear", "poly", "constant"]: ...
+    def schedule(self) -> Literal["cosine", "linear", "poly", "step", "constant"]: ...
 
 
 @dataclass
@@ -61,6 +61,7 @@ SHAPES: dict[str, Callable[[float], float]] = {
     "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
     "linear": lambda done: 1 - done,
     "poly": lambda done: (1 - done) ** 0.9,
+    "step": lambda done: 0.1 ** ((done >= 8 / 12) + (done >= 11 / 12)),
     "constant": lambda done: 1.0,
 }
 

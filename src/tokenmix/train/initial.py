@@ -27,12 +27,25 @@ def initial_weights(source: Path, model: nn.Module) -> dict[str, Tensor]:
         return initial_text_weights(source, model)
     _check_channels(source, model)
     weights = checkpoints.rename(read_weights(source), model)
+    if hasattr(model, "starting_weights"):
+        return _started(weights, model, source)
     if hasattr(model, "set_input_size") and hasattr(model, "feature_info"):
         try:
             weights = checkpoints.resize(weights, model, img_size=_trained_size(source))
         except UserError as error:
             raise UserError(f"{source}: {error}") from None
     return _with_fresh_head(weights, model, source)
+
+
+def _started(weights: dict[str, Tensor], model: Any, source: Path) -> dict[str, Tensor]:
+    """By a model's own rule, as a detector's, which takes the weights of classifiers too."""
+    try:
+        fitted, line = model.starting_weights(weights, _trained_size(source))
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from None
+    if line is not None and ranks().first:
+        print(f"tokenmix: {source}: {line}", file=sys.stderr)
+    return fitted
 
 
 def _trained_size(source: Path) -> tuple[int, int] | None:

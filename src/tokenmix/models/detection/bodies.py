@@ -64,6 +64,10 @@ class Body(nn.Module, ABC):
         """Take images of this size from now on; a network without learned matrices over places takes any."""
         return
 
+    def warnings(self) -> list[str]:
+        """Lines on what does not pay at the size for which it is built."""
+        return []
+
 
 class ResNetBody(Body):
     """A ResNet of timm's, with the EANet block, or its twin of self-attention, on its last map.
@@ -204,6 +208,10 @@ class LaViTBody(Body):
     def set_input_size(self, size: Size) -> None:
         """Interpolate what is learned over the places of a grid."""
         self.net.set_input_size(size)
+
+    def warnings(self) -> list[str]:
+        """LaViT's own."""
+        return self.net.warnings()
 
 
 def _resnet(name: str, pretrained: bool, kwargs: Mapping[str, Any]) -> Any:

@@ -13,6 +13,7 @@ from tokenmix.errors import UserError
 from tokenmix.models.detection.bodies import Body
 from tokenmix.models.detection.networks import Answers, HeadSizes, Kind, Pyramid, build_network
 from tokenmix.models.isotropic import BlockMap
+from tokenmix.models.segmentation.base import PartCost
 from tokenmix.models.stems import pair
 
 __all__ = ["Detector", "Resize"]
@@ -161,10 +162,10 @@ class Detector(nn.Module):
 
     def macs(self) -> int:
         """Multiply-adds of one image of `img_size`; see `cost_table`."""
-        return sum(row["macs"] for row in self.cost_table())
+        return sum(row.macs for row in self.cost_table())
 
     @torch.no_grad()
-    def cost_table(self) -> list[dict[str, Any]]:
+    def cost_table(self) -> list[PartCost]:
         """Parameters and multiply-adds of body, pyramid and heads; the R-CNNs' of as many boxes as they look at."""
         twin = copy.deepcopy(self.net).to("meta", torch.float32).eval()
         maps = [
@@ -177,10 +178,14 @@ class Detector(nn.Module):
             self._run_heads(twin, list(levels.values()))
         counts = [_count(self.body), _count(self.net.backbone.fpn)]
         return [
-            {"part": "body", "parameters": counts[0], "macs": self.body.macs(self.img_size)},
-            {"part": "pyramid", "parameters": counts[1], "macs": neck.get_total_flops() // 2},
-            {"part": "heads", "parameters": _count(self) - sum(counts), "macs": heads.get_total_flops() // 2},
+            PartCost("body", counts[0], self.body.macs(self.img_size)),
+            PartCost("pyramid", counts[1], neck.get_total_flops() // 2),
+            PartCost("heads", _count(self) - sum(counts), heads.get_total_flops() // 2),
         ]
+
+    def warnings(self) -> list[str]:
+        """What `tokenmix info` warns of."""
+        return self.body.warnings()
 
     def _run_heads(self, twin: Any, levels: list[Tensor]) -> None:
         if self.kind == "retinanet":
