@@ -4,7 +4,25 @@ from pathlib import Path
 
 __all__ = ["located", "short_name"]
 
-LOCAL = ("folder", "imagefolder", "wds", "text", "jsonl", "csv", "parquet", "glue", "squad")
+LOCAL = (
+    "folder",
+    "imagefolder",
+    "wds",
+    "text",
+    "jsonl",
+    "csv",
+    "parquet",
+    "glue",
+    "squad",
+    "voc",
+    "ade20k",
+    "cityscapes",
+    "coco",
+    "masks",
+    "clouds",
+    "modelnet",
+    "shapenet-part",
+)
 
 
 def located(spec: str) -> str:

@@ -75,15 +75,13 @@ class ComposedScenes(Scenes):
         rng = np.random.default_rng([abs(self.seed), ["train", "test"].index(self.part), index])
         image = _background(self.parts, self.side, rng)
         owner = torch.full((self.side, self.side), -1)
-        sizes: list[int] = []
+        placed = _Placed([], [])
         labels: list[int] = []
         for _ in range(rng.integers(ITEMS[0], ITEMS[1] + 1)):
             which = int(rng.integers(len(self.parts.items)))
-            placed = _paste(image, owner, self.parts.items[which], sizes, rng)
-            if placed:
-                sizes.append(placed)
+            if _paste(image, owner, self.parts.items[which], placed, rng):
                 labels.append(int(self.parts.labels[which]))
-        masks = owner == torch.arange(len(sizes))[:, None, None]
+        masks = owner == torch.arange(len(labels))[:, None, None]
         objects = objects_of_masks(masks, labels)
         if not self.with_masks:
             objects = Objects(objects.boxes, objects.labels, None, objects.crowd)
@@ -97,9 +95,17 @@ def _background(parts: Parts, side: int, rng: np.random.Generator) -> Tensor:
     return parts.image[:, top : top + side, left : left + side].clone()
 
 
-def _paste(image: Tensor, owner: Tensor, item: Tensor, sizes: list[int], rng: np.random.Generator) -> int:
-    """Paste an item, in place, where enough of the others is still seen; its number of pixels, 0 if nowhere."""
-    side = image.shape[1]
+@dataclass
+class _Placed:
+    """Pixels of the items so far: at first, and what is still seen."""
+
+    sizes: list[int]
+    seen: list[int]
+
+
+def _paste(image: Tensor, owner: Tensor, item: Tensor, placed: _Placed, rng: np.random.Generator) -> bool:
+    """Paste an item, in place, where enough of the others is still seen; False if there is no such place."""
+    side, number = image.shape[1], len(placed.sizes)
     for _ in range(TRIES):
         length = round(side * float(np.exp(rng.uniform(*np.log(SIZES)))))
         levels = F.interpolate(item[None, None].float(), (length, length), mode="bilinear", align_corners=False)[0, 0]
@@ -107,14 +113,16 @@ def _paste(image: Tensor, owner: Tensor, item: Tensor, sizes: list[int], rng: np
         top, left = (int(rng.integers(side - length + 1)) for _ in range(2))
         shape = levels > THRESHOLD
         under = owner[top : top + length, left : left + length]
-        after = owner.clone()
-        after[top : top + length, left : left + length][shape] = len(sizes)
-        left_of_others = torch.bincount(after[after >= 0], minlength=len(sizes))[: len(sizes)]
-        if shape.any() and all(seen >= VISIBLE * size for seen, size in zip(left_of_others.tolist(), sizes)):
-            under[shape] = len(sizes)
+        covered = torch.bincount(under[shape] + 1, minlength=number + 1)[1:].tolist()
+        seen = [before - lost for before, lost in zip(placed.seen, covered)]
+        size = int(shape.sum())
+        if size and all(left_of >= VISIBLE * whole for left_of, whole in zip(seen, placed.sizes)):
+            under[shape] = number
             image[:, top : top + length, left : left + length][:, shape] = levels[shape].round().byte()
-            return int(shape.sum())
-    return 0
+            placed.sizes.append(size)
+            placed.seen[:] = [*seen, size]
+            return True
+    return False
 
 
 def load(request: Request) -> DenseData:

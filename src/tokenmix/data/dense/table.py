@@ -80,6 +80,46 @@ DENSE: dict[str, DenseSet] = {
         ("nuclei",),
         "none",
     ),
+    "voc": DenseSet(
+        "voc",
+        ("classes", "boxes"),
+        "semantic-segmentation, detection",
+        "voc:PATH, Pascal VOC's VOCdevkit/VOC2012, 20 classes",
+        "yours",
+        "your disk",
+    ),
+    "ade20k": DenseSet(
+        "ade20k",
+        ("classes",),
+        "semantic-segmentation",
+        "ade20k:PATH, ADEChallengeData2016, 150 classes",
+        "yours",
+        "your disk",
+    ),
+    "cityscapes": DenseSet(
+        "cityscapes",
+        ("classes",),
+        "semantic-segmentation",
+        "cityscapes:PATH, leftImg8bit and gtFine, 19 classes",
+        "yours",
+        "your disk",
+    ),
+    "coco": DenseSet(
+        "coco",
+        ("boxes", "masks"),
+        "detection, instance-segmentation",
+        "coco:PATH, annotations, train2017 and val2017, 80 classes",
+        "yours",
+        "your disk",
+    ),
+    "masks": DenseSet(
+        "masks",
+        ("classes",),
+        "semantic-segmentation",
+        "masks:PATH, train and val with images and masks, a PNG of class numbers each",
+        "yours",
+        "your disk",
+    ),
 }
 
 

@@ -1,0 +1,86 @@
+"""Masks as COCO writes them: polygons, or run lengths down the columns, plain or as a string."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tokenmix.errors import UserError
+
+__all__ = ["decode_mask", "encode_mask"]
+
+
+def decode_mask(segmentation: Any, height: int, width: int) -> Tensor:
+    """The mask that a `segmentation` of COCO says, bool (H, W).
+
+    Run lengths are checked here, since pycocotools reads beyond its memory where they are too few: a string of two
+    letters gave 4,064 pixels of an image of 120.
+
+    Raises:
+        UserError: neither polygons nor run lengths, a polygon of fewer than three corners, lengths that do not fill the
+            image, or no pycocotools for polygons; without a name of a file, which the caller knows.
+    """
+    if isinstance(segmentation, Mapping):
+        return _from_runs(segmentation, height, width)
+    if isinstance(segmentation, list) and segmentation:
+        return _from_polygons(segmentation, height, width)
+    raise UserError(f"the segmentation is {str(segmentation)[:40]!r}; give polygons or run lengths")
+
+
+def encode_mask(mask: Tensor) -> dict[str, Any]:
+    """A mask bool (H, W) as {"size": [H, W], "counts": string}, which COCO's own tools read."""
+    coded = _pycocotools().encode(np.asfortranarray(mask.cpu().numpy().astype(np.uint8)))
+    return {"size": [int(side) for side in coded["size"]], "counts": coded["counts"].decode("ascii")}
+
+
+def _from_runs(segmentation: Mapping[str, Any], height: int, width: int) -> Tensor:
+    if list(segmentation.get("size", [])) != [height, width]:
+        raise UserError(f"the run lengths are of size {segmentation.get('size')}, the image has [{height}, {width}]")
+    counts = segmentation.get("counts")
+    runs = _lengths_of_string(counts) if isinstance(counts, str | bytes) else counts
+    if not isinstance(runs, list) or not all(isinstance(run, int) and run >= 0 for run in runs):
+        raise UserError("the run lengths do not decode: some are no numbers from 0 on")
+    if sum(runs) != height * width:
+        raise UserError(f"the run lengths do not decode: they fill {sum(runs)} of {height * width} pixels")
+    pixels = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
+    return torch.from_numpy(np.ascontiguousarray(pixels.reshape(width, height).T))
+
+
+def _lengths_of_string(coded: str | bytes) -> list[int]:
+    """Numbers of five bits a letter, lowest first, with a sign; from the fourth on each is less the last but one."""
+    letters = coded.encode("latin-1", "replace") if isinstance(coded, str) else coded
+    runs: list[int] = []
+    value = shift = 0
+    for letter in letters:
+        bits = letter - 48
+        if not 0 <= bits < 64:
+            raise UserError(f"the run lengths do not decode: {chr(letter)!r} is no letter of theirs")
+        value |= (bits & 31) << shift
+        shift += 5
+        if bits & 32:
+            continue
+        value -= (1 << shift) if bits & 16 else 0
+        runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+        value = shift = 0
+    if shift:
+        raise UserError("the run lengths do not decode: the string ends within a number")
+    return runs
+
+
+def _from_polygons(polygons: list[Any], height: int, width: int) -> Tensor:
+    for polygon in polygons:
+        numbers = isinstance(polygon, list) and all(isinstance(x, int | float) and np.isfinite(x) for x in polygon)
+        if not numbers or len(polygon) < 6 or len(polygon) % 2:
+            raise UserError(f"the polygon {str(polygon)[:40]} is no list of three or more corners, x and y each")
+    tools = _pycocotools()
+    return _from_runs(tools.merge(tools.frPyObjects(polygons, height, width)), height, width)
+
+
+def _pycocotools() -> Any:
+    try:
+        from pycocotools import mask
+    except ImportError:
+        raise UserError('COCO\'s masks need pycocotools; pip install "tokenmix[coco]"') from None
+    return mask
