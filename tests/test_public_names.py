@@ -30,6 +30,7 @@ NAMES: dict[str, list[str]] = {
         "Mixer",
         "MixerSpec",
         "MultiHeadExternalAttention",
+        "OffsetAttention",
         "SAGANAttention2d",
         "SelfAttention",
         "SimplifiedSelfAttention",

@@ -23,6 +23,8 @@ NOT_OFFERED = {
     *((name, "equivariance") for name in CAUSAL),
     ("external-softmax", "mask-polarity"),
     ("external-2d", "batch-training"),
+    ("offset", "batch-training"),
+    ("offset-chunked", "batch-training"),
     ("less-stack", "device-dtype"),
 }
 """What a mixer has not, by its nature; everything else is checked."""

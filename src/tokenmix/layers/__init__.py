@@ -6,6 +6,7 @@ from tokenmix.layers.external import ExternalAttention, ExternalAttention2d
 from tokenmix.layers.gated_mlp import GatedMLP
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.layers.multihead_external import MultiHeadExternalAttention
+from tokenmix.layers.offset_attention import OffsetAttention
 from tokenmix.layers.sagan import SAGANAttention2d
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.layers.simplified import SimplifiedSelfAttention
@@ -24,6 +25,7 @@ __all__ = [
     "Mixer",
     "MixerSpec",
     "MultiHeadExternalAttention",
+    "OffsetAttention",
     "SAGANAttention2d",
     "SelfAttention",
     "SimplifiedSelfAttention",

@@ -11,6 +11,7 @@ from tokenmix.layers.external import ExternalAttention, ExternalAttention2d
 from tokenmix.layers.gated_mlp import GatedMLP
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.layers.multihead_external import MultiHeadExternalAttention
+from tokenmix.layers.offset_attention import OffsetAttention
 from tokenmix.layers.sagan import SAGANAttention2d
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.layers.simplified import SimplifiedSelfAttention
@@ -55,6 +56,9 @@ MIXERS: dict[str, MixerSpec] = {
     "external-2d": MixerSpec(ExternalAttention2d, "the EANet block on (B, C, H, W): convolutions, norm, residual"),
     "multihead-external": MixerSpec(
         MultiHeadExternalAttention, "EAMLP's multi-head external attention, memories shared by heads"
+    ),
+    "offset": MixerSpec(
+        OffsetAttention, "offset attention of point clouds: x minus doubly normalised attention, norm, ReLU, residual"
     ),
     "gating": MixerSpec(GatedMLP, "gMLP's branch: U, GELU, spatial gating unit, V; dense n x n gate"),
     "gating-toeplitz": MixerSpec(GatedMLP, "the same with a Toeplitz gate of 2n-1 weights", {"gate": "toeplitz"}),

@@ -85,6 +85,7 @@ CASES: dict[str, Case] = {
     "external-softmax": Case("external-softmax", SMALL_MEMORY),
     "external-2d": Case("external-2d", SMALL_MEMORY),
     "multihead-external": Case("multihead-external", {**SMALL_MEMORY, "num_heads": 4}),
+    "offset": Case("offset"),
     "gating": Case("gating"),
     "gating-toeplitz": Case("gating-toeplitz"),
     "gating-attention": Case("gating-attention", {"attention_dim": 8}),
@@ -98,6 +99,7 @@ BY_FFT = {
     "map-used": "the point of the FFT is that the matrix is never written",
     "macs": "the counter counts no FFT",
 }
+TWICE = {"macs": "chunks make the logits twice", "export": "a graph has a fixed number of chunks"}
 SIZE: dict[str, Any] = {"dim": DIM, "num_tokens": NUM_TOKENS}
 
 VARIANTS: dict[str, Case] = {
@@ -107,6 +109,7 @@ VARIANTS: dict[str, Case] = {
     "external-tied": Case("external", {**SMALL_MEMORY, "tie": "hard"}),
     "external-sinkhorn": Case("external", {**SMALL_MEMORY, "num_steps": 3}),
     "external-chunked": Case("external", {**SMALL_MEMORY, "chunk_size": 5}, except_for=STREAMED),
+    "offset-chunked": Case("offset", {"chunk_size": 5}, except_for=TWICE),
     "gating-causal": Case("gating", {"causal": True}),
     "gating-fft": Case("gating-toeplitz", {"gate": "toeplitz-fft"}, except_for=BY_FFT),
     "gating-attention-causal": Case("gating-attention", {"attention_dim": 8, "causal": True}),

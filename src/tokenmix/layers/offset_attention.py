@@ -1,0 +1,115 @@
+"""The offset attention of the point cloud transformer, and its last step, into which any mixer fits."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError
+from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
+from tokenmix.layers.linear import Linear
+from tokenmix.layers.masked_norm import MaskedBatchNorm
+from tokenmix.ops.attention import attention, attention_probabilities
+from tokenmix.ops.double_attention import double_attention
+
+__all__ = ["Offset", "OffsetAttention"]
+
+
+class Offset(nn.Module):
+    """What a mixer made of the tokens, taken off them, through a linear layer, BatchNorm and ReLU, and the identity.
+
+        out = X + relu(BN((X - Y) W + b))
+
+    Paper: Guo et al., PCT: Point Cloud Transformer, arXiv 2012.09688, equation 11.
+
+    Shape:
+        x and mixed (B, N, D), mask (B, N) bool, to (B, N, D); masked tokens come out 0.
+    """
+
+    def __init__(self, dim: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.linear = Linear(dim, dim, device=device, dtype=dtype)
+        self.norm = MaskedBatchNorm(dim, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor, mixed: Tensor, mask: Tensor | None = None) -> Tensor:
+        """x, and what a mixer made of it, to the next tokens."""
+        return zero_masked(x + F.relu(self.norm(self.linear(x - mixed), mask)), mask)
+
+
+class OffsetAttention(Mixer):
+    """Offset attention of point clouds.
+
+        A   = Norm(Q Q^T),   Q = X W_q,   V = X W_v + b_v
+        out = X + relu(BN((X - A V) W + b))
+
+    Norm is the double normalisation: softmax over the tokens, then L1 over what they look at. Q and K share their
+    weights, a quarter as wide as the tokens. The identity and the ReLU are inside, as there.
+
+    Paper: Guo et al., PCT: Point Cloud Transformer, arXiv 2012.09688, section 3.3 and the released code, which has no
+    factor 1/sqrt(d) and divides by the sum + 1e-9; here the two divisions are one softmax, with nothing to protect.
+
+    In training, BatchNorm sees all samples of the batch, without masked tokens; so samples depend on each other
+    (`capabilities.independent` is False).
+
+    Args:
+        dim: width D.
+        reduction: D over the width of q and k.
+        chunk_size: keys worked on at a time; the N x N map is then never whole, and the logits are computed twice. None
+            writes the map.
+
+    Shape:
+        x (B, N, D) to (B, N, D); `attention_map` (B, 1, N, N). Any N.
+
+    Raises:
+        UserError: a reduction that does not divide dim, chunk_size below 1, or x or mask of a wrong shape or type.
+    """
+
+    capabilities = Capabilities(map="tokens", independent=False)
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        reduction: int = 4,
+        chunk_size: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if reduction < 1 or dim % reduction:
+            raise UserError(f"reduction must divide dim {dim}, got {reduction}; the paper has 4, and 1 always does")
+        if chunk_size is not None and chunk_size < 1:
+            raise UserError(f"chunk_size must be at least 1, got {chunk_size}; leave it out to write the whole map")
+        self.dim, self.chunk_size = dim, chunk_size
+        self.query = Linear(dim, dim // reduction, bias=False, device=device, dtype=dtype)
+        self.value = Linear(dim, dim, device=device, dtype=dtype)
+        self.offset = Offset(dim, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """x (B, N, dim) to (B, N, dim)."""
+        x, query, mask = self._prepared(x, mask)
+        value = self.value(x).unsqueeze(1)
+        if self.chunk_size is None:
+            mixed = attention(query, query, value, mask=mask, normalization="double", scale=1.0)
+        else:
+            mixed = double_attention(query, query, value, mask=mask, chunk_size=self.chunk_size)
+        return self.offset(x, mixed.squeeze(1), mask)
+
+    def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """A (B, 1, N, N): rows sum to 1, those of masked tokens are 0."""
+        _, query, mask = self._prepared(x, mask)
+        return attention_probabilities(query, query, mask=mask, normalization="double", scale=1.0)
+
+    def macs(self, num_tokens: int) -> int:
+        """N (2 D^2 + D d) for the projections, N^2 (D + d) for scores and values, with d = D / reduction.
+
+        Not counted: chunks make the logits twice.
+        """
+        width = self.query.out_features
+        return num_tokens * self.dim * (2 * self.dim + width) + num_tokens**2 * (self.dim + width)
+
+    def _prepared(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """x without what stands in padded places, q (B, 1, N, d), and the mask."""
+        check_tokens(self, x)
+        mask = check_mask(mask, x, x.shape[1])
+        x = zero_masked(x, mask)
+        return x, self.query(x).unsqueeze(1), mask

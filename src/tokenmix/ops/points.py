@@ -1,0 +1,190 @@
+"""Point clouds as batched tensors: order, farthest-point sampling, nearest neighbours, groups.
+
+Every choice between points is settled by coordinates and never by the place in the array, so a permuted or a padded
+cloud gives the same points.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tokenmix.errors import UserError
+
+__all__ = ["Centres", "farthest_points", "gather_points", "group_points", "nearest_neighbours", "sort_points"]
+
+# Distances that are held at a time if the caller does not say: with their keys 3 MB, which stay in the caches. Measured
+# at 8 x 512 queries among 1,024 points, one thread: 0.11 s, and 0.16 to 0.23 s with 2^21 to 2^24.
+_HELD = 2**18
+
+
+class Centres(NamedTuple):
+    """Sampled points.
+
+    Attributes:
+        places: (B, M) int64, in the order in which they were chosen; any prefix is a sample as well.
+        mask: (B, M) bool, False for a place that had to repeat a point, because the cloud has fewer.
+    """
+
+    places: Tensor
+    mask: Tensor
+
+
+def sort_points(points: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """The order of a cloud that depends on its points alone: by x, then y, then z, then whatever follows.
+
+    Args:
+        points: (B, N, C).
+        mask: (B, N) bool, True = the point takes part; all others come last.
+
+    Returns:
+        (B, N) int64: `gather_points(points, order)` is the same for every permutation of the cloud.
+    """
+    _check(points, mask)
+    order = torch.arange(points.shape[1], device=points.device).expand(points.shape[:2])
+    # The last key first: a stable sort keeps what the less important keys settled.
+    keys = [*reversed(points.unbind(-1)), *([] if mask is None else [(~mask).to(points.dtype)])]
+    for key in keys:
+        order = order.gather(1, key.gather(1, order).argsort(dim=1, stable=True))
+    return order
+
+
+def farthest_points(points: Tensor, count: int, *, mask: Tensor | None = None) -> Centres:
+    """Farthest-point sampling: each new point is the one farthest from those chosen before.
+
+        c_1 = argmax_i |p_i - mean p|,   c_m = argmax_i min_(l < m) |p_i - p_(c_l)|
+
+    Published code begins at a random point, so the same cloud gives another answer each time. Here the first is the one
+    farthest from the centre, and of equally far ones the first by `sort_points`.
+
+    Paper: Qi et al., PointNet++, arXiv 1706.02413, section 3.3.
+
+    Args:
+        points: (B, N, C); the first three are coordinates, further channels settle ties.
+        count: M, how many to choose.
+        mask: (B, N) bool, True = the point takes part.
+
+    Returns:
+        `Centres`. If a cloud has fewer than M different points, the rest repeats one and is masked out.
+
+    Raises:
+        UserError: count below 1, or points or mask of a wrong shape.
+    """
+    if count < 1:
+        raise UserError(f"farthest-point sampling of {count} points is not possible; give 1 or more")
+    order = sort_points(points, mask=mask)
+    cloud = gather_points(points, order)[..., :3].detach()
+    taking = torch.ones_like(order, dtype=torch.bool) if mask is None else mask.gather(1, order)
+    # Padding may hold anything, NaN too.
+    cloud = cloud.masked_fill(~taking.unsqueeze(-1), 0.0)
+    # In double precision, so that the centre of a padded cloud is that of the cloud.
+    middle = (cloud.double().sum(1, keepdim=True) / taking.sum(1).clamp(min=1)[:, None, None]).to(cloud.dtype)
+    far = _squared(cloud, middle).squeeze(1).masked_fill(~taking, -1.0)
+    nearest = torch.full_like(far, torch.inf).masked_fill(~taking, -1.0)
+    chosen, kept = [], []
+    for _ in range(count):
+        # Of equal values argmax returns the first.
+        index = far.argmax(1, keepdim=True)
+        kept.append(far.gather(1, index) > 0 if chosen else taking.gather(1, index))
+        chosen.append(index)
+        nearest = torch.minimum(nearest, _squared(cloud, gather_points(cloud, index)).squeeze(1))
+        far = nearest
+    return Centres(order.gather(1, torch.cat(chosen, 1)), torch.cat(kept, 1))
+
+
+def nearest_neighbours(
+    queries: Tensor, points: Tensor, count: int, *, mask: Tensor | None = None, chunk_size: int | None = None
+) -> Tensor:
+    """The `count` points nearest to each query, nearest first; of equally near ones those that stand first.
+
+    Where a cloud has fewer points, the nearest one fills the rest, which a maximum over neighbours does not notice.
+
+    Args:
+        queries: (B, M, 3), any further channels left out.
+        points: (B, N, 3).
+        count: k.
+        mask: (B, N) bool, True = the point may be a neighbour.
+        chunk_size: queries worked on at a time, which need chunk_size x N distances for each cloud; so many as make
+            3 MB if not given.
+
+    Returns:
+        (B, M, k) int64, places among the N points.
+
+    Raises:
+        UserError: count or chunk_size below 1, no points, or points or mask of a wrong shape.
+    """
+    _check(points, mask)
+    if count < 1 or (chunk_size is not None and chunk_size < 1):
+        raise UserError(f"{count} neighbours in chunks of {chunk_size} are not possible; give 1 or more of each")
+    batch, places = points.shape[:2]
+    if not places:
+        raise UserError("a cloud without points has no neighbours; leave it out")
+    chunk_size = chunk_size or max(1, _HELD // (batch * places))
+    found = [
+        _nearest(part, points[..., :3].detach(), min(count, places), mask)
+        for part in queries[..., :3].detach().split(chunk_size, dim=1)
+    ]
+    index = torch.cat(found, 1)
+    missing = count - index.shape[-1]
+    return index if missing == 0 else torch.cat([index, index[..., :1].expand(*index.shape[:2], missing)], -1)
+
+
+def gather_points(values: Tensor, index: Tensor) -> Tensor:
+    """What stands at some places: values (B, N, C) and index (B, ...) to (B, ..., C)."""
+    # As rows of one table, which are copied whole and summed whole in the backward pass.
+    batch, places = values.shape[:2]
+    first = places * torch.arange(batch, device=index.device)
+    return F.embedding(index + first.view(-1, *[1] * (index.dim() - 1)), values.flatten(0, 1))
+
+
+def group_points(values: Tensor, centres: Tensor, neighbours: Tensor) -> Tensor:
+    """Each neighbour as seen from its centre, and the centre: [v_j - v_i, v_i].
+
+    Paper: Guo et al., PCT: Point Cloud Transformer, arXiv 2012.09688, section 3.4 (neighbour embedding).
+
+    Args:
+        values: v, (B, N, C).
+        centres: i, (B, M) int64.
+        neighbours: j, (B, M, k) int64.
+
+    Returns:
+        (B, M, k, 2 C).
+    """
+    middle = gather_points(values, centres).unsqueeze(2).expand(-1, -1, neighbours.shape[2], -1)
+    return torch.cat([gather_points(values, neighbours) - middle, middle], -1)
+
+
+def _nearest(queries: Tensor, points: Tensor, count: int, mask: Tensor | None) -> Tensor:
+    far = _squared(points, queries)
+    if mask is not None:
+        far = far.masked_fill(~mask.unsqueeze(1), torch.inf)
+    # The bits of floats that are not negative are ordered as the floats are, so this sorts by distance, then by place.
+    # With float64 the bits would not fit beside the place.
+    keys = far.float().view(torch.int32).long() * 2**32 + torch.arange(points.shape[1], device=points.device)
+    key, index = keys.topk(count, dim=-1, largest=False, sorted=True)
+    if mask is None:
+        return index
+    unreached = key >= torch.tensor(torch.inf, device=points.device).view(torch.int32).long() * 2**32
+    return torch.where(unreached, index[..., :1], index)
+
+
+def _squared(points: Tensor, queries: Tensor) -> Tensor:
+    """Squared distances (B, M, N), by differences: exact enough that a point is at distance 0 from itself alone."""
+    parts = [
+        (query.unsqueeze(2) - point.unsqueeze(1)).square()
+        for query, point in zip(queries.unbind(-1), points.unbind(-1))
+    ]
+    return parts[0] + parts[1] + parts[2]
+
+
+def _check(points: Tensor, mask: Tensor | None) -> None:
+    if points.dim() != 3 or points.shape[-1] < 3:
+        raise UserError(f"point clouds are (B, N, 3) or wider, got {tuple(points.shape)}; coordinates come first")
+    if mask is None:
+        return
+    if mask.dtype != torch.bool or mask.shape != points.shape[:2]:
+        raise UserError(
+            f"mask must be bool {tuple(points.shape[:2])} with True = the point takes part, got {mask.dtype} "
+            f"{tuple(mask.shape)}"
+        )
