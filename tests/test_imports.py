@@ -38,7 +38,7 @@ BELOW["inspect"] = BELOW["train"] | {"train"}
 BELOW["measure"] = BELOW["inspect"] | {"inspect"}
 """Part of the package: the parts that it may import. The command, its listings and the demo stand above all."""
 
-TOP = {"cli", "listing", "demo", "__init__", "__main__", "_timm_hook"}
+TOP = {"cli", "listing", "demo", "__init__", "__main__", "_import_hook"}
 
 
 def _part(file: Path) -> str:
@@ -93,7 +93,7 @@ def test_imports_inside_the_package_are_absolute(file: Path) -> None:
     assert not relative
 
 
-@pytest.mark.parametrize("name", ["__init__", "cli", "errors", "listing", "_timm_hook", "train/config"])
+@pytest.mark.parametrize("name", ["__init__", "cli", "errors", "listing", "_import_hook", "train/config"])
 def test_nothing_heavy_at_the_top_of(name: str) -> None:
     tree = ast.parse((PACKAGE / f"{name}.py").read_text())
     heavy = {module for module, _ in _imports(tree, top_level=True) if module.split(".")[0] in HEAVY}

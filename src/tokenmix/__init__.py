@@ -1,13 +1,13 @@
 """tokenmix: token mixing beyond self-attention.
 
-Nothing heavy is imported here: each public name is fetched when it is first used, and timm learns our model names when
-timm itself is imported.
+Nothing heavy is imported here: each public name is fetched when it is first used, and timm and transformers learn our
+model names when they themselves are imported.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tokenmix._timm_hook import register_with_timm
+from tokenmix._import_hook import register_with_others
 from tokenmix.errors import UserError
 
 if TYPE_CHECKING:
@@ -70,4 +70,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_LAZY, *_MODULES})
 
 
-register_with_timm()
+register_with_others()

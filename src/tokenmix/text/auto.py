@@ -1,24 +1,35 @@
-"""Our model type in transformers' automatic classes."""
+"""Our model type in transformers' automatic classes. Importing this tells them of the config, which costs nothing.
 
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-)
+The models follow when the first config is made: only then is it sure that somebody wants one, and that nothing of
+transformers is half imported, as it is while `tokenmix._import_hook` runs.
+"""
+
+from functools import cache
+
+from transformers.models.auto.configuration_auto import AutoConfig
 
 from tokenmix.text.config import GMLPConfig
-from tokenmix.text.heads import GMLPForMaskedLM, GMLPForQuestionAnswering, GMLPForSequenceClassification
-from tokenmix.text.modeling import GMLPModel
 
-__all__ = ["register_with_auto"]
+__all__ = ["register_models"]
 
 
-def register_with_auto() -> None:
-    """Tell transformers which classes a config of type `gmlp` belongs to."""
-    AutoConfig.register(GMLPConfig.model_type, GMLPConfig)
+@cache
+def register_models() -> None:
+    """Tell transformers which model belongs to a config of type `gmlp` in which automatic class."""
+    from transformers import (
+        AutoModel,
+        AutoModelForMaskedLM,
+        AutoModelForQuestionAnswering,
+        AutoModelForSequenceClassification,
+    )
+
+    from tokenmix.text.heads import GMLPForMaskedLM, GMLPForQuestionAnswering, GMLPForSequenceClassification
+    from tokenmix.text.modeling import GMLPModel
+
     AutoModel.register(GMLPConfig, GMLPModel)
     AutoModelForMaskedLM.register(GMLPConfig, GMLPForMaskedLM)
     AutoModelForSequenceClassification.register(GMLPConfig, GMLPForSequenceClassification)
     AutoModelForQuestionAnswering.register(GMLPConfig, GMLPForQuestionAnswering)
+
+
+AutoConfig.register(GMLPConfig.model_type, GMLPConfig)

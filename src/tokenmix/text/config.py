@@ -96,6 +96,10 @@ class GMLPConfig(PreTrainedConfig):
                 raise unknown_name(field, str(getattr(self, field)), values)
         self._check_mixer()
         super().__post_init__(**kwargs)
+        # Whoever has a config may ask an automatic class for its model; the models import this file.
+        from tokenmix.text.auto import register_models
+
+        register_models()
 
     def _check_sizes(self) -> None:
         for field in ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings"):
@@ -113,9 +117,7 @@ class GMLPConfig(PreTrainedConfig):
     def _check_mixer(self) -> None:
         if self.mixer == "gating":
             if self.positions == "relative":
-                raise UserError(
-                    "positions='relative' is a bias on scores; a gate has its own; leave it out"
-                )
+                raise UserError("positions='relative' is a bias on scores; a gate has its own; leave it out")
             if self.num_attention_heads is not None:
                 raise UserError(
                     f"num_attention_heads is of mixer='self', got {self.num_attention_heads} with mixer='gating'; "
