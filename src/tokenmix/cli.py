@@ -18,7 +18,7 @@ import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from tokenmix.errors import UserError
-from tokenmix.train.config import CompareConfig, Numbers, Pairs, TrainConfig
+from tokenmix.train.config import CompareConfig, Names, Numbers, Pairs, TrainConfig
 from tokenmix.train.launch import launch, processes_to_start
 from tokenmix.train.recipes import recipe_values
 
@@ -130,6 +130,34 @@ class Predict:
         from tokenmix.train.run import predict
 
         _print(predict(self.run_folder, self.inputs, self.out, task_kwargs=self.task_kwargs), self.json)
+        return 0
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Images from a run of image-generation, as PNG files and as a grid."""
+
+    run_folder: Positional[Path]
+    out: Path
+    """Folder to write."""
+    classes: Names = ()
+    """Classes, separated by commas; all if not given."""
+    num: int = 8
+    """Images of each class."""
+    seed: int = 0
+    """Seed of the noise."""
+    interpolate: int | None = None
+    """Write strips.png as well: so many images on the way between two, for each class."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> int:
+        from tokenmix.train.generate import generate
+
+        made = generate(
+            self.run_folder, self.out, classes=self.classes, num=self.num, seed=self.seed, interpolate=self.interpolate
+        )
+        _print(made, self.json)
         return 0
 
 
@@ -330,6 +358,7 @@ VERBS: dict[str, Any] = {
     "train": Train,
     "eval": Eval,
     "predict": Predict,
+    "generate": Generate,
     "compare": Compare,
     "cost": Cost,
     "inspect": Inspect,

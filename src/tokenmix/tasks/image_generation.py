@@ -88,7 +88,8 @@ class ImageGeneration(TaskModule):
         # In a list, or the classifier would be a part of this module, and of what several processes share.
         self._judge: list[Features] = []
         if self.settings.features is not None:
-            self.headline = features_kind(self.settings.features).headline
+            kind = features_kind(self.settings.features)
+            self.headline = kind.headline  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @classmethod
     def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> LabelledImages:
@@ -124,6 +125,8 @@ class ImageGeneration(TaskModule):
             gan = create_gan(config.model, **given, **config.model_kwargs)
         except TypeError as error:
             raise UserError(f"{config.model}: {str(error).partition('() ')[2]}") from None
+        # On a CPU steps are a quarter shorter this way; the layout of the weights is that of what they make.
+        gan = gan.to(memory_format=torch.channels_last)
         return gan if cls.settings_of(config).ema is None else gan.keep_average()
 
     @classmethod

@@ -31,6 +31,12 @@ class DiscriminatorBlock(nn.Module):
             out, x = F.avg_pool2d(out, 2), F.avg_pool2d(x, 2)
         return out + self.shortcut(x)
 
+    def macs(self, pixels: int) -> int:
+        """Multiply-adds of the convolutions, for so many pixels that come in."""
+        width_in, width_out = self.conv1.in_channels, self.conv1.out_channels
+        shortcut = 0 if isinstance(self.shortcut, nn.Identity) else width_in * width_out
+        return pixels * 9 * width_out * (width_in + width_out) + pixels // (4 if self.halves else 1) * shortcut
+
 
 class Discriminator(nn.Module):
     """The score of an image and its class: a projection discriminator.
@@ -84,3 +90,14 @@ class Discriminator(nn.Module):
                 x = self.attention(x)
         features = F.relu(x).sum((2, 3))
         return self.score(features).squeeze(1) + (self.classes(labels) * features).sum(1)
+
+    def macs(self, img_size: int) -> int:
+        """Multiply-adds of one image of this side: convolutions, attention and scores."""
+        total, side = 0, img_size
+        for number, block in enumerate(self.blocks, 1):
+            assert isinstance(block, DiscriminatorBlock)
+            total += block.macs(side**2)
+            side //= 2 if block.halves else 1
+            if self.attention is not None and number == self.attention_after:
+                total += self.attention.macs(side**2)
+        return total + 2 * self.score.in_features

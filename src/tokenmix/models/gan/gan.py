@@ -1,14 +1,25 @@
 """Generator and discriminator in one module, since a run saves one."""
 
 import copy
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from tokenmix.layers.external import ExternalAttention2d
+from tokenmix.layers.sagan import SAGANAttention2d
 from tokenmix.models.gan.discriminator import Discriminator
 from tokenmix.models.gan.generator import Generator
 
 __all__ = ["GAN"]
+
+
+class NetworkRow(NamedTuple):
+    """One row of the cost table, of one image."""
+
+    network: str
+    parameters: int
+    macs: int
 
 
 class GAN(nn.Module):
@@ -23,6 +34,34 @@ class GAN(nn.Module):
         super().__init__()
         self.generator, self.discriminator = generator, discriminator
         self.average: Generator | None = None
+
+    @property
+    def img_size(self) -> tuple[int, int]:
+        """Height and width of the images."""
+        return self.generator.img_size, self.generator.img_size
+
+    @property
+    def grid_size(self) -> tuple[int, int]:
+        """Height and width of the map that the generator's attention mixes, or would."""
+        return self.generator.attention_side, self.generator.attention_side
+
+    @property
+    def num_tokens(self) -> int:
+        """Pixels of that map."""
+        return self.generator.attention_side**2
+
+    @property
+    def mixer_name(self) -> str:
+        """The attention, by its name in the table of mixers."""
+        return {SAGANAttention2d: "sagan", ExternalAttention2d: "external-2d"}.get(type(self.generator.attention), "")
+
+    def cost_table(self) -> list[NetworkRow]:
+        """What each network has and takes."""
+        macs = {"generator": self.generator.macs(), "discriminator": self.discriminator.macs(self.img_size[0])}
+        return [
+            NetworkRow(name, sum(p.numel() for p in getattr(self, name).parameters()), count)
+            for name, count in macs.items()
+        ]
 
     def keep_average(self) -> "GAN":
         """Keep an average of the generator from now on; call `update_average` after each of its steps."""

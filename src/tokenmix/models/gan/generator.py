@@ -104,6 +104,11 @@ class Generator(nn.Module):
                 x = self.attention(x)
         return self.last(F.relu(self.norm(x))).tanh()
 
+    @property
+    def attention_side(self) -> int:
+        """Side of the map after the block that attention follows."""
+        return BOTTOM * 2**self.attention_after
+
     def macs(self) -> int:
         """Multiply-adds of one image: projections, convolutions and attention."""
         total = self.latent_dim * self.widths[0] * BOTTOM**2
@@ -111,5 +116,5 @@ class Generator(nn.Module):
             assert isinstance(block, GeneratorBlock)
             total += block.macs((BOTTOM * 2**number) ** 2)
         if self.attention is not None:
-            total += self.attention.macs((BOTTOM * 2**self.attention_after) ** 2)
+            total += self.attention.macs(self.attention_side**2)
         return total + self.img_size**2 * 9 * self.widths[-1] * self.channels

@@ -33,6 +33,8 @@ def orthogonal_start(network: nn.Module) -> None:
             continue
         normed = is_parametrized(layer, "weight")
         weight: Any = layer.parametrizations["weight"].original if normed else layer.weight  # type: ignore[index]
+        if weight.is_meta:
+            continue
         nn.init.orthogonal_(weight)
         if getattr(layer, "bias", None) is not None:
             nn.init.zeros_(layer.bias)  # type: ignore[arg-type]

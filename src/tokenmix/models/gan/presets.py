@@ -76,7 +76,7 @@ def list_gans(pattern: str = "*") -> list[str]:
 def create_gan(
     name: str,
     *,
-    num_classes: int,
+    num_classes: int = 10,
     img_size: int = 32,
     channels: int = 3,
     attention: Attention | None = None,
