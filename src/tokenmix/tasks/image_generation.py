@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torchmetrics import Metric, MetricCollection
 
 from tokenmix.data import load_images
@@ -27,11 +26,14 @@ SIZES = (32, 64, 128)
 ROWS = 10
 # Of a run's config, what two optimisers of their own and a loss of their own leave no place for.
 ELSEWHERE = {
-    "lr": "give lr_g and lr_d",
-    "ema": "give ema, which averages the generator alone",
+    "lr": "give --task-kwargs lr_g and lr_d",
+    "ema": "give --task-kwargs ema, which averages the generator alone",
     "accumulate": "a GAN's step takes the batch whole",
     "augment": "give light, which mirrors where the data allows it, or none",
+    "precision": "give 32 or bf16-mixed",
+    "strategy": "give ddp, since spectral norm needs a weight whole",
 }
+ALLOWED = {"augment": ("light", "none"), "precision": ("32", "bf16-mixed"), "strategy": ("auto", "ddp")}
 UNUSED = (
     "min_lr", "schedule", "warmup_steps", "warmup_epochs", "cooldown_epochs", "opt", "opt_eps", "weight_decay",
     "clip_grad", "color_jitter", "reprob", "mixup", "cutmix", "smoothing", "diagonality",
@@ -244,16 +246,11 @@ class ImageGeneration(TaskModule):
         """A generator answers to no file."""
         raise UserError(f"a run of image-generation reads no {str(inputs[0])!r}; use: tokenmix generate RUN --out DIR")
 
-    def shard(self, mesh: DeviceMesh) -> None:
-        """Not possible: spectral norm needs a weight whole."""
-        raise UserError("image-generation cannot be cut into parts; leave --strategy fsdp out")
-
 
 def _check_unused(config: TaskRecipe) -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(config)}  # type: ignore[arg-type]
     for name in (*ELSEWHERE, *UNUSED):
         value = getattr(config, name, None)
-        allowed = ("light", "none") if name == "augment" else (defaults.get(name, value),)
-        if value not in allowed:
+        if value not in ALLOWED.get(name, (defaults.get(name, value),)):
             remedy = ELSEWHERE.get(name, "leave it out")
-            raise UserError(f"image-generation does not take {name}={value!r}: {remedy} (--task-kwargs has its own)")
+            raise UserError(f"image-generation does not take {name}={value!r}: {remedy}")

@@ -1,0 +1,221 @@
+"""One GAN with no attention, with SAGAN's, with external attention: equal budget, three seeds, two real sets.
+
+    python recipes/generation_nano.py [--out runs/generation] [--seeds 0,1,2] [--quick]
+
+Each data set's images are judged by a classifier that is trained first, on all of its classes. Finished runs are kept, so
+the same command goes on where it stopped. Then a training step of each is timed, in turns, and its peak memory taken.
+Writes recipes/generation_nano.json and .md, and docs/images/generation_*.png, the first seed's samples.
+"""
+
+import json
+import shutil
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import tyro
+from PIL import Image
+
+from tokenmix.environment import environment
+from tokenmix.measure.memory import peak_memory
+from tokenmix.measure.speed import time_interleaved
+from tokenmix.models.gan import GAN, create_gan
+from tokenmix.train.config import Numbers, TrainConfig
+from tokenmix.train.run import train
+
+HERE = Path(__file__).parent
+IMAGES = HERE.parent / "docs" / "images"
+MODELS = {"none": "resnet_gan_nano", "sagan": "sagan_nano", "external": "eagan_nano"}
+BUDGETS: dict[str, dict[str, Any]] = {
+    "fashion-mnist": {"limit": 12_800, "limit_eval": 2_000, "epochs": 6},
+    "emoji": {"epochs": 34},
+}
+CLASSES: dict[str, tuple[str, ...] | None] = {
+    "fashion-mnist": None,
+    # The three with the most drawings.
+    "emoji": ("People & Body", "Flags", "Objects"),
+}
+JUDGES: dict[str, dict[str, Any]] = {
+    "fashion-mnist": {"epochs": 3, "limit": 12_000, "augment": "none"},
+    "emoji": {"epochs": 12},
+}
+SHARED: dict[str, Any] = {"img_size": 32, "threads": 1, "device": "cpu"}
+SETTINGS: dict[str, Any] = {"lr_g": 5e-4, "lr_d": 1e-3, "ema": 0.99}
+SCORES = ("feature_fd", "feature_kd", "class_score", "class_match", "thumbnail_fd")
+BATCH = 32
+
+
+@dataclass(frozen=True)
+class Args:
+    """Train what is not yet trained, then write the table."""
+
+    out: Path = Path("runs/generation")
+    """Folder of the run folders."""
+    seeds: Numbers = (0, 1, 2)
+    """Seeds, separated by commas."""
+    quick: bool = False
+    """Twenty steps of each, to see that all of it works; nothing is written outside the folder."""
+
+
+def one_run(config: TrainConfig) -> dict[str, Any]:
+    """The result of one run, trained now if need be; one that was stopped starts anew."""
+    assert config.out is not None
+    if not (config.out / "result.json").exists():
+        shutil.rmtree(config.out, ignore_errors=True)
+        train(config, quiet=True)
+    result = json.loads((config.out / "result.json").read_text())
+    result["commit"] = json.loads((config.out / "config.json").read_text())["environment"]["commit"][:7]
+    scores = " ".join(
+        f"{name} {result['final'][name]:.4g}" for name in (*SCORES, "accuracy") if name in result["final"]
+    )
+    print(config.out.name, scores, f"{result['seconds']:.0f} s", flush=True)
+    return result
+
+
+def judge(args: Args, data: str) -> dict[str, Any]:
+    """The classifier by which a data set's images are judged."""
+    steps = {"max_steps": 20} if args.quick else {}
+    return one_run(
+        TrainConfig(
+            model="gmlp_nano", data=data, batch_size=64, out=args.out / f"judge-{data}", **SHARED, **JUDGES[data],
+            **steps,
+        )
+    )  # fmt: skip
+
+
+def gan(args: Args, data: str, attention: str, seed: int) -> dict[str, Any]:
+    """One GAN."""
+    settings = {**SETTINGS, "features": str(args.out / f"judge-{data}"), "classes": CLASSES[data]}
+    budget = {**BUDGETS[data], **({"max_steps": 20, "limit_eval": 100} if args.quick else {})}
+    return one_run(
+        TrainConfig(
+            task="image-generation", model=MODELS[attention], data=data, batch_size=BATCH, seed=seed,
+            task_kwargs=settings, out=args.out / f"{data}-{attention}-{seed}", **SHARED, **budget,
+        )
+    )  # fmt: skip
+
+
+def summarise(data: str, attention: str, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Mean and spread over seeds of the scores after the last epoch."""
+    row: dict[str, Any] = {"data": data, "attention": attention, "images": results[0]["images"]}
+    for name in SCORES:
+        values = [result["final"][name] for result in results]
+        spread = statistics.stdev(values) if len(values) > 1 else None
+        row[name] = {"mean": statistics.mean(values), "deviation": spread, "runs": values}
+    row["seconds"] = statistics.median(result["seconds"] for result in results)
+    row["commits"] = sorted({result["commit"] for result in results})
+    return row
+
+
+def training_step(model: GAN) -> Callable[[], object]:
+    """A step of both networks on noise in the place of images."""
+    images, labels = torch.randn(BATCH, 1, 32, 32), torch.arange(BATCH) % 10
+    generator, discriminator = model.generator, model.discriminator
+    adams = [torch.optim.Adam(network.parameters(), lr=1e-4) for network in (discriminator, generator)]
+
+    def step() -> None:
+        noise = torch.randn(BATCH, generator.latent_dim)
+        with torch.no_grad():
+            fake = generator(noise, labels)
+        loss = F.relu(1 - discriminator(images, labels)).mean() + F.relu(1 + discriminator(fake, labels)).mean()
+        adams[0].zero_grad()
+        loss.backward()
+        adams[0].step()
+        discriminator.requires_grad_(False)
+        adams[1].zero_grad()
+        (-discriminator(generator(noise, labels), labels).mean()).backward()
+        adams[1].step()
+        discriminator.requires_grad_(True)
+
+    return step
+
+
+def costs(repeats: int) -> dict[str, dict[str, float]]:
+    """Parameters, multiply-adds, milliseconds of a step in turns with the others' on one thread, and its peak memory."""
+    torch.set_num_threads(1)
+    models = {
+        name: create_gan(model, channels=1).to(memory_format=torch.channels_last) for name, model in MODELS.items()
+    }
+    steps = {name: training_step(model) for name, model in models.items()}
+    times = time_interleaved(steps, repeats=repeats)
+    return {
+        name: {
+            "generator": sum(p.numel() for p in models[name].generator.parameters()),
+            "discriminator": sum(p.numel() for p in models[name].discriminator.parameters()),
+            "macs": models[name].macs(),
+            "milliseconds": 1e3 * times[name].median,
+            "peak_memory": peak_memory(step),
+        }
+        for name, step in steps.items()
+    }
+
+
+def markdown(rows: Sequence[dict[str, Any]], cost: dict[str, dict[str, float]], command: str) -> str:
+    """Both tables."""
+    lines = [
+        f"Made by `{command}` on {environment()['cpu']}, one thread; scores after the last epoch, mean ± sample standard",
+        "deviation over the seeds. Distances: less is better; score and match: more is better.",
+        "",
+        "| data | attention | feature_fd | feature_kd | class_score | class_match | thumbnail_fd |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        cells = [_cell(row[name]) for name in SCORES]
+        lines.append(f"| {row['data']} | {row['attention']} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        f"A training step of {BATCH} grey images of 32 px, median of turns, and what it holds at its peak:",
+        "",
+        "| attention | generator | discriminator | MACs / image | step | peak memory |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for name, one in cost.items():
+        lines.append(
+            f"| {name} | {one['generator']:,.0f} | {one['discriminator']:,.0f} | {one['macs'] / 1e6:.1f} M "
+            f"| {one['milliseconds']:.0f} ms | {one['peak_memory'] / 1e6:.0f} MB |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _cell(score: dict[str, Any]) -> str:
+    return f"{score['mean']:.3f}" + ("" if score["deviation"] is None else f" ± {score['deviation']:.3f}")
+
+
+def pictures(out: Path, data: str, seed: int, folder: Path) -> None:
+    """The last grids of the three models side by side."""
+    grids = [Image.open(sorted((out / f"{data}-{name}-{seed}" / "samples").glob("step-*.png"))[-1]) for name in MODELS]
+    width, height, gap = grids[0].width, grids[0].height, 16
+    page = Image.new("RGB", (len(grids) * (width + gap) - gap, height), "white")
+    for place, grid in enumerate(grids):
+        page.paste(grid, (place * (width + gap), 0))
+    page.save(folder / f"generation_{data.replace('-', '_')}.png", optimize=True)
+
+
+def main(args: Args) -> None:
+    """Run, then write."""
+    judges = {data: judge(args, data)["final"]["accuracy"] for data in BUDGETS}
+    # All models of a seed before the next seed: a run that is stopped early can be compared.
+    results = {
+        (data, name, seed): gan(args, data, name, seed) for seed in args.seeds for data in BUDGETS for name in MODELS
+    }
+    rows = [
+        summarise(data, name, [results[data, name, seed] for seed in args.seeds]) for data in BUDGETS for name in MODELS
+    ]
+    cost = costs(2 if args.quick else 15)
+    command = f"python recipes/generation_nano.py --seeds {','.join(map(str, args.seeds))}"
+    kept = {"command": command, "environment": environment(), "budgets": BUDGETS, "settings": SETTINGS,
+            "judges": judges, "rows": rows, "costs": cost}  # fmt: skip
+    home, images = (args.out, args.out) if args.quick else (HERE, IMAGES)
+    (home / "generation_nano.json").write_text(json.dumps(kept, indent=1) + "\n")
+    (home / "generation_nano.md").write_text(markdown(rows, cost, command))
+    for data in BUDGETS:
+        pictures(args.out, data, args.seeds[0], images)
+    print(markdown(rows, cost, command))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))
