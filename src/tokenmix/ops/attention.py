@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokenmix.errors import UserError, unknown_name
+from tokenmix.ops.attention_onednn import attention_by_onednn, rows_of, serves
 from tokenmix.ops.normalize import slot_offset
 
 __all__ = ["AttentionNormalization", "attention", "attention_probabilities"]
@@ -120,10 +121,12 @@ def _fused(
     key_mask = mask if key_mask is None else key_mask
     only_causal = causal and key_mask is None and bias is None
     allowed = None if only_causal else _allowed(key_mask, causal, query)
+    if bias is None and dropout == 0.0 and serves(query, key, value):
+        return attention_by_onednn(query, key, value, allowed, only_causal, scale)
     if bias is not None:
         allowed = bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
         allowed = allowed.to(query.dtype)
-    query, key, value = (_rows(x) for x in _equal_widths(query, key, value))
+    query, key, value = _equal_widths(query, key, value)
     out = F.scaled_dot_product_attention(
         query, key, value, attn_mask=allowed, dropout_p=dropout, is_causal=only_causal, scale=scale
     )
@@ -181,18 +184,9 @@ def _equal_widths(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Te
     width = max(query.shape[-1], value.shape[-1])
     if query.is_cuda:
         width = -(-width // 8) * 8
-    if query.shape[-1] == value.shape[-1] == width or not _fused_kernels_enabled():
-        return query, key, value
-    return _pad(query, width), _pad(key, width), _pad(value, width)
-
-
-def _rows(x: Tensor) -> Tensor:
-    """x with each head's numbers side by side, without which the fused kernels refuse it (pixels seen as tokens)."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _pad(x: Tensor, width: int) -> Tensor:
-    return F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x
+    if not _fused_kernels_enabled():
+        width = 0
+    return rows_of(query, width), rows_of(key, width), rows_of(value, width)
 
 
 def _fused_kernels_enabled() -> bool:

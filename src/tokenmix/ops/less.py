@@ -10,7 +10,7 @@ from torch import Tensor
 from tokenmix.errors import UserError
 from tokenmix.ops.attention import attention
 from tokenmix.ops.gating import resize_gate
-from tokenmix.ops.linear import LEAST_TOKENS, convolves, tokens_by_convolution
+from tokenmix.ops.onednn import batched_product, takes_onednn
 
 __all__ = [
     "Scores",
@@ -19,6 +19,10 @@ __all__ = [
     "transform_factored",
     "transform_scores",
 ]
+
+
+# With fewer numbers to mix, oneDNN's setting up costs what it gains.
+LEAST_NUMBERS = 2**15
 
 
 class Scores(NamedTuple):
@@ -171,7 +175,9 @@ def _leading(weight: Tensor, num_tokens: int) -> Tensor:
 
 def _row(bias: Tensor, num_tokens: int) -> Tensor:
     """A bias (n,) or (H, n) as (H or 1, N)."""
-    return F.pad(bias, (0, num_tokens - bias.shape[-1])).reshape(-1, num_tokens)
+    if torch.compiler.is_exporting() or num_tokens != bias.shape[-1]:
+        bias = F.pad(bias, (0, num_tokens - bias.shape[-1]))
+    return bias.reshape(-1, num_tokens)
 
 
 def _row_sums(psi: Tensor, mask: Tensor | None, like: Tensor) -> Tensor:
@@ -209,19 +215,15 @@ def _mix_tokens(weight: Tensor, x: Tensor) -> Tensor:
     one product: a broadcast one would copy it for each image.
     """
     batch, heads, num_tokens, width = x.shape
+    product = batched_product if takes_onednn(x, weight) and x.numel() >= LEAST_NUMBERS else torch.bmm
     if weight.dim() == 2:
-        rows = x.transpose(1, 2).flatten(2)
-        if convolves(rows, weight) and num_tokens >= LEAST_TOKENS:
-            flat = tokens_by_convolution(rows, weight)
-        else:
-            flat = torch.bmm(weight.expand(batch, -1, -1), rows)
+        flat = product(weight.expand(batch, -1, -1), x.transpose(1, 2).flatten(2))
         return flat.unflatten(2, (heads, width)).transpose(1, 2)
-    flat = torch.bmm(weight, x.permute(1, 2, 0, 3).reshape(heads, num_tokens, -1))
+    flat = product(weight, x.permute(1, 2, 0, 3).reshape(heads, num_tokens, -1))
     return flat.view(heads, num_tokens, batch, width).permute(2, 0, 1, 3)
 
 
 def _with_columns(x: Tensor, *columns: Tensor) -> Tensor:
-    """x (B, H, N, r) with further columns, each broadcasting to (B, H, N); the result lies in memory as (B, N, H, r),
-    ready for the next `_mix_tokens`."""
-    tall = [column.to(x.dtype).expand(x.shape[:-1]).transpose(1, 2).unsqueeze(-1) for column in columns]
-    return torch.cat([x.transpose(1, 2), *tall], dim=-1).transpose(1, 2)
+    """x (B, H, N, r) with further columns, each broadcasting to (B, H, N); contiguous, as attention wants it."""
+    tall = [column.to(x.dtype).expand(x.shape[:-1]).unsqueeze(-1) for column in columns]
+    return torch.cat([x, *tall], dim=-1)

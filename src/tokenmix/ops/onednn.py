@@ -1,0 +1,136 @@
+"""Batched float32 products by oneDNN instead of MKL, on CPUs with AVX-512."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import register_flop_formula
+
+__all__ = ["batched_product", "needs_operator", "onednn_products", "takes_onednn"]
+
+_AVX512 = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+
+_lock = threading.Lock()
+_inside = 0
+_before = "none"
+
+
+@contextmanager
+def onednn_products() -> Iterator[None]:
+    """Inside, PyTorch's own float32 products run on oneDNN, where that rounds as float32 does; else nothing changes.
+
+    PyTorch hands them to oneDNN once it is allowed to round what goes in to bfloat16. oneDNN makes use of that only
+    where the CPU has units for it (AMX); elsewhere it multiplies in float32. `_rounds_as_float32` sees which it is.
+
+    The permission is one of the process: products of other threads meanwhile take the same way, with the same accuracy.
+    """
+    global _inside, _before
+    if not _rounds_as_float32():
+        yield
+        return
+    with _lock:
+        if _inside == 0:
+            _before = _permission()
+            _permit("bf16")
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if _inside == 0:
+                _permit(_before)
+
+
+def takes_onednn(*tensors: Tensor) -> bool:
+    """Whether operators that are built on `onednn_products` serve these tensors: plain float32 on a CPU with AVX-512.
+
+    Not while exporting or tracing, so that a saved graph holds PyTorch's operators; not under autocast; not under the
+    transforms of torch.func and in forward mode, for which those operators have no rule.
+    """
+    # Exporting comes first, since looking at a tensor's size would restrict it.
+    if not _AVX512 or torch.compiler.is_exporting() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu"):
+        return False
+    if torch._C._are_functorch_transforms_active():
+        return False
+    return all(_plain(tensor) for tensor in tensors)
+
+
+def needs_operator(*tensors: Tensor) -> bool:
+    """Whether a call has to be a registered operator: for the compiler, or for gradients. It takes 0.05 ms more."""
+    differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return torch.compiler.is_compiling() or differentiated
+
+
+def batched_product(a: Tensor, b: Tensor) -> Tensor:
+    """a b of matrices, as `torch.bmm`, and as often differentiable.
+
+    Shape:
+        a (G, M, K), b (G, K, N) to (G, M, N).
+    """
+    return _operator(a, b) if needs_operator(a, b) else _multiply(a, b)
+
+
+def _multiply(a: Tensor, b: Tensor) -> Tensor:
+    with onednn_products():
+        return torch.bmm(a, b)
+
+
+_operator = torch.library.custom_op("tokenmix::batched_product", _multiply, mutates_args=())
+
+
+@_operator.register_fake
+def _(a: Tensor, b: Tensor) -> Tensor:
+    return a.new_empty(a.shape[0], a.shape[1], b.shape[2])
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    a, b = ctx.saved_tensors
+    to_a, to_b = ctx.needs_input_grad
+    return _operator(grad, b.mT) if to_a else None, _operator(a.mT, grad) if to_b else None
+
+
+_operator.register_autograd(_backward, setup_context=_keep)
+
+
+@register_flop_formula(torch.ops.tokenmix.batched_product)
+def _(a: Any, b: Any, *_: Any, **__: Any) -> int:
+    return 2 * a[0] * a[1] * a[2] * b[2]
+
+
+def _plain(tensor: Tensor) -> bool:
+    if type(tensor) not in (Tensor, torch.nn.Parameter) or forward_ad.unpack_dual(tensor).tangent is not None:
+        return False
+    return tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+
+
+@cache
+def _rounds_as_float32() -> bool:
+    """Whether oneDNN multiplies in float32 although it may do otherwise: tried once, on what bfloat16 rounds."""
+    if not _AVX512 or torch.cpu._is_amx_tile_supported():
+        return False
+    before = _permission()
+    matrix = torch.full((2, 128, 128), 1.0 + 2.0**-12)
+    try:
+        _permit("bf16")
+        product = torch.bmm(matrix, matrix)
+    finally:
+        _permit(before)
+    return bool((product - 128.0 * (1.0 + 2.0**-12) ** 2).abs().amax() < 1e-3)
+
+
+def _permission() -> str:
+    return torch.backends.mkldnn.matmul.fp32_precision  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _permit(precision: str) -> None:
+    torch.backends.mkldnn.matmul.fp32_precision = precision  # pyright: ignore[reportAttributeAccessIssue]
