@@ -1,0 +1,293 @@
+"""Climates of Blue Marble, one backbone and four heads: none, self-attention, external attention normalised two ways.
+
+    python recipes/segmentation_nano.py [--out runs/segmentation] [--seeds 0,1,2]
+
+Equal budget, held-out longitudes; mean IoU, time, memory; then memory and time of the blocks alone from 64 x 64 to
+512 x 512 places. Finished runs and measurements are kept, so the same command goes on where it stopped. Writes
+recipes/segmentation_nano.json and .md, and docs/images/segmentation_answers.png and segmentation_cost.png.
+"""
+
+import json
+import shutil
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import tyro
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from torch.nn.functional import cross_entropy
+
+from tokenmix.data.dense import Scenes, load_dense
+from tokenmix.environment import environment
+from tokenmix.layers import ExternalAttention2d
+from tokenmix.layers.base import Mixer
+from tokenmix.measure.memory import peak_memory
+from tokenmix.measure.speed import time_interleaved
+from tokenmix.models.segmentation import SelfAttention2d, create_segmenter
+from tokenmix.train.config import Numbers, TrainConfig
+from tokenmix.train.run import load_task, train
+
+HERE = Path(__file__).parent
+IMAGES = HERE.parent / "docs" / "images"
+BACKBONE = {"layers": (1, 1, 1, 1), "channels": (16, 32, 64, 128)}
+NETWORK: dict[str, Any] = {"backbone": "resnet18", "backbone_kwargs": BACKBONE, "output_stride": 8}
+SHARED: dict[str, Any] = {
+    "task": "semantic-segmentation", "model": "eanet_seg_nano", "data": "blue-marble:225", "batch_size": 4,
+    "epochs": 24, "lr": 3e-3, "precision": "bf16-mixed", "threads": 1, "device": "cpu", "log_every": 1000,
+    "checkpoint_every": 100_000,
+}  # fmt: skip
+HEADS: dict[str, dict[str, Any]] = {
+    "none": {"mixer": "none"},
+    "self": {"mixer": "self"},
+    "external, softmax, S 64": {"normalization": "softmax", "num_slots": 64},
+    **{f"external, double, S {slots}": {"num_slots": slots} for slots in (8, 32, 64, 256)},
+}
+BASE = {"miou": 0.59, "accuracy": 0.84}
+"""A random forest on colours with their surroundings, on this split."""
+WIDTH = 64
+ROWS = 5
+SIDES = (64, 128, 256, 512)
+CHUNK = 4096
+# Self-attention at 512 x 512 would take sixteen times as long as at 256 x 256.
+LONGEST = 30.0
+
+
+@dataclass(frozen=True)
+class Args:
+    """Train what is not yet trained, then write the tables and pictures."""
+
+    out: Path = Path("runs/segmentation")
+    """Folder of the run folders."""
+    seeds: Numbers = (0, 1, 2)
+    """Seeds, separated by commas."""
+    quick: bool = False
+    """A few steps of everything, to see that it runs; nothing is written beside the runs."""
+
+
+def one_run(args: Args, head: str, seed: int) -> dict[str, Any]:
+    """The result of one run, trained now if need be."""
+    folder = args.out / f"{head.replace(', ', '-').replace(' ', '')}-{seed}"
+    if not (folder / "result.json").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        less = {"max_steps": 3, "epochs": 1, "limit_eval": 3} if args.quick else {}
+        train(
+            TrainConfig(out=folder, seed=seed, model_kwargs={**NETWORK, **HEADS[head]}, **{**SHARED, **less}),
+            quiet=True,
+        )
+    result = json.loads((folder / "result.json").read_text())
+    result["commit"] = json.loads((folder / "config.json").read_text())["environment"]["commit"][:7]
+    result["folder"] = str(folder)
+    print(head, seed, f"{result['final']['miou']:.4f}", f"{result['seconds']:.0f} s", flush=True)
+    return result
+
+
+def summarise(head: str, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Mean and spread over seeds after the last epoch, and what the model costs."""
+    scores = [result["final"]["miou"] for result in results]
+    each = [result["final"]["class_iou"] for result in results]
+    return {
+        "head": head,
+        "miou": statistics.mean(scores),
+        "deviation": statistics.stdev(scores) if len(scores) > 1 else None,
+        "runs": scores,
+        "accuracy": statistics.mean(result["final"]["accuracy"] for result in results),
+        "class_iou": [statistics.mean(values) for values in zip(*each, strict=True)],
+        "parameters": results[0]["parameters"],
+        "macs": results[0]["macs"],
+        "images": results[0]["images"],
+        "seconds": statistics.median(result["seconds"] for result in results),
+        "step_bytes": step_bytes(head),
+        "commits": sorted({result["commit"] for result in results}),
+    }
+
+
+def step_bytes(head: str) -> int:
+    """Peak memory of a training step on a batch of tiles."""
+    model = create_segmenter(SHARED["model"], num_classes=7, img_size=225, **NETWORK, **HEADS[head])
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    images = torch.randn(SHARED["batch_size"], 3, 225, 225)
+    classes = torch.randint(7, (SHARED["batch_size"], 225, 225))
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(images)
+        cross_entropy(logits.float(), classes).backward()
+
+    step()
+    return peak_memory(step, "cpu")
+
+
+def blocks() -> dict[str, Mixer]:
+    """The blocks that are measured alone, each `WIDTH` wide."""
+    return {
+        "self": SelfAttention2d(WIDTH),
+        "external, all at once": ExternalAttention2d(WIDTH),
+        f"external, chunks of {CHUNK}": ExternalAttention2d(WIDTH, chunk_size=CHUNK),
+    }
+
+
+def cost(block: Mixer, side: int) -> dict[str, Any]:
+    """Multiply-adds, seconds and peak memory of a forward pass on a map of side x side places."""
+    x = torch.randn(1, WIDTH, side, side)
+    with torch.no_grad():
+        peak = peak_memory(lambda: block(x), "cpu")
+        started = time.perf_counter()
+        block(x)
+        # The first call of the measurement above has warmed up; a call of many seconds needs no second one.
+        seconds = time.perf_counter() - started
+        if seconds < 2:
+            seconds = time_interleaved({"block": lambda: block(x)}, repeats=5)["block"].median
+    return {"side": side, "macs": block.macs(side**2), "seconds": seconds, "bytes": peak}
+
+
+def costs(args: Args) -> dict[str, list[dict[str, Any]]]:
+    """Of each block on growing maps, until one would take too long."""
+    file = args.out / "costs.json"
+    if file.exists():
+        return json.loads(file.read_text())
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name, block in blocks().items():
+        rows = found.setdefault(name, [])
+        for side in SIDES[:2] if args.quick else SIDES:
+            if rows and rows[-1]["seconds"] * 16 > LONGEST and name == "self":
+                break
+            rows.append(cost(block.eval(), side))
+            print(name, rows[-1], flush=True)
+    file.write_text(json.dumps(found))
+    return found
+
+
+def shown(row: Mapping[str, Any]) -> str:
+    """A mean with its spread."""
+    return f"{row['miou']:.4f}" + ("" if row["deviation"] is None else f" ± {row['deviation']:.4f}")
+
+
+def markdown(found: Mapping[str, Any], command: str) -> str:
+    """The findings as tables."""
+    lines = [
+        f"Made by `{command}` on {environment()['cpu']}, one thread, bf16; after the last epoch, mean ± sample",
+        "standard deviation over the seeds; every head sees the same "
+        f"{found['heads'][0]['images']:,} tiles of 225 px in the same order.",
+        f"A random forest on colours and their surroundings: mean IoU {BASE['miou']}, accuracy {BASE['accuracy']}.",
+        "Seconds of one run, where other programs were running too: for planning, not for comparing. Memory is the",
+        f"peak of a training step of {SHARED['batch_size']} tiles beyond weights and input.",
+        "",
+        "| head | mean IoU | accuracy | parameters | MACs / tile | seconds | peak memory |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+        *(
+            f"| {row['head']} | {shown(row)} | {row['accuracy']:.4f} | {row['parameters']:,} "
+            f"| {row['macs'] / 1e6:.1f} M | {row['seconds']:.0f} | {row['step_bytes'] / 2**20:.0f} MiB |"
+            for row in found["heads"]
+        ),
+        "",
+        f"| IoU of a class | {' | '.join(found['classes'])} |",
+        f"|---|{'---:|' * len(found['classes'])}",
+        *(f"| {row['head']} | {' | '.join(f'{value:.3f}' for value in row['class_iou'])} |" for row in found["heads"]),
+        "",
+        f"One block of {WIDTH} channels on one map, forward, float32, {found['threads']} thread; the median of five",
+        "calls, or one call where it takes more than two seconds. Self-attention is PyTorch's fused kernel, which",
+        "never writes its map of N x N; that map would take the bytes in brackets.",
+        "",
+        "| block | places | MACs | seconds | peak beyond the input |",
+        "|---|---:|---:|---:|---:|",
+        *(_cost_row(name, row) for name, rows in found["costs"].items() for row in rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cost_row(name: str, row: Mapping[str, Any]) -> str:
+    places = row["side"] ** 2
+    written = f" ({4 * places**2 / 2**30:,.2g} GiB)" if name == "self" else ""
+    return (
+        f"| {name} | {row['side']} x {row['side']} | {row['macs'] / 1e9:.2f} G | {row['seconds']:.3g} "
+        f"| {row['bytes'] / 2**20:.1f} MiB{written} |"
+    )
+
+
+def draw_answers(folders: Mapping[str, Path], data: str, file: Path) -> None:
+    """Tiles of the test columns: the photograph, the truth, and what each head answers."""
+    scenes = load_dense(data, want="classes")
+    palette = np.array(scenes.palette, dtype=np.uint8)
+    tasks: dict[str, Any] = {head: load_task(folder)[0] for head, folder in folders.items()}
+    chosen = _varied(scenes.test)
+    figure = Figure(figsize=(2.1 * (2 + len(tasks)), 2.1 * len(chosen) + 0.7), layout="constrained")
+    grid = figure.subplots(len(chosen), 2 + len(tasks), squeeze=False)
+    for axes, place in zip(grid, chosen, strict=True):
+        scene = scenes.test.scene(place)
+        assert scene.classes is not None
+        pictures = {"image": scene.image.permute(1, 2, 0).numpy(), "truth": palette[scene.classes.numpy()]}
+        pictures |= {head: palette[task.answer(scene.image).numpy()] for head, task in tasks.items()}
+        for axis, (title, picture) in zip(axes, pictures.items(), strict=True):
+            axis.imshow(picture)
+            axis.set(xticks=[], yticks=[])
+            if place == chosen[0]:
+                axis.set_title(title, fontsize=9)
+    handles = [Patch(color=palette[i] / 255, label=name) for i, name in enumerate(scenes.classes)]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)
+    figure.savefig(file, dpi=110)
+
+
+def _varied(scenes: Scenes) -> list[int]:
+    """The tiles of most classes, one from each part of the set, so that they are of several continents."""
+    counts = [len(torch.unique(_classes(scenes, i))) for i in range(len(scenes))]
+    parts = np.array_split(np.arange(len(scenes)), ROWS)
+    return [int(max(part, key=lambda i: counts[i])) for part in parts if len(part)]
+
+
+def _classes(scenes: Scenes, place: int) -> torch.Tensor:
+    classes = scenes.scene(place).classes
+    assert classes is not None
+    return classes
+
+
+def draw_costs(found: Mapping[str, Sequence[Mapping[str, Any]]], file: Path) -> None:
+    """Seconds and peak memory over the places of the map, both axes logarithmic."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    for axis, key, label in zip(
+        figure.subplots(1, 2), ("seconds", "bytes"), ("seconds, forward", "peak, MiB"), strict=True
+    ):
+        for name, rows in found.items():
+            values = [row[key] / (2**20 if key == "bytes" else 1) for row in rows]
+            axis.plot([row["side"] ** 2 for row in rows], values, marker="o", label=name)
+        if key == "bytes":
+            places = [side**2 for side in SIDES[:2]]
+            axis.plot(places, [4 * n**2 / 2**20 for n in places], "k:", label="an N x N map, if it were written")
+        axis.set(xscale="log", yscale="log", xlabel="places of the map", ylabel=label)
+        axis.legend(frameon=False, fontsize=7)
+        axis.grid(alpha=0.3)
+    figure.savefig(file, dpi=110)
+
+
+def main(args: Args) -> None:
+    """Run, then write."""
+    if args.quick:
+        args = replace(args, out=args.out / "quick")
+    results = {head: [one_run(args, head, seed) for seed in args.seeds] for head in HEADS}
+    torch.set_num_threads(1)
+    folders = {head: Path(runs[0]["folder"]) for head, runs in results.items()}
+    described = json.loads((folders["none"] / "data.json").read_text())
+    command = f"python recipes/segmentation_nano.py --seeds {','.join(map(str, args.seeds))}"
+    found = {
+        "command": command, "environment": environment(), "shared": SHARED, "network": NETWORK, "base": BASE,
+        "classes": described["classes"], "threads": torch.get_num_threads(),
+        "heads": [summarise(head, runs) for head, runs in results.items()], "costs": costs(args),
+    }  # fmt: skip
+    images = args.out if args.quick else IMAGES
+    images.mkdir(parents=True, exist_ok=True)
+    shown_heads = ("none", "self", "external, double, S 64")
+    draw_answers({head: folders[head] for head in shown_heads}, SHARED["data"], images / "segmentation_answers.png")
+    draw_costs(found["costs"], images / "segmentation_cost.png")
+    home = args.out if args.quick else HERE
+    (home / "segmentation_nano.json").write_text(json.dumps(found, indent=1) + "\n")
+    (home / "segmentation_nano.md").write_text(markdown(found, command))
+    print(markdown(found, command))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))
