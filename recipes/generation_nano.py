@@ -2,8 +2,8 @@
 
     python recipes/generation_nano.py [--out runs/generation] [--seeds 0,1,2] [--quick]
 
-Each data set's images are judged by a classifier that is trained first, on all of its classes. Finished runs are kept, so
-the same command goes on where it stopped. Then a training step of each is timed, in turns, and its peak memory taken.
+Each data set's images are judged by a classifier that is trained first, on all of its classes. Finished runs are kept,
+so the same command goes on where it stopped. Then a training step of each is timed, in turns, with its peak memory.
 Writes recipes/generation_nano.json and .md, and docs/images/generation_*.png, the first seed's samples.
 """
 
@@ -78,7 +78,7 @@ def one_run(config: TrainConfig) -> dict[str, Any]:
 
 def judge(args: Args, data: str) -> dict[str, Any]:
     """The classifier by which a data set's images are judged."""
-    steps = {"max_steps": 20} if args.quick else {}
+    steps: dict[str, Any] = {"max_steps": 20} if args.quick else {}
     return one_run(
         TrainConfig(
             model="gmlp_nano", data=data, batch_size=64, out=args.out / f"judge-{data}", **SHARED, **JUDGES[data],
@@ -90,7 +90,7 @@ def judge(args: Args, data: str) -> dict[str, Any]:
 def gan(args: Args, data: str, attention: str, seed: int) -> dict[str, Any]:
     """One GAN."""
     settings = {**SETTINGS, "features": str(args.out / f"judge-{data}"), "classes": CLASSES[data]}
-    budget = {**BUDGETS[data], **({"max_steps": 20, "limit_eval": 100} if args.quick else {})}
+    budget: dict[str, Any] = {**BUDGETS[data], **({"max_steps": 20, "limit_eval": 100} if args.quick else {})}
     return one_run(
         TrainConfig(
             task="image-generation", model=MODELS[attention], data=data, batch_size=BATCH, seed=seed,
@@ -135,7 +135,7 @@ def training_step(model: GAN) -> Callable[[], object]:
 
 
 def costs(repeats: int) -> dict[str, dict[str, float]]:
-    """Parameters, multiply-adds, milliseconds of a step in turns with the others' on one thread, and its peak memory."""
+    """Parameters, multiply-adds, milliseconds of a step (in turns, one thread) and its peak memory."""
     torch.set_num_threads(1)
     models = {
         name: create_gan(model, channels=1).to(memory_format=torch.channels_last) for name, model in MODELS.items()
@@ -157,8 +157,8 @@ def costs(repeats: int) -> dict[str, dict[str, float]]:
 def markdown(rows: Sequence[dict[str, Any]], cost: dict[str, dict[str, float]], command: str) -> str:
     """Both tables."""
     lines = [
-        f"Made by `{command}` on {environment()['cpu']}, one thread; scores after the last epoch, mean ± sample standard",
-        "deviation over the seeds. Distances: less is better; score and match: more is better.",
+        f"Made by `{command}` on {environment()['cpu']}, one thread; scores after the last epoch, mean ± sample",
+        "standard deviation over the seeds. Distances: less is better; score and match: more is better.",
         "",
         "| data | attention | feature_fd | feature_kd | class_score | class_match | thumbnail_fd |",
         "|---|---|---:|---:|---:|---:|---:|",

@@ -1,4 +1,4 @@
-"""Recipes of image generation: their networks are the published ones, their commands parse, every value has its mark."""
+"""Recipes of image generation: their settings are possible, their commands parse, every value has its mark."""
 
 import re
 from pathlib import Path
