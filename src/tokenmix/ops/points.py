@@ -120,7 +120,10 @@ def nearest_neighbours(
     batch, places = points.shape[:2]
     if not places:
         raise UserError("a cloud without points has no neighbours; leave it out")
-    chunk_size = chunk_size or max(1, _HELD // (batch * places))
+    if chunk_size is None:
+        # A graph is one for batches of every size.
+        whole = torch.compiler.is_compiling() or torch.compiler.is_exporting()
+        chunk_size = queries.shape[1] if whole else max(1, _HELD // (batch * places))
     found = [
         _nearest(part, points[..., :3].detach(), min(count, places), mask)
         for part in queries[..., :3].detach().split(chunk_size, dim=1)

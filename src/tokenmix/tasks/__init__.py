@@ -54,6 +54,16 @@ TASKS: dict[str, TaskSpec] = {
         "QuestionAnswering",
         "the answer's span in a context, or none; exact match, F1",
     ),
+    "point-classification": TaskSpec(
+        "tokenmix.tasks.point_classification",
+        "PointClassification",
+        "one class for each cloud of points; overall and balanced accuracy",
+    ),
+    "point-segmentation": TaskSpec(
+        "tokenmix.tasks.point_segmentation",
+        "PointSegmentation",
+        "a part for each point of a cloud; mean intersection over union",
+    ),
     "image-generation": TaskSpec(
         "tokenmix.tasks.image_generation", "ImageGeneration", "images of a class from noise, by a GAN; Fréchet distances"
     ),

@@ -168,7 +168,7 @@ class NeighbourEmbedding(nn.Module):
         chosen = farthest_points(points, self.centres[0], mask=mask)
         x, places, taking = self._stem(points, mask), points[..., :3], mask
         for i, (stage, count) in enumerate(zip(self.stages, self.centres)):
-            index = chosen.places if i == 0 else torch.arange(count, device=x.device).expand(len(x), -1)
+            index = chosen.places if i == 0 else torch.arange(count, device=x.device).expand(x.shape[0], -1)
             kept = _needed(chosen.mask[:, :count])
             x, places = self._stage(stage, x, places, index, taking, kept)
             taking = kept
@@ -195,7 +195,7 @@ class NeighbourEmbedding(nn.Module):
     def _every(self, points: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """All points remain: the neighbours are the same in every stage."""
         x, places = self._stem(points, mask), points[..., :3]
-        index = torch.arange(points.shape[1], device=points.device).expand(len(points), -1)
+        index = torch.arange(points.shape[1], device=points.device).expand(points.shape[0], -1)
         near = nearest_neighbours(places, places, self.num_neighbours, mask=mask)
         for stage in self.stages:
             x = _local(stage, group_points(x, index, near), mask)
