@@ -44,7 +44,7 @@ JUDGES: dict[str, dict[str, Any]] = {
     "emoji": {"epochs": 12},
 }
 SHARED: dict[str, Any] = {"img_size": 32, "threads": 1, "device": "cpu"}
-SETTINGS: dict[str, Any] = {"lr_g": 5e-4, "lr_d": 1e-3, "ema": 0.99}
+SETTINGS: dict[str, Any] = {"lr_g": 5e-4, "lr_d": 1e-3, "ema": 0.995}
 SCORES = ("feature_fd", "feature_kd", "class_score", "class_match", "thumbnail_fd")
 BATCH = 32
 

@@ -80,7 +80,7 @@ class Killed(BaseException):
     """Stands for the end of the process."""
 
 
-@pytest.mark.parametrize"model", ["sagan_nano", pytest.param("eagan_nano", marks=pytest.mark.slow)]
+@pytest.mark.parametrize("model", ["sagan_nano", pytest.param("eagan_nano", marks=pytest.mark.slow)])
 def test_resume_is_bit_equal_in_mid_epoch(tmp_path, monkeypatch, model):
     config = dataclasses.replace(CONFIG, model=model)
     whole = train(dataclasses.replace(config, out=tmp_path / "whole"), quiet=True)
