@@ -38,8 +38,8 @@ IMAGES = HERE.parent / "docs" / "images"
 BACKBONE = {"layers": (1, 1, 1, 1), "channels": (16, 32, 64, 128)}
 NETWORK: dict[str, Any] = {"backbone": "resnet18", "backbone_kwargs": BACKBONE, "output_stride": 8}
 SHARED: dict[str, Any] = {
-    "task": "semantic-segmentation", "model": "eanet_seg_nano", "data": "blue-marble:225", "batch_size": 4,
-    "epochs": 24, "lr": 3e-3, "precision": "bf16-mixed", "threads": 1, "device": "cpu", "log_every": 1000,
+    "task": "semantic-segmentation", "model": "eanet_seg_nano", "data": "blue-marble:225", "batch_size": 8,
+    "epochs": 32, "lr": 4e-3, "precision": "bf16-mixed", "threads": 1, "device": "cpu", "log_every": 1000,
     "checkpoint_every": 100_000,
 }  # fmt: skip
 HEADS: dict[str, dict[str, Any]] = {
