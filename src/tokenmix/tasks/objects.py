@@ -155,7 +155,9 @@ class ObjectTask(TaskModule):
         """Keep the metrics as plain values, those of the classes by name."""
         super().on_validation_epoch_end()
         for name in [name for name in self.results if name.endswith("per_class")]:
-            self.results[name] = dict(zip(self.data["classes"], self.results[name], strict=True))
+            # torchmetrics makes one number of a table of one.
+            values = self.results[name] if isinstance(self.results[name], list) else [self.results[name]]
+            self.results[name] = dict(zip(self.data["classes"], values, strict=True))
 
     @torch.no_grad()
     def find(self, images: Sequence[Tensor]) -> list[Found]:

@@ -22,7 +22,7 @@ from tokenmix.layers.external import Tie
 from tokenmix.models.isotropic import BlockMap
 from tokenmix.models.lavit import LaViT
 from tokenmix.models.pretrained import check_source, fetching
-from tokenmix.models.registry import create_model
+from tokenmix.models.registry import create_model, list_models
 from tokenmix.models.segmentation.blocks import ContextName, make_context
 
 __all__ = ["Body", "LaViTBody", "Norm", "ResNetBody"]
@@ -115,7 +115,8 @@ class ResNetBody(Body):
         given: dict[str, Any] = {**(backbone_kwargs or {}), **({"norm_layer": group} if norm == "group" else {})}
         net = _resnet(backbone, pretrained_backbone, {**given, "out_indices": tuple(levels), "device": device})
         if norm == "frozen":
-            net = freeze_batch_norm_2d(net)
+            with torch.device(device or "cpu"):
+                net = freeze_batch_norm_2d(net)
         self.net: Any = net
         for name, parameter in self.net.named_parameters():
             stage = int(name[5]) if name.startswith("layer") else 0
@@ -178,9 +179,10 @@ class LaViTBody(Body):
         device: Any = None,
     ) -> None:
         super().__init__()
+        if backbone not in list_models("lavit*"):
+            raise UserError(f"backbone {backbone!r} is no LaViT; give one of {', '.join(list_models('lavit*'))}")
         net = create_model(backbone, num_classes=0, img_size=img_size, **(backbone_kwargs or {}), device=device)
-        if not isinstance(net, LaViT):
-            raise UserError(f"backbone {backbone!r} is no LaViT; give one of tokenmix.list_models('lavit*')")
+        assert isinstance(net, LaViT)
         self.net, self.levels = net, list(levels)
         net.prune_intermediate_layers(self.levels, prune_norm=True)
         self.widths = [net.feature_info[i]["num_chs"] for i in levels]

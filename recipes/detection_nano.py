@@ -1,0 +1,249 @@
+"""Detection of trees and masks of composed items: no attention, self-attention, external attention; equal budget.
+
+    python recipes/detection_nano.py [--out runs/detection] [--seeds 0,1,2]
+
+Detection of tree crowns on photographs of places that were not trained on, and instance segmentation on composed scenes
+of real items, each with the block behind the last stage of a thin ResNet-18 as `none`, `self` and `external`. Finished
+runs are kept, so the same command goes on where it stopped. Writes recipes/detection_nano.json and .md, and
+docs/images/detection_curves.png and detection_scenes.png.
+"""
+
+import csv
+import dataclasses
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from tokenmix.environment import environment
+from tokenmix.tasks import get_task
+from tokenmix.tasks.object_files import draw_objects
+from tokenmix.tasks.objects import ObjectTask
+from tokenmix.train.config import Numbers, TrainConfig
+from tokenmix.train.plan import seed_everything
+from tokenmix.train.run import load_task, train
+from tokenmix.train.trainer import validate
+
+HERE = Path(__file__).parent
+PICTURES = HERE.parent / "docs" / "images"
+MIXERS = ("none", "self", "external")
+SHARED: dict[str, Any] = {
+    "batch_size": 8, "lr": 2e-3, "clip_grad": 10.0, "threads": 1, "device": "cpu", "log_every": 25,
+    "checkpoint_every": 100_000,
+}  # fmt: skip
+# Crowns keep their size: the network looks at 192 px of a photograph at a time, in training as in testing.
+JOBS: dict[str, dict[str, Any]] = {
+    "trees": {
+        "task": "detection", "data": "trees", "model": "faster_rcnn_nano", "epochs": 5, "batch_size": 4,
+        "task_kwargs": {
+            "crop": 192, "crops": 8, "min_size": 192, "max_size": 192, "window": 192, "overlap": 0.3,
+            "scales": (0.8, 1.0, 1.25),
+        },
+    },
+    "composed": {
+        "task": "instance-segmentation", "data": "composed", "model": "mask_rcnn_nano", "epochs": 2, "limit": 1300,
+        "limit_eval": 100, "task_kwargs": {"min_size": 128, "max_size": 128},
+    },
+}  # fmt: skip
+METRICS = {
+    "trees": ("map", "map_50", "mar"),
+    "composed": ("map", "map_50", "box_map", "box_map_50"),
+}
+
+
+@dataclass(frozen=True)
+class Args:
+    """Train what is not yet trained, then write tables and pictures."""
+
+    out: Path = Path("runs/detection")
+    """Folder of the run folders."""
+    seeds: Numbers = (0, 1, 2)
+    """Seeds, separated by commas."""
+    quick: bool = False
+    """A few steps of everything, to see that it runs; nothing is written beside the runs."""
+    one: str | None = None
+    """Train this run alone, a name such as trees-self-0: what the script calls for each, in a process of its own."""
+
+
+def config_of(args: Args, job: str, mixer: str, seed: int) -> TrainConfig:
+    """The settings of a run."""
+    folder = args.out / f"{job}-{mixer}-{seed}"
+    settings = {**SHARED, **JOBS[job], "model_kwargs": {"mixer": mixer}, "seed": seed, "out": folder}
+    if args.quick:
+        settings |= {"max_steps": 4, "epochs": 1, "limit_eval": 2, "log_every": 1}
+    return TrainConfig(**settings)
+
+
+def untrained(config: TrainConfig) -> dict[str, float]:
+    """What the run's first weights score."""
+    kind = get_task(config.task)
+    data = kind.load_data(config)
+    seed_everything(config.seed, 0, 0)
+    description = json.loads(json.dumps(data.describe()))
+    task = kind(kind.build_model(config, description), config, description)
+    found = validate(task, data, config, config.batch_size)
+    return {name: found[name] for name in METRICS[config.data]}
+
+
+def train_one(config: TrainConfig) -> None:
+    """One run, with what its first weights score beside it."""
+    assert config.out is not None
+    shutil.rmtree(config.out, ignore_errors=True)
+    first = untrained(config)
+    train(dataclasses.replace(config), quiet=True)
+    (config.out / "untrained.json").write_text(json.dumps(first) + "\n")
+
+
+def one_run(args: Args, job: str, mixer: str, seed: int) -> dict[str, Any]:
+    """The result of one run, trained now, in a process of its own whose memory is measured, if need be."""
+    config = config_of(args, job, mixer, seed)
+    folder = config.out
+    assert folder is not None
+    if not (folder / "untrained.json").exists():
+        command = [sys.executable, __file__, "--out", str(args.out), "--one", f"{job}-{mixer}-{seed}"]
+        subprocess.run([*command, *(["--quick"] if args.quick else [])], check=True)
+    result = json.loads((folder / "result.json").read_text())
+    result["commit"] = json.loads((folder / "config.json").read_text())["environment"]["commit"][:7]
+    result["untrained"] = json.loads((folder / "untrained.json").read_text())
+    with (folder / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    result["curve"] = [(int(row["images"]), float(row["val_map"])) for row in rows if row["val_map"]]
+    result["losses"] = [(int(row["images"]), float(row["train_loss"])) for row in rows if row["train_loss"]]
+    shown = {name: round(result["final"][name], 4) for name in METRICS[job]}
+    print(job, mixer, seed, shown, f"{result['seconds']:.0f} s", flush=True)
+    return result
+
+
+def summarise(job: str, mixer: str, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Mean and spread over seeds of what is found after the last epoch, and what a run costs."""
+    spread: dict[str, Any] = {}
+    for name in METRICS[job]:
+        scores = [result["final"][name] for result in results]
+        spread[name] = {
+            "mean": statistics.mean(scores),
+            "deviation": statistics.stdev(scores) if len(scores) > 1 else None,
+            "runs": scores,
+            "untrained": statistics.mean(result["untrained"][name] for result in results),
+        }
+    return {
+        "job": job,
+        "mixer": mixer,
+        **spread,
+        "parameters": results[0]["parameters"],
+        "macs": results[0]["macs"],
+        "images": results[0]["images"],
+        "seconds": statistics.median(result["seconds"] for result in results),
+        "peak_memory": statistics.median(result["peak_memory"]["process"] for result in results),
+        "curves": [result["curve"] for result in results],
+        "losses": [result["losses"] for result in results],
+        "commits": sorted({result["commit"] for result in results}),
+    }
+
+
+def draw_curves(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
+    """Loss and average precision over the images seen, a line for each seed."""
+    figure = Figure(figsize=(10, 6.5), layout="constrained")
+    axes: Any = figure.subplots(2, len(JOBS), squeeze=False)
+    for column, job in enumerate(JOBS):
+        for color, row in zip(("tab:grey", "tab:orange", "tab:blue"), [r for r in rows if r["job"] == job]):
+            for axis, lines in zip(axes[:, column], (row["losses"], row["curves"])):
+                for i, line in enumerate(lines):
+                    axis.plot(*zip(*line), color=color, alpha=0.8, label=row["mixer"] if i == 0 else None)
+        axes[0, column].set(title=f"{job}: loss in training", yscale="log")
+        axes[1, column].set(title=f"{job}: mAP, held out", xlabel="images seen", ylim=(0, None))
+        axes[1, column].legend(frameon=False)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=100)
+
+
+@torch.no_grad()
+def draw_scenes(args: Args, file: Path) -> None:
+    """Test images with what is there and what external attention's first seed finds from a score of 0.5 on."""
+    count = 3
+    figure = Figure(figsize=(4 * count, 4 * 2 * len(JOBS)), layout="constrained")
+    axes: Any = figure.subplots(2 * len(JOBS), count)
+    for place, job in enumerate(JOBS):
+        task, config, description = load_task(args.out / f"{job}-external-{args.seeds[0]}")
+        assert isinstance(task, ObjectTask)
+        test = type(task).load_data(config, like=description).test
+        for column, index in enumerate(torch.linspace(0, len(test) - 1, count).long()):
+            batch = test.read(index[None], 0)
+            image = batch["images"][0]
+            found = {
+                name: value[task.find([image])[0]["scores"] >= 0.5] for name, value in task.find([image])[0].items()
+            }
+            pixels, classes = (image * 255).round().to(torch.uint8), description["classes"]
+            for row, objects, title in ((0, batch["targets"][0], "there"), (1, found, "found")):
+                kept = {name: objects[name] for name in ("boxes", "labels", "masks", "scores") if name in objects}
+                _show(axes[2 * place + row, column], draw_objects(pixels, kept, classes), f"{job}: {title}")
+    figure.savefig(file, dpi=70)
+
+
+def _show(axis: Axes, image: torch.Tensor, title: str) -> None:
+    axis.imshow(image.permute(1, 2, 0).numpy())
+    axis.set(title=title, xticks=[], yticks=[])
+
+
+def markdown(rows: Sequence[Mapping[str, Any]], command: str) -> str:
+    """The rows as one table for each job."""
+    lines = [
+        f"Made by `{command}` on {environment()['cpu']}, one thread; after the last epoch, mean ± sample standard",
+        "deviation over the seeds, in brackets what the first weights score. Every mixer sees the same images in the",
+        "same order. Seconds and peak memory are of one run's process, where other programs were running too: for planning,",
+        "not for comparing.",
+    ]
+    for job in JOBS:
+        names, chosen = METRICS[job], [row for row in rows if row["job"] == job]
+        lines += [
+            "",
+            " | ".join([f"| {job}, {JOBS[job]['model']}", *names, "parameters", "images", "seconds", "peak memory |"]),
+            "|---|" + "---:|" * (len(names) + 4),
+            *(
+                f"| {row['mixer']} | " + " | ".join(_shown(row[name]) for name in names)
+                + f" | {row['parameters']:,} | {row['images']:,} | {row['seconds']:.0f} "
+                f"| {row['peak_memory'] / 2**20:,.0f} MiB |"
+                for row in chosen
+            ),
+        ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _shown(score: Mapping[str, Any]) -> str:
+    spread = "" if score["deviation"] is None else f" ± {score['deviation']:.3f}"
+    return f"{score['mean']:.3f}{spread} ({score['untrained']:.3f})"
+
+
+def main(args: Args) -> None:
+    """Run, then write."""
+    if args.one is not None:
+        job, mixer, seed = args.one.split("-")
+        train_one(config_of(args, job, mixer, int(seed)))
+        return
+    rows = [
+        summarise(job, mixer, [one_run(args, job, mixer, seed) for seed in args.seeds])
+        for job in JOBS
+        for mixer in MIXERS
+    ]
+    command = f"python recipes/detection_nano.py --seeds {','.join(map(str, args.seeds))}"
+    folder = args.out if args.quick else PICTURES
+    draw_curves(rows, folder / "detection_curves.png")
+    draw_scenes(args, folder / "detection_scenes.png")
+    print(markdown(rows, command))
+    if not args.quick:
+        kept = {"command": command, "environment": environment(), "jobs": JOBS, "shared": SHARED, "rows": rows}
+        (HERE / "detection_nano.json").write_text(json.dumps(kept, indent=1, default=str) + "\n")
+        (HERE / "detection_nano.md").write_text(markdown(rows, command))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))
