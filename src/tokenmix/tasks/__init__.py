@@ -65,7 +65,7 @@ TASKS: dict[str, TaskSpec] = {
         "a part for each point of a cloud; mean intersection over union",
     ),
     "image-generation": TaskSpec(
-        "tokenmix.tasks.image_generation", "ImageGeneration", "images of a class from noise, by a GAN; Fréchet distances"
+        "tokenmix.tasks.image_generation", "ImageGeneration", "images of a class from noise, by a GAN; Fréchet distance"
     ),
 }
 TEXT_TASKS = frozenset({"masked-lm", "text-classification", "question-answering"})
