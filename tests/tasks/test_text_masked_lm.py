@@ -64,7 +64,8 @@ def result(run: Path) -> dict[str, Any]:
 def rows(run: Path) -> list[dict[str, str]]:
     with (run / "metrics.csv").open(newline="") as file:
         return [
-            {k: v for k, v in row.items() if k not in ("seconds", "images_per_second")} for row in csv.DictReader(file)
+            {k: v for k, v in row.items() if k not in ("seconds", "sequences_per_second")}
+            for row in csv.DictReader(file)
         ]
 
 

@@ -85,6 +85,8 @@ def _load(target: str | Path) -> tuple[nn.Module, Mapping[str, Any], bool]:
 
         model, _, description = load_run(Path(target))
         return model.cpu().float().eval(), description, True
+    if "_text_" in str(target):
+        raise UserError(f"{str(target)!r} is a text model; inspect a run of it: tokenmix inspect RUN [SENTENCE]")
     if str(target) not in list_all_models():
         known = ", ".join(list_all_models())
         raise UserError(f"{str(target)!r} is neither a run folder nor a model; models: {known}")

@@ -25,7 +25,7 @@ from tokenmix.measure.report import write_report
 from tokenmix.measure.results import Results, Run, Twin
 from tokenmix.measure.twin_costs import TwinCost, measure_twins
 from tokenmix.measure.twin_runs import RunPlan, claim_folder, is_finished, plan_runs, read_run, run_twin
-from tokenmix.tasks import get_task
+from tokenmix.tasks import TEXT_TASKS, get_task
 from tokenmix.tasks.base import TaskData, TaskModule
 from tokenmix.train.config import CompareConfig, TrainConfig
 from tokenmix.train.plan import check_config, make_plan
@@ -44,6 +44,12 @@ def compare(config: CompareConfig, *, quiet: bool = False) -> Path:
     console = Console(quiet=quiet)
     for mixer in config.mixers:
         get_spec(mixer)
+    if config.task in TEXT_TASKS:
+        raise UserError(
+            f"a comparison is of mixers in a skeleton for images, got --task {config.task}; of text train "
+            f"gmlp_text_nano, amlp_text_nano and bert_text_nano, which have equal parameters: "
+            f"tokenmix train {config.task}"
+        )
     if not config.mixers or not config.seeds:
         raise UserError(
             "a comparison needs at least one mixer and one seed, for example --mixers self,external --seeds 0"

@@ -217,6 +217,8 @@ def _is_model(name: str) -> bool:
 
 
 def _unknown(name: str) -> UserError:
+    if "_text_" in name:
+        return UserError(f"{name!r} is a text model, whose cost is counted by: tokenmix info {name}")
     told = unknown_name("mixer or model", name, {*list_mixers(), *list_models(), *timm.list_models()})
     # Nobody reads a list of more than a thousand names.
     if "did you mean" in str(told):

@@ -4,7 +4,7 @@ import csv
 import json
 import shutil
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -130,7 +130,7 @@ def read_run(plan: RunPlan, failure: str, metric: str, out: Path) -> Run:
         message="",
         score=result["final"][metric],
         seconds=result["seconds"],
-        images_per_second=result["images_per_second"],
+        images_per_second=result[f"{_unit(result)}_per_second"],
         confusion=result["final"].get("confusion"),
     )
 
@@ -144,4 +144,10 @@ def _metrics(file: Path) -> list[dict[str, str]]:
 
 def _curve(rows: Sequence[dict[str, Any]], column: str) -> Curve:
     kept = [row for row in rows if row.get(column)]
-    return Curve(*([float(row[name]) for row in kept] for name in ("images", "seconds", column)))
+    names = (_unit(kept[0]), "seconds", column) if kept else ()
+    return Curve(*([float(row[name]) for row in kept] for name in names))
+
+
+def _unit(names: Iterable[str]) -> str:
+    """What a run counted, from the name of its rate."""
+    return next(name.removesuffix("_per_second") for name in names if name.endswith("_per_second"))

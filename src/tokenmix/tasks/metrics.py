@@ -4,8 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.classification import MulticlassF1Score
 
-__all__ = ["Accuracy", "CrossEntropy", "Mean", "Perplexity"]
+__all__ = ["Accuracy", "CrossEntropy", "Mean", "Perplexity", "PositiveF1"]
 
 
 class Mean(Metric):
@@ -62,3 +63,14 @@ class Accuracy(Metric):
     def compute(self) -> Tensor:
         """The share so far."""
         return self.correct / self.count
+
+
+class PositiveF1(MulticlassF1Score):
+    """F1 of the second of two classes, as GLUE measures MRPC and QQP."""
+
+    def __init__(self) -> None:
+        super().__init__(num_classes=2, average="none", validate_args=False)
+
+    def compute(self) -> Tensor:
+        """The F1 so far."""
+        return super().compute()[1]

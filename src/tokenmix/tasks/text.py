@@ -65,6 +65,10 @@ class TextTask(TaskModule):
         if "classes" in data:
             # A number instead of classes is one answer.
             given["num_labels"] = len(data["classes"]) or 1
+            if data["classes"]:
+                # So that a pipeline of transformers tells the names.
+                given["id2label"] = dict(enumerate(data["classes"]))
+                given["label2id"] = {name: i for i, name in enumerate(data["classes"])}
         model = getattr(text, cls.network)(text.create_config(config.model, **{**given, **config.model_kwargs}))
         return model.train()
 

@@ -7,14 +7,19 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassF1Score
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassConfusionMatrix,
+    MulticlassF1Score,
+    MulticlassMatthewsCorrCoef,
+)
 from torchmetrics.regression import PearsonCorrCoef, SpearmanCorrCoef
 
 from tokenmix.data.text.encoded import EncodedText
 from tokenmix.data.text.labelled import LabelledData, load_labelled
 from tokenmix.errors import UserError
 from tokenmix.tasks.base import TaskRecipe
-from tokenmix.tasks.metrics import CrossEntropy
+from tokenmix.tasks.metrics import CrossEntropy, PositiveF1
 from tokenmix.tasks.text import Sentence, TextTask, inputs_of, read_sentences, tokenizer_for
 from tokenmix.tasks.text_data import TextData
 
@@ -37,8 +42,8 @@ class TextClassification(TextTask):
     def __init__(self, model: Any, config: TaskRecipe, data: Mapping[str, Any]) -> None:
         super().__init__(model, config, data)
         self.classes: list[str] = list(data["classes"])
-        if not self.classes:
-            self.headline = "pearson"  # type: ignore[misc]
+        # The first of those that are usual for the data.
+        self.headline = data.get("metrics", ["accuracy" if self.classes else "pearson"])[0]  # type: ignore[misc]
 
     @classmethod
     def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> TextData:
@@ -55,6 +60,8 @@ class TextClassification(TextTask):
             "classes": texts.classes, "pairs": texts.train.pairs is not None, "cut": train.cut + test.cut,
             "source": texts.source,
         }  # fmt: skip
+        if texts.classes and texts.metrics != ("accuracy",):
+            description["metrics"] = list(texts.metrics)
         return TextData(train, test, tokenizer=tokenizer, config=config, length=length, description=description)
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -69,7 +76,7 @@ class TextClassification(TextTask):
     def metrics(self) -> MetricCollection:
         """Accuracy, macro F1, loss, and of up to 200 classes the confusion matrix (true x predicted).
 
-        Of numbers Pearson's and Spearman's correlation.
+        Of numbers Pearson's and Spearman's correlation; of GLUE's CoLA also Matthews' correlation, of MRPC and QQP F1.
         """
         if not self.data["classes"]:
             return MetricCollection(
@@ -81,6 +88,11 @@ class TextClassification(TextTask):
             "macro_f1": MulticlassF1Score(average="macro", **options),
             "loss": CrossEntropy(),
         }
+        own = self.data.get("metrics", ())
+        if "matthews" in own:
+            chosen["matthews"] = MulticlassMatthewsCorrCoef(**options)
+        if "f1" in own:
+            chosen["f1"] = PositiveF1()
         if options["num_classes"] <= CONFUSION_CLASSES:
             chosen["confusion"] = MulticlassConfusionMatrix(**options)
         return MetricCollection({**chosen}, compute_groups=False)

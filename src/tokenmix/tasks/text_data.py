@@ -44,4 +44,6 @@ class TextData(NumberedData):
         """Keep the tokenizer in the run folder."""
         # It notes the length that it was last called with; the next call gives its own.
         self.tokenizer.backend_tokenizer.no_truncation()
+        # What transformers' pipelines cut a text to.
+        self.tokenizer.model_max_length = self.description["seq_len"]
         save_tokenizer(self.tokenizer, run / TOKENIZER)

@@ -24,12 +24,14 @@ class Recorder(L.Callback):
     """Writes one row every `log_every` steps and one after each epoch; a row has the mean loss since the row before.
 
     Losses stay on the device until a row is due, so that a step never waits for the device. Of several processes the
-    first one writes, the mean over all of them.
+    first one writes, the mean over all of them. What was seen is counted in a column that has the name of the data's
+    unit, such as images or sequences.
     """
 
     def __init__(self, run: Path, plan: Plan, progress: Progress, *, log_every: int, quiet: bool, unit: str) -> None:
         self.path, self.plan, self.progress = run / "metrics.csv", plan, progress
         self.log_every, self.quiet, self.unit = log_every, quiet, unit
+        self.counted = unit
         self.pending: list[dict[str, Tensor]] = []
         self.first = ranks().first
         self.started = self.lr = self.rate = 0.0
@@ -39,6 +41,9 @@ class Recorder(L.Callback):
             self.board = _board(run / "tensorboard", progress.step)
             self.columns = _cut(self.path, progress.csv_bytes)
             self.file = self.path.open("a", newline="")
+            if "images" in self.columns:
+                # A run that goes on keeps its columns; before 2026-11-21 they had that name in every task.
+                self.counted = "images"
         self.latest: dict[str, float] = {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -141,14 +146,14 @@ class Recorder(L.Callback):
         images, seconds = (now - then for now, then in zip((progress.images, progress.train_seconds), self.row_start))
         self.row_start = (progress.images, progress.train_seconds)
         self.pending.clear()
-        return {"images_per_second": round(images / seconds, 2), "lr": self.lr, **means}
+        return {f"{self.counted}_per_second": round(images / seconds, 2), "lr": self.lr, **means}
 
     def _write(self, values: dict[str, float]) -> None:
         progress = self.progress
         self.latest = {**self.latest, **values}
         if not self.first:
             return
-        place = {"step": progress.step, "epoch": progress.epoch + 1, "images": progress.images}
+        place = {"step": progress.step, "epoch": progress.epoch + 1, self.counted: progress.images}
         self._append({**place, "seconds": round(progress.train_seconds, 4), **values})
         for name, value in values.items():
             self.board.add_scalar(name.replace("_", "/", 1), value, progress.step)
@@ -169,7 +174,7 @@ class Recorder(L.Callback):
         return (
             f"epoch {progress.epoch + 1}/{self.plan.epochs}  step {progress.step}/{self.plan.total_steps}  "
             f"loss {latest['train_loss']:.4f}  {task.headline} {latest['val_' + task.headline]:.4f}  "
-            f"{latest['images_per_second']:,.0f} {self.unit}/s"
+            f"{latest[f'{self.counted}_per_second']:,.0f} {self.unit}/s"
         )
 
 

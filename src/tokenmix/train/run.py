@@ -6,7 +6,7 @@ is done, result.json:
     metrics      of the weights in model.safetensors, which are those of the best epoch
     final        the same after the last epoch
     best_epoch, epochs, steps, images
-    seconds      of training, without evaluation; eval_seconds, images_per_second
+    seconds      of training, without evaluation; eval_seconds, images_per_second or what the data's unit is
     parameters, macs, peak_memory (bytes: `process` since it started, `cuda` on the device)
     environment
 """
@@ -280,12 +280,13 @@ def _work(run: Path, session: Session, progress: Progress, state: dict[str, Any]
         headline, unit = session.task.headline, session.data.unit
         print(
             f"{headline} {result['metrics'][headline]:.4f} (epoch {result['best_epoch']} of {plan.epochs}), "
-            f"{result['seconds']:.1f} s of training, {result['images_per_second']:,.0f} {unit}/s; run folder {run}"
+            f"{result['seconds']:.1f} s of training, {result[f'{unit}_per_second']:,.0f} {unit}/s; run folder {run}"
         )
     return run
 
 
 def _result(session: Session, progress: Progress) -> dict[str, Any]:
+    unit = session.data.unit
     return {
         "task": session.config.task,
         "model": session.config.model,
@@ -296,10 +297,10 @@ def _result(session: Session, progress: Progress) -> dict[str, Any]:
         "best_epoch": progress.best_epoch,
         "epochs": progress.epoch,
         "steps": progress.step,
-        "images": progress.images,
+        unit: progress.images,
         "seconds": round(progress.train_seconds, 3),
         "eval_seconds": round(progress.eval_seconds, 3),
-        "images_per_second": round(progress.images / progress.train_seconds, 2),
+        f"{unit}_per_second": round(progress.images / progress.train_seconds, 2),
         **session.counts,
         "peak_memory": _peak_memory(),
         "environment": environment(),
