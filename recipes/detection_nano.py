@@ -9,7 +9,6 @@ docs/images/detection_curves.png and detection_scenes.png.
 """
 
 import csv
-import dataclasses
 import json
 import shutil
 import statistics
@@ -100,7 +99,7 @@ def train_one(config: TrainConfig) -> None:
     assert config.out is not None
     shutil.rmtree(config.out, ignore_errors=True)
     first = untrained(config)
-    train(dataclasses.replace(config), quiet=True)
+    train(config, quiet=True)
     (config.out / "untrained.json").write_text(json.dumps(first) + "\n")
 
 
@@ -179,9 +178,8 @@ def draw_scenes(args: Args, file: Path) -> None:
         for column, index in enumerate(torch.linspace(0, len(test) - 1, count).long()):
             batch = test.read(index[None], 0)
             image = batch["images"][0]
-            found = {
-                name: value[task.find([image])[0]["scores"] >= 0.5] for name, value in task.find([image])[0].items()
-            }
+            answers = task.find([image])[0]
+            found = {name: value[answers["scores"] >= 0.5] for name, value in answers.items()}
             pixels, classes = (image * 255).round().to(torch.uint8), description["classes"]
             for row, objects, title in ((0, batch["targets"][0], "there"), (1, found, "found")):
                 kept = {name: objects[name] for name in ("boxes", "labels", "masks", "scores") if name in objects}
@@ -199,8 +197,8 @@ def markdown(rows: Sequence[Mapping[str, Any]], command: str) -> str:
     lines = [
         f"Made by `{command}` on {environment()['cpu']}, one thread; after the last epoch, mean ± sample standard",
         "deviation over the seeds, in brackets what the first weights score. Every mixer sees the same images in the",
-        "same order. Seconds and peak memory are of one run's process, where other programs were running too: for planning,",
-        "not for comparing.",
+        "same order. Seconds and peak memory are of one run's process, where other programs were running too: for",
+        "planning, not for comparing.",
     ]
     for job in JOBS:
         names, chosen = METRICS[job], [row for row in rows if row["job"] == job]

@@ -128,11 +128,11 @@ def test_average_precision_is_torchmetrics():
 def test_any_number_of_boxes_may_count():
     found, there = found_and_there()
     scores = []
-    for count in (1, 3, 100, 300):
+    for count in (1, 100, 300):
         metric = AveragePrecision("bbox", num_classes=3, count=count)
         metric.update(found, there)
         scores.append(metric.compute()["mar"].item())
-    assert 0 < scores[0] < scores[1] < scores[2] == scores[3]
+    assert 0 < scores[0] < scores[1] == scores[2]
 
 
 def test_nothing_there_and_nothing_found():
