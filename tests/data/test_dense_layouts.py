@@ -115,11 +115,23 @@ def test_voc_boxes(voc: Path):
             "</bndbox></object></annotation>",
             "corner that is no number",
         ),
+        (
+            "<annotation><object><name>dog</name><bndbox><xmin>nan</xmin><ymin>1</ymin><xmax>2</xmax><ymax>2</ymax>"
+            "</bndbox></object></annotation>",
+            "corner that is no number",
+        ),
     ],
 )
 def test_broken_xml(voc: Path, text: str, message: str):
     (voc / "Annotations" / "a.xml").write_text(text)
     with pytest.raises(UserError, match=message):
+        load_dense(f"voc:{voc}", want="boxes")
+
+
+@pytest.mark.parametrize(("name", "purpose"), [("a", "learn from"), ("b", "evaluate on")])
+def test_voc_without_any_box(voc: Path, name: str, purpose: str):
+    (voc / "Annotations" / f"{name}.xml").unlink()
+    with pytest.raises(UserError, match=rf"no image of .*\.txt has an object in .*Annotations to {purpose}"):
         load_dense(f"voc:{voc}", want="boxes")
 
 
@@ -333,11 +345,37 @@ def test_masks_that_do_not_decode(coco: Path, segmentation: Any, message: str):
         ({"annotations": [{"id": 1, "image_id": 1, "category_id": 2, "bbox": [0, 0, 1, 1]}]}, "category 2"),
         ({"annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 1]}]}, "has the box"),
         ({"categories": [{"id": 1, "name": "person"}]}, "category 90"),
+        ({"categories": [{"id": 1, "name": None}]}, "entry 0 of categories, has name=None; give str"),
+        ({"categories": [{"id": 1, "name": "person"}, {"id": 1, "name": "dog"}]}, "has 2 categories of the id 1"),
+        ({"images": [{"id": 1, "file_name": None, "width": 1, "height": 1}]}, "has file_name=None; give str"),
+        ({"images": [{"id": 1, "file_name": "1.jpg", "width": "1", "height": 1}]}, "width='1'; give int or float"),
+        ({"images": [{"id": 1, "file_name": "1.jpg", "width": 1, "height": 1}] * 2}, "has 2 images of the id 1"),
+        ({"annotations": [{"id": 1, "image_id": 1, "category_id": [1], "bbox": [0, 0, 1, 1]}]}, r"category_id=\[1\]"),
+        (
+            {"annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 9, 9], "iscrowd": 1}]},
+            "nothing to learn from",
+        ),
+        ({"annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [12, 0, 9, 9]}]}, "nothing to learn from"),
     ],
 )
 def test_annotation_files_that_are_wrong(coco: Path, changes: dict[str, Any], message: str):
     coco_part(coco, "train", **changes)
     with pytest.raises(UserError, match=rf"instances_train2017\.json.*{message}"):
+        load_dense(f"coco:{coco}", want="boxes")
+
+
+def test_a_box_outside_its_image_is_one_of_no_area(coco: Path):
+    told = coco_part(coco, "train")
+    beyond = {"id": 8, "image_id": 2, "category_id": 1, "bbox": [-9, 3, 9, 4]}
+    coco_part(coco, "train", annotations=[*told["annotations"], beyond])
+    data = load_dense(f"coco:{coco}", want="boxes")
+    assert data.notes["boxes_without_area"] == 3
+    assert [Path(one.path).name for one in data.skipped] == ["1.jpg", "2.jpg", "1.jpg"]
+
+
+def test_nothing_to_evaluate_on(coco: Path):
+    coco_part(coco, "val", annotations=[])
+    with pytest.raises(UserError, match=r"instances_val2017\.json has no annotations .*nothing to evaluate on"):
         load_dense(f"coco:{coco}", want="boxes")
 
 

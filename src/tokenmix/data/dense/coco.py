@@ -6,7 +6,8 @@ kept: they are background. The val part is for testing.
 """
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -27,6 +28,10 @@ from tokenmix.errors import UserError
 __all__ = ["CocoScenes", "load"]
 
 YEARS = ("2017", "2014")
+# What is read of an entry, and of which types it is.
+IMAGE = {"id": (int,), "file_name": (str,), "height": (int, float), "width": (int, float)}
+CATEGORY = {"id": (int,), "name": (str,)}
+ANNOTATION = {"id": (int, str), "image_id": (int,), "category_id": (int,), "bbox": (list,)}
 
 
 @dataclass(frozen=True)
@@ -36,9 +41,9 @@ class Instances:
     Attributes:
         path: the file.
         images: id, file name, height and width of each image.
-        annotations: those of each image, in its order, without those of no area.
+        annotations: those of each image, in its order, without those of no area within it.
         categories: number and name of each.
-        dropped: image files with the number of their boxes of no area.
+        dropped: image files with the number of their boxes of no area within the image.
     """
 
     path: Path
@@ -104,8 +109,8 @@ def load(request: Request) -> DenseData:
     train, test = (read_instances(root / "annotations" / f"instances_{part}{year}.json") for part in ("train", "val"))
     if train.categories != test.categories:
         raise UserError(f"{train.path} and {test.path} have other categories; both parts must have the same")
-    if not any(train.annotations):
-        raise UserError(f"{train.path} has no annotations with an area, so there is nothing to learn from")
+    _check_any(train, [a for found in train.annotations for a in found if not a.get("iscrowd")], "learn from")
+    _check_any(test, [a for found in test.annotations for a in found], "evaluate on")
     labels = {number: label for label, number in enumerate(train.categories)}
     scenes = [
         CocoScenes(part, root / f"{folder}{year}", labels, with_masks=request.want == "masks")
@@ -123,7 +128,7 @@ def load(request: Request) -> DenseData:
         std=IMAGENET[1],
         crop=None,
         source=f"COCO {year} in {root}",
-        skipped=[Skipped(str(path), f"{count} of its boxes have no area") for path, count in dropped],
+        skipped=[Skipped(str(path), f"{count} of its boxes have no area in it") for path, count in dropped],
         notes={"category_ids": list(train.categories), "boxes_without_area": sum(count for _, count in dropped)},
     )
 
@@ -131,17 +136,19 @@ def load(request: Request) -> DenseData:
 def read_instances(path: Path) -> Instances:
     """An annotation file; `UserError` naming it, and the entry in it that is wrong."""
     told = _json(path)
-    images = _entries(told, "images", ("id", "file_name", "height", "width"), path)
-    categories = {c["id"]: c["name"] for c in _entries(told, "categories", ("id", "name"), path)}
+    images, kinds = _entries(told, "images", IMAGE, path), _entries(told, "categories", CATEGORY, path)
+    for key, entries in (("images", images), ("categories", kinds)):
+        _check_distinct(entries, key, path)
+    categories = {c["id"]: c["name"] for c in kinds}
     if not images or not categories:
         raise UserError(f"{path} has no {'categories' if images else 'images'}; nothing can be read from it")
     places = {image["id"]: place for place, image in enumerate(images)}
     annotations: list[list[dict[str, Any]]] = [[] for _ in images]
     dropped: dict[str, int] = {}
-    for entry in _entries(told, "annotations", ("id", "image_id", "category_id", "bbox"), path):
+    for entry in _entries(told, "annotations", ANNOTATION, path):
         _check(entry, places, categories, path)
         place = places[entry["image_id"]]
-        if min(entry["bbox"][2:]) <= 0:
+        if not _has_area(entry["bbox"], images[place]):
             dropped[images[place]["file_name"]] = dropped.get(images[place]["file_name"], 0) + 1
         else:
             annotations[place].append(entry)
@@ -162,15 +169,37 @@ def _json(path: Path) -> dict[str, Any]:
     return told
 
 
-def _entries(told: dict[str, Any], key: str, wanted: Sequence[str], path: Path) -> list[dict[str, Any]]:
+def _entries(
+    told: dict[str, Any], key: str, wanted: Mapping[str, tuple[type, ...]], path: Path
+) -> list[dict[str, Any]]:
     entries = told.get(key)
     if not isinstance(entries, list):
         raise UserError(f"{path} has no list of {key}; it is no instances file of COCO")
     for place, entry in enumerate(entries):
-        lacking = [name for name in wanted if not isinstance(entry, dict) or name not in entry]
-        if lacking:
-            raise UserError(f"{path}, entry {place} of {key}, has no {lacking[0]}")
+        for name, types in wanted.items():
+            if not isinstance(entry, dict) or name not in entry:
+                raise UserError(f"{path}, entry {place} of {key}, has no {name}")
+            if not isinstance(entry[name], types):
+                meant = " or ".join(one.__name__ for one in types)
+                raise UserError(f"{path}, entry {place} of {key}, has {name}={entry[name]!r}; give {meant}")
     return entries
+
+
+def _check_distinct(entries: Sequence[Mapping[str, Any]], key: str, path: Path) -> None:
+    number, count = Counter(entry["id"] for entry in entries).most_common(1)[0] if entries else (None, 0)
+    if count > 1:
+        raise UserError(f"{path} has {count} {key} of the id {number}; give each its own")
+
+
+def _check_any(part: Instances, found: Sequence[Any], purpose: str) -> None:
+    if not found:
+        raise UserError(f"{part.path} has no annotations with an area, so there is nothing to {purpose}")
+
+
+def _has_area(box: Sequence[float], image: Mapping[str, Any]) -> bool:
+    """Whether a part of the box lies in the image."""
+    left, top = max(box[0], 0), max(box[1], 0)
+    return min(box[0] + box[2], image["width"]) > left and min(box[1] + box[3], image["height"]) > top
 
 
 def _check(entry: dict[str, Any], places: dict[int, int], categories: dict[int, str], path: Path) -> None:
@@ -180,5 +209,5 @@ def _check(entry: dict[str, Any], places: dict[int, int], categories: dict[int, 
     if entry["category_id"] not in categories:
         raise UserError(f"{where} has category {entry['category_id']}, which is not among the categories")
     box = entry["bbox"]
-    if not isinstance(box, list) or len(box) != 4 or not all(isinstance(x, int | float) and isfinite(x) for x in box):
+    if len(box) != 4 or not all(isinstance(x, int | float) and isfinite(x) for x in box):
         raise UserError(f"{where} has the box {box}; give x, y, width and height")

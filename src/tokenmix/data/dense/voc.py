@@ -110,6 +110,9 @@ def _boxes(request: Request, root: Path) -> DenseData:
     # VOC 2007 has published its test set; of 2012 val.txt takes its place.
     parts = ("trainval", "test") if (lists / "test.txt").is_file() else ("train", "val")
     train, test = (_read(root, lists / f"{part}.txt") for part in parts)
+    for part, (scenes, _), purpose in zip(parts, (train, test), ("learn from", "evaluate on")):
+        if not any(found.corners for found in scenes.boxes):
+            raise UserError(f"no image of {lists / part}.txt has an object in {root / 'Annotations'} to {purpose}")
     skipped = [*train[1], *test[1]]
     return DenseData(
         spec=request.spec,

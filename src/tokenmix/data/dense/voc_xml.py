@@ -2,6 +2,7 @@
 
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 
 from tokenmix.errors import UserError
@@ -65,7 +66,9 @@ def _corners(node: ElementTree.Element, where: str) -> tuple[float, ...]:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{where} has a corner that is no number ({error})") from None
-    if not (box[0] <= box[2] and box[1] <= box[3]):
+    if not all(map(isfinite, box)):
+        raise UserError(f"{where} has a corner that is no number: {SIDES} = {box}")
+    if box[0] > box[2] or box[1] > box[3]:
         raise UserError(f"{where} has its corners exchanged: {SIDES} = {box}")
     return box
 
