@@ -97,6 +97,7 @@ LIGHT = [
     "__init__",
     "cli/__init__",
     "cli/command",
+    "cli/info",
     "cli/names",
     "cli/runs",
     "errors",

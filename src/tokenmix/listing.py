@@ -1,4 +1,4 @@
-"""What `tokenmix list` and `tokenmix info` print."""
+"""What `tokenmix list` prints, and tables for the other verbs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,12 +6,11 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import unknown_name
 
-__all__ = ["fetch_data", "info", "print_result", "show"]
+__all__ = ["count_parameters", "fetch_data", "print_result", "print_rows", "show"]
 
 
 def show(what: str, *, as_json: bool = False) -> None:
@@ -20,7 +19,7 @@ def show(what: str, *, as_json: bool = False) -> None:
     if as_json:
         print(json.dumps(rows, indent=2, default=str))
     else:
-        _print_rows([SHORT[what](row) if what in SHORT else row for row in rows])
+        print_rows([SHORT[what](row) if what in SHORT else row for row in rows])
 
 
 def _mixers() -> list[dict[str, Any]]:
@@ -46,24 +45,32 @@ def _short_data(row: dict[str, Any]) -> dict[str, Any]:
     return {key: row[key] for key in ("name", "size", "licence", "cached")}
 
 
-SHORT = {"mixers": _short_mixer, "data": _short_data}
-
-
 def _models() -> list[dict[str, Any]]:
-    from tokenmix.models.families import build_model, list_all_models
+    from tokenmix.models.families import build_model, list_all_models, task_of
 
     def row(name: str) -> dict[str, Any]:
-        model = build_model(name, device="meta")
-        return {"name": name, "parameters": _count(model), "mixer": getattr(model, "mixer_name", "")}
+        model: Any = build_model(name, device="meta")
+        return {"name": name, "task": task_of(name), "parameters": count_parameters(model), "mixer": model.mixer_name}
 
     return [row(name) for name in list_all_models()] + _text_models()
+
+
+def _short_model(row: dict[str, Any]) -> dict[str, Any]:
+    """A model's row with its parameters in millions."""
+    return {**row, "parameters": f"{row['parameters'] / 1e6:.2f} M"}
 
 
 def _text_models() -> list[dict[str, Any]]:
     from tokenmix.text import describe, list_configs
 
     described = {name: describe(name) for name in list_configs()}
-    return [{"name": name, "parameters": d["parameters"], "mixer": d["mixer"]} for name, d in described.items()]
+    return [
+        {"name": name, "task": "text", "parameters": d["parameters"], "mixer": d["mixer"]}
+        for name, d in described.items()
+    ]
+
+
+SHORT = {"mixers": _short_mixer, "models": _short_model, "data": _short_data}
 
 
 def _tasks() -> list[dict[str, Any]]:
@@ -97,120 +104,6 @@ def fetch_data(name: str) -> str:
     raise unknown_name("data set", name, (*DATA_SETS, *texts, *DENSE, *POINT_SETS))
 
 
-def info(
-    model_name: str, *, img_size: int | tuple[int, int] | None, model_kwargs: Mapping[str, Any], as_json: bool
-) -> None:
-    """Print parameters and multiply-adds of a model, of an image model block by block."""
-    if "_text_" in model_name:
-        _text_info(model_name, img_size, model_kwargs, as_json=as_json)
-        return
-    from tokenmix.measure.units import count
-    from tokenmix.models.families import build_model
-    from tokenmix.models.published import PUBLISHED
-
-    size = {} if img_size is None else {"img_size": img_size}
-    model: Any = build_model(model_name, **size, **model_kwargs)
-    if not hasattr(model, "macs"):
-        raise UserError(f"{model_name!r} is not a tokenmix model; tokenmix info knows those of tokenmix list models")
-    n, grid = model.num_tokens, model.grid_size
-    summary = {
-        "model": model_name,
-        "mixer": model.mixer_name,
-        "image": list(model.img_size),
-        "tokens": n,
-        "parameters": _count(model),
-        "macs": model.macs(),
-        "blocks": _blocks(model),
-        "warnings": model.warnings() if hasattr(model, "warnings") else _warnings(model),
-        "published": asdict(PUBLISHED[model_name]) if model_name in PUBLISHED else None,
-    }
-    if summary["published"] is not None:
-        # What was asked for may have another size or other arguments than what was published.
-        preset: Any = build_model(model_name, device="meta")
-        summary["preset"] = {"image": list(preset.img_size), "parameters": _count(preset), "macs": preset.macs()}
-    if as_json:
-        print(json.dumps(summary, indent=2))
-        return
-    console = Console()
-    console.print(
-        f"[bold]{model_name}[/] ({model.mixer_name}) at {model.img_size[0]} x {model.img_size[1]} px: {n} tokens "
-        f"({grid[0]} x {grid[1]}), {summary['parameters'] / 1e6:.3f} M parameters, "
-        f"{count(summary['macs'])} multiply-adds",
-        soft_wrap=True,
-    )
-    _print_rows(summary["blocks"])
-    for line in summary["warnings"]:
-        console.print(f"[yellow]warning:[/] {escape(line)}", soft_wrap=True)
-    console.print(_beside(summary), highlight=False, soft_wrap=True)
-
-
-def _text_info(name: str, img_size: Any, model_kwargs: Mapping[str, Any], *, as_json: bool) -> None:
-    from tokenmix.text import describe
-
-    if img_size is not None:
-        raise UserError(
-            f"{name} is a text model, whose longest text is --model-kwargs max_position_embeddings=N; "
-            f"leave --img-size {img_size} out"
-        )
-    summary = describe(name, **model_kwargs)
-    if as_json:
-        print(json.dumps(summary, indent=2))
-    else:
-        print_result({key: value for key, value in summary.items() if value is not None})
-
-
-def _beside(summary: Mapping[str, Any]) -> str:
-    """The paper's figures beside ours, and where they come from."""
-    theirs = summary["published"]
-    if theirs is None:
-        return "Ours are counted from the equations; nothing is published for this model."
-    preset = summary["preset"]
-    told = [
-        f"{label} {theirs[key]}{unit} published{ours}"
-        for key, label, unit, ours in (
-            ("parameters", "parameters", " M", f", {preset['parameters'] / 1e6:.2f} M here"),
-            ("macs", "multiply-adds", f" G at {preset['image'][0]} px", f", {preset['macs'] / 1e9:.2f} G here"),
-            ("top1", "ImageNet top-1", " %", ", not reproduced here"),
-        )
-        if theirs[key] is not None
-    ]
-    return f"The preset {summary['model']}: {'; '.join(told)}. Source: {theirs['source']}."
-
-
-def _warnings(model: Any) -> list[str]:
-    """Less-attention that takes no fewer multiply-adds than the self-attention in its place would."""
-    from tokenmix.layers import LessAttention, SelfAttention
-
-    mixers = [getattr(block.mixer, "inner", block.mixer) for block in model.blocks]
-    less = [mixer for mixer in mixers if isinstance(mixer, LessAttention)]
-    if not less:
-        return []
-    n, layer = model.num_tokens, less[0]
-    own, vanilla = layer.macs(n), SelfAttention(layer.dim, num_heads=layer.num_heads, device="meta").macs(n)
-    if own < vanilla:
-        return []
-    return [
-        f"the {len(less)} less-attention layers do not pay at {n} tokens, {own / 1e6:.4g} M multiply-adds against "
-        f"{vanilla / 1e6:.4g} M of self-attention; they do with fewer tokens, that is a smaller image or larger "
-        "patches, or in a wider model"
-    ]
-
-
-def _blocks(model: Any) -> list[dict[str, Any]]:
-    """One row for each block. A pyramid has rows of its own, with what a vanilla layer would take in the place."""
-    if hasattr(model, "cost_table"):
-        return [row._asdict() for row in model.cost_table()]
-    return [
-        {
-            "block": i,
-            "mixer": type(getattr(b.mixer, "inner", b.mixer)).__name__,
-            "mixer parameters": _count(b.mixer),
-            "mixer macs": b.mixer.macs(model.num_tokens),
-        }
-        for i, b in enumerate(model.blocks)
-    ]
-
-
 def print_result(result: Any) -> None:
     """Print a dict as two columns, or a list of dicts as a table."""
     if isinstance(result, Mapping):
@@ -221,16 +114,17 @@ def print_result(result: Any) -> None:
             table.add_row(str(key), _cell(value))
         Console().print(table)
     else:
-        _print_rows(result)
+        print_rows(result)
 
 
-def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print dicts of the same keys as a table."""
     if not rows:
         print("nothing to list")
         return
     table = Table()
     for key in rows[0]:
-        table.add_column(str(key), no_wrap=key == "name", overflow="fold")
+        table.add_column(str(key), no_wrap=key in ("name", "task"), overflow="fold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
     Console().print(table)
@@ -249,5 +143,6 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
-def _count(module: Any) -> int:
+def count_parameters(module: Any) -> int:
+    """Learned numbers of a module."""
     return sum(p.numel() for p in module.parameters())

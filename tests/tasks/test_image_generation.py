@@ -180,7 +180,7 @@ def test_predict_points_to_generate(run):
     [
         ({"img_size": None}, "those of digits have 8 x 8; give --img-size 32"),
         ({"img_size": 48}, "have 48 x 48"),
-        ({"model": "vit_nano"}, "unknown GAN 'vit_nano'"),
+        ({"model": "vit_nano"}, "vit_nano is a model of image-classification, not of"),
         ({"model_kwargs": {"depth": 2}}, "depth"),
         ({"model_kwargs": {"img_size": 64}}, "img_size=64 is set by the data"),
         ({"lr": 1e-3}, "does not take lr=0.001: give --task-kwargs lr_g and lr_d"),

@@ -222,8 +222,8 @@ def test_normals_stay_at_right_angles_to_what_is_stretched() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model": "pct_part_nano"}, "unknown model of point-classification"),
-        ({"model": "vit_nano"}, "unknown model of point-classification"),
+        ({"model": "pct_part_nano"}, "pct_part_nano is a model of point-segmentation"),
+        ({"model": "vit_nano"}, "vit_nano is a model of image-classification"),
         ({"mixup": 0.2}, "mixup=0.2 is a setting of images"),
         ({"augment": "rand-m9"}, "give none or light"),
         ({"batch_size": 1}, "needs two clouds"),

@@ -222,7 +222,7 @@ def test_a_backbone_of_one_size_is_evaluated_in_windows(tmp_path, pictures):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "gmlp_nano"}, "unknown segmenter 'gmlp_nano'"),
+        ({"model": "gmlp_nano"}, "gmlp_nano is a model of image-classification.*eanet_seg_nano"),
         ({"img_size": 64}, "give --task-kwargs crop=64"),
         ({"augment": "rand-m9"}, "is for image classification"),
         ({"mixup": 0.2}, "mixup is for image classification"),

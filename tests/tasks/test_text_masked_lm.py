@@ -179,7 +179,7 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(config, finished, tmp_path
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "gmlp_nano"}, "unknown text model 'gmlp_nano'.*gmlp_text_nano"),
+        ({"model": "gmlp_nano"}, "gmlp_nano is a model of image-classification.*gmlp_text_nano"),
         ({"mixup": 0.2}, "mixup=0.2 is a setting of images"),
         ({"model_kwargs": {"vocab_size": 9}}, "vocab_size=9 is set by the data; use --tokenizer"),
         ({"model_kwargs": {"depth": 9}}, "GMLPConfig has no field 'depth'"),

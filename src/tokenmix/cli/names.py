@@ -57,15 +57,17 @@ class Info:
     model: Positional[str]
     img_size: Size | None = None
     """Side of the image, or height x width as in 224x160; the model's own if not given."""
+    num_points: int | None = None
+    """Points of the cloud, for models of point clouds; 1024 if not given, 2048 for parts."""
     model_kwargs: Pairs = field(default_factory=dict)
     """Arguments of the model, for example mixer=external."""
     json: bool = False
     """Print JSON instead of a table."""
 
     def run(self) -> int:
-        from tokenmix.listing import info
+        from tokenmix.cli.info import InfoRequest, info
 
-        info(self.model, img_size=self.img_size, model_kwargs=self.model_kwargs, as_json=self.json)
+        info(InfoRequest(self.model, self.img_size, self.num_points, self.model_kwargs), as_json=self.json)
         return 0
 
 

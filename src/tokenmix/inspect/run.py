@@ -15,7 +15,7 @@ from tokenmix.inspect.numbers import map_numbers
 from tokenmix.inspect.pictures import draw_depth, draw_tiles
 from tokenmix.inspect.tiles import tiles_of
 from tokenmix.models.detection import Detector
-from tokenmix.models.families import build_model, list_all_models
+from tokenmix.models.families import build_model, list_all_models, task_of
 from tokenmix.models.segmentation import Segmenter
 from tokenmix.tasks import TEXT_TASKS
 from tokenmix.tasks.segmentation_files import shares
@@ -24,6 +24,7 @@ from tokenmix.train.files import make_folder
 __all__ = ["inspect_run"]
 
 TILES = 15
+NO_IMAGE = ("image-generation", "point-classification", "point-segmentation")
 
 
 def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
@@ -45,6 +46,7 @@ def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
         from tokenmix.inspect.gates import inspect_text
 
         return inspect_text(text, str(target), None if file is None else str(file), out)
+    _check_looks(target)
     if file is None:
         raise UserError(f"{target} looks at images; name one")
     file = Path(file)
@@ -69,10 +71,22 @@ def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
     return out
 
 
+def _task_name(target: str | Path) -> str | None:
+    """The task of a run, or the one that a model is for."""
+    config = Path(target) / "config.json"
+    return json.loads(config.read_text())["config"]["task"] if config.is_file() else task_of(str(target))
+
+
+def _check_looks(target: str | Path) -> None:
+    """Raise `UserError` unless the target's model looks at an image."""
+    task = _task_name(target)
+    if task in NO_IMAGE:
+        raise UserError(f"{target} is of {task}; inspect shows what models see in an image or a text")
+
+
 def _text_task(target: str | Path) -> Any:
     """The task of a run on text; None for any other target."""
-    config = Path(target) / "config.json"
-    if not config.is_file() or json.loads(config.read_text())["config"]["task"] not in TEXT_TASKS:
+    if _task_name(target) not in TEXT_TASKS:
         return None
     from tokenmix.train.run import load_task
 

@@ -32,6 +32,17 @@ from tokenmix.train.plan import check_config, make_plan
 
 __all__ = ["compare", "repeat_command"]
 
+ONE_BY_ONE = {
+    "semantic-segmentation": "--model eanet_seg_nano --model-kwargs mixer=none, then self, then external",
+    "detection": "--model retinanet_nano --model-kwargs mixer=none, then self, then external",
+    "instance-segmentation": "--model mask_rcnn_nano --model-kwargs mixer=none, then self, then external",
+    "point-classification": "--model pct_cls_nano --model-kwargs mixer=offset, then self, then external",
+    "point-segmentation": "--model pct_part_nano --model-kwargs mixer=offset, then self, then external",
+    "image-generation": "--model resnet_gan_nano, then sagan_nano, then eagan_nano",
+    **dict.fromkeys(TEXT_TASKS, "--model gmlp_text_nano, then amlp_text_nano, then bert_text_nano"),
+}
+"""How twins of the tasks are trained whose models are no stack of blocks over one image."""
+
 
 def compare(config: CompareConfig, *, quiet: bool = False) -> Path:
     """Train, measure and report; returns the folder of report.html, results.json and results.md.
@@ -44,11 +55,10 @@ def compare(config: CompareConfig, *, quiet: bool = False) -> Path:
     console = Console(quiet=quiet)
     for mixer in config.mixers:
         get_spec(mixer)
-    if config.task in TEXT_TASKS:
+    if config.task in ONE_BY_ONE:
         raise UserError(
-            f"a comparison is of mixers in a skeleton for images, got --task {config.task}; of text train "
-            f"gmlp_text_nano, amlp_text_nano and bert_text_nano, which have equal parameters: "
-            f"tokenmix train {config.task}"
+            f"a comparison is of mixers in a classifier of images, got --task {config.task}; train its twins one by "
+            f"one, for example tokenmix train {config.task} {ONE_BY_ONE[config.task]}"
         )
     if not config.mixers or not config.seeds:
         raise UserError(

@@ -16,6 +16,7 @@ from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.table import MIXERS, list_mixers
 from tokenmix.measure.specimen import make_specimen
 from tokenmix.models import create_model, list_models
+from tokenmix.tasks.fitting import what_for
 
 __all__ = ["Measurable", "MixerSubject", "ModelSubject", "Subject", "counted_macs", "subjects_for"]
 
@@ -217,8 +218,9 @@ def _is_model(name: str) -> bool:
 
 
 def _unknown(name: str) -> UserError:
-    if "_text_" in name:
-        return UserError(f"{name!r} is a text model, whose cost is counted by: tokenmix info {name}")
+    task = what_for(name)
+    if task is not None:
+        return UserError(f"{name!r} is a model of {task}, whose cost is counted by: tokenmix info {name}")
     told = unknown_name("mixer or model", name, {*list_mixers(), *list_models(), *timm.list_models()})
     # Nobody reads a list of more than a thousand names.
     if "did you mean" in str(told):

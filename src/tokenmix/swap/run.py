@@ -13,7 +13,9 @@ from torch import nn
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.models import create_model, list_models
+from tokenmix.models.families import list_all_models
 from tokenmix.swap.swapping import swap_attention
+from tokenmix.tasks.fitting import what_for
 
 __all__ = ["run"]
 
@@ -67,13 +69,22 @@ def _model(target: str, img_size: int | None) -> nn.Module:
         if target.startswith("torchvision:"):
             return _torchvision(target.removeprefix("torchvision:"), img_size)
         if not timm.is_model(target):
-            raise unknown_name("model", target, [*list_models(), *timm.list_models()])
+            raise _no_classifier(target)
         try:
             return create_model(target, **size)
         except TypeError as error:
             if img_size is None:
                 raise
             raise UserError(f"{target} is built without an image size; leave out --img-size ({error})") from None
+
+
+def _no_classifier(target: str) -> UserError:
+    task = what_for(target)
+    if task is None:
+        return unknown_name("model", target, [*list_all_models(), *timm.list_models()])
+    return UserError(
+        f"{target} is a model of {task}, whose mixer is one of its arguments; by name swap takes classifiers of images"
+    )
 
 
 def _torchvision(name: str, img_size: int | None) -> nn.Module:

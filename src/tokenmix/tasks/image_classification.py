@@ -23,6 +23,7 @@ from tokenmix.losses import DiagonalityForm, diagonality_loss
 from tokenmix.models import create_model, list_models
 from tokenmix.ops.less import Scores
 from tokenmix.tasks.base import TaskData, TaskModule, TaskRecipe
+from tokenmix.tasks.fitting import unfit
 from tokenmix.tasks.metrics import CrossEntropy
 
 __all__ = ["CrossEntropy", "ImageClassification", "LabelledImages"]
@@ -127,7 +128,7 @@ class ImageClassification(TaskModule):
     def check(cls, config: TaskRecipe, batch_size: int) -> None:
         """Mixup pairs the images of a batch; a model's name is looked up before any data is fetched."""
         if config.model not in list_models() and not timm.is_model(config.model):
-            raise unknown_name("model", config.model, list_models())
+            raise unfit("model", config.model, config.task, list_models())
         if (config.mixup or config.cutmix) and batch_size % 2:
             raise UserError(
                 f"mixup and cutmix pair the images of a batch: {batch_size} is odd; give an even --batch-size"

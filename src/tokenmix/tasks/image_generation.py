@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
 from tokenmix.data import load_images
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import UserError
 from tokenmix.models.gan import GAN, create_gan, list_gans
 from tokenmix.tasks.base import TaskModule, TaskRecipe
+from tokenmix.tasks.fitting import unfit
 from tokenmix.tasks.generation_classes import keep_classes
 from tokenmix.tasks.generation_features import Features, features_kind, make_features
 from tokenmix.tasks.generation_metrics import ThumbnailFrechet
@@ -135,7 +136,7 @@ class ImageGeneration(TaskModule):
     def check(cls, config: TaskRecipe, batch_size: int) -> None:
         """Refuse what would be ignored, and numbers that no run can have."""
         if config.model not in list_gans():
-            raise unknown_name("GAN", config.model, list_gans())
+            raise unfit("GAN", config.model, config.task, list_gans())
         _check_unused(config)
         settings: GenerationSettings = cls.settings_of(config)
         for name in ("lr_g", "lr_d"):

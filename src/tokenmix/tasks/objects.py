@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from tokenmix.data.decode import UnreadableImage, decode_stored
 from tokenmix.data.dense import DenseData, ObjectAugment, ObjectSamples, Scene, Scenes, load_dense
 from tokenmix.data.images import Skipped
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import UserError
 from tokenmix.models.detection import create_detector, list_detectors
 from tokenmix.models.detection.detector import IMAGENET
 from tokenmix.models.detection.networks import Kind
 from tokenmix.models.detection.presets import preset_of
 from tokenmix.tasks.base import TaskModule, TaskRecipe
+from tokenmix.tasks.fitting import unfit
 from tokenmix.tasks.numbered_data import NumberedData
 from tokenmix.tasks.object_files import coco_results, draw_objects, image_number, object_rows, save_picture
 from tokenmix.tasks.object_windows import Found, check_windows, find_in_windows
@@ -128,11 +129,9 @@ class ObjectTask(TaskModule):
     @classmethod
     def check(cls, config: TaskRecipe, batch_size: int) -> None:
         """A detector that this task can train, and settings that it can have."""
-        if config.model not in list_detectors():
-            raise unknown_name("detector", config.model, list_detectors())
-        if preset_of(config.model).kind not in cls.kinds:
-            other = "instance-segmentation" if cls.want == "boxes" else "detection"
-            raise UserError(f"{config.model} is no model of {config.task}; it is one of {other}")
+        fitting = [name for name in list_detectors() if preset_of(name).kind in cls.kinds]
+        if config.model not in fitting:
+            raise unfit("detector", config.model, config.task, fitting)
         for name in ("mixup", "cutmix", "reprob"):
             if getattr(config, name):
                 raise UserError(f"{config.task} has no {name}, got {getattr(config, name)}; leave it out")

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from tokenmix.data.points import Cloud, CloudSamples, PointData, load_points, read_points
 from tokenmix.data.points.packing import unit_ball
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import UserError
 from tokenmix.models.points import POINT_MODELS, create_point_model
 from tokenmix.tasks.base import TaskModule, TaskRecipe
+from tokenmix.tasks.fitting import unfit
 from tokenmix.tasks.numbered_data import NumberedData
 
 __all__ = ["CloudFile", "PointSettings", "PointTask", "stretched", "voted"]
@@ -128,7 +129,7 @@ class PointTask(TaskModule):
         """The model's name and the settings, before any data is fetched."""
         fitting = [name for name, preset in POINT_MODELS.items() if preset.answers == cls.want]
         if config.model not in fitting:
-            raise unknown_name(f"model of {config.task}", config.model, fitting)
+            raise unfit(f"model of {config.task}", config.model, config.task, fitting)
         for name, default in OF_IMAGES.items():
             if getattr(config, name) != default:
                 raise UserError(f"{name}={getattr(config, name)!r} is a setting of images; leave it out for points")

@@ -14,9 +14,10 @@ from torchmetrics import MetricCollection
 
 from tokenmix.data.decode import UnreadableImage, decode_stored
 from tokenmix.data.dense import DenseData, PixelAugment, PixelSamples, load_dense
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import UserError
 from tokenmix.models.segmentation import create_segmenter, list_segmenters
 from tokenmix.tasks.base import TaskModule, TaskRecipe
+from tokenmix.tasks.fitting import unfit
 from tokenmix.tasks.numbered_data import NumberedData
 from tokenmix.tasks.recipe import check_optimizer, make_schedule
 from tokenmix.tasks.segmentation_files import shares, write_answer
@@ -129,7 +130,7 @@ class SemanticSegmentation(TaskModule):
     def check(cls, config: TaskRecipe, batch_size: int) -> None:
         """The model's name, and settings that segmentation cannot take, before any data is fetched."""
         if config.model not in list_segmenters():
-            raise unknown_name("segmenter", config.model, list_segmenters())
+            raise unfit("segmenter", config.model, config.task, list_segmenters())
         settings: SegmentationSettings = cls.settings_of(config)
         settings.inference()
         if settings.crop is not None and (len(settings.crop) > 2 or min(settings.crop) < 1):

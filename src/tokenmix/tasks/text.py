@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from tokenmix import text
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import UserError
 from tokenmix.tasks.base import TOKENIZER, TaskModule, TaskRecipe
+from tokenmix.tasks.fitting import unfit
 from tokenmix.tokenizer import load_tokenizer, train_tokenizer
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class TextTask(TaskModule):
     def check(cls, config: TaskRecipe, batch_size: int) -> None:
         """The model's name, its arguments and the settings of images, before any text is read."""
         if config.model not in text.list_configs():
-            raise unknown_name("text model", config.model, text.list_configs())
+            raise unfit("text model", config.model, config.task, text.list_configs())
         for name, default in OF_IMAGES.items():
             if getattr(config, name) != default:
                 raise UserError(f"{name}={getattr(config, name)!r} is a setting of images; leave it out for text")

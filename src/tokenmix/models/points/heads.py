@@ -11,7 +11,8 @@ from tokenmix.errors import UserError
 from tokenmix.layers.linear import Linear
 from tokenmix.layers.masked_norm import MaskedBatchNorm
 from tokenmix.models.points.embedding import LBR
-from tokenmix.models.points.pct import PCT
+from tokenmix.models.points.pct import PCT, count_parameters
+from tokenmix.models.segmentation.base import PartCost
 
 __all__ = ["PointClassifier", "PointSegmenter", "check_points", "largest", "mean"]
 
@@ -57,9 +58,19 @@ class PointClassifier(nn.Module):
         features, mask = self.trunk(points, mask)
         return self.layers(largest(features, mask))
 
+    @property
+    def mixer_name(self) -> str:
+        """What mixes the tokens, by its name in the table of mixers."""
+        return self.trunk.mixer_name
+
     def macs(self, num_points: int) -> int:
         """Multiply-adds of one cloud."""
-        return self.trunk.macs(num_points) + _macs(self.layers, 1)
+        return sum(row.macs for row in self.cost_table(num_points))
+
+    def cost_table(self, num_points: int) -> list[PartCost]:
+        """Parameters and multiply-adds of the trunk's parts and of the head, for a cloud of so many points."""
+        head = PartCost("head", count_parameters(self.layers), _macs(self.layers, 1))
+        return [*self.trunk.cost_table(num_points), head]
 
 
 class PointSegmenter(nn.Module):
@@ -117,12 +128,22 @@ class PointSegmenter(nn.Module):
         x = torch.cat([features, whole.unsqueeze(1).expand(-1, features.shape[1], -1)], -1)
         return self.last(self.second(self.drop(self.first(x, mask)), mask))
 
+    @property
+    def mixer_name(self) -> str:
+        """What mixes the tokens, by its name in the table of mixers."""
+        return self.trunk.mixer_name
+
     def macs(self, num_points: int) -> int:
         """Multiply-adds of one cloud."""
-        head = self.first.macs(num_points) + self.second.macs(num_points)
+        return sum(row.macs for row in self.cost_table(num_points))
+
+    def cost_table(self, num_points: int) -> list[PartCost]:
+        """Parameters and multiply-adds of the trunk's parts and of the head, for a cloud of so many points."""
+        layers = self.first.macs(num_points) + self.second.macs(num_points)
         last = num_points * self.last.in_features * self.last.out_features
         category = self.category.in_features * self.category.out_features
-        return self.trunk.macs(num_points) + category + head + last
+        own = count_parameters(self) - count_parameters(self.trunk)
+        return [*self.trunk.cost_table(num_points), PartCost("head", own, category + layers + last)]
 
 
 def largest(features: Tensor, mask: Tensor | None) -> Tensor:

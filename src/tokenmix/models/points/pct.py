@@ -13,8 +13,9 @@ from tokenmix.layers.linear import Linear
 from tokenmix.layers.offset_attention import Offset, OffsetAttention
 from tokenmix.layers.table import create_mixer, get_spec
 from tokenmix.models.points.embedding import LBR, NaiveEmbedding, NeighbourEmbedding
+from tokenmix.models.segmentation.base import PartCost
 
-__all__ = ["PCT", "OffsetBlock", "Position", "make_block"]
+__all__ = ["PCT", "OffsetBlock", "Position", "count_parameters", "make_block"]
 
 Position = Literal["none", "each-layer"]
 
@@ -76,6 +77,7 @@ class PCT(nn.Module):
         fuse_dim: width of the output.
         position: `"each-layer"` adds a linear map of the coordinates to what enters each block, as one of the released
             forms does; their other form says so and does not.
+        name: what `mixer_name` says of the blocks.
 
     Shape:
         points (B, N, 3 or more), mask (B, N) bool, to features (B, M, fuse_dim) and their mask (B, M) or None.
@@ -88,6 +90,7 @@ class PCT(nn.Module):
         *,
         fuse_dim: int = 1024,
         position: Position = "none",
+        name: str = "",
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -96,6 +99,7 @@ class PCT(nn.Module):
             raise unknown_name("position", position, ("none", "each-layer"))
         place = {"device": device, "dtype": dtype}
         self.embedding, self.blocks, self.out_dim = embedding, nn.ModuleList(blocks), fuse_dim
+        self.mixer_name = name
         self.position = Linear(3, embedding.dim, bias=False, **place) if position == "each-layer" else None
         self.fuse = LBR(len(blocks) * embedding.dim + embedding.skip_dim, fuse_dim, slope=0.2, **place)
 
@@ -110,7 +114,23 @@ class PCT(nn.Module):
 
     def macs(self, num_points: int) -> int:
         """Multiply-adds of one cloud."""
+        return sum(row.macs for row in self.cost_table(num_points))
+
+    def cost_table(self, num_points: int) -> list[PartCost]:
+        """Parameters and multiply-adds of the parts for a cloud of so many points."""
         n = self.embedding.num_tokens(num_points)
         blocks: Any = self.blocks
-        position = 0 if self.position is None else len(blocks) * n * 3 * self.embedding.dim
-        return self.embedding.macs(num_points) + position + sum(b.macs(n) for b in blocks) + self.fuse.macs(n)
+        rows = [
+            PartCost("embedding", count_parameters(self.embedding), self.embedding.macs(num_points)),
+            PartCost(f"{len(blocks)} attention layers", count_parameters(blocks), sum(b.macs(n) for b in blocks)),
+            PartCost("fusion", count_parameters(self.fuse), self.fuse.macs(n)),
+        ]
+        if self.position is not None:
+            added = len(blocks) * n * 3 * self.embedding.dim
+            rows.insert(1, PartCost("coordinates", count_parameters(self.position), added))
+        return rows
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Learned numbers of a module."""
+    return sum(p.numel() for p in module.parameters())

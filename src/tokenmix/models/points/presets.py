@@ -151,4 +151,4 @@ def _trunk(preset: PointPreset, place: dict[str, Any]) -> PCT:
     else:
         raise unknown_name("embedding", preset.embedding, ("neighbour", "naive"))
     blocks = [make_block(preset.mixer, preset.dim, preset.mixer_kwargs, **place) for _ in range(preset.depth)]
-    return PCT(embedding, blocks, fuse_dim=preset.fuse_dim, position=preset.position, **place)
+    return PCT(embedding, blocks, fuse_dim=preset.fuse_dim, position=preset.position, name=preset.mixer, **place)

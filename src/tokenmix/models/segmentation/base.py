@@ -119,7 +119,7 @@ class Segmenter(nn.Module, ABC):
 
     @torch.no_grad()
     def cost_table(self) -> list[PartCost]:
-        """Parameters and multiply-adds of backbone, block and head."""
+        """Parameters and multiply-adds of backbone, block of attention and head."""
         twin = copy.deepcopy(self).to("meta", torch.float32).eval()
         block, twin.context = twin.context, nn.Identity()
         sizes = [
@@ -139,7 +139,7 @@ class Segmenter(nn.Module, ABC):
         whole, parts = _count(self), [_count(self.backbone), _count(self.context)]
         return [
             PartCost("backbone", parts[0], backbone),
-            PartCost(f"block of attention ({type(self.context).__name__ if parts[1] else 'none'})", parts[1], mixing),
+            PartCost("block", parts[1], mixing),
             PartCost("head", whole - sum(parts), counter.get_total_flops() // 2),
         ]
 
