@@ -121,6 +121,15 @@ def test_colours_of_vertices_are_mixed(tmp_path: Path):
     torch.testing.assert_close(cloud.colors[on_floor].float(), expected, atol=1, rtol=0)
 
 
+def test_points_of_a_surface_have_the_part_of_the_nearest_corner(tmp_path: Path):
+    np.savez(tmp_path / "a.npz", points=CORNERS, faces=np.array(FACES), parts=np.array([0, 1, 2, 3]))
+    cloud = read_points(tmp_path / "a.npz", num_points=200)
+    assert cloud.parts is not None
+    # Shares of the corners at (1, 0, 0), (0, 1, 0) and (0, 0, 1) are the coordinates; that at the origin has the rest.
+    shares = torch.cat([1 - cloud.points.sum(1, keepdim=True), cloud.points], 1)
+    assert cloud.parts.tolist() == shares.argmax(1).tolist()
+
+
 def test_arrays(tmp_path: Path):
     points = np.random.default_rng(0).normal(size=(5, 3))
     np.save(tmp_path / "a.npy", points)
@@ -186,6 +195,7 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "two.csv": (b"0,0\n1,3\n", "2 columns"),
     "words.csv": (b"x,y,z\n1,3,4\n", "'x y z'"),
     "neither.txt": (b"0 0 0 -7 2 2\n", "neither normals nor colours"),
+    "part.txt": (b"0 0 0 1 0 0 3\n0 0 1 1 0 0 0.5\n", "0.5 in column 7"),
     "note.txt": (b"# nothing\n", "no points"),
     "empty.npz": (b"", "is empty"),
     "broken.npz": (b"PK\x03\x04 and no more", "no readable array"),

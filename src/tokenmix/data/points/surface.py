@@ -58,7 +58,7 @@ def fan(polygons: np.ndarray) -> np.ndarray:
 def sampled(cloud: Cloud, num_points: int, seed: int = 0) -> Cloud:
     """The surface of a cloud with faces as `num_points` points with normals; a cloud without faces as it is.
 
-    Colours of vertices are mixed by the place in the triangle.
+    Colours of vertices are mixed by the place in the triangle; the part is that of the corner with the largest share.
 
     Raises:
         UserError: fewer than one point is asked for, or no face has an area.
@@ -75,10 +75,15 @@ def sampled(cloud: Cloud, num_points: int, seed: int = 0) -> Cloud:
     if cloud.colors is not None:
         ends = cloud.colors.numpy()[cloud.faces.numpy()[found.triangle]]
         colors = torch.from_numpy(np.einsum("nk,nkd->nd", found.weights, ends).round().astype(np.uint8))
+    parts = None
+    if cloud.parts is not None:
+        corner = cloud.faces.numpy()[found.triangle, found.weights.argmax(1)]
+        parts = cloud.parts[torch.from_numpy(corner)]
     return Cloud(
         torch.from_numpy(found.points.astype(np.float32)),
         torch.from_numpy(found.normals.astype(np.float32)),
         colors,
         label=cloud.label,
+        parts=parts,
         name=cloud.name,
     )

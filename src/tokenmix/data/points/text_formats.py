@@ -140,5 +140,9 @@ def named_columns(values: np.ndarray, name: str) -> Columns:
         else:
             raise UserError(f"{name} has columns 4 to 6 that are neither normals nor colours; give x y z alone")
     if values.shape[1] == 7:
+        # NaN is no whole number either.
+        broken = values[values[:, 6] != np.floor(values[:, 6]), 6]
+        if len(broken):
+            raise UserError(f"{name} has {broken[0]:g} in column 7, where parts are whole numbers; mend it")
         found["parts"] = values[:, 6]
     return found
