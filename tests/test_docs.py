@@ -51,7 +51,8 @@ def blocks(page: Path, *languages: str) -> Iterator[tuple[int, str, str]]:
 def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
     """The tokenmix commands of a page, in its console blocks and in its running text."""
     text = page.read_text()
-    found = [(line, part) for line, _, block in blocks(page, "console", "bash") for part in block.splitlines()]
+    shell = [(line, block.replace("\\\n", " ")) for line, _, block in blocks(page, "console", "bash")]
+    found = [(line, part) for line, block in shell for part in block.splitlines()]
     found += [
         (text.count("\n", 0, m.start()) + 1, " ".join(m[1].split()))
         for m in re.finditer(r"`(tokenmix [a-z][^`]*)`", FENCE.sub("", text))

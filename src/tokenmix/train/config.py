@@ -63,14 +63,14 @@ class Budget:
     """What twins of a comparison share: data, length of training and recipe."""
 
     data: str = "fashion-mnist"
-    """fashion-mnist, emoji, digits, folder:PATH (one sub-folder a class), imagefolder:PATH (train/ and val/ of
-    photographs), or wds:PATH/train-{000..009}.tar,PATH/val-{0..1}.tar (WebDataset shards)."""
+    """A name of `tokenmix list data` that fits the task, or files of your own in a layout that it lists, such as
+    folder:PATH (one sub-folder a class), masks:PATH, coco:PATH, text:PATH or clouds:PATH."""
     epochs: int = 10
-    """Passes over the training images."""
+    """Passes over the training samples: images, texts or clouds of points."""
     max_steps: int | None = None
     """Stop after this many optimiser steps, if that comes first."""
     batch_size: int = 128
-    """Images of one optimiser step on one device, divided into --accumulate parts."""
+    """Samples of one optimiser step on one device, divided into --accumulate parts."""
     lr: float = 2e-3
     """Peak learning rate."""
     min_lr: float = 1e-5
@@ -95,20 +95,20 @@ class Budget:
     accumulate: int = 1
     """Parts into which a batch is cut, one backward pass each."""
     augment: str = "light"
-    """none, light (shift and flip; of photographs a random part), or a timm RandAugment string such as
-    rand-m9-mstd0.5-inc1."""
+    """none, light (what suits the task: images are shifted and mirrored, of photographs a random part is taken, clouds
+    are stretched), or, in image classification, a timm RandAugment string such as rand-m9-mstd0.5-inc1."""
     color_jitter: float = 0.0
-    """Largest change of brightness, contrast and saturation, beside light."""
+    """Largest change of an image's brightness, contrast and saturation, beside light."""
     reprob: float = 0.0
-    """Probability that a box of an image is erased (timm)."""
+    """Probability that a box of an image is erased (timm); image classification alone."""
     crop_pct: float | None = None
     """Share of a photograph's centre that is evaluated; 0.875 if not given."""
     mixup: float = 0.0
-    """Mixup alpha (timm)."""
+    """Mixup alpha (timm); image classification alone."""
     cutmix: float = 0.0
-    """CutMix alpha (timm)."""
+    """CutMix alpha (timm); image classification alone."""
     smoothing: float = 0.1
-    """Label smoothing of image classification."""
+    """Label smoothing, where the task classifies images or clouds."""
     ema: float | None = None
     """Decay of the exponential moving average of the weights; none switches it off."""
     precision: Literal["32", "bf16-mixed", "16-mixed", "bf16"] = "32"
@@ -116,13 +116,13 @@ class Budget:
     grad_checkpointing: bool = False
     """Compute each block again in the backward pass: less memory, more time."""
     limit: int | None = None
-    """Use this many training images."""
+    """Use this many training samples."""
     limit_eval: int | None = None
-    """Use this many test images."""
+    """Use this many test samples."""
     img_size: int | None = None
-    """Side of the square that images are resized to; the data set's own size if not given."""
+    """Side of the square that images are resized to, where the task resizes; the data set's own size if not given."""
     workers: int = 0
-    """Processes that load images."""
+    """Processes that load samples."""
     threads: int | None = None
     """CPU threads of PyTorch."""
     device: str = "auto"
@@ -140,7 +140,7 @@ class TrainConfig(Budget):
     task: tyro.conf.Positional[str] = "image-classification"
     """What is learnt: see `tokenmix list tasks`."""
     model: str = "vit_nano"
-    """Model, see `tokenmix list models`."""
+    """A model for the task, see `tokenmix list models`."""
     model_kwargs: Pairs = field(default_factory=dict)
     """Arguments of the model, for example --model-kwargs depth=6 drop_path_rate=0.1."""
     task_kwargs: Pairs = field(default_factory=dict)
