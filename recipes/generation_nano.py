@@ -2,13 +2,12 @@
 
     python recipes/generation_nano.py [--out runs/generation] [--seeds 0,1,2] [--quick]
 
-Each data set's images are judged by a classifier that is trained first, on all of its classes. Finished runs are kept,
-so the same command goes on where it stopped. Then a training step of each is timed, in turns, with its peak memory.
-Writes recipes/generation_nano.json and .md, and docs/images/generation_*.png, the first seed's samples.
+Each data set's images are judged by a classifier that is trained first, on all of its classes. The same command
+goes on where it was stopped. Then a training step of each is timed, in turns, with its peak memory. Writes
+recipes/generation_nano.json and .md, and docs/images/generation_*.png, the first seed's samples.
 """
 
 import json
-import shutil
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from tokenmix.measure.memory import peak_memory
 from tokenmix.measure.speed import time_interleaved
 from tokenmix.models.gan import GAN, create_gan
 from tokenmix.train.config import Numbers, TrainConfig
-from tokenmix.train.run import train
+from tokenmix.train.finish import finish_run
 
 HERE = Path(__file__).parent
 IMAGES = HERE.parent / "docs" / "images"
@@ -47,6 +46,7 @@ SHARED: dict[str, Any] = {"img_size": 32, "threads": 1, "device": "cpu"}
 SETTINGS: dict[str, Any] = {"lr_g": 5e-4, "lr_d": 1e-3, "ema": 0.995}
 SCORES = ("feature_fd", "feature_kd", "class_score", "class_match", "thumbnail_fd")
 BATCH = 32
+QUICK: dict[str, Any] = {"max_steps": 5, "limit_eval": 100}
 
 
 @dataclass(frozen=True)
@@ -58,27 +58,24 @@ class Args:
     seeds: Numbers = (0, 1, 2)
     """Seeds, separated by commas."""
     quick: bool = False
-    """Twenty steps of each, to see that all of it works; nothing is written outside the folder."""
+    """A few steps of each, to see that all of it works; nothing is written outside the folder."""
 
 
 def one_run(config: TrainConfig) -> dict[str, Any]:
-    """The result of one run, trained now if need be; one that was stopped starts anew."""
-    assert config.out is not None
-    if not (config.out / "result.json").exists():
-        shutil.rmtree(config.out, ignore_errors=True)
-        train(config, quiet=True)
-    result = json.loads((config.out / "result.json").read_text())
-    result["commit"] = json.loads((config.out / "config.json").read_text())["environment"]["commit"][:7]
+    """The result of one run, trained now, or to its end, if need be."""
+    run = finish_run(config, quiet=True)
+    result = json.loads((run / "result.json").read_text())
+    result["commit"] = json.loads((run / "config.json").read_text())["environment"]["commit"][:7]
     scores = " ".join(
         f"{name} {result['final'][name]:.4g}" for name in (*SCORES, "accuracy") if name in result["final"]
     )
-    print(config.out.name, scores, f"{result['seconds']:.0f} s", flush=True)
+    print(run.name, scores, f"{result['seconds']:.0f} s", flush=True)
     return result
 
 
 def judge(args: Args, data: str) -> dict[str, Any]:
     """The classifier by which a data set's images are judged."""
-    steps: dict[str, Any] = {"max_steps": 20} if args.quick else {}
+    steps = QUICK if args.quick else {}
     return one_run(
         TrainConfig(
             model="gmlp_nano", data=data, batch_size=64, out=args.out / f"judge-{data}", **SHARED, **JUDGES[data],
@@ -90,7 +87,7 @@ def judge(args: Args, data: str) -> dict[str, Any]:
 def gan(args: Args, data: str, attention: str, seed: int) -> dict[str, Any]:
     """One GAN."""
     settings = {**SETTINGS, "features": str(args.out / f"judge-{data}"), "classes": CLASSES[data]}
-    budget: dict[str, Any] = {**BUDGETS[data], **({"max_steps": 20, "limit_eval": 100} if args.quick else {})}
+    budget: dict[str, Any] = {**BUDGETS[data], **(QUICK if args.quick else {})}
     return one_run(
         TrainConfig(
             task="image-generation", model=MODELS[attention], data=data, batch_size=BATCH, seed=seed,
@@ -206,7 +203,7 @@ def main(args: Args) -> None:
         summarise(data, name, [results[data, name, seed] for seed in args.seeds]) for data in BUDGETS for name in MODELS
     ]
     cost = costs(2 if args.quick else 15)
-    command = f"python recipes/generation_nano.py --seeds {','.join(map(str, args.seeds))}"
+    command = f"python recipes/generation_nano.py --seeds {','.join(map(str, args.seeds))}{' --quick' * args.quick}"
     kept = {"command": command, "environment": environment(), "budgets": BUDGETS, "settings": SETTINGS,
             "judges": judges, "rows": rows, "costs": cost}  # fmt: skip
     home, images = (args.out, args.out) if args.quick else (HERE, IMAGES)

@@ -1,14 +1,13 @@
 """Offset attention against external attention on LDraw's bricks: classes and parts, equal budget, three seeds.
 
-    python recipes/points_nano.py [--out runs/points] [--seeds 0,1,2]
+    python recipes/points_nano.py [--out runs/points] [--seeds 0,1,2] [--quick]
 
 Accuracy and part IoU on moulds that were not trained on, time and peak memory of one attention layer from 1,024 to
-65,536 points. Finished runs are kept, so the same command goes on where it stopped. Writes recipes/points_nano.json and
-.md, and docs/images/points_parts.png and points_cost.png.
+65,536 points. The same command goes on where it was stopped. Writes recipes/points_nano.json and .md, and
+docs/images/points_parts.png and points_cost.png.
 """
 
 import json
-import shutil
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -26,13 +25,13 @@ from tokenmix.layers import create_mixer
 from tokenmix.measure.memory import peak_memory
 from tokenmix.tasks.point_files import scatter
 from tokenmix.train.config import Numbers, TrainConfig
-from tokenmix.train.run import load_task, train
+from tokenmix.train.finish import finish_run
+from tokenmix.train.run import load_task
 
 HERE = Path(__file__).parent
 IMAGES = HERE.parent / "docs" / "images"
 SHARED: dict[str, Any] = {
     "data": "ldraw", "batch_size": 16, "lr": 2e-3, "weight_decay": 0.01, "threads": 1, "device": "cpu",
-    "checkpoint_every": 100_000,
 }  # fmt: skip
 TASKS: dict[str, dict[str, Any]] = {
     "point-classification": {
@@ -68,18 +67,16 @@ class Args:
 
 
 def one_run(args: Args, task: str, mixer: str, seed: int) -> dict[str, Any]:
-    """The result of one run, trained now if need be."""
+    """The result of one run, trained now, or to its end, if need be."""
     plan, folder = TASKS[task], args.out / f"{task}-{mixer}-{seed}"
-    if not (folder / "result.json").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        short: dict[str, Any] = {"max_steps": 3, "limit_eval": 32} if args.quick else {}
-        train(
-            TrainConfig(
-                task=task, model=plan["models"][mixer], seed=seed, out=folder, epochs=plan["epochs"],
-                task_kwargs=plan["task_kwargs"], **SHARED, **short,
-            ),
-            quiet=True,
-        )  # fmt: skip
+    short: dict[str, Any] = {"max_steps": 3, "limit_eval": 32} if args.quick else {}
+    finish_run(
+        TrainConfig(
+            task=task, model=plan["models"][mixer], seed=seed, out=folder, epochs=plan["epochs"],
+            task_kwargs=plan["task_kwargs"], **SHARED, **short,
+        ),
+        quiet=True,
+    )  # fmt: skip
     result = json.loads((folder / "result.json").read_text())
     result["commit"] = json.loads((folder / "config.json").read_text())["environment"]["commit"][:7]
     print(task, mixer, seed, f"{result['final'][plan['metric']]:.4f}", f"{result['seconds']:.0f} s", flush=True)
@@ -214,7 +211,7 @@ def main(args: Args) -> None:
     draw_cost(costs, images / "points_cost.png")
     runs = {mixer: args.out / f"point-segmentation-{mixer}-{args.seeds[0]}" for mixer in ("offset", "external")}
     draw_parts(runs, images / "points_parts.png")
-    command = f"python recipes/points_nano.py --seeds {','.join(map(str, args.seeds))}"
+    command = f"python recipes/points_nano.py --seeds {','.join(map(str, args.seeds))}{' --quick' * args.quick}"
     print(markdown(rows, costs, command))
     if not args.quick:
         kept = {"command": command, "environment": environment(), "shared": SHARED, "tasks": TASKS, "rows": rows}

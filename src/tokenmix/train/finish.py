@@ -1,0 +1,55 @@
+"""Training to the end whatever is there already, for programs that make many runs and are started again."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+from tokenmix.data.spec import located
+from tokenmix.errors import UserError
+from tokenmix.train.config import TrainConfig
+from tokenmix.train.files import read_json, settled
+from tokenmix.train.run import train
+
+__all__ = ["finish_run"]
+
+# Where, how fast and how often, not what: these may differ when a run is taken up again.
+FREE = (
+    "out", "resume", "device", "devices", "num_nodes", "workers", "threads", "grad_checkpointing", "log_every",
+    "checkpoint_every",
+)  # fmt: skip
+
+
+def finish_run(config: TrainConfig, *, quiet: bool = False) -> Path:
+    """The run folder `config.out`, trained to its end.
+
+    A finished run is left as it is, one that was stopped goes on bit for bit, one without a checkpoint starts anew.
+
+    Raises:
+        UserError: no folder is given, or it holds a run with other settings; else as `train`.
+    """
+    run = config.out
+    if run is None:
+        raise UserError("a run that may be taken up again needs a folder; give out")
+    if not (run / "config.json").exists():
+        return train(config, quiet=quiet)
+    _check_same(config, run)
+    if (run / "result.json").exists():
+        return run
+    if settled(run / "checkpoints" / "last").exists():
+        here = TrainConfig(resume=run, device=config.device, workers=config.workers, threads=config.threads)
+        return train(here, quiet=quiet)
+    shutil.rmtree(run)
+    return train(config, quiet=quiet)
+
+
+def _check_same(config: TrainConfig, run: Path) -> None:
+    before = read_json(run / "config.json")["config"]
+    # As JSON would give it back.
+    now = json.loads(json.dumps(dataclasses.asdict(config), default=str)) | {"data": located(config.data)}
+    for name, value in now.items():
+        if name not in FREE and value != before.get(name):
+            raise UserError(
+                f"{run} holds a run with {name}={before.get(name)!r} in the place of {value!r}; remove it, or give "
+                "another folder"
+            )

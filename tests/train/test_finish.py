@@ -1,0 +1,70 @@
+"""A run that is asked for again is left, goes on or starts anew, whichever its folder needs."""
+
+import dataclasses
+import json
+import shutil
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from tokenmix.errors import UserError
+from tokenmix.train import callbacks
+from tokenmix.train.config import TrainConfig
+from tokenmix.train.finish import finish_run
+
+CONFIG = TrainConfig(
+    data="digits", model="vit_nano", model_kwargs={"depth": 1}, epochs=2, batch_size=8, limit=24, limit_eval=10,
+    threads=1, device="cpu", checkpoint_every=2,
+)  # fmt: skip
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def stopped_at(monkeypatch: pytest.MonkeyPatch, config: TrainConfig, batch: int) -> None:
+    """Train until this batch begins."""
+    begin, calls = callbacks.Position.on_train_batch_start, [0]
+
+    def killed(self: Any, *args: Any) -> None:
+        calls[0] += 1
+        if calls[0] == batch:
+            raise Killed
+        begin(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(callbacks.Position, "on_train_batch_start", killed)
+        with pytest.raises(Killed):
+            finish_run(config, quiet=True)
+
+
+def test_a_run_comes_to_its_end_whatever_is_there(tmp_path, monkeypatch):
+    whole = finish_run(dataclasses.replace(CONFIG, out=tmp_path / "whole"), quiet=True)
+    written = (whole / "result.json").stat().st_mtime_ns
+    assert finish_run(dataclasses.replace(CONFIG, out=whole, log_every=7), quiet=True) == whole
+    assert (whole / "result.json").stat().st_mtime_ns == written
+    for batch, goes_on in ((2, False), (4, True)):  # before the first checkpoint, behind that of step 2
+        config = dataclasses.replace(CONFIG, out=tmp_path / f"stopped-{batch}")
+        stopped_at(monkeypatch, config, batch)
+        assert (tmp_path / f"stopped-{batch}" / "checkpoints" / "last").exists() == goes_on
+        run = finish_run(config, quiet=True)
+        one, two = (safetensors.torch.load_file(folder / "model.safetensors") for folder in (whole, run))
+        assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path):
+    config = dataclasses.replace(CONFIG, max_steps=1, out=tmp_path / "run")
+    run = finish_run(config, quiet=True)
+    with pytest.raises(UserError, match=r"run holds a run with max_steps=1 in the place of None; remove it, or give"):
+        finish_run(dataclasses.replace(config, max_steps=None), quiet=True)
+    shutil.move(run / "config.json", tmp_path)
+    with pytest.raises(UserError, match="exists already"):
+        finish_run(config, quiet=True)
+    assert json.loads((run / "result.json").read_text())["steps"] == 1
+
+
+def test_it_needs_a_folder():
+    with pytest.raises(UserError, match="needs a folder"):
+        finish_run(CONFIG)
