@@ -106,7 +106,7 @@ def test_one_class_is_no_classification(tmp_path):
 def test_data_of_other_classes_is_refused(tmp_path):
     like = ImageClassification.load_data(CONFIG).describe()
     spec = folder_of(tmp_path, "ab", colour=True)
-    with pytest.raises(UserError, match=r"has the classes a, b, the run was trained on 0, 1, 2, \.\.\. \(10\)"):
+    with pytest.raises(UserError, match=r"has the classes a, b; the run was trained on 0, 1, 2, \.\.\. \(10\)"):
         ImageClassification.load_data(dataclasses.replace(CONFIG, data=spec), like=like)
 
 

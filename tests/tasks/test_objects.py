@@ -14,14 +14,14 @@ from torchmetrics.detection import MeanAveragePrecision
 
 from tokenmix.data.dense import DenseData, Objects, Scene, Scenes
 from tokenmix.errors import UserError
+from tokenmix.inspect.view import view_of
 from tokenmix.tasks import objects
 from tokenmix.tasks.detection import Detection
-from tokenmix.tasks.object_files import to_rle
 from tokenmix.tasks.object_metrics import AveragePrecision
 from tokenmix.tasks.object_windows import find_in_windows
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.export import export
-from tokenmix.train.run import evaluate, load_task, predict, train
+from tokenmix.train.run import evaluate, load_run, load_task, predict, train
 
 CLASSES = ["green", "red"]
 
@@ -275,8 +275,45 @@ def test_answers_as_rows_pictures_and_cocos_results(kind: str, runs: dict[str, P
     assert {entry["image_id"] for entry in results} == {42}
     assert {entry["category_id"] for entry in results} <= {7, 9}
     assert ("segmentation" in results[0]) == (kind == "masks")
-    drawn = Image.open(tmp_path / "out" / file.name)
-    assert drawn.size == (72, 72)
+    assert Image.open(tmp_path / "out" / "000000000042-overlay.png").size == (72, 72)
+    assert cocos_own_tools_read(tmp_path / "out" / "results.json") == len(results)
+
+
+def cocos_own_tools_read(file: Path) -> int:
+    """How many results pycocotools takes from the file for an image 42 of categories 7 and 9."""
+    from pycocotools.coco import COCO
+
+    truth = COCO()
+    truth.dataset = {
+        "info": {}, "images": [{"id": 42, "width": 72, "height": 72}], "annotations": [],
+        "categories": [{"id": 7, "name": "green"}, {"id": 9, "name": "red"}],
+    }  # fmt: skip
+    truth.createIndex()
+    return len(truth.loadRes(str(file)).anns)
+
+
+def test_answers_never_lie_over_the_image_or_each_other(runs: dict[str, Path], tmp_path: Path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        Image.new("RGB", (40, 40), "grey").save(tmp_path / folder / "one.png")
+    before = (tmp_path / "a" / "one.png").read_bytes()
+    predict(runs["boxes"], [tmp_path / "a" / "one.png"], tmp_path / "a")
+    assert (tmp_path / "a" / "one.png").read_bytes() == before
+    with pytest.raises(UserError, match=r"a/one\.png and .*b/one\.png would both"):
+        predict(runs["boxes"], [tmp_path / "a" / "one.png", tmp_path / "b" / "one.png"], tmp_path / "out")
+
+
+def test_maps_lie_over_the_whole_image(runs: dict[str, Path], tmp_path: Path):
+    scene = Squares(3, 2, side=72).scene(1)
+    image = scene.image[:, :36]
+    file = tmp_path / "wide.png"
+    Image.fromarray(image.permute(1, 2, 0).numpy()).save(file)
+    model, _, description = load_run(runs["boxes"])
+    view = view_of(model.eval(), file, description)
+    # 72 pixels become 64, the most that this run looks at, and 36 become 32; no padding of the square is looked at.
+    assert view.shown.shape == (3, 32, 64)
+    small = torch.nn.functional.interpolate(image[None] / 255, (32, 64), mode="bilinear")[0]
+    torch.testing.assert_close(view.shown, small, atol=2e-2, rtol=0)
 
 
 def test_no_answer_is_a_row_too(runs: dict[str, Path], tmp_path: Path):
@@ -285,16 +322,6 @@ def test_no_answer_is_a_row_too(runs: dict[str, Path], tmp_path: Path):
     assert row["label"] is None
     with pytest.raises(UserError, match=r"gone\.png does not exist"):
         predict(runs["boxes"], [tmp_path / "gone.png"])
-
-
-def test_run_length_code_is_cocos():
-    mask = torch.zeros(3, 4, dtype=torch.bool)
-    mask[1, 1:3] = True
-    from pycocotools.mask import decode
-
-    code = to_rle(mask)
-    assert code["size"] == [3, 4]
-    assert (decode({**code, "counts": code["counts"].encode()}) == mask.numpy()).all()
 
 
 def test_resuming_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -360,7 +387,7 @@ def test_one_class_and_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     [
         ({"model": "retinanet_nan"}, "retinanet_nano"),
         ({"model": "mask_rcnn_nano"}, "instance-segmentation"),
-        ({"task": "instance-segmentation"}, "is one of detection"),
+        ({"task": "instance-segmentation"}, "is a model of detection"),
         ({"precision": "bf16"}, "bf16-mixed"),
         ({"mixup": 0.5}, "mixup"),
         ({"augment": "rand-m9"}, "none and light"),

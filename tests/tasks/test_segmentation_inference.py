@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import jaccard_score
 
+from tokenmix.layers import ExternalAttention2d
+from tokenmix.measure.memory import peak_memory
 from tokenmix.models.segmentation import create_segmenter
 from tokenmix.tasks.segmentation_inference import Inference, pixel_logits
 from tokenmix.tasks.segmentation_metrics import ClassIoU, MeanIoU, PixelAccuracy, PixelEntropy
@@ -59,6 +61,20 @@ def test_chunks_change_nothing_but_memory(model):
     pixel_logits(model, images, Inference(chunk_size=10_000))
     assert calls == [20, None]
     assert model.context.memory.chunk_size is None
+
+
+def test_memory_of_attention_does_not_grow_with_the_image():
+    beyond = {}
+    for chunk_size in (None, 512):
+        memory = ExternalAttention2d(512, chunk_size=chunk_size).eval().memory
+        for places in (1024, 4096):
+            x = torch.randn(1, 1, places, 512)
+            with torch.no_grad():
+                peak = peak_memory(lambda x=x, memory=memory: memory(x))
+            beyond[chunk_size, places] = peak - x.nbytes
+    assert beyond[512, 4096] == beyond[512, 1024]
+    # All at once the map is written: 64 slots of float32 for each place.
+    assert beyond[None, 4096] - beyond[None, 1024] == 3072 * 64 * 4
 
 
 def test_mirrored_looks_agree_with_their_mean(model):

@@ -46,6 +46,15 @@ class Fields(Scenes):
         return Scene(image.clamp(0, 255).byte(), self.name(index), classes)
 
 
+class Unlabelled(Fields):
+    """The same without any class."""
+
+    def scene(self, index: int) -> Scene:
+        scene = super().scene(index)
+        assert scene.classes is not None
+        return dataclasses.replace(scene, classes=torch.full_like(scene.classes, IGNORE))
+
+
 def fields(spec: str, **_: object) -> DenseData:
     return DenseData(
         spec=spec, train=Fields(16, 0), test=Fields(5, 1), classes=NAMES, ignore=IGNORE,
@@ -147,7 +156,7 @@ def test_files_that_a_prediction_writes(run, pictures, tmp_path):
         assert np.array_equal(mask_of.decode(entry["segmentation"]) == 1, classes == entry["category_id"])
         assert entry["area"] / classes.size == pytest.approx(told["shares"][entry["category"]], abs=1e-5)
     assert Image.open(out / "large-overlay.png").size == (50, 61)
-    with pytest.raises(UserError, match="two of the files are called 'small'"):
+    with pytest.raises(UserError, match=r"small\.png and .*small\.png would both be answered"):
         predict(run, [pictures[0], pictures[0]], out)
 
 
@@ -157,6 +166,18 @@ def test_inspect_lays_slots_over_the_image(run, pictures, tmp_path):
     assert [block["kind"] for block in told["blocks"]] == ["slots"]
     assert sum(told["answer"]["shares"].values()) == pytest.approx(1, abs=1e-5)
     assert (out / "block-00.png").stat().st_size > 5000
+    # All of the image, not the crop of training: so its shares are those that `predict` tells.
+    (answer,) = predict(run, pictures[1:])
+    assert told["answer"]["shares"] == pytest.approx(answer["shares"], abs=1e-3)
+
+
+def test_nothing_to_measure(run, monkeypatch):
+    def unlabelled(spec, **_):
+        return dataclasses.replace(fields(spec), test=Unlabelled(3, 1))
+
+    monkeypatch.setattr(semantic_segmentation, "load_dense", unlabelled)
+    with pytest.raises(UserError, match="every pixel of the test images of 'fields' is of the ignored class 255"):
+        evaluate(run, device="cpu")
 
 
 def test_exports(run, tmp_path):
@@ -233,7 +254,7 @@ def test_a_backbone_of_one_size_is_evaluated_in_windows(tmp_path, pictures):
         ({"task_kwargs": {"test_batch": 0}}, "test_batch must be 1 or more"),
         ({"task_kwargs": {"window": (1, 2, 3)}}, "window must be a side"),
         ({"task_kwargs": {"chunk_size": -1}}, "chunk_size must be 0 or more"),
-        ({"model_kwargs": {"num_classes": 3}}, "set by the data"),
+        ({"model_kwargs": {"num_classes": 3}}, "set elsewhere"),
         ({"model_kwargs": {"slots": 3}}, "has no argument 'slots'"),
     ],
 )

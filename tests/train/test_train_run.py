@@ -300,7 +300,7 @@ def test_an_existing_run_is_not_overwritten(finished):
         ({"batch_size": 500}, "batch size 500 is larger than the 200 training images"),
         ({"batch_size": 33, "mixup": 0.2}, "33 is odd; give an even --batch-size"),
         ({"img_size": 9}, "image size 9 x 9 is not a multiple of the patch size"),
-        ({"model_kwargs": {"img_size": 32}}, "img_size=32 is set by the data; use --img-size"),
+        ({"model_kwargs": {"img_size": 32}}, "img_size=32 is set elsewhere; use --img-size"),
         ({"model_kwargs": {"deph": 1}}, "has no argument 'deph'"),
         ({"smoothing": 1.0}, r"smoothing must lie in \[0, 1\)"),
         ({"data": "folder:/does/not/exist"}, "/does/not/exist"),

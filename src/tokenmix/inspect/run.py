@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenmix.data import read_image
 from tokenmix.errors import UserError
 from tokenmix.inspect.maps import attention_maps
 from tokenmix.inspect.numbers import map_numbers
 from tokenmix.inspect.pictures import draw_depth, draw_tiles
 from tokenmix.inspect.tiles import tiles_of
+from tokenmix.inspect.view import view_of
 from tokenmix.models.detection import Detector
 from tokenmix.models.families import build_model, list_all_models, task_of
 from tokenmix.models.segmentation import Segmenter
@@ -51,14 +51,13 @@ def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
         raise UserError(f"{target} looks at images; name one")
     file = Path(file)
     model, description, trained = _load(target)
-    pixels = read_image(file, description["channels"], tuple(description["img_size"]))
-    images = _normalise(pixels, description)
+    shown, images = view_of(model, file, description)
     maps = attention_maps(model, images)
     numbers = map_numbers(maps)
     title = f"{target}, {file.name}"
     make_folder(out)
     for i, block in enumerate(maps):
-        draw_tiles(pixels, tiles_of(block, limit=TILES), f"{title}: {block.name}", out / f"block-{i:02d}.png")
+        draw_tiles(shown, tiles_of(block, limit=TILES), f"{title}: {block.name}", out / f"block-{i:02d}.png")
     draw_depth(numbers, title, out / "depth.png")
     told = {
         "target": str(target),
@@ -107,11 +106,6 @@ def _load(target: str | Path) -> tuple[nn.Module, Mapping[str, Any], bool]:
     model: Any = build_model(str(target)).eval()
     half = [0.5] * model.in_chans
     return model, {"channels": model.in_chans, "img_size": model.img_size, "mean": half, "std": half}, False
-
-
-def _normalise(pixels: Tensor, description: Mapping[str, Any]) -> Tensor:
-    mean, std = (torch.tensor(description[key]).view(-1, 1, 1) for key in ("mean", "std"))
-    return pixels.float().div(255).sub(mean).div(std)[None]
 
 
 @torch.no_grad()

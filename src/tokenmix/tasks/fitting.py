@@ -1,12 +1,13 @@
-"""What to say of a model that a task cannot train."""
+"""What to say of a model that a task cannot train, and of arguments of a model that are set elsewhere."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.models.families import task_of
 from tokenmix.tasks import TEXT_TASKS
 
-__all__ = ["unfit", "what_for"]
+__all__ = ["check_own", "unfit", "what_for"]
 
 
 def what_for(model: str) -> str | None:
@@ -31,3 +32,10 @@ def unfit(kind: str, model: str, task: str, fitting: Sequence[str]) -> UserError
         return unknown_name(kind, model, fitting)
     small = next((name for name in fitting if name.endswith("_nano")), fitting[0])
     return UserError(f"{model} is a model of {other}, not of {task}; give another, for example --model {small}")
+
+
+def check_own(model_kwargs: Mapping[str, Any], elsewhere: Mapping[str, str]) -> None:
+    """Raise `UserError` for an argument of the model that is set otherwise; `elsewhere` says by which option."""
+    clash = next((key for key in elsewhere if key in model_kwargs), None)
+    if clash is not None:
+        raise UserError(f"model argument {clash}={model_kwargs[clash]!r} is set elsewhere; use {elsewhere[clash]}")

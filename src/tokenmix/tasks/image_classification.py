@@ -23,8 +23,9 @@ from tokenmix.losses import DiagonalityForm, diagonality_loss
 from tokenmix.models import create_model, list_models
 from tokenmix.ops.less import Scores
 from tokenmix.tasks.base import TaskData, TaskModule, TaskRecipe
-from tokenmix.tasks.fitting import unfit
+from tokenmix.tasks.fitting import check_own, unfit
 from tokenmix.tasks.metrics import CrossEntropy
+from tokenmix.tasks.same_classes import check_names
 
 __all__ = ["CrossEntropy", "ImageClassification", "LabelledImages"]
 
@@ -109,11 +110,7 @@ class ImageClassification(TaskModule):
     @classmethod
     def build_model(cls, config: TaskRecipe, data: Mapping[str, Any]) -> nn.Module:
         """The model of that name, with as many classes and channels and as large as the data."""
-        clash = next((key for key in FROM_DATA if key in config.model_kwargs), None)
-        if clash is not None:
-            raise UserError(
-                f"model argument {clash}={config.model_kwargs[clash]!r} is set by the data; use {FROM_DATA[clash]}"
-            )
+        check_own(config.model_kwargs, FROM_DATA)
         given = {"num_classes": len(data["classes"]), "in_chans": data["channels"], "img_size": tuple(data["img_size"])}
         try:
             return create_model(config.model, **given, **config.model_kwargs)
@@ -228,13 +225,6 @@ def _check_scores(model: nn.Module, config: TaskRecipe) -> None:
 
 
 def _check_like(spec: str, images: ImageData, like: Mapping[str, Any]) -> None:
-    if list(images.classes) != list(like["classes"]):
-        raise UserError(
-            f"{spec!r} has the classes {_first(images.classes)}, the run was trained on {_first(like['classes'])}"
-        )
+    check_names(spec, images.classes, like["classes"])
     if images.channels != like["channels"]:
         raise UserError(f"{spec!r} has {images.channels} channels, the run was trained on {like['channels']}")
-
-
-def _first(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f", ... ({len(names)})" if len(names) > 3 else "")

@@ -5,25 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
-from tokenmix.errors import UserError
+from tokenmix.data.dense.rle import encode_mask
 
-__all__ = ["coco_results", "draw_objects", "image_number", "object_rows", "save_picture", "to_rle"]
-
-
-def to_rle(mask: Tensor) -> dict[str, Any]:
-    """A mask (H, W) in COCO's run-length code, as values for JSON."""
-    try:
-        from pycocotools.mask import encode
-    except ModuleNotFoundError:
-        raise UserError("masks in COCO's code need pycocotools; pip install 'tokenmix[coco]'") from None
-    code: Any = encode(np.asfortranarray(mask.cpu().numpy().astype(np.uint8)))
-    return {"size": [int(side) for side in code["size"]], "counts": code["counts"].decode("ascii")}
+__all__ = ["coco_results", "draw_objects", "image_number", "object_rows", "save_picture"]
 
 
 def image_number(file: Path, place: int) -> int:
@@ -51,7 +40,7 @@ def coco_results(
             "image_id": image_id, "category_id": category_ids[label], "bbox": [round(v, 2) for v in box],
             "score": round(score, 5), "file_name": file,
         }  # fmt: skip
-        entries.append({**entry, **({"segmentation": to_rle(found["masks"][i])} if "masks" in found else {})})
+        entries.append({**entry, **({"segmentation": encode_mask(found["masks"][i])} if "masks" in found else {})})
     return entries
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from torchvision.ops import batched_nms
 
 from tokenmix.errors import UserError
+from tokenmix.tasks.windows import window_starts
 
 __all__ = ["Found", "check_windows", "find_in_windows"]
 
@@ -49,7 +50,8 @@ def find_in_windows(
     """
     height, width = image.shape[1:]
     step = max(round(window * (1 - overlap)), 1)
-    corners = [(top, left) for top in _starts(height, window, step) for left in _starts(width, window, step)]
+    rows, columns = window_starts(height, window, step), window_starts(width, window, step)
+    corners = [(top, left) for top in rows for left in columns]
     parts: list[tuple[Found, int, int]] = []
     for i in range(0, len(corners), at_once):
         some = corners[i : i + at_once]
@@ -63,12 +65,6 @@ def find_in_windows(
     if "masks" in parts[0][0]:
         merged["masks"] = _whole_masks(parts, keep, (height, width))
     return merged
-
-
-def _starts(side: int, window: int, step: int) -> list[int]:
-    """Where windows begin; the last ends with the image."""
-    last = max(side - window, 0)
-    return [*range(0, last, step), last]
 
 
 def _cut(boxes: Tensor, top: int, left: int, window: int, size: tuple[int, int]) -> Tensor:

@@ -1,7 +1,7 @@
 """What detection and instance segmentation share: their data, their detector, its losses, and its answers."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from tokenmix.data.decode import UnreadableImage, decode_stored
 from tokenmix.data.dense import DenseData, ObjectAugment, ObjectSamples, Scene, Scenes, load_dense
 from tokenmix.data.images import Skipped
 from tokenmix.errors import UserError
@@ -18,10 +17,12 @@ from tokenmix.models.detection.detector import IMAGENET
 from tokenmix.models.detection.networks import Kind
 from tokenmix.models.detection.presets import preset_of
 from tokenmix.tasks.base import TaskModule, TaskRecipe
-from tokenmix.tasks.fitting import unfit
+from tokenmix.tasks.fitting import check_own, unfit
+from tokenmix.tasks.image_files import check_stems, stored_images
 from tokenmix.tasks.numbered_data import NumberedData
 from tokenmix.tasks.object_files import coco_results, draw_objects, image_number, object_rows, save_picture
 from tokenmix.tasks.object_windows import Found, check_windows, find_in_windows
+from tokenmix.tasks.same_classes import check_names
 
 __all__ = ["ObjectSettings", "ObjectTask"]
 
@@ -101,11 +102,8 @@ class ObjectTask(TaskModule):
     def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> NumberedData:
         """Read the scenes of `config.data`."""
         data = load_dense(config.data, want=cls.want, seed=config.seed)
-        if like is not None and list(data.classes) != list(like["classes"]):
-            raise UserError(
-                f"{config.data!r} has the classes {', '.join(data.classes[:3])}, ..., the run was trained on "
-                f"{', '.join(like['classes'][:3])}, ..."
-            )
+        if like is not None:
+            check_names(config.data, data.classes, like["classes"])
         settings = cls.settings_of(config)
         train = ObjectSamples(Often(data.train, settings.crops), _augment(config, settings, data))
         return NumberedData(train, ObjectSamples(data.test), config=config, description=_describe(config, data, like))
@@ -113,11 +111,7 @@ class ObjectTask(TaskModule):
     @classmethod
     def build_model(cls, config: TaskRecipe, data: Mapping[str, Any]) -> nn.Module:
         """The detector of that name for the classes of the data."""
-        clash = next((key for key in FROM_ELSEWHERE if key in config.model_kwargs), None)
-        if clash is not None:
-            raise UserError(
-                f"model argument {clash}={config.model_kwargs[clash]!r} is set elsewhere; use {FROM_ELSEWHERE[clash]}"
-            )
+        check_own(config.model_kwargs, FROM_ELSEWHERE)
         settings = cls.settings_of(config)
         given: dict[str, Any] = {
             "num_classes": len(data["classes"]), "image_mean": data["mean"], "image_std": data["std"],
@@ -178,30 +172,25 @@ class ObjectTask(TaskModule):
         return [row for file, _, found in self._found(inputs) for row in self._rows(file, found)]
 
     def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
-        """The same, with NAME.png, the picture with what is shown drawn on it, and results.json in COCO's form, which
-        has all from the score `score` on.
+        """The same, with NAME-overlay.png, the image with what is shown drawn on it, and results.json in COCO's form,
+        which has all from the score `score` on.
         """
+        check_stems(inputs)
         rows, results = [], []
         ids = self.data.get("category_ids") or [label + 1 for label in range(len(self.data["classes"]))]
         for place, (file, image, found) in enumerate(self._found(inputs)):
             rows += self._rows(file, found)
             results += coco_results(found, image_id=image_number(file, place), file=file.name, category_ids=ids)
             picture = draw_objects(image, self._shown(found), self.data["classes"])
-            save_picture(picture, out / f"{file.stem}.png")
+            save_picture(picture, out / f"{file.stem}-overlay.png")
         (out / "results.json").write_text(json.dumps(results) + "\n")
         return rows
 
-    def _found(self, inputs: Sequence[str | Path]) -> list[tuple[Path, Tensor, Found]]:
+    def _found(self, inputs: Sequence[str | Path]) -> Iterator[tuple[Path, Tensor, Found]]:
         self.eval()
-        answers = []
-        for file in map(Path, inputs):
-            try:
-                image = decode_stored(file)
-            except UnreadableImage as reason:
-                raise UserError(f"{file} {reason}; give a readable PNG, JPEG, WebP, BMP, GIF or TIFF image") from None
+        for file, image in stored_images(inputs):
             found = self.find([image.to(self.device).float() / 255])[0]
-            answers.append((file, image, {name: value.cpu() for name, value in found.items()}))
-        return answers
+            yield file, image, {name: value.cpu() for name, value in found.items()}
 
     def _shown(self, found: Found) -> Found:
         keep = found["scores"] >= self.settings.shown

@@ -15,8 +15,9 @@ from tokenmix.data.points.packing import unit_ball
 from tokenmix.errors import UserError
 from tokenmix.models.points import POINT_MODELS, create_point_model
 from tokenmix.tasks.base import TaskModule, TaskRecipe
-from tokenmix.tasks.fitting import unfit
+from tokenmix.tasks.fitting import check_own, unfit
 from tokenmix.tasks.numbered_data import NumberedData
+from tokenmix.tasks.same_classes import check_names
 
 __all__ = ["CloudFile", "PointSettings", "PointTask", "stretched", "voted"]
 
@@ -111,11 +112,7 @@ class PointTask(TaskModule):
     @classmethod
     def build_model(cls, config: TaskRecipe, data: Mapping[str, Any]) -> nn.Module:
         """The model of that name for points as wide as the data's."""
-        clash = next((key for key in FROM_DATA if key in config.model_kwargs), None)
-        if clash is not None:
-            raise UserError(
-                f"model argument {clash}={config.model_kwargs[clash]!r} is set by the data; use {FROM_DATA[clash]}"
-            )
+        check_own(config.model_kwargs, FROM_DATA)
         width = 3 if data["features"] == "xyz" else 6
         return create_point_model(config.model, in_chans=width, **cls.answers(data), **config.model_kwargs)
 
@@ -208,15 +205,7 @@ def _features(wanted: str, data: PointData) -> str:
 
 
 def _check_like(spec: str, data: PointData, like: Mapping[str, Any]) -> None:
-    for what, ours, theirs in (
-        ("classes", data.classes, like["classes"]),
-        ("parts", data.part_names, like["part_names"]),
-    ):
-        if list(ours) != list(theirs):
-            raise UserError(f"{spec!r} has the {what} {_first(ours)}; the run was trained on {_first(theirs)}")
+    check_names(spec, data.classes, like["classes"])
+    check_names(spec, data.part_names, like["part_names"], "parts")
     if like["features"] != "xyz" and not data.has_normals:
         raise UserError(f"{spec!r} has clouds without normals, with which the run was trained")
-
-
-def _first(names: Any) -> str:
-    return (", ".join(names[:3]) or "none") + (f", ... ({len(names)})" if len(names) > 3 else "")

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from PIL import Image
 from torch import Tensor
+
+from tokenmix.data.dense.rle import encode_mask
 
 __all__ = ["run_lengths", "shares", "write_answer"]
 
@@ -23,24 +25,18 @@ def shares(classes: Tensor, names: Sequence[str]) -> dict[str, float]:
 
 def run_lengths(classes: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
     """One mask for each class that occurs, in COCO's compressed run lengths; empty without pycocotools."""
-    try:
-        from pycocotools import mask
-    except ImportError:
+    if find_spec("pycocotools") is None:
         return []
-    found = []
-    for label in classes.unique().tolist():
-        chosen = np.asfortranarray((classes == label).numpy().astype(np.uint8))
-        lengths: Any = mask.encode(chosen)
-        counts = lengths["counts"].decode()
-        found.append(
-            {
-                "category_id": label,
-                "category": names[label],
-                "area": int(chosen.sum()),
-                "segmentation": {"size": list(lengths["size"]), "counts": counts},
-            }
-        )
-    return found
+    chosen = {label: classes == label for label in classes.unique().tolist()}
+    return [
+        {
+            "category_id": label,
+            "category": names[label],
+            "area": int(mask.sum()),
+            "segmentation": encode_mask(mask),
+        }
+        for label, mask in chosen.items()
+    ]
 
 
 def write_answer(

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from tokenmix.errors import UserError
 from tokenmix.layers.external import ExternalAttention2d
 from tokenmix.models.segmentation import Segmenter
+from tokenmix.tasks.windows import both_sides, window_starts
 
 __all__ = ["Inference", "pixel_logits"]
 
@@ -36,7 +37,7 @@ class Inference:
     stride: tuple[int, ...] | None = None
     scales: Sequence[float] = (1.0,)
     mirror: Literal["no", "yes"] = "no"
-    chunk_size: int = 65536
+    chunk_size: int = 8192
 
     def __post_init__(self) -> None:
         for name in ("window", "stride"):
@@ -107,15 +108,15 @@ def _streaming(model: Segmenter, images: Tensor, chunk_size: int) -> Iterator[No
 
 
 def _sliding(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
-    window = _pair(how.window) if how.window else model.img_size
+    window = both_sides(how.window) if how.window else model.img_size
     if model.fixed_size and window != model.img_size:
         raise UserError(f"the model takes windows of {model.img_size[0]} x {model.img_size[1]} alone, got {window}")
-    stride = _pair(how.stride) if how.stride else (max(1, 2 * window[0] // 3), max(1, 2 * window[1] // 3))
+    stride = both_sides(how.stride) if how.stride else (max(1, 2 * window[0] // 3), max(1, 2 * window[1] // 3))
     if stride[0] > window[0] or stride[1] > window[1]:
         raise UserError(f"a stride of {stride} leaves gaps between windows of {window}; give at most the window")
     height, width = images.shape[2:]
     grown = F.pad(images, (0, max(0, window[1] - width), 0, max(0, window[0] - height)))
-    rows, columns = (_starts(grown.shape[2 + i], window[i], stride[i]) for i in (0, 1))
+    rows, columns = (window_starts(grown.shape[2 + i], window[i], stride[i]) for i in (0, 1))
     total = images.new_zeros(len(images), model.num_classes, *grown.shape[2:], dtype=torch.float32)
     count = images.new_zeros(grown.shape[2:], dtype=torch.float32)
     for top in rows:
@@ -124,12 +125,3 @@ def _sliding(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
             total[place] += model(grown[place]).float()
             count[place] += 1
     return total.div_(count)[..., :height, :width]
-
-
-def _starts(length: int, window: int, stride: int) -> list[int]:
-    """Where windows begin: every `stride`, and the last at the end."""
-    return [*range(0, length - window, stride), length - window]
-
-
-def _pair(sides: Sequence[int]) -> tuple[int, int]:
-    return sides[0], sides[-1]

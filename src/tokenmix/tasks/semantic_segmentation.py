@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import isnan
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -12,17 +13,19 @@ from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
-from tokenmix.data.decode import UnreadableImage, decode_stored
 from tokenmix.data.dense import DenseData, PixelAugment, PixelSamples, load_dense
 from tokenmix.errors import UserError
 from tokenmix.models.segmentation import create_segmenter, list_segmenters
 from tokenmix.tasks.base import TaskModule, TaskRecipe
-from tokenmix.tasks.fitting import unfit
+from tokenmix.tasks.fitting import check_own, unfit
+from tokenmix.tasks.image_files import check_stems, stored_images
 from tokenmix.tasks.numbered_data import NumberedData
 from tokenmix.tasks.recipe import check_optimizer, make_schedule
+from tokenmix.tasks.same_classes import check_names
 from tokenmix.tasks.segmentation_files import shares, write_answer
 from tokenmix.tasks.segmentation_inference import Inference, pixel_logits
 from tokenmix.tasks.segmentation_metrics import ClassIoU, MeanIoU, PixelAccuracy, PixelEntropy
+from tokenmix.tasks.windows import both_sides
 
 __all__ = ["PixelData", "SegmentationSettings", "SemanticSegmentation"]
 
@@ -51,7 +54,7 @@ class SegmentationSettings:
     stride: tuple[int, ...] | None = None
     scales: tuple[float, ...] = (1.0,)
     mirror: Literal["no", "yes"] = "no"
-    chunk_size: int = 65536
+    chunk_size: int = 8192
 
     def inference(self) -> Inference:
         """Those that say how images are looked at."""
@@ -63,7 +66,7 @@ class PixelData(NumberedData):
     """Crops for training, and whole images for testing, `test_batch` at a time."""
 
     def __init__(self, data: DenseData, config: TaskRecipe, settings: SegmentationSettings) -> None:
-        crop = _pair(settings.crop) if settings.crop else data.crop
+        crop = both_sides(settings.crop) if settings.crop else data.crop
         still = config.augment == "none"
         augment = PixelAugment(
             config.seed, crop, data.ignore, settings.train_scales, flip=0.0 if still else 0.5,
@@ -105,22 +108,14 @@ class SemanticSegmentation(TaskModule):
         if len(data.classes) > MOST_CLASSES:
             raise UserError(f"{config.data!r} has {len(data.classes)} classes; a mask has colours for {MOST_CLASSES}")
         if like is not None:
-            if list(data.classes) != list(like["classes"]):
-                raise UserError(
-                    f"{config.data!r} has the classes {_first(data.classes)}, the run was trained on "
-                    f"{_first(like['classes'])}"
-                )
+            check_names(config.data, data.classes, like["classes"])
             data = replace(data, mean=tuple(like["mean"]), std=tuple(like["std"]))
         return PixelData(data, config, cls.settings_of(config))
 
     @classmethod
     def build_model(cls, config: TaskRecipe, data: Mapping[str, Any]) -> nn.Module:
         """The segmenter of that name, with the data's classes, built for its crops."""
-        clash = next((key for key in FROM_DATA if key in config.model_kwargs), None)
-        if clash is not None:
-            raise UserError(
-                f"model argument {clash}={config.model_kwargs[clash]!r} is set by the data; use {FROM_DATA[clash]}"
-            )
+        check_own(config.model_kwargs, FROM_DATA)
         given = {"num_classes": len(data["classes"]), "img_size": tuple(data["img_size"])}
         model = create_segmenter(config.model, **given, **config.model_kwargs)
         # Convolutions of a CPU and of half types on a GPU are faster with the channels last.
@@ -183,6 +178,15 @@ class SemanticSegmentation(TaskModule):
             compute_groups=False,
         )
 
+    def on_validation_epoch_end(self) -> None:
+        """Keep the metrics as plain values; `UserError` if no pixel counted, so that there are none."""
+        super().on_validation_epoch_end()
+        if isnan(self.results["miou"]):
+            raise UserError(
+                f"every pixel of the test images of {self.config.data!r} is of the ignored class "
+                f"{self.data['ignore']}, so nothing can be measured; give masks with classes"
+            )
+
     def configure_optimizers(self) -> Any:
         """As for every task, with a rate of its own for biases if asked for."""
         if self.settings.bias_lr == 1.0:
@@ -213,10 +217,7 @@ class SemanticSegmentation(TaskModule):
 
     def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
         """The same; for each image a mask in colours, an overlay, and shares and run lengths as JSON in `out`."""
-        stems = [Path(file).stem for file in inputs]
-        twice = next((stem for stem in stems if stems.count(stem) > 1), None)
-        if twice is not None:
-            raise UserError(f"two of the files are called {twice!r}, and so would be their masks; rename one")
+        check_stems(inputs)
         answers = []
         for image, classes, told in self._answers(inputs):
             stem = out / Path(told["file"]).stem
@@ -226,11 +227,7 @@ class SemanticSegmentation(TaskModule):
 
     def _answers(self, inputs: Sequence[str | Path]) -> Iterable[tuple[Tensor, Tensor, dict[str, Any]]]:
         self.eval()
-        for file in inputs:
-            try:
-                image = decode_stored(file)
-            except UnreadableImage as reason:
-                raise UserError(f"{file} {reason}; give a readable PNG, JPEG, WebP, BMP, GIF or TIFF image") from None
+        for file, image in stored_images(inputs):
             classes = self.answer(image)
             told = {
                 "file": str(file), "size": list(classes.shape), "shares": shares(classes, self.data["classes"])
@@ -249,11 +246,3 @@ def _groups(model: nn.Module, config: TaskRecipe, bias_lr: float) -> list[dict[s
         {"params": norms, "weight_decay": 0.0},
         {"params": biases, "weight_decay": 0.0, "lr": bias_lr * config.lr},
     ]
-
-
-def _pair(sides: Sequence[int]) -> tuple[int, int]:
-    return sides[0], sides[-1]
-
-
-def _first(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f", ... ({len(names)})" if len(names) > 3 else "")

@@ -59,7 +59,9 @@ def _three(example: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _write_torch(model: nn.Module, example: Mapping[str, Tensor], path: Path) -> Tensor:
     program = torch.export.export(model, tuple(example.values()), dynamic_shapes=_dynamic(example))
-    with path.open("wb") as file:
+    with path.open("wb") as file, warnings.catch_warnings():
+        # Of weights whose channels lie last, which are written whole.
+        warnings.filterwarnings("ignore", message="No complete tensor found")
         torch.export.save(program, file)
     with path.open("rb") as file, torch.no_grad():
         return torch.export.load(file).module()(*_three(example).values())
