@@ -180,6 +180,7 @@ def test_nothing_to_measure(run, monkeypatch):
         evaluate(run, device="cpu")
 
 
+@pytest.mark.slow
 def test_exports(run, tmp_path):
     pytest.importorskip("onnxruntime")
     assert export(run, "onnx", tmp_path / "model.onnx").stat().st_size > 10_000

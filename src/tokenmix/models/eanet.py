@@ -8,9 +8,8 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import timm
 import torch
-from timm.models import generate_default_cfgs, register_model, resolve_pretrained_cfg
+from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -19,7 +18,7 @@ from tokenmix.layers.external import ExternalAttention2d, Tie
 from tokenmix.models.isotropic import BlockMap
 from tokenmix.models.manners import Classifier, record_input_size, take_indices
 from tokenmix.models.presets import IMAGENET, SMALL, create
-from tokenmix.models.pretrained import check_source, fetching
+from tokenmix.models.pretrained import timm_resnet
 from tokenmix.models.stems import pair
 
 __all__ = ["EABlock", "EANet"]
@@ -96,7 +95,7 @@ class EANet(Classifier):
             "in_chans": in_chans, "num_classes": num_classes, "global_pool": self.checked_pool(global_pool),
             "drop_rate": drop_rate, "drop_path_rate": drop_path_rate, **(backbone_kwargs or {}), **factory,
         }  # fmt: skip
-        self.backbone = _resnet(backbone, pretrained_backbone, given)
+        self.backbone = timm_resnet(backbone, pretrained=pretrained_backbone, **given)
         if stem == "small":
             _shrink_stem(self.backbone, in_chans, factory)
         self.in_chans, self.num_classes, self.global_pool = in_chans, num_classes, global_pool
@@ -218,17 +217,6 @@ class EANet(Classifier):
         """Which parameters lie at one depth: stem, the backbone's blocks (its stages if `coarse`), the EANet block."""
         stages = r"^backbone\.layer(\d+)" if coarse else r"^backbone\.layer(\d+)\.(\d+)"
         return {"stem": r"^backbone\.(?:conv1|bn1)", "stages": stages, "blocks": r"^blocks\.(\d+)"}
-
-
-def _resnet(name: str, pretrained: bool, kwargs: Mapping[str, Any]) -> Any:
-    names = timm.list_models(module="resnet")
-    if name.split(".")[0] not in names:
-        raise UserError(f"backbone {name!r} is no ResNet of timm's; give one of timm.list_models(module='resnet')")
-    if not pretrained:
-        return timm.create_model(name, **kwargs)
-    check_source(name, resolve_pretrained_cfg(name))
-    with fetching(name):
-        return timm.create_model(name, pretrained=True, **kwargs)
 
 
 def _check_unpooled(pool: str, num_classes: int) -> None:

@@ -5,16 +5,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import timm
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError
-from timm.models import PretrainedCfg
+from timm.models import PretrainedCfg, resolve_pretrained_cfg
 from torch import Tensor, nn
 
 from tokenmix import checkpoints
 from tokenmix.errors import UserError
 
-__all__ = ["check_source", "checkpoint_filter_fn", "fetching"]
+__all__ = ["check_source", "checkpoint_filter_fn", "fetching", "timm_model", "timm_resnet"]
 
 FILES = ("model.safetensors", "pytorch_model.bin")
 ELSEWHERE = "fetch model.safetensors where there is one and give pretrained_cfg_overlay={'file': PATH}"
@@ -54,6 +55,22 @@ def fetching(name: str) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         raise UserError(f"the weights of {name} could not be read ({_line(error)}): {ELSEWHERE}") from error
+
+
+def timm_model(name: str, *, pretrained: bool, **kwargs: Any) -> Any:
+    """A model of timm's, its weights fetched with one line on what goes wrong."""
+    if not pretrained:
+        return timm.create_model(name, **kwargs)
+    check_source(name, resolve_pretrained_cfg(name))
+    with fetching(name):
+        return timm.create_model(name, pretrained=True, **kwargs)
+
+
+def timm_resnet(name: str, *, pretrained: bool, **kwargs: Any) -> Any:
+    """The same; `UserError` unless it is a ResNet."""
+    if name.split(".")[0] not in timm.list_models(module="resnet"):
+        raise UserError(f"backbone {name!r} is no ResNet of timm's; give one of timm.list_models(module='resnet')")
+    return timm_model(name, pretrained=pretrained, **kwargs)
 
 
 def _line(error: Exception) -> str:

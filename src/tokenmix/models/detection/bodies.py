@@ -3,16 +3,13 @@
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, get_args
 
-import timm
 import torch
 from timm.layers import GroupNorm
 from timm.layers.norm import LayerNorm2d
 from timm.layers.norm_act import freeze_batch_norm_2d
-from timm.models import resolve_pretrained_cfg
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -21,7 +18,7 @@ from tokenmix.layers.base import Mixer
 from tokenmix.layers.external import Tie
 from tokenmix.models.isotropic import BlockMap
 from tokenmix.models.lavit import LaViT
-from tokenmix.models.pretrained import check_source, fetching
+from tokenmix.models.pretrained import timm_resnet
 from tokenmix.models.registry import create_model, list_models
 from tokenmix.models.segmentation.blocks import ContextName, make_context
 
@@ -113,7 +110,8 @@ class ResNetBody(Body):
             raise UserError(f"frozen_stages must be 0 to 5, got {frozen_stages}")
         group = partial(GroupNorm, num_groups=8)
         given: dict[str, Any] = {**(backbone_kwargs or {}), **({"norm_layer": group} if norm == "group" else {})}
-        net = _resnet(backbone, pretrained_backbone, {**given, "out_indices": tuple(levels), "device": device})
+        given |= {"features_only": True, "out_indices": tuple(levels), "device": device}
+        net = timm_resnet(backbone, pretrained=pretrained_backbone, **given)
         if norm == "frozen":
             with torch.device(device or "cpu"):
                 net = freeze_batch_norm_2d(net)
@@ -214,12 +212,3 @@ class LaViTBody(Body):
     def warnings(self) -> list[str]:
         """LaViT's own."""
         return self.net.warnings()
-
-
-def _resnet(name: str, pretrained: bool, kwargs: Mapping[str, Any]) -> Any:
-    if name.split(".")[0] not in timm.list_models(module="resnet"):
-        raise UserError(f"backbone {name!r} is no ResNet of timm's; give one of timm.list_models(module='resnet')")
-    if pretrained:
-        check_source(name, resolve_pretrained_cfg(name))
-    with fetching(name) if pretrained else nullcontext():
-        return timm.create_model(name, features_only=True, pretrained=pretrained, **kwargs)

@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.external import Tie
+from tokenmix.models.arguments import preset_arguments
 from tokenmix.models.detection.bodies import LaViTBody, Norm, ResNetBody
 from tokenmix.models.detection.detector import IMAGENET, Detector, Resize
 from tokenmix.models.detection.networks import Answers, HeadSizes, Kind
@@ -148,15 +149,8 @@ def create_detector(name: str, **kwargs: Any) -> Detector:
         UserError: no such name or argument, or arguments that do not fit each other.
     """
     preset = preset_of(name)
-    known = [key for key in inspect.signature(preset.build).parameters if key not in ("kind", "sizes")]
-    unknown = next((key for key in kwargs if key not in known), None)
-    if unknown is not None:
-        raise UserError(f"model {name!r} has no argument {unknown!r}; it takes {', '.join(sorted(known))}")
-    numbers = dict(preset.numbers)
-    if "backbone" in kwargs:
-        # Its constructor's arguments are those of the preset's own backbone.
-        numbers.pop("backbone_kwargs", None)
-    return preset.build(preset.kind, preset.sizes, **{**numbers, **kwargs})
+    arguments = preset_arguments(name, preset.build, preset.numbers, kwargs, own=("kind", "sizes"))
+    return preset.build(preset.kind, preset.sizes, **arguments)
 
 
 def preset_of(name: str) -> Preset:

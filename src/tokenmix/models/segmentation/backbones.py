@@ -1,15 +1,13 @@
 """Backbones of segmenters: timm's with a dilated end, and ours, as lists of maps."""
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import Any, Literal
 
 import timm
-from timm.models import resolve_pretrained_cfg
 from torch import nn
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.models.pretrained import check_source, fetching
+from tokenmix.models.pretrained import timm_model
 from tokenmix.models.registry import list_models
 
 __all__ = ["MULTI_GRID", "make_backbone", "make_dilated"]
@@ -26,12 +24,9 @@ def make_backbone(name: str, *, pretrained: bool, kwargs: Mapping[str, Any], fac
     """
     if name.split(".")[0] not in timm.list_models():
         raise unknown_name("backbone", name, timm.list_models())
-    if pretrained:
-        check_source(name, resolve_pretrained_cfg(name))
     given = {**kwargs, **{key: value for key, value in factory.items() if value is not None}}
     try:
-        with fetching(name) if pretrained else nullcontext():
-            return timm.create_model(name, features_only=True, pretrained=pretrained, **given)
+        return timm_model(name, pretrained=pretrained, features_only=True, **given)
     except (TypeError, RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(
             f"backbone {name!r} cannot serve here ({' '.join(str(error).split())}); give a convolutional one that "

@@ -1,12 +1,12 @@
 """Segmenters by name: the numbers of each in one literal table."""
 
 import fnmatch
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import unknown_name
+from tokenmix.models.arguments import preset_arguments
 from tokenmix.models.segmentation.base import Segmenter
 from tokenmix.models.segmentation.eanet import EANetSegmenter
 from tokenmix.models.segmentation.fpn import FPNSegmenter
@@ -64,12 +64,4 @@ def create_segmenter(name: str, **kwargs: Any) -> Segmenter:
     if name not in PRESETS:
         raise unknown_name("segmenter", name, PRESETS)
     preset = PRESETS[name]
-    known = inspect.signature(preset.kind).parameters
-    unknown = next((key for key in kwargs if key not in known), None)
-    if unknown is not None:
-        raise UserError(f"model {name!r} has no argument {unknown!r}; it takes {', '.join(sorted(known))}")
-    numbers = dict(preset.numbers)
-    if "backbone" in kwargs:
-        # Its constructor's arguments are those of the preset's own backbone.
-        numbers.pop("backbone_kwargs", None)
-    return preset.kind(**{**numbers, **kwargs})
+    return preset.kind(**preset_arguments(name, preset.kind, preset.numbers, kwargs))
