@@ -27,7 +27,7 @@ from tokenmix.train.run import evaluate, load_task, predict, train
 
 # Three batches an epoch, each cut into two steps of the discriminator. Nothing that a GAN keeps is left out.
 CONFIG = TrainConfig(
-    task="image-generation", model="sagan_nano", model_kwargs={"width": 8, "latent_dim": 8}, data="digits", img_size=32,
+    task="image-generation", model="sagan_nano", model_kwargs={"width": 4, "latent_dim": 4}, data="digits", img_size=32,
     epochs=2, batch_size=8, limit=24, limit_eval=20, threads=1, device="cpu", log_every=2, checkpoint_every=2,
     task_kwargs={"ema": 0.9, "d_steps": 2, "classes": ("1", "4", "7"), "columns": 2},
 )  # fmt: skip

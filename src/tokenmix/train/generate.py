@@ -16,6 +16,8 @@ from tokenmix.train.run import load_task
 __all__ = ["generate"]
 
 COLUMNS = 8
+# Made at a time: thousands at once would not fit into memory.
+BATCH = 64
 
 
 def generate(
@@ -62,7 +64,7 @@ def generate(
     for number in numbers.tolist():
         noise = noise_of(torch.arange(num), latent, seed=seed, group=number)
         with torch.no_grad():
-            made = task.model(noise, torch.full((num,), number))
+            made = torch.cat([task.model(part, torch.full((len(part),), number)) for part in noise.split(BATCH)])
         stem = re.sub(r"\W+", "-", task.classes[number]).strip("-") or "class"
         files = [save_image(image, out / f"{number:03d}-{stem}-{i:04d}.png") for i, image in enumerate(made)]
         rows.append({"class": task.classes[number], "images": num, "first": str(files[0])})
