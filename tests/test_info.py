@@ -6,6 +6,9 @@ from typing import Any
 import pytest
 
 from tokenmix.cli import main
+from tokenmix.models.families import list_all_models, task_of
+from tokenmix.tasks import get_task
+from tokenmix.train.config import TrainConfig
 
 
 def told(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
@@ -53,3 +56,49 @@ def test_a_warning_is_one_line_in_a_narrow_terminal(capsys, monkeypatch):
     assert main(["info", "mixer_nano", "--model-kwargs", "mixer=less"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning:")]
     assert line.endswith("wider model")
+
+
+def test_every_model_is_of_a_task_that_takes_it():
+    for name in list_all_models():
+        task = task_of(name)
+        assert task is not None
+        get_task(task).check(TrainConfig(task=task, model=name), 16)
+
+
+@pytest.mark.parametrize(("points", "tokens"), [(512, 64), (2000, 64)])
+def test_a_point_model_is_counted_for_so_many_points(points, tokens, capsys):
+    summary = told(capsys, "pct_cls_nano", "--num-points", str(points), "--model-kwargs", "mixer=external")
+    assert (summary["task"], summary["mixer"], summary["tokens"]) == ("point-classification", "external", tokens)
+    assert summary["macs"] == sum(row["macs"] for row in summary["blocks"])
+    assert summary["parameters"] == sum(row["parameters"] for row in summary["blocks"])
+
+
+def test_published_figures_of_a_part_stand_beside_that_part(capsys):
+    assert main(["info", "eanet_seg_resnet50", "--img-size", "65"]) == 0
+    assert "its block: parameters 0.55 M published, 0.59 M here" in capsys.readouterr().out
+    assert main(["info", "pct_cls", "--num-points", "64"]) == 0
+    assert "parameters 2.88 M published, 2.88 M here" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["info", "pct_cls", "--img-size", "32"], "--num-points N"),
+        (["info", "pct_cls", "--num-points", "0"], "at least 1 point"),
+        (["info", "gmlp_nano", "--num-points", "9"], "looks at images"),
+        (["info", "sagan", "--model-kwargs", "mixer=self"], "has no argument 'mixer'"),
+        (["train", "image-classification", "--model", "gmlp_text_nano"], "model of text (masked-lm"),
+        (["train", "image-classification", "--model", "retinanet_nano"], "retinanet_nano is a model of detection"),
+        (["train", "detection", "--model", "vit_nano"], "example --model retinanet_nano"),
+        (["train", "detection", "--model", "mask_rcnn_nano"], "is a model of instance-segmentation, not of detection"),
+        (["swap", "gmlp_text_nano", "--to", "external"], "is a model of text"),
+        (["cost", "pct_cls"], "tokenmix info pct_cls"),
+        (["inspect", "sagan"], "sagan is of image-generation"),
+        (["compare", "--task", "detection"], "train its twins one by one"),
+    ],
+)
+def test_a_model_in_the_wrong_place_is_one_line_with_its_task(args, words, capsys):
+    assert main(args) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert len(error.splitlines()) == 1
