@@ -54,7 +54,7 @@ def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
     shell = [(line, block.replace("\\\n", " ")) for line, _, block in blocks(page, "console", "bash")]
     found = [(line, part) for line, block in shell for part in block.splitlines()]
     found += [
-        (text.count("\n", 0, m.start()) + 1, " ".join(m[1].split()))
+        (text.count("\n", 0, m.start()) + 1, " ".join(m[1].replace("\\\n", " ").split()))
         for m in re.finditer(r"`(tokenmix [a-z][^`]*)`", FENCE.sub("", text))
     ]
     for line, command in found:
