@@ -19,7 +19,13 @@ from PIL import Image
 from torch import Tensor, nn
 from trained import GRID, Trained, test_images
 
-from tokenmix.layers import AttentionResidual, MultiHeadExternalAttention, SelfAttention
+from tokenmix.layers import (
+    AttentionResidual,
+    ExternalAttention,
+    MultiHeadExternalAttention,
+    OffsetAttention,
+    SelfAttention,
+)
 from tokenmix.ops import double_normalize, resize_gate, toeplitz_matrix
 from tokenmix.ops.attention import attention_probabilities
 from tokenmix.ops.less import Scores
@@ -225,6 +231,22 @@ def multihead_cost(trained: Trained) -> Figure:
     return figure
 
 
+def offset_cost(trained: Trained) -> Figure:
+    """Multiply-adds per point against the number of points, of PCT's layer and of external attention in its place."""
+    figure, axes = plt.subplots(figsize=(4.6, 2.7), layout="constrained")
+    points, dim = [2**i for i in range(8, 17)], 256
+    offset, external = OffsetAttention(dim, device="meta"), ExternalAttention(dim, num_slots=64, device="meta")
+    # Behind external attention stands the same linear layer, D^2 a point.
+    for name, color, macs in (
+        ("offset attention", GREY, [offset.macs(n) / n for n in points]),
+        ("external attention, S = 64", BLUE, [external.macs(n) / n + dim**2 for n in points]),
+    ):
+        axes.loglog(points, [m / 1e6 for m in macs], color=color)
+        axes.annotate(name, (points[-1], macs[-1] / 1e6), (-4, 6), textcoords="offset points", color=color, ha="right")
+    axes.set(xlabel="points N", ylabel="million MACs a point", title=f"width D = {dim}", ylim=(0.1, 60))
+    return figure
+
+
 def multihead_heads(trained: Trained) -> Figure:
     """One image, the two most uneven slots of six heads."""
     pictures, images = test_images([BAG])
@@ -358,6 +380,7 @@ FIGURES: dict[str, Callable[[Trained], Figure]] = {
     "external_slots.png": external_slots,
     "external_normalisation.svg": external_normalisation,
     "multihead_cost.svg": multihead_cost,
+    "offset_cost.svg": offset_cost,
     "multihead_heads.png": multihead_heads,
     "spatial_gating.png": spatial_gating,
     "gated_mlp.png": gated_mlp,

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import tyro
 from matplotlib.figure import Figure
+from PIL import Image
 
 from tokenmix.data.text.baseline import tfidf_baseline
 from tokenmix.data.text.labelled import load_labelled
@@ -208,6 +209,8 @@ def draw(found: Mapping[str, Any], folder: Path, file: Path) -> None:
         axis.set(title=f"block {i}", xticks=[], yticks=[])
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=110)
+    # A picture of the documentation is small.
+    Image.open(file).convert("RGB").quantize(256).save(file, optimize=True)
 
 
 def run_all(args: Args) -> dict[str, Any]:

@@ -54,5 +54,5 @@ def test_mrpc_is_measured_by_the_f1_of_paraphrases(tmp_path: Path):
 
 
 def test_a_comparison_of_text_says_what_to_do():
-    with pytest.raises(UserError, match="of text train gmlp_text_nano, amlp_text_nano and bert_text_nano"):
+    with pytest.raises(UserError, match="--model gmlp_text_nano, then amlp_text_nano, then bert_text_nano"):
         compare(CompareConfig(task="masked-lm", data="english"), quiet=True)
