@@ -146,12 +146,28 @@ def test_masks_are_kept_run_length_encoded():
     metric = AveragePrecision("segm", num_classes=1)
     mask = torch.zeros(2, 500, 500, dtype=torch.bool)
     mask[0, 50:90, 60:200] = mask[1, 300:400, 10:80] = True
-    labels = torch.zeros(2, dtype=torch.int64)
-    metric.update(
-        [{"masks": mask, "labels": labels, "scores": torch.tensor([0.9, 0.8])}], [{"masks": mask, "labels": labels}]
-    )
-    assert metric.compute()["map"] == pytest.approx(1.0)
+    there = {
+        "masks": mask, "labels": torch.zeros(2, dtype=torch.int64),
+        "boxes": torch.tensor([[60.0, 50, 200, 90], [10, 300, 80, 400]]),
+    }  # fmt: skip
+    metric.update([{**there, "scores": torch.tensor([0.9, 0.8])}], [there])
+    found = metric.compute()
+    assert found["map"] == found["box_map"] == pytest.approx(1.0)
     assert sum(len(code) for _, code in metric.detection_mask[0]) < 1000  # type: ignore[misc]
+
+
+def test_images_without_masks_count():
+    """What is missed in an image without answers, and what is found in one without objects."""
+    mask = torch.zeros(1, 40, 40, dtype=torch.bool)
+    mask[0, 5:20, 5:20] = True
+    one = {"boxes": torch.tensor([[5.0, 5, 20, 20]]), "labels": torch.tensor([0]), "masks": mask}
+    none = {key: value[:0] for key, value in one.items()}
+    missed, wrong = (AveragePrecision("segm", num_classes=1) for _ in range(2))
+    missed.update([{**none, "scores": torch.empty(0)}], [one])
+    assert missed.compute()["map"] == 0
+    answers = [{**one, "scores": torch.tensor([score])} for score in (0.8, 0.9)]
+    wrong.update(answers, [one, none])
+    assert wrong.compute()["map"] == pytest.approx(0.5)
 
 
 def task_of(kind: Any, tmp_path: Path, **changes: Any) -> Any:

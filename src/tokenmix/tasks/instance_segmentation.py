@@ -21,9 +21,8 @@ class InstanceSegmentation(ObjectTask):
 
     def metrics(self) -> MetricCollection:
         """The numbers of `AveragePrecision`, of masks and of boxes."""
-        shared: dict[str, Any] = {"num_classes": len(self.data["classes"]), "count": self.settings.detections}
-        masks, boxes = AveragePrecision("segm", **shared), AveragePrecision("bbox", prefix="box_", **shared)
-        return MetricCollection({"map": masks, "box_map": boxes}, compute_groups=False)
+        masks = AveragePrecision("segm", num_classes=len(self.data["classes"]), count=self.settings.detections)
+        return MetricCollection({"map": masks}, compute_groups=False)
 
     def numbers(self) -> list[str]:
         """Those that are logged."""

@@ -25,35 +25,40 @@ class AveragePrecision(MeanAveragePrecision):
     Masks are kept run-length encoded, so thousands of images fit in memory.
 
     Args:
-        iou: of boxes or of masks.
+        iou: of boxes; or of masks, and under `box_*` of their boxes as well. (Of masks alone torchmetrics drops the
+            images in which there are none, found or true.)
         num_classes: length of `per_class`.
-        prefix: of the names of the numbers.
         count: boxes of an image that count, those of the highest scores.
     """
 
-    def __init__(self, iou: Literal["bbox", "segm"], *, num_classes: int, prefix: str = "", count: int = 100) -> None:
+    def __init__(self, iou: Literal["bbox", "segm"], *, num_classes: int, count: int = 100) -> None:
+        self.kinds = {"": ""} if iou == "bbox" else {"": "segm_", "box_": "bbox_"}
         try:
             super().__init__(
-                iou_type=iou, extended_summary=True, max_detection_thresholds=[1, min(10, count), count],
-                backend="pycocotools",
+                iou_type="bbox" if iou == "bbox" else ("bbox", "segm"), extended_summary=True,
+                max_detection_thresholds=[1, min(10, count), count], backend="pycocotools",
             )  # fmt: skip
         except ModuleNotFoundError:
             raise UserError("COCO's average precision needs pycocotools; pip install 'tokenmix[coco]'") from None
         self.warn_on_many_detections = False
-        self.num_classes, self.name_prefix = num_classes, prefix
+        self.num_classes = num_classes
 
     def compute(self) -> dict[str, Any]:
         """The numbers of `NUMBERS`, and `per_class` (num_classes,)."""
         found = super().compute()
+        named = {ours: self._numbers(found, theirs) for ours, theirs in self.kinds.items()}
+        return {f"{prefix}{name}": value for prefix, values in named.items() for name, value in values.items()}
+
+    def _numbers(self, found: dict[str, Any], kind: str) -> dict[str, Tensor]:
         shape = (10, 101, 0, 4, 3)
-        precision = found.get("precision", torch.empty(shape)).float()[..., -1]
-        recall = found.get("recall", torch.empty(10, 0, 4, 3)).float()[..., -1]
+        precision = found.get(f"{kind}precision", torch.empty(shape)).float()[..., -1]
+        recall = found.get(f"{kind}recall", torch.empty(10, 0, 4, 3)).float()[..., -1]
         parts = (precision[..., 0], precision[0, ..., 0], precision[5, ..., 0], *precision[..., 1:].unbind(-1))
         values = dict(zip(NUMBERS, [_mean(part) for part in (*parts, recall[..., 0])], strict=True))
         per_class = torch.full((self.num_classes,), -1.0)
         for i, label in enumerate(found["classes"].reshape(-1).tolist() if precision.shape[2] else []):
             per_class[label] = _mean(precision[:, :, i, 0])
-        return {f"{self.name_prefix}{name}": value for name, value in {**values, "per_class": per_class}.items()}
+        return {**values, "per_class": per_class}
 
 
 def _mean(values: Tensor) -> Tensor:
