@@ -83,7 +83,7 @@ def test_a_backbone_of_the_cache_starts_the_network(tmp_path, monkeypatch) -> No
         return real(name, pretrained_cfg_overlay={"file": str(tmp_path / "model.safetensors")}, **kwargs)
 
     monkeypatch.setattr(pretrained, "try_to_load_from_cache", lambda *args, **kwargs: str(tmp_path))
-    monkeypatch.setattr("tokenmix.models.eanet.timm.create_model", from_file)
+    monkeypatch.setattr(timm, "create_model", from_file)
     from tokenmix.models import EANet
 
     images = IMAGES[..., :64, :64]
