@@ -14,7 +14,7 @@ from tokenmix.data.images import ImageSet
 from tokenmix.data.opened import OpenedImages
 from tokenmix.errors import UserError
 
-__all__ = ["EpochLoader", "EpochSampler", "ImageLoader", "make_loader", "normalize"]
+__all__ = ["EpochLoader", "EpochSampler", "ImageLoader", "make_loader", "make_sampler", "normalize"]
 
 Key = tuple[int, Tensor]
 Batch = dict[str, Tensor]
@@ -139,6 +139,33 @@ class ImageLoader(EpochLoader):
     """An `EpochLoader` whose batches are dict(image float32 (B, C, H, W), label int64 (B,), index int64 (B,))."""
 
 
+def make_sampler(
+    dataset: Ordered,
+    unit: str,
+    *,
+    batch_size: int,
+    shuffle: bool,
+    seed: int,
+    drop_last: bool,
+    start_batch: int,
+    rank: int,
+    world_size: int,
+) -> EpochSampler:
+    """The sampler of a loader; `UserError` for a batch size below 1, or no full batch although `drop_last`."""
+    if batch_size < 1:
+        raise UserError(f"a batch size of {batch_size} is not possible; give 1 or more")
+    sampler = EpochSampler(
+        dataset, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last, start_batch=start_batch,
+        rank=rank, world_size=world_size,
+    )  # fmt: skip
+    if drop_last and not len(sampler):
+        raise UserError(
+            f"a batch of {batch_size} x {world_size} does not fit into {len(dataset)} {unit}; "
+            f"give a batch size of at most {max(len(dataset) // world_size, 1)}"
+        )
+    return sampler
+
+
 def make_loader(
     dataset: ImageSet,
     *,
@@ -176,25 +203,12 @@ def make_loader(
     Raises:
         UserError: no image, no full batch although `drop_last`, or images that so many processes cannot share.
     """
-    if batch_size < 1:
-        raise UserError(f"a batch size of {batch_size} is not possible; give 1 or more")
-    sampler = EpochSampler(
-        dataset,
-        batch_size=batch_size,
-        shuffle=shuffle,
-        seed=seed,
-        drop_last=drop_last,
-        start_batch=start_batch,
-        rank=rank,
-        world_size=world_size,
-    )
+    sampler = make_sampler(
+        dataset, "images", batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last,
+        start_batch=start_batch, rank=rank, world_size=world_size,
+    )  # fmt: skip
     if shuffle:
         dataset.check_shares(world_size)
-    if drop_last and not len(sampler):
-        raise UserError(
-            f"a batch of {batch_size} x {world_size} does not fit into {len(dataset)} images; "
-            f"give a batch size of at most {max(len(dataset) // world_size, 1)}"
-        )
     parts = isinstance(dataset, OpenedImages) and dataset.photographs and augment != "none"
     change = make_augment(
         augment, seed=seed, flip=dataset.flip, fill=dataset.fill, color_jitter=color_jitter, shift=not parts

@@ -10,8 +10,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from tokenmix.data.loader import EpochLoader, EpochSampler, Key
-from tokenmix.errors import UserError
+from tokenmix.data.loader import EpochLoader, Key, make_sampler
 
 __all__ = ["Numbered", "NumberedLoader", "Subset", "make_numbered_loader"]
 
@@ -95,21 +94,8 @@ def make_numbered_loader(
     Raises:
         UserError: a batch size below 1, or no full batch although `drop_last`.
     """
-    if batch_size < 1:
-        raise UserError(f"a batch size of {batch_size} is not possible; give 1 or more")
-    sampler = EpochSampler(
-        dataset,
-        batch_size=batch_size,
-        shuffle=shuffle,
-        seed=seed,
-        drop_last=drop_last,
-        start_batch=start_batch,
-        rank=rank,
-        world_size=world_size,
-    )
-    if drop_last and not len(sampler):
-        raise UserError(
-            f"a batch of {batch_size} x {world_size} does not fit into {len(dataset)} {dataset.unit}; "
-            f"give a batch size of at most {max(len(dataset) // world_size, 1)}"
-        )
+    sampler = make_sampler(
+        dataset, dataset.unit, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last,
+        start_batch=start_batch, rank=rank, world_size=world_size,
+    )  # fmt: skip
     return NumberedLoader(_Batches(dataset), sampler, workers=workers, pin_memory=pin_memory)
