@@ -138,8 +138,12 @@ def test_shapenet_part(tmp_path: Path):
     assert load_points(f"shapenet-part:{tmp_path / 's'}", root=tmp_path / "cache").test.cloud(0).parts is None
 
 
-def test_a_part_of_another_category_is_left_out_and_told(tmp_path: Path):
-    data = load_points(f"shapenet-part:{shapenet(tmp_path / 's', 40)}", want="parts", root=tmp_path / "cache")
+def test_a_part_of_another_category_is_left_out_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = shapenet(tmp_path / "s", 40)
+    for _ in range(2):
+        # The second time from the cache.
+        data = load_points(f"shapenet-part:{folder}", want="parts", root=tmp_path / "cache")
+        assert "left out, the first: " in capsys.readouterr().err
     assert "part 40, but Chair has 12 to 15" in data.skipped[0].reason
     assert set(data.train.labels.tolist()) == {0}
 

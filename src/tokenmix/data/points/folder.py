@@ -10,7 +10,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tokenmix.data.fetch import say
 from tokenmix.data.points.cloud import Cloud, PackedClouds, PointData
 from tokenmix.data.points.formats import ENDINGS
 from tokenmix.data.points.packing import Item, pack, read_item
@@ -39,9 +38,6 @@ def load(variant: str, want: Literal["class", "parts"], root: Path | None) -> Po
     packed, skipped = pack(train, read, "training")
     held, bad = pack(test, read, "test")
     skipped = [*skipped, *bad]
-    if skipped:
-        first = f"{skipped[0].path} {skipped[0].reason}"
-        say(f"{len(skipped)} file{'s' * (len(skipped) > 1)} of {folder} left out, the first: {first}")
     for label, name in enumerate(classes):
         if not bool((packed.labels == label).any()):
             raise UserError(f"class {name!r} of {folder} has no readable cloud for training; it needs {LAYOUT}")

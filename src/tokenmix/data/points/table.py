@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tokenmix.data.fetch import say
 from tokenmix.data.points.cloud import PointData
 from tokenmix.data.registry import DataInfo
 from tokenmix.data.store import stored_path
@@ -95,7 +96,11 @@ def load_points(spec: str, *, want: Literal["class", "parts"] = "class", root: P
         raise unknown_name("point clouds", spec, POINT_SETS)
     load = importlib.import_module(found.module).load
     if found.path == "needed":
-        return load(rest, want, root)
+        data: PointData = load(rest, want, root)
+        if data.skipped:
+            first = f"{data.skipped[0].path} {data.skipped[0].reason}"
+            say(f"{len(data.skipped)} file{'s' * (len(data.skipped) > 1)} of {spec} left out, the first: {first}")
+        return data
     if colon:
         raise UserError(f"{name} has no variants, got {spec!r}; give {name}")
     return load(want, root)
