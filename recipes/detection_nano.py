@@ -10,7 +10,6 @@ docs/images/detection_curves.png and detection_scenes.png.
 
 import csv
 import json
-import shutil
 import statistics
 import subprocess
 import sys
@@ -29,8 +28,9 @@ from tokenmix.tasks import get_task
 from tokenmix.tasks.object_files import draw_objects
 from tokenmix.tasks.objects import ObjectTask
 from tokenmix.train.config import Numbers, TrainConfig
+from tokenmix.train.finish import finish_run
 from tokenmix.train.plan import seed_everything
-from tokenmix.train.run import load_task, train
+from tokenmix.train.run import load_task
 from tokenmix.train.trainer import validate
 
 HERE = Path(__file__).parent
@@ -97,9 +97,8 @@ def untrained(config: TrainConfig) -> dict[str, float]:
 def train_one(config: TrainConfig) -> None:
     """One run, with what its first weights score beside it."""
     assert config.out is not None
-    shutil.rmtree(config.out, ignore_errors=True)
     first = untrained(config)
-    train(config, quiet=True)
+    finish_run(config, quiet=True)
     (config.out / "untrained.json").write_text(json.dumps(first) + "\n")
 
 

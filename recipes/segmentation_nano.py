@@ -8,7 +8,6 @@ recipes/segmentation_nano.json and .md, and docs/images/segmentation_answers.png
 """
 
 import json
-import shutil
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,8 @@ from tokenmix.measure.memory import peak_memory
 from tokenmix.measure.speed import time_interleaved
 from tokenmix.models.segmentation import SelfAttention2d, create_segmenter
 from tokenmix.train.config import Numbers, TrainConfig
-from tokenmix.train.run import load_task, train
+from tokenmix.train.finish import finish_run
+from tokenmix.train.run import load_task
 
 HERE = Path(__file__).parent
 IMAGES = HERE.parent / "docs" / "images"
@@ -73,13 +73,9 @@ class Args:
 def one_run(args: Args, head: str, seed: int) -> dict[str, Any]:
     """The result of one run, trained now if need be."""
     folder = args.out / f"{head.replace(', ', '-').replace(' ', '')}-{seed}"
-    if not (folder / "result.json").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        less = {"max_steps": 3, "epochs": 1, "limit_eval": 3} if args.quick else {}
-        train(
-            TrainConfig(out=folder, seed=seed, model_kwargs={**NETWORK, **HEADS[head]}, **{**SHARED, **less}),
-            quiet=True,
-        )
+    less = {"max_steps": 3, "epochs": 1, "limit_eval": 3} if args.quick else {}
+    settings = {**SHARED, "model_kwargs": {**NETWORK, **HEADS[head]}, **less}
+    finish_run(TrainConfig(out=folder, seed=seed, **settings), quiet=True)
     result = json.loads((folder / "result.json").read_text())
     result["commit"] = json.loads((folder / "config.json").read_text())["environment"]["commit"][:7]
     result["folder"] = str(folder)

@@ -29,7 +29,8 @@ from tokenmix.tasks import TASKS, TaskSpec
 from tokenmix.tasks.masked_lm import MaskedLM
 from tokenmix.tokenizer import save_tokenizer, train_tokenizer
 from tokenmix.train.config import Numbers, TrainConfig
-from tokenmix.train.run import load_run, train
+from tokenmix.train.finish import finish_run
+from tokenmix.train.run import load_run
 
 HERE = Path(__file__).parent
 PICTURE = HERE.parent / "docs" / "images" / "text_toeplitz.png"
@@ -106,11 +107,9 @@ TASKS["watched-lm"] = TaskSpec(__name__, "WatchedLM", "masked-lm with a log of i
 def one_run(args: Args, name: str, **settings: Any) -> dict[str, Any]:
     """The result of one run, trained now if need be."""
     folder = args.out / name
-    if not (folder / "result.json").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        if args.quick:
-            settings |= {"max_steps": 5, "limit_eval": 64, "warmup_steps": 1, "log_every": 2}
-        train(TrainConfig(out=folder, **{**SHARED, **settings}), quiet=True)
+    if args.quick:
+        settings |= {"max_steps": 5, "limit_eval": 64, "warmup_steps": 1, "log_every": 2}
+    finish_run(TrainConfig(out=folder, **{**SHARED, **settings}), quiet=True)
     result = json.loads((folder / "result.json").read_text())
     result["commit"] = json.loads((folder / "config.json").read_text())["environment"]["commit"][:7]
     result["folder"] = str(folder)

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import shutil
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -12,7 +11,7 @@ from typing import Any
 from tokenmix.errors import UserError
 from tokenmix.measure.results import Curve, Run
 from tokenmix.train.config import Budget, CompareConfig, TrainConfig
-from tokenmix.train.files import make_folder, settled
+from tokenmix.train.files import make_folder
 
 __all__ = ["RunPlan", "claim_folder", "is_finished", "plan_runs", "read_run", "run_twin"]
 
@@ -77,13 +76,14 @@ def run_twin(plan: RunPlan) -> str:
 
     One twin's failure is told in its row and does not stop the others. A full disk would, so that is passed on.
     """
+    from tokenmix.train.finish import taken_up
     from tokenmix.train.run import train
 
     if is_finished(plan):
         return ""
     (plan.folder / "error.txt").unlink(missing_ok=True)
     try:
-        train(_resumed(plan), quiet=True)
+        train(taken_up(plan.config, plan.folder), quiet=True)
     except OSError:
         raise
     except UserError as error:
@@ -99,15 +99,6 @@ def run_twin(plan: RunPlan) -> str:
 def is_finished(plan: RunPlan) -> bool:
     """Whether the run has its result."""
     return (plan.folder / "result.json").exists()
-
-
-def _resumed(plan: RunPlan) -> TrainConfig:
-    """The config that continues a half-done run; a folder without checkpoint has nothing to continue from."""
-    if settled(plan.folder / "checkpoints" / "last").exists():
-        return TrainConfig(resume=plan.folder, device=plan.config.device, threads=plan.config.threads)
-    if plan.folder.exists():
-        shutil.rmtree(plan.folder)
-    return plan.config
 
 
 def read_run(plan: RunPlan, failure: str, metric: str, out: Path) -> Run:

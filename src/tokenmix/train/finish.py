@@ -11,7 +11,7 @@ from tokenmix.train.config import TrainConfig
 from tokenmix.train.files import read_json, settled
 from tokenmix.train.run import train
 
-__all__ = ["finish_run"]
+__all__ = ["finish_run", "taken_up"]
 
 # Where, how fast and how often, not what: these may differ when a run is taken up again.
 FREE = (
@@ -36,11 +36,16 @@ def finish_run(config: TrainConfig, *, quiet: bool = False) -> Path:
     _check_same(config, run)
     if (run / "result.json").exists():
         return run
+    return train(taken_up(config, run), quiet=quiet)
+
+
+def taken_up(config: TrainConfig, run: Path) -> TrainConfig:
+    """The config that goes on with a half-done run; a folder without a checkpoint is removed and begun anew."""
     if settled(run / "checkpoints" / "last").exists():
-        here = TrainConfig(resume=run, device=config.device, workers=config.workers, threads=config.threads)
-        return train(here, quiet=quiet)
-    shutil.rmtree(run)
-    return train(config, quiet=quiet)
+        return TrainConfig(resume=run, device=config.device, workers=config.workers, threads=config.threads)
+    if run.exists():
+        shutil.rmtree(run)
+    return config
 
 
 def _check_same(config: TrainConfig, run: Path) -> None:

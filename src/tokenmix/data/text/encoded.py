@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from tokenmix.data.text.labelled import LabelledText
-from tokenmix.data.text.sequences import Batch, Sequences, padded
+from tokenmix.data.text.sequences import Batch, Sequences, token_batch
 from tokenmix.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,11 +47,4 @@ class EncodedText(Sequences):
 
     def read(self, indices: Tensor, epoch: int) -> Batch:
         """The batch of these samples, the same in every epoch."""
-        places = indices.tolist()
-        return {
-            "input_ids": padded([self.ids[i] for i in places], self.pad),
-            "attention_mask": padded([np.ones(len(self.ids[i]), np.int64) for i in places], 0),
-            "token_type_ids": padded([self.segments[i] for i in places], 0),
-            "labels": self.labels[indices],
-            "index": indices,
-        }
+        return {**token_batch(self.ids, self.segments, indices, self.pad), "labels": self.labels[indices]}

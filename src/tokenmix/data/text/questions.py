@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenmix.data.text.sequences import Batch, Sequences, padded
+from tokenmix.data.text.sequences import Batch, Sequences, token_batch
 from tokenmix.data.text.squad import Question
 from tokenmix.errors import UserError
 
@@ -72,14 +72,10 @@ class EncodedQuestions(Sequences):
 
     def read(self, indices: Tensor, epoch: int) -> Batch:
         """The batch of these parts, the same in every epoch."""
-        places = indices.tolist()
         return {
-            "input_ids": padded([self.ids[i] for i in places], self.pad),
-            "attention_mask": padded([np.ones(len(self.ids[i]), np.int64) for i in places], 0),
-            "token_type_ids": padded([self.segments[i] for i in places], 0),
+            **token_batch(self.ids, self.segments, indices, self.pad),
             "start_positions": self.spans[indices, 0],
             "end_positions": self.spans[indices, 1],
-            "index": indices,
         }
 
 

@@ -1,12 +1,14 @@
 """What the text tasks read in batches."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from tokenmix.data.numbered import Numbered
 
-__all__ = ["Batch", "Sequences", "padded"]
+__all__ = ["Batch", "Sequences", "padded", "token_batch"]
 
 Batch = dict[str, Tensor]
 
@@ -26,3 +28,14 @@ def padded(rows: list[np.ndarray], fill: int) -> Tensor:
     for target, row in zip(out, rows):
         target[: len(row)] = row
     return torch.from_numpy(out)
+
+
+def token_batch(ids: Sequence[np.ndarray], segments: Sequence[np.ndarray], indices: Tensor, pad: int) -> Batch:
+    """The chosen rows of tokens with their segments, padded, and which they are: what a model takes, and index."""
+    places = indices.tolist()
+    return {
+        "input_ids": padded([ids[i] for i in places], pad),
+        "attention_mask": padded([np.ones(len(ids[i]), np.int64) for i in places], 0),
+        "token_type_ids": padded([segments[i] for i in places], 0),
+        "index": indices,
+    }
