@@ -31,15 +31,16 @@ from tokenmix.train.run import load_task
 HERE = Path(__file__).parent
 IMAGES = HERE.parent / "docs" / "images"
 SHARED: dict[str, Any] = {
-    "data": "ldraw", "batch_size": 16, "lr": 2e-3, "weight_decay": 0.01, "threads": 1, "device": "cpu",
+    "data": "ldraw", "batch_size": 16, "weight_decay": 0.01, "smoothing": 0.0, "model_kwargs": {"drop_rate": 0.1},
+    "threads": 1, "device": "cpu",
 }  # fmt: skip
 TASKS: dict[str, dict[str, Any]] = {
     "point-classification": {
-        "epochs": 8, "task_kwargs": {"num_points": 512, "scale": 1.25, "shift": 0.1}, "metric": "accuracy",
+        "epochs": 28, "lr": 1.5e-3, "task_kwargs": {"num_points": 384, "scale": 1.25, "shift": 0.1}, "metric": "accuracy",
         "also": ("balanced_accuracy",), "models": {"offset": "pct_cls_nano", "external": "eapct_cls_nano"},
     },
     "point-segmentation": {
-        "epochs": 3, "task_kwargs": {"num_points": 384, "scale": 1.25, "shift": 0.1}, "metric": "part_miou",
+        "epochs": 4, "lr": 2e-3, "task_kwargs": {"num_points": 384, "scale": 1.25, "shift": 0.1}, "metric": "part_miou",
         "also": ("instance_miou", "category_miou"),
         "models": {"offset": "pct_part_nano", "external": "eapct_part_nano"},
     },
@@ -73,7 +74,7 @@ def one_run(args: Args, task: str, mixer: str, seed: int) -> dict[str, Any]:
     finish_run(
         TrainConfig(
             task=task, model=plan["models"][mixer], seed=seed, out=folder, epochs=plan["epochs"],
-            task_kwargs=plan["task_kwargs"], **SHARED, **short,
+            lr=plan["lr"], task_kwargs=plan["task_kwargs"], **SHARED, **short,
         ),
         quiet=True,
     )  # fmt: skip
