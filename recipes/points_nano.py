@@ -36,8 +36,9 @@ SHARED: dict[str, Any] = {
 }  # fmt: skip
 TASKS: dict[str, dict[str, Any]] = {
     "point-classification": {
-        "epochs": 28, "lr": 1.5e-3, "task_kwargs": {"num_points": 384, "scale": 1.25, "shift": 0.1}, "metric": "accuracy",
-        "also": ("balanced_accuracy",), "models": {"offset": "pct_cls_nano", "external": "eapct_cls_nano"},
+        "epochs": 28, "lr": 1.5e-3, "task_kwargs": {"num_points": 384, "scale": 1.25, "shift": 0.1},
+        "metric": "accuracy", "also": ("balanced_accuracy",),
+        "models": {"offset": "pct_cls_nano", "external": "eapct_cls_nano"},
     },
     "point-segmentation": {
         "epochs": 4, "lr": 2e-3, "task_kwargs": {"num_points": 384, "scale": 1.25, "shift": 0.1}, "metric": "part_miou",
