@@ -40,12 +40,14 @@ SHARED: dict[str, Any] = {
     "batch_size": 8, "lr": 2e-3, "clip_grad": 10.0, "threads": 1, "device": "cpu", "log_every": 25,
     "checkpoint_every": 100_000,
 }  # fmt: skip
-# Crowns keep their size: the network looks at 192 px of a photograph at a time, in training as in testing.
+# Crowns, most of 25 to 50 px, are looked at at half their size, 256 px of a photograph at a time, in training as in
+# testing: the network learns four times as many of them in the same time.
 JOBS: dict[str, dict[str, Any]] = {
     "trees": {
-        "task": "detection", "data": "trees", "model": "faster_rcnn_nano", "epochs": 5, "batch_size": 4,
+        "task": "detection", "data": "trees", "model": "faster_rcnn_nano", "epochs": 8, "batch_size": 4,
+        "color_jitter": 0.2,
         "task_kwargs": {
-            "crop": 192, "crops": 8, "min_size": 192, "max_size": 192, "window": 192, "overlap": 0.3,
+            "crop": 256, "crops": 8, "min_size": 128, "max_size": 128, "window": 256, "overlap": 0.3,
             "scales": (0.8, 1.0, 1.25),
         },
     },
