@@ -30,8 +30,8 @@ HERE = Path(__file__).parent
 IMAGES = HERE.parent / "docs" / "images"
 MODELS = {"none": "resnet_gan_nano", "sagan": "sagan_nano", "external": "eagan_nano"}
 BUDGETS: dict[str, dict[str, Any]] = {
-    "fashion-mnist": {"limit": 12_800, "limit_eval": 2_000, "epochs": 6},
-    "emoji": {"epochs": 34},
+    "fashion-mnist": {"limit": 12_800, "limit_eval": 2_000, "epochs": 5},
+    "emoji": {"epochs": 28},
 }
 CLASSES: dict[str, tuple[str, ...] | None] = {
     "fashion-mnist": None,
@@ -91,7 +91,8 @@ def gan(args: Args, data: str, attention: str, seed: int) -> dict[str, Any]:
     return one_run(
         TrainConfig(
             task="image-generation", model=MODELS[attention], data=data, batch_size=BATCH, seed=seed,
-            task_kwargs=settings, out=args.out / f"{data}-{attention}-{seed}", **SHARED, **budget,
+            precision="bf16-mixed", task_kwargs=settings,
+            out=args.out / f"{data}-{attention}-{seed}", **SHARED, **budget,
         )
     )  # fmt: skip
 
