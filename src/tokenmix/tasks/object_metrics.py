@@ -1,8 +1,10 @@
 """Average precision as COCO measures it, of boxes or of masks."""
 
+from itertools import chain, zip_longest
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torchmetrics.detection import MeanAveragePrecision
 
@@ -43,6 +45,18 @@ class AveragePrecision(MeanAveragePrecision):
         self.warn_on_many_detections = False
         self.num_classes = num_classes
 
+    def _sync_dist(self, dist_sync_fn: Any = None, process_group: Any = None) -> None:
+        """The images of all processes in the order of one, process r having every R-th.
+
+        torchmetrics gathers image by image, and waits for ever, or mixes them up, where one process has one more.
+        """
+        parts: list[Any] = [None] * dist.get_world_size(process_group)
+        mine = {name: [_moved(value, "cpu") for value in getattr(self, name)] for name in self._reductions}
+        dist.all_gather_object(parts, mine, group=process_group)
+        for name in self._reductions:
+            rows = zip_longest(*(part[name] for part in parts))
+            setattr(self, name, [_moved(value, self.device) for value in chain(*rows) if value is not None])
+
     def compute(self) -> dict[str, Any]:
         """The numbers of `NUMBERS`, and `per_class` (num_classes,)."""
         found = super().compute()
@@ -59,6 +73,11 @@ class AveragePrecision(MeanAveragePrecision):
         for i, label in enumerate(found["classes"].reshape(-1).tolist() if precision.shape[2] else []):
             per_class[label] = _mean(precision[:, :, i, 0])
         return {**values, "per_class": per_class}
+
+
+def _moved(value: Any, device: Any) -> Any:
+    """A tensor on another device; masks are run lengths, which are on none."""
+    return value.to(device) if isinstance(value, Tensor) else value
 
 
 def _mean(values: Tensor) -> Tensor:
