@@ -30,8 +30,8 @@ HERE = Path(__file__).parent
 IMAGES = HERE.parent / "docs" / "images"
 MODELS = {"none": "resnet_gan_nano", "sagan": "sagan_nano", "external": "eagan_nano"}
 BUDGETS: dict[str, dict[str, Any]] = {
-    "fashion-mnist": {"limit": 12_800, "limit_eval": 2_000, "epochs": 5},
-    "emoji": {"epochs": 28},
+    "fashion-mnist": {"limit": 12_800, "limit_eval": 2_000, "epochs": 4},
+    "emoji": {"epochs": 20},
 }
 CLASSES: dict[str, tuple[str, ...] | None] = {
     "fashion-mnist": None,
