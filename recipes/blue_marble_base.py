@@ -3,7 +3,7 @@
 A network that does not beat it has earned no claim. Learnt from pixels of the training tiles, tested on pixels of the
 test tiles; what is around a pixel ends with its tile, as it does for a network.
 
-    python recipes/blue_marble_base.py --out recipes/blue_marble_base.json
+    python recipes/blue_marble_base.py --data blue-marble:64 blue-marble:450 --out recipes/blue_marble_base.json
 """
 
 import argparse

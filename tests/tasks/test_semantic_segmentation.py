@@ -180,6 +180,18 @@ def test_nothing_to_measure(run, monkeypatch):
         evaluate(run, device="cpu")
 
 
+def test_nothing_to_learn(tmp_path, monkeypatch):
+    """With the loss of no pixel at 0, training would end without a word."""
+
+    def unlabelled(spec, **_):
+        return dataclasses.replace(fields(spec), train=Unlabelled(3, 0))
+
+    monkeypatch.setattr(semantic_segmentation, "load_dense", unlabelled)
+    with pytest.raises(UserError, match=r"every pixel of the training images of 'fields' .* nothing can be learnt"):
+        train(dataclasses.replace(CONFIG, limit=2, out=tmp_path / "run"), quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.slow
 def test_exports(run, tmp_path):
     pytest.importorskip("onnxruntime")
@@ -252,7 +264,8 @@ def test_a_backbone_of_one_size_is_evaluated_in_windows(tmp_path, pictures):
         ({"task_kwargs": {"crop": (1, 2, 3)}}, "crop must be a side"),
         ({"task_kwargs": {"scales": 0.0}}, "scales must be above 0"),
         ({"task_kwargs": {"way": "both"}}, "give one of auto, whole, sliding"),
-        ({"task_kwargs": {"test_batch": 0}}, "test_batch must be 1 or more"),
+        ({"task_kwargs": {"test_batch": 0}}, "test_batch and crops must be 1 or more"),
+        ({"task_kwargs": {"crops": 0}}, "test_batch and crops must be 1 or more"),
         ({"task_kwargs": {"window": (1, 2, 3)}}, "window must be a side"),
         ({"task_kwargs": {"chunk_size": -1}}, "chunk_size must be 0 or more"),
         ({"model_kwargs": {"num_classes": 3}}, "set elsewhere"),
@@ -270,3 +283,13 @@ def test_a_file_that_is_no_image(run, tmp_path):
     file.write_bytes(b"\x89PNG")
     with pytest.raises(UserError, match=r"torn\.png .*give a readable PNG"):
         predict(run, [file])
+
+
+def test_an_epoch_takes_several_crops_of_an_image() -> None:
+    config = dataclasses.replace(CONFIG, task_kwargs={"crops": 3, "crop": 16})
+    data = semantic_segmentation.SemanticSegmentation.load_data(config)
+    assert (len(data.train), len(data.test)) == (48, 5)
+    first, again = (data.train.read(torch.tensor([2, 18]), 0)["image"] for _ in range(2))
+    assert torch.equal(first, again)
+    # Of one image, at different places.
+    assert not torch.equal(first[0], first[1])

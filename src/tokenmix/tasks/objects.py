@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from tokenmix.data.dense import DenseData, ObjectAugment, ObjectSamples, Scene, Scenes, load_dense
+from tokenmix.data.dense import DenseData, ObjectAugment, ObjectSamples, Often, load_dense
 from tokenmix.data.images import Skipped
 from tokenmix.errors import UserError
 from tokenmix.models.detection import create_detector, list_detectors
@@ -65,24 +65,6 @@ class ObjectSettings:
     window: int | None = None
     overlap: float = 0.25
     shown: float = 0.5
-
-
-class Often(Scenes):
-    """Scenes of which each comes `times` times, as a number of its own."""
-
-    def __init__(self, scenes: Scenes, times: int) -> None:
-        self.scenes, self.times = scenes, times
-
-    def __len__(self) -> int:
-        return len(self.scenes) * self.times
-
-    def scene(self, index: int) -> Scene:
-        """That of the number behind."""
-        return self.scenes.scene(index % len(self.scenes))
-
-    def name(self, index: int) -> str:
-        """That of the number behind."""
-        return self.scenes.name(index % len(self.scenes))
 
 
 class ObjectTask(TaskModule):

@@ -13,7 +13,8 @@ from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
-from tokenmix.data.dense import DenseData, PixelAugment, PixelSamples, load_dense
+from tokenmix.data.dense import DenseData, Often, PixelAugment, PixelSamples, load_dense
+from tokenmix.data.numbered import Subset
 from tokenmix.errors import UserError
 from tokenmix.models.segmentation import create_segmenter, list_segmenters
 from tokenmix.tasks.base import TaskModule, TaskRecipe
@@ -39,6 +40,7 @@ class SegmentationSettings:
 
     Attributes:
         crop: side of the training crops, or height and width; what suits the data set if None.
+        crops: samples that an epoch takes of each training image, each augmented in its own way; for few large images.
         train_scales: factors of which one is drawn for each training image, before the crop.
         bias_lr: rate of biases in times of `lr`; they have no weight decay in any case.
         test_batch: images that are evaluated at a time; those of several sizes are padded unless it is 1.
@@ -46,6 +48,7 @@ class SegmentationSettings:
     """
 
     crop: tuple[int, ...] | None = None
+    crops: int = 1
     train_scales: tuple[float, ...] = (1.0,)
     bias_lr: float = 1.0
     test_batch: int = 1
@@ -75,7 +78,8 @@ class PixelData(NumberedData):
         self.test_batch = settings.test_batch
         size = crop or tuple(data.train.scene(0).image.shape[1:])
         super().__init__(
-            PixelSamples(data, data.train, augment), PixelSamples(data, data.test), config=config,
+            PixelSamples(data, Often(data.train, settings.crops), augment), PixelSamples(data, data.test),
+            config=config,
             description={
                 "classes": data.classes, "ignore": data.ignore, "palette": data.palette, "mean": data.mean,
                 "std": data.std, "channels": 3, "img_size": size, "source": data.source,
@@ -110,6 +114,8 @@ class SemanticSegmentation(TaskModule):
         if like is not None:
             check_names(config.data, data.classes, like["classes"])
             data = replace(data, mean=tuple(like["mean"]), std=tuple(like["std"]))
+        else:
+            _check_learnable(data, config.limit)
         return PixelData(data, config, cls.settings_of(config))
 
     @classmethod
@@ -130,9 +136,10 @@ class SemanticSegmentation(TaskModule):
         settings.inference()
         if settings.crop is not None and (len(settings.crop) > 2 or min(settings.crop) < 1):
             raise UserError(f"crop must be a side, or height and width, got {settings.crop}")
-        if settings.test_batch < 1 or not settings.bias_lr >= 0:
+        if min(settings.test_batch, settings.crops) < 1 or not settings.bias_lr >= 0:
             raise UserError(
-                f"test_batch must be 1 or more and bias_lr not negative, got {settings.test_batch}, {settings.bias_lr}"
+                "test_batch and crops must be 1 or more and bias_lr not negative, got "
+                f"{settings.test_batch}, {settings.crops}, {settings.bias_lr}"
             )
         if config.img_size is not None:
             raise UserError(
@@ -233,6 +240,18 @@ class SemanticSegmentation(TaskModule):
                 "file": str(file), "size": list(classes.shape), "shares": shares(classes, self.data["classes"])
             }  # fmt: skip
             yield image, classes, told
+
+
+def _check_learnable(data: DenseData, limit: int | None) -> None:
+    """Raise `UserError` if no pixel of the training images counts; the first image with one ends the search."""
+    whole = PixelSamples(data, data.train)
+    samples = whole if limit is None else Subset(whole, limit)
+    batches = (samples.read(torch.tensor([place]), 0) for place in range(len(samples)))
+    if not any((batch["classes"] != data.ignore).any() for batch in batches):
+        raise UserError(
+            f"every pixel of the training images of {data.spec!r} is of the ignored class {data.ignore}, so nothing "
+            "can be learnt; give masks with classes"
+        )
 
 
 def _groups(model: nn.Module, config: TaskRecipe, bias_lr: float) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from tokenmix.data.dense.blue_marble import whole_map
 from tokenmix.data.dense.request import Want
 from tokenmix.data.dense.samples import DenseSamples, ObjectSamples, PixelSamples
-from tokenmix.data.dense.scenes import DenseData, Objects, Scene, Scenes
+from tokenmix.data.dense.scenes import DenseData, Objects, Often, Scene, Scenes
 from tokenmix.data.dense.table import DENSE, get_dense, list_dense, load_dense
 from tokenmix.data.dense.transforms import ObjectAugment, PixelAugment, scale_steps
 
@@ -14,6 +14,7 @@ __all__ = [
     "ObjectAugment",
     "ObjectSamples",
     "Objects",
+    "Often",
     "PixelAugment",
     "PixelSamples",
     "Scene",

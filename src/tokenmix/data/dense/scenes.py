@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tokenmix.data.images import Skipped
 
-__all__ = ["DenseData", "Objects", "Scene", "Scenes"]
+__all__ = ["DenseData", "Objects", "Often", "Scene", "Scenes"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,24 @@ class Scenes(ABC):
     @abstractmethod
     def name(self, index: int) -> str:
         """Where it is, for a message, without opening it."""
+
+
+class Often(Scenes):
+    """Scenes of which each comes `times` times, as a number of its own."""
+
+    def __init__(self, scenes: Scenes, times: int) -> None:
+        self.scenes, self.times = scenes, times
+
+    def __len__(self) -> int:
+        return len(self.scenes) * self.times
+
+    def scene(self, index: int) -> Scene:
+        """That of the number behind."""
+        return self.scenes.scene(index % len(self.scenes))
+
+    def name(self, index: int) -> str:
+        """That of the number behind."""
+        return self.scenes.name(index % len(self.scenes))
 
 
 @dataclass(frozen=True)
