@@ -233,6 +233,12 @@ def test_own_masks_grey_and_of_16_bits(own: Path):
     data = load_dense(f"masks:{own}", want="classes")
     assert data.classes == ["class 0", "class 1", "class 2"]
     assert torch.equal(data.train.scene(0).image, data.test.scene(0).image), "16 bits become 8"
+    lines(own / "classes.txt", "sea", "land", "sea")
+    with pytest.raises(UserError, match="names 'sea' more than once"):
+        load_dense(f"masks:{own}", want="classes")
+    (own / "classes.txt").write_text("")
+    with pytest.raises(UserError, match="is empty; it lists the classes"):
+        load_dense(f"masks:{own}", want="classes")
     lines(own / "classes.txt", "sea", "land")
     with pytest.raises(UserError, match="label 2, out of range: known are 0 to 1, 255"):
         load_dense(f"masks:{own}", want="classes").train.scene(0)
@@ -319,6 +325,7 @@ def test_boxes_of_coco_need_no_pycocotools(coco: Path, monkeypatch: pytest.Monke
         ({"size": [10, 12], "counts": "P"}, "ends within a number"),
         ({"size": [10, 12], "counts": [130, -10]}, "no numbers from 0 on"),
         ({"size": [12, 10], "counts": [120]}, "are of size"),
+        ({"size": 120, "counts": [120]}, "are of size 120"),
         ([[1, 1, 5, 1]], "three or more corners"),
         ([[1, 1, 5, 1, 5, "a"]], "three or more corners"),
         (None, "give polygons or run lengths"),
@@ -347,6 +354,7 @@ def test_masks_that_do_not_decode(coco: Path, segmentation: Any, message: str):
         ({"categories": [{"id": 1, "name": "person"}]}, "category 90"),
         ({"categories": [{"id": 1, "name": None}]}, "entry 0 of categories, has name=None; give str"),
         ({"categories": [{"id": 1, "name": "person"}, {"id": 1, "name": "dog"}]}, "has 2 categories of the id 1"),
+        ({"categories": [{"id": 1, "name": "dog"}, {"id": 90, "name": "dog"}]}, "has 2 categories of the name dog"),
         ({"images": [{"id": 1, "file_name": None, "width": 1, "height": 1}]}, "has file_name=None; give str"),
         ({"images": [{"id": 1, "file_name": "1.jpg", "width": "1", "height": 1}]}, "width='1'; give int or float"),
         ({"images": [{"id": 1, "file_name": "1.jpg", "width": 1, "height": 1}] * 2}, "has 2 images of the id 1"),

@@ -137,8 +137,8 @@ def read_instances(path: Path) -> Instances:
     """An annotation file; `UserError` naming it, and the entry in it that is wrong."""
     told = _json(path)
     images, kinds = _entries(told, "images", IMAGE, path), _entries(told, "categories", CATEGORY, path)
-    for key, entries in (("images", images), ("categories", kinds)):
-        _check_distinct(entries, key, path)
+    for key, entries, name in (("images", images, "id"), ("categories", kinds, "id"), ("categories", kinds, "name")):
+        _check_distinct(entries, key, name, path)
     categories = {c["id"]: c["name"] for c in kinds}
     if not images or not categories:
         raise UserError(f"{path} has no {'categories' if images else 'images'}; nothing can be read from it")
@@ -185,10 +185,10 @@ def _entries(
     return entries
 
 
-def _check_distinct(entries: Sequence[Mapping[str, Any]], key: str, path: Path) -> None:
-    number, count = Counter(entry["id"] for entry in entries).most_common(1)[0] if entries else (None, 0)
+def _check_distinct(entries: Sequence[Mapping[str, Any]], key: str, name: str, path: Path) -> None:
+    value, count = Counter(entry[name] for entry in entries).most_common(1)[0] if entries else (None, 0)
     if count > 1:
-        raise UserError(f"{path} has {count} {key} of the id {number}; give each its own")
+        raise UserError(f"{path} has {count} {key} of the {name} {value}; give each its own")
 
 
 def _check_any(part: Instances, found: Sequence[Any], purpose: str) -> None:

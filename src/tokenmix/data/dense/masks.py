@@ -58,7 +58,9 @@ def _pairs(part: Path) -> list[tuple[Path, Path]]:
 def _names(root: Path, pairs: Sequence[tuple[Path, Path]]) -> list[str]:
     path = root / "classes.txt"
     if path.is_file():
-        names = lines_of(path)
+        names = lines_of(path, "classes")
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise UserError(f"{path} names {twice!r} more than once; give each class a name of its own")
     else:
         seen = torch.cat(
             [read_numbers(labels).unique() for _, labels in pairs if labels.is_file()] or [torch.tensor([0])]

@@ -44,14 +44,20 @@ class PairScenes(Scenes):
 
     def scene(self, index: int) -> Scene:
         """The image and its classes; `UserError` naming the file if they cannot be, or do not fit together."""
+        path = self.pairs[index][0]
+        image = read_stored(path)
+        return Scene(image, str(path), classes=self.labels(index, image), key=index)
+
+    def labels(self, index: int, image: Tensor) -> Tensor:
+        """The classes alone, int64 (H, W), which must fit the image."""
         path, labels_path = self.pairs[index]
-        image, numbers = read_stored(path), read_numbers(labels_path)
+        numbers = read_numbers(labels_path)
         if numbers.shape != image.shape[1:]:
             raise UserError(
                 f"{labels_path} has {numbers.shape[1]} x {numbers.shape[0]} pixels, its image {path} "
                 f"{image.shape[2]} x {image.shape[1]}; both must be of one size"
             )
-        return Scene(image, str(path), classes=self._classes(numbers, labels_path), key=index)
+        return self._classes(numbers, labels_path)
 
     def _classes(self, numbers: Tensor, path: Path) -> Tensor:
         inside = (numbers >= 0) & (numbers < len(self.table))
@@ -87,16 +93,16 @@ def read_numbers(path: Path) -> Tensor:
         raise UserError(f"{path} {reason}; a label picture is a PNG whose pixels are numbers of classes") from None
 
 
-def lines_of(path: Path) -> list[str]:
+def lines_of(path: Path, of: str = "images") -> list[str]:
     """The lines of a list that are not empty; `UserError` if there is no such file or nothing in it."""
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"cannot read {path} ({getattr(error, 'strerror', None) or error}); it lists the images"
+            f"cannot read {path} ({getattr(error, 'strerror', None) or error}); it lists the {of}"
         ) from None
     if not lines:
-        raise UserError(f"{path} is empty; it lists the images, one a line")
+        raise UserError(f"{path} is empty; it lists the {of}, one a line")
     return lines
 
 

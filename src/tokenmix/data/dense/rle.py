@@ -36,8 +36,9 @@ def encode_mask(mask: Tensor) -> dict[str, Any]:
 
 
 def _from_runs(segmentation: Mapping[str, Any], height: int, width: int) -> Tensor:
-    if list(segmentation.get("size", [])) != [height, width]:
-        raise UserError(f"the run lengths are of size {segmentation.get('size')}, the image has [{height}, {width}]")
+    size = segmentation.get("size")
+    if not isinstance(size, list | tuple) or list(size) != [height, width]:
+        raise UserError(f"the run lengths are of size {size}, the image has [{height}, {width}]")
     counts = segmentation.get("counts")
     runs = _lengths_of_string(counts) if isinstance(counts, str | bytes) else counts
     if not isinstance(runs, list) or not all(isinstance(run, int) and run >= 0 for run in runs):

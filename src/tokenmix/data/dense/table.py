@@ -82,8 +82,8 @@ DENSE: dict[str, DenseSet] = {
     ),
     "voc": DenseSet(
         "voc",
-        ("classes", "boxes"),
-        "semantic-segmentation, detection",
+        ("classes", "boxes", "masks"),
+        "semantic-segmentation, detection, instance-segmentation",
         "voc:PATH, Pascal VOC's VOCdevkit/VOC2012, 20 classes",
         "yours",
         "your disk",

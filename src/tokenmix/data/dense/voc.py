@@ -1,4 +1,4 @@
-"""Pascal VOC in its published layout: classes of pixels, or boxes.
+"""Pascal VOC in its published layout: classes of pixels, boxes, or masks of objects.
 
 Everingham, Van Gool, Williams, Winn and Zisserman, "The Pascal Visual Object Classes (VOC) Challenge", 2010. Where the
 lists and masks of Hariharan et al. (2011) are, trainaug.txt and SegmentationClassAug, segmentation trains on them.
@@ -15,6 +15,7 @@ from tokenmix.data.dense.palettes import bit_palette
 from tokenmix.data.dense.request import Request
 from tokenmix.data.dense.scenes import DenseData, Scene, Scenes
 from tokenmix.data.dense.statistics import IMAGENET
+from tokenmix.data.dense.voc_masks import MaskScenes
 from tokenmix.data.dense.voc_xml import Boxes, read_boxes
 from tokenmix.data.images import Skipped
 from tokenmix.errors import UserError
@@ -33,7 +34,8 @@ ROOTS = ("", "VOC2012", "VOCdevkit/VOC2012", "VOC2007", "VOCdevkit/VOC2007")
 def load(request: Request) -> DenseData:
     """Training and validation images of the folder that has JPEGImages, or of VOCdevkit above it."""
     root = folder_in(request.path, ROOTS, "JPEGImages", "Pascal VOC")
-    return _pixels(request, root) if request.want == "classes" else _boxes(request, root)
+    read = {"classes": _pixels, "boxes": _boxes, "masks": _masks}[request.want]
+    return read(request, root)
 
 
 def _pixels(request: Request, root: Path) -> DenseData:
@@ -61,6 +63,29 @@ def _pairs(root: Path, names: Path, augmented: bool) -> list[tuple[Path, Path]]:
     masks = root / ("SegmentationClassAug" if augmented else "SegmentationClass")
     stems = [Path(line.split()[0]).stem for line in lines_of(names)]
     return [(root / "JPEGImages" / f"{stem}.jpg", masks / f"{stem}.png") for stem in stems]
+
+
+def _masks(request: Request, root: Path) -> DenseData:
+    lists = root / "ImageSets" / "Segmentation"
+    parts = []
+    for part, purpose in (("train", "learn from"), ("val", "evaluate on")):
+        scenes = MaskScenes(root, [line.split()[0] for line in lines_of(lists / f"{part}.txt")], len(OBJECTS))
+        found = (scenes.scene(index).objects for index in range(len(scenes)))
+        if not any(objects is not None and len(objects.labels) for objects in found):
+            raise UserError(f"no image of {lists / part}.txt has an object in SegmentationObject to {purpose}")
+        parts.append(scenes)
+    return DenseData(
+        spec=request.spec,
+        train=parts[0],
+        test=parts[1],
+        classes=OBJECTS,
+        ignore=IGNORE,
+        palette=bit_palette(len(OBJECTS) + 1)[1:],
+        mean=IMAGENET[0],
+        std=IMAGENET[1],
+        crop=None,
+        source=f"Pascal VOC in {root}, masks of objects, train and val",
+    )
 
 
 class BoxScenes(Scenes):
