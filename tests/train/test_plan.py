@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tokenmix.errors import UserError
 from tokenmix.train.config import TrainConfig
-from tokenmix.train.plan import check_config, make_plan, seed_everything
+from tokenmix.train.plan import check_config, make_plan, seed_everything, warmup_note
 
 
 @given(
@@ -31,6 +31,15 @@ def test_batches_of_all_epochs_make_the_steps(num_train, micro, accumulate, epoc
     assert sum(batches) == plan.total_steps * accumulate
     assert all(0 < n <= num_train // micro and n % accumulate == 0 for n in batches)
     assert plan.total_steps == min(epochs * (num_train // config.batch_size), max_steps or 10**9)
+
+
+def test_a_run_within_its_warm_up_is_told():
+    short = TrainConfig(batch_size=2, epochs=12, lr=0.01, warmup_steps=499)
+    note = warmup_note(short, make_plan(short, 20))
+    assert note is not None
+    assert "120 steps end within the warm-up of 499, at a learning rate of 0.0024 of 0.01" in note
+    assert warmup_note(short, make_plan(short, 100)) is None
+    assert warmup_note(TrainConfig(), make_plan(TrainConfig(), 1000)) is None
 
 
 def drawn(*position: int) -> tuple[float, float, float]:

@@ -120,6 +120,14 @@ def test_what_is_given_beside_it_wins():
     assert (plain.recipe, plain.weight_decay) == (None, 0.05)
 
 
+def test_arguments_are_merged_name_by_name():
+    words = "train --recipe eanet_voc --data voc:/x --task-kwargs crop=257 bias_lr=None --model-kwargs width=32"
+    config, recipe = cli.parse(words.split()), load_recipe("eanet_voc")
+    assert config.task_kwargs == {"crop": 257, "train_scales": recipe.task_kwargs["train_scales"]}
+    assert config.model_kwargs == {**recipe.model_kwargs, "width": 32}
+    assert cli.parse(words.split()[:5]).task_kwargs == recipe.task_kwargs
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -5,6 +5,7 @@ keeps its traceback.
 """
 
 import contextlib
+import dataclasses
 import errno
 import io
 import sys
@@ -17,7 +18,7 @@ from tokenmix.cli.names import Cost, Data, Doctor, Info, List, Swap
 from tokenmix.cli.runs import Compare, Eval, Export, Generate, Inspect, Predict, Train, TrainTokenizer
 from tokenmix.errors import UserError
 from tokenmix.train.launch import launch, processes_to_start
-from tokenmix.train.recipes import recipe_values
+from tokenmix.train.recipes import merge_kwargs, recipe_values
 
 __all__ = ["VERBS", "main", "parse"]
 
@@ -50,9 +51,10 @@ def parse(argv: Sequence[str]) -> Any:
     try:
         with contextlib.redirect_stderr(text):
             if recipe:
-                return tyro.cli(
+                command = tyro.cli(
                     Train, prog="tokenmix train", args=list(argv[1:]), default=Train(**recipe), config=config
                 )
+                return dataclasses.replace(command, **merge_kwargs(recipe, command))
             return tyro.extras.subcommand_cli_from_dict(
                 VERBS, prog="tokenmix", description=ABOUT, args=list(argv), config=config
             )

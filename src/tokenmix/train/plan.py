@@ -11,7 +11,7 @@ import torch
 from tokenmix.errors import UserError
 from tokenmix.train.config import TrainConfig
 
-__all__ = ["Plan", "Progress", "check_config", "make_plan", "seed_everything"]
+__all__ = ["Plan", "Progress", "check_config", "make_plan", "seed_everything", "warmup_note"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,17 @@ def make_plan(config: TrainConfig, num_train: int, processes: int = 1, unit: str
         total = min(total, config.max_steps)
     micro = config.batch_size // config.accumulate
     return Plan(micro, config.accumulate, steps_per_epoch, math.ceil(total / steps_per_epoch), total, processes)
+
+
+def warmup_note(config: TrainConfig, plan: Plan) -> str | None:
+    """What to say of a warm-up that the run ends in, as with a recipe for a larger set; None of any other."""
+    if config.warmup_steps is None or config.warmup_steps < plan.total_steps:
+        return None
+    peak = config.lr * plan.total_steps / (config.warmup_steps + 1)
+    return (
+        f"the run's {plan.total_steps} steps end within the warm-up of {config.warmup_steps}, at a learning rate of "
+        f"{peak:.2g} of {config.lr:g}; give --warmup-steps"
+    )
 
 
 def check_config(config: TrainConfig) -> None:

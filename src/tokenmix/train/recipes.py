@@ -2,14 +2,14 @@
 
 import dataclasses
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.train.config import TrainConfig
 
-__all__ = ["list_recipes", "load_recipe", "recipe_values"]
+__all__ = ["list_recipes", "load_recipe", "merge_kwargs", "recipe_values"]
 
 # In the wheel, and beside src/ in a checkout.
 HOMES = (Path(__file__).parents[1] / "recipes", Path(__file__).parents[3] / "recipes")
@@ -39,6 +39,15 @@ def recipe_values(argv: Sequence[str]) -> dict[str, Any]:
         if word.startswith("--recipe="):
             return _values(word.partition("=")[2])
     return {}
+
+
+def merge_kwargs(recipe: Mapping[str, Any], given: TrainConfig) -> dict[str, dict[str, Any]]:
+    """The model's and the task's arguments name by name: the recipe's, and what is given wins; None leaves one out."""
+    merged = {}
+    for name in ("model_kwargs", "task_kwargs"):
+        own = getattr(given, name)
+        merged[name] = {k: v for k, v in {**recipe.get(name, {}), **own}.items() if k not in own or v is not None}
+    return merged
 
 
 def _values(name: str) -> dict[str, Any]:

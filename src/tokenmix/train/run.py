@@ -36,7 +36,7 @@ from tokenmix.train.checkpoint import Checkpoint, put_weights, read_checkpoint, 
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.files import DISK_ERRORS, DiskError, make_folder, read_json, settled, write_json
 from tokenmix.train.initial import initial_weights
-from tokenmix.train.plan import Plan, Progress, check_config, make_plan, seed_everything
+from tokenmix.train.plan import Plan, Progress, check_config, make_plan, seed_everything, warmup_note
 from tokenmix.train.ranks import Elsewhere, check_ranks, joined, ranks, together
 from tokenmix.train.trainer import check_device, fit, validate
 
@@ -171,6 +171,8 @@ def _start(config: TrainConfig, quiet: bool) -> Path:
         if ranks().first:
             _remove_unstarted(run)
         raise
+    if not quiet and (note := warmup_note(session.config, session.plan)):
+        print(f"tokenmix: {note}", file=sys.stderr)
     return _work(run, session, Progress(), None, quiet)
 
 
