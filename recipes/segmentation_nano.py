@@ -31,7 +31,7 @@ from tokenmix.measure.speed import time_interleaved
 from tokenmix.models.segmentation import SelfAttention2d, create_segmenter
 from tokenmix.train.config import Numbers, TrainConfig
 from tokenmix.train.finish import finish_run
-from tokenmix.train.run import load_task
+from tokenmix.train.run import evaluate, load_task
 
 HERE = Path(__file__).parent
 IMAGES = HERE.parent / "docs" / "images"
@@ -87,16 +87,35 @@ def one_run(args: Args, head: str, seed: int) -> dict[str, Any]:
     return result
 
 
+def in_windows(run: Path) -> dict[str, float]:
+    """What a run scores after its last epoch if it looks at tiles in windows as large as the crops it learnt from."""
+    file = run / "windows.json"
+    if not file.exists():
+        state = torch.load(run / "checkpoints" / "last" / "state.pt", weights_only=True)
+
+        def last(task: Any, _: object) -> None:
+            task.model.load_state_dict(state["average"])
+
+        settings = {"way": "sliding", "window": CROP, "stride": CROP // 2}
+        found = evaluate(run, device="cpu", task_kwargs=settings, change=last)
+        file.write_text(json.dumps({name: found[name] for name in ("miou", "accuracy", "class_iou")}))
+    return json.loads(file.read_text())
+
+
+def spread(scores: Sequence[float]) -> dict[str, Any]:
+    """Mean and sample standard deviation over the seeds, and each of them."""
+    deviation = statistics.stdev(scores) if len(scores) > 1 else None
+    return {"mean": statistics.mean(scores), "deviation": deviation, "runs": list(scores)}
+
+
 def summarise(head: str, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Mean and spread over seeds after the last epoch, and what the model costs."""
-    scores = [result["final"]["miou"] for result in results]
     each = [result["final"]["class_iou"] for result in results]
     return {
         "head": head,
-        "miou": statistics.mean(scores),
-        "deviation": statistics.stdev(scores) if len(scores) > 1 else None,
-        "runs": scores,
-        "accuracy": statistics.mean(result["final"]["accuracy"] for result in results),
+        "miou": spread([result["final"]["miou"] for result in results]),
+        "accuracy": spread([result["final"]["accuracy"] for result in results]),
+        "windows": spread([in_windows(Path(result["folder"]))["miou"] for result in results]),
         "class_iou": [statistics.mean(values) for values in zip(*each, strict=True)],
         "parameters": results[0]["parameters"],
         "macs": results[0]["macs"],
@@ -163,9 +182,9 @@ def costs(args: Args) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def shown(row: Mapping[str, Any]) -> str:
+def shown(found: Mapping[str, Any]) -> str:
     """A mean with its spread."""
-    return f"{row['miou']:.4f}" + ("" if row["deviation"] is None else f" ± {row['deviation']:.4f}")
+    return f"{found['mean']:.3f}" + ("" if found["deviation"] is None else f" ± {found['deviation']:.3f}")
 
 
 def markdown(found: Mapping[str, Any], command: str) -> str:
@@ -175,14 +194,16 @@ def markdown(found: Mapping[str, Any], command: str) -> str:
         "standard deviation over the seeds; every head sees the same "
         f"{found['heads'][0]['images']:,} crops of {CROP} px in the same order, and answers whole tiles of {TILE} px.",
         "A random forest on colours and their surroundings (`recipes/blue_marble_base.py`) has on the same tiles a",
-        f"mean IoU of {BASE['miou']} and an accuracy of {BASE['accuracy']}.",
+        f"mean IoU of {BASE['miou']} and an accuracy of {BASE['accuracy']}. In windows: the same weights look at tiles",
+        f"in windows of {CROP} px, as large as what they learnt from, every {CROP // 2} px.",
         "Seconds of one run, where other programs were running too: for planning, not for comparing. Memory is the",
         f"peak of a training step of {SHARED['batch_size']} crops beyond weights and input.",
         "",
-        "| head | mean IoU | accuracy | parameters | MACs / crop | seconds | peak memory |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| head | mean IoU | accuracy | mean IoU in windows | parameters | MACs / crop | seconds | peak memory |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
         *(
-            f"| {row['head']} | {shown(row)} | {row['accuracy']:.4f} | {row['parameters']:,} "
+            f"| {row['head']} | {shown(row['miou'])} | {shown(row['accuracy'])} | {shown(row['windows'])} "
+            f"| {row['parameters']:,} "
             f"| {row['macs'] / 1e6:.1f} M | {row['seconds']:.0f} | {row['step_bytes'] / 2**20:.0f} MiB |"
             for row in found["heads"]
         ),
