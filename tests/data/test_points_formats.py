@@ -203,6 +203,49 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
 }
 
 
+FAR = np.array([500_000.0, 5_400_000.0, 120.0])
+
+
+def far_away(tmp_path: Path, points: np.ndarray) -> list[Path]:
+    """The same points in three formats; the header of the text says float, as most programs write."""
+    rows = "\n".join(" ".join(f"{value:.6f}" for value in row) for row in points)
+    head = "\n".join(
+        ["ply", "format ascii 1.0", f"element vertex {len(points)}", *(f"property float {a}" for a in "xyz")]
+    )
+    np.savez(tmp_path / "far.npz", points=points)
+    (tmp_path / "far.ply").write_text(f"{head}\nend_header\n{rows}\n")
+    (tmp_path / "far.xyz").write_text(rows)
+    return sorted(tmp_path.glob("far.*"))
+
+
+def test_coordinates_of_a_map_keep_their_digits(tmp_path: Path):
+    points = np.random.default_rng(0).normal(size=(50, 3))
+    wanted = torch.from_numpy(points - points.mean(0)).float()
+    for file in far_away(tmp_path, points + FAR):
+        torch.testing.assert_close(read_points(file, centred=True).points, wanted, rtol=0, atol=2e-6)
+        # As the file has them, float32 holds them to half a metre alone.
+        assert (read_points(file).points - torch.from_numpy(FAR) - torch.from_numpy(points)).abs().max() > 0.1
+
+
+def test_centring_leaves_a_broken_point_to_be_named(tmp_path: Path):
+    points = np.zeros((4, 3)) + FAR
+    points[2, 1] = np.nan
+    np.savez(tmp_path / "a.npz", points=points)
+    with pytest.raises(UserError, match=r"point 3 of 4 is not finite \(1 in all\)"):
+        read_points(tmp_path / "a.npz", centred=True)
+
+
+@pytest.mark.parametrize("order", ["<", ">", ""])
+def test_more_than_the_header_announces_is_told(tmp_path: Path, order: str):
+    whole = ply(order, FACES)
+    (tmp_path / "a.ply").write_bytes(whole + b"\n")
+    assert len(read_points(tmp_path / "a.ply", surface="keep").points) == 4
+    (tmp_path / "a.ply").write_bytes(whole.replace(b"element face 4", b"element face 3"))
+    left = "5 numbers" if order == "" else "14 bytes"
+    with pytest.raises(UserError, match=f"has {left} more than its header announces"):
+        read_points(tmp_path / "a.ply")
+
+
 @pytest.mark.parametrize("name", DAMAGED)
 def test_a_damaged_file_is_one_line(tmp_path: Path, name: str):
     content, said = DAMAGED[name]

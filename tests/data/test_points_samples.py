@@ -6,6 +6,8 @@ import torch
 from tokenmix.data.names import Names
 from tokenmix.data.numbered import make_numbered_loader
 from tokenmix.data.points import NO_PART, CloudSamples, PackedClouds
+from tokenmix.data.points.cloud import Cloud
+from tokenmix.data.points.packing import unit_ball
 from tokenmix.data.points.samples import farthest
 from tokenmix.errors import UserError
 
@@ -148,6 +150,16 @@ def test_the_loader_takes_them():
     samples = CloudSamples(clouds(), num_points=16, **TRAINING)
     batches = list(make_numbered_loader(samples, batch_size=2, shuffle=True, seed=0, drop_last=True))
     assert sorted(torch.cat([batch["index"] for batch in batches]).tolist()) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
+def test_units_of_any_size_come_to_the_unit_ball(size: float):
+    """Squares of the first and the last leave the range of float32."""
+    points = torch.tensor([[0.0, 0.0, 0.0], [2.0, 0.0, 0.0], [1.0, 3.0, 0.0]])
+    wanted = (points - points.mean(0)) / 2
+    found = unit_ball(Cloud(points * size)).points
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, wanted)
 
 
 def test_one_point_lies_in_the_middle():

@@ -161,7 +161,7 @@ class PointTask(TaskModule):
 
     def read(self, file: str | Path) -> CloudFile:
         """A file as the model takes it: in the unit ball, and of a large cloud some points, by a fixed draw."""
-        cloud, count = unit_ball(read_points(file)), int(self.data["num_points"])
+        cloud, count = unit_ball(read_points(file, centred=True)), int(self.data["num_points"])
         columns = [cloud.points]
         if self.data["features"] != "xyz":
             if cloud.normals is None:

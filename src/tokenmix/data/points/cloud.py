@@ -73,7 +73,7 @@ class Clouds(ABC):
 
     @abstractmethod
     def cloud(self, index: int) -> Cloud:
-        """The cloud at this place as it is, neither scaled nor thinned; `UserError` naming the file if unreadable."""
+        """The cloud at this place, neither scaled nor thinned; `UserError` naming the file if it cannot be read."""
 
     @abstractmethod
     def name(self, index: int) -> str:

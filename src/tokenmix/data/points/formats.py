@@ -28,6 +28,7 @@ def read_points(
     surface: Literal["sample", "keep"] = "sample",
     num_points: int = NUM_POINTS,
     seed: int = 0,
+    centred: bool = False,
 ) -> Cloud:
     """The cloud in a file; of a mesh, points on its surface.
 
@@ -38,6 +39,8 @@ def read_points(
             vertices and faces. A cloud without faces is given as it is.
         num_points: how many points are drawn from a surface.
         seed: of that draw.
+        centred: put the points, or the corners of a mesh, about their middle before they become float32, which has
+            steps of half a metre at the coordinates of a map's zone.
 
     Raises:
         UserError: no such file, an unknown ending, a damaged file, no points, or a coordinate that is no number.
@@ -52,7 +55,10 @@ def read_points(
         raise UserError(f"cannot read {path} ({error.strerror}); give a file that exists") from None
     if not content:
         raise UserError(f"{path} is empty; copy it again")
-    cloud = check_cloud(_cloud(parse(content, str(path)), str(path)))
+    columns = parse(content, str(path))
+    if centred:
+        columns = {**columns, "points": _centred(columns["points"])}
+    cloud = check_cloud(_cloud(columns, str(path)))
     return sampled(cloud, num_points, seed) if surface == "sample" else cloud
 
 
@@ -68,6 +74,12 @@ def _cloud(columns: Mapping[str, np.ndarray], name: str) -> Cloud:
         parts=None if parts is None else torch.from_numpy(parts.astype(np.int64)),
         name=name,
     )
+
+
+def _centred(points: np.ndarray) -> np.ndarray:
+    # Without those that are no numbers, which are still to be told one by one.
+    numbers = points[np.isfinite(points).all(1)].astype(np.float64)
+    return points - numbers.mean(0) if len(numbers) else points
 
 
 def _floats(values: np.ndarray) -> Tensor:

@@ -34,8 +34,9 @@ Read = Callable[[Item], Cloud]
 
 
 def read_item(item: Item) -> Cloud:
-    """The cloud of a file; points on a surface are the same wherever the file lies."""
-    cloud = read_points(item.path, seed=zlib.crc32(item.path.name.encode("utf-8", "surrogateescape")))
+    """The cloud of a file about its middle; points on a surface are the same wherever the file lies."""
+    seed = zlib.crc32(item.path.name.encode("utf-8", "surrogateescape"))
+    cloud = read_points(item.path, seed=seed, centred=True)
     return replace(cloud, label=item.label)
 
 
@@ -43,7 +44,13 @@ def unit_ball(cloud: Cloud) -> Cloud:
     """The same about the middle of its points, with the farthest at distance 1; one point alone lies in the middle."""
     points = cloud.points - cloud.points.mean(0)
     radius = points.norm(dim=1).max()
-    return replace(cloud, points=points / radius if radius > 0 else points)
+    if not 0 < radius < torch.inf:
+        # Squares of very large or small numbers leave the range of float32.
+        points = cloud.points.double() - cloud.points.double().mean(0)
+        radius = points.norm(dim=1).max()
+        points = points / radius if radius > 0 else points
+        return replace(cloud, points=points.float())
+    return replace(cloud, points=points / radius)
 
 
 def pack(items: Sequence[Item], read: Read = read_item, label: str = "") -> tuple[PackedClouds, list[Skipped]]:

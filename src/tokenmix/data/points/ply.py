@@ -52,7 +52,7 @@ def parse_ply(content: bytes, name: str) -> dict[str, np.ndarray]:
     """The columns of the vertices by their names, and triangles (F, 3) under `faces` if there are any.
 
     Raises:
-        UserError: no PLY, an unknown type, or fewer bytes or numbers than the header announces.
+        UserError: no PLY, an unknown type, or fewer bytes or numbers than the header announces, or more.
     """
     order, elements, start = _header(content, name)
     tables: dict[str, Columns] = {}
@@ -69,6 +69,11 @@ def parse_ply(content: bytes, name: str) -> dict[str, np.ndarray]:
                 f"{name} ends before its {element.rows} rows of {element.name!r} do, or they are damaged; copy it again"
             ) from None
         tables[element.name] = table
+    left = len(tokens) - place if order == "" else len(content) - place
+    # Some programs end a binary file with a line break as well.
+    if left and (order == "" or content[place:].strip()):
+        unit = "numbers" if order == "" else "bytes"
+        raise UserError(f"{name} has {left} {unit} more than its header announces; mend the counts there")
     if "vertex" not in tables:
         raise UserError(f"{name} has no element 'vertex', so no points; write it again with its vertices")
     found = {key: column for key, column in tables["vertex"].items() if isinstance(column, np.ndarray)}
@@ -107,9 +112,12 @@ def _from_text(tokens: list[bytes], place: int, element: _Element) -> Table:
         width = len(element.properties)
         end = place + element.rows * width
         values = np.array(tokens[place:end], dtype=np.float64).reshape(element.rows, width)
-        # In the type that was announced, which says what range colours have.
+        # Integers in the type that was announced, which says what range colours have. Text may say more digits of a
+        # coordinate than its type holds.
         with np.errstate(invalid="ignore"):
-            return {p.name: values[:, i].astype(p.type) for i, p in enumerate(element.properties)}, end
+            columns = (values[:, i] if p.type[0] == "f" else values[:, i].astype(p.type) for i, p in
+                       enumerate(element.properties))  # fmt: skip
+            return {p.name: column for p, column in zip(element.properties, columns)}, end
 
     def take(place: int, _: str, count: int) -> tuple[np.ndarray, int]:
         if place + count > len(tokens):
