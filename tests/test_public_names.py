@@ -61,8 +61,10 @@ NAMES: dict[str, list[str]] = {
         "diagonality_loss",
     ],
     "tokenmix.int8": [
+        "Int8ExternalAttention",
         "Int8Gate",
         "Int8Linear",
+        "Int8T2TStem",
         "load_quantized",
         "quantize",
         "save_quantized",

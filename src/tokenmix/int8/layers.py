@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from tokenmix.layers.spatial_gating import SpatialGatingUnit
 
-__all__ = ["Activation", "Int8Gate", "Int8Linear"]
+__all__ = ["Activation", "Int8Gate", "Int8Linear", "Range"]
 
+Range = tuple[float, float]
 Activation = Literal["none", "gelu", "gelu-tanh"]
 
 _POST_OPS = {"none": ("none", "none"), "gelu": ("gelu", "none"), "gelu-tanh": ("gelu", "tanh")}
@@ -42,30 +43,50 @@ class Int8Linear(nn.Module):
         self._packed: tuple[Any, ...] | None = None
 
     @torch.no_grad()
-    def fill(self, linear: nn.Linear, low: float, high: float) -> None:
-        """Take over a layer whose input lay in [low, high]."""
-        weight, scale = quantize_rows(linear.weight.detach())
-        self.qweight.copy_(weight)
+    def fill(self, weight: Tensor, bias: Tensor | None, inputs: Range) -> None:
+        """Take over W and b of a map whose input lay in this range."""
+        quantised, scale = quantize_rows(weight)
+        self.qweight.copy_(quantised)
         self.scale.copy_(scale)
         if self.bias is not None:
-            self.bias.copy_(linear.bias.detach())
+            assert bias is not None
+            self.bias.copy_(bias)
         # 0 has to be one of the 256 values, so that padding and dead units stay exact.
+        low, high = inputs
         self.range.copy_(torch.tensor([min(low, 0.0), max(high, 0.0, low + 1e-6, 1e-6)]))
         self._packed = None
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in_features) to (..., out_features)."""
-        if self._packed is None:
-            self._packed = self._pack()
-        scale, zero, offset, weight, zeros = self._packed
+        return self.multiply(self.quantize(x))
+
+    @property
+    def step(self) -> float:
+        """s, by which neighbouring inputs differ."""
+        return self._ready()[0]
+
+    def quantize(self, x: Tensor) -> Tensor:
+        """q (..., in_features) in uint8, from x."""
+        scale, _, offset, _, _ = self._ready()
         q = torch.empty(x.shape, dtype=torch.uint8)
         # One sample at a time, so that what lies between stays in cache; the half in `offset` makes a cut a rounding.
+        # By way of int16, since PyTorch goes from float32 to uint8 number by number, which takes four times as long.
         for sample, made in zip(x, q):
-            made.copy_(torch.add(offset, sample, alpha=1.0 / scale).clamp_(0.0, 255.0))
+            made.copy_(torch.add(offset, sample, alpha=1.0 / scale).clamp_(0.0, 255.0).to(torch.int16))
+        return q
+
+    def multiply(self, q: Tensor) -> Tensor:
+        """y (..., out_features) in float32, from q."""
+        scale, zero, _, weight, zeros = self._ready()
         post_op, algorithm = _POST_OPS[self.act]
         return torch.ops.onednn.qlinear_pointwise(
             q, scale, zero, weight, self.scale, zeros, self.bias, 1.0, 0, torch.float32, post_op, [], algorithm
         )
+
+    def _ready(self) -> tuple[Any, ...]:
+        if self._packed is None:
+            self._packed = self._pack()
+        return self._packed
 
     def _pack(self) -> tuple[Any, ...]:
         low, high = self.range.tolist()

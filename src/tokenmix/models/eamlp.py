@@ -22,10 +22,11 @@ from tokenmix.models.presets import IMAGENET, SMALL, create
 from tokenmix.models.stems import Stem, pair
 from tokenmix.ops.external import external_attention
 
-__all__ = ["EAMLP", "T2TStem"]
+__all__ = ["EAMLP", "Split", "StemAttention", "T2TStem"]
 
 # (kernel, stride, padding) of the three overlapping unfoldings.
-SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
+Split = tuple[int, int, int]
+SPLITS: tuple[Split, ...] = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
 
 
 class StemAttention(nn.Module):
@@ -125,7 +126,7 @@ class T2TStem(Stem):
         return blocks + self.grid_size[0] * self.grid_size[1] * self.project.in_features * self.dim
 
 
-def _unfolded(x: Tensor, split: tuple[int, int, int]) -> Tensor:
+def _unfolded(x: Tensor, split: Split) -> Tensor:
     """Overlapping patches of a map (B, C, H, W) as tokens (B, N, C * kernel^2)."""
     kernel, stride, padding = split
     return F.unfold(x, kernel, stride=stride, padding=padding).transpose(1, 2)
