@@ -79,7 +79,7 @@ def _one_line(box: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments, command = list(sys.argv[1:] if argv is None else argv), None
     try:
         command = parse(arguments)
         processes = processes_to_start(command) if isinstance(command, Train) else 1
@@ -95,7 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS):
             raise
-        return _fail(f"{error.strerror}: {error.filename or 'while writing'}; free space or give another --out")
+        # A write that fails, unlike an opening, does not say of which file.
+        place = error.filename or getattr(command, "out", None) or "while writing"
+        return _fail(f"{error.strerror}: {place}; free space or give another --out")
 
 
 def _fail(message: str) -> int:

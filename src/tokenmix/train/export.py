@@ -1,5 +1,6 @@
 """A run's model for another runtime, checked to give the same answers there."""
 
+import io
 import logging
 import warnings
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.train.files import make_folder
+from tokenmix.train.files import make_folder, write_bytes
 
 __all__ = ["export"]
 
@@ -59,10 +60,13 @@ def _three(example: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _write_torch(model: nn.Module, example: Mapping[str, Tensor], path: Path) -> Tensor:
     program = torch.export.export(model, tuple(example.values()), dynamic_shapes=_dynamic(example))
-    with path.open("wb") as file, warnings.catch_warnings():
+    # Written by torch itself, a full disk would end the process.
+    whole = io.BytesIO()
+    with warnings.catch_warnings():
         # Of weights whose channels lie last, which are written whole.
         warnings.filterwarnings("ignore", message="No complete tensor found")
-        torch.export.save(program, file)
+        torch.export.save(program, whole)
+    write_bytes(path, whole.getvalue())
     with path.open("rb") as file, torch.no_grad():
         return torch.export.load(file).module()(*_three(example).values())
 

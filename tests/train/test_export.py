@@ -1,0 +1,36 @@
+"""A disk that is full when a model is exported."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tokenmix.cli.command import main
+from tokenmix.train import export
+
+
+def test_a_full_disk_is_an_error_that_can_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """torch.export.save into the file itself ends the process there (seen on a full tmpfs)."""
+
+    def full(path: Path, data: bytes) -> None:
+        assert len(data) > 1000
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(export, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        export._write_torch(torch.nn.Linear(2, 2), {"x": torch.zeros(2, 2)}, tmp_path / "model.pt2")
+
+
+def test_a_write_that_fails_names_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tokenmix.train.run.predict", full)
+    assert main(["predict", "run", "a.png", "--out", str(tmp_path / "answers")]) == 2
+    told = capsys.readouterr().err
+    assert told == f"tokenmix: No space left on device: {tmp_path / 'answers'}; free space or give another --out\n"
