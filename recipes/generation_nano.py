@@ -31,7 +31,7 @@ IMAGES = HERE.parent / "docs" / "images"
 MODELS = {"none": "resnet_gan_nano", "sagan": "sagan_nano", "external": "eagan_nano"}
 BUDGETS: dict[str, dict[str, Any]] = {
     "fashion-mnist": {"limit": 12_800, "limit_eval": 2_000, "epochs": 4},
-    "emoji": {"epochs": 20},
+    "emoji": {"epochs": 16},
 }
 CLASSES: dict[str, tuple[str, ...] | None] = {
     "fashion-mnist": None,
