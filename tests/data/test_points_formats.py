@@ -281,6 +281,11 @@ def test_a_file_that_is_not_there():
         read_points("nowhere.ply")
 
 
+def test_a_folder_is_told_from_a_file(tmp_path: Path):
+    with pytest.raises(UserError, match=r"is a folder; name the files in it, for example .*\*\.ply"):
+        read_points(tmp_path)
+
+
 def test_no_points_are_asked_for(tmp_path: Path):
     (tmp_path / "a.off").write_bytes(MESHES["plain.off"])
     with pytest.raises(UserError, match="0 points"):

@@ -46,6 +46,8 @@ def read_points(
         UserError: no such file, an unknown ending, a damaged file, no points, or a coordinate that is no number.
     """
     path = Path(path)
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name the files in it, for example {path / '*.ply'}")
     parse = PARSERS.get(path.suffix.lower())
     if parse is None:
         raise UserError(f"{path} has an ending that is no cloud's; give one of {', '.join(ENDINGS)}")
