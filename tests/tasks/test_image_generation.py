@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -22,6 +23,7 @@ from tokenmix.tasks.image_generation import ImageGeneration
 from tokenmix.train import callbacks
 from tokenmix.train.checkpoint import read_checkpoint
 from tokenmix.train.config import TrainConfig
+from tokenmix.train.export import export
 from tokenmix.train.generate import generate
 from tokenmix.train.run import evaluate, load_task, predict, train
 
@@ -149,12 +151,35 @@ def test_generate(run, tmp_path):
     assert (tmp_path / "other" / "002-7-0000.png").read_bytes() != (tmp_path / "all" / "002-7-0000.png").read_bytes()
 
 
+def test_each_class_has_rows_of_its_own_in_the_grid(run, tmp_path):
+    generate(run, tmp_path, classes=["1", "7"], num=9)
+    grid = torch.from_numpy(np.array(Image.open(tmp_path / "grid.png").convert("L")))
+    assert grid.shape == (4 * 34 + 2, 8 * 34 + 2)
+    for row, name in ((0, "000-1-0000.png"), (1, "000-1-0008.png"), (2, "002-7-0000.png"), (3, "002-7-0008.png")):
+        wanted = torch.from_numpy(np.array(Image.open(tmp_path / name)))
+        assert torch.equal(grid[row * 34 + 2 :, 2:][:32, :32], wanted)
+    assert (grid[36:68, 36:] == 255).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file_format", ["torch-export", "onnx"])
+def test_what_generates_is_exported(run, tmp_path, file_format):
+    out = export(run, file_format, tmp_path / "model")
+    if file_format == "torch-export":
+        task, _, _ = load_task(run)
+        noise, labels = torch.randn(3, 4), torch.tensor([0, 1, 2])
+        with torch.no_grad():
+            found = torch.export.load(out).module()(noise, labels)
+            torch.testing.assert_close(found, task.model.average(noise, labels), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--num", "0"], "num must be at least 1, got 0"),
         (["--interpolate", "1"], "interpolate must be at least 2, got 1"),
         (["--classes", "1,5"], "unknown class '5'"),
+        (["--classes", "4,4"], "class '4' is named twice"),
     ],
 )
 def test_generate_says_what_is_wrong(run, tmp_path, capsys, arguments, message):
@@ -199,6 +224,8 @@ def test_predict_points_to_generate(run):
         ({"task_kwargs": {"beta1": 1.0}}, r"beta1 must lie in \[0, 1\)"),
         ({"task_kwargs": {"ema": 2.0}}, "ema is a decay"),
         ({"task_kwargs": {"columns": 0}}, "columns must be at least 1"),
+        ({"limit_eval": 1}, "judged by 2 test images or more, there are 1 of digits"),
+        ({"limit_eval": 9, "task_kwargs": {"features": "inception"}}, "judged by 10 test images or more"),
         ({"task_kwargs": {"features": "nowhere"}}, "features=nowhere is no run folder"),
     ],
 )

@@ -96,7 +96,7 @@ def _find(folder: Path) -> tuple[list[Item], list[Item], list[str]]:
     if not classes:
         _no_classes(train)
     if len(classes) == 1:
-        raise UserError(f"{train} has one class only ({classes[0]!r}); a classifier needs at least two sub-folders")
+        raise UserError(f"{train} has one class only ({classes[0]!r}); give two sub-folders or more")
     items = [Item(path, label) for label, name in enumerate(classes) for path in _files(train / name)]
     if not items:
         raise UserError(f"there are no images in {folder}; it needs {LAYOUT}")

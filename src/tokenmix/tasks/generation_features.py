@@ -28,9 +28,15 @@ SPLITS = 10
 
 
 class Features(Protocol):
-    """A classifier in two parts, and the metrics that rest on it; `headline` is the one that picks the best epoch."""
+    """A classifier in two parts, and the metrics that rest on it.
+
+    Attributes:
+        headline: the metric that picks the best epoch.
+        least: the fewest images that the metrics can be had of.
+    """
 
     headline: ClassVar[str]
+    least: ClassVar[int]
 
     @staticmethod
     def metrics() -> dict[str, Metric]:
@@ -64,6 +70,7 @@ class RunFeatures:
     """What the classifier of a run folder says, and the features before its last layer."""
 
     headline: ClassVar[str] = "feature_fd"
+    least: ClassVar[int] = 2
 
     def __init__(self, run: Path) -> None:
         self.run = run
@@ -120,6 +127,7 @@ class InceptionFeatures:
     """The Inception network of FID, KID and the Inception Score, as torchmetrics wraps torch-fidelity's."""
 
     headline: ClassVar[str] = "fid"
+    least: ClassVar[int] = SPLITS
 
     def __init__(self) -> None:
         try:

@@ -107,6 +107,12 @@ class ImageGeneration(TaskModule):
             )
         wanted = settings.classes if like is None else tuple(like["classes"])
         images = keep_classes(images, wanted, limit=config.limit, limit_eval=config.limit_eval, seed=config.seed)
+        least = 2 if settings.features is None else features_kind(settings.features).least
+        if len(images.test) < least:
+            raise UserError(
+                f"a GAN is judged by {least} test images or more, there are {len(images.test)} of {config.data}; add "
+                f"some, or give --limit-eval {least} or more"
+            )
         half = (0.5,) * images.channels
         images = dataclasses.replace(images, mean=half, std=half)
         if settings.features is not None:
@@ -242,6 +248,15 @@ class ImageGeneration(TaskModule):
             images = strips(self.model, latent, classes, columns, seed=seed)
             save_grid(images, columns, folder / "interpolation.png")
         self.model.train(training)
+
+    def example(self) -> dict[str, Tensor]:
+        """Two noises, for an image of the first class and of the last."""
+        noise = torch.randn(2, self.model.generator.latent_dim)
+        return {"noise": noise, "label": torch.tensor([0, len(self.classes) - 1])}
+
+    def answering(self) -> nn.Module:
+        """What generates: noise (B, z) and classes (B,) to images (B, C, S, S) in -1 .. 1."""
+        return self.model.generator if self.model.average is None else self.model.average
 
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
         """A generator answers to no file."""
