@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tokenmix.int8.layers import Int8Linear, Range
+from tokenmix.int8.layers import Int8Linear, Range, samples_at_a_time
 from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
 from tokenmix.layers.external import ExternalAttention
 from tokenmix.layers.multihead_external import MultiHeadExternalAttention
@@ -87,18 +87,16 @@ class Int8ExternalAttention(Mixer):
         return double_normalize(logits.unflatten(-1, (self.heads, -1)).transpose(1, 2), mask=mask)
 
     def _shares(self, inputs: Tensor) -> Tensor | None:
-        """The map in 8 bits, (B, N, heads S), without shifts; None where a sum comes near the ends of the number range.
-
-        One sample at a time, so that what lies between stays in the cache and in memory that is there already.
-        """
-        made = torch.empty(*inputs.shape[:-1], self.heads * self.num_slots, dtype=torch.uint8)
-        columns = torch.empty(inputs.shape[0], self.heads * self.num_slots)
-        rows = torch.empty(*inputs.shape[:-1], self.heads)
-        for sample, column, row, into in zip(inputs.split(1), columns, rows, made):
-            shares = self.scores.multiply(sample)[0].exp2_()
-            torch.sum(shares, 0, out=column)
+        """The map in 8 bits, (B, N, heads S), without shifts; None where a sum nears the ends of the number range."""
+        wide = self.heads * self.num_slots
+        made = torch.empty(*inputs.shape[:-1], wide, dtype=torch.uint8)
+        columns, rows = torch.empty(inputs.shape[0], 1, wide), torch.empty(*inputs.shape[:-1], self.heads)
+        together = samples_at_a_time(inputs.shape[1] * wide)
+        for some, column, row, into in zip(*(each.split(together) for each in (inputs, columns, rows, made))):
+            shares = self.scores.multiply(some).exp2_()
+            torch.sum(shares, 1, keepdim=True, out=column)
             shares /= column
-            heads = shares.unflatten(1, (self.heads, -1))
+            heads = shares.unflatten(-1, (self.heads, -1))
             torch.sum(heads, -1, out=row)
             heads *= (1.0 / self.values.step / row).unsqueeze(-1)
             into.copy_(shares.add_(0.5).clamp_max_(255.0).to(torch.int16))

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenmix.int8.external import Int8ExternalAttention, fold_keys, fold_values, linear_map
-from tokenmix.int8.layers import Int8Linear, Range
+from tokenmix.int8.layers import Int8Linear, Range, samples_at_a_time
 from tokenmix.models.eamlp import Split, StemAttention, T2TStem
 from tokenmix.models.stems import Stem
 
@@ -90,6 +90,7 @@ class Int8T2TStem(T2TStem):
             Int8StemAttention(attention, split)  # type: ignore[arg-type]
             for attention, split in zip(source.attentions, source.splits, strict=False)
         )
+        self.num_slots = max((attention.num_slots for attention in source.attentions), default=0)  # type: ignore[type-var]
         self.project = source.project
         self.set_input_size(source.img_size)
 
@@ -103,8 +104,9 @@ class Int8T2TStem(T2TStem):
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W) of the stem's size to tokens (B, N, D)."""
         self.check(images)
-        # One image at a time, so that what lies between stays in the cache and in memory that is there already.
-        return torch.cat([self._tokens(image) for image in images.split(1)])
+        height, width = self.grids[0]
+        together = samples_at_a_time(height * width * self.num_slots)
+        return torch.cat([self._tokens(some) for some in images.split(together)])
 
     def _tokens(self, x: Tensor) -> Tensor:
         for attention, grid in zip(self.attentions, self.grids, strict=False):
