@@ -7,6 +7,7 @@ Equal budget, held-out longitudes; mean IoU, time, memory; then memory and time 
 recipes/segmentation_nano.json and .md, and docs/images/segmentation_answers.png and segmentation_cost.png.
 """
 
+import io
 import json
 import statistics
 import time
@@ -20,6 +21,7 @@ import torch
 import tyro
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from PIL import Image
 from torch.nn.functional import cross_entropy
 
 from tokenmix.data.dense import Scenes, load_dense
@@ -55,7 +57,7 @@ HEADS: dict[str, dict[str, Any]] = {
 BASE = {"miou": 0.5617, "accuracy": 0.8896}
 """A random forest on colours with their surroundings, on the same tiles: recipes/blue_marble_base.json."""
 WIDTH = 64
-ROWS = 5
+ROWS = 4
 SIDES = (64, 128, 256, 512)
 CHUNK = 4096
 # Self-attention at 512 x 512 would take sixteen times as long as at 256 x 256.
@@ -238,7 +240,7 @@ def draw_answers(folders: Mapping[str, Path], data: str, file: Path) -> None:
     palette = np.array(scenes.palette, dtype=np.uint8)
     tasks: dict[str, Any] = {head: load_task(folder)[0] for head, folder in folders.items()}
     chosen = _varied(scenes.test)
-    figure = Figure(figsize=(2.1 * (2 + len(tasks)), 2.1 * len(chosen) + 0.7), layout="constrained")
+    figure = Figure(figsize=(1.5 * (2 + len(tasks)), 1.5 * len(chosen) + 0.6), layout="constrained")
     grid = figure.subplots(len(chosen), 2 + len(tasks), squeeze=False)
     for axes, place in zip(grid, chosen, strict=True):
         scene = scenes.test.scene(place)
@@ -249,10 +251,13 @@ def draw_answers(folders: Mapping[str, Path], data: str, file: Path) -> None:
             axis.imshow(picture)
             axis.set(xticks=[], yticks=[])
             if place == chosen[0]:
-                axis.set_title(title, fontsize=9)
+                axis.set_title(title, fontsize=8)
     handles = [Patch(color=palette[i] / 255, label=name) for i, name in enumerate(scenes.classes)]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)
-    figure.savefig(file, dpi=110)
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=7)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=80)
+    # Few colours, so that the page loads quickly.
+    Image.open(buffer).convert("RGB").quantize(64).save(file, optimize=True)
 
 
 def _varied(scenes: Scenes) -> list[int]:
