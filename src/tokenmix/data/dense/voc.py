@@ -6,6 +6,7 @@ lists and masks of Hariharan et al. (2011) are, trainaug.txt and SegmentationCla
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -74,17 +75,23 @@ def _masks(request: Request, root: Path) -> DenseData:
         if not any(objects is not None and len(objects.labels) for objects in found):
             raise UserError(f"no image of {lists / part}.txt has an object in SegmentationObject to {purpose}")
         parts.append(scenes)
+    return _objects(request, parts[0], parts[1], f"Pascal VOC in {root}, masks of objects, train and val")
+
+
+def _objects(request: Request, train: Scenes, test: Scenes, source: str, **more: Any) -> DenseData:
+    """Scenes with objects; background is none of their classes."""
     return DenseData(
         spec=request.spec,
-        train=parts[0],
-        test=parts[1],
+        train=train,
+        test=test,
         classes=OBJECTS,
         ignore=IGNORE,
         palette=bit_palette(len(OBJECTS) + 1)[1:],
         mean=IMAGENET[0],
         std=IMAGENET[1],
         crop=None,
-        source=f"Pascal VOC in {root}, masks of objects, train and val",
+        source=source,
+        **more,
     )
 
 
@@ -139,17 +146,11 @@ def _boxes(request: Request, root: Path) -> DenseData:
         if not any(found.corners for found in scenes.boxes):
             raise UserError(f"no image of {lists / part}.txt has an object in {root / 'Annotations'} to {purpose}")
     skipped = [*train[1], *test[1]]
-    return DenseData(
-        spec=request.spec,
-        train=train[0],
-        test=test[0],
-        classes=OBJECTS,
-        ignore=IGNORE,
-        palette=bit_palette(len(OBJECTS) + 1)[1:],
-        mean=IMAGENET[0],
-        std=IMAGENET[1],
-        crop=None,
-        source=f"Pascal VOC in {root}, boxes, {' and '.join(parts)}",
+    return _objects(
+        request,
+        train[0],
+        test[0],
+        f"Pascal VOC in {root}, boxes, {' and '.join(parts)}",
         skipped=skipped,
         notes={"boxes_without_area": sum(b.dropped for scenes, _ in (train, test) for b in scenes.boxes)},
     )
