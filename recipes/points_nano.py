@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import tyro
 from matplotlib.figure import Figure
+from small_pictures import save_small
 
 from tokenmix.data.points import CloudSamples, load_points
 from tokenmix.environment import environment
@@ -138,8 +139,7 @@ def draw_cost(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
             axis.loglog(*zip(*found), "o-", label=label)
         axis.set(xlabel="points", ylabel=name)
     figure.axes[0].legend(frameon=False)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
+    save_small(figure, file, dpi=90)
 
 
 def draw_parts(folders: Mapping[str, Path], file: Path) -> None:
@@ -160,8 +160,7 @@ def draw_parts(folders: Mapping[str, Path], file: Path) -> None:
         for axis, points, part, mask in zip(row, batch["points"], parts, batch["mask"]):
             scatter(axis, points[mask, :3], part[mask])
         row[0].set_title(name, loc="left")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
+    save_small(figure, file, dpi=90)
 
 
 def markdown(rows: Sequence[Mapping[str, Any]], costs: Sequence[Mapping[str, Any]], command: str) -> str:

@@ -7,7 +7,6 @@ Equal budget, held-out longitudes; mean IoU, time, memory; then memory and time 
 recipes/segmentation_nano.json and .md, and docs/images/segmentation_answers.png and segmentation_cost.png.
 """
 
-import io
 import json
 import statistics
 import time
@@ -21,7 +20,7 @@ import torch
 import tyro
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from PIL import Image
+from small_pictures import save_small
 from torch.nn.functional import cross_entropy
 
 from tokenmix.data.dense import Scenes, load_dense
@@ -254,10 +253,7 @@ def draw_answers(folders: Mapping[str, Path], data: str, file: Path) -> None:
                 axis.set_title(title, fontsize=8)
     handles = [Patch(color=palette[i] / 255, label=name) for i, name in enumerate(scenes.classes)]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=7)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=80)
-    # Few colours, so that the page loads quickly.
-    Image.open(buffer).convert("RGB").quantize(64).save(file, optimize=True)
+    save_small(figure, file)
 
 
 def _varied(scenes: Scenes) -> list[int]:

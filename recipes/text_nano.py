@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import tyro
 from matplotlib.figure import Figure
-from PIL import Image
+from small_pictures import save_small
 
 from tokenmix.data.text.baseline import tfidf_baseline
 from tokenmix.data.text.labelled import load_labelled
@@ -206,10 +206,7 @@ def draw(found: Mapping[str, Any], folder: Path, file: Path) -> None:
         bound = float(gate.abs().max())
         axis.imshow(gate.numpy(), cmap="coolwarm", vmin=-bound, vmax=bound)
         axis.set(title=f"block {i}", xticks=[], yticks=[])
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
-    # A picture of the documentation is small.
-    Image.open(file).convert("RGB").quantize(256).save(file, optimize=True)
+    save_small(figure, file, dpi=110, colors=256)
 
 
 def run_all(args: Args) -> dict[str, Any]:
