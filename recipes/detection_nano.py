@@ -5,7 +5,7 @@
 Detection of tree crowns on photographs of places that were not trained on, and instance segmentation on composed scenes
 of real items, each with the block behind the last stage of a thin ResNet-18 as `none`, `self` and `external`. Finished
 runs are kept, so the same command goes on where it stopped. Writes recipes/detection_nano.json and .md, and
-docs/images/detection_curves.png and detection_scenes.png.
+docs/images/detection_*.png.
 """
 
 import csv
@@ -169,25 +169,24 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
 
 
 @torch.no_grad()
-def draw_scenes(args: Args, file: Path) -> None:
+def draw_scenes(args: Args, job: str, file: Path) -> None:
     """Test images with what is there and what external attention's first seed finds from a score of `SHOWN` on."""
     count = 3
-    figure = Figure(figsize=(2.6 * count, 2.6 * 2 * len(JOBS)), layout="constrained")
-    axes: Any = figure.subplots(2 * len(JOBS), count)
-    for place, job in enumerate(JOBS):
-        task, config, description = load_task(args.out / f"{job}-external-{args.seeds[0]}")
-        assert isinstance(task, ObjectTask)
-        test = type(task).load_data(config, like=description).test
-        for column, index in enumerate(torch.linspace(0, len(test) - 1, count).long()):
-            batch = test.read(index[None], 0)
-            image = batch["images"][0]
-            answers = task.find([image])[0]
-            found = {name: value[answers["scores"] >= SHOWN] for name, value in answers.items()}
-            pixels, classes = (image * 255).round().to(torch.uint8), description["classes"]
-            for row, objects, title in ((0, batch["targets"][0], "there"), (1, found, "found")):
-                kept = {name: objects[name] for name in ("boxes", "labels", "masks", "scores") if name in objects}
-                _show(axes[2 * place + row, column], draw_objects(pixels, kept, classes), f"{job}: {title}")
-    save_small(figure, file, dpi=50)
+    figure = Figure(figsize=(2.6 * count, 5.4), layout="constrained")
+    axes: Any = figure.subplots(2, count)
+    task, config, description = load_task(args.out / f"{job}-external-{args.seeds[0]}")
+    assert isinstance(task, ObjectTask)
+    test = type(task).load_data(config, like=description).test
+    for column, index in enumerate(torch.linspace(0, len(test) - 1, count).long()):
+        batch = test.read(index[None], 0)
+        image = batch["images"][0]
+        answers = task.find([image])[0]
+        found = {name: value[answers["scores"] >= SHOWN] for name, value in answers.items()}
+        pixels, classes = (image * 255).round().to(torch.uint8), description["classes"]
+        for row, objects, title in ((0, batch["targets"][0], "there"), (1, found, "found")):
+            kept = {name: objects[name] for name in ("boxes", "labels", "masks", "scores") if name in objects}
+            _show(axes[row, column], draw_objects(pixels, kept, classes), title)
+    save_small(figure, file, dpi=70, colors=48)
 
 
 def _show(axis: Axes, image: torch.Tensor, title: str) -> None:
@@ -238,7 +237,8 @@ def main(args: Args) -> None:
     command = f"python recipes/detection_nano.py --seeds {','.join(map(str, args.seeds))}"
     folder = args.out if args.quick else PICTURES
     draw_curves(rows, folder / "detection_curves.png")
-    draw_scenes(args, folder / "detection_scenes.png")
+    for job in JOBS:
+        draw_scenes(args, job, folder / f"detection_{job}.png")
     print(markdown(rows, command))
     if not args.quick:
         kept = {"command": command, "environment": environment(), "jobs": JOBS, "shared": SHARED, "rows": rows}
