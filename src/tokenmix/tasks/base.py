@@ -7,7 +7,7 @@ well.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torchmetrics import MetricCollection
 
+from tokenmix.data.spec import located
 from tokenmix.errors import UserError
 from tokenmix.losses import DiagonalityForm
 from tokenmix.tasks.recipe import Recipe, make_optimizer, make_schedule
@@ -183,6 +184,11 @@ class TaskModule(L.LightningModule, ABC):
     def settings_of(cls, config: TaskRecipe) -> Any:
         """The settings of this task that a config asks for; `UserError` for one that it does not have."""
         return make_settings(cls.settings_type, config.task_kwargs, config.task)
+
+    @classmethod
+    def located(cls, config: Any) -> Any:
+        """The config with full paths, so that its run can be used from anywhere."""
+        return replace(config, data=located(config.data))
 
     @classmethod
     def check(cls, config: TaskRecipe, batch_size: int) -> None:

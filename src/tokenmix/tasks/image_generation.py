@@ -16,7 +16,7 @@ from tokenmix.models.gan import GAN, create_gan, list_gans
 from tokenmix.tasks.base import TaskModule, TaskRecipe
 from tokenmix.tasks.fitting import unfit
 from tokenmix.tasks.generation_classes import keep_classes
-from tokenmix.tasks.generation_features import Features, features_kind, make_features
+from tokenmix.tasks.generation_features import INCEPTION, Features, features_kind, make_features
 from tokenmix.tasks.generation_metrics import ThumbnailFrechet
 from tokenmix.tasks.generation_samples import noise_of, save_grid, strips
 from tokenmix.tasks.image_classification import LabelledImages
@@ -137,6 +137,15 @@ class ImageGeneration(TaskModule):
         # On a CPU steps are a quarter shorter this way; the layout of the weights is that of what they make.
         gan = gan.to(memory_format=torch.channels_last)
         return gan if cls.settings_of(config).ema is None else gan.keep_average()
+
+    @classmethod
+    def located(cls, config: Any) -> Any:
+        """The path of the judge as well as that of the data."""
+        config, judge = super().located(config), config.task_kwargs.get("features")
+        if not isinstance(judge, str) or judge == INCEPTION:
+            return config
+        path = str(Path(judge).expanduser().absolute())
+        return dataclasses.replace(config, task_kwargs={**config.task_kwargs, "features": path})
 
     @classmethod
     def check(cls, config: TaskRecipe, batch_size: int) -> None:

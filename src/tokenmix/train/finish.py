@@ -5,8 +5,8 @@ import json
 import shutil
 from pathlib import Path
 
-from tokenmix.data.spec import located
 from tokenmix.errors import UserError
+from tokenmix.tasks import get_task
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.files import read_json, settled
 from tokenmix.train.run import train
@@ -51,7 +51,7 @@ def taken_up(config: TrainConfig, run: Path) -> TrainConfig:
 def _check_same(config: TrainConfig, run: Path) -> None:
     before = read_json(run / "config.json")["config"]
     # As JSON would give it back.
-    now = json.loads(json.dumps(dataclasses.asdict(config), default=str)) | {"data": located(config.data)}
+    now = json.loads(json.dumps(dataclasses.asdict(get_task(config.task).located(config)), default=str))
     for name, value in now.items():
         if name not in FREE and value != before.get(name):
             raise UserError(

@@ -154,7 +154,7 @@ def load_task(
 
 
 def _start(config: TrainConfig, quiet: bool) -> Path:
-    config = dataclasses.replace(config, data=located(config.data))
+    config = get_task(config.task).located(config)
     run = config.out or Path("runs") / f"{config.model}-{short_name(config.data)}-{config.seed}"
     with together():
         config = _check_settings(config)
