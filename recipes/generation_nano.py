@@ -46,6 +46,7 @@ SHARED: dict[str, Any] = {"img_size": 32, "threads": 1, "device": "cpu"}
 SETTINGS: dict[str, Any] = {"lr_g": 5e-4, "lr_d": 1e-3, "ema": 0.995}
 SCORES = ("feature_fd", "feature_kd", "class_score", "class_match", "thumbnail_fd")
 BATCH = 32
+COLORS = {"fashion-mnist": 20, "emoji": 96}
 QUICK: dict[str, Any] = {"max_steps": 5, "limit_eval": 100}
 
 
@@ -190,7 +191,10 @@ def pictures(out: Path, data: str, seed: int, folder: Path) -> None:
     page = Image.new("RGB", (len(grids) * (width + gap) - gap, height), "white")
     for place, grid in enumerate(grids):
         page.paste(grid, (place * (width + gap), 0))
-    page.save(folder / f"generation_{data.replace('-', '_')}.png", optimize=True)
+    # Few colours, so that the page of the docs is small.
+    page.quantize(COLORS[data], dither=Image.Dither.NONE).save(
+        folder / f"generation_{data.replace('-', '_')}.png", optimize=True
+    )
 
 
 def main(args: Args) -> None:
