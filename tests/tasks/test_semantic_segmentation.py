@@ -289,7 +289,14 @@ def test_an_epoch_takes_several_crops_of_an_image() -> None:
     config = dataclasses.replace(CONFIG, task_kwargs={"crops": 3, "crop": 16})
     data = semantic_segmentation.SemanticSegmentation.load_data(config)
     assert (len(data.train), len(data.test)) == (48, 5)
-    first, again = (data.train.read(torch.tensor([2, 18]), 0)["image"] for _ in range(2))
+    first, again = (data.train.read(torch.tensor([6, 8]), 0)["image"] for _ in range(2))
     assert torch.equal(first, again)
     # Of one image, at different places.
     assert not torch.equal(first[0], first[1])
+
+
+def test_a_limit_beside_several_crops_keeps_images_of_all_places() -> None:
+    config = dataclasses.replace(CONFIG, limit=8, augment="none", task_kwargs={"crops": 8})
+    data = semantic_segmentation.SemanticSegmentation.load_data(config)
+    images = data.train.read(torch.arange(8), 0)["image"]
+    assert len(torch.unique(images.flatten(1), dim=0)) == 8

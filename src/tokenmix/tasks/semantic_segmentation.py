@@ -115,7 +115,7 @@ class SemanticSegmentation(TaskModule):
             check_names(config.data, data.classes, like["classes"])
             data = replace(data, mean=tuple(like["mean"]), std=tuple(like["std"]))
         else:
-            _check_learnable(data, config.limit)
+            _check_learnable(data, cls.settings_of(config).crops, config.limit)
         return PixelData(data, config, cls.settings_of(config))
 
     @classmethod
@@ -242,9 +242,9 @@ class SemanticSegmentation(TaskModule):
             yield image, classes, told
 
 
-def _check_learnable(data: DenseData, limit: int | None) -> None:
+def _check_learnable(data: DenseData, crops: int, limit: int | None) -> None:
     """Raise `UserError` if no pixel of the training images counts; the first image with one ends the search."""
-    whole = PixelSamples(data, data.train)
+    whole = PixelSamples(data, Often(data.train, crops))
     samples = whole if limit is None else Subset(whole, limit)
     batches = (samples.read(torch.tensor([place]), 0) for place in range(len(samples)))
     if not any((batch["classes"] != data.ignore).any() for batch in batches):

@@ -65,7 +65,7 @@ class Scenes(ABC):
 
 
 class Often(Scenes):
-    """Scenes of which each comes `times` times, as a number of its own."""
+    """Scenes of which each comes `times` times in a row, so that any even spread over the numbers has many scenes."""
 
     def __init__(self, scenes: Scenes, times: int) -> None:
         self.scenes, self.times = scenes, times
@@ -75,11 +75,11 @@ class Often(Scenes):
 
     def scene(self, index: int) -> Scene:
         """That of the number behind."""
-        return self.scenes.scene(index % len(self.scenes))
+        return self.scenes.scene(index // self.times)
 
     def name(self, index: int) -> str:
         """That of the number behind."""
-        return self.scenes.name(index % len(self.scenes))
+        return self.scenes.name(index // self.times)
 
 
 @dataclass(frozen=True)
