@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 
 from tokenmix.errors import UserError
 from tokenmix.train.config import TrainConfig
+from tokenmix.train.launch import launch
 from tokenmix.train.plan import seed_everything
 from tokenmix.train.run import evaluate, train
 
@@ -31,7 +33,7 @@ CONFIG = TrainConfig(
 )  # fmt: skip
 
 WORKER = """
-import dataclasses, errno, json, os, sys
+import dataclasses, errno, json, os, signal, sys
 from pathlib import Path
 from tokenmix.errors import UserError
 from tokenmix.tasks import get_task
@@ -47,7 +49,7 @@ def attempt(name, **changes):
     try:
         train(dataclasses.replace(config, out=out / name, **changes), quiet=True)
         outcomes[name] = "done"
-    except (UserError, SystemExit) as error:
+    except (UserError, SystemExit, KeyboardInterrupt) as error:
         outcomes[name] = f"{type(error).__name__}: {error}"
 
 class Killed(BaseException):
@@ -90,6 +92,16 @@ def disk_full_on_the_third_checkpoint():
     attempt("full")
     callbacks.save_checkpoint = before
 
+def one_process_is_told_to_end():
+    before = callbacks.Position.on_train_batch_start
+    def told(self, *args):
+        if ranks().rank == 1 and self.progress.step == 4:
+            signal.raise_signal(signal.SIGTERM)
+        before(self, *args)
+    callbacks.Position.on_train_batch_start = told
+    attempt("told")
+    callbacks.Position.on_train_batch_start = before
+
 with joined("cpu"):
     attempt("ddp")
     attempt("fsdp", strategy="fsdp")
@@ -99,6 +111,7 @@ with joined("cpu"):
     nan_in_one_process()
     attempt("fsdp-ema", strategy="fsdp", ema=0.9)
     disk_full_on_the_third_checkpoint()
+    one_process_is_told_to_end()
     attempt("too-large", batch_size=100)
 (out / f"outcomes-{ranks().rank}.json").write_text(json.dumps(outcomes))
 """
@@ -219,6 +232,31 @@ def test_a_full_disk_stops_both(two: Path):
     assert outcome(two, 0)["full"].startswith("DiskError: No space left on device")
     assert "the checkpoint of step 6 is kept" in outcome(two, 0)["full"]
     assert outcome(two, 1)["full"] == "SystemExit: 2"
+
+
+def test_sigterm_to_one_process_saves_and_stops_both(two: Path):
+    kept = "KeyboardInterrupt: tokenmix: interrupted; the checkpoint of step 5 is kept, go on with: tokenmix train"
+    assert outcome(two, 0)["told"].startswith(kept)
+    assert outcome(two, 1)["told"] == "SystemExit: 130"
+
+
+def test_sigterm_to_the_command_reaches_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    started = tmp_path / "process"
+    started.write_text(f"""#!/bin/sh
+trap 'exit 130' TERM
+touch {tmp_path}/up$RANK
+while :; do sleep 0.05; done
+""")
+    started.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(started))
+
+    def send_when_up():
+        while not all((tmp_path / f"up{rank}").exists() for rank in (0, 1)):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=send_when_up).start()
+    assert launch(2, []) == 130
 
 
 def test_a_mistake_is_told_by_one_process(two: Path):

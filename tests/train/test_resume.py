@@ -97,7 +97,7 @@ ready = callbacks.Position.on_train_batch_end
 def send(self, *args):
     ready(self, *args)
     if self.progress.step == {step} and self.progress.batch % 2 == 0:
-        os.kill(os.getpid(), signal.{name})
+        os.killpg(os.getpgrp(), signal.{name})
 callbacks.Position.on_train_batch_end = send
 sys.exit(cli.main(sys.argv[1:]))
 """
@@ -109,10 +109,11 @@ ARGUMENTS = [
 ]  # fmt: skip
 
 
-def signalled(name: str, step: int, run: Path) -> subprocess.CompletedProcess[str]:
+def signalled(name: str, step: int, run: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """A run all of whose processes are sent a signal, as by a terminal or by what manages a cluster's jobs."""
     code = SIGNALLED.format(name=name, step=step)
     return subprocess.run(
-        [sys.executable, "-c", code, *ARGUMENTS, "--out", str(run)],
+        [sys.executable, "-c", code, *ARGUMENTS, "--out", str(run), *more], start_new_session=True,
         capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
 
@@ -127,12 +128,13 @@ def test_sigkill_in_mid_epoch(whole, tmp_path):
     assert_equal_runs(whole, run)
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(whole, tmp_path):
+@pytest.mark.parametrize(("name", "workers"), [("SIGINT", "0"), ("SIGTERM", "1")])
+def test_a_run_that_is_told_to_stop_saves_and_says_how_to_go_on(whole, tmp_path, name, workers):
     run = tmp_path / "run"
-    done = signalled("SIGINT", 7, run)
+    done = signalled(name, 7, run, "--workers", workers)
     assert done.returncode == 130, done.stderr
     meta = json.loads((run / "checkpoints" / "last" / "meta.json").read_text())
-    assert meta["progress"]["step"] == 7, "the step in which Ctrl-C was pressed is saved"
+    assert meta["progress"]["step"] == 7, "the step in which it was told is saved"
     assert f"tokenmix train --resume {run}" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     runs.train(TrainConfig(resume=run), quiet=True)

@@ -1,5 +1,8 @@
 """Batches of images in an order that is a function of (seed, epoch) alone."""
 
+import os
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -125,6 +128,7 @@ class EpochLoader(DataLoader[Batch]):
             persistent_workers=workers > 0,
             pin_memory=pin_memory,
             collate_fn=_same,
+            worker_init_fn=_pass_over_sigterm,
             # Without one of its own, each pass would draw from the global random state and break bit-equal resuming.
             generator=torch.Generator(),
         )
@@ -220,3 +224,16 @@ def make_loader(
 
 def _same(batch: Any) -> Any:
     return batch
+
+
+def _pass_over_sigterm(worker: int) -> None:
+    """Read on at a SIGTERM that all processes of a run are sent: the one that trains saves, and ends this one."""
+    if hasattr(signal, "sigwaitinfo"):  # macOS has none: there the run stops without saving
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)

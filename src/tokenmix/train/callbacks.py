@@ -1,4 +1,4 @@
-"""What happens around the steps: where the run stands, averaged weights, checkpoints, Ctrl-C."""
+"""What happens around the steps: where the run stands, averaged weights, checkpoints, Ctrl-C and SIGTERM."""
 
 import os
 import signal
@@ -26,36 +26,44 @@ __all__ = ["Average", "Checkpoints", "Interrupted", "Position", "StopRequest", "
 
 
 class Interrupted(Exception):
-    """Ctrl-C was pressed and the run has been saved. Lightning would turn a KeyboardInterrupt into exit code 1."""
+    """The run was told to stop and has been saved. Lightning would turn a KeyboardInterrupt into exit code 1."""
 
 
 class StopRequest:
-    """Whether Ctrl-C was pressed."""
+    """Whether Ctrl-C was pressed, or SIGTERM came."""
 
-    asked = False
+    def __init__(self) -> None:
+        self.asked, self.owner = False, os.getpid()
+        self.before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(self, signum: int, frame: Any) -> None:
+        """Ask once. A second Ctrl-C works as ever; SIGTERM often comes twice, to a process and to its group."""
+        signal.signal(signal.SIGINT, self.before[signal.SIGINT])
+        # Processes that load images inherit this handler, and get the same Ctrl-C.
+        if not self.asked and ranks().first and os.getpid() == self.owner:
+            print("\nstopping after this step; Ctrl-C now stops without saving", file=sys.stderr, flush=True)
+        self.asked = True
+
+    def take_sigterm(self) -> None:
+        """Handle SIGTERM here, not in Lightning, whose handler stops without saving and waits for other processes."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self.note)
 
 
 @contextmanager
 def listen() -> Iterator[StopRequest]:
-    """Turn the first Ctrl-C into a request to stop after the current step; the second works as ever."""
+    """Turn the first Ctrl-C, and SIGTERM, into a request to stop after the current step."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    before, owner = signal.getsignal(signal.SIGINT), os.getpid()
-
-    def note(signum: int, frame: Any) -> None:
-        request.asked = True
-        signal.signal(signal.SIGINT, before)
-        # Processes that load images inherit this handler, and get the same Ctrl-C.
-        if ranks().first and os.getpid() == owner:
-            print("\nstopping after this step; Ctrl-C again to stop without saving", file=sys.stderr, flush=True)
-
-    signal.signal(signal.SIGINT, note)
+    for number in request.before:
+        signal.signal(number, request.note)
     try:
         yield request
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in request.before.items():
+            signal.signal(number, handler)
 
 
 class Position(L.Callback):
@@ -167,6 +175,8 @@ class Checkpoints(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Give optimisers, schedules and loss scale the state of the checkpoint that is resumed."""
+        # Lightning has set its handlers by now.
+        self.request.take_sigterm()
         if self.state is None:
             return
         for optimizer, kept in zip(trainer.optimizers, self.state["optimizers"], strict=True):

@@ -45,14 +45,15 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
     command = [sys.executable, "-m", "tokenmix", *arguments]
     # Ctrl-C reaches the processes as well, which save and end; here it must not cut the waiting short.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Told to end, it ends the processes first.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    # Told to end, it tells the processes, which save and end as well.
+    told: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
     running = []
     try:
         for rank in range(processes):
             place = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             running.append(subprocess.Popen(command, env=place, preexec_fn=_heed_ctrl_c))
-        return _wait(running)
+        return _wait(running, told)
     finally:
         for process in running:
             process.kill()
@@ -64,9 +65,13 @@ def _heed_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _wait(running: Sequence[subprocess.Popen[bytes]]) -> int:
+def _wait(running: Sequence[subprocess.Popen[bytes]], told: list[int]) -> int:
     failed, since = 0, time.monotonic()
     while any(process.poll() is None for process in running):
+        while told:
+            number = told.pop()
+            for process in running:
+                process.send_signal(number)
         codes = [process.poll() for process in running]
         if not failed:
             failed = next((code for code in codes if code), 0)

@@ -67,7 +67,7 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Path:
     Raises:
         UserError: a setting, the data or the disk does not allow it, or the loss is no number any more; the last good
             checkpoint is kept.
-        KeyboardInterrupt: Ctrl-C; the run has been saved, and the message says how to go on.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; the run has been saved, and the message says how to go on.
     """
     try:
         check_device(config)
