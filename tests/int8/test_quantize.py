@@ -92,6 +92,11 @@ def test_int8_linear_against_its_equation(act: str | None) -> None:
     assert (eight(x) - expected).abs().mean() < 1e-3
 
 
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0,), (0, 2, 3), ()])
+def test_int8_linear_of_nothing_keeps_the_other_sizes(shape: tuple[int, ...]) -> None:
+    assert Int8Linear(4, 5)(torch.zeros(*shape, 4)).shape == (*shape, 5)
+
+
 @pytest.mark.parametrize("gate", ["dense", "toeplitz"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_gate_with_mask_addend_and_fewer_tokens(gate: str, causal: bool) -> None:

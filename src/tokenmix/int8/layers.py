@@ -80,9 +80,11 @@ class Int8Linear(nn.Module):
         """y (..., out_features) in float32, from q."""
         scale, zero, _, weight, zeros = self._ready()
         post_op, algorithm = _POST_OPS[self.act]
-        return torch.ops.onednn.qlinear_pointwise(
+        y = torch.ops.onednn.qlinear_pointwise(
             q, scale, zero, weight, self.scale, zeros, self.bias, 1.0, 0, torch.float32, post_op, [], algorithm
         )
+        # Of nothing oneDNN makes (0, out_features), whatever the other sizes.
+        return y.view(*q.shape[:-1], self.out_features)
 
     def _ready(self) -> tuple[Any, ...]:
         if self._packed is None:

@@ -236,8 +236,8 @@ def _total(layers: Any, rows: int) -> int:
 
 
 def _check_stages(stage_dims: Sequence[int], centres: Sequence[int] | str, num_neighbours: int) -> None:
-    if num_neighbours < 1:
-        raise UserError(f"num_neighbours={num_neighbours} is not possible; give 1 or more, the paper has 32")
+    if not isinstance(num_neighbours, int) or num_neighbours < 1:
+        raise UserError(f"num_neighbours={num_neighbours!r} is not possible; give 1 or more, the paper has 32")
     if centres == "all":
         return
     counts = list(centres)

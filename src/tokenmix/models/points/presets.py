@@ -86,6 +86,7 @@ POINT_MODELS: dict[str, PointPreset] = {
 """By name. The first two have the parameters that are reported for them, see tests/models/test_point_models.py."""
 
 _OF_DATA = ("num_classes", "num_parts", "num_categories")
+_OF_NEIGHBOURS = ("stem_dim", "stage_dims", "centres", "num_neighbours")
 
 
 def list_point_models(pattern: str = "*") -> list[str]:
@@ -112,7 +113,8 @@ def create_point_model(
         **changes: fields of `PointPreset`, for example `mixer="external"` or `in_chans=6`.
 
     Raises:
-        UserError: an unknown name, field or mixer, or a number that does not fit the model's answers.
+        UserError: an unknown name, field or mixer, a field that the embedding has no use for, or a number that does not
+            fit the model's answers.
     """
     if name not in POINT_MODELS:
         raise unknown_name("point model", name, POINT_MODELS)
@@ -121,6 +123,9 @@ def create_point_model(
         if field not in fields:
             raise unknown_name(f"argument of {name}", field, [*fields, *_OF_DATA])
     preset = dataclasses.replace(POINT_MODELS[name], **changes)
+    unused = next((field for field in changes if field in _OF_NEIGHBOURS), None)
+    if preset.embedding == "naive" and unused is not None:
+        raise UserError(f"{name} takes each point by itself and has no {unused}; leave it out")
     place = {"device": device, "dtype": dtype}
     trunk = _trunk(preset, place)
     head = {"head_dims": preset.head_dims, "drop_rate": preset.drop_rate, **place}
