@@ -35,6 +35,19 @@ def test_the_rates_that_a_run_uses():
     assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-5)
 
 
+@pytest.mark.parametrize("warmup", [0, 500])
+def test_steps_are_where_they_are_said_to_be_whatever_the_warm_up(warmup):
+    """COCO's 1x, 16 images a step: a tenth after 8 of 12 epochs, a hundredth after 11."""
+    epoch, config = 7330, TrainConfig(lr=0.02, min_lr=0.0, warmup_steps=warmup, epochs=12, schedule="step")
+    factor = make_schedule(torch.optim.SGD([torch.zeros(1)], lr=config.lr), config, 12 * epoch).lr_lambdas[0]
+    steps = [warmup, 8 * epoch - 1, 8 * epoch, 11 * epoch - 1, 11 * epoch, 12 * epoch - 1]
+    assert [factor(step) for step in steps] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+
+
+def test_a_floor_does_not_raise_the_steps():
+    assert [Warmup("step", 5, 120, floor)(100) for floor in (0.0, 0.05, 0.3)] == pytest.approx([0.1, 0.1, 0.3])
+
+
 def test_no_decay_on_norms_biases_and_what_the_model_names():
     model = create_model("vit_nano", img_size=8)
     optimizer = make_optimizer(model, TrainConfig(weight_decay=0.05))

@@ -43,7 +43,10 @@ class Recipe(Protocol):
 
 @dataclass
 class Warmup:
-    """Factor on the peak rate: linear from near 0 over `warmup` steps, then `shape` of the share done, to `floor`."""
+    """Factor on the peak rate: linear from near 0 over `warmup` steps, then `shape` of the share done, to `floor`.
+
+    `"step"` counts from the run's start instead, as published schedules do, and is no lower than `floor`.
+    """
 
     shape: str
     warmup: int
@@ -53,15 +56,20 @@ class Warmup:
     def __call__(self, step: int) -> float:
         if step < self.warmup:
             return (step + 1) / (self.warmup + 1)
+        if self.shape == "step":
+            return max(self.floor, _tenths(step / max(1, self.total)))
         done = min(1.0, (step - self.warmup) / max(1, self.total - self.warmup))
         return self.floor + (1 - self.floor) * SHAPES[self.shape](done)
+
+
+def _tenths(done: float) -> float:
+    return 0.1 ** ((done >= 8 / 12) + (done >= 11 / 12))
 
 
 SHAPES: dict[str, Callable[[float], float]] = {
     "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
     "linear": lambda done: 1 - done,
     "poly": lambda done: (1 - done) ** 0.9,
-    "step": lambda done: 0.1 ** ((done >= 8 / 12) + (done >= 11 / 12)),
     "constant": lambda done: 1.0,
 }
 
