@@ -38,7 +38,7 @@ BELOW["inspect"] = BELOW["train"] | {"train"}
 BELOW["measure"] = BELOW["inspect"] | {"inspect"}
 """Part of the package: the parts that it may import. The command, its listings and the demo stand above all."""
 
-TOP = {"cli", "listing", "demo", "__init__", "__main__", "_import_hook"}
+TOP = {"cli", "catalogue", "listing", "demo", "__init__", "__main__", "_import_hook"}
 
 
 def _part(file: Path) -> str:
@@ -95,6 +95,7 @@ def test_imports_inside_the_package_are_absolute(file: Path) -> None:
 
 LIGHT = [
     "__init__",
+    "catalogue",
     "cli/__init__",
     "cli/command",
     "cli/info",
@@ -139,6 +140,15 @@ def test_import_and_command_line_load_nothing_heavy() -> None:
         "import sys, tokenmix, tokenmix.cli\n"
         "try: tokenmix.cli.main(['--help'])\n"
         "except SystemExit: pass\n"
+        f"print('HEAVY', sorted({HEAVY!r} & set(sys.modules)))"
+    )
+    assert loaded.splitlines()[-1] == "HEAVY []"
+
+
+@pytest.mark.parametrize("what", ["models", "tasks"])
+def test_listing_loads_nothing_heavy(what: str) -> None:
+    loaded = _python(
+        f"import sys, tokenmix.cli; assert tokenmix.cli.main(['list', {what!r}]) == 0\n"
         f"print('HEAVY', sorted({HEAVY!r} & set(sys.modules)))"
     )
     assert loaded.splitlines()[-1] == "HEAVY []"

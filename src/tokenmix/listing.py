@@ -46,28 +46,14 @@ def _short_data(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _models() -> list[dict[str, Any]]:
-    from tokenmix.models.families import build_model, list_all_models, task_of
+    from tokenmix.catalogue import MODELS
 
-    def row(name: str) -> dict[str, Any]:
-        model: Any = build_model(name, device="meta")
-        return {"name": name, "task": task_of(name), "parameters": count_parameters(model), "mixer": model.mixer_name}
-
-    return [row(name) for name in list_all_models()] + _text_models()
+    return [row._asdict() for row in MODELS]
 
 
 def _short_model(row: dict[str, Any]) -> dict[str, Any]:
     """A model's row with its parameters in millions."""
     return {**row, "parameters": f"{row['parameters'] / 1e6:.2f} M"}
-
-
-def _text_models() -> list[dict[str, Any]]:
-    from tokenmix.text import describe, list_configs
-
-    described = {name: describe(name) for name in list_configs()}
-    return [
-        {"name": name, "task": "text", "parameters": d["parameters"], "mixer": d["mixer"]}
-        for name, d in described.items()
-    ]
 
 
 SHORT = {"mixers": _short_mixer, "models": _short_model, "data": _short_data}
