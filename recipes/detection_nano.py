@@ -22,6 +22,7 @@ import torch
 import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from over_seeds import over_seeds, read_result, seconds_and_commits, shown
 from small_pictures import save_small
 
 from tokenmix.environment import environment
@@ -115,15 +116,14 @@ def one_run(args: Args, job: str, mixer: str, seed: int) -> dict[str, Any]:
     if not (folder / "untrained.json").exists():
         command = [sys.executable, __file__, "--out", str(args.out), "--one", f"{job}-{mixer}-{seed}"]
         subprocess.run([*command, *(["--quick"] if args.quick else [])], check=True)
-    result = json.loads((folder / "result.json").read_text())
-    result["commit"] = json.loads((folder / "config.json").read_text())["environment"]["commit"][:7]
+    result = read_result(folder)
     result["untrained"] = json.loads((folder / "untrained.json").read_text())
     with (folder / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     result["curve"] = [(int(row["images"]), float(row["val_map"])) for row in rows if row["val_map"]]
     result["losses"] = [(int(row["images"]), float(row["train_loss"])) for row in rows if row["train_loss"]]
-    shown = {name: round(result["final"][name], 4) for name in METRICS[job]}
-    print(job, mixer, seed, shown, f"{result['seconds']:.0f} s", flush=True)
+    found = {name: round(result["final"][name], 4) for name in METRICS[job]}
+    print(job, mixer, seed, found, f"{result['seconds']:.0f} s", flush=True)
     return result
 
 
@@ -131,13 +131,8 @@ def summarise(job: str, mixer: str, results: Sequence[Mapping[str, Any]]) -> dic
     """Mean and spread over seeds of what is found after the last epoch, and what a run costs."""
     spread: dict[str, Any] = {}
     for name in METRICS[job]:
-        scores = [result["final"][name] for result in results]
-        spread[name] = {
-            "mean": statistics.mean(scores),
-            "deviation": statistics.stdev(scores) if len(scores) > 1 else None,
-            "runs": scores,
-            "untrained": statistics.mean(result["untrained"][name] for result in results),
-        }
+        first = statistics.mean(result["untrained"][name] for result in results)
+        spread[name] = {**over_seeds([result["final"][name] for result in results]), "untrained": first}
     return {
         "job": job,
         "mixer": mixer,
@@ -145,11 +140,10 @@ def summarise(job: str, mixer: str, results: Sequence[Mapping[str, Any]]) -> dic
         "parameters": results[0]["parameters"],
         "macs": results[0]["macs"],
         "images": results[0]["images"],
-        "seconds": statistics.median(result["seconds"] for result in results),
+        **seconds_and_commits(results),
         "peak_memory": statistics.median(result["peak_memory"]["process"] for result in results),
         "curves": [result["curve"] for result in results],
         "losses": [result["losses"] for result in results],
-        "commits": sorted({result["commit"] for result in results}),
     }
 
 
@@ -219,8 +213,7 @@ def markdown(rows: Sequence[Mapping[str, Any]], command: str) -> str:
 
 
 def _shown(score: Mapping[str, Any]) -> str:
-    spread = "" if score["deviation"] is None else f" ± {score['deviation']:.3f}"
-    return f"{score['mean']:.3f}{spread} ({score['untrained']:.3f})"
+    return f"{shown(score, 3)} ({score['untrained']:.3f})"
 
 
 def main(args: Args) -> None:

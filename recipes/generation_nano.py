@@ -8,7 +8,6 @@ recipes/generation_nano.json and .md, and docs/images/generation_*.png, the firs
 """
 
 import json
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import tyro
+from over_seeds import over_seeds, read_result, seconds_and_commits, shown
 from PIL import Image
 
 from tokenmix.environment import environment
@@ -65,8 +65,7 @@ class Args:
 def one_run(config: TrainConfig) -> dict[str, Any]:
     """The result of one run, trained now, or to its end, if need be."""
     run = finish_run(config, quiet=True)
-    result = json.loads((run / "result.json").read_text())
-    result["commit"] = json.loads((run / "config.json").read_text())["environment"]["commit"][:7]
+    result = read_result(run)
     scores = " ".join(
         f"{name} {result['final'][name]:.4g}" for name in (*SCORES, "accuracy") if name in result["final"]
     )
@@ -100,14 +99,13 @@ def gan(args: Args, data: str, attention: str, seed: int) -> dict[str, Any]:
 
 def summarise(data: str, attention: str, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Mean and spread over seeds of the scores after the last epoch."""
-    row: dict[str, Any] = {"data": data, "attention": attention, "images": results[0]["images"]}
-    for name in SCORES:
-        values = [result["final"][name] for result in results]
-        spread = statistics.stdev(values) if len(values) > 1 else None
-        row[name] = {"mean": statistics.mean(values), "deviation": spread, "runs": values}
-    row["seconds"] = statistics.median(result["seconds"] for result in results)
-    row["commits"] = sorted({result["commit"] for result in results})
-    return row
+    return {
+        "data": data,
+        "attention": attention,
+        "images": results[0]["images"],
+        **{name: over_seeds([result["final"][name] for result in results]) for name in SCORES},
+        **seconds_and_commits(results),
+    }
 
 
 def training_step(model: GAN) -> Callable[[], object]:
@@ -163,7 +161,7 @@ def markdown(rows: Sequence[dict[str, Any]], cost: dict[str, dict[str, float]], 
         "|---|---|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
-        cells = [_cell(row[name]) for name in SCORES]
+        cells = [shown(row[name], 3) for name in SCORES]
         lines.append(f"| {row['data']} | {row['attention']} | {' | '.join(cells)} |")
     lines += [
         "",
@@ -178,10 +176,6 @@ def markdown(rows: Sequence[dict[str, Any]], cost: dict[str, dict[str, float]], 
             f"| {one['milliseconds']:.0f} ms | {one['peak_memory'] / 1e6:.0f} MB |"
         )
     return "\n".join(lines) + "\n"
-
-
-def _cell(score: dict[str, Any]) -> str:
-    return f"{score['mean']:.3f}" + ("" if score["deviation"] is None else f" ± {score['deviation']:.3f}")
 
 
 def pictures(out: Path, data: str, seed: int, folder: Path) -> None:

@@ -6,17 +6,16 @@ Finished runs are kept, so the same command goes on where it stopped. Writes rec
 """
 
 import json
-import shutil
-import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tyro
+from over_seeds import over_seeds, read_result, seconds_and_commits, shown
 
 from tokenmix.environment import environment
 from tokenmix.train.config import Numbers, TrainConfig
-from tokenmix.train.run import train
+from tokenmix.train.finish import finish_run
 
 MODELS = ("vit_nano", "eamlp_nano", "gmlp_nano", "amlp_nano", "lavit_nano", "eanet_nano")
 BUDGETS: dict[str, dict[str, Any]] = {
@@ -38,31 +37,27 @@ class Args:
 
 
 def one_run(out: Path, data: str, model: str, seed: int) -> dict[str, Any]:
-    """The result of one run, trained now if need be."""
+    """The result of one run, trained now, or to its end, if need be."""
     folder = out / f"{data}-{model}-{seed}"
-    if not (folder / "result.json").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        train(TrainConfig(model=model, data=data, seed=seed, out=folder, **SHARED, **BUDGETS[data]), quiet=True)
-    result = json.loads((folder / "result.json").read_text())
-    result["commit"] = json.loads((folder / "config.json").read_text())["environment"]["commit"][:7]
+    finish_run(TrainConfig(model=model, data=data, seed=seed, out=folder, **SHARED, **BUDGETS[data]), quiet=True)
+    result = read_result(folder)
     print(data, model, seed, f"{result['final']['accuracy']:.4f}", f"{result['seconds']:.0f} s", flush=True)
     return result
 
 
 def summarise(data: str, model: str, results: list[dict[str, Any]]) -> dict[str, Any]:
     """Mean and spread over seeds of the accuracy after the last epoch, and what the model costs."""
-    scores = [result["final"]["accuracy"] for result in results]
+    found = over_seeds([result["final"]["accuracy"] for result in results])
     return {
         "data": data,
         "model": model,
-        "accuracy": statistics.mean(scores),
-        "deviation": statistics.stdev(scores) if len(scores) > 1 else None,
-        "runs": scores,
+        "accuracy": found["mean"],
+        "deviation": found["deviation"],
+        "runs": found["runs"],
         "parameters": results[0]["parameters"],
         "macs": results[0]["macs"],
         "images": results[0]["images"],
-        "seconds": statistics.median(result["seconds"] for result in results),
-        "commits": sorted({result["commit"] for result in results}),
+        **seconds_and_commits(results),
     }
 
 
@@ -77,9 +72,9 @@ def markdown(rows: list[dict[str, Any]], command: str) -> str:
         "|---|---|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
-        spread = "" if row["deviation"] is None else f" ± {row['deviation']:.4f}"
+        accuracy = shown({"mean": row["accuracy"], "deviation": row["deviation"]}, 4)
         lines.append(
-            f"| {row['data']} | `{row['model']}` | {row['accuracy']:.4f}{spread} | {row['parameters']:,} "
+            f"| {row['data']} | `{row['model']}` | {accuracy} | {row['parameters']:,} "
             f"| {row['macs'] / 1e6:.2f} M | {row['images']:,} | {row['seconds']:.0f} |"
         )
     return "\n".join(lines) + "\n"

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import tyro
 from matplotlib.figure import Figure
+from over_seeds import over_seeds, read_result, seconds_and_commits, shown
 from small_pictures import save_small
 
 from tokenmix.data.points import CloudSamples, load_points
@@ -80,28 +81,22 @@ def one_run(args: Args, task: str, mixer: str, seed: int) -> dict[str, Any]:
         ),
         quiet=True,
     )  # fmt: skip
-    result = json.loads((folder / "result.json").read_text())
-    result["commit"] = json.loads((folder / "config.json").read_text())["environment"]["commit"][:7]
+    result = read_result(folder)
     print(task, mixer, seed, f"{result['final'][plan['metric']]:.4f}", f"{result['seconds']:.0f} s", flush=True)
     return result
 
 
 def summarise(task: str, mixer: str, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Mean and spread over seeds after the last epoch, and what the model costs."""
-    metrics = {}
-    for name in (TASKS[task]["metric"], *TASKS[task]["also"]):
-        scores = [result["final"][name] for result in results]
-        deviation = statistics.stdev(scores) if len(scores) > 1 else None
-        metrics[name] = {"mean": statistics.mean(scores), "deviation": deviation, "runs": scores}
+    names = (TASKS[task]["metric"], *TASKS[task]["also"])
     return {
         "task": task,
         "mixer": mixer,
-        "metrics": metrics,
+        "metrics": {name: over_seeds([result["final"][name] for result in results]) for name in names},
         "parameters": results[0]["parameters"],
         "macs": results[0]["macs"],
         "clouds": results[0]["clouds"],
-        "seconds": statistics.median(result["seconds"] for result in results),
-        "commits": sorted({result["commit"] for result in results}),
+        **seconds_and_commits(results),
     }
 
 
@@ -174,7 +169,7 @@ def markdown(rows: Sequence[Mapping[str, Any]], costs: Sequence[Mapping[str, Any
         "|---|---|---|---:|---:|---:|---:|",
     ]
     for row in rows:
-        told = ", ".join(f"`{name}` {_spread(value)}" for name, value in row["metrics"].items())
+        told = ", ".join(f"`{name}` {shown(value, 4)}" for name, value in row["metrics"].items())
         lines.append(
             f"| {row['task']} | {row['mixer']} | {told} | {row['parameters']:,} | {row['macs'] / 1e6:.1f} M "
             f"| {row['clouds']:,} | {row['seconds']:.0f} |"
@@ -192,11 +187,6 @@ def markdown(rows: Sequence[Mapping[str, Any]], costs: Sequence[Mapping[str, Any
         )  # fmt: skip
         lines.append(f"| {row['layer']} | {row['points']:,} | {times} |")
     return "\n".join(lines) + "\n"
-
-
-def _spread(value: Mapping[str, Any]) -> str:
-    spread = "" if value["deviation"] is None else f" ± {value['deviation']:.4f}"
-    return f"{value['mean']:.4f}{spread}"
 
 
 def main(args: Args) -> None:

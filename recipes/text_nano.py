@@ -10,7 +10,6 @@ Writes recipes/text_nano.json and .md, and docs/images/text_toeplitz.png.
 import csv
 import json
 import shutil
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 import tyro
 from matplotlib.figure import Figure
+from over_seeds import over_seeds, read_result, seconds_and_commits, shown
 from small_pictures import save_small
 
 from tokenmix.data.text.baseline import tfidf_baseline
@@ -110,11 +110,10 @@ def one_run(args: Args, name: str, **settings: Any) -> dict[str, Any]:
     if args.quick:
         settings |= {"max_steps": 5, "limit_eval": 64, "warmup_steps": 1, "log_every": 2}
     finish_run(TrainConfig(out=folder, **{**SHARED, **settings}), quiet=True)
-    result = json.loads((folder / "result.json").read_text())
-    result["commit"] = json.loads((folder / "config.json").read_text())["environment"]["commit"][:7]
+    result = read_result(folder)
     result["folder"] = str(folder)
-    shown = {key: round(value, 4) for key, value in result["final"].items() if isinstance(value, float)}
-    print(name, shown, f"{result['seconds']:.0f} s", flush=True)
+    found = {key: round(value, 4) for key, value in result["final"].items() if isinstance(value, float)}
+    print(name, found, f"{result['seconds']:.0f} s", flush=True)
     return result
 
 
@@ -149,23 +148,13 @@ def finetune(args: Args, data: str, label: str) -> list[dict[str, Any]]:
 
 def summarise(results: Sequence[dict[str, Any]], metric: str) -> dict[str, Any]:
     """Mean and spread over seeds of a metric after the last epoch, and what a run costs."""
-    scores = [result["final"][metric] for result in results]
     return {
         "metric": metric,
-        "mean": statistics.mean(scores),
-        "deviation": statistics.stdev(scores) if len(scores) > 1 else None,
-        "runs": scores,
+        **over_seeds([result["final"][metric] for result in results]),
         "parameters": results[0]["parameters"],
         "sequences": results[0].get("sequences", results[0].get("images")),
-        "seconds": statistics.median(result["seconds"] for result in results),
-        "commits": sorted({result["commit"] for result in results}),
+        **seconds_and_commits(results),
     }
-
-
-def shown(row: Mapping[str, Any], digits: int) -> str:
-    """A mean with its spread."""
-    spread = "" if row["deviation"] is None else f" ± {row['deviation']:.{digits}f}"
-    return f"{row['mean']:.{digits}f}{spread}"
 
 
 def prepare_tokenizer(args: Args) -> None:

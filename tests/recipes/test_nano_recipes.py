@@ -1,0 +1,55 @@
+"""The recipes' tables are those of the results that stand beside them, and their runs are taken up, never mixed."""
+
+import importlib
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tokenmix.errors import UserError
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+# What of a recipe's results its tables are made of; the text's are made of all of them.
+PARTS: dict[str, tuple[str, ...]] = {
+    "nano_families": ("rows",),
+    "text_nano": (),
+    "points_nano": ("rows", "cost"),
+    "generation_nano": ("rows", "costs"),
+    "detection_nano": ("rows",),
+}
+
+
+@pytest.fixture
+def recipe(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(RECIPES))
+    return importlib.import_module(request.param)
+
+
+@pytest.mark.parametrize("recipe", PARTS, indirect=True)
+def test_a_table_says_what_was_found(recipe: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, Any] = json.loads((RECIPES / f"{recipe.__name__}.json").read_text())
+    monkeypatch.setattr(recipe, "environment", lambda: found["environment"])
+    parts = [found[part] for part in PARTS[recipe.__name__]] or [found]
+    told = recipe.markdown(*parts, found["command"])
+    assert told == (RECIPES / f"{recipe.__name__}.md").read_text()
+
+
+@pytest.mark.parametrize("recipe", ["over_seeds"], indirect=True)
+def test_mean_and_spread_over_seeds(recipe: ModuleType) -> None:
+    assert recipe.over_seeds([1.0, 2.0, 6.0]) == {"mean": 3.0, "deviation": 7**0.5, "runs": [1.0, 2.0, 6.0]}
+    assert recipe.shown(recipe.over_seeds([1.0, 2.0, 6.0]), 2) == "3.00 ± 2.65"
+    assert recipe.shown(recipe.over_seeds([0.25]), 1) == "0.2"
+
+
+@pytest.mark.parametrize("recipe", ["nano_families"], indirect=True)
+def test_runs_of_other_settings_are_not_taken_for_its_own(
+    recipe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(recipe.BUDGETS, "digits", {"max_steps": 1, "limit": 64, "limit_eval": 10})
+    first = recipe.one_run(tmp_path, "digits", "vit_nano", 0)
+    assert recipe.one_run(tmp_path, "digits", "vit_nano", 0) == first
+    monkeypatch.setitem(recipe.SHARED, "lr", 1e-3)
+    with pytest.raises(UserError, match=r"digits-vit_nano-0 holds a run with lr=0\.002"):
+        recipe.one_run(tmp_path, "digits", "vit_nano", 0)
