@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tokenmix.data.dense import DenseData, ObjectAugment, ObjectSamples, Often, load_dense
 from tokenmix.data.images import Skipped
+from tokenmix.data.numbered import Subset
 from tokenmix.errors import UserError
 from tokenmix.models.detection import create_detector, list_detectors
 from tokenmix.models.detection.detector import IMAGENET
@@ -87,7 +88,10 @@ class ObjectTask(TaskModule):
         if like is not None:
             check_names(config.data, data.classes, like["classes"])
         settings = cls.settings_of(config)
-        train = ObjectSamples(Often(data.train, settings.crops), _augment(config, settings, data))
+        scenes = Often(data.train, settings.crops)
+        if like is None:
+            _check_learnable(ObjectSamples(scenes), config, cls.want)
+        train = ObjectSamples(scenes, _augment(config, settings, data))
         return NumberedData(train, ObjectSamples(data.test), config=config, description=_describe(config, data, like))
 
     @classmethod
@@ -180,6 +184,19 @@ class ObjectTask(TaskModule):
 
     def _rows(self, file: Path, found: Found) -> list[dict[str, Any]]:
         return object_rows(str(file), self._shown(found), self.data["classes"])
+
+
+def _check_learnable(whole: ObjectSamples, config: TaskRecipe, want: Literal["boxes", "masks"]) -> None:
+    """Raise `UserError` if no training image shows an object to learn; the first that does ends the search."""
+    samples = whole if config.limit is None else Subset(whole, config.limit)
+    targets = (samples.read(torch.tensor([place]), 0)["targets"][0] for place in range(len(samples)))
+    if not any((~target["iscrowd"]).any() for target in targets):
+        limited = "" if config.limit is None else f" that --limit {config.limit} takes"
+        empty = "a mask that is not empty" if want == "masks" else "a box of some area"
+        raise UserError(
+            f"no training image of {config.data!r}{limited} has an object with {empty}, so only background could be "
+            "learnt; give annotations of objects"
+        )
 
 
 def _without_crowds(target: Mapping[str, Tensor]) -> dict[str, Tensor]:
