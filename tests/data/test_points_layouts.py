@@ -143,7 +143,9 @@ def test_a_part_of_another_category_is_left_out_and_told(tmp_path: Path, capsys:
     for _ in range(2):
         # The second time from the cache.
         data = load_points(f"shapenet-part:{folder}", want="parts", root=tmp_path / "cache")
-        assert "left out, the first: " in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "left out, the first: " in said
+        assert f"tokenmix: shapenet-part:{folder} has no cloud of 'Chair' at all\n" in said
     assert "part 40, but Chair has 12 to 15" in data.skipped[0].reason
     assert set(data.train.labels.tolist()) == {0}
 
@@ -177,6 +179,20 @@ def test_an_unreadable_file_is_left_out_and_named(tmp_path: Path, capsys: pytest
     assert "not finite" in data.skipped[0].reason
     assert "1 file of" in capsys.readouterr().err
     assert data.describe()["skipped"] == 1
+
+
+def test_a_class_that_is_not_tested_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    load_points(f"shapenet-part:{unreadable('test')(shapenet(tmp_path / 's'))}", root=tmp_path / "cache")
+    assert "has no cloud of 'Bag' for testing: it is not measured\n" in capsys.readouterr().err
+
+
+def unreadable(*sides: str) -> Callable[[Path], Path]:
+    def change(folder: Path) -> Path:
+        for side in sides:
+            (folder / "02773838" / f"{side}02773838.txt").write_text("no numbers\n")
+        return folder
+
+    return change
 
 
 def without(path: str) -> Callable[[Path], Path]:
@@ -222,6 +238,13 @@ WRONG = [
     ("modelnet", meshes, None, "parts", "modelnet has no parts"),
     ("shapenet-part", shapenet, without("02773838/val02773838.txt"), "parts", "1 of 2 files"),
     ("shapenet-part", shapenet, without("synsetoffset2category.txt"), "parts", "cannot read"),
+    (
+        "shapenet-part",
+        shapenet,
+        unreadable("train", "val"),
+        "parts",
+        "clouds of 'Bag' for testing, and none that can be",
+    ),
     ("clouds", own, one_class, "class", "has 1 classes"),
     ("clouds", own, new_class, "class", "the class 'new'"),
     ("clouds", own, None, "parts", "does not say the parts"),

@@ -86,7 +86,8 @@ def load_points(spec: str, *, want: Literal["class", "parts"] = "class", root: P
         root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if not given.
 
     Raises:
-        UserError: unknown set, unusable folder, no parts where they are wanted, or a set that can be had from nowhere.
+        UserError: unknown set, unusable folder, no parts where they are wanted, a class that is in the test set alone,
+            or a set that can be had from nowhere.
     """
     name, colon, rest = spec.partition(":")
     found = POINT_SETS.get(name)
@@ -100,10 +101,25 @@ def load_points(spec: str, *, want: Literal["class", "parts"] = "class", root: P
         if data.skipped:
             first = f"{data.skipped[0].path} {data.skipped[0].reason}"
             say(f"{len(data.skipped)} file{'s' * (len(data.skipped) > 1)} of {spec} left out, the first: {first}")
+        _check_classes(data)
         return data
     if colon:
         raise UserError(f"{name} has no variants, got {spec!r}; give {name}")
     return load(want, root)
+
+
+def _check_classes(data: PointData) -> None:
+    """Tell classes without a cloud; `UserError` for one that would be tested and cannot be learnt."""
+    learnt, tested = (set(side.labels.tolist()) for side in (data.train, data.test))
+    for label, name in enumerate(data.classes):
+        if label in tested - learnt:
+            raise UserError(
+                f"{data.spec} has clouds of {name!r} for testing, and none that can be read for training; mend its "
+                "files, or take the class out"
+            )
+        if label not in tested:
+            found = "no cloud of {!r} for testing: it is not measured" if label in learnt else "no cloud of {!r} at all"
+            say(f"{data.spec} has {found.format(name)}")
 
 
 def list_points(root: Path | None = None) -> list[DataInfo]:
