@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.measure import Timing, peak_memory, time_interleaved
+from tokenmix.measure.speed import orders
 
 __all__ = ["DTYPES", "Place"]
 
@@ -81,10 +82,9 @@ class Place:
 
 def _cuda_rounds(functions: Mapping[str, Callable[[], object]], repeats: int, warmup: int) -> dict[str, Timing]:
     cold = torch.empty(FLUSHED, dtype=torch.int8, device="cuda")
-    names, runs = list(functions), {name: [] for name in functions}
-    for round_ in range(warmup + repeats):
-        turn = round_ % len(names)
-        for name in names[turn:] + names[:turn]:
+    runs: dict[str, list[float]] = {name: [] for name in functions}
+    for round_, names in enumerate(orders(functions, warmup + repeats)):
+        for name in names:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             cold.zero_()
             start.record()

@@ -1,3 +1,4 @@
+import itertools
 import json
 import re
 import time
@@ -10,11 +11,18 @@ from tokenmix.measure.speed import Timing, time_interleaved
 from tokenmix.measure.units import count, milliseconds, ratio, size, spread
 
 
-def test_every_function_runs_once_a_round_and_the_first_place_rotates():
+def test_every_function_runs_once_a_round_and_none_always_behind_the_same():
     calls: list[str] = []
-    timings = time_interleaved({name: lambda name=name: calls.append(name) for name in "ab"}, repeats=3, warmup=1)
-    assert "".join(calls) == "abbaabba"
-    assert all(len(t.runs) == 3 for t in timings.values())
+    functions = {name: lambda name=name: calls.append(name) for name in "abc"}
+    timings = time_interleaved(functions, repeats=20, warmup=1)
+    rounds = ["".join(calls[i : i + 3]) for i in range(0, len(calls), 3)]
+    assert all(sorted(one) == ["a", "b", "c"] for one in rounds)
+    assert all(len(t.runs) == 20 for t in timings.values())
+    followed = {first + then for first, then in itertools.pairwise(calls)}
+    assert {x + y for x in "abc" for y in "abc" if x != y} <= followed
+    calls.clear()
+    time_interleaved(functions, repeats=20, warmup=1)
+    assert rounds == ["".join(calls[i : i + 3]) for i in range(0, len(calls), 3)]
 
 
 def test_times_are_those_of_the_function():

@@ -1,15 +1,16 @@
 """Times of several functions, taken in turns so that a machine that slows down slows all of them."""
 
+import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from tokenmix.errors import UserError
 
-__all__ = ["Timing", "time_interleaved"]
+__all__ = ["Timing", "orders", "time_interleaved"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def time_interleaved(
     warmup: int = 2,
     device: torch.device | str | None = None,
 ) -> dict[str, Timing]:
-    """Seconds of each function, in rounds: every function once, then every function again.
+    """Seconds of each function, in rounds: every function once, in an order that is drawn anew, the same in each call.
 
     Args:
         functions: what to time, by name.
@@ -50,15 +51,23 @@ def time_interleaved(
         raise UserError(f"repeats must be at least 1, got {repeats}")
     cuda = torch.device(device or "cpu").type == "cuda"
     runs: dict[str, list[float]] = {name: [] for name in functions}
-    names = list(functions)
-    for round_ in range(warmup + repeats):
-        # The order turns from round to round: nobody always runs in the caches that the same neighbour left behind.
-        turn = round_ % len(names) if names else 0
-        for name in names[turn:] + names[:turn]:
+    for round_, names in enumerate(orders(functions, warmup + repeats)):
+        for name in names:
             seconds = _time(functions[name], cuda)
             if round_ >= warmup:
                 runs[name].append(seconds)
     return {name: Timing.of(times) for name, times in runs.items()}
+
+
+def orders(names: Iterable[str], rounds: int) -> Iterator[list[str]]:
+    """The names in an order that is drawn for each round, so that nobody always follows the same neighbour.
+
+    Whoever does runs in the caches and the free memory that this one leaves behind.
+    """
+    drawn, names = random.Random(0), list(names)
+    for _ in range(rounds):
+        drawn.shuffle(names)
+        yield list(names)
 
 
 def _time(fn: Callable[[], object], cuda: bool) -> float:
