@@ -266,6 +266,8 @@ def test_a_backbone_of_one_size_is_evaluated_in_windows(tmp_path, pictures):
         ({"task_kwargs": {"way": "both"}}, "give one of auto, whole, sliding"),
         ({"task_kwargs": {"test_batch": 0}}, "test_batch and crops must be 1 or more"),
         ({"task_kwargs": {"crops": 0}}, "test_batch and crops must be 1 or more"),
+        ({"task_kwargs": {"iou_loss": -1.0}}, "iou_loss must be a number of 0 or more, got -1.0"),
+        ({"task_kwargs": {"bias_lr": float("inf")}}, "bias_lr must be a number of 0 or more, got inf"),
         ({"task_kwargs": {"window": (1, 2, 3)}}, "window must be a side"),
         ({"task_kwargs": {"chunk_size": -1}}, "chunk_size must be 0 or more"),
         ({"model_kwargs": {"num_classes": 3}}, "set elsewhere"),
@@ -300,3 +302,14 @@ def test_a_limit_beside_several_crops_keeps_images_of_all_places() -> None:
     data = semantic_segmentation.SemanticSegmentation.load_data(config)
     images = data.train.read(torch.arange(8), 0)["image"]
     assert len(torch.unique(images.flatten(1), dim=0)) == 8
+
+
+def test_the_soft_iou_is_learnt_beside_the_entropy() -> None:
+    config = dataclasses.replace(CONFIG, task_kwargs={"iou_loss": 2.0})
+    task = semantic_segmentation.SemanticSegmentation
+    data = task.load_data(config)
+    batch = data.train.read(torch.arange(4), 0)
+    model = task.build_model(config, data.describe()).eval()
+    total, parts = task(model, config, data.describe()).loss(batch)
+    torch.testing.assert_close(total, parts["cross_entropy"] + 2 * parts["iou_loss"])
+    assert 0 < parts["iou_loss"] < 1

@@ -2,13 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import isnan
+from math import inf, isnan
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
 from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
@@ -25,6 +23,7 @@ from tokenmix.tasks.recipe import check_optimizer, make_schedule
 from tokenmix.tasks.same_classes import check_names
 from tokenmix.tasks.segmentation_files import shares, write_answer
 from tokenmix.tasks.segmentation_inference import Inference, pixel_logits
+from tokenmix.tasks.segmentation_loss import pixel_entropy, soft_iou_loss
 from tokenmix.tasks.segmentation_metrics import ClassIoU, MeanIoU, PixelAccuracy, PixelEntropy
 from tokenmix.tasks.windows import both_sides
 
@@ -42,6 +41,7 @@ class SegmentationSettings:
         crop: side of the training crops, or height and width; what suits the data set if None.
         crops: samples that an epoch takes of each training image, each augmented in its own way; for few large images.
         train_scales: factors of which one is drawn for each training image, before the crop.
+        iou_loss: weight of `soft_iou_loss` beside cross-entropy; it makes rare classes count as much as common ones.
         bias_lr: rate of biases in times of `lr`; they have no weight decay in any case.
         test_batch: images that are evaluated at a time; those of several sizes are padded unless it is 1.
         way, window, stride, scales, mirror, chunk_size: how images are evaluated and answered, see `Inference`.
@@ -50,6 +50,7 @@ class SegmentationSettings:
     crop: tuple[int, ...] | None = None
     crops: int = 1
     train_scales: tuple[float, ...] = (1.0,)
+    iou_loss: float = 0.0
     bias_lr: float = 1.0
     test_batch: int = 1
     way: Literal["auto", "whole", "sliding"] = "auto"
@@ -93,7 +94,7 @@ class PixelData(NumberedData):
 
 
 class SemanticSegmentation(TaskModule):
-    """A class for each pixel, by cross-entropy over the pixels that are not of the ignored class.
+    """A class for each pixel, by cross-entropy over the pixels that are not of the ignored class, and by soft IoU.
 
     With several processes the loss is that over the pixels of all, however many of each are ignored. The released code
     divides by all pixels, ignored ones as well.
@@ -136,11 +137,11 @@ class SemanticSegmentation(TaskModule):
         settings.inference()
         if settings.crop is not None and (len(settings.crop) > 2 or min(settings.crop) < 1):
             raise UserError(f"crop must be a side, or height and width, got {settings.crop}")
-        if min(settings.test_batch, settings.crops) < 1 or not settings.bias_lr >= 0:
-            raise UserError(
-                "test_batch and crops must be 1 or more and bias_lr not negative, got "
-                f"{settings.test_batch}, {settings.crops}, {settings.bias_lr}"
-            )
+        if min(settings.test_batch, settings.crops) < 1:
+            raise UserError(f"test_batch and crops must be 1 or more, got {settings.test_batch}, {settings.crops}")
+        for name in ("bias_lr", "iou_loss"):
+            if not 0 <= getattr(settings, name) < inf:
+                raise UserError(f"{name} must be a number of 0 or more, got {getattr(settings, name)}")
         if config.img_size is not None:
             raise UserError(
                 f"semantic-segmentation does not resize images; give --task-kwargs crop={config.img_size} in the place "
@@ -156,16 +157,14 @@ class SemanticSegmentation(TaskModule):
                 raise UserError(f"{name} is for image classification, got {getattr(config, name)}; leave it out")
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Cross-entropy over the pixels of this step's crops that are not ignored."""
-        classes = batch["classes"]
-        count = (classes != self.data["ignore"]).sum().float()
-        if dist.is_initialized():
-            # Gradients are averaged over the processes, so each divides by the mean number of pixels.
-            dist.all_reduce(count)
-            count = count / dist.get_world_size()
-        logits = self.model(batch["image"]).float()
-        total = F.cross_entropy(logits, classes, ignore_index=self.data["ignore"], reduction="sum")
-        return total / count.clamp_min(1), {}
+        """Cross-entropy over the pixels of this step's crops that are not ignored, plus `iou_loss` of the soft IoU."""
+        logits, classes, ignore = self.model(batch["image"]).float(), batch["classes"], self.data["ignore"]
+        entropy = pixel_entropy(logits, classes, ignore)
+        if not self.settings.iou_loss:
+            return entropy, {}
+        overlap = soft_iou_loss(logits, classes, ignore)
+        parts = {"cross_entropy": entropy.detach(), "iou_loss": overlap.detach()}
+        return entropy + self.settings.iou_loss * overlap, parts
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> None:
         """Logits of whole images, as the settings look at them, against their classes."""
