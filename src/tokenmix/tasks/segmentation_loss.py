@@ -28,8 +28,8 @@ def soft_iou_loss(logits: Tensor, classes: Tensor, ignore: int) -> Tensor:
         loss = 1 - mean_c [ sum_n p_nc t_nc / sum_n (p_nc + t_nc - p_nc t_nc) ],   p = softmax(logits)
 
     with t_nc = 1 where pixel n is of class c, over the pixels of all images of the step that are not ignored, and the
-    classes that one of them has. Rare
-    classes weigh as much as common ones, as in the mean IoU. 0 if every pixel is ignored.
+    classes that one of them has. Rare classes weigh as much as common ones, as in the mean IoU. 0 if every pixel is
+    ignored.
 
     Paper: Rahman and Wang, Optimizing Intersection-Over-Union in Deep Neural Networks for Image Segmentation, 2016,
     there for one class.
