@@ -120,7 +120,7 @@ class ResNetBody(Body):
             stage = int(name[5]) if name.startswith("layer") else 0
             parameter.requires_grad_(stage >= frozen_stages)
         self.widths, self.reductions = self.net.feature_info.channels(), self.net.feature_info.reduction()
-        self.mixer_name = {"external": "external-2d", "self": "self-2d", "none": ""}.get(mixer, "")
+        self.mixer_name = {"external": "external-2d", "self": "self-2d"}.get(mixer, "none")
         self.block = make_context(mixer, self.widths[-1], {"num_slots": num_slots, "tie": tie}, {"device": device})
         if isinstance(self.block, Mixer):
             if norm == "group":
