@@ -42,11 +42,13 @@ NETWORK: dict[str, Any] = {"backbone": "resnet18", "backbone_kwargs": BACKBONE, 
 # Small crops from anywhere in large tiles: what is learnt from larger ones, or from tiles as they lie, is the map of
 # the training longitudes (LOG.md).
 CROP, TILE = 112, 450
+SCALES = (0.5, 0.7, 1.0)
 SHARED: dict[str, Any] = {
     "task": "semantic-segmentation", "model": "eanet_seg_nano", "data": f"blue-marble:{TILE}", "batch_size": 16,
     "epochs": 5, "lr": 4e-3, "ema": 0.99, "precision": "bf16-mixed", "threads": 1, "device": "cpu",
     "log_every": 1000, "checkpoint_every": 100_000,
-    "task_kwargs": {"crop": CROP, "crops": 48, "mirror": "yes", "iou_loss": 1.0},
+    "weight_decay": 0.5,
+    "task_kwargs": {"crop": CROP, "crops": 48, "train_scales": SCALES, "mirror": "yes", "iou_loss": 1.0},
 }  # fmt: skip
 LOOKS: dict[str, dict[str, Any]] = {
     "windows of 300": {"way": "sliding", "window": 300, "stride": 100},
@@ -194,10 +196,11 @@ def markdown(found: Mapping[str, Any], command: str) -> str:
         f"Made by `{command}` on {environment()['cpu']}, one thread, bf16; after the last epoch, mean ± sample",
         f"standard deviation over the seeds. Every head sees the same {found['heads'][0]['images']:,} crops of "
         f"{CROP} px in",
-        "the same order, learns cross-entropy and the soft IoU beside it, and answers tiles of "
-        f"{TILE} px on longitudes that it",
-        "never saw, as they are and mirrored: in windows of 300 px every 100 px, whole, and in windows of",
-        f"{CROP} px, as large as the crops, every {CROP // 2} px. A random forest on colours and their surroundings",
+        f"the same order, out of tiles scaled by {', '.join(map(str, SCALES))}, and learns cross-entropy with the "
+        "soft IoU beside it. It",
+        f"answers tiles of {TILE} px on longitudes that it never saw, as they are and mirrored: in windows of 300 px",
+        f"every 100 px, whole, and in windows of {CROP} px, as large as the crops, every {CROP // 2} px.",
+        "A random forest on colours and their surroundings",
         f"(`recipes/blue_marble_base.py`) has a mean IoU of {BASE['miou']} and an accuracy of {BASE['accuracy']} on",
         "these tiles; the mark to beat was 0.59.",
         "Seconds of one run, where other programs were running too: for planning, not for comparing. Memory is the",
