@@ -361,7 +361,11 @@ def test_masks_that_do_not_decode(coco: Path, segmentation: Any, message: str):
         ({"annotations": [{"id": 1, "image_id": 1, "category_id": [1], "bbox": [0, 0, 1, 1]}]}, r"category_id=\[1\]"),
         (
             {"annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 9, 9], "iscrowd": 1}]},
-            "nothing to learn from",
+            "that are no crowd, so there is nothing to learn from",
+        ),
+        (
+            {"annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 9, 9], "iscrowd": "0"}]},
+            "annotation 1, has iscrowd='0'; give 0 or 1",
         ),
         ({"annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [12, 0, 9, 9]}]}, "nothing to learn from"),
     ],
@@ -384,6 +388,10 @@ def test_a_box_outside_its_image_is_one_of_no_area(coco: Path):
 def test_nothing_to_evaluate_on(coco: Path):
     coco_part(coco, "val", annotations=[])
     with pytest.raises(UserError, match=r"instances_val2017\.json has no annotations .*nothing to evaluate on"):
+        load_dense(f"coco:{coco}", want="boxes")
+    crowd = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 9, 9], "iscrowd": 1}
+    coco_part(coco, "val", annotations=[crowd])
+    with pytest.raises(UserError, match=r"val2017.*that are no crowd, so there is nothing to evaluate on"):
         load_dense(f"coco:{coco}", want="boxes")
 
 

@@ -109,8 +109,8 @@ def load(request: Request) -> DenseData:
     train, test = (read_instances(root / "annotations" / f"instances_{part}{year}.json") for part in ("train", "val"))
     if train.categories != test.categories:
         raise UserError(f"{train.path} and {test.path} have other categories; both parts must have the same")
-    _check_any(train, [a for found in train.annotations for a in found if not a.get("iscrowd")], "learn from")
-    _check_any(test, [a for found in test.annotations for a in found], "evaluate on")
+    for part, purpose in ((train, "learn from"), (test, "evaluate on")):
+        _check_any(part, purpose)
     labels = {number: label for label, number in enumerate(train.categories)}
     scenes = [
         CocoScenes(part, root / f"{folder}{year}", labels, with_masks=request.want == "masks")
@@ -191,9 +191,11 @@ def _check_distinct(entries: Sequence[Mapping[str, Any]], key: str, name: str, p
         raise UserError(f"{path} has {count} {key} of the {name} {value}; give each its own")
 
 
-def _check_any(part: Instances, found: Sequence[Any], purpose: str) -> None:
-    if not found:
-        raise UserError(f"{part.path} has no annotations with an area, so there is nothing to {purpose}")
+def _check_any(part: Instances, purpose: str) -> None:
+    known = [entry for found in part.annotations for entry in found]
+    if all(entry.get("iscrowd") for entry in known):
+        beside = " that are no crowd" if known else ""
+        raise UserError(f"{part.path} has no annotations with an area{beside}, so there is nothing to {purpose}")
 
 
 def _has_area(box: Sequence[float], image: Mapping[str, Any]) -> bool:
@@ -211,3 +213,5 @@ def _check(entry: dict[str, Any], places: dict[int, int], categories: dict[int, 
     box = entry["bbox"]
     if len(box) != 4 or not all(isinstance(x, int | float) and isfinite(x) for x in box):
         raise UserError(f"{where} has the box {box}; give x, y, width and height")
+    if entry.get("iscrowd", 0) not in (0, 1):
+        raise UserError(f"{where} has iscrowd={entry['iscrowd']!r}; give 0 or 1")
