@@ -1,6 +1,7 @@
 """The command as a user types it: verbs end to end on the embedded digits, and mistakes in one line."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -131,6 +132,19 @@ def test_mistakes_are_one_line_and_exit_code_2(args, words, capsys, tmp_path, mo
     assert words in error
     assert len(error.splitlines()) == 1
     assert error.startswith("tokenmix: ")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_a_mistake_reads_the_same_in_every_encoding(encoding: str):
+    probe = "from tokenmix.cli import main; main(['cost', 'external', '--dim', 'x'])"
+    done = subprocess.run(
+        [sys.executable, "-c", probe],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+    )
+    assert done.stderr == "tokenmix: --dim takes INT, got 'x': invalid literal for int() with base 10: 'x'\n"
 
 
 def test_predict_refuses_a_broken_picture(run, tmp_path, capsys):

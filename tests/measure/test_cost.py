@@ -206,6 +206,11 @@ def test_mistakes_are_told_at_once(names: list[str], tokens: list[int], message:
         ("gmlp_small --img-size 225", "not a multiple of the patch size"),
         ("vit_tiny_patch16_224 --img-size 8", "does not take images of 8 x 8 px"),
         ("external --threads 0", "at least 1"),
+        ("external --dim 0", "at least 1, got 0"),
+        ("external --dim -8", "at least 1, got -8"),
+        ("external --dim x", "--dim takes INT, got 'x'"),
+        ("external --tokens 64,abc", "'abc' is no whole number"),
+        ("residaul --tokens 64", "unknown mixer or model 'residaul'"),
         ("external --table eanet", "leave out all but --json"),
     ],
 )
@@ -214,6 +219,13 @@ def test_mistakes_on_the_command_line_are_one_line(line: str, told: str, capsys:
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert told in said
+
+
+def test_a_file_in_the_place_of_the_folder_is_told_before_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setattr(cost_report, "cost_table", lambda *args, **kwargs: pytest.fail("measured"))
+    with pytest.raises(UserError, match=r"cannot make the folder .*file"):
+        run(CostRequest(("external",), tokens=(16,), out=tmp_path / "file"))
 
 
 def test_device_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch):

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import errno
 import io
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -69,12 +70,23 @@ def _one_line(box: str) -> str:
     sections: list[list[str]] = [[]]
     for framed in box.splitlines()[1:-1]:
         line = framed.strip("│ ")
-        if line.startswith("───"):
+        # tyro rules its boxes with hyphens where the output is not in UTF-8.
+        if line.startswith(("───", "---")):
             sections.append([])
         elif line:
             sections[-1].append(line)
     kept = [" ".join(s) for s in sections if s and not s[0].startswith(("For full helptext", "Argument helptext"))]
-    return "; ".join(kept) or box.strip()
+    return _without_types("; ".join(kept)) or box.strip()
+
+
+def _without_types(told: str) -> str:
+    """What tyro says of a value that none of an option's types takes: the last type's reason, without their names."""
+    refused = r"Error parsing (\S+): no type matching \{None\}\|(.+) could be instantiated from \['(.*?)'\]"
+    found = re.match(refused, told)
+    if found is None:
+        return told
+    reason = re.split(r">: |\)\]: ", told)[-1]
+    return f"{found[1]} takes {found[2]}, got {found[3]!r}: {reason}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -128,13 +128,16 @@ def cost_table(
         **kwargs: arguments for the layers that have them, such as `num_heads`.
 
     Raises:
-        UserError: a name that nothing has, a size below 1 or that a model does not take, or a device that is not there.
+        UserError: a name that nothing has, a width or a size below 1, a size that a model does not take, or a device
+            that is not there.
     """
     place, dtype = _place(device), DTYPES[precision]
     subjects = subjects_for(names, dim=dim or DIM, device=place, dtype=dtype, kwargs=kwargs)
     models = isinstance(subjects[0], ModelSubject)
     if models and (dim is not None or kwargs):
         raise UserError(f"dim={dim} and the like are of mixers; {subjects[0].name!r} is a model with its own width")
+    if dim is not None and dim < 1:
+        raise UserError(f"dim must be at least 1, got {dim}")
     sizes = _sizes(sizes, subjects[0])
     ceilings = measure_ceilings(place, dtype)
     by_size = {n: _measure(subjects, n, place, repeats) for n in sizes}

@@ -14,7 +14,9 @@ from rich.table import Table
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
 from tokenmix.measure.cost import CostRow, CostTable, Precision, cost_table
+from tokenmix.measure.subject import are_mixers
 from tokenmix.measure.units import count, milliseconds, size
+from tokenmix.train.files import make_folder
 
 __all__ = ["CostRequest", "markdown", "run", "sentences", "write_cost"]
 
@@ -48,7 +50,11 @@ def run(request: CostRequest) -> int:
         if request.threads < 1:
             raise UserError(f"threads must be at least 1, got {request.threads}")
         torch.set_num_threads(request.threads)
-    table = cost_table(request.names, _sizes(request), request.dim, device=request.device, precision=request.precision)
+    sizes = _sizes(request)
+    if request.out is not None:
+        # Told before minutes are spent on measuring.
+        make_folder(request.out)
+    table = cost_table(request.names, sizes, request.dim, device=request.device, precision=request.precision)
     if request.out is not None:
         write_cost(table, request.out)
     if request.as_json:
@@ -67,9 +73,7 @@ def run(request: CostRequest) -> int:
 
 def _sizes(request: CostRequest) -> tuple[int, ...] | None:
     """Numbers of tokens or sides of images, whichever the names go with."""
-    from tokenmix.layers.table import MIXERS
-
-    mixers = request.names[0] in MIXERS
+    mixers = are_mixers(request.names)
     wrong, right = ("--img-size", "--tokens") if mixers else ("--tokens", "--img-size")
     if (request.img_size if mixers else request.tokens) is not None:
         kind = "mixer" if mixers else "model"
@@ -81,7 +85,7 @@ def write_cost(table: CostTable, folder: Path) -> None:
     """cost.json, cost.md, cost.png and cost.svg."""
     from tokenmix.measure.cost_figure import draw_cost
 
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     (folder / "cost.json").write_text(json.dumps(table.to_json(), indent=2) + "\n")
     for suffix in ("png", "svg"):
         draw_cost(table, folder / f"cost.{suffix}")

@@ -18,7 +18,7 @@ from tokenmix.measure.specimen import make_specimen
 from tokenmix.models import create_model, list_models
 from tokenmix.tasks.fitting import what_for
 
-__all__ = ["Measurable", "MixerSubject", "ModelSubject", "Subject", "counted_macs", "subjects_for"]
+__all__ = ["Measurable", "MixerSubject", "ModelSubject", "Subject", "are_mixers", "counted_macs", "subjects_for"]
 
 Pass = Literal["forward", "step"]
 Build = Callable[[], Callable[[], object]]
@@ -201,6 +201,13 @@ def subjects_for(
     Raises:
         UserError: a name that is neither, or mixers and models together.
     """
+    if are_mixers(names):
+        return [MixerSubject(name, dim, device, dtype, kwargs) for name in dict.fromkeys(["self", *names])]
+    return [ModelSubject(name, device, dtype) for name in dict.fromkeys(names)]
+
+
+def are_mixers(names: Sequence[str]) -> bool:
+    """Whether the names are mixers, or else models; `UserError` for a name that is neither, and for both together."""
     for name in names:
         if name not in MIXERS and not _is_model(name):
             raise _unknown(name)
@@ -208,9 +215,7 @@ def subjects_for(
     if mixers and len(mixers) < len(names):
         other = next(name for name in names if name not in MIXERS)
         raise UserError(f"{mixers[0]!r} is a mixer and {other!r} a model; ask for their costs one after the other")
-    if mixers:
-        return [MixerSubject(name, dim, device, dtype, kwargs) for name in dict.fromkeys(["self", *mixers])]
-    return [ModelSubject(name, device, dtype) for name in dict.fromkeys(names)]
+    return bool(mixers)
 
 
 def _is_model(name: str) -> bool:

@@ -26,6 +26,14 @@ def _pairs(args: list[str]) -> dict[str, Any]:
     return {key: _value(text) for key, _, text in (arg.partition("=") for arg in args)}
 
 
+def _numbers(args: list[str]) -> tuple[int, ...]:
+    words = [word.strip() for word in args[0].split(",") if word.strip()]
+    wrong = next((word for word in words if not word.lstrip("+-").isdecimal()), None)
+    if wrong is not None:
+        raise ValueError(f"{wrong!r} is no whole number; separate them by commas")
+    return tuple(map(int, words))
+
+
 Pairs = Annotated[
     dict[str, Any],
     PrimitiveConstructorSpec(
@@ -51,7 +59,7 @@ Numbers = Annotated[
     PrimitiveConstructorSpec(
         nargs=1,
         metavar="1,2,3",
-        instance_from_str=lambda args: tuple(int(number) for number in args[0].split(",") if number.strip()),
+        instance_from_str=_numbers,
         is_instance=lambda x: isinstance(x, tuple),
         str_from_instance=lambda x: [",".join(map(str, x))],
     ),
