@@ -22,12 +22,13 @@ import torch
 import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
 from over_seeds import over_seeds, read_result, seconds_and_commits, shown
 from small_pictures import save_small
 
 from tokenmix.environment import environment
 from tokenmix.tasks import get_task
-from tokenmix.tasks.object_files import draw_objects
+from tokenmix.tasks.object_files import class_color
 from tokenmix.tasks.objects import ObjectTask
 from tokenmix.train.config import Numbers, TrainConfig
 from tokenmix.train.finish import finish_run
@@ -40,6 +41,8 @@ PICTURES = HERE.parent / "docs" / "images"
 MIXERS = ("none", "self", "external")
 # Two minutes of training make no network that is sure of itself.
 SHOWN = 0.25
+# Of the pictures: ten classes are told apart by their colours, and photographs would take more than 100 kB.
+COLORS = {"trees": 64, "composed": 256}
 SHARED: dict[str, Any] = {
     "batch_size": 8, "lr": 2e-3, "clip_grad": 10.0, "threads": 1, "device": "cpu", "log_every": 25,
     "checkpoint_every": 100_000,
@@ -153,10 +156,12 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     axes: Any = figure.subplots(2, len(JOBS), squeeze=False)
     for column, job in enumerate(JOBS):
         for color, row in zip(("tab:grey", "tab:orange", "tab:blue"), [r for r in rows if r["job"] == job]):
-            for axis, lines in zip(axes[:, column], (row["losses"], row["curves"])):
+            # What the seeds' first weights score on the average stands for each of them.
+            scores = [[(0, row["map"]["untrained"]), *line] for line in row["curves"]]
+            for axis, lines in zip(axes[:, column], (row["losses"], scores)):
                 for i, line in enumerate(lines):
                     axis.plot(*zip(*line), color=color, alpha=0.8, label=row["mixer"] if i == 0 else None)
-        axes[0, column].set(title=f"{job}: loss in training", yscale="log")
+        axes[0, column].set(title=f"{job}: loss in training")
         axes[1, column].set(title=f"{job}: mAP, held out", xlabel="images seen", ylim=(0, None))
         axes[1, column].legend(frameon=False)
     save_small(figure, file, dpi=70)
@@ -166,8 +171,9 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
 def draw_scenes(args: Args, job: str, file: Path) -> None:
     """Test images with what is there and what external attention's first seed finds from a score of `SHOWN` on."""
     count = 3
-    figure = Figure(figsize=(2.6 * count, 5.4), layout="constrained")
+    figure = Figure(figsize=(2.6 * count, 5.6), layout="constrained")
     axes: Any = figure.subplots(2, count)
+    shown_labels: set[int] = set()
     task, config, description = load_task(args.out / f"{job}-external-{args.seeds[0]}")
     assert isinstance(task, ObjectTask)
     test = type(task).load_data(config, like=description).test
@@ -176,15 +182,26 @@ def draw_scenes(args: Args, job: str, file: Path) -> None:
         image = batch["images"][0]
         answers = task.find([image])[0]
         found = {name: value[answers["scores"] >= SHOWN] for name, value in answers.items()}
-        pixels, classes = (image * 255).round().to(torch.uint8), description["classes"]
         for row, objects, title in ((0, batch["targets"][0], "there"), (1, found, "found")):
-            kept = {name: objects[name] for name in ("boxes", "labels", "masks", "scores") if name in objects}
-            _show(axes[row, column], draw_objects(pixels, kept, classes), title)
-    save_small(figure, file, dpi=70, colors=48)
+            _show(axes[row, column], image, objects, title)
+            shown_labels |= set(objects["labels"].tolist())
+    names = [Patch(color=_unit(label), label=description["classes"][label]) for label in sorted(shown_labels)]
+    figure.legend(handles=names, loc="outside lower center", ncols=5, frameon=False)
+    save_small(figure, file, dpi=70, colors=COLORS[job])
 
 
-def _show(axis: Axes, image: torch.Tensor, title: str) -> None:
+def _unit(label: int) -> tuple[float, ...]:
+    return tuple(level / 255 for level in class_color(label))
+
+
+def _show(axis: Axes, image: torch.Tensor, objects: Mapping[str, torch.Tensor], title: str) -> None:
+    """An image with a box around each object, and its mask over it."""
     axis.imshow(image.permute(1, 2, 0).numpy())
+    colors = [_unit(label) for label in objects["labels"].tolist()]
+    for mask, color in zip(objects.get("masks", []), colors):
+        axis.imshow(torch.cat([torch.tensor(color).expand(*mask.shape, 3), 0.5 * mask[..., None].float()], 2).numpy())
+    for (left, top, right, bottom), color in zip(objects["boxes"].tolist(), colors, strict=True):
+        axis.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, color=color, linewidth=1))
     axis.set(title=title, xticks=[], yticks=[])
 
 

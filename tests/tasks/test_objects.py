@@ -17,6 +17,7 @@ from tokenmix.errors import UserError
 from tokenmix.inspect.view import view_of
 from tokenmix.tasks import objects
 from tokenmix.tasks.detection import Detection
+from tokenmix.tasks.object_files import class_color, draw_objects
 from tokenmix.tasks.object_metrics import AveragePrecision
 from tokenmix.tasks.object_windows import find_in_windows
 from tokenmix.train.config import TrainConfig
@@ -293,6 +294,16 @@ def test_answers_as_rows_pictures_and_cocos_results(kind: str, runs: dict[str, P
     assert ("segmentation" in results[0]) == (kind == "masks")
     assert Image.open(tmp_path / "out" / "000000000042-overlay.png").size == (72, 72)
     assert cocos_own_tools_read(tmp_path / "out" / "results.json") == len(results)
+
+
+def test_objects_are_drawn_in_the_colours_of_their_classes():
+    image = torch.full((3, 240, 240), 90, dtype=torch.uint8)
+    boxes = torch.tensor([[20.0, 20, 80, 80], [120, 120, 200, 200]])
+    drawn = draw_objects(image, {"boxes": boxes, "labels": torch.tensor([3, 11])}, list("abcdefghijkl"))
+    assert drawn[:, 80, 50].tolist() == list(class_color(3))
+    assert drawn[:, 200, 160].tolist() == list(class_color(11)) == list(class_color(1))
+    assert drawn[:, 10, 150].tolist() == [90, 90, 90]
+    assert len({class_color(label) for label in range(10)}) == 10
 
 
 def cocos_own_tools_read(file: Path) -> int:

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageColor
 
 from tokenmix.data.dense import DenseData
 from tokenmix.data.dense.scenes import Scene, Scenes
@@ -152,7 +152,9 @@ def test_files_that_a_prediction_writes(run, pictures, tmp_path):
     classes = np.asarray(mask)
     assert mask.mode == "P"
     assert np.array_equal(np.asarray(mask.convert("RGB")), COLOURS.numpy()[classes])
+    assert set(told["colors"]) == set(told["shares"])
     for entry in told["masks"]:
+        assert ImageColor.getrgb(told["colors"][entry["category"]]) == tuple(COLOURS[entry["category_id"]].tolist())
         assert np.array_equal(mask_of.decode(entry["segmentation"]) == 1, classes == entry["category_id"])
         assert entry["area"] / classes.size == pytest.approx(told["shares"][entry["category"]], abs=1e-5)
     assert Image.open(out / "large-overlay.png").size == (50, 61)

@@ -4,15 +4,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import torch
-from PIL import Image
+from PIL import Image, ImageColor
 from torch import Tensor
 from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
 from tokenmix.data.dense.rle import encode_mask
 
-__all__ = ["coco_results", "draw_objects", "image_number", "object_rows", "save_picture"]
+__all__ = ["class_color", "coco_results", "draw_objects", "image_number", "object_rows", "save_picture"]
+
+# Bright ones, since what they are drawn on is a photograph, with much green, blue and grey in it.
+COLORS = (
+    "#ffe11a", "#1ae5ff", "#ff4dff", "#ff8c1a", "#66ff33", "#ff3b3b", "#4d79ff", "#b366ff", "#99ffcc", "#ffb3c6"
+)  # fmt: skip
+
+
+def class_color(label: int) -> tuple[int, ...]:
+    """Red, green and blue, 0 to 255, in which objects of a class are drawn; they come again after ten classes."""
+    return ImageColor.getrgb(COLORS[label % len(COLORS)])
 
 
 def image_number(file: Path, place: int) -> int:
@@ -48,8 +57,7 @@ def draw_objects(image: Tensor, found: Mapping[str, Tensor], classes: Sequence[s
     """The image, uint8 (3, H, W), with boxes, names and scores, and masks if there are any."""
     if not len(found["boxes"]):
         return image
-    map_ = matplotlib.colormaps["tab10"]
-    colors = [tuple(int(255 * c) for c in map_(label % 10)[:3]) for label in found["labels"].tolist()]
+    colors = [class_color(label) for label in found["labels"].tolist()]
     if "masks" in found:
         image = draw_segmentation_masks(image, found["masks"].cpu(), alpha=0.45, colors=colors)  # type: ignore[arg-type]
     scores: list[float | None] = found["scores"].tolist() if "scores" in found else [None] * len(colors)

@@ -47,7 +47,7 @@ def write_answer(
     palette: Sequence[Sequence[int]],
     stem: Path,
 ) -> list[str]:
-    """Write STEM-mask.png, STEM-overlay.png and STEM.json; returns their names.
+    """Write STEM-mask.png, STEM-overlay.png and STEM.json, which says the colours; returns their names.
 
     Args:
         image: uint8 (3, H, W).
@@ -63,5 +63,7 @@ def write_answer(
     picture.save(files[0])
     photograph = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
     Image.blend(photograph, picture.convert("RGB"), VEIL).save(files[1])
-    files[2].write_text(json.dumps({**answer, "masks": run_lengths(classes, names)}, indent=1) + "\n")
+    colors = {names[label]: "#{:02x}{:02x}{:02x}".format(*palette[label]) for label in classes.unique().tolist()}
+    told = {**answer, "colors": colors, "masks": run_lengths(classes, names)}
+    files[2].write_text(json.dumps(told, indent=1) + "\n")
     return [str(file) for file in files]
