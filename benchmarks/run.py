@@ -1,6 +1,7 @@
 """Measure tokenmix against floors and peers: `python benchmarks/run.py --help`."""
 
 import argparse
+import math
 import os
 import shlex
 import sys
@@ -17,6 +18,7 @@ from suite.results import SCHEMA, Results, Row, read_results, write_results
 from suite.table import lines_of, page
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
+from tokenmix.train.files import make_folder
 
 PEERS = ("timm", "fightingcv-attention", "g-mlp-pytorch", "vit-pytorch", "x-transformers")
 FOLDER = Path(__file__).parent / "results"
@@ -31,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if not options.table:
             return _run(options, shlex.join(["python", "benchmarks/run.py", *(arguments or sys.argv[1:])]))
+        if not any(options.out.glob("*.json")):
+            raise UserError(f"--table: no results in {options.out}; measure first, or name their folder with --out")
         for device in ("cpu", "cuda"):
             _write_page(options.out, device)
         return 0
@@ -63,10 +67,17 @@ def _run(options: argparse.Namespace, command: str) -> int:
         load(group)
     if options.repeats < 1:
         raise UserError(f"--repeats must be at least 1, got {options.repeats}")
+    if not 0 < options.seconds < math.inf:
+        raise UserError(f"--seconds must be a positive number, got {options.seconds}")
     place = Place.named(options.device, options.dtype, options.threads)
+    asked = {group: _asked(group, place.device, options.case) for group in groups}
+    if not any(asked.values()):
+        here = "; ".join(case.name for group in groups for case in cases_of(group, place.device)) or "none"
+        raise UserError(f"no case {options.case or '*'!r} of {', '.join(groups)} on {place.device}; there are: {here}")
+    if options.case is None:
+        make_folder(options.out)
     passed = True
-    for group in groups:
-        cases = [case for case in cases_of(group, place.device) if fnmatch(case.name, options.case or "*")]
+    for group, cases in asked.items():
         if not cases:
             print(f"{group}: no such case on {place.device}")
             continue
@@ -77,6 +88,10 @@ def _run(options: argparse.Namespace, command: str) -> int:
     if options.case is None:
         _write_page(options.out, place.device)
     return 0 if passed else 1
+
+
+def _asked(group: str, device: str, pattern: str | None) -> list[Case]:
+    return [case for case in cases_of(group, device) if fnmatch(case.name, pattern or "*")]
 
 
 def _rows(cases: list[Case], place: Place, options: argparse.Namespace) -> list[Row]:

@@ -69,7 +69,18 @@ def test_a_part_of_a_group_writes_nothing(run: ModuleType, tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("arguments", [["--only", "extrenal"], ["--repeats", "0"], ["--dtype", "int3"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--only", "extrenal"],
+        ["--only", "external", "--case", "N 16*"],
+        ["--repeats", "0"],
+        ["--seconds", "nan"],
+        ["--dtype", "int3"],
+        ["--out", __file__],
+        ["--table", "--out", "/nowhere/results"],
+    ],
+)
 def test_a_mistake_is_one_line(run: ModuleType, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run.main(arguments) == 2
     said = capsys.readouterr().err
