@@ -10,7 +10,7 @@ help:
 	@echo "make demo      install, get real images, compare five token mixers, say where the report is"
 	@echo "make test      lint, types and the tests that take minutes"
 	@echo "make test-all  the slow tests as well"
-	@echo "make bench     measure speed and memory on this CPU against floors and other packages, about ten minutes"
+	@echo "make bench     measure speed and memory on this CPU against floors and other packages, some minutes"
 	@echo "make docs      build the documentation into site/"
 
 # torch is installed first and alone: a range in a dependency list would make pip look for the newest build instead of the
