@@ -106,7 +106,8 @@ def looked(run: Path, look: str) -> dict[str, Any]:
             task.model.load_state_dict(state["average"])
 
         found = evaluate(run, device="cpu", task_kwargs=LOOKS[look], change=last)
-        file.write_text(json.dumps({name: found[name] for name in ("miou", "accuracy", "class_iou")}))
+        scores = {"miou": found["miou"], "accuracy": found["accuracy"], "class_iou": list(found["class_iou"].values())}
+        file.write_text(json.dumps(scores))
     return json.loads(file.read_text())
 
 

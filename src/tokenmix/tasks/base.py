@@ -275,6 +275,13 @@ class TaskModule(L.LightningModule, ABC):
         """Keep the metrics as plain values."""
         self.results = {name: _plain(value) for name, value in self.scores.compute().items()}
 
+    def name_classes(self, *tables: str) -> None:
+        """Results of these names, a number for each class, become one by the name of the class."""
+        for table in tables:
+            # torchmetrics makes one number of a table of one.
+            values = self.results[table] if isinstance(self.results[table], list) else [self.results[table]]
+            self.results[table] = dict(zip(self.data["classes"], values, strict=True))
+
     def configure_optimizers(self) -> Any:
         """timm's optimiser, with the recipe's schedule after linear warm-up, step by step."""
         optimizer = make_optimizer(self.model, self.config)

@@ -133,10 +133,7 @@ class ObjectTask(TaskModule):
     def on_validation_epoch_end(self) -> None:
         """Keep the metrics as plain values, those of the classes by name."""
         super().on_validation_epoch_end()
-        for name in [name for name in self.results if name.endswith("per_class")]:
-            # torchmetrics makes one number of a table of one.
-            values = self.results[name] if isinstance(self.results[name], list) else [self.results[name]]
-            self.results[name] = dict(zip(self.data["classes"], values, strict=True))
+        self.name_classes(*(name for name in self.results if name.endswith("per_class")))
 
     @torch.no_grad()
     def find(self, images: Sequence[Tensor]) -> list[Found]:

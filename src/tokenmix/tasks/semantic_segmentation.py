@@ -185,8 +185,9 @@ class SemanticSegmentation(TaskModule):
         )
 
     def on_validation_epoch_end(self) -> None:
-        """Keep the metrics as plain values; `UserError` if no pixel counted, so that there are none."""
+        """Keep the metrics as plain values, those of the classes by name; `UserError` if no pixel counted."""
         super().on_validation_epoch_end()
+        self.name_classes("class_iou")
         if isnan(self.results["miou"]):
             raise UserError(
                 f"every pixel of the test images of {self.config.data!r} is of the ignored class "
