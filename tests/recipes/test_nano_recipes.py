@@ -11,13 +11,14 @@ import pytest
 from tokenmix.errors import UserError
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-# What of a recipe's results its tables are made of; the text's are made of all of them.
+# What of a recipe's results its tables are made of; no name for all of them.
 PARTS: dict[str, tuple[str, ...]] = {
     "nano_families": ("rows",),
     "text_nano": (),
     "points_nano": ("rows", "cost"),
     "generation_nano": ("rows", "costs"),
     "detection_nano": ("rows",),
+    "segmentation_nano": (),
 }
 
 
