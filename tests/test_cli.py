@@ -66,6 +66,15 @@ def test_a_small_confusion_matrix_is_printed_row_by_row(capsys):
     assert [line.split("│")[-1].strip() for line in lines[2:4]] == ["3, 1", "12, 2"]
 
 
+def test_numbers_of_classes_are_printed_by_name_and_what_is_long_is_said(capsys):
+    classes = {f"c{i}": i / 8 for i in range(7)}
+    print_result({"class_iou": classes, "all": {str(i): i for i in range(150)}, "rows": [0] * 10})
+    told = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert all(f"c{i} {i / 8:.4g}" in told for i in range(7))
+    assert "150 entries, printed by --json" in told
+    assert "10 entries, printed by --json" in told
+
+
 def test_info_counts_what_the_model_has(capsys):
     assert main(["info", "mixer_nano", "--img-size", "28", "--model-kwargs", "mixer=external", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)

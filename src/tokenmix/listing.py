@@ -90,14 +90,18 @@ def fetch_data(name: str) -> str:
     raise unknown_name("data set", name, (*DATA_SETS, *texts, *DENSE, *POINT_SETS))
 
 
+MOST_NAMED, MOST_LISTED = 40, 6
+"""Entries by name, and in a row, that are printed without --json."""
+
+
 def print_result(result: Any) -> None:
-    """Print a dict as two columns, or a list of dicts as a table."""
+    """Print a dict as two columns, or a list of dicts as a table; what is long is left to --json, and said so."""
     if isinstance(result, Mapping):
         table = Table("", "", show_header=False)
         for key, value in result.items():
-            if isinstance(value, Mapping | list) and len(value) > 6:
-                continue
-            table.add_row(str(key), _cell(value))
+            most = MOST_NAMED if isinstance(value, Mapping) else MOST_LISTED
+            long = isinstance(value, Mapping | list) and len(value) > most
+            table.add_row(str(key), f"{len(value)} entries, printed by --json" if long else _cell(value))
         Console().print(table)
     else:
         print_rows(result)
