@@ -58,9 +58,8 @@ def diagonality_loss(scores: Tensor | Scores, form: DiagonalityForm = "hinge", m
 
 
 def _wide_matrix(scores: Scores) -> Tensor:
-    dense = None if scores.dense is None else _wide(scores.dense)
     with torch.autocast(scores.query.device.type, enabled=False):
-        return Scores(_wide(scores.query), _wide(scores.key), dense).matrix()
+        return Scores(*(None if part is None else _wide(part) for part in scores)).matrix()  # pyright: ignore[reportArgumentType]
 
 
 def _wide(x: Tensor) -> Tensor:

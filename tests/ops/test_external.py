@@ -13,8 +13,8 @@ from torch.autograd import gradcheck
 
 from tokenmix.errors import UserError
 from tokenmix.measure.memory import peak_memory
+from tokenmix.ops import streaming
 from tokenmix.ops.external import external_attention, external_attention_map
-from tokenmix.ops.streaming import stream_external
 
 FORMS = (("double", 1), ("double", 2), ("double", 3), ("softmax", 1))
 MASK = torch.tensor([[1, 0, 1, 1, 0, 1, 1], [0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1, 1]]).bool()
@@ -246,7 +246,7 @@ def test_the_chunked_operator_is_registered_as_pytorch_wants_it(num_steps: int) 
     inputs = tuple(problem(3, 2, 7, 3, dtype=torch.float32).values())
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     assert set(
-        torch.library.opcheck(stream_external, (*inputs, MASK[:, None], num_steps, 3), test_utils=checks).values()
+        torch.library.opcheck(streaming._operator, (*inputs, MASK[:, None], num_steps, 3), test_utils=checks).values()
     ) == {"SUCCESS"}
 
 

@@ -6,12 +6,17 @@ import torch.nn.functional as F
 
 from tokenmix.ops import linear as ops
 from tokenmix.ops.gating import spatial_projection
-from tokenmix.ops.linear import convolves, features_by_convolution, linear, tokens_by_convolution
+from tokenmix.ops.linear import convolves, convolves_tokens, features_by_convolution, linear, tokens_by_convolution
 
 
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+def _onednn_is_faster(monkeypatch):
+    monkeypatch.setattr(ops, "AVX512", True)
+    monkeypatch.setattr(ops, "MKL_IS_FAST", False)
 
 
 def _double(*shape):
@@ -42,7 +47,7 @@ def test_tokens_by_convolution():
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_large_linear_in_float32_with_gradients_equals_float64(size, monkeypatch):
-    monkeypatch.setattr(ops, "_AVX512", True)
+    _onednn_is_faster(monkeypatch)
     x, weight, bias = torch.randn(size, 150, 240), torch.randn(32, 240), torch.randn(32)
     assert convolves(x, weight)
     _same_as_float64(linear, F.linear, (x, weight, bias))
@@ -51,10 +56,10 @@ def test_large_linear_in_float32_with_gradients_equals_float64(size, monkeypatch
 @pytest.mark.parametrize(("n", "built_for", "causal"), [(150, 150, False), (145, 150, False), (150, 150, True)])
 @pytest.mark.parametrize("toeplitz", [False, True])
 def test_large_gate_in_float32_with_gradients_equals_float64(n, built_for, causal, toeplitz, monkeypatch):
-    monkeypatch.setattr(ops, "_AVX512", True)
+    _onednn_is_faster(monkeypatch)
     weight = torch.randn((2 * built_for - 1,) if toeplitz else (built_for, built_for))
     z = torch.randn(2, n, 240)
-    assert convolves(z, weight)
+    assert convolves_tokens(z, weight)
     half = z.tensor_split(2, -1)[0]
     for tokens in (z, half):
         args = (tokens, weight, torch.randn(built_for))
@@ -74,7 +79,7 @@ def _same_as_float64(function, reference, inputs):
 
 
 def test_where_the_convolution_is_not_taken(monkeypatch):
-    monkeypatch.setattr(ops, "_AVX512", True)
+    _onednn_is_faster(monkeypatch)
     x, weight = torch.randn(2, 150, 240), torch.nn.Parameter(torch.randn(32, 240))
     assert convolves(x, weight)
     assert not convolves(x[:, :10], weight)
@@ -84,8 +89,18 @@ def test_where_the_convolution_is_not_taken(monkeypatch):
     assert not convolves(x, weight.as_subclass(_Sharded))
     with torch.autocast("cpu", torch.bfloat16):
         assert not convolves(x, weight)
-    monkeypatch.setattr(ops, "_AVX512", False)
+    monkeypatch.setattr(ops, "AVX512", False)
     assert not convolves(x, weight)
+
+
+def test_where_mkl_is_fast_many_rows_alone_are_convolved(monkeypatch):
+    monkeypatch.setattr(ops, "AVX512", True)
+    monkeypatch.setattr(ops, "MKL_IS_FAST", True)
+    weight = torch.randn(32, 64)
+    assert convolves(torch.randn(1, 4096, 64), weight)
+    assert convolves(torch.randn(16, 256, 64), weight)
+    assert not convolves(torch.randn(1, 4095, 64), weight)
+    assert not convolves_tokens(torch.randn(16, 256, 64), torch.randn(256, 256))
 
 
 class _Sharded(torch.Tensor):
@@ -93,7 +108,7 @@ class _Sharded(torch.Tensor):
 
 
 def test_an_exported_graph_says_linear(monkeypatch):
-    monkeypatch.setattr(ops, "_AVX512", True)
+    _onednn_is_faster(monkeypatch)
 
     class Layer(torch.nn.Linear):
         def forward(self, input):
@@ -106,7 +121,7 @@ def test_an_exported_graph_says_linear(monkeypatch):
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_compiles_in_one_graph_with_gradients(bias, monkeypatch):
-    monkeypatch.setattr(ops, "_AVX512", True)
+    _onednn_is_faster(monkeypatch)
     compiled = torch.compile(linear, backend="aot_eager", fullgraph=True)
     tensors = [torch.randn(2, 150, 240), torch.randn(32, 240), *([torch.randn(32)] if bias else [])]
     _same_as_float64(compiled, F.linear, tensors)

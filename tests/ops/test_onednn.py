@@ -178,7 +178,7 @@ def test_many_tokens_never_write_the_map():
 
 
 def test_where_it_is_taken(monkeypatch):
-    monkeypatch.setattr(onednn, "_AVX512", True)
+    monkeypatch.setattr(onednn, "_IS_FASTER", True)
     inputs = _heads(150, 8, 8)
     assert serves(*inputs)
     with sdpa_kernel(SDPBackend.MATH):
@@ -188,12 +188,12 @@ def test_where_it_is_taken(monkeypatch):
     assert not serves(*(x.bfloat16() for x in inputs))
     assert not serves(*(x[:, :, :30] for x in inputs))
     assert not takes_onednn(torch.empty(2, device="meta"))
-    monkeypatch.setattr(onednn, "_AVX512", False)
+    monkeypatch.setattr(onednn, "_IS_FASTER", False)
     assert not serves(*inputs)
 
 
 def test_transforms_go_another_way(monkeypatch):
-    monkeypatch.setattr(onednn, "_AVX512", True)
+    monkeypatch.setattr(onednn, "_IS_FASTER", True)
     query, key, value = (x.detach() for x in _heads(150, 8, 8))
     many = torch.func.vmap(lambda q: attention(q, key, value))(torch.stack([query, 2 * query]))
     torch.testing.assert_close(many[0], attention(query, key, value), rtol=1e-5, atol=1e-5)
@@ -203,7 +203,7 @@ def test_transforms_go_another_way(monkeypatch):
 
 
 def test_attention_in_float32_is_compiled_as_one_node(monkeypatch):
-    monkeypatch.setattr(onednn, "_AVX512", True)
+    monkeypatch.setattr(onednn, "_IS_FASTER", True)
     inputs = _heads(150, 10, 8)
 
     def fn(query, key, value):

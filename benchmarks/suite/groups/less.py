@@ -12,7 +12,7 @@ from suite.harness import Built, Case, Target, Variant, agreement
 from suite.place import Place
 from suite.results import Correctness
 from tokenmix.layers import LessAttention, SelfAttention
-from tokenmix.ops import Scores, attention_from_scores, transform_factored, transform_scores
+from tokenmix.ops import Scores, attention_from_scores, next_scores, transform_scores
 
 __all__ = ["CASES"]
 
@@ -38,8 +38,7 @@ def _core(batch: int, heads: int, num_tokens: int, width: int) -> Callable[[Plac
         x, weight = place.randn(batch, num_tokens, heads * width), place.randn(2 * heads * width, heads * width)
 
         def factored() -> Tensor:
-            new_query, new_key = transform_factored(query, key, *transform)
-            return attention_from_scores(Scores(new_query, new_key), value)
+            return attention_from_scores(next_scores(Scores(query, key), *transform), value)
 
         def dense() -> Tensor:
             return attention_from_scores(Scores(nothing, nothing, transform_scores(scores, *transform)), value)

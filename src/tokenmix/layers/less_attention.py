@@ -14,8 +14,8 @@ from tokenmix.ops.attention import attention_probabilities
 from tokenmix.ops.less import (
     Scores,
     attention_from_scores,
+    next_scores,
     resize_score_transform,
-    transform_factored,
     transform_scores,
 )
 
@@ -134,7 +134,8 @@ class LessAttention(Mixer):
     def mix_map(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> Tensor:
         """The map that `mix` used on the same arguments."""
         scores = self._transform(self._scores(self._checked(x, mask), carry), mask)
-        return attention_probabilities(scores.query, scores.key, mask=mask, bias=scores.dense, scale=1.0)
+        query, key, dense = scores.joined()[:3]
+        return attention_probabilities(query, key, mask=mask, bias=dense, scale=1.0)
 
     def set_grid(self, old: Sequence[int], new: Sequence[int]) -> None:
         """Interpolate Theta and Psi, see `tokenmix.ops.resize_score_transform`."""
@@ -187,8 +188,4 @@ class LessAttention(Mixer):
             # A dense map has factors of width 0.
             nothing = scores.query[..., :0]
             return Scores(nothing, nothing, transform_scores(scores.matrix(), *transform, mask=mask))
-        query, key = transform_factored(scores.query, scores.key, *transform, mask=mask)
-        if scores.dense is None:
-            return Scores(query, key)
-        # The biases are in the factors already.
-        return Scores(query, key, transform_scores(scores.dense, self.theta, None, self.psi, None, mask=mask))
+        return next_scores(scores, *transform, mask=mask)

@@ -7,6 +7,7 @@ from tokenmix.ops.gating import resize_gate, spatial_gate, toeplitz_matrix
 from tokenmix.ops.less import (
     Scores,
     attention_from_scores,
+    next_scores,
     resize_score_transform,
     transform_factored,
     transform_scores,
@@ -23,6 +24,7 @@ __all__ = [
     "double_normalize",
     "external_attention",
     "external_attention_map",
+    "next_scores",
     "resize_gate",
     "resize_score_transform",
     "sharded_external_attention",

@@ -121,11 +121,11 @@ def _fused(
     key_mask = mask if key_mask is None else key_mask
     only_causal = causal and key_mask is None and bias is None
     allowed = None if only_causal else _allowed(key_mask, causal, query)
-    if bias is None and dropout == 0.0 and serves(query, key, value):
-        return attention_by_onednn(query, key, value, allowed, only_causal, scale)
     if bias is not None:
         allowed = bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
         allowed = allowed.to(query.dtype)
+    if dropout == 0.0 and serves(query, key, value, bias):
+        return attention_by_onednn(query, key, value, allowed, only_causal, scale)
     query, key, value = _equal_widths(query, key, value)
     out = F.scaled_dot_product_attention(
         query, key, value, attn_mask=allowed, dropout_p=dropout, is_causal=only_causal, scale=scale

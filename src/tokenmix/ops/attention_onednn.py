@@ -30,16 +30,22 @@ MOST_WRITTEN = 2**18
 TILE_ENTRIES = 2**20
 
 
-def serves(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether `attention_by_onednn` is to be taken: it can be, the maps are large enough, and fused kernels are on."""
-    if not takes_onednn(query, key, value) or query.shape[-1] == 0:
+def serves(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> bool:
+    """Whether `attention_by_onednn` is to be taken: it can be, the maps are large enough, and fused kernels are on.
+
+    Not with a bias of the scores that learns.
+    """
+    extra = () if bias is None else (bias,)
+    if not takes_onednn(query, key, value, *extra) or query.shape[-1] == 0:
+        return False
+    if bias is not None and (bias.dim() != 4 or (bias.requires_grad and torch.is_grad_enabled())):
         return False
     large = query.shape[:-1].numel() * key.shape[-2] >= LEAST_ENTRIES
     return large and (torch.compiler.is_compiling() or torch.backends.cuda.flash_sdp_enabled())
 
 
 def attention_by_onednn(
-    query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, causal: bool, scale: float
+    query: Tensor, key: Tensor, value: Tensor, limits: Tensor | None, causal: bool, scale: float
 ) -> Tensor:
     """softmax(scale Q K^T) V, (B, H, N, d_v), laid out as (B, N, H, d_v).
 
@@ -47,24 +53,25 @@ def attention_by_onednn(
         query: Q, (B, H, N, d).
         key: K, (B, H, S, d).
         value: V, (B, H, S, d_v).
-        allowed: bool, (B or 1, 1, N or 1, S), True = the key is seen; no row without any.
-        causal: token i sees keys 0 to i; not together with `allowed`.
+        limits: (B or 1, H or 1, N or 1, S); bool, True = the key is seen, or numbers to add to the scores, which get no
+            gradient. No row without a key.
+        causal: token i sees keys 0 to i; not together with `limits`.
         scale: of the scores.
     """
     attend = _operator if needs_operator(query, key, value) else _attend
-    return attend(query, key, value, allowed, causal, scale)[0]
+    return attend(query, key, value, limits, causal, scale)[0]
 
 
 def _attend(
-    query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, causal: bool, scale: float
+    query: Tensor, key: Tensor, value: Tensor, limits: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
     """The result, and what the backward pass of the fused kernel needs."""
     with onednn_products():
         if _is_written(query, key):
-            return _written(query, key, value, allowed, causal, scale), query.new_empty(0)
+            return _written(query, key, value, limits, causal, scale), query.new_empty(0)
         width = value.shape[-1]
         out, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            *_equal_widths(query, key, value), 0.0, causal, attn_mask=_addend(allowed, query), scale=scale
+            *_equal_widths(query, key, value), 0.0, causal, attn_mask=_addend(limits, query), scale=scale
         )
         return _laid_out(out[..., :width]), sums
 
@@ -78,7 +85,7 @@ def _gradients(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    allowed: Tensor | None,
+    limits: Tensor | None,
     out: Tensor,
     sums: Tensor,
     causal: bool,
@@ -87,11 +94,11 @@ def _gradients(
     """Gradients of query, key and value, each laid out as (B, N, H, d)."""
     with onednn_products():
         if _is_written(query, key):
-            return _written_gradients(grad, query, key, value, allowed, causal, scale)
+            return _written_gradients(grad, query, key, value, limits, causal, scale)
         wide = _equal_widths(query, key, value)
         grad, out = (rows_of(x, wide[2].shape[-1]) for x in (grad, out))
         found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, *wide, out, sums, 0.0, causal, attn_mask=_addend(allowed, query), scale=scale
+            grad, *wide, out, sums, 0.0, causal, attn_mask=_addend(limits, query), scale=scale
         )
         return tuple(_laid_out(g[..., : x.shape[-1]]) for g, x in zip(found, (query, key, value), strict=True))  # pyright: ignore[reportReturnType]
 
@@ -100,21 +107,21 @@ def _is_written(query: Tensor, key: Tensor) -> bool:
     return query.shape[-2] * key.shape[-2] <= MOST_WRITTEN
 
 
-def _written(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, causal: bool, scale: float) -> Tensor:
+def _written(query: Tensor, key: Tensor, value: Tensor, limits: Tensor | None, causal: bool, scale: float) -> Tensor:
     queries, keys, values = (x.flatten(0, 1) for x in (query, key, value))
     out = values.new_empty(*queries.shape[:-1], values.shape[-1])
-    for tile, scores, closed in _tiles(query, key, allowed, causal):
-        torch.bmm(_softmax_of(scores, queries[tile], keys[tile], closed, scale), values[tile], out=out[tile])
+    for tile, scores, part in _tiles(query, key, limits, causal):
+        torch.bmm(_softmax_of(scores, queries[tile], keys[tile], part, scale), values[tile], out=out[tile])
     return _laid_out(out.view(*query.shape[:-1], -1))
 
 
 def _written_gradients(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, causal: bool, scale: float
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, limits: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     grads, queries, keys, values = (x.flatten(0, 1) for x in (grad, query, key, value))
     to_queries, to_keys, to_values = (x.new_empty(x.shape) for x in (queries, keys, values))
-    for tile, scores, closed in _tiles(query, key, allowed, causal):
-        shares = _softmax_of(scores, queries[tile], keys[tile], closed, scale)
+    for tile, scores, part in _tiles(query, key, limits, causal):
+        shares = _softmax_of(scores, queries[tile], keys[tile], part, scale)
         torch.bmm(shares.mT, grads[tile], out=to_values[tile])
         back = torch.bmm(grads[tile], values[tile].mT)
         back = torch._softmax_backward_data(back, shares, -1, torch.float32).mul_(scale)
@@ -125,29 +132,36 @@ def _written_gradients(
 
 
 def _tiles(
-    query: Tensor, key: Tensor, allowed: Tensor | None, causal: bool
+    query: Tensor, key: Tensor, limits: Tensor | None, causal: bool
 ) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-    """Some heads of (B H), a buffer for their map, and which of its entries are closed."""
+    """Some heads of (B H), a buffer for their map, and their limits (g or 1, N or 1, S)."""
     (batch, heads, rows), columns = query.shape[:3], key.shape[2]
     if causal:
-        allowed = torch.ones(1, 1, rows, columns, dtype=torch.bool).tril_()
-    closed = None if allowed is None else ~allowed[:, 0]
+        limits = torch.ones(1, 1, rows, columns, dtype=torch.bool).tril_()
     together = min(batch * heads, max(1, TILE_ENTRIES // (rows * columns)))
     buffer = query.new_empty(together, rows, columns)
     for start in range(0, batch * heads, together):
         tile = slice(start, min(start + together, batch * heads))
-        if closed is not None and len(closed) > 1:
-            samples = torch.arange(tile.start, tile.stop) // heads
-            yield tile, buffer[: len(samples)], closed[samples]
-        else:
-            yield tile, buffer[: tile.stop - tile.start], closed
+        part = None if limits is None else _limits_of(limits, tile, heads)
+        yield tile, buffer[: tile.stop - tile.start], part
 
 
-def _softmax_of(scores: Tensor, queries: Tensor, keys: Tensor, closed: Tensor | None, scale: float) -> Tensor:
+def _limits_of(limits: Tensor, tile: slice, heads: int) -> Tensor:
+    if limits.shape[:2] == (1, 1):
+        return limits[0]
+    each = torch.arange(tile.start, tile.stop)
+    zeros = torch.zeros_like(each)
+    return limits[each // heads if len(limits) > 1 else zeros, each % heads if limits.shape[1] > 1 else zeros]
+
+
+def _softmax_of(scores: Tensor, queries: Tensor, keys: Tensor, limits: Tensor | None, scale: float) -> Tensor:
     """The map, in the place of `scores`, whose numbers before do not matter."""
-    torch.baddbmm(scores, queries, keys.mT, beta=0.0, alpha=scale, out=scores)
-    if closed is not None:
-        scores.masked_fill_(closed, -torch.inf)
+    if limits is not None and limits.is_floating_point():
+        torch.baddbmm(limits.expand_as(scores), queries, keys.mT, alpha=scale, out=scores)
+    else:
+        torch.baddbmm(scores, queries, keys.mT, beta=0.0, alpha=scale, out=scores)
+        if limits is not None:
+            scores.masked_fill_(~limits, -torch.inf)
     return torch.softmax(scores, dim=-1, out=scores)
 
 
@@ -167,10 +181,10 @@ def _laid_out(x: Tensor) -> Tensor:
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def _addend(allowed: Tensor | None, query: Tensor) -> Tensor | None:
-    if allowed is None:
-        return None
-    return query.new_zeros(allowed.shape).masked_fill_(~allowed, -torch.inf)
+def _addend(limits: Tensor | None, query: Tensor) -> Tensor | None:
+    if limits is None or limits.is_floating_point():
+        return limits
+    return query.new_zeros(limits.shape).masked_fill_(~limits, -torch.inf)
 
 
 def _empty(x: Tensor, width: int) -> Tensor:
@@ -209,23 +223,23 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    query, key, value, allowed, out, sums = ctx.saved_tensors
+    query, key, value, limits, out, sums = ctx.saved_tensors
     if torch.is_grad_enabled():
-        found = _differentiable_gradients(grad, query, key, value, allowed, ctx.causal, ctx.scale)
+        found = _differentiable_gradients(grad, query, key, value, limits, ctx.causal, ctx.scale)
     else:
-        found = _gradients(grad, query, key, value, allowed, out, sums, ctx.causal, ctx.scale)
+        found = _gradients(grad, query, key, value, limits, out, sums, ctx.causal, ctx.scale)
     return *found, None, None, None
 
 
 def _differentiable_gradients(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, causal: bool, scale: float
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, limits: Tensor | None, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients as expressions that can be differentiated again."""
     scores = query @ key.mT * scale
     if causal:
-        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    if allowed is not None:
-        scores = scores.masked_fill(~allowed, -torch.inf)
+        limits = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if limits is not None:
+        scores = scores + limits if limits.is_floating_point() else scores.masked_fill(~limits, -torch.inf)
     shares = torch.softmax(scores, dim=-1)
     back = grad @ value.mT
     back = shares * (back - (shares * back).sum(-1, keepdim=True)) * scale

@@ -51,6 +51,7 @@ def attention_residual(
     Raises:
         UserError: scores whose number of tokens is not h * w; a mask without `key_weight`.
     """
+    scores = scores.joined() if isinstance(scores, Scores) else scores
     num_tokens = (scores.query if isinstance(scores, Scores) else scores).shape[-2]
     if num_tokens != grid[0] * grid[1]:
         raise UserError(f"a grid of {grid[0]} x {grid[1]} has {grid[0] * grid[1]} tokens, the scores have {num_tokens}")

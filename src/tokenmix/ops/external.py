@@ -219,7 +219,8 @@ def _eager(problem: Problem) -> Tensor:
         problem.normalization,
         problem.num_steps,
     )
-    shares = F.dropout(shares, problem.dropout, training=problem.dropout > 0.0)
+    if problem.dropout > 0.0:
+        shares = F.dropout(shares, problem.dropout)
     out = _features(shares, problem.value_memory.mT, problem.value_bias)
     if problem.mask is None or problem.value_bias is None:
         return out
@@ -235,7 +236,7 @@ def _eager_obstacle(chunk_size: int | None, _: float) -> str | None:
 def _tiled(problem: Problem) -> Tensor:
     tensors = _autocast(problem.query, problem.key_memory, problem.value_memory, problem.key_bias, problem.value_bias)
     steps = problem.num_steps if problem.normalization == "double" else 0
-    return stream_external(*tensors, problem.mask, steps, problem.chunk_size)[0]
+    return stream_external(*tensors, problem.mask, steps, problem.chunk_size)[0]  # pyright: ignore[reportCallIssue]
 
 
 def _tiled_obstacle(_: int | None, dropout: float) -> str | None:

@@ -17,6 +17,7 @@ So K passes over the tokens collect the sums over i, and one more emits. K = 0 i
 one tile holds all tokens, its logits are made once and serve every pass.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,7 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tokenmix.ops.linear import linear, weight_gradient
+from tokenmix.ops.linear import linear, linear_into, weight_gradient
 
 __all__ = ["Heads", "HeadsBackward", "ThroughMap", "Tile"]
 
@@ -90,7 +91,7 @@ class Tile:
         """R^k from C^k, which differ by a factor for each row; None where a row has underflown, or nearly."""
         rows = self.keep(columns.sum(-1, keepdim=True), 1.0)
         # With columns' sums of at least tiny^(1/2), what underflows in a row is less than tiny^(1/4) of it.
-        if rows.numel() and not rows.amin() > torch.finfo(rows.dtype).tiny ** 0.25:
+        if rows.numel() and not rows.amin().item() > torch.finfo(rows.dtype).tiny ** 0.25:
             return None
         return torch.div(columns, rows, out=into)
 
@@ -148,6 +149,14 @@ class Heads:
         if not self.interleaved:
             return found.view(*rows.shape[:3], -1)
         return found.view(rows.shape[0], rows.shape[2], rows.shape[1], -1).transpose(1, 2)
+
+    def project_into(self, out: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+        """`project`, written into `out` (b, g, n, c)."""
+        flat = out.transpose(1, 2) if self.interleaved else out
+        if flat.is_contiguous():
+            linear_into(flat.view(1, -1, out.shape[-1]), self._list(rows), weight, bias)
+        else:
+            out.copy_(self.project(rows, weight, bias))
 
     def product(self, left: Tensor, right: Tensor) -> Tensor:
         """The sum over heads and tokens (b, g, n, a)^T (b, g, n, c), (a, c)."""
@@ -242,8 +251,8 @@ def _softmax_(logits: Tensor) -> Tensor:
 
 
 def _in_range(sums: Tensor) -> bool:
-    low, high = torch.aminmax(sums)
-    return bool(low > torch.finfo(sums.dtype).tiny ** 0.5 and high.isfinite())
+    low, high = (end.item() for end in torch.aminmax(sums))
+    return low > torch.finfo(sums.dtype).tiny ** 0.5 and high < math.inf
 
 
 def _sum_of_exponentials(logits: Tensor) -> Tensor:

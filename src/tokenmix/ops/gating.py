@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.ops.linear import LEAST_TOKENS, convolves, tokens_by_convolution
+from tokenmix.ops.linear import convolves_tokens, tokens_by_convolution
 
 __all__ = [
     "GateBackend",
@@ -127,7 +127,7 @@ def spatial_projection(
     """The linear map over the tokens, f(Z) = W Z + b 1^T.
 
     Arguments are those of `spatial_gate`; (B, N, C) to (B, N, C). W acts from the left as one batched product, so
-    nothing is transposed; where `tokenmix.ops.linear.convolves` and N >= 96, as a convolution over the tokens.
+    nothing is transposed; where `tokenmix.ops.linear.convolves_tokens`, as a convolution over the tokens.
 
     Measured on 2 cores of an AMD EPYC with AVX-512, product / convolution / transposed `F.linear`: B 8, N 196, C 768
     3.0 / 2.3 / 3.2 ms, with backward 8.9 / 6.4 / 11.0 ms; B 2, N 512, C 1,024 6.3 / 3.8 / 6.6 ms, with backward
@@ -139,7 +139,7 @@ def spatial_projection(
     if method == "fft":
         return toeplitz_apply(weight, z, method="fft", causal=causal) + bias[:n, None].to(z.dtype)
     matrix = gate_matrix(weight, n, causal=causal)
-    if convolves(z, weight) and n >= LEAST_TOKENS:
+    if convolves_tokens(z, weight):
         return tokens_by_convolution(z, matrix, bias[:n])
     return torch.baddbmm(bias[:n, None], matrix.expand(size, n, n), z)
 

@@ -15,6 +15,7 @@ from tokenmix.ops.onednn import batched_product, takes_onednn
 __all__ = [
     "Scores",
     "attention_from_scores",
+    "next_scores",
     "resize_score_transform",
     "transform_factored",
     "transform_scores",
@@ -24,21 +25,39 @@ __all__ = [
 # With fewer numbers to mix, oneDNN's setting up costs what it gains.
 LEAST_NUMBERS = 2**15
 
+# Common scores of so many entries are cheaper as a map than as further columns of each image's factors, on a CPU.
+MOST_COMMON = 2**20
+
 
 class Scores(NamedTuple):
-    """Pre-softmax attention scores A = query @ key^T (+ dense), handed from layer to layer.
+    """Pre-softmax attention scores, handed from layer to layer.
 
-    query, key: (B, H, N, r), the scale already in the query. dense: (B, H, N, N) or None, the part that has no factors.
+        A = query @ key^T (+ common_query @ common_key^T) (+ dense)
+
+    query, key: (B, H, N, r), the scale already in the query. dense: (B, H, N, N) or None, the part without factors.
+    common_query, common_key: (B or 1, H or 1, N, m) or None; what the biases of less-attention add, which images have
+    in common, and heads that share a transform.
     """
 
     query: Tensor
     key: Tensor
     dense: Tensor | None = None
+    common_query: Tensor | None = None
+    common_key: Tensor | None = None
 
     def matrix(self) -> Tensor:
         """A itself, (B, H, N, N): N^2 memory, for pictures, losses and the dense reference."""
-        product = self.query @ self.key.mT
-        return product if self.dense is None else product + self.dense
+        query, key, dense = self.joined()[:3]
+        product = query @ key.mT
+        return product if dense is None else product + dense
+
+    def joined(self) -> "Scores":
+        """The same scores with all factors side by side in query and key, (B, H, N, r + m)."""
+        if self.common_query is None or self.common_key is None:
+            return self
+        pairs = (self.query, self.common_query), (self.key, self.common_key)
+        query, key = (_side_by_side(own, common) for own, common in pairs)
+        return Scores(query, key, self.dense)
 
 
 def transform_scores(
@@ -108,23 +127,51 @@ def transform_factored(
     Returns:
         Q' and K', (B, H, N, r + 2).
     """
-    num_tokens = query.shape[-2]
+    return next_scores(Scores(query, key), theta, theta_bias, psi, psi_bias, mask=mask).joined()[:2]
+
+
+def next_scores(
+    scores: Scores,
+    theta: Tensor,
+    theta_bias: Tensor,
+    psi: Tensor,
+    psi_bias: Tensor,
+    *,
+    mask: Tensor | None = None,
+) -> Scores:
+    """`transform_scores` on `Scores`: each part stays what it is, and the biases join the common factors.
+
+        A = Q K^T + E G^T + D   to   A' = (U Q)(W K)^T + [U E, U 1, c] [W G, b, 1]^T
+
+    With a dense part D, what is common is in U D W^T + (U 1) b^T + c 1^T. Arguments are those of `transform_factored`.
+    """
+    num_tokens = scores.query.shape[-2]
     theta, psi = _leading(theta, num_tokens), _leading(psi, num_tokens)
-    b, c = _row(theta_bias, num_tokens), _row(psi_bias, num_tokens)
     left_out = None if mask is None else ~mask[:, None, :, None]
-    if left_out is not None:
-        query, key = query.masked_fill(left_out, 0.0), key.masked_fill(left_out, 0.0)
-    query = _with_columns(_mix_tokens(psi, query), _row_sums(psi, mask, query), c)
-    key = _with_columns(_mix_tokens(theta, key), b, torch.ones_like(b))
-    if left_out is not None:
-        query, key = query.masked_fill(left_out, 0.0), key.masked_fill(left_out, 0.0)
-    return query, key
+
+    def kept(x: Tensor) -> Tensor:
+        return x if left_out is None else x.masked_fill(left_out, 0.0)
+
+    if scores.dense is not None:
+        dense = transform_scores(_with_common(scores), theta, theta_bias, psi, psi_bias, mask=mask)
+    else:
+        dense = None
+    query, key = (kept(_mix_tokens(w, kept(x))) for w, x in ((psi, scores.query), (theta, scores.key)))
+    if dense is not None:
+        return Scores(query, key, dense)
+    b, c = _row(theta_bias, num_tokens), _row(psi_bias, num_tokens)
+    common_query = _columns(query, _row_sums(psi, mask), c)
+    common_key = _columns(key, b, torch.ones_like(b))
+    if scores.common_query is not None and scores.common_key is not None:
+        common_query = _side_by_side(psi @ kept(scores.common_query), common_query)
+        common_key = _side_by_side(theta @ kept(scores.common_key), common_key)
+    return Scores(query, key, None, kept(common_query), kept(common_key))
 
 
 def attention_from_scores(scores: Scores, value: Tensor, *, mask: Tensor | None = None, dropout: float = 0.0) -> Tensor:
-    """softmax(Q K^T [+ dense]) V for scores that were handed on, (B, H, N, d).
+    """softmax(A) V for scores that were handed on, (B, H, N, d).
 
-    Without a dense part it runs in the fused kernels and no N x N tensor is made.
+    Without a dense part it runs in the fused kernels and no map of each image and head is made.
 
     Args:
         scores: A, the scale already in it.
@@ -132,7 +179,30 @@ def attention_from_scores(scores: Scores, value: Tensor, *, mask: Tensor | None 
         mask: (B, N) bool, True = the token takes part; the row of any other token is 0.
         dropout: probability that an entry of the map is dropped; the caller switches it off for evaluation.
     """
-    return attention(scores.query, scores.key, value, mask=mask, bias=scores.dense, scale=1.0, dropout=dropout)
+    if scores.dense is not None or _common_is_small(scores, value):
+        query, key, bias = scores.query, scores.key, _with_common(scores)
+    else:
+        query, key, bias = scores.joined()[:3]
+    return attention(query, key, value, mask=mask, bias=bias, scale=1.0, dropout=dropout)
+
+
+def _common_is_small(scores: Scores, value: Tensor) -> bool:
+    """Whether the common scores are better added as a map: a small one on a CPU, and no gradient passes."""
+    query, key = scores.common_query, scores.common_key
+    # Exporting comes first, since looking at a tensor's size would restrict it.
+    if query is None or key is None or torch.compiler.is_exporting() or query.device.type != "cpu":
+        return False
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (*scores[:2], query, key, value)):
+        return False
+    return query.shape[:-1].numel() * key.shape[-2] <= MOST_COMMON
+
+
+def _with_common(scores: Scores) -> Tensor:
+    """What is left of A beside query and key: the dense and the common part, broadcasting to (B, H, N, N)."""
+    parts = [] if scores.dense is None else [scores.dense]
+    if scores.common_query is not None and scores.common_key is not None:
+        parts.append(scores.common_query @ scores.common_key.mT)
+    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
 
 def resize_score_transform(
@@ -180,7 +250,7 @@ def _row(bias: Tensor, num_tokens: int) -> Tensor:
     return bias.reshape(-1, num_tokens)
 
 
-def _row_sums(psi: Tensor, mask: Tensor | None, like: Tensor) -> Tensor:
+def _row_sums(psi: Tensor, mask: Tensor | None) -> Tensor:
     """U 1 over the tokens that take part: (H or 1, N), or (B, H or 1, N) with a mask."""
     if mask is None:
         return psi.sum(-1).reshape(-1, psi.shape[-1])
@@ -223,7 +293,13 @@ def _mix_tokens(weight: Tensor, x: Tensor) -> Tensor:
     return flat.view(heads, num_tokens, batch, width).permute(2, 0, 1, 3)
 
 
-def _with_columns(x: Tensor, *columns: Tensor) -> Tensor:
-    """x (B, H, N, r) with further columns, each broadcasting to (B, H, N); contiguous, as attention wants it."""
-    tall = [column.to(x.dtype).expand(x.shape[:-1]).unsqueeze(-1) for column in columns]
-    return torch.cat([x, *tall], dim=-1)
+def _columns(like: Tensor, *columns: Tensor) -> Tensor:
+    """Columns (..., N) that broadcast against each other as one (B or 1, H or 1, N, m), in the type of `like`."""
+    batched = [column if column.dim() == 3 else column.unsqueeze(0) for column in columns]
+    return torch.stack(torch.broadcast_tensors(*batched), dim=-1).to(like.dtype)
+
+
+def _side_by_side(*factors: Tensor) -> Tensor:
+    """Factors (B or 1, H or 1, N, r) as one (B, H, N, sum of r); contiguous, as attention wants it."""
+    lead = torch.broadcast_shapes(*(factor.shape[:-1] for factor in factors))
+    return torch.cat([factor.expand(*lead, -1) for factor in factors], dim=-1)

@@ -6,16 +6,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["LEAST_TOKENS", "convolves", "features_by_convolution", "linear", "tokens_by_convolution", "weight_gradient"]
+from tokenmix.ops.cpu import AVX512, MKL_IS_FAST
 
-# Measured where the CPU has AVX-512; elsewhere nothing is known to be gained.
-_AVX512 = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+__all__ = [
+    "convolves",
+    "convolves_tokens",
+    "features_by_convolution",
+    "linear",
+    "linear_into",
+    "tokens_by_convolution",
+    "weight_gradient",
+]
 
 # Below so many numbers in the input, setting up a convolution costs what it gains.
 _LEAST_INPUT = 2**15
 
+# Where MKL is fast, oneDNN gains with so many tokens only.
+_LEAST_ROWS = 2**12
+
 # With fewer tokens than this the tokens' convolution loses to a batched product.
-LEAST_TOKENS = 96
+_LEAST_TOKENS = 96
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -39,18 +49,41 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return features_by_convolution(x, weight, bias)
 
 
+def linear_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+    """`linear` of x (1, N, D), written into `out` (1, N, E), outside of autograd."""
+    if convolves(x, weight) and not MKL_IS_FAST:
+        out.copy_(linear(x, weight, bias))
+    elif bias is None:
+        torch.mm(x[0], weight.mT, out=out[0])
+    else:
+        torch.addmm(bias, x[0], weight.mT, out=out[0])
+
+
 def convolves(x: Tensor, weight: Tensor) -> bool:
-    """Whether a float32 product of x and weight, large enough to gain, is about to run on a CPU with AVX-512.
+    """Whether `features_by_convolution` is the faster way for a float32 product of x and weight, on a CPU with AVX-512.
 
     Not while exporting, so that a saved graph says `linear`; not under autocast or for half types, whose products
     PyTorch gives to oneDNN anyhow; not for a weight that is no plain tensor, such as a quantised or a sharded one.
     """
+    if not _can_convolve(x, weight) or x.numel() < _LEAST_INPUT:
+        return False
+    return not MKL_IS_FAST or x.shape[:-1].numel() >= _LEAST_ROWS
+
+
+def convolves_tokens(x: Tensor, weight: Tensor) -> bool:
+    """The same for `tokens_by_convolution` of x (B, N, C)."""
+    if MKL_IS_FAST or not _can_convolve(x, weight):
+        return False
+    return x.numel() >= _LEAST_INPUT and x.shape[1] >= _LEAST_TOKENS
+
+
+def _can_convolve(x: Tensor, weight: Tensor) -> bool:
     # Exporting comes first, since comparing a size that is left open would restrict it.
-    if not _AVX512 or torch.compiler.is_exporting() or torch.is_autocast_enabled("cpu"):
+    if not AVX512 or torch.compiler.is_exporting() or torch.is_autocast_enabled("cpu"):
         return False
     plain = type(weight) in (Tensor, torch.nn.Parameter)
     single = x.dtype == weight.dtype == torch.float32 and x.device.type == "cpu"
-    return plain and single and x.numel() >= _LEAST_INPUT
+    return plain and single
 
 
 def features_by_convolution(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -9,11 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.flop_counter import register_flop_formula
+
+from tokenmix.ops.cpu import AVX512, MKL_IS_FAST
 
 __all__ = ["batched_product", "needs_operator", "onednn_products", "takes_onednn"]
 
-_AVX512 = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+_IS_FASTER = AVX512 and not MKL_IS_FAST
 
 _lock = threading.Lock()
 _inside = 0
@@ -54,7 +57,7 @@ def takes_onednn(*tensors: Tensor) -> bool:
     transforms of torch.func and in forward mode, for which those operators have no rule.
     """
     # Exporting comes first, since looking at a tensor's size would restrict it.
-    if not _AVX512 or torch.compiler.is_exporting() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu"):
+    if not _IS_FASTER or torch.compiler.is_exporting() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu"):
         return False
     if torch._C._are_functorch_transforms_active():
         return False
@@ -62,9 +65,14 @@ def takes_onednn(*tensors: Tensor) -> bool:
 
 
 def needs_operator(*tensors: Tensor) -> bool:
-    """Whether a call has to be a registered operator: for the compiler, or for gradients. It takes 0.05 ms more."""
+    """Whether a call has to be a registered operator, which takes 0.05 ms more: for gradients, or since it is watched.
+
+    Watched by the compiler, a tracer, a transform of torch.func or a mode such as the counter of multiply-adds.
+    """
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    return torch.compiler.is_compiling() or differentiated
+    if differentiated or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return True
+    return torch._C._are_functorch_transforms_active() or _get_current_dispatch_mode() is not None
 
 
 def batched_product(a: Tensor, b: Tensor) -> Tensor:
@@ -116,7 +124,7 @@ def _plain(tensor: Tensor) -> bool:
 @cache
 def _rounds_as_float32() -> bool:
     """Whether oneDNN multiplies in float32 although it may do otherwise: tried once, on what bfloat16 rounds."""
-    if not _AVX512 or torch.cpu._is_amx_tile_supported():
+    if not _IS_FASTER or torch.cpu._is_amx_tile_supported():
         return False
     before = _permission()
     matrix = torch.full((2, 128, 128), 1.0 + 2.0**-12)

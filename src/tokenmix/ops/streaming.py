@@ -20,6 +20,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from tokenmix.ops.external_tiles import Heads, HeadsBackward
 from tokenmix.ops.normalize import double_normalize
+from tokenmix.ops.onednn import needs_operator
 
 __all__ = ["TILE_ENTRIES", "stream_external"]
 
@@ -28,7 +29,6 @@ TILE_ENTRIES = 2**20
 lose more to products of fewer rows than they gain (LOG.md)."""
 
 
-@torch.library.custom_op("tokenmix::stream_external", mutates_args=())
 def stream_external(
     query: Tensor,
     key_memory: Tensor,
@@ -53,6 +53,21 @@ def stream_external(
         num_steps: Sinkhorn steps K; 0 for the plain softmax over slots.
         chunk_size: tokens in a tile; None for all.
     """
+    tensors = query, key_memory, value_memory, key_bias, value_bias
+    stream = _operator if needs_operator(*(t for t in tensors if t is not None)) else _stream
+    return stream(*tensors, mask, num_steps, chunk_size)
+
+
+def _stream(
+    query: Tensor,
+    key_memory: Tensor,
+    value_memory: Tensor,
+    key_bias: Tensor | None,
+    value_bias: Tensor | None,
+    mask: Tensor | None,
+    num_steps: int,
+    chunk_size: int | None,
+) -> tuple[Tensor, Tensor]:
     with torch.autocast(query.device.type, enabled=False):
         out = _new_output(query, value_memory.shape[1])
         offsets = _new_offsets(query, key_memory.shape[0], num_steps)
@@ -60,10 +75,13 @@ def stream_external(
         for group, heads in _groups(query, key_memory, key_bias, mask, chunk_size):
             for place, shares in _maps(heads, num_steps, flat_offsets[:, *group]):
                 there = outs[group][:, :, place]
-                there.copy_(heads.project(shares.to(query.dtype), value_memory.mT, value_bias))
+                heads.project_into(there, shares.to(query.dtype), value_memory.mT, value_bias)
                 if heads.mask is not None:
                     there.masked_fill_(~heads.mask[:, :, place].unsqueeze(-1), 0.0)
         return out, offsets
+
+
+_operator = torch.library.custom_op("tokenmix::stream_external", _stream, mutates_args=())
 
 
 @torch.library.custom_op("tokenmix::stream_external_backward", mutates_args=())
@@ -88,7 +106,7 @@ def _stream_backward(
             over_tokens = backward.sums()
             for tile in heads:
                 grad_logits = backward.logits(tile, over_tokens).to(query.dtype)
-                grad_queries[group][:, :, tile.place] = heads.project(grad_logits, key_memory.mT)
+                heads.project_into(grad_queries[group][:, :, tile.place], grad_logits, key_memory.mT)
                 _, shares, _, grad_out = backward.through_map(tile)
                 sums.add(heads, tile.place, grad_logits, shares.to(query.dtype), grad_out)
         return (grad_query, *(total.to(query.dtype) for total in sums.totals()))  # pyright: ignore[reportReturnType]
@@ -148,8 +166,8 @@ def _groups(
     num_samples, num_heads = queries.shape[:2]
     together = max(1, TILE_ENTRIES // max(1, size * key_memory.shape[0]))
     samples = max(1, together // max(1, num_heads))
-    # Groups as even as can be.
-    heads = max(1, math.ceil(num_heads / math.ceil(max(1, num_heads) / together)))
+    # Groups as even as can be, for which they may be a little larger.
+    heads = max(1, math.ceil(num_heads / math.ceil(max(1, num_heads) / (1.1 * together))))
     for sample in range(0, num_samples, samples):
         for head in range(0, num_heads, heads):
             group = _Group(slice(sample, sample + samples), slice(head, head + heads))
@@ -183,7 +201,7 @@ def _new_offsets(query: Tensor, slots: int, num_steps: int) -> Tensor:
     return query.new_empty((num_steps, *query.shape[:-2], 1, slots), dtype=wide)
 
 
-@stream_external.register_fake
+@_operator.register_fake
 def _(query: Tensor, key_memory: Tensor, value_memory: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return _new_output(query, value_memory.shape[1]), _new_offsets(query, key_memory.shape[0], rest[3])
 
@@ -235,4 +253,4 @@ def _differentiable_gradients(
     return [next(found) if need else None for need in needed[:5]]
 
 
-stream_external.register_autograd(_differentiate, setup_context=_save)
+_operator.register_autograd(_differentiate, setup_context=_save)
