@@ -48,6 +48,7 @@ NAMES: dict[str, list[str]] = {
         "double_normalize",
         "external_attention",
         "external_attention_map",
+        "next_scores",
         "resize_gate",
         "resize_score_transform",
         "sharded_external_attention",

@@ -188,6 +188,52 @@ def test_a_few_samples_at_a_time_without_gradients(attention_dim, masked, monkey
     torch.testing.assert_close(apart, together, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("attention_dim", [0, 4])
+@pytest.mark.parametrize("masked", [True, False])
+def test_in_halves_or_whole_it_is_the_same(attention_dim, masked):
+    branch = _shaken(GatedMLP(8, 6, attention_dim=attention_dim)).double()
+    x, mask = torch.randn(5, 6, 8, dtype=torch.float64), torch.rand(5, 6) < 0.7 if masked else None
+    assert branch._in_halves()
+    found = _with_gradients(branch, x, mask)
+    called = []
+    handle = branch.proj_in.register_forward_hook(lambda *_: called.append(None))
+    expected = _with_gradients(branch, x, mask)
+    assert len(called) == 1
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+    handle.remove()
+    assert branch._in_halves()
+
+
+@pytest.mark.parametrize("watch", ["register_forward_pre_hook", "register_full_backward_hook", "forward", "type"])
+@pytest.mark.parametrize("name", ["proj_in", "gating"])
+def test_modules_that_somebody_listens_to_or_replaced_are_called(name, watch):
+    branch, called = _shaken(GatedMLP(8, 6)), []
+    module = getattr(branch, name)
+    if watch == "type":
+
+        class Another(type(module)):
+            def forward(self, *args, **kwargs):
+                called.append(None)
+                return super().forward(*args, **kwargs)
+
+        module.__class__ = Another
+    elif watch == "forward":
+        forward = module.forward
+        module.forward = lambda *args, **kwargs: (called.append(None), forward(*args, **kwargs))[1]
+    else:
+        getattr(module, watch)(lambda *_: called.append(None))
+    branch(torch.randn(2, 6, 8, requires_grad=True)).sum().backward()
+    assert called
+
+
+def _with_gradients(branch, x, mask):
+    x = x.clone().requires_grad_()
+    out = branch(x, mask)
+    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+    return out, *torch.autograd.grad((out * weights).sum(), [x, *branch.parameters()])
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("gate", GATES)
 def test_half_types_and_autocast(gate, dtype):

@@ -6,11 +6,13 @@ import torch.nn.functional as F
 
 from tokenmix.errors import UserError
 from tokenmix.measure.memory import peak_memory
+from tokenmix.ops import less
 from tokenmix.ops.attention_residual import attention_residual, pool_mask
 from tokenmix.ops.gating import resize_gate
 from tokenmix.ops.less import (
     Scores,
     attention_from_scores,
+    next_scores,
     resize_score_transform,
     transform_factored,
     transform_scores,
@@ -92,6 +94,41 @@ def test_factors_equal_the_dense_map_through_a_chain_with_gradients(heads, maske
         results.append((scores, out, *torch.autograd.grad((out * out.cos()).sum(), leaves)))
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("heads", [None, 3])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("with_dense", [False, True])
+def test_scores_passed_on_equal_the_dense_map_with_gradients_and_without(heads, masked, with_dense):
+    query, key = factors_of(2, 3, 6, 4)
+    start = torch.randn(2, 3, 6, 6, dtype=D) if with_dense else None
+    mask = torch.tensor([[True, False, True, True, True, False], [True] * 6]) if masked else None
+    value = torch.randn(2, 3, 6, 4, dtype=D).requires_grad_()
+    scores, dense = Scores(query, key, start), Scores(query, key, start).matrix()
+    for seed in range(3):
+        transform = transform_of(6, heads, seed=seed)
+        scores, dense = next_scores(scores, *transform, mask=mask), transform_scores(dense, *transform, mask=mask)
+        torch.testing.assert_close(scores.matrix(), dense)
+        torch.testing.assert_close(scores.joined().matrix(), dense)
+        expected = attention_from_scores(Scores(query[..., :0], key[..., :0], dense), value, mask=mask)
+        torch.testing.assert_close(attention_from_scores(scores, value, mask=mask), expected)
+        with torch.no_grad():
+            torch.testing.assert_close(attention_from_scores(scores, value, mask=mask), expected)
+    assert scores.query.shape[-1] == 4
+    lead = (2 if masked else 1, 1 if heads is None else 3)
+    assert with_dense or scores.common_query.shape == (*lead, 6, 6)
+
+
+def test_columns_stay_factors_where_their_map_would_be_large(monkeypatch):
+    query, key = (t.float() for t in factors_of(2, 3, 6, 4))
+    scores, value = next_scores(Scores(query, key), *(t.float() for t in transform_of(6))), torch.randn(2, 3, 6, 4)
+    seen = []
+    monkeypatch.setattr(less, "attention", lambda q, k, v, bias, **_: seen.append((q.shape[-1], bias is None)))
+    attention_from_scores(scores, value)
+    attention_from_scores(scores, value.requires_grad_())
+    monkeypatch.setattr(less, "MOST_COMMON", 35)
+    attention_from_scores(scores, value.detach())
+    assert seen == [(4, False), (6, True), (6, True)]
 
 
 @pytest.mark.parametrize("heads", [None, 2])

@@ -132,6 +132,37 @@ def test_attention_with_gradients_equals_float64(kind, way, widths, monkeypatch)
         torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("lead", [(1, 1), (1, 3), (2, 1), (2, 3)])
+@pytest.mark.parametrize("way", ["written", "written, some heads at a time", "fused"])
+def test_numbers_that_the_scores_are_added_to(lead, way, monkeypatch):
+    monkeypatch.setattr(kernels, "MOST_WRITTEN", 0 if way == "fused" else 2**18)
+    monkeypatch.setattr(kernels, "TILE_ENTRIES", 2**20 if way == "written" else 4 * 40 * 40)
+    inputs, added = _heads(40, 8, 8), torch.randn(*lead, 40, 40).masked_fill(torch.rand(40, 40) > 0.7, -torch.inf)
+    added[..., 0] = 1.0
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    out = attention_by_onednn(*inputs, added, False, 0.4)
+    exact = ((wide[0] @ wide[1].mT) * 0.4 + added.double()).softmax(-1) @ wide[2]
+    torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-5)
+    grad = torch.randn(2, 3, 40, 8)
+    twice = torch.autograd.grad(out, inputs, grad, create_graph=True)
+    once = torch.autograd.grad(out, inputs, grad, retain_graph=True)
+    for found in (once, twice):
+        for one, other in zip(found, torch.autograd.grad(exact, wide, grad.double(), retain_graph=True), strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
+
+
+def test_a_bias_that_learns_is_not_for_it(monkeypatch):
+    monkeypatch.setattr(onednn, "_IS_FASTER", True)
+    inputs, bias = _heads(150, 8, 8), torch.randn(1, 3, 150, 150)
+    assert serves(*inputs, bias)
+    bias.requires_grad_()
+    assert not serves(*inputs, bias)
+    with torch.no_grad():
+        assert serves(*inputs, bias)
+    (grad,) = torch.autograd.grad(attention(*inputs, bias=bias).sum(), bias)
+    assert torch.isfinite(grad).all()
+
+
 def test_other_numbers_of_keys():
     inputs = _heads(7, 5, 4, keys=9)
     torch.testing.assert_close(

@@ -13,6 +13,7 @@ from tokenmix.layers.linear import Linear
 from tokenmix.layers.spatial_gating import GateKind, SpatialGatingUnit
 from tokenmix.layers.tiny_attention import TinyAttention
 from tokenmix.ops.gating import GateVariant
+from tokenmix.ops.linear import linear
 
 __all__ = ["GatedMLP"]
 
@@ -114,8 +115,23 @@ class GatedMLP(Mixer):
     def _branch(self, x: Tensor, mask: Tensor | None) -> Tensor:
         x = zero_masked(x, mask)
         addend = None if self.tiny_attention is None else self.tiny_attention(x, mask)
-        gated = self.gating(self.act(self.proj_in(x)), mask, addend=addend)
+        if self._in_halves():
+            rows = zip(self.proj_in.weight.chunk(2), self.proj_in.bias.chunk(2))
+            content, gated = (self.act(linear(x, *each)) for each in rows)
+            gated = self.gating.gate_halves(content, gated, mask, addend=addend)
+        else:
+            gated = self.gating(self.act(self.proj_in(x)), mask, addend=addend)
         return zero_masked(self.dropout(self.proj_out(gated)), mask)
+
+    def _in_halves(self) -> bool:
+        """Whether U is applied in halves, so that neither norm nor gradient has to copy a half of Z.
+
+        The modules are then not called themselves: not if another stands in their place or somebody listens to them.
+        """
+        own = type(self.proj_in) is Linear and type(self.gating) is SpatialGatingUnit
+        if not own or self.gating.variant != "split" or torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return False
+        return not any(_is_watched(module) for module in (self.proj_in, self.gating))
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The (N, N) matrix W that the tokens of x met, see `SpatialGatingUnit.attention_map`."""
@@ -139,6 +155,12 @@ class GatedMLP(Mixer):
         linear = num_tokens * self.dim * (self.hidden + self.gating.out_dim)
         tiny = 0 if self.tiny_attention is None else self.tiny_attention.macs(num_tokens)
         return linear + self.gating.macs(num_tokens) + tiny
+
+
+def _is_watched(module: nn.Module) -> bool:
+    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    # Some packages put another forward on the instance.
+    return bool(hooks) or "forward" in vars(module)
 
 
 def _hidden(dim: int, expansion: float, variant: GateVariant) -> int:

@@ -30,8 +30,8 @@ class LessAttention(Mixer):
     The layer starts with W = U = 1 and b = c = 0: it hands on the scores of the layer before.
 
     In factors, A = Q K^T gives A' = [U Q, U 1, c] [W K, b, 1]^T: the tokens of Q and K are mixed, and what follows is
-    ordinary attention in the fused kernels, without an N x N map. Scores with a dense part (from `AttentionResidual`)
-    pay for a dense transform of that part.
+    ordinary attention in the fused kernels, without an N x N map for each image. Scores with a dense part (from
+    `AttentionResidual`) pay for a dense transform of that part.
 
     Paper: Zhang et al., You Only Need Less Attention at Each Stage in Vision Transformers, arXiv 2406.00427. It applies
     the rule to the dense map, and prints an O(N^2) cost for what is 2 H N^3; `mode="dense"` does that. It leaves open
@@ -52,9 +52,10 @@ class LessAttention(Mixer):
     Shape:
         x (B, N, D) to (B, N, D), N <= num_tokens; the map (B, H, N, N).
 
-    Cost, with scores of width r (d behind a vanilla layer, 2 more for each less-attention layer between): mixing
-    2 N^2 H r, attention N^2 (H (r + 2) + D), values and output 2 N D^2; 2 N D^2 more with `"own"`. By multiply-adds it
-    beats a fresh attention layer when N < D. Dense: 2 H N^3 in place of the mixing.
+    Cost, with m = 2 for each less-attention layer between this one and a vanilla one: mixing 2 N^2 (D + m), attention
+    N^2 (2 D + H (m + 2)), values and output 2 N D^2; 2 N D^2 more with `"own"`. By multiply-adds it beats a fresh
+    attention layer when N < D. Dense: 2 H N^3 in place of the mixing. Without gradients on a CPU, what the biases add
+    is one small map for all images, and the attention N^2 (2 D + m + 2).
 
     Raises:
         UserError: heads that do not divide dim, an unknown option, more tokens than num_tokens, no scores given where
@@ -146,7 +147,7 @@ class LessAttention(Mixer):
         self.num_tokens = self.theta.shape[-1]
 
     def macs(self, num_tokens: int) -> int:
-        """The formula of the class, with r = d: as directly behind a vanilla layer, and without a dense part."""
+        """The formula of the class with m = 0: as directly behind a vanilla layer, and without a dense part."""
         projections = (4 if self.qk is not None else 2) * num_tokens * self.dim**2
         if self.mode == "dense":
             dense = self.num_heads * num_tokens**2 * (2 * num_tokens + self.head_dim)
@@ -166,8 +167,8 @@ class LessAttention(Mixer):
 
     def _scores(self, x: Tensor, carry: Scores | None) -> Scores:
         if self.qk is not None:
-            heads = self.qk(x).unflatten(2, (2, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
-            query, key = heads.unbind(0)
+            parts = (part.unflatten(2, (self.num_heads, self.head_dim)) for part in self.qk(x).chunk(2, dim=2))
+            query, key = (part.transpose(1, 2) for part in parts)
             return Scores(query * self.head_dim**-0.5, key)
         if carry is None:
             raise UserError(

@@ -113,11 +113,10 @@ class SelfAttention(Mixer):
             bias=residual,
             causal=self.causal,
             normalization=self.normalization,
-            scale=1.0,
             dropout=self.attention_dropout if self.training else 0.0,
         )
         out = zero_masked(self.drop(self.proj(out.transpose(1, 2).flatten(2))), mask)
-        return out, carry if self.causal else Scores(query, key, residual)
+        return out, carry if self.causal else Scores(query * self.head_dim**-0.5, key, residual)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The map (B, H, N, N): rows are queries and sum to 1, those of masked tokens are 0."""
@@ -129,7 +128,7 @@ class SelfAttention(Mixer):
         """The map that `mix` used on the same arguments."""
         query, key, _ = self._heads(x, mask)
         return attention_probabilities(
-            query, key, mask=mask, bias=residual, causal=self.causal, normalization=self.normalization, scale=1.0
+            query, key, mask=mask, bias=residual, causal=self.causal, normalization=self.normalization
         )
 
     def macs(self, num_tokens: int) -> int:
@@ -137,9 +136,10 @@ class SelfAttention(Mixer):
         return 4 * num_tokens * self.dim**2 + 2 * num_tokens**2 * self.dim
 
     def _heads(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """q with the scale in it, k and v, each (B, H, N, d). Padding may hold anything, NaN too, so it is set to 0."""
+        """q, k and v, each (B, H, N, d). Padding may hold anything, NaN too, so it is set to 0."""
         check_tokens(self, x)
         x = zero_masked(x, check_mask(mask, x, x.shape[1]))
-        heads = self.qkv(x).unflatten(2, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
-        query, key, value = heads.unbind(0)
-        return query * self.head_dim**-0.5, key, value
+        # In chunks: the gradients of three views side by side are then one concatenation, not a stack and a copy.
+        parts = (part.unflatten(2, (self.num_heads, self.head_dim)) for part in self.qkv(x).chunk(3, dim=2))
+        query, key, value = (part.transpose(1, 2) for part in parts)
+        return query, key, value

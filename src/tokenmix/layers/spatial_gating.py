@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, replace_parameter, zero_masked
-from tokenmix.ops.gating import GateVariant, gate_matrix, resize_gate, spatial_gate
+from tokenmix.ops.gating import GateVariant, gate_content, gate_matrix, resize_gate, spatial_gate
 
 __all__ = ["GateKind", "SpatialGatingUnit"]
 
@@ -93,17 +93,17 @@ class SpatialGatingUnit(Mixer):
         mask = check_mask(mask, x, x.shape[1])
         if addend is not None and addend.shape != (*x.shape[:2], self.out_dim):
             raise UserError(f"addend must be {(*x.shape[:2], self.out_dim)}, got {tuple(addend.shape)}")
-        return spatial_gate(
-            zero_masked(x, mask),
-            self.weight,
-            self.bias,
-            variant=self.variant,
-            norm=self.norm,
-            addend=addend,
-            mask=mask,
-            causal=self.causal,
-            method="fft" if self.gate == "toeplitz-fft" else "dense",
-        )
+        return spatial_gate(zero_masked(x, mask), self.weight, self.bias, addend=addend, mask=mask, **self._options())
+
+    def gate_halves(
+        self, content: Tensor, gated: Tensor, mask: Tensor | None = None, *, addend: Tensor | None = None
+    ) -> Tensor:
+        """`forward` of a split unit on Z_1 and Z_2 apart, (B, N, C/2) each and finite where the mask leaves out."""
+        return gate_content(content, gated, self.weight, self.bias, addend=addend, mask=mask, **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        method = "fft" if self.gate == "toeplitz-fft" else "dense"
+        return {"variant": self.variant, "norm": self.norm, "causal": self.causal, "method": method}
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The (N, N) matrix W that the tokens of x met. It has no batch axis: a mask, which is per sample, is checked

@@ -126,7 +126,8 @@ def _residual(index: int, before: int, reduction: int) -> Literal["pooled", "kep
 def less_macs(spec: StageSpec, num_tokens: int, index: int, mode: Mode) -> int:
     """Multiply-adds of the less-attention layer with `index` such layers before it in its stage.
 
-    Each hands on factors two columns wider than it got; a part of full rank takes a dense transform.
+    Each adds two columns to the factors, which heads share until attention; a part of full rank takes a dense
+    transform, and the biases join that. Without gradients on a CPU the columns may take fewer, as a map.
     """
     n, heads = num_tokens, spec.num_heads
     width = spec.dim // heads
@@ -134,9 +135,11 @@ def less_macs(spec: StageSpec, num_tokens: int, index: int, mode: Mode) -> int:
     if mode == "dense":
         product = n**2 * heads * width if index == 0 else 0
         return values + product + 2 * heads * n**3
-    width += 2 * index
-    transform = 2 * n**2 * heads * width + (2 * heads * n**3 if spec.dense else 0)
-    return values + transform + n**2 * heads * (width + 2)
+    mixing = 2 * n**2 * heads * width
+    if spec.dense:
+        return values + mixing + 2 * heads * n**3 + n**2 * heads * width
+    columns = 2 * index
+    return values + mixing + 2 * n**2 * columns + n**2 * heads * (width + columns + 2)
 
 
 def unpaid(costs: Sequence[BlockCost], stages: Sequence[StageSpec], mode: Mode) -> list[str]:

@@ -186,7 +186,8 @@ class LaViTStage(nn.Module):
         keys = shrunk(self.grid, self.spec.key_reduction)
         num_keys = keys[0] * keys[1]
         only_dense = behind > 0 and self.less_mode == "dense"
-        width = 0 if only_dense else before.dim // before.num_heads + 2 * behind
+        columns = 0 if before.dense else 2 * behind
+        width = 0 if only_dense else before.dim // before.num_heads + columns
         macs = self.residual.macs(grid_before, width, num_keys)
         if not only_dense and not before.dense:
             return macs

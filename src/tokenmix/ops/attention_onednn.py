@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from tokenmix.ops.onednn import needs_operator, onednn_products, takes_onednn
+from tokenmix.ops.onednn import is_followed, onednn_products, takes_onednn
 
 __all__ = ["attention_by_onednn", "rows_of", "serves"]
 
@@ -58,7 +58,7 @@ def attention_by_onednn(
         causal: token i sees keys 0 to i; not together with `limits`.
         scale: of the scores.
     """
-    attend = _operator if needs_operator(query, key, value) else _attend
+    attend = _operator if is_followed(query, key, value) else _attend
     return attend(query, key, value, limits, causal, scale)[0]
 
 

@@ -13,6 +13,7 @@ from tokenmix.errors import UserError, unknown_name
 from tokenmix.ops.external_sdpa import external_by_sdpa
 from tokenmix.ops.linear import convolves, linear
 from tokenmix.ops.normalize import broadcast_mask, double_normalize
+from tokenmix.ops.onednn import is_followed
 from tokenmix.ops.streaming import stream_external
 
 __all__ = [
@@ -299,7 +300,11 @@ def _map(
     if normalization == "double":
         if mask is None and key_bias is None and num_steps == 1 and logits.dtype in (torch.float32, torch.float64):
             # Two fused kernels. They cannot have a slot that is closed by -inf, which only a bias or float16 brings.
-            return torch.softmax(torch.log_softmax(logits, dim=-2), dim=-1)
+            if is_followed(logits) or logits.device.type != "cpu":
+                return torch.softmax(torch.log_softmax(logits, dim=-2), dim=-1)
+            # In place: what is written last is still in the cache.
+            torch.log_softmax(logits, dim=-2, out=logits)
+            return torch.softmax(logits, dim=-1, out=logits)
         return double_normalize(logits, mask=mask, num_steps=num_steps)
     shares = torch.softmax(logits, dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32)).to(logits.dtype)
     return shares if mask is None else shares.masked_fill(~broadcast_mask(mask, logits).unsqueeze(-1), 0.0)
@@ -310,7 +315,7 @@ def _features(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     # Exporting is asked for by `convolves`, before any size is looked at.
     if not convolves(x, weight) or x.dim() < 3 or not x.is_contiguous() or x.numel() * weight.shape[0] < LEAST_MACS:
         return F.linear(x, weight, bias)
-    return linear(x.flatten(0, -3), weight, bias).unflatten(0, x.shape[:-2])
+    return linear(x.view(1, -1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)
 
 
 def _autocast(*tensors: Tensor | None) -> tuple[Tensor, ...]:

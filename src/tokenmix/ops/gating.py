@@ -15,6 +15,7 @@ __all__ = [
     "GateBackend",
     "GateMethod",
     "GateVariant",
+    "gate_content",
     "gate_matrix",
     "resize_gate",
     "spatial_gate",
@@ -74,12 +75,42 @@ def spatial_gate(
     if variant == "split" and z.shape[-1] % 2:
         raise UserError(f"a split gate halves its channels, got {z.shape[-1]}; give an even number of channels")
     content, gated = z.chunk(2, dim=-1) if variant == "split" else (z, z)
+    return gate_content(
+        content,
+        gated,
+        weight,
+        bias,
+        variant=variant,
+        norm=norm,
+        addend=addend,
+        mask=mask,
+        causal=causal,
+        method=method,
+        backend=backend,
+    )
+
+
+def gate_content(
+    content: Tensor,
+    gated: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    variant: GateVariant = "split",
+    norm: Callable[[Tensor], Tensor] | None = None,
+    addend: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    method: GateMethod = "dense",
+    backend: GateBackend = "eager",
+) -> Tensor:
+    """`spatial_gate` of Z_1 and Z_2, (B, N, c) each, that need not lie in one Z."""
     if norm is not None:
         gated = norm(gated)
     if backend != "eager":
         _check_fused(backend, variant, method)
-        matrix = gate_matrix(weight, z.shape[1], causal=causal)
-        return _fused(content, gated, matrix, bias[: z.shape[1]], addend, mask)
+        n = gated.shape[1]
+        return _fused(content, gated, gate_matrix(weight, n, causal=causal), bias[:n], addend, mask)
     gate = spatial_projection(gated, weight, bias, mask=mask, causal=causal, method=method)
     if addend is not None:
         gate = gate + addend

@@ -10,7 +10,7 @@ from torch import Tensor
 from tokenmix.errors import UserError
 from tokenmix.ops.attention import attention
 from tokenmix.ops.gating import resize_gate
-from tokenmix.ops.onednn import batched_product, takes_onednn
+from tokenmix.ops.onednn import batched_product, is_followed, takes_onednn
 
 __all__ = [
     "Scores",
@@ -152,13 +152,9 @@ def next_scores(
     def kept(x: Tensor) -> Tensor:
         return x if left_out is None else x.masked_fill(left_out, 0.0)
 
-    if scores.dense is not None:
-        dense = transform_scores(_with_common(scores), theta, theta_bias, psi, psi_bias, mask=mask)
-    else:
-        dense = None
     query, key = (kept(_mix_tokens(w, kept(x))) for w, x in ((psi, scores.query), (theta, scores.key)))
-    if dense is not None:
-        return Scores(query, key, dense)
+    if scores.dense is not None:
+        return Scores(query, key, transform_scores(_with_common(scores), theta, theta_bias, psi, psi_bias, mask=mask))
     b, c = _row(theta_bias, num_tokens), _row(psi_bias, num_tokens)
     common_query = _columns(query, _row_sums(psi, mask), c)
     common_key = _columns(key, b, torch.ones_like(b))
@@ -187,12 +183,9 @@ def attention_from_scores(scores: Scores, value: Tensor, *, mask: Tensor | None 
 
 
 def _common_is_small(scores: Scores, value: Tensor) -> bool:
-    """Whether the common scores are better added as a map: a small one on a CPU, and no gradient passes."""
+    """Whether the common scores are better added as a map: a small one on a CPU, which nobody follows."""
     query, key = scores.common_query, scores.common_key
-    # Exporting comes first, since looking at a tensor's size would restrict it.
-    if query is None or key is None or torch.compiler.is_exporting() or query.device.type != "cpu":
-        return False
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (*scores[:2], query, key, value)):
+    if query is None or key is None or query.device.type != "cpu" or is_followed(*scores[:2], query, key, value):
         return False
     return query.shape[:-1].numel() * key.shape[-2] <= MOST_COMMON
 

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from tokenmix.ops.external_tiles import Heads, HeadsBackward
 from tokenmix.ops.normalize import double_normalize
-from tokenmix.ops.onednn import needs_operator
+from tokenmix.ops.onednn import is_followed
 
 __all__ = ["TILE_ENTRIES", "stream_external"]
 
@@ -54,7 +54,7 @@ def stream_external(
         chunk_size: tokens in a tile; None for all.
     """
     tensors = query, key_memory, value_memory, key_bias, value_bias
-    stream = _operator if needs_operator(*(t for t in tensors if t is not None)) else _stream
+    stream = _operator if is_followed(*(t for t in tensors if t is not None)) else _stream
     return stream(*tensors, mask, num_steps, chunk_size)
 
 
