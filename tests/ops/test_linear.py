@@ -93,14 +93,14 @@ def test_where_the_convolution_is_not_taken(monkeypatch):
     assert not convolves(x, weight)
 
 
-def test_where_mkl_is_fast_many_rows_alone_are_convolved(monkeypatch):
+def test_where_mkl_is_fast_few_features_of_large_inputs_alone_are_convolved(monkeypatch):
     monkeypatch.setattr(ops, "AVX512", True)
     monkeypatch.setattr(ops, "MKL_IS_FAST", True)
-    weight = torch.randn(32, 64)
-    assert convolves(torch.randn(1, 4096, 64), weight)
-    assert convolves(torch.randn(16, 256, 64), weight)
-    assert not convolves(torch.randn(1, 4095, 64), weight)
-    assert not convolves_tokens(torch.randn(16, 256, 64), torch.randn(256, 256))
+    assert convolves(torch.randn(1, 4096, 256), torch.randn(64, 256))
+    assert convolves(torch.randn(2, 8192, 64), torch.randn(128, 64))
+    assert not convolves(torch.randn(1, 4095, 256), torch.randn(64, 256))
+    assert not convolves(torch.randn(1, 4096, 256), torch.randn(256, 256))
+    assert not convolves_tokens(torch.randn(16, 256, 256), torch.randn(256, 256))
 
 
 class _Sharded(torch.Tensor):

@@ -92,7 +92,12 @@ def _without_bias() -> nn.Module:
 
 CONTESTS = {
     "external attention, N 196": Contest(
-        "fightingcv-attention", "fightingcv_attention", (8, 196, 512), _external, {"fightingcv": _fightingcv}
+        "fightingcv-attention",
+        "fightingcv_attention",
+        (8, 196, 512),
+        _external,
+        {"fightingcv": _fightingcv},
+        "ours checks its input and calls five modules, 0.02 ms, or 0.09 ms where the products emptied the cache",
     ),
     "external attention, N 4096": Contest(
         "fightingcv-attention", "fightingcv_attention", (1, 4096, 512), _external, {"fightingcv": _fightingcv}

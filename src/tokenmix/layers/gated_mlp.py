@@ -124,12 +124,14 @@ class GatedMLP(Mixer):
         return zero_masked(self.dropout(self.proj_out(gated)), mask)
 
     def _in_halves(self) -> bool:
-        """Whether U is applied in halves, so that neither norm nor gradient has to copy a half of Z.
+        """Whether U is applied in halves, so that no gradient of a half of Z has to be copied into one of Z.
 
         The modules are then not called themselves: not if another stands in their place or somebody listens to them.
         """
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return False
         own = type(self.proj_in) is Linear and type(self.gating) is SpatialGatingUnit
-        if not own or self.gating.variant != "split" or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if not own or self.gating.variant != "split":
             return False
         return not any(_is_watched(module) for module in (self.proj_in, self.gating))
 

@@ -109,8 +109,8 @@ def external_attention(
     _check(query, key_memory, key_bias, normalization, num_steps)
     _check_values(key_memory, value_memory, value_bias)
     check_chunks(chunk_size, dropout)
+    check_backend(backend, chunk_size, dropout)
     chosen = backend or _choose(query, key_memory, chunk_size, dropout)
-    check_backend(chosen, chunk_size, dropout)
     full = None if mask is None else broadcast_mask(mask, query)
     return _BACKENDS[chosen].run(
         Problem(

@@ -21,8 +21,8 @@ __all__ = [
 # Below so many numbers in the input, setting up a convolution costs what it gains.
 _LEAST_INPUT = 2**15
 
-# Where MKL is fast, oneDNN gains with so many tokens only.
-_LEAST_ROWS = 2**12
+# Where MKL is fast, oneDNN gains where few features come out of an input that is so large.
+_FEW_FEATURES, _LARGE_INPUT = 128, 2**20
 
 # With fewer tokens than this the tokens' convolution loses to a batched product.
 _LEAST_TOKENS = 96
@@ -65,25 +65,24 @@ def convolves(x: Tensor, weight: Tensor) -> bool:
     Not while exporting, so that a saved graph says `linear`; not under autocast or for half types, whose products
     PyTorch gives to oneDNN anyhow; not for a weight that is no plain tensor, such as a quantised or a sharded one.
     """
-    if not _can_convolve(x, weight) or x.numel() < _LEAST_INPUT:
-        return False
-    return not MKL_IS_FAST or x.shape[:-1].numel() >= _LEAST_ROWS
+    if MKL_IS_FAST:
+        return weight.shape[0] <= _FEW_FEATURES and _can_convolve(x, weight, _LARGE_INPUT)
+    return _can_convolve(x, weight, _LEAST_INPUT)
 
 
 def convolves_tokens(x: Tensor, weight: Tensor) -> bool:
     """The same for `tokens_by_convolution` of x (B, N, C)."""
-    if MKL_IS_FAST or not _can_convolve(x, weight):
-        return False
-    return x.numel() >= _LEAST_INPUT and x.shape[1] >= _LEAST_TOKENS
+    return not MKL_IS_FAST and _can_convolve(x, weight, _LEAST_INPUT) and x.shape[1] >= _LEAST_TOKENS
 
 
-def _can_convolve(x: Tensor, weight: Tensor) -> bool:
+def _can_convolve(x: Tensor, weight: Tensor, least_input: int) -> bool:
     # Exporting comes first, since comparing a size that is left open would restrict it.
-    if not AVX512 or torch.compiler.is_exporting() or torch.is_autocast_enabled("cpu"):
+    if not AVX512 or torch.compiler.is_exporting():
+        return False
+    if x.numel() < least_input or torch.is_autocast_enabled("cpu"):
         return False
     plain = type(weight) in (Tensor, torch.nn.Parameter)
-    single = x.dtype == weight.dtype == torch.float32 and x.device.type == "cpu"
-    return plain and single
+    return plain and x.dtype == weight.dtype == torch.float32 and x.device.type == "cpu"
 
 
 def features_by_convolution(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.flop_counter import register_flop_formula
 
 from tokenmix.ops.cpu import AVX512, MKL_IS_FAST
@@ -73,7 +72,7 @@ def is_followed(*tensors: Tensor) -> bool:
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     if differentiated or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return True
-    return torch._C._are_functorch_transforms_active() or _get_current_dispatch_mode() is not None
+    return torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def batched_product(a: Tensor, b: Tensor) -> Tensor:
