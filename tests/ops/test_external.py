@@ -293,3 +293,10 @@ def _change(**changes: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
 def test_mistakes_are_named(change: Callable[[dict[str, Any]], dict[str, Any]], says: str) -> None:
     with pytest.raises(UserError, match=says):
         external_attention(**change(problem(2, 2, 7, 3)))
+
+
+@pytest.mark.parametrize("chunk_size", [None, 3])
+def test_shapes_without_numbers(chunk_size):
+    query, memory = torch.empty(2, 7, 8, device="meta"), torch.empty(4, 8, device="meta")
+    with torch.no_grad():
+        assert external_attention(query, memory, memory, chunk_size=chunk_size).shape == (2, 7, 8)

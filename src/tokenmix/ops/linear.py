@@ -66,7 +66,7 @@ def convolves(x: Tensor, weight: Tensor) -> bool:
     PyTorch gives to oneDNN anyhow; not for a weight that is no plain tensor, such as a quantised or a sharded one.
     """
     if MKL_IS_FAST:
-        return weight.shape[0] <= _FEW_FEATURES and _can_convolve(x, weight, _LARGE_INPUT)
+        return _can_convolve(x, weight, _LARGE_INPUT) and weight.shape[0] <= _FEW_FEATURES
     return _can_convolve(x, weight, _LEAST_INPUT)
 
 

@@ -54,7 +54,8 @@ def stream_external(
         chunk_size: tokens in a tile; None for all.
     """
     tensors = query, key_memory, value_memory, key_bias, value_bias
-    stream = _operator if is_followed(*(t for t in tensors if t is not None)) else _stream
+    followed = query.is_meta or is_followed(*(t for t in tensors if t is not None))
+    stream = _operator if followed else _stream
     return stream(*tensors, mask, num_steps, chunk_size)
 
 
