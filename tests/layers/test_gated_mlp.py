@@ -193,7 +193,7 @@ def test_a_few_samples_at_a_time_without_gradients(attention_dim, masked, monkey
 def test_in_halves_or_whole_it_is_the_same(attention_dim, masked):
     branch = _shaken(GatedMLP(8, 6, attention_dim=attention_dim)).double()
     x, mask = torch.randn(5, 6, 8, dtype=torch.float64), torch.rand(5, 6) < 0.7 if masked else None
-    assert branch._in_halves()
+    assert branch._in_halves(x)
     found = _with_gradients(branch, x, mask)
     called = []
     handle = branch.proj_in.register_forward_hook(lambda *_: called.append(None))
@@ -202,7 +202,7 @@ def test_in_halves_or_whole_it_is_the_same(attention_dim, masked):
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
     handle.remove()
-    assert branch._in_halves()
+    assert branch._in_halves(x)
 
 
 @pytest.mark.parametrize("watch", ["register_forward_pre_hook", "register_full_backward_hook", "forward", "type"])

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.autograd import gradcheck
+from torch.autograd import forward_ad, gradcheck
 
 from tokenmix.errors import UserError
 from tokenmix.measure.memory import peak_memory
@@ -300,3 +300,12 @@ def test_shapes_without_numbers(chunk_size):
     query, memory = torch.empty(2, 7, 8, device="meta"), torch.empty(4, 8, device="meta")
     with torch.no_grad():
         assert external_attention(query, memory, memory, chunk_size=chunk_size).shape == (2, 7, 8)
+
+
+def test_forward_mode_derivative_without_gradients():
+    query, memory, tangent = torch.randn(2, 7, 8), torch.randn(4, 8), torch.randn(2, 7, 8)
+    with torch.no_grad(), forward_ad.dual_level():
+        dual = forward_ad.make_dual(query, tangent)
+        found = forward_ad.unpack_dual(external_attention(dual, memory, memory)).tangent
+    _, expected = torch.func.jvp(lambda q: external_attention(q, memory, memory), (query,), (tangent,))
+    torch.testing.assert_close(found, expected)

@@ -115,7 +115,7 @@ class GatedMLP(Mixer):
     def _branch(self, x: Tensor, mask: Tensor | None) -> Tensor:
         x = zero_masked(x, mask)
         addend = None if self.tiny_attention is None else self.tiny_attention(x, mask)
-        if self._in_halves():
+        if self._in_halves(x):
             rows = zip(self.proj_in.weight.chunk(2), self.proj_in.bias.chunk(2))
             content, gated = (self.act(linear(x, *each)) for each in rows)
             gated = self.gating.gate_halves(content, gated, mask, addend=addend)
@@ -123,12 +123,13 @@ class GatedMLP(Mixer):
             gated = self.gating(self.act(self.proj_in(x)), mask, addend=addend)
         return zero_masked(self.dropout(self.proj_out(gated)), mask)
 
-    def _in_halves(self) -> bool:
-        """Whether U is applied in halves, so that no gradient of a half of Z has to be copied into one of Z.
+    def _in_halves(self, x: Tensor) -> bool:
+        """Whether U is applied in halves, on a CPU, so that no gradient of a half of Z has to be copied into one of Z.
 
         The modules are then not called themselves: not if another stands in their place or somebody listens to them.
         """
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        recorded = torch.is_grad_enabled() and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
+        if not recorded or x.device.type != "cpu":
             return False
         own = type(self.proj_in) is Linear and type(self.gating) is SpatialGatingUnit
         if not own or self.gating.variant != "split":

@@ -64,13 +64,13 @@ def takes_onednn(*tensors: Tensor) -> bool:
 
 
 def is_followed(*tensors: Tensor) -> bool:
-    """Whether somebody follows the calls of these tensors: autograd, the compiler, a tracer, a transform of torch.func,
-    or a mode such as the counter of multiply-adds.
+    """Whether somebody follows the calls of these tensors: autograd, either way, the compiler, a tracer, a transform of
+    torch.func, or a mode such as the counter of multiply-adds.
 
     Then a call has to be a registered operator, which takes 0.05 ms more, and one of the documented form.
     """
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    if differentiated or torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if differentiated or torch.compiler.is_compiling() or torch.jit.is_tracing() or forward_ad._current_level >= 0:
         return True
     return torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
 
