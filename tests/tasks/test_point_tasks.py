@@ -66,7 +66,7 @@ def config(folder: Path, task: str, out: Path, **changes) -> TrainConfig:
 @pytest.fixture(scope="module", params=["point-classification", "point-segmentation"])
 def run(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / request.param
-    return runs.train(config(folder, request.param, out, epochs=12), quiet=True)
+    return runs.train(config(folder, request.param, out, epochs=20), quiet=True)
 
 
 def result(run: Path) -> dict:
@@ -83,8 +83,7 @@ def test_learns(run: Path) -> None:
         assert metrics["instance_miou"] > 0.6
         assert set(metrics) >= {"category_miou", "part_miou", "accuracy", "loss"}
     else:
-        # By chance a half. How the CPU rounds decides on one of the eight clouds.
-        assert metrics["accuracy"] > 0.8
+        assert metrics["accuracy"] > 0.9
         assert metrics["balanced_accuracy"] == pytest.approx(metrics["accuracy"])
     assert result(run)["macs"] > 0
 

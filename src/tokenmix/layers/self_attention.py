@@ -90,7 +90,7 @@ class SelfAttention(Mixer):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mix the tokens of x. `mask` is (B, N) bool, True = the token takes part."""
-        return self.mix(x, None, mask)[0]
+        return self._attend(x, mask, None)[0]
 
     def mix(
         self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None, *, residual: Tensor | None = None
@@ -104,6 +104,11 @@ class SelfAttention(Mixer):
             mask: (B, N) bool, True = the token takes part.
             residual: (B, H, N, N) added to the scores, from `AttentionResidual`.
         """
+        out, query, key = self._attend(x, mask, residual)
+        return out, carry if self.causal else Scores(query * self.head_dim**-0.5, key, residual)
+
+    def _attend(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The result, and the query and key that it was made with."""
         query, key, value = self._heads(x, mask)
         out = attention(
             query,
@@ -115,8 +120,7 @@ class SelfAttention(Mixer):
             normalization=self.normalization,
             dropout=self.attention_dropout if self.training else 0.0,
         )
-        out = zero_masked(self.drop(self.proj(out.transpose(1, 2).flatten(2))), mask)
-        return out, carry if self.causal else Scores(query * self.head_dim**-0.5, key, residual)
+        return zero_masked(self.drop(self.proj(out.transpose(1, 2).flatten(2))), mask), query, key
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The map (B, H, N, N): rows are queries and sum to 1, those of masked tokens are 0."""

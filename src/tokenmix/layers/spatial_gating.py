@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, replace_parameter, zero_masked
-from tokenmix.ops.gating import GateVariant, gate_content, gate_matrix, resize_gate, spatial_gate
+from tokenmix.ops.gating import GateVariant, gate_matrix, resize_gate, spatial_gate
 
 __all__ = ["GateKind", "SpatialGatingUnit"]
 
@@ -99,7 +99,7 @@ class SpatialGatingUnit(Mixer):
         self, content: Tensor, gated: Tensor, mask: Tensor | None = None, *, addend: Tensor | None = None
     ) -> Tensor:
         """`forward` of a split unit on Z_1 and Z_2 apart, (B, N, C/2) each and finite where the mask leaves out."""
-        return gate_content(content, gated, self.weight, self.bias, addend=addend, mask=mask, **self._options())
+        return spatial_gate((content, gated), self.weight, self.bias, addend=addend, mask=mask, **self._options())
 
     def _options(self) -> dict[str, Any]:
         method = "fft" if self.gate == "toeplitz-fft" else "dense"

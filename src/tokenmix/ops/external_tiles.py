@@ -180,8 +180,7 @@ class Heads:
             before = offsets[-1] if offsets else None
             total = None
             for tile in self:
-                part = tile.offset(before)
-                total = part if total is None else torch.logaddexp(total, part)
+                total = tile.offset(before) if total is None else torch.logaddexp(total, tile.offset(before))
             assert total is not None
             # Where no token takes part any finite number will do.
             offsets.append(total.masked_fill(torch.isneginf(total), 0.0))

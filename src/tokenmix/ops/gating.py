@@ -15,7 +15,6 @@ __all__ = [
     "GateBackend",
     "GateMethod",
     "GateVariant",
-    "gate_content",
     "gate_matrix",
     "resize_gate",
     "spatial_gate",
@@ -30,7 +29,7 @@ GateBackend = Literal["eager", "triton"]
 
 
 def spatial_gate(
-    z: Tensor,
+    z: Tensor | tuple[Tensor, Tensor],
     weight: Tensor,
     bias: Tensor,
     *,
@@ -52,7 +51,8 @@ def spatial_gate(
         Liu et al., Pay Attention to MLPs (arXiv 2105.08050), section 2.1 and table 3; `split` is the gating unit.
 
     Args:
-        z: (B, N, C) features; `split` takes the first C/2 channels as Z_1 and the rest as Z_2.
+        z: (B, N, C) features; `split` takes the first C/2 channels as Z_1 and the rest as Z_2, which may also be given
+            as a pair that does not lie in one Z.
         weight: W, (n, n) with n >= N, of which the leading N x N block is used; or (2n-1,), a Toeplitz W.
         bias: b, (n,), one number per token.
         variant: which of the four forms.
@@ -72,39 +72,14 @@ def spatial_gate(
 
     The paper masks nothing: without `mask` its behaviour.
     """
-    if variant == "split" and z.shape[-1] % 2:
+    if isinstance(z, tuple):
+        content, gated = z
+    elif variant != "split":
+        content, gated = z, z
+    elif z.shape[-1] % 2:
         raise UserError(f"a split gate halves its channels, got {z.shape[-1]}; give an even number of channels")
-    content, gated = z.chunk(2, dim=-1) if variant == "split" else (z, z)
-    return gate_content(
-        content,
-        gated,
-        weight,
-        bias,
-        variant=variant,
-        norm=norm,
-        addend=addend,
-        mask=mask,
-        causal=causal,
-        method=method,
-        backend=backend,
-    )
-
-
-def gate_content(
-    content: Tensor,
-    gated: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    *,
-    variant: GateVariant = "split",
-    norm: Callable[[Tensor], Tensor] | None = None,
-    addend: Tensor | None = None,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    method: GateMethod = "dense",
-    backend: GateBackend = "eager",
-) -> Tensor:
-    """`spatial_gate` of Z_1 and Z_2, (B, N, c) each, that need not lie in one Z."""
+    else:
+        content, gated = z.chunk(2, dim=-1)
     if norm is not None:
         gated = norm(gated)
     if backend != "eager":
