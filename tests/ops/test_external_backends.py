@@ -67,8 +67,8 @@ def test_tiles_change_nothing(interleaved: bool, masked: bool, num_steps: int, c
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("std", [1.0, 1000.0])
 @pytest.mark.parametrize("entries", [500, 1000, 2000])
-def test_tiles_of_convolutions(entries: int, std: float, interleaved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads of many samples in a tile, of one, and a part of one's; single precision is where convolutions come in."""
+def test_tiles_by_onednn(entries: int, std: float, interleaved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads of many samples in a tile, of one, and a part of one's; single precision is where oneDNN comes in."""
     monkeypatch.setattr(linear, "_LEAST_INPUT", 1)
     monkeypatch.setattr(streaming, "TILE_ENTRIES", entries)
     tensors = problem(3, 4, 50, 8, dtype=torch.float32, std=std)
@@ -84,11 +84,10 @@ def test_tiles_of_convolutions(entries: int, std: float, interleaved: bool, monk
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 40, 6), (2, 3, 40, 6), (2, 40, 6)])
-def test_the_written_map_by_convolutions(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_written_map_by_onednn(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = problem(*shape, dtype=torch.float32)
     expected = call(tensors, backend="eager")
     monkeypatch.setattr(linear, "_LEAST_INPUT", 1)
-    monkeypatch.setattr(external, "LEAST_MACS", 1)
     found = call(tensors, backend="eager")
     torch.testing.assert_close(found, expected)
     # Other tensors than the bias of M_k, whose gradient is rounding alone.

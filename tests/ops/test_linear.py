@@ -1,12 +1,15 @@
-"""The convolutions against the products that they stand for, gradients included, and where they are taken."""
+"""oneDNN's products against those that they stand for, gradients included, and where they are taken."""
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.ops import linear as ops
+from tokenmix.ops import onednn
 from tokenmix.ops.gating import spatial_projection
-from tokenmix.ops.linear import convolves, convolves_tokens, features_by_convolution, linear, tokens_by_convolution
+from tokenmix.ops.linear import inner_product, linear, linear_into, takes_inner_product, weight_gradient
 
 
 @pytest.fixture(autouse=True)
@@ -17,40 +20,92 @@ def _seed():
 def _onednn_is_faster(monkeypatch):
     monkeypatch.setattr(ops, "AVX512", True)
     monkeypatch.setattr(ops, "MKL_IS_FAST", False)
+    monkeypatch.setattr(onednn, "_IS_FASTER", True)
 
 
-def _double(*shape):
-    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+def _inputs(*lead, biased=True):
+    """Tokens of 240 features, few more than are needed for oneDNN to be taken, weight and bias."""
+    return [torch.randn(*lead, 240), torch.randn(32, 240), *([torch.randn(32)] if biased else [])]
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_features_by_convolution(bias):
-    inputs = [_double(2, 5, 4), _double(3, 4), *([_double(3)] if bias else [])]
-    out = features_by_convolution(*inputs)
-    expected = torch.einsum("bnd,ed->bne", *inputs[:2]) + (inputs[2] if bias else 0)
-    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
-    assert out.is_contiguous()
-    assert torch.autograd.gradcheck(features_by_convolution, inputs)
+def _layouts():
+    """Weights and inputs (150, 240) that lie in memory in other ways."""
+    plain, wide = torch.randn(150, 240), torch.randn(300, 480)
+    return {
+        "plain": plain,
+        "transposed": plain.mT.contiguous().mT,
+        "rows apart": wide[::2, :240],
+        "columns apart": wide[:150, ::2],
+        "expanded rows": plain[:1].expand(150, 240),
+        "expanded columns": plain[:, :1].expand(150, 240),
+        "a row": torch.randn(1, 240),
+    }
 
 
-def test_features_by_convolution_of_tokens_in_another_layout():
-    x, weight = torch.randn(2, 4, 5).transpose(1, 2), torch.randn(3, 4)
-    torch.testing.assert_close(features_by_convolution(x, weight), F.linear(x, weight))
-
-
-def test_tokens_by_convolution():
-    x, weight, bias = _double(2, 5, 3), _double(5, 5), _double(5)
-    expected = torch.einsum("ij,bjc->bic", weight, x) + bias[:, None]
-    torch.testing.assert_close(tokens_by_convolution(x, weight, bias), expected, rtol=1e-12, atol=1e-12)
-    assert torch.autograd.gradcheck(tokens_by_convolution, (x, weight, bias))
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_large_linear_in_float32_with_gradients_equals_float64(size, monkeypatch):
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("lead", [(1, 150), (3, 150), (2, 3, 70), (200,)])
+def test_large_linear_in_float32_with_gradients_equals_float64(lead, biased, monkeypatch):
     _onednn_is_faster(monkeypatch)
-    x, weight, bias = torch.randn(size, 150, 240), torch.randn(32, 240), torch.randn(32)
-    assert convolves(x, weight)
-    _same_as_float64(linear, F.linear, (x, weight, bias))
+    inputs = _inputs(*lead, biased=biased)
+    assert takes_inner_product(*inputs[:2])
+    _same_as_float64(linear, F.linear, inputs)
+    with torch.no_grad():
+        out = linear(*inputs)
+    assert out.is_contiguous()
+    torch.testing.assert_close(out, F.linear(*inputs), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("layout", list(_layouts()))
+def test_layouts_of_inputs_and_weights(layout):
+    found = _layouts()[layout]
+    x, weight, bias = torch.randn(160, 240), torch.randn(150, 240), torch.randn(150)
+    for args in ((x, found, None), (found, weight, bias), (found[None], weight, None)):
+        expected = F.linear(*(None if arg is None else arg.double() for arg in args))
+        torch.testing.assert_close(inner_product(*args).double(), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_gradients_that_are_not_written_out(monkeypatch):
+    _onednn_is_faster(monkeypatch)
+    x, weight, bias = (t.requires_grad_() for t in _inputs(2, 150))
+    grads = torch.autograd.grad(linear(x, weight, bias).sum(), (x, weight, bias))
+    expected = torch.autograd.grad(F.linear(x, weight, bias).sum(), (x, weight, bias))
+    for one, other in zip(grads, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("learns", [0, 1, 2])
+def test_a_single_input_learns(learns, monkeypatch):
+    _onednn_is_faster(monkeypatch)
+    inputs = _inputs(2, 150)
+    inputs[learns].requires_grad_()
+    linear(*inputs).square().sum().backward()
+    found = inputs[learns].grad
+    inputs[learns].grad = None
+    F.linear(*inputs).square().sum().backward()
+    assert (found - inputs[learns].grad).abs().max() < 1e-5 * found.abs().max()
+
+
+def test_second_derivatives(monkeypatch):
+    _onednn_is_faster(monkeypatch)
+
+    def second(function, inputs):
+        (to_x,) = torch.autograd.grad(function(*inputs).square().sum(), inputs[0], create_graph=True)
+        return torch.autograd.grad(to_x.square().sum(), inputs)
+
+    singles = [t.requires_grad_() for t in _inputs(2, 150)]
+    doubles = [t.detach().double().requires_grad_() for t in singles]
+    for one, other in zip(second(linear, singles), second(F.linear, doubles), strict=True):
+        assert (one - other).abs().max() < 1e-5 * other.abs().max()
+
+
+@pytest.mark.parametrize("n", [10, 150])
+def test_gelu_in_the_same_pass(n, monkeypatch):
+    _onednn_is_faster(monkeypatch)
+    inputs = _inputs(2, n)
+    exact = F.gelu(F.linear(*(t.double() for t in inputs)))
+    with torch.no_grad():
+        torch.testing.assert_close(linear(*inputs, gelu=True).double(), exact, rtol=1e-5, atol=1e-5)
+    _same_as_float64(lambda *a: linear(*a, gelu=True), lambda *a: F.gelu(F.linear(*a)), inputs)
 
 
 @pytest.mark.parametrize(("n", "built_for", "causal"), [(150, 150, False), (145, 150, False), (150, 150, True)])
@@ -59,9 +114,8 @@ def test_large_gate_in_float32_with_gradients_equals_float64(n, built_for, causa
     _onednn_is_faster(monkeypatch)
     weight = torch.randn((2 * built_for - 1,) if toeplitz else (built_for, built_for))
     z = torch.randn(2, n, 240)
-    assert convolves_tokens(z, weight)
-    half = z.tensor_split(2, -1)[0]
-    for tokens in (z, half):
+    halves = z.tensor_split(2, -1)
+    for tokens in (z, halves[0], halves[1]):
         args = (tokens, weight, torch.randn(built_for))
         _same_as_float64(lambda *a: spatial_projection(*a, causal=causal), None, args)
 
@@ -74,60 +128,104 @@ def _same_as_float64(function, reference, inputs):
     (out * weights).sum().backward()
     (expected * weights).sum().backward()
     for a, b in ((out, expected), *zip((t.grad for t in singles), (t.grad for t in doubles))):
-        # A relative error of the sums of up to 300 products.
+        # A relative error of the sums of up to 600 products.
         assert (a - b).abs().max() < 1e-5 * b.abs().max()
 
 
-def test_where_the_convolution_is_not_taken(monkeypatch):
+@pytest.mark.parametrize("biased", [True, False])
+def test_linear_into_memory_that_is_there(biased):
+    x, weight, *bias = _inputs(1, 150, biased=biased)
+    out = torch.full((1, 150, 64), torch.nan)
+    linear_into(out[..., ::2], x, weight, *bias)
+    torch.testing.assert_close(out[..., ::2], F.linear(x, weight, *bias), rtol=1e-5, atol=1e-4)
+    assert out[..., 1::2].isnan().all()
+
+
+@pytest.mark.parametrize("n", [10, 150])
+def test_weight_gradient(n, monkeypatch):
+    _onednn_is_faster(monkeypatch)
+    grad, x = torch.randn(2, n, 32), torch.randn(2, n, 240)
+    expected = torch.einsum("bne,bnd->ed", grad.double(), x.double())
+    torch.testing.assert_close(weight_gradient(grad, x).double(), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_where_onednn_is_not_taken(monkeypatch):
     _onednn_is_faster(monkeypatch)
     x, weight = torch.randn(2, 150, 240), torch.nn.Parameter(torch.randn(32, 240))
-    assert convolves(x, weight)
-    assert not convolves(x[:, :10], weight)
-    assert not convolves(x.double(), weight.double())
-    assert not convolves(x.bfloat16(), weight.bfloat16())
-    assert not convolves(x.to("meta"), weight.to("meta"))
-    assert not convolves(x, weight.as_subclass(_Sharded))
+    assert takes_inner_product(x, weight)
+    assert not takes_inner_product(x[:, :10], weight)
+    assert not takes_inner_product(x.double(), weight.double())
+    assert not takes_inner_product(x.bfloat16(), weight.bfloat16())
+    assert not takes_inner_product(x.to("meta"), weight.to("meta"))
+    assert not takes_inner_product(x, weight.as_subclass(_Sharded))
     with torch.autocast("cpu", torch.bfloat16):
-        assert not convolves(x, weight)
+        assert not takes_inner_product(x, weight)
+    with forward_ad.dual_level():
+        assert not takes_inner_product(forward_ad.make_dual(x, x), weight)
     monkeypatch.setattr(ops, "AVX512", False)
-    assert not convolves(x, weight)
+    assert not takes_inner_product(x, weight)
 
 
-def test_where_mkl_is_fast_few_features_of_large_inputs_alone_are_convolved(monkeypatch):
+def test_where_mkl_is_fast_few_features_of_large_inputs_alone_are_onednns(monkeypatch):
     monkeypatch.setattr(ops, "AVX512", True)
     monkeypatch.setattr(ops, "MKL_IS_FAST", True)
-    assert convolves(torch.randn(1, 4096, 256), torch.randn(64, 256))
-    assert convolves(torch.randn(2, 8192, 64), torch.randn(128, 64))
-    assert not convolves(torch.randn(1, 4095, 256), torch.randn(64, 256))
-    assert not convolves(torch.randn(1, 4096, 256), torch.randn(256, 256))
-    assert not convolves_tokens(torch.randn(16, 256, 256), torch.randn(256, 256))
+    assert takes_inner_product(torch.randn(1, 4096, 256), torch.randn(64, 256))
+    assert takes_inner_product(torch.randn(2, 8192, 64), torch.randn(128, 64))
+    assert not takes_inner_product(torch.randn(1, 4095, 256), torch.randn(64, 256))
+    assert not takes_inner_product(torch.randn(1, 4096, 256), torch.randn(256, 256))
+
+
+def test_multiply_adds_are_counted_and_transforms_work(monkeypatch):
+    _onednn_is_faster(monkeypatch)
+    x, weight, bias = _inputs(2, 150)
+    with FlopCounterMode(display=False) as counter:
+        linear(x, weight.requires_grad_(), bias).sum().backward()
+    assert counter.get_total_flops() == 2 * 2 * 300 * 240 * 32
+    each = torch.func.vmap(lambda row: linear(row, weight, bias))(x)
+    torch.testing.assert_close(each, F.linear(x, weight, bias))
+    found = torch.func.jvp(lambda row: linear(row, weight, bias), (x,), (x,))[1]
+    torch.testing.assert_close(found, F.linear(x, weight))
 
 
 class _Sharded(torch.Tensor):
-    """A weight of a kind that a convolution may not know."""
+    """A weight of a kind that oneDNN may not know."""
 
 
-def test_an_exported_graph_says_linear(monkeypatch):
+class _Layer(torch.nn.Linear):
+    def forward(self, input):
+        return linear(input, self.weight, self.bias)
+
+
+def test_an_exported_or_traced_graph_says_linear(monkeypatch):
     _onednn_is_faster(monkeypatch)
-
-    class Layer(torch.nn.Linear):
-        def forward(self, input):
-            return linear(input, self.weight, self.bias)
-
-    program = torch.export.export(Layer(240, 32), (torch.randn(2, 150, 240),))
+    x = torch.randn(2, 150, 240)
+    program = torch.export.export(_Layer(240, 32), (x,))
     called = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
     assert called == ["aten.linear.default"]
+    graph = torch.jit.trace(_Layer(240, 32), x).graph
+    assert [node.kind() for node in graph.nodes() if node.kind().startswith("aten")] == ["aten::linear"]
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_compiles_in_one_graph_with_gradients(bias, monkeypatch):
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("gelu", [True, False])
+def test_compiles_in_one_graph_with_gradients(biased, gelu, monkeypatch):
     _onednn_is_faster(monkeypatch)
-    compiled = torch.compile(linear, backend="aot_eager", fullgraph=True)
-    tensors = [torch.randn(2, 150, 240), torch.randn(32, 240), *([torch.randn(32)] if bias else [])]
-    _same_as_float64(compiled, F.linear, tensors)
+
+    def function(*args):
+        return linear(*args, gelu=gelu)
+
+    def reference(*args):
+        return F.gelu(F.linear(*args)) if gelu else F.linear(*args)
+
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    tensors = _inputs(2, 150, biased=biased)
+    _same_as_float64(compiled, reference, tensors)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(*tensors), reference(*tensors), rtol=1e-5, atol=1e-4)
 
 
 def test_the_operator_for_compiling_keeps_its_promises():
     inputs = [torch.randn(3, 5, 4, requires_grad=True), torch.randn(6, 4, requires_grad=True), torch.randn(6)]
-    torch.library.opcheck(ops._compiled_features, tuple(inputs))
-    torch.library.opcheck(ops._compiled_features, (inputs[0].transpose(1, 2), torch.randn(6, 5), None))
+    torch.library.opcheck(ops._operator, (*inputs, False))
+    torch.library.opcheck(ops._operator, (inputs[0].detach(), torch.randn(6, 4), None, True))
+    torch.library.opcheck(ops._operator, (inputs[0].transpose(1, 2), torch.randn(6, 5), None, False))

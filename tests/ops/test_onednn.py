@@ -13,7 +13,7 @@ from tokenmix.ops import attention_onednn as kernels
 from tokenmix.ops import onednn
 from tokenmix.ops.attention import attention
 from tokenmix.ops.attention_onednn import attention_by_onednn, serves
-from tokenmix.ops.onednn import batched_product, onednn_products, takes_onednn
+from tokenmix.ops.onednn import batched_product, onednn_products, product_operator, takes_onednn
 
 
 @pytest.fixture(autouse=True)
@@ -80,14 +80,26 @@ def test_nothing_is_set_where_the_rounding_would_be_another(monkeypatch):
         assert _setting() == before != "bf16"
 
 
-def test_batched_product_with_gradients():
-    a, b = (torch.randn(2, *shape, dtype=torch.float64, requires_grad=True) for shape in ((3, 4), (4, 5)))
-    torch.testing.assert_close(batched_product(a, b), torch.einsum("gmk,gkn->gmn", a, b))
-    assert torch.autograd.gradcheck(batched_product, (a, b))
-    assert torch.autograd.gradgradcheck(batched_product, (a, b))
-    with torch.no_grad():
-        torch.testing.assert_close(batched_product(a, b), torch.einsum("gmk,gkn->gmn", a, b))
-    torch.library.opcheck(onednn._operator, (a, b))
+@pytest.mark.parametrize("biased", [False, True])
+def test_batched_product_with_gradients(biased):
+    a, b, bias = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((2, 3, 4), (2, 4, 5), (3,)))
+    inputs = (a, b, bias if biased else None)
+    expected = torch.einsum("gmk,gkn->gmn", a, b) + (bias[:, None] if biased else 0)
+    for product in (batched_product, product_operator):
+        torch.testing.assert_close(product(*inputs), expected, rtol=1e-12, atol=1e-12)
+        assert torch.autograd.gradcheck(product, inputs)
+        assert torch.autograd.gradgradcheck(product, inputs)
+        with torch.no_grad():
+            torch.testing.assert_close(product(*inputs), expected, rtol=1e-12, atol=1e-12)
+    torch.library.opcheck(product_operator, inputs)
+
+
+@pytest.mark.parametrize("product", [batched_product, product_operator])
+@pytest.mark.parametrize("learns", [0, 1, 2])
+def test_batched_product_of_which_one_factor_learns(product, learns):
+    inputs = [torch.randn(shape, dtype=torch.float64) for shape in ((2, 3, 4), (2, 4, 5), (3,))]
+    inputs[learns].requires_grad_()
+    assert torch.autograd.gradcheck(product, inputs)
 
 
 def _heads(n, d, dv, *, batch=2, heads=3, keys=None, dtype=torch.float32):

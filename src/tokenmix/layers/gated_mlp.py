@@ -120,8 +120,15 @@ class GatedMLP(Mixer):
             content, gated = (self.act(linear(x, *each)) for each in rows)
             gated = self.gating.gate_halves(content, gated, mask, addend=addend)
         else:
-            gated = self.gating(self.act(self.proj_in(x)), mask, addend=addend)
+            gated = self.gating(self._expanded(x), mask, addend=addend)
         return zero_masked(self.dropout(self.proj_out(gated)), mask)
+
+    def _expanded(self, x: Tensor) -> Tensor:
+        """Z = GELU(U x), in one pass unless a module of ours was replaced or somebody listens to one."""
+        own = type(self.proj_in) is Linear and type(self.act) is nn.GELU and self.act.approximate == "none"
+        if not own or _is_watched(self.proj_in) or _is_watched(self.act):
+            return self.act(self.proj_in(x))
+        return linear(x, self.proj_in.weight, self.proj_in.bias, gelu=True)
 
     def _in_halves(self, x: Tensor) -> bool:
         """Whether U is applied in halves, on a CPU, so that no gradient of a half of Z has to be copied into one of Z.

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.ops.external_sdpa import external_by_sdpa
-from tokenmix.ops.linear import convolves, linear
+from tokenmix.ops.linear import linear
 from tokenmix.ops.normalize import broadcast_mask, double_normalize
 from tokenmix.ops.onednn import is_followed
 from tokenmix.ops.streaming import stream_external
@@ -32,9 +32,6 @@ Normalization = Literal["double", "softmax"]
 
 # From so many entries of the map on, several heads are worked on in tiles.
 LEAST_ENTRIES = 2**18
-
-# From so many multiply-adds on, a convolution pays for its setting up.
-LEAST_MACS = 2**25
 
 
 @dataclass(frozen=True)
@@ -222,7 +219,7 @@ def _eager(problem: Problem) -> Tensor:
     )
     if problem.dropout > 0.0:
         shares = F.dropout(shares, problem.dropout)
-    out = _features(shares, problem.value_memory.mT, problem.value_bias)
+    out = linear(shares, problem.value_memory.mT, problem.value_bias)
     if problem.mask is None or problem.value_bias is None:
         return out
     return out.masked_fill(~problem.mask.unsqueeze(-1), 0.0)
@@ -296,7 +293,7 @@ def _map(
     normalization: Normalization,
     num_steps: int,
 ) -> Tensor:
-    logits = _features(query, key_memory, key_bias)
+    logits = linear(query, key_memory, key_bias)
     if normalization == "double":
         if mask is None and key_bias is None and num_steps == 1 and logits.dtype in (torch.float32, torch.float64):
             # Two fused kernels. They cannot have a slot that is closed by -inf, which only a bias or float16 brings.
@@ -308,14 +305,6 @@ def _map(
         return double_normalize(logits, mask=mask, num_steps=num_steps)
     shares = torch.softmax(logits, dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32)).to(logits.dtype)
     return shares if mask is None else shares.masked_fill(~broadcast_mask(mask, logits).unsqueeze(-1), 0.0)
-
-
-def _features(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`linear` of heads (..., N, a), which it knows as (B, N, a)."""
-    # Exporting is asked for by `convolves`, before any size is looked at.
-    if not convolves(x, weight) or x.dim() < 3 or not x.is_contiguous() or x.numel() * weight.shape[0] < LEAST_MACS:
-        return F.linear(x, weight, bias)
-    return linear(x.view(1, -1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)
 
 
 def _autocast(*tensors: Tensor | None) -> tuple[Tensor, ...]:

@@ -1,7 +1,7 @@
 """Batched float32 products by oneDNN instead of MKL, on CPUs with AVX-512."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -13,7 +13,15 @@ from torch.utils.flop_counter import register_flop_formula
 
 from tokenmix.ops.cpu import AVX512, MKL_IS_FAST
 
-__all__ = ["batched_product", "is_followed", "onednn_products", "takes_onednn"]
+__all__ = [
+    "batched_product",
+    "is_differentiated",
+    "is_followed",
+    "is_plain",
+    "onednn_products",
+    "product_operator",
+    "takes_onednn",
+]
 
 _IS_FASTER = AVX512 and not MKL_IS_FAST
 
@@ -50,17 +58,28 @@ def onednn_products() -> Iterator[None]:
 
 
 def takes_onednn(*tensors: Tensor) -> bool:
-    """Whether operators that are built on `onednn_products` serve these tensors: plain float32 on a CPU with AVX-512.
+    """Whether operators that are built on `onednn_products` serve these tensors and are faster: `is_plain`, on a CPU
+    with AVX-512 on which MKL is not as fast."""
+    return _IS_FASTER and is_plain(*tensors)
+
+
+def is_plain(*tensors: Tensor) -> bool:
+    """Whether operators of our own serve these tensors: plain float32 on a CPU.
 
     Not while exporting or tracing, so that a saved graph holds PyTorch's operators; not under autocast; not under the
     transforms of torch.func and in forward mode, for which those operators have no rule.
     """
     # Exporting comes first, since looking at a tensor's size would restrict it.
-    if not _IS_FASTER or torch.compiler.is_exporting() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu"):
+    if torch.compiler.is_exporting() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu"):
         return False
     if torch._C._are_functorch_transforms_active():
         return False
     return all(_plain(tensor) for tensor in tensors)
+
+
+def is_differentiated(*tensors: Tensor) -> bool:
+    """Whether autograd records calls of these tensors."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def is_followed(*tensors: Tensor) -> bool:
@@ -69,45 +88,75 @@ def is_followed(*tensors: Tensor) -> bool:
 
     Then a call has to be a registered operator, which takes 0.05 ms more, and one of the documented form.
     """
-    differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    if differentiated or torch.compiler.is_compiling() or torch.jit.is_tracing() or forward_ad._current_level >= 0:
+    return is_differentiated(*tensors) or _is_traced()
+
+
+def _is_traced() -> bool:
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or forward_ad._current_level >= 0:
         return True
     return torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
 
 
-def batched_product(a: Tensor, b: Tensor) -> Tensor:
-    """a b of matrices, as `torch.bmm`, and as often differentiable.
+def batched_product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """a b + bias 1^T of matrices, as `torch.baddbmm`, and as often differentiable.
 
     Shape:
-        a (G, M, K), b (G, K, N) to (G, M, N).
+        a (G, M, K), b (G, K, N), bias (M,) to (G, M, N).
     """
-    return _operator(a, b) if is_followed(a, b) else _multiply(a, b)
+    if _is_traced():
+        return product_operator(a, b, bias)
+    extra = () if bias is None else (bias,)
+    return _Product.apply(a, b, bias) if is_differentiated(a, b, *extra) else _multiply(a, b, bias)  # pyright: ignore[reportReturnType]
 
 
-def _multiply(a: Tensor, b: Tensor) -> Tensor:
+def _multiply(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     with onednn_products():
-        return torch.bmm(a, b)
+        return torch.bmm(a, b) if bias is None else torch.baddbmm(bias.unsqueeze(-1), a, b)
 
 
-_operator = torch.library.custom_op("tokenmix::batched_product", _multiply, mutates_args=())
+@torch.library.custom_op("tokenmix::batched_product", mutates_args=())
+def product_operator(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    """`batched_product` as a registered operator."""
+    return _multiply(a, b, bias)
 
 
-@_operator.register_fake
-def _(a: Tensor, b: Tensor) -> Tensor:
+@product_operator.register_fake
+def _(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return a.new_empty(a.shape[0], a.shape[1], b.shape[2])
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
+    a, b, _ = inputs
+    to_a, to_b = ctx.needs_input_grad[:2]
+    ctx.save_for_backward(a if to_b else None, b if to_a else None)
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _gradients(ctx: Any, grad: Tensor, product: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor | None, ...]:
     a, b = ctx.saved_tensors
-    to_a, to_b = ctx.needs_input_grad
-    return _operator(grad, b.mT) if to_a else None, _operator(a.mT, grad) if to_b else None
+    to_a, to_b, to_bias = ctx.needs_input_grad
+    return (
+        product(grad, b.mT) if to_a else None,
+        product(a.mT, grad) if to_b else None,
+        grad.sum((0, 2)) if to_bias else None,
+    )
 
 
-_operator.register_autograd(_backward, setup_context=_keep)
+class _Product(torch.autograd.Function):
+    """`_multiply` for autograd, several times cheaper to call than the registered operator."""
+
+    forward = staticmethod(_multiply)
+    setup_context = staticmethod(_keep)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        return _gradients(ctx, grad_outputs[0], batched_product)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return _gradients(ctx, grad, lambda a, b: product_operator(a, b, None))
+
+
+product_operator.register_autograd(_backward, setup_context=_keep)
 
 
 @register_flop_formula(torch.ops.tokenmix.batched_product)
