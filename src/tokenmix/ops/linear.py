@@ -116,7 +116,7 @@ def _gradients(
     return (
         product(grad, weight.mT) if to_x else None,
         batched(rows.mT, _rows(x))[0] if to_weight else None,
-        rows.sum((0, 1)) if to_bias else None,
+        rows[0].sum(0) if to_bias else None,
     )
 
 
