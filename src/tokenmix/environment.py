@@ -15,6 +15,7 @@ import tokenmix
 __all__ = ["environment"]
 
 PACKAGES = ("torch", "torchvision", "timm", "lightning", "torchmetrics", "numpy", "safetensors")
+CPUINFO = Path("/proc/cpuinfo")
 
 
 def environment() -> dict[str, Any]:
@@ -37,13 +38,17 @@ def environment() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The processor's name, as the system tells it."""
+    """The processor's name, with family and model, since a virtual machine often says no more than the maker's line."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = CPUINFO.read_text().splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    if "model name" not in found:
+        return platform.machine()
+    if "cpu family" not in found or "model" not in found:
+        return found["model name"]
+    return f"{found['model name']} (family {found['cpu family']}, model {found['model']})"
 
 
 def _cores() -> int:

@@ -206,8 +206,8 @@ def test_in_halves_or_whole_it_is_the_same(attention_dim, masked):
 
 
 @pytest.mark.parametrize("watch", ["register_forward_pre_hook", "register_full_backward_hook", "forward", "type"])
-@pytest.mark.parametrize("name", ["proj_in", "gating"])
-def test_modules_that_somebody_listens_to_or_replaced_are_called(name, watch):
+@pytest.mark.parametrize(("name", "learns"), [("proj_in", True), ("gating", True), ("proj_in", False), ("act", False)])
+def test_modules_that_somebody_listens_to_or_replaced_are_called(name, learns, watch):
     branch, called = _shaken(GatedMLP(8, 6)), []
     module = getattr(branch, name)
     if watch == "type":
@@ -223,8 +223,24 @@ def test_modules_that_somebody_listens_to_or_replaced_are_called(name, watch):
         module.forward = lambda *args, **kwargs: (called.append(None), forward(*args, **kwargs))[1]
     else:
         getattr(module, watch)(lambda *_: called.append(None))
-    branch(torch.randn(2, 6, 8, requires_grad=True)).sum().backward()
+    x = torch.randn(2, 6, 8, requires_grad=True)
+    if learns:
+        branch(x).sum().backward()
+    elif watch == "register_full_backward_hook":
+        assert branch._is_expanded_at_once() is False
+        return
+    else:
+        with torch.no_grad():
+            branch(x)
     assert called
+
+
+@pytest.mark.parametrize("act", [torch.nn.GELU("tanh"), torch.nn.ReLU()])
+def test_another_activation_is_taken(act):
+    branch, x = _shaken(GatedMLP(8, 6)), torch.randn(2, 6, 8)
+    branch.act = act
+    with torch.no_grad():
+        torch.testing.assert_close(branch(x), branch.proj_out(branch.gating(act(branch.proj_in(x)))))
 
 
 def _with_gradients(branch, x, mask):

@@ -1,10 +1,12 @@
 import itertools
 import json
+import platform
 import re
 import time
 
 import pytest
 
+import tokenmix.environment
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
 from tokenmix.measure.speed import Timing, time_interleaved
@@ -48,6 +50,25 @@ def test_environment_is_json_and_names_machine_and_versions():
     assert found["cores"] >= 1
     assert {"tokenmix", "torch", "timm"} <= set(found["versions"])
     assert found["commit"] is None or re.fullmatch("[0-9a-f]{40}", found["commit"])
+
+
+@pytest.mark.parametrize(
+    ("lines", "name"),
+    [
+        (
+            "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n",
+            "AMD EPYC (family 25, model 17)",
+        ),
+        ("processor\t: 0\nmodel name\t: ARMv8\n", "ARMv8"),
+        ("processor\t: 0\n", platform.machine()),
+        (None, platform.processor() or platform.machine()),
+    ],
+)
+def test_name_of_the_processor(lines, name, tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenmix.environment, "CPUINFO", tmp_path / "cpuinfo")
+    if lines is not None:
+        (tmp_path / "cpuinfo").write_text(lines)
+    assert environment()["cpu"] == name
 
 
 @pytest.mark.parametrize(

@@ -124,11 +124,15 @@ class GatedMLP(Mixer):
         return zero_masked(self.dropout(self.proj_out(gated)), mask)
 
     def _expanded(self, x: Tensor) -> Tensor:
-        """Z = GELU(U x), in one pass unless a module of ours was replaced or somebody listens to one."""
+        """Z = GELU(U x)."""
+        if self._is_expanded_at_once():
+            return linear(x, self.proj_in.weight, self.proj_in.bias, gelu=True)
+        return self.act(self.proj_in(x))
+
+    def _is_expanded_at_once(self) -> bool:
+        """Whether U and GELU may be one call: not if another module stands in their place or somebody listens."""
         own = type(self.proj_in) is Linear and type(self.act) is nn.GELU and self.act.approximate == "none"
-        if not own or _is_watched(self.proj_in) or _is_watched(self.act):
-            return self.act(self.proj_in(x))
-        return linear(x, self.proj_in.weight, self.proj_in.bias, gelu=True)
+        return own and not (_is_watched(self.proj_in) or _is_watched(self.act))
 
     def _in_halves(self, x: Tensor) -> bool:
         """Whether U is applied in halves, on a CPU, so that no gradient of a half of Z has to be copied into one of Z.

@@ -19,6 +19,6 @@ def _vendor() -> str:
         return platform.processor()
 
 
-# MKL takes AVX-512 on Intel's CPUs alone, and reaches half of oneDNN's speed on AMD's. On Intel's it reaches nine
-# tenths of what the CPU can do.
+# MKL takes AVX-512 on Intel's CPUs alone, where it reaches nine tenths of what the CPU can do. On AMD's it reached half
+# of oneDNN's speed on one EPYC (184 multiply-adds a nanosecond on two cores) and four fifths on another (105, Zen 4).
 MKL_IS_FAST = torch.backends.mkl.is_available() and "GenuineIntel" in _vendor()

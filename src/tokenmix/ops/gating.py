@@ -136,11 +136,10 @@ def spatial_projection(
     """The linear map over the tokens, f(Z) = W Z + b 1^T.
 
     Arguments are those of `spatial_gate`; (B, N, C) to (B, N, C). W acts from the left as one batched product, so
-    nothing is transposed; where `tokenmix.ops.linear.convolves_tokens`, as a convolution over the tokens.
+    nothing is transposed; where `tokenmix.ops.onednn.takes_onednn`, by oneDNN.
 
-    Measured on 2 cores of an AMD EPYC with AVX-512, product / convolution / transposed `F.linear`: B 8, N 196, C 768
-    3.0 / 2.3 / 3.2 ms, with backward 8.9 / 6.4 / 11.0 ms; B 2, N 512, C 1,024 6.3 / 3.8 / 6.6 ms, with backward
-    18.5 / 10.2 / 20.9 ms; but B 8, N 81, C 512 0.41 / 0.50 / 0.51 ms, with backward 1.3 / 1.4 / 1.8 ms.
+    Measured on 2 cores of an AMD EPYC (Zen 4), C 768, N 196, PyTorch's product (MKL) / here: B 8 3.2 / 2.7 ms, with
+    backward 9.2 / 9.5 ms; B 3 1.4 / 1.1 ms, with backward 5.0 / 4.1 ms.
     """
     size, n = z.shape[:2]
     if mask is not None:
