@@ -3,11 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.backends.debugging import aot_eager
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
+from tokenmix.ops import cpu, onednn
 from tokenmix.ops import linear as ops
-from tokenmix.ops import onednn
 from tokenmix.ops.gating import spatial_projection
 from tokenmix.ops.linear import inner_product, linear, linear_into, takes_inner_product, weight_gradient
 
@@ -83,6 +84,115 @@ def test_a_single_input_learns(learns, monkeypatch):
     inputs[learns].grad = None
     F.linear(*inputs).square().sum().backward()
     assert (found - inputs[learns].grad).abs().max() < 1e-5 * found.abs().max()
+
+
+@pytest.mark.parametrize("bias", ["apart", "expanded", "one", "none"])
+def test_biases_of_another_kind_go_another_way(bias, monkeypatch):
+    _onednn_is_faster(monkeypatch)
+    x, weight, plain = _inputs(2, 150)
+    found = {"apart": torch.randn(32, 2)[:, 0], "expanded": plain[:1].expand(32), "one": plain[:1], "none": plain[0]}[
+        bias
+    ]
+    expected = F.linear(x.double(), weight.double()) + found.double()
+    torch.testing.assert_close(linear(x, weight, found).double(), expected, rtol=1e-5, atol=1e-4)
+    compiled = torch.compile(linear, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, weight, found).double(), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_shapes_that_do_not_fit_are_refused_as_ever(monkeypatch):
+    _onednn_is_faster(monkeypatch)
+    x, weight, bias = _inputs(2, 150)
+    for args in ((x, weight[:, :200]), (x, weight, bias[:30]), (x, weight, bias.double())):
+        with pytest.raises(RuntimeError):
+            linear(*args)
+
+
+def test_a_vector_and_no_features(monkeypatch):
+    _onednn_is_faster(monkeypatch)
+    x, weight = torch.randn(2**15), torch.randn(3, 2**15)
+    torch.testing.assert_close(linear(x, weight).double(), F.linear(x.double(), weight.double()), rtol=1e-5, atol=1e-3)
+    x, weight = torch.randn(200, 240, requires_grad=True), torch.randn(0, 240, requires_grad=True)
+    to_x, to_weight = torch.autograd.grad(linear(x, weight).sum(), (x, weight))
+    assert to_weight.shape == (0, 240)
+    assert not to_x.any()
+
+
+def test_operators_in_place_may_follow(monkeypatch):
+    _onednn_is_faster(monkeypatch)
+    x, weight, bias = _inputs(2, 150)
+    weight.requires_grad_()
+    found = torch.autograd.grad(linear(x, weight, bias).relu_().square().sum(), weight)[0]
+    expected = torch.autograd.grad(F.linear(x, weight, bias).relu().square().sum(), weight)[0]
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+    with torch.no_grad():
+        assert linear(x, weight, bias)._base is None
+
+
+@pytest.mark.parametrize("dual", [0, 1, 2])
+def test_forward_mode_keeps_its_tangents(dual, monkeypatch):
+    _onednn_is_faster(monkeypatch)
+    inputs = _inputs(2, 150)
+    gate = [torch.randn(2, 150, 240), torch.randn(150, 150), torch.randn(150)]
+    gate_reference = lambda z, w, b: torch.einsum("ij,bjc->bic", w, z) + b[:, None]  # noqa: E731
+    for function, reference, args in ((linear, F.linear, inputs), (spatial_projection, gate_reference, gate)):
+        with forward_ad.dual_level():
+            args[dual] = forward_ad.make_dual(args[dual], torch.randn_like(args[dual]))
+            found, expected = (forward_ad.unpack_dual(f(*args)).tangent for f in (function, reference))
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_forward_mode_over_a_gradient(monkeypatch):
+    _onednn_is_faster(monkeypatch)
+    x, weight, bias = _inputs(2, 150)
+    weight.requires_grad_()
+    out, expected = linear(x, weight, bias), F.linear(x, weight, bias)
+    with forward_ad.dual_level():
+        grad = forward_ad.make_dual(torch.ones_like(out), torch.randn_like(out))
+        tangents = [forward_ad.unpack_dual(torch.autograd.grad(o, weight, grad)[0]).tangent for o in (out, expected)]
+    torch.testing.assert_close(*tangents, rtol=1e-4, atol=1e-3)
+
+
+def _calls(function):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
+        function()
+    return [event.name for event in found.events()]
+
+
+@pytest.mark.skipif(not cpu.AVX512, reason="the CPU has no AVX-512")
+def test_what_is_called(monkeypatch):
+    _onednn_is_faster(monkeypatch)
+    inputs = _inputs(2, 150)
+    with torch.no_grad():
+        calls = _calls(lambda: linear(*inputs, gelu=True))
+        assert calls.count("mkldnn::_linear_pointwise") == 1
+        assert not {"aten::gelu", "aten::linear"} & set(calls)
+    inputs[1].requires_grad_()
+    calls = _calls(lambda: linear(*inputs).sum().backward())
+    assert calls.count("mkldnn::_linear_pointwise") == 1
+    assert calls.count("aten::bmm") == 1
+    assert "aten::linear" not in calls
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert "mkldnn::_linear_pointwise" not in _calls(lambda: linear(*inputs))
+
+
+@pytest.mark.parametrize(("learns", "kept"), [(0, 1), (1, 0)])
+def test_what_is_kept_for_the_backward_pass(learns, kept, monkeypatch):
+    _onednn_is_faster(monkeypatch)
+    inputs, saved = _inputs(2, 150), []
+    inputs[learns].requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape) or t, lambda t: t):
+        linear(*inputs)
+    assert saved == [inputs[kept].shape]
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("least", [1, 2**40])
+def test_gradient_of_a_matrix_that_all_share(batch, least, monkeypatch):
+    _onednn_is_faster(monkeypatch)
+    monkeypatch.setattr(onednn, "LEAST_MACS", least)
+    args = torch.randn(150, 150), torch.randn(batch, 150, 240), torch.randn(150)
+    reference = lambda a, b, bias: torch.einsum("ij,bjc->bic", a, b) + bias[:, None]  # noqa: E731
+    _same_as_float64(onednn.batched_product, reference, args)
 
 
 def test_second_derivatives(monkeypatch):
@@ -217,11 +327,18 @@ def test_compiles_in_one_graph_with_gradients(biased, gelu, monkeypatch):
     def reference(*args):
         return F.gelu(F.linear(*args)) if gelu else F.linear(*args)
 
-    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    called = []
+
+    def backend(graph, example):
+        called.extend(str(node.target) for node in graph.graph.nodes)
+        return aot_eager(graph, example)
+
+    compiled = torch.compile(function, backend=backend, fullgraph=True)
     tensors = _inputs(2, 150, biased=biased)
     _same_as_float64(compiled, reference, tensors)
     with torch.no_grad():
         torch.testing.assert_close(compiled(*tensors), reference(*tensors), rtol=1e-5, atol=1e-4)
+    assert sum("tokenmix.linear" in name for name in called) == 2
 
 
 def test_the_operator_for_compiling_keeps_its_promises():

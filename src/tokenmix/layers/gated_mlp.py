@@ -143,7 +143,7 @@ class GatedMLP(Mixer):
         if not recorded or x.device.type != "cpu":
             return False
         own = type(self.proj_in) is Linear and type(self.gating) is SpatialGatingUnit
-        if not own or self.gating.variant != "split":
+        if not own or self.proj_in.bias is None or self.gating.variant != "split":
             return False
         return not any(_is_watched(module) for module in (self.proj_in, self.gating))
 

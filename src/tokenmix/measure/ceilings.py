@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from tokenmix.ops.cpu import AVX512
 from tokenmix.ops.linear import inner_product
 
 __all__ = ["Ceilings", "measure_ceilings"]
@@ -41,7 +42,7 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     side = SIDE[device.type]
     left, right, out = (torch.ones(side, side, device=device, dtype=dtype) for _ in range(3))
     product = _least_seconds(lambda: torch.mm(left, right, out=out), device)
-    if device.type == "cpu" and dtype == torch.float32:
+    if device.type == "cpu" and dtype == torch.float32 and AVX512:
         # MKL multiplies these, oneDNN inner products: neither is the faster one on every CPU, and layers use both.
         product = min(product, _least_seconds(lambda: inner_product(left, right), device))
     threads, name = torch.get_num_threads(), str(dtype).removeprefix("torch.")

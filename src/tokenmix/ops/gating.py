@@ -147,8 +147,8 @@ def spatial_projection(
     if method == "fft":
         return toeplitz_apply(weight, z, method="fft", causal=causal) + bias[:n, None].to(z.dtype)
     matrix = gate_matrix(weight, n, causal=causal)
-    if takes_onednn(z, weight) and z.numel() >= LEAST_NUMBERS:
-        return batched_product(matrix.expand(size, n, n), z, bias[:n])
+    if takes_onednn(z, weight, bias) and z.numel() >= LEAST_NUMBERS:
+        return batched_product(matrix, z, bias[:n])
     return torch.baddbmm(bias[:n, None], matrix.expand(size, n, n), z)
 
 

@@ -274,14 +274,16 @@ def _mix_tokens(weight: Tensor, x: Tensor) -> Tensor:
     """weight @ x for x (B, H, N, r).
 
     A weight that the heads share multiplies (B, N, H r), where the numbers of a token lie side by side as they leave a
-    projection, so that nothing is copied; its gradient passes through (B, N, N). One of each head takes all images in
+    projection, so that nothing is copied. One of each head takes all images in
     one product: a broadcast one would copy it for each image.
     """
     batch, heads, num_tokens, width = x.shape
-    product = batched_product if takes_onednn(x, weight) and x.numel() >= LEAST_NUMBERS else torch.bmm
+    by_onednn = takes_onednn(x, weight) and x.numel() >= LEAST_NUMBERS
     if weight.dim() == 2:
-        flat = product(weight.expand(batch, -1, -1), x.transpose(1, 2).flatten(2))
+        flat = x.transpose(1, 2).flatten(2)
+        flat = batched_product(weight, flat) if by_onednn else torch.bmm(weight.expand(batch, -1, -1), flat)
         return flat.unflatten(2, (heads, width)).transpose(1, 2)
+    product = batched_product if by_onednn else torch.bmm
     flat = product(weight, x.permute(1, 2, 0, 3).reshape(heads, num_tokens, -1))
     return flat.view(heads, num_tokens, batch, width).permute(2, 0, 1, 3)
 

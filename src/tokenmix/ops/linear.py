@@ -35,7 +35,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, gelu: bool 
     nanosecond of `F.linear` / here: 8 x 196 tokens, 256 to 1,536 features 89 / 98, 768 to 256 77 / 96, 512 to 64
     76 / 94; 196 tokens, 256 to 1,536 70 / 97.
     """
-    if not takes_inner_product(x, weight):
+    if not takes_inner_product(x, weight, bias):
         out = F.linear(x, weight, bias)
         return F.gelu(out) if gelu else out
     extra = () if bias is None else (bias,)
@@ -61,23 +61,27 @@ def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
     Shape:
         grad (..., E), x (..., D) to (E, D).
     """
-    left, right = _rows(grad).mT, _rows(x)
-    if not takes_inner_product(x, grad):
-        return left[0] @ right[0]
-    return onednn.batched_product(left, right)[0]
+    return onednn.batched_product(_rows(grad).mT, _rows(x))[0]
 
 
-def takes_inner_product(x: Tensor, weight: Tensor) -> bool:
+def takes_inner_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     """Whether oneDNN is the faster way for a float32 product of x and weight: on a CPU with AVX-512, if it is large.
 
-    Not while exporting or tracing, so that a saved graph says `linear`; nor while multiply-adds are counted; not under
-    autocast or for half types, whose products PyTorch gives to oneDNN anyhow; not for a weight that is no plain tensor,
-    such as a quantised or a sharded one; not under the transforms of torch.func and in forward mode.
+    Not while exporting or tracing, so that a saved graph says `linear`; nor while multiply-adds are counted or oneDNN
+    is switched off; not under autocast or for half types, whose products PyTorch gives to oneDNN anyhow; not for a
+    weight that is no plain tensor, such as a quantised or a sharded one; not under the transforms of torch.func and in
+    forward mode; nor for shapes that `F.linear` treats in another way, or refuses.
     """
     # Exporting comes first, since comparing a size that is left open would restrict it.
-    if not AVX512 or not onednn.is_plain(x, weight):
+    if not AVX512 or not onednn.is_plain(x, weight, *(() if bias is None else (bias,))):
         return False
-    if not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() > 0:
+    if not torch.compiler.is_compiling() and (
+        torch._C._len_torch_dispatch_stack() > 0 or not torch._C._get_mkldnn_enabled()
+    ):
+        return False
+    if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
+        return False
+    if bias is not None and (bias.shape != weight.shape[:1] or not bias.is_contiguous()):
         return False
     if MKL_IS_FAST:
         return x.numel() >= _LARGE_INPUT and weight.shape[0] <= _FEW_FEATURES
@@ -85,9 +89,14 @@ def takes_inner_product(x: Tensor, weight: Tensor) -> bool:
 
 
 def inner_product(x: Tensor, weight: Tensor, bias: Tensor | None = None, gelu: bool = False) -> Tensor:
-    """`linear` by oneDNN, outside of autograd, for plain float32 tensors on a CPU."""
+    """`linear` by oneDNN, outside of autograd, for plain float32 tensors on a CPU and a bias that is contiguous.
+
+    The result is no view, which a function of autograd could not hand on to operators in place.
+    """
     act = "gelu" if gelu else "none"
-    return torch.ops.mkldnn._linear_pointwise.default(x.contiguous(), weight, bias, act, [], "none")
+    rows = _rows(x)[0].contiguous()
+    out = torch.ops.mkldnn._linear_pointwise.default(rows, weight, bias, act, [], "none")
+    return torch.ops.aten._unsafe_view.default(out, (*x.shape[:-1], weight.shape[0]))
 
 
 # TorchInductor takes oneDNN's own operator for one whose weight it has packed itself. Hence one of ours.
@@ -107,22 +116,20 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(x if to_weight else None, weight if to_x else None)
 
 
-def _gradients(
-    ctx: Any, grad: Tensor, product: Callable[..., Tensor], batched: Callable[..., Tensor]
-) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, grad: Tensor, product: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor | None, ...]:
     x, weight = ctx.saved_tensors
     to_x, to_weight, to_bias = ctx.needs_input_grad[:3]
     rows = _rows(grad)
     return (
         product(grad, weight.mT) if to_x else None,
-        batched(rows.mT, _rows(x))[0] if to_weight else None,
+        onednn.batched_product(rows.mT, _rows(x))[0] if to_weight else None,
         rows[0].sum(0) if to_bias else None,
     )
 
 
 def _rows(x: Tensor) -> Tensor:
     """All rows as a batch of one matrix: what is transposed then would be copied if the batch were added last."""
-    return x.reshape(1, -1, x.shape[-1])
+    return x.reshape(1, x.shape[:-1].numel(), x.shape[-1])
 
 
 class _Linear(torch.autograd.Function):
@@ -136,17 +143,11 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        return _gradients(ctx, grad_outputs[0], linear, onednn.batched_product)
+        return _gradients(ctx, grad_outputs[0], linear)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    def product(x: Tensor, weight: Tensor) -> Tensor:
-        return _operator(x, weight, None, False)
-
-    def batched(a: Tensor, b: Tensor) -> Tensor:
-        return onednn.product_operator(a, b, None)
-
-    return *_gradients(ctx, grad, product, batched), None
+    return *_gradients(ctx, grad, lambda x, weight: _operator(x, weight, None, False)), None
 
 
 _operator.register_autograd(_backward, setup_context=_keep)

@@ -1,7 +1,7 @@
 """Batched float32 products by oneDNN instead of MKL, on CPUs with AVX-512."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -24,6 +24,9 @@ __all__ = [
 ]
 
 _IS_FASTER = AVX512 and not MKL_IS_FAST
+
+# Products of at least so many multiply-adds are added up one by one.
+LEAST_MACS = 2**20
 
 _lock = threading.Lock()
 _inside = 0
@@ -101,17 +104,24 @@ def batched_product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """a b + bias 1^T of matrices, as `torch.baddbmm`, and as often differentiable.
 
     Shape:
-        a (G, M, K), b (G, K, N), bias (M,) to (G, M, N).
+        a (G, M, K), or (M, K) for all; b (G, K, N), bias (M,) to (G, M, N).
     """
+    if forward_ad._current_level >= 0:
+        return _plain_product(a, b, bias)
     if _is_traced():
         return product_operator(a, b, bias)
     extra = () if bias is None else (bias,)
     return _Product.apply(a, b, bias) if is_differentiated(a, b, *extra) else _multiply(a, b, bias)  # pyright: ignore[reportReturnType]
 
 
+def _plain_product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    a = a.expand(len(b), *a.shape[-2:])
+    return torch.bmm(a, b) if bias is None else torch.baddbmm(bias.unsqueeze(-1), a, b)
+
+
 def _multiply(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     with onednn_products():
-        return torch.bmm(a, b) if bias is None else torch.baddbmm(bias.unsqueeze(-1), a, b)
+        return _plain_product(a, b, bias)
 
 
 @torch.library.custom_op("tokenmix::batched_product", mutates_args=())
@@ -122,23 +132,34 @@ def product_operator(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 
 @product_operator.register_fake
 def _(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-    return a.new_empty(a.shape[0], a.shape[1], b.shape[2])
+    return b.new_empty(b.shape[0], a.shape[-2], b.shape[2])
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
     a, b, _ = inputs
     to_a, to_b = ctx.needs_input_grad[:2]
+    ctx.is_shared = a.dim() == 2
     ctx.save_for_backward(a if to_b else None, b if to_a else None)
 
 
-def _gradients(ctx: Any, grad: Tensor, product: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     a, b = ctx.saved_tensors
     to_a, to_b, to_bias = ctx.needs_input_grad
-    return (
-        product(grad, b.mT) if to_a else None,
-        product(a.mT, grad) if to_b else None,
-        grad.sum((0, 2)) if to_bias else None,
-    )
+    of_a = None
+    if to_a:
+        of_a = _sum_of_products(grad, b.mT) if ctx.is_shared else batched_product(grad, b.mT)
+    return of_a, batched_product(a.mT, grad) if to_b else None, grad.sum((0, 2)) if to_bias else None
+
+
+def _sum_of_products(a: Tensor, b: Tensor) -> Tensor:
+    """The sum over G of a (G, M, K) b (G, K, N), without (G, M, N) where the matrices are large and nobody follows."""
+    if is_followed(a, b) or a.shape[1:].numel() * b.shape[2] < LEAST_MACS or len(a) == 0:
+        return batched_product(a, b).sum(0)
+    with onednn_products():
+        total = torch.mm(a[0], b[0])
+        for left, right in zip(a[1:], b[1:]):
+            total.addmm_(left, right)
+    return total
 
 
 class _Product(torch.autograd.Function):
@@ -149,25 +170,21 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        return _gradients(ctx, grad_outputs[0], batched_product)
+        return _gradients(ctx, grad_outputs[0])
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return _gradients(ctx, grad, lambda a, b: product_operator(a, b, None))
-
-
-product_operator.register_autograd(_backward, setup_context=_keep)
+product_operator.register_autograd(_gradients, setup_context=_keep)
 
 
 @register_flop_formula(torch.ops.tokenmix.batched_product)
 def _(a: Any, b: Any, *_: Any, **__: Any) -> int:
-    return 2 * a[0] * a[1] * a[2] * b[2]
+    return 2 * b[0] * a[-2] * a[-1] * b[2]
 
 
 def _plain(tensor: Tensor) -> bool:
     if type(tensor) not in (Tensor, torch.nn.Parameter) or forward_ad.unpack_dual(tensor).tangent is not None:
         return False
-    return tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+    return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.layout == torch.strided
 
 
 @cache
@@ -176,7 +193,7 @@ def _rounds_as_float32() -> bool:
     if not _IS_FASTER or torch.cpu._is_amx_tile_supported():
         return False
     before = _permission()
-    matrix = torch.full((2, 128, 128), 1.0 + 2.0**-12)
+    matrix = torch.full((2, 128, 128), 1.0 + 2.0**-12, dtype=torch.float32, device="cpu")
     try:
         _permit("bf16")
         product = torch.bmm(matrix, matrix)
