@@ -94,7 +94,7 @@ def external_attention(
 
     Measured, float32, two cores of an AMD EPYC (LOG.md), in times of the two bare products, which go to another
     library: 32 heads, S 64, N 196, batch 8: 0.6 to 0.9; N 4,096: 0.6 to 1.0; one head, d 512, N 16,384: 0.7. Forward
-    and backward: 1.1 to 1.3, 0.8 to 1.1, 0.7. On an Intel Xeon: `benchmarks/intel/RESULTS-cpu.md`.
+    and backward: 1.1 to 1.3, 0.8 to 1.1, 0.7. More on other CPUs: `benchmarks/intel/` and `benchmarks/zen4/`.
 
     Returns:
         (..., N, d_v), in the query's type; half types are normalised in float32.

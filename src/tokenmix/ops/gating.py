@@ -138,8 +138,8 @@ def spatial_projection(
     Arguments are those of `spatial_gate`; (B, N, C) to (B, N, C). W acts from the left as one batched product, so
     nothing is transposed; where `tokenmix.ops.onednn.takes_onednn`, by oneDNN.
 
-    Measured on 2 cores of an AMD EPYC (Zen 4), C 768, N 196, PyTorch's product (MKL) / here: B 8 3.2 / 2.7 ms, with
-    backward 9.2 / 9.5 ms; B 3 1.4 / 1.1 ms, with backward 5.0 / 4.1 ms.
+    Measured on 2 cores of an AMD EPYC (Zen 4), C 768, N 196, PyTorch's product (MKL) / here: B 8 3.2 / 2.7 ms; B 3
+    1.4 / 1.1 ms.
     """
     size, n = z.shape[:2]
     if mask is not None:

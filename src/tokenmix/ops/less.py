@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 from tokenmix.ops.attention import attention
-from tokenmix.ops.gating import resize_gate
+from tokenmix.ops.gating import LEAST_NUMBERS, resize_gate
 from tokenmix.ops.onednn import batched_product, is_followed, takes_onednn
 
 __all__ = [
@@ -21,9 +21,6 @@ __all__ = [
     "transform_scores",
 ]
 
-
-# With fewer numbers to mix, oneDNN's setting up costs what it gains.
-LEAST_NUMBERS = 2**15
 
 # Common scores of so many entries are cheaper as a map than as further columns of each image's factors, on a CPU.
 MOST_COMMON = 2**20
@@ -274,8 +271,8 @@ def _mix_tokens(weight: Tensor, x: Tensor) -> Tensor:
     """weight @ x for x (B, H, N, r).
 
     A weight that the heads share multiplies (B, N, H r), where the numbers of a token lie side by side as they leave a
-    projection, so that nothing is copied. One of each head takes all images in
-    one product: a broadcast one would copy it for each image.
+    projection, so that nothing is copied. One of each head takes all images in one product: a broadcast one would copy
+    it for each image.
     """
     batch, heads, num_tokens, width = x.shape
     by_onednn = takes_onednn(x, weight) and x.numel() >= LEAST_NUMBERS
