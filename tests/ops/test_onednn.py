@@ -164,7 +164,7 @@ def test_numbers_that_the_scores_are_added_to(lead, way, monkeypatch):
 
 
 def test_a_bias_that_learns_is_not_for_it(monkeypatch):
-    monkeypatch.setattr(onednn, "_IS_FASTER", True)
+    _take_it(monkeypatch)
     inputs, bias = _heads(150, 8, 8), torch.randn(1, 3, 150, 150)
     assert serves(*inputs, bias)
     bias.requires_grad_()
@@ -220,8 +220,13 @@ def test_many_tokens_never_write_the_map():
     assert peak_memory(run) < 4 * heads * n * n / 2
 
 
-def test_where_it_is_taken(monkeypatch):
+def _take_it(monkeypatch):
     monkeypatch.setattr(onednn, "_IS_FASTER", True)
+    monkeypatch.setattr(kernels, "LEAST_IN_A_HEAD", 0)
+
+
+def test_where_it_is_taken(monkeypatch):
+    _take_it(monkeypatch)
     inputs = _heads(150, 8, 8)
     assert serves(*inputs)
     with sdpa_kernel(SDPBackend.MATH):
@@ -235,8 +240,16 @@ def test_where_it_is_taken(monkeypatch):
     assert not serves(*inputs)
 
 
+def test_small_heads_stay_with_pytorch_where_its_library_is_not_half_as_fast(monkeypatch):
+    _take_it(monkeypatch)
+    inputs = _heads(150, 8, 8)
+    monkeypatch.setattr(kernels, "LEAST_IN_A_HEAD", 150 * 150)
+    assert serves(*inputs)
+    assert not serves(inputs[0][:, :, :149], *inputs[1:])
+
+
 def test_transforms_go_another_way(monkeypatch):
-    monkeypatch.setattr(onednn, "_IS_FASTER", True)
+    _take_it(monkeypatch)
     query, key, value = (x.detach() for x in _heads(150, 8, 8))
     many = torch.func.vmap(lambda q: attention(q, key, value))(torch.stack([query, 2 * query]))
     torch.testing.assert_close(many[0], attention(query, key, value), rtol=1e-5, atol=1e-5)
@@ -246,7 +259,7 @@ def test_transforms_go_another_way(monkeypatch):
 
 
 def test_attention_in_float32_is_compiled_as_one_node(monkeypatch):
-    monkeypatch.setattr(onednn, "_IS_FASTER", True)
+    _take_it(monkeypatch)
     inputs = _heads(150, 10, 8)
 
     def fn(query, key, value):
