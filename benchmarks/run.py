@@ -12,8 +12,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from suite.groups import GROUPS, cases_of, derived_rows, load
-from suite.harness import Case, failure, measure
+from suite.harness import Case
 from suite.place import Place
+from suite.process import keep_memory, measured_apart, measured_here
 from suite.results import SCHEMA, Results, Row, read_results, write_results
 from suite.table import lines_of, page
 from tokenmix.environment import environment
@@ -25,7 +26,7 @@ FOLDER = Path(__file__).parent / "results"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the groups asked for. 0: all checks passed; 1: one failed; 2: a mistake on the command line."""
+    """Run the groups asked for. 0: all checks passed; 1: one failed; 2: a mistake on the command line; 130: Ctrl-C."""
     options = _parser().parse_args(arguments)
     try:
         if options.list:
@@ -41,6 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("stopped; the files of finished groups are written", file=sys.stderr)
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,6 +60,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, default=51, help="rounds of a case, at most")
     parser.add_argument("--seconds", type=float, default=3.0, help="about the time for a case; five rounds at least")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the JSON files; the table goes beside it")
+    parser.add_argument(
+        "--keep-memory", action="store_true", help="on Linux, let the allocator keep what is freed (docs/benchmarks.md)"
+    )
+    parser.add_argument(
+        "--one-process", action="store_true", help="all cases in this process, as on a GPU; else each has its own"
+    )
     parser.add_argument("--list", action="store_true", help="say what the groups are")
     parser.add_argument("--table", action="store_true", help="only make the tables from the JSON files")
     return parser
@@ -74,6 +84,10 @@ def _run(options: argparse.Namespace, command: str) -> int:
     if not any(asked.values()):
         here = "; ".join(case.name for group in groups for case in cases_of(group, place.device)) or "none"
         raise UserError(f"no case {options.case or '*'!r} of {', '.join(groups)} on {place.device}; there are: {here}")
+    if options.keep_memory:
+        if options.one_process:
+            raise UserError("--keep-memory is for processes that are yet to start: leave --one-process out")
+        keep_memory()
     if options.case is None:
         make_folder(options.out)
     passed = True
@@ -96,13 +110,11 @@ def _asked(group: str, device: str, pattern: str | None) -> list[Case]:
 
 def _rows(cases: list[Case], place: Place, options: argparse.Namespace) -> list[Row]:
     rows = []
+    # A GPU's memory is PyTorch's own allocator's, and a process that has seen the GPU takes long to start.
+    measured = measured_here if options.one_process or place.device == "cuda" else measured_apart
     for case in cases:
         start = time.perf_counter()
-        try:
-            row = measure(case, place, repeats=options.repeats, seconds=options.seconds)
-        except Exception as error:
-            # One case that breaks must not cost the others their numbers; it fails like a wrong result.
-            row = failure(case, place, error)
+        row = measured(case, place, options.repeats, options.seconds)
         _tell(row, time.perf_counter() - start)
         rows.append(row)
     for row in derived_rows(cases[0].group, rows):

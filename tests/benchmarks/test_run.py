@@ -1,15 +1,24 @@
 """The command line of the benchmarks."""
 
 import importlib.util
+import multiprocessing
+import os
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 import pytest
 import torch
 
 from suite.groups import GROUPS
 from suite.groups import external as external_group
+from suite.groups import less as less_group
 from suite.harness import Case
+from suite.place import Place
+from suite.process import measured_apart
 from suite.results import read_results
 
 RUN = Path(__file__).parents[2] / "benchmarks" / "run.py"
@@ -40,7 +49,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(external_group, "CASES", [case])
 
 
-ARGUMENTS = ["--only", "external", "--threads", "1", "--repeats", "2", "--seconds", "0.01"]
+SHORT = ["--threads", "1", "--repeats", "2", "--seconds", "0.01"]
+ARGUMENTS = ["--only", "external", "--one-process", *SHORT]
+ALLOCATOR = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
 
 
 @pytest.mark.usefixtures("tiny")
@@ -69,10 +80,47 @@ def test_a_part_of_a_group_writes_nothing(run: ModuleType, tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
+LAYER = next(case for case in less_group.CASES if case.name == "layer, N 196")
+
+
+def test_each_case_has_a_process_of_its_own(
+    run: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Only this process knows of the broken one: a fresh one measures what the file says.
+    monkeypatch.setattr(less_group, "CASES", [replace(LAYER, build=_break)])
+    for name in ALLOCATOR:
+        monkeypatch.setenv(name, "131072")
+    arguments = ["--only", "less", "--case", "layer*", *SHORT]
+    assert run.main([*arguments, "--keep-memory"]) == 0
+    assert "fresh layer" in capsys.readouterr().out
+    assert {os.environ[name] for name in ALLOCATOR} == {"1000000000"}
+    assert run.main([*arguments, "--one-process"]) == 1
+
+
+def _break(place: Place) -> NoReturn:
+    raise RuntimeError(f"broken on {place.device}")
+
+
+def test_a_process_that_is_killed_fails_its_case() -> None:
+    killer = threading.Thread(target=_kill_the_next_child)
+    killer.start()
+    row = measured_apart(LAYER, Place("cpu", torch.float32, 1), 1, 0.01)
+    killer.join()
+    assert row.status == "failed"
+    assert "killed" in row.correctness.against
+
+
+def _kill_the_next_child() -> None:
+    while not (children := multiprocessing.active_children()):
+        time.sleep(0.01)
+    children[0].kill()
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         ["--only", "extrenal"],
+        ["--keep-memory", "--one-process"],
         ["--only", "external", "--case", "N 16*"],
         ["--repeats", "0"],
         ["--seconds", "nan"],

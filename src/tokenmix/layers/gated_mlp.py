@@ -117,7 +117,7 @@ class GatedMLP(Mixer):
         addend = None if self.tiny_attention is None else self.tiny_attention(x, mask)
         if self._in_halves(x):
             rows = zip(self.proj_in.weight.chunk(2), self.proj_in.bias.chunk(2))
-            content, gated = (self.act(linear(x, *each)) for each in rows)
+            content, gated = (self._activated(x, *each) for each in rows)
             gated = self.gating.gate_halves(content, gated, mask, addend=addend)
         else:
             gated = self.gating(self._expanded(x), mask, addend=addend)
@@ -125,27 +125,33 @@ class GatedMLP(Mixer):
 
     def _expanded(self, x: Tensor) -> Tensor:
         """Z = GELU(U x)."""
-        if self._is_expanded_at_once():
-            return linear(x, self.proj_in.weight, self.proj_in.bias, gelu=True)
+        if self._owns(self.proj_in, Linear):
+            return self._activated(x, self.proj_in.weight, self.proj_in.bias)
         return self.act(self.proj_in(x))
 
-    def _is_expanded_at_once(self) -> bool:
-        """Whether U and GELU may be one call: not if another module stands in their place or somebody listens."""
-        own = type(self.proj_in) is Linear and type(self.act) is nn.GELU and self.act.approximate == "none"
-        return own and not (_is_watched(self.proj_in) or _is_watched(self.act))
+    def _activated(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """GELU(weight x + bias), in one call if nobody listens to the activation."""
+        if self._owns(self.act, nn.GELU) and self.act.approximate == "none":
+            return linear(x, weight, bias, gelu=True)
+        return self.act(linear(x, weight, bias))
 
     def _in_halves(self, x: Tensor) -> bool:
-        """Whether U is applied in halves, on a CPU, so that no gradient of a half of Z has to be copied into one of Z.
+        """Whether U is applied in halves, on a CPU, so that no norm has to copy a half of Z out of it, and no gradient
+        of a half into one of Z."""
+        if x.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return False
+        own = self._owns(self.proj_in, Linear) and self._owns(self.gating, SpatialGatingUnit)
+        if not own or not self._owns(self.act, nn.GELU):
+            return False
+        return self.proj_in.bias is not None and self.gating.variant == "split"
 
-        The modules are then not called themselves: not if another stands in their place or somebody listens to them.
-        """
-        recorded = torch.is_grad_enabled() and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
-        if not recorded or x.device.type != "cpu":
-            return False
-        own = type(self.proj_in) is Linear and type(self.gating) is SpatialGatingUnit
-        if not own or self.proj_in.bias is None or self.gating.variant != "split":
-            return False
-        return not any(_is_watched(module) for module in (self.proj_in, self.gating))
+    @staticmethod
+    def _owns(module: nn.Module, kind: type) -> bool:
+        """Whether a module need not be called itself: no other stands in its place, and nobody listens to it."""
+        hooks = module._forward_hooks or module._forward_pre_hooks
+        hooks = hooks or module._backward_hooks or module._backward_pre_hooks
+        # Some packages put another forward on the instance.
+        return type(module) is kind and not hooks and "forward" not in vars(module)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The (N, N) matrix W that the tokens of x met, see `SpatialGatingUnit.attention_map`."""
@@ -169,12 +175,6 @@ class GatedMLP(Mixer):
         linear = num_tokens * self.dim * (self.hidden + self.gating.out_dim)
         tiny = 0 if self.tiny_attention is None else self.tiny_attention.macs(num_tokens)
         return linear + self.gating.macs(num_tokens) + tiny
-
-
-def _is_watched(module: nn.Module) -> bool:
-    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    # Some packages put another forward on the instance.
-    return bool(hooks) or "forward" in vars(module)
 
 
 def _hidden(dim: int, expansion: float, variant: GateVariant) -> int:

@@ -6,14 +6,13 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.ops.external_sdpa import external_by_sdpa
 from tokenmix.ops.linear import linear
 from tokenmix.ops.normalize import broadcast_mask, double_normalize
-from tokenmix.ops.onednn import is_followed
+from tokenmix.ops.onednn import has_tangent, is_followed
 from tokenmix.ops.streaming import stream_external
 
 __all__ = [
@@ -205,7 +204,7 @@ def _choose(query: Tensor, key_memory: Tensor, chunk_size: int | None, dropout: 
 
 def _is_transformed(query: Tensor) -> bool:
     """Under vmap, jvp and the like, for which the tiles have no rule."""
-    return torch._C._are_functorch_transforms_active() or forward_ad.unpack_dual(query).tangent is not None
+    return torch._C._are_functorch_transforms_active() or has_tangent(query)
 
 
 def _eager(problem: Problem) -> Tensor:

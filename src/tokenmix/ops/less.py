@@ -287,8 +287,12 @@ def _mix_tokens(weight: Tensor, x: Tensor) -> Tensor:
 
 def _columns(like: Tensor, *columns: Tensor) -> Tensor:
     """Columns (..., N) that broadcast against each other as one (B or 1, H or 1, N, m), in the type of `like`."""
-    batched = [column if column.dim() == 3 else column.unsqueeze(0) for column in columns]
-    return torch.stack(torch.broadcast_tensors(*batched), dim=-1).to(like.dtype)
+    if any(column.dim() == 3 for column in columns):
+        columns = tuple(column if column.dim() == 3 else column.unsqueeze(0) for column in columns)
+    if any(column.shape != columns[0].shape for column in columns):
+        columns = torch.broadcast_tensors(*columns)
+    stacked = torch.stack(columns, dim=-1).to(like.dtype)
+    return stacked if stacked.dim() == 4 else stacked.unsqueeze(0)
 
 
 def _side_by_side(*factors: Tensor) -> Tensor:
