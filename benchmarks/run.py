@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("stopped; the files of finished groups are written", file=sys.stderr)
+        print("stopped; only the files of groups that had finished are new", file=sys.stderr)
         return 130
 
 
@@ -85,8 +85,8 @@ def _run(options: argparse.Namespace, command: str) -> int:
         here = "; ".join(case.name for group in groups for case in cases_of(group, place.device)) or "none"
         raise UserError(f"no case {options.case or '*'!r} of {', '.join(groups)} on {place.device}; there are: {here}")
     if options.keep_memory:
-        if options.one_process:
-            raise UserError("--keep-memory is for processes that are yet to start: leave --one-process out")
+        if options.one_process or place.device == "cuda":
+            raise UserError("--keep-memory is for new processes on a CPU: leave --one-process or --device cuda out")
         keep_memory()
     if options.case is None:
         make_folder(options.out)

@@ -128,7 +128,7 @@ def measure(case: Case, place: Place, *, repeats: int, seconds: float) -> Row:
     return row
 
 
-def failure(case: Case, place: Place, error: Exception) -> Row:
+def failure(case: Case, place: Place, error: BaseException) -> Row:
     """The row of a case that raised: failed, with what it said."""
     said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     correct = Correctness(said, None, place.tolerance, False)

@@ -246,6 +246,27 @@ def test_another_activation_is_taken(act):
         torch.testing.assert_close(branch(x), branch.proj_out(branch.gating(act(branch.proj_in(x)))))
 
 
+class _OnlyMultiplies(torch.Tensor):
+    """A weight without parts, such as a quantised one."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func in (torch.Tensor.chunk, torch.Tensor.split, torch.Tensor.__getitem__):
+            raise NotImplementedError(f"{func} of a weight without parts")
+        out = super().__torch_function__(func, types, args, kwargs or {})
+        return out.as_subclass(torch.Tensor) if func is F.linear else out
+
+
+def test_a_weight_of_another_type_is_not_cut():
+    branch, x = _shaken(GatedMLP(8, 6)), torch.randn(2, 6, 8)
+    with torch.no_grad():
+        expected = branch(x)
+        weight = branch.proj_in.weight.detach().as_subclass(_OnlyMultiplies)
+        branch.proj_in.weight = nn.Parameter(weight, requires_grad=False)
+        assert type(branch.proj_in.weight) is _OnlyMultiplies
+        torch.testing.assert_close(branch(x), expected, rtol=1e-5, atol=1e-6)
+
+
 def _with_gradients(branch, x, mask):
     x = x.clone().requires_grad_()
     out = branch(x, mask)

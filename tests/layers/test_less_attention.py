@@ -283,3 +283,12 @@ def test_scores_from_previous_needs_scores_that_fit():
 def test_errors(build, message):
     with pytest.raises(UserError, match=message):
         build()
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_traced_with_a_mask_for_one_sample_it_takes_more():
+    layer = LessAttention(8, 6, num_heads=2).eval()
+    x, mask = torch.randn(3, 6, 8), torch.rand(3, 6) < 0.7
+    traced = torch.jit.trace(layer, (x[:1], mask[:1]), check_trace=False)
+    torch.testing.assert_close(traced(x, mask), layer(x, mask))

@@ -1,5 +1,6 @@
 import json
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -130,6 +131,19 @@ def _check_document(document: dict[str, Any]) -> None:
         assert {key: type(value) for key, value in cell.items()} == CELL
         assert set(cell["forward"]) == {"median", "q1", "q3", "runs"}
     assert {"bytes_per_second", "macs_per_second", "threads", "dtype"} <= set(document["ceilings"])
+
+
+def test_sizes_pass_a_progress_bar_as_they_are_measured():
+    seen: list[int] = []
+
+    def track(sizes: Sequence[int]) -> Iterator[int]:
+        assert list(sizes) == [16, 32]
+        for size in sizes:
+            yield size
+            seen.append(size)
+
+    assert {row.size for row in cost_table(["external"], [32, 16], 16, repeats=1, track=track).rows} == {16, 32}
+    assert seen == [16, 32]
 
 
 def test_folder_has_a_document_of_the_schema_a_page_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -17,7 +17,7 @@ from tokenmix.errors import UserError
 from tokenmix.inspect.view import view_of
 from tokenmix.tasks import objects
 from tokenmix.tasks.detection import Detection
-from tokenmix.tasks.object_files import class_color, draw_objects
+from tokenmix.tasks.object_files import class_color, draw_objects, image_numbers
 from tokenmix.tasks.object_metrics import AveragePrecision
 from tokenmix.tasks.object_windows import find_in_windows
 from tokenmix.train.config import TrainConfig
@@ -349,6 +349,27 @@ def test_no_answer_is_a_row_too(runs: dict[str, Path], tmp_path: Path):
     assert row["label"] is None
     with pytest.raises(UserError, match=r"gone\.png does not exist"):
         predict(runs["boxes"], [tmp_path / "gone.png"])
+    with pytest.raises(UserError, match=r"gone\.png does not exist"):
+        predict(runs["boxes"], [tmp_path / "gone.png"], tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    before = sorted((tmp_path / "out").iterdir())
+    with pytest.raises(UserError, match=r"gone\.png does not exist"):
+        predict(runs["boxes"], [tmp_path / "gone.png"], tmp_path / "out")
+    assert sorted((tmp_path / "out").iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["000000000042.jpg", "7.png"], [42, 7]),
+        (["cat.jpg", "1.jpg"], [0, 1]),
+        (["cat.jpg", "0.jpg"], [0, 1]),
+        (["01.jpg", "1.jpg"], [0, 1]),
+        ([], []),
+    ],
+)
+def test_no_two_images_have_one_number(names: list[str], expected: list[int]):
+    assert image_numbers(names) == expected
 
 
 def test_resuming_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from tokenmix.data.loader import EpochLoader, Key, make_sampler
 
-__all__ = ["Numbered", "NumberedLoader", "Subset", "make_numbered_loader"]
+__all__ = ["Numbered", "NumberedLoader", "limited", "make_numbered_loader"]
 
 
 class Numbered(ABC):
@@ -38,9 +38,12 @@ class Numbered(ABC):
         return np.resize(order, -(-len(self) // world_size) * world_size)[rank::world_size]
 
 
-class Subset(Numbered):
-    """`count` of a set's samples, evenly spread over it, so that no document or place has them all."""
+def limited(whole: Numbered, count: int | None) -> Numbered:
+    """`count` of the samples, evenly spread over them, so that no document or place has them all; all for None."""
+    return whole if count is None else _Subset(whole, count)
 
+
+class _Subset(Numbered):
     def __init__(self, whole: Numbered, count: int) -> None:
         self.whole, self.count, self.unit = whole, min(count, len(whole)), whole.unit
 

@@ -143,7 +143,9 @@ class GatedMLP(Mixer):
         own = self._owns(self.proj_in, Linear) and self._owns(self.gating, SpatialGatingUnit)
         if not own or not self._owns(self.act, nn.GELU):
             return False
-        return self.proj_in.bias is not None and self.gating.variant == "split"
+        # A weight of another type, such as a quantised one, may have no halves.
+        plain = type(self.proj_in.weight) in (Tensor, nn.Parameter) and self.proj_in.bias is not None
+        return plain and self.gating.variant == "split"
 
     @staticmethod
     def _owns(module: nn.Module, kind: type) -> bool:

@@ -1,7 +1,7 @@
 """What a mixer or model costs as its input grows: parameters, multiply-adds, memory, time, against this machine."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -114,6 +114,7 @@ def cost_table(
     device: str = "cpu",
     precision: Precision = "fp32",
     repeats: int = 7,
+    track: Callable[[Sequence[int]], Iterable[int]] = iter,
     **kwargs: Any,
 ) -> CostTable:
     """Count and measure mixers at several numbers of tokens beside self-attention, or models at several image sizes.
@@ -125,6 +126,7 @@ def cost_table(
         device: cpu or cuda.
         precision: of weights and input.
         repeats: rounds of timing, fewer where they take long; the names take turns.
+        track: the sizes go through it as they are measured, for a progress bar such as `rich.progress.track`.
         **kwargs: arguments for the layers that have them, such as `num_heads`.
 
     Raises:
@@ -140,7 +142,7 @@ def cost_table(
         raise UserError(f"dim must be at least 1, got {dim}")
     sizes = _sizes(sizes, subjects[0])
     ceilings = measure_ceilings(place, dtype)
-    by_size = {n: _measure(subjects, n, place, repeats) for n in sizes}
+    by_size = {n: _measure(subjects, n, place, repeats) for n in track(sizes)}
     found = [subject.name for subject in subjects]
     seconds = {name: _seconds({n: by_size[n][name] for n in sizes}) for name in found}
     reference, others = found[0], found[1:]

@@ -3,12 +3,14 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich import box
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from tokenmix.environment import environment
@@ -54,7 +56,11 @@ def run(request: CostRequest) -> int:
     if request.out is not None:
         # Told before minutes are spent on measuring.
         make_folder(request.out)
-    table = cost_table(request.names, sizes, request.dim, device=request.device, precision=request.precision)
+    shown = Console(stderr=True)
+    table = cost_table(
+        request.names, sizes, request.dim, device=request.device, precision=request.precision,
+        track=partial(track, description="measuring", console=shown, transient=True, disable=not shown.is_terminal),
+    )  # fmt: skip
     if request.out is not None:
         write_cost(table, request.out)
     if request.as_json:

@@ -123,7 +123,7 @@ def _fused(
     allowed = None if only_causal else _allowed(key_mask, causal, query)
     if bias is not None:
         allowed = bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
-        allowed = allowed if allowed.dtype == query.dtype else allowed.to(query.dtype)
+        allowed = allowed.to(query.dtype)
     if dropout == 0.0 and serves(query, key, value, bias):
         return attention_by_onednn(query, key, value, allowed, only_causal, scale)
     query, key, value = _equal_widths(query, key, value)
@@ -133,7 +133,7 @@ def _fused(
     if bias is not None and torch.compiler.is_exporting():
         # With a bias the result's layout differs between the passes of a decomposition for ONNX: this settles it.
         out = out.clone(memory_format=torch.contiguous_format)
-    return out if out.shape[-1] == width else out[..., :width]
+    return out[..., :width]
 
 
 def _check(normalization: AttentionNormalization, causal: bool) -> None:

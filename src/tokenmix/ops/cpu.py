@@ -15,7 +15,7 @@ AVX512 = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_cap
 def maker_and_family(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, int]:
     """Who made the processor, "GenuineIntel" or "AuthenticAMD", and its family; "" and 0 where it does not say."""
     try:
-        with cpuinfo.open() as file:
+        with cpuinfo.open(errors="replace") as file:
             said = file.read(1000)  # One processor says all that is asked within that.
     except OSError:
         said = platform.processor()  # On Windows: "AMD64 Family 25 Model 17 Stepping 1, AuthenticAMD".

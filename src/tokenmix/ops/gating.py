@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.ops.onednn import batched_product, takes_onednn
+from tokenmix.ops.onednn import batched_product, batches_gain, takes_onednn
 
 __all__ = [
     "GateBackend",
@@ -22,9 +22,6 @@ __all__ = [
     "toeplitz_apply",
     "toeplitz_matrix",
 ]
-
-# With fewer numbers to mix, oneDNN's setting up costs what it gains.
-LEAST_NUMBERS = 2**15
 
 GateVariant = Literal["split", "multiplicative", "additive", "linear"]
 GateMethod = Literal["dense", "fft"]
@@ -147,7 +144,7 @@ def spatial_projection(
     if method == "fft":
         return toeplitz_apply(weight, z, method="fft", causal=causal) + bias[:n, None].to(z.dtype)
     matrix = gate_matrix(weight, n, causal=causal)
-    if takes_onednn(z, weight, bias) and z.numel() >= LEAST_NUMBERS:
+    if takes_onednn(z, weight, bias) and batches_gain(z.numel(), n, size):
         return batched_product(matrix, z, bias[:n])
     return torch.baddbmm(bias[:n, None], matrix.expand(size, n, n), z)
 

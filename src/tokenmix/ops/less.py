@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 from tokenmix.ops.attention import attention
-from tokenmix.ops.gating import LEAST_NUMBERS, resize_gate
-from tokenmix.ops.onednn import batched_product, is_followed, takes_onednn
+from tokenmix.ops.gating import resize_gate
+from tokenmix.ops.onednn import batched_product, batches_gain, is_followed, takes_onednn
 
 __all__ = [
     "Scores",
@@ -275,7 +275,8 @@ def _mix_tokens(weight: Tensor, x: Tensor) -> Tensor:
     it for each image.
     """
     batch, heads, num_tokens, width = x.shape
-    by_onednn = takes_onednn(x, weight) and x.numel() >= LEAST_NUMBERS
+    count = batch if weight.dim() == 2 else heads
+    by_onednn = takes_onednn(x, weight) and batches_gain(x.numel(), num_tokens, count)
     if weight.dim() == 2:
         flat = x.transpose(1, 2).flatten(2)
         flat = batched_product(weight, flat) if by_onednn else torch.bmm(weight.expand(batch, -1, -1), flat)
@@ -289,9 +290,7 @@ def _columns(like: Tensor, *columns: Tensor) -> Tensor:
     """Columns (..., N) that broadcast against each other as one (B or 1, H or 1, N, m), in the type of `like`."""
     if any(column.dim() == 3 for column in columns):
         columns = tuple(column if column.dim() == 3 else column.unsqueeze(0) for column in columns)
-    if any(column.shape != columns[0].shape for column in columns):
-        columns = torch.broadcast_tensors(*columns)
-    stacked = torch.stack(columns, dim=-1).to(like.dtype)
+    stacked = torch.stack(torch.broadcast_tensors(*columns), dim=-1).to(like.dtype)
     return stacked if stacked.dim() == 4 else stacked.unsqueeze(0)
 
 

@@ -22,8 +22,6 @@ _FEW_FEATURES, _LARGE_INPUT = 128, 2**20
 # against 70 for 3,136 rows of 64 and 192 features on a Zen 4.
 _SMALL_WEIGHT = 0 if MKL_IS_HALF else 2**14
 
-_PRODUCT, _VIEW = torch.ops.mkldnn._linear_pointwise.default, torch.ops.aten._unsafe_view.default
-
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, gelu: bool = False) -> Tensor:
     """The linear map of the features, as `torch.nn.functional.linear`, faster in float32 on many CPUs.
@@ -106,8 +104,9 @@ def inner_product(x: Tensor, weight: Tensor, bias: Tensor | None = None, gelu: b
 
     The result is no view, which a function of autograd could not hand on to operators in place.
     """
-    out = _PRODUCT(_rows(x).contiguous(), weight, bias, "gelu" if gelu else "none", [], "none")
-    return out if x.dim() == 2 else _VIEW(out, (*x.shape[:-1], weight.shape[0]))
+    product = torch.ops.mkldnn._linear_pointwise.default
+    out = product(_rows(x).contiguous(), weight, bias, "gelu" if gelu else "none", [], "none")
+    return out if x.dim() == 2 else torch.ops.aten._unsafe_view.default(out, (*x.shape[:-1], weight.shape[0]))
 
 
 # TorchInductor takes oneDNN's own operator for one whose weight it has packed itself. Hence one of ours.

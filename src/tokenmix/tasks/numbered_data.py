@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tokenmix.data.numbered import Numbered, Subset, make_numbered_loader
+from tokenmix.data.numbered import Numbered, limited, make_numbered_loader
 from tokenmix.errors import UserError
 from tokenmix.tasks.base import TaskData, TaskRecipe
 
@@ -25,8 +25,8 @@ class NumberedData(TaskData):
 
     def __init__(self, train: Numbered, test: Numbered, *, config: TaskRecipe, description: dict[str, Any]) -> None:
         self.unit = train.unit
-        self.train = train if config.limit is None else Subset(train, config.limit)
-        self.test = test if config.limit_eval is None else Subset(test, config.limit_eval)
+        self.train = limited(train, config.limit)
+        self.test = limited(test, config.limit_eval)
         self.num_train, self.num_test = len(self.train), len(self.test)
         self.description = {"train": self.num_train, "test": self.num_test, **description}
         self._shared: dict[str, Any] = {

@@ -11,7 +11,7 @@ from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
 from tokenmix.data.dense.rle import encode_mask
 
-__all__ = ["class_color", "coco_results", "draw_objects", "image_number", "object_rows", "save_picture"]
+__all__ = ["class_color", "coco_results", "draw_objects", "image_numbers", "object_rows", "save_picture"]
 
 # Bright ones, since what they are drawn on is a photograph, with much green, blue and grey in it.
 COLORS = (
@@ -24,9 +24,12 @@ def class_color(label: int) -> tuple[int, ...]:
     return ImageColor.getrgb(COLORS[label % len(COLORS)])
 
 
-def image_number(file: Path, place: int) -> int:
-    """COCO's image_id: the number that a file of COCO's is named by, else its place on the command line."""
-    return int(file.stem) if file.stem.isdecimal() else place
+def image_numbers(files: Sequence[str | Path]) -> list[int]:
+    """COCO's image_id of each: the number that it is named by, as COCO's are; their places in the list if not all are
+    named by one, or two by the same."""
+    names = [Path(file).stem for file in files]
+    numbers = {int(name) for name in names if name.isdecimal()}
+    return [int(name) for name in names] if len(numbers) == len(names) else list(range(len(names)))
 
 
 def object_rows(file: str, found: Mapping[str, Tensor], classes: Sequence[str]) -> list[dict[str, Any]]:

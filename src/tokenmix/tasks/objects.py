@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tokenmix.data.dense import DenseData, ObjectAugment, ObjectSamples, Often, load_dense
 from tokenmix.data.images import Skipped
-from tokenmix.data.numbered import Subset
+from tokenmix.data.numbered import limited
 from tokenmix.errors import UserError
 from tokenmix.models.detection import create_detector, list_detectors
 from tokenmix.models.detection.detector import IMAGENET
@@ -21,7 +21,7 @@ from tokenmix.tasks.base import TaskModule, TaskRecipe
 from tokenmix.tasks.fitting import check_own, unfit
 from tokenmix.tasks.image_files import check_stems, stored_images
 from tokenmix.tasks.numbered_data import NumberedData
-from tokenmix.tasks.object_files import coco_results, draw_objects, image_number, object_rows, save_picture
+from tokenmix.tasks.object_files import coco_results, draw_objects, image_numbers, object_rows, save_picture
 from tokenmix.tasks.object_windows import Found, check_windows, find_in_windows
 from tokenmix.tasks.same_classes import check_names
 
@@ -161,9 +161,9 @@ class ObjectTask(TaskModule):
         check_stems(inputs)
         rows, results = [], []
         ids = self.data.get("category_ids") or [label + 1 for label in range(len(self.data["classes"]))]
-        for place, (file, image, found) in enumerate(self._found(inputs)):
+        for number, (file, image, found) in zip(image_numbers(inputs), self._found(inputs), strict=True):
             rows += self._rows(file, found)
-            results += coco_results(found, image_id=image_number(file, place), file=file.name, category_ids=ids)
+            results += coco_results(found, image_id=number, file=file.name, category_ids=ids)
             picture = draw_objects(image, self._shown(found), self.data["classes"])
             save_picture(picture, out / f"{file.stem}-overlay.png")
         (out / "results.json").write_text(json.dumps(results) + "\n")
@@ -185,13 +185,13 @@ class ObjectTask(TaskModule):
 
 def _check_learnable(whole: ObjectSamples, config: TaskRecipe, want: Literal["boxes", "masks"]) -> None:
     """Raise `UserError` if no training image shows an object to learn; the first that does ends the search."""
-    samples = whole if config.limit is None else Subset(whole, config.limit)
+    samples = limited(whole, config.limit)
     targets = (samples.read(torch.tensor([place]), 0)["targets"][0] for place in range(len(samples)))
     if not any((~target["iscrowd"]).any() for target in targets):
-        limited = "" if config.limit is None else f" that --limit {config.limit} takes"
+        taken = "" if config.limit is None else f" that --limit {config.limit} takes"
         empty = "a mask that is not empty" if want == "masks" else "a box of some area"
         raise UserError(
-            f"no training image of {config.data!r}{limited} has an object with {empty}, so only background could be "
+            f"no training image of {config.data!r}{taken} has an object with {empty}, so only background could be "
             "learnt; give annotations of objects"
         )
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
 from tokenmix.data.dense import DenseData, Often, PixelAugment, PixelSamples, load_dense
-from tokenmix.data.numbered import Subset
+from tokenmix.data.numbered import limited
 from tokenmix.errors import UserError
 from tokenmix.models.segmentation import create_segmenter, list_segmenters
 from tokenmix.tasks.base import TaskModule, TaskRecipe
@@ -244,8 +244,7 @@ class SemanticSegmentation(TaskModule):
 
 def _check_learnable(data: DenseData, crops: int, limit: int | None) -> None:
     """Raise `UserError` if no pixel of the training images counts; the first image with one ends the search."""
-    whole = PixelSamples(data, Often(data.train, crops))
-    samples = whole if limit is None else Subset(whole, limit)
+    samples = limited(PixelSamples(data, Often(data.train, crops)), limit)
     batches = (samples.read(torch.tensor([place]), 0) for place in range(len(samples)))
     if not any((batch["classes"] != data.ignore).any() for batch in batches):
         raise UserError(

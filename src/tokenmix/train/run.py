@@ -126,9 +126,17 @@ def predict(
     task, _, _ = load_task(run, task_kwargs)
     if out is None:
         return task.predict(inputs)
-    if task.writes:
-        make_folder(out)
-    return task.predict_into(inputs, out)
+    if not task.writes:
+        return task.predict_into(inputs, out)
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    make_folder(out)
+    try:
+        return task.predict_into(inputs, out)
+    except BaseException:
+        with contextlib.suppress(OSError):  # What has got a file is not empty and stays.
+            for folder in made:
+                folder.rmdir()
+        raise
 
 
 def load_run(run: Path) -> tuple[nn.Module, TrainConfig, dict[str, Any]]:
