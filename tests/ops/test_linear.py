@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tokenmix.ops import cpu, onednn
 from tokenmix.ops import linear as ops
 from tokenmix.ops.gating import spatial_projection
+from tokenmix.ops.less import Scores, next_scores
 from tokenmix.ops.linear import inner_product, linear, linear_into, takes_inner_product, weight_gradient
 
 
@@ -22,6 +23,7 @@ def _onednn_is_faster(monkeypatch):
     monkeypatch.setattr(ops, "AVX512", True)
     monkeypatch.setattr(ops, "MKL_IS_FAST", False)
     monkeypatch.setattr(onednn, "_IS_FASTER", True)
+    monkeypatch.setattr(onednn, "MKL_IS_HALF", True)
 
 
 def _inputs(*lead, biased=True):
@@ -228,6 +230,34 @@ def test_large_gate_in_float32_with_gradients_equals_float64(n, built_for, causa
     for tokens in (z, halves[0], halves[1]):
         args = (tokens, weight, torch.randn(built_for))
         _same_as_float64(lambda *a: spatial_projection(*a, causal=causal), None, args)
+
+
+@pytest.mark.parametrize("heads", [(), (3,)])
+def test_less_attention_s_mixing_by_onednn_equals_float64(heads, monkeypatch):
+    _onednn_is_faster(monkeypatch)
+    args = [torch.randn(*shape) for shape in ((2, 3, 150, 40), (2, 3, 150, 40), *2 * ((*heads, 150, 150), (150,)))]
+    for is_half in (True, False):
+        monkeypatch.setattr(onednn, "MKL_IS_HALF", is_half)
+        _same_as_float64(lambda q, k, *transform: next_scores(Scores(q, k), *transform).matrix(), None, args)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "tokens", "count", "gains"),
+    [
+        (3 * 196 * 768, 196, 3, True),
+        (8 * 196 * 768, 196, 8, True),
+        (2 * 196 * 768, 196, 2, False),
+        (16 * 196 * 128, 196, 16, False),
+        (784 * 256, 784, 1, True),
+        (64 * 49 * 64, 49, 64, False),
+    ],
+)
+def test_where_a_batched_product_gains_on_a_zen_4(numbers, tokens, count, gains, monkeypatch):
+    monkeypatch.setattr(onednn, "MKL_IS_HALF", False)
+    assert onednn.batches_gain(numbers, tokens, count) is gains
+    monkeypatch.setattr(onednn, "MKL_IS_HALF", True)
+    assert onednn.batches_gain(numbers, tokens, count)
+    assert not onednn.batches_gain(2**15 - 1, tokens, count)
 
 
 def _same_as_float64(function, reference, inputs):
