@@ -288,10 +288,8 @@ def _mix_tokens(weight: Tensor, x: Tensor) -> Tensor:
 
 def _columns(like: Tensor, *columns: Tensor) -> Tensor:
     """Columns (..., N) that broadcast against each other as one (B or 1, H or 1, N, m), in the type of `like`."""
-    if any(column.dim() == 3 for column in columns):
-        columns = tuple(column if column.dim() == 3 else column.unsqueeze(0) for column in columns)
-    stacked = torch.stack(torch.broadcast_tensors(*columns), dim=-1).to(like.dtype)
-    return stacked if stacked.dim() == 4 else stacked.unsqueeze(0)
+    batched = [column if column.dim() == 3 else column.unsqueeze(0) for column in columns]
+    return torch.stack(torch.broadcast_tensors(*batched), dim=-1).to(like.dtype)
 
 
 def _side_by_side(*factors: Tensor) -> Tensor:
