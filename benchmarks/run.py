@@ -19,6 +19,7 @@ from suite.results import SCHEMA, Results, Row, read_results, write_results
 from suite.table import lines_of, page
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
+from tokenmix.measure.other_work import OtherWork
 from tokenmix.train.files import make_folder
 
 PEERS = ("timm", "fightingcv-attention", "g-mlp-pytorch", "vit-pytorch", "x-transformers")
@@ -90,7 +91,7 @@ def _run(options: argparse.Namespace, command: str) -> int:
         keep_memory()
     if options.case is None:
         make_folder(options.out)
-    passed = True
+    passed, others = True, OtherWork()
     for group, cases in asked.items():
         if not cases:
             print(f"{group}: no such case on {place.device}")
@@ -101,6 +102,8 @@ def _run(options: argparse.Namespace, command: str) -> int:
             write_results(_results(group, place, command, rows), options.out)
     if options.case is None:
         _write_page(options.out, place.device)
+    if place.device == "cpu" and (warning := others.told(place.threads)):
+        print(f"warning: {warning}", file=sys.stderr)
     return 0 if passed else 1
 
 

@@ -1,11 +1,15 @@
-"""The equations in float64, as plainly as they can be written: what every fast path is checked against."""
+"""The equations in float64, as plainly as they can be written: what every fast path is checked against; and the bare
+products that none of them can do without."""
 
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ["dense_less_attention", "external_attention", "gated", "with_gradients"]
+from suite.place import Place
+from tokenmix.ops.onednn import onednn_products
+
+__all__ = ["bare_products", "dense_less_attention", "external_attention", "gated", "with_gradients"]
 
 
 def external_attention(query: Tensor, key_memory: Tensor, value_memory: Tensor) -> Tensor:
@@ -35,3 +39,20 @@ def with_gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor], gr
     wide = [value.detach().double().requires_grad_() for value in inputs]
     out = function(*wide)
     return (out.detach(), *torch.autograd.grad(out, wide, grad.double()))
+
+
+def bare_products(place: Place, *shapes: tuple[int, int, int, int], times: int = 1) -> Callable[[], None]:
+    """Batched products alone, G of (M, K) (K, N) for each shape (G, M, K, N), all of them `times` times over.
+
+    Into memory that is there already, and on a CPU by the library that is the faster one there: what a network or a
+    layer with these products takes at least, however little else it does.
+    """
+    operands = [(place.randn(g, m, n), place.randn(g, m, k), place.randn(g, n, k).mT) for g, m, k, n in shapes]
+
+    def run() -> None:
+        with onednn_products():
+            for _ in range(times):
+                for out, left, right in operands:
+                    torch.bmm(left, right, out=out)
+
+    return run

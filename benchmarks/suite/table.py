@@ -31,7 +31,7 @@ def _summary(results: Sequence[Results]) -> str:
     failed = [f"{row.group}: {row.name}" for r in results for row in r.rows if row.status == "failed"]
     told = f"{met} of {len(verdicts)} targets met." if verdicts else "No targets."
     missed = [
-        f"- not met: {row.group}, {row.name}: {_target(v, row)}, is {_value(v, row)}"
+        f"- not met: {row.group}, {row.name}: {_target(v, row)}, is {_value(v, row)}{_bound(v, row)}"
         for _, row, v in verdicts
         if not v.met
     ]
@@ -108,6 +108,15 @@ def _target(v: Verdict, row: Row) -> str:
 
 def _value(v: Verdict, row: Row) -> str:
     return f"{v.value:.4g} ×" if v.other is not None else _amount(v.value, row.quantity)
+
+
+def _bound(v: Verdict, row: Row) -> str:
+    """What nothing but the floor would reach of a target to be so many times as fast, if the row has a floor."""
+    median = {m.name: m.median for m in row.variants if m.median is not None}
+    floors = [m.median for m in row.variants if m.role == "floor" and m.median]
+    if v.direction != "at least" or v.other is None or not floors:
+        return ""
+    return f"; the floor alone would be {median[v.other] / min(floors):.4g} ×"
 
 
 def _spread(v: Measured, quantity: Quantity) -> str:

@@ -1,6 +1,7 @@
 """The harness on tiny cases: what is wrong is not timed, what is measured can be read again."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,17 @@ def test_the_page_tells_losses_and_failures() -> None:
     assert "not met: gmlp, lost" in text
     assert "FAILED, so nothing was timed: gmlp: wrong" in text
     assert "**no**" in text
+
+
+def test_a_miss_that_the_floor_alone_would_not_reach_is_told() -> None:
+    row = _measure(_case(name="lost", targets=(Target("at least", 2.0, other="double"),)))
+    ours, floor = row.variants
+    ours.median, floor.median = 3.0, 2.0
+    row.variants.append(replace(ours, name="peer", role="peer", median=3.0))
+    verdict = judge(Target("at least", 2.0, other="peer"), row.variants)
+    assert verdict is not None
+    row.verdicts = [verdict]
+    assert "is 1 ×; the floor alone would be 1.5 ×" in page([_results(row)], "Benchmarks")
 
 
 @pytest.mark.parametrize(("limit", "told"), [(0.5, False), (0.95, True)])

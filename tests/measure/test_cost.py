@@ -120,13 +120,13 @@ CELL = {
 }  # fmt: skip
 HEAD = {
     "schema": int, "axis": str, "dim": int, "device": str, "precision": str, "ceilings": dict, "rows": list,
-    "exponents": dict, "reference": str, "crossovers": dict, "measured": dict, "environment": dict,
+    "exponents": dict, "reference": str, "crossovers": dict, "measured": dict, "warning": str, "environment": dict,
 }  # fmt: skip
 
 
 def _check_document(document: dict[str, Any]) -> None:
     assert {key: type(value) for key, value in document.items()} == HEAD
-    assert document["schema"] == 2
+    assert document["schema"] == 3
     for cell in document["rows"]:
         assert {key: type(value) for key, value in cell.items()} == CELL
         assert set(cell["forward"]) == {"median", "q1", "q3", "runs"}

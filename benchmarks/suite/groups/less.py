@@ -36,6 +36,9 @@ def _core(batch: int, heads: int, num_tokens: int, width: int) -> Callable[[Plac
         transform, nothing = _transform(place, num_tokens), query[..., :0]
         scores = query @ key.mT
         x, weight = place.randn(batch, num_tokens, heads * width), place.randn(2 * heads * width, heads * width)
+        mixing, maps = (batch, num_tokens, num_tokens, heads * width), batch * heads
+        attention = (maps, num_tokens, width, num_tokens), (maps, num_tokens, num_tokens, width)
+        products = references.bare_products(place, mixing, mixing, *attention)
 
         def factored() -> Tensor:
             return attention_from_scores(next_scores(Scores(query, key), *transform), value)
@@ -61,6 +64,7 @@ def _core(batch: int, heads: int, num_tokens: int, width: int) -> Callable[[Plac
             "dense": Variant("baseline", printed),
             "our dense": Variant("baseline", dense),
             "fresh q, k": Variant("baseline", fresh),
+            "its products": Variant("floor", products),
         }
         return Built(variants, check)
 
@@ -110,7 +114,8 @@ CASES = [
         build=_core(4, heads, num_tokens, 64),
         targets=(Target("at least", limit, other="dense"),),
         note="dense is the printed rule, two linear maps and a softmax; our dense makes fewer copies; both have "
-        "their scores given; fresh has q, k projections and fused attention",
+        "their scores given; fresh has q, k projections and fused attention; its products are two mixings, scores and "
+        "values alone",
     )
     for heads, num_tokens, limit in ((5, 196, 1.8), (4, 784, 6.0))
 ]

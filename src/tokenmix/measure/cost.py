@@ -13,6 +13,7 @@ from tokenmix.measure.ceilings import Ceilings, measure_ceilings
 from tokenmix.measure.crossover import Crossover, find_crossover, measured_crossover
 from tokenmix.measure.foresight import expected_peak, free_memory, too_large
 from tokenmix.measure.memory import peak_memory
+from tokenmix.measure.other_work import OtherWork
 from tokenmix.measure.speed import Timing, time_interleaved
 from tokenmix.measure.subject import Measurable, MixerSubject, ModelSubject, Subject, subjects_for
 
@@ -75,6 +76,7 @@ class CostTable:
         reference: the name that the others are held against: self-attention, or the first model.
         crossovers: where the mixer takes fewer multiply-adds than self-attention; empty for models.
         measured: size at which its forward pass becomes faster or slower than the reference's; None if in no gap.
+        warning: that other programs took part of the CPU meanwhile, so that times say little; "" if they did not.
     """
 
     axis: Literal["tokens", "pixels"]
@@ -87,6 +89,7 @@ class CostTable:
     reference: str
     crossovers: Mapping[str, Crossover]
     measured: Mapping[str, int | None]
+    warning: str = ""
 
     @property
     def names(self) -> list[str]:
@@ -103,7 +106,7 @@ class CostTable:
         plain["crossovers"] = {name: str(crossover) for name, crossover in self.crossovers.items()}
         for cell, row in zip(plain["rows"], self.rows):
             cell |= {"macs_per_second": row.macs_per_second, "bytes_per_second": row.bytes_per_second}
-        return {"schema": 2, **plain, "environment": environment()}
+        return {"schema": 3, **plain, "environment": environment()}
 
 
 def cost_table(
@@ -141,6 +144,7 @@ def cost_table(
     if dim is not None and dim < 1:
         raise UserError(f"dim must be at least 1, got {dim}")
     sizes = _sizes(sizes, subjects[0])
+    others_work = OtherWork()
     ceilings = measure_ceilings(place, dtype)
     by_size = {n: _measure(subjects, n, place, repeats) for n in track(sizes)}
     found = [subject.name for subject in subjects]
@@ -157,6 +161,7 @@ def cost_table(
         reference=reference,
         crossovers={} if models else {name: find_crossover(name, dim or DIM, **kwargs) for name in others},
         measured={name: _crossing(seconds[name], seconds[reference]) for name in others},
+        warning=others_work.told(torch.get_num_threads()) if place.type == "cpu" else "",
     )
 
 

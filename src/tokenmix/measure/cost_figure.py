@@ -2,7 +2,7 @@
 
 import math
 from itertools import pairwise
-from pathlib import Path
+from typing import BinaryIO, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -18,8 +18,8 @@ COLOURS = ("#222222", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#5
 MARKERS = "osD^vPX*"
 
 
-def draw_cost(table: CostTable, file: Path) -> None:
-    """Forward time on the left, peak memory of a forward pass on the right; png or svg by the file's name."""
+def draw_cost(table: CostTable, file: BinaryIO, suffix: Literal["png", "svg"]) -> None:
+    """Forward time on the left, peak memory of a forward pass on the right."""
     figure = Figure(figsize=(10.5, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     for i, name in enumerate(table.names):
@@ -35,7 +35,7 @@ def draw_cost(table: CostTable, file: Path) -> None:
     _refine(left, 10, (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0))
     _refine(right, 2, (1.0, 1.25, 1.5, 1.75))
     left.legend(frameon=False, fontsize=9)
-    figure.savefig(file, dpi=140)
+    figure.savefig(file, format=suffix, dpi=140)
 
 
 def _refine(axes: Axes, base: int, steps: tuple[float, ...]) -> None:

@@ -1,6 +1,8 @@
 """A table of costs as people read it: on the terminal, and as cost.json, cost.md and pictures in a folder."""
 
+import io
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +20,7 @@ from tokenmix.errors import UserError
 from tokenmix.measure.cost import CostRow, CostTable, Precision, cost_table
 from tokenmix.measure.subject import are_mixers
 from tokenmix.measure.units import count, milliseconds, size
-from tokenmix.train.files import make_folder
+from tokenmix.train.files import make_folder, replace_file, write_json
 
 __all__ = ["CostRequest", "markdown", "run", "sentences", "write_cost"]
 
@@ -63,6 +65,8 @@ def run(request: CostRequest) -> int:
     )  # fmt: skip
     if request.out is not None:
         write_cost(table, request.out)
+    if table.warning:
+        print(f"warning: {table.warning}", file=sys.stderr)
     if request.as_json:
         print(json.dumps(table.to_json(), indent=2))
         return 0
@@ -92,10 +96,12 @@ def write_cost(table: CostTable, folder: Path) -> None:
     from tokenmix.measure.cost_figure import draw_cost
 
     make_folder(folder)
-    (folder / "cost.json").write_text(json.dumps(table.to_json(), indent=2) + "\n")
+    write_json(folder / "cost.json", table.to_json())
     for suffix in ("png", "svg"):
-        draw_cost(table, folder / f"cost.{suffix}")
-    (folder / "cost.md").write_text(markdown(table))
+        picture = io.BytesIO()
+        draw_cost(table, picture, suffix)
+        replace_file(folder / f"cost.{suffix}", picture.getvalue())
+    replace_file(folder / "cost.md", markdown(table).encode())
 
 
 def markdown(table: CostTable) -> str:
@@ -111,6 +117,7 @@ def markdown(table: CostTable) -> str:
         _markdown_table([_axis(table), *COSTS], costs),
         f"Rates of a forward pass; {_ceiling_line(table)}.",
         _markdown_table([_axis(table), *RATES], rates),
+        f"Warning: {table.warning}." if table.warning else "",
         notes,
         "![Time and memory over size](cost.svg)",
     ]
