@@ -30,7 +30,7 @@ def environment() -> dict[str, Any]:
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "cuda": torch.version.cuda,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "float32_matmul_precision": _matmul_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "versions": {"tokenmix": tokenmix.__version__, **_versions()},
         **_commit(Path(tokenmix.__file__).parent),
@@ -49,6 +49,14 @@ def cpu_name() -> str:
     if "cpu family" not in found or "model" not in found:
         return found["model name"]
     return f"{found['model name']} (family {found['cpu family']}, model {found['model']})"
+
+
+def _matmul_precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        # Chosen by `fp32_precision` of torch.backends, for which this function has no word.
+        return torch.backends.cuda.matmul.fp32_precision  # pyright: ignore[reportReturnType]
 
 
 def _cores() -> int:

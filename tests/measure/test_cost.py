@@ -271,3 +271,11 @@ def test_timing_takes_fewer_rounds_where_they_are_long(monkeypatch: pytest.Monke
     monkeypatch.setattr(cost, "time_interleaved", slow)
     cost._time({"self": lambda: None}, 7, torch.device("cpu"))
     assert asked == [1, 2]
+
+
+def test_running_out_of_a_gpus_memory_costs_one_cell():
+    def step() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    assert cost._obstacle(SimpleNamespace(step=step)) == "took more memory than the device has"  # type: ignore[arg-type]
+    assert cost._obstacle(SimpleNamespace(step=lambda: None)) == ""  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ import re
 import time
 
 import pytest
+import torch
 
 import tokenmix.environment
 from tokenmix.environment import environment
@@ -50,6 +51,19 @@ def test_environment_is_json_and_names_machine_and_versions():
     assert found["cores"] >= 1
     assert {"tokenmix", "torch", "timm"} <= set(found["versions"])
     assert found["commit"] is None or re.fullmatch("[0-9a-f]{40}", found["commit"])
+
+
+def test_environment_can_be_told_after_the_newer_setting_of_precision():
+    products = torch.backends.cuda.matmul
+    before = products.fp32_precision  # type: ignore[attr-defined]
+    try:
+        products.fp32_precision = "tf32"  # type: ignore[attr-defined]
+        with pytest.raises(RuntimeError):
+            torch.get_float32_matmul_precision()
+        assert environment()["float32_matmul_precision"] == "tf32"
+    finally:
+        products.fp32_precision = before  # type: ignore[attr-defined]
+    assert environment()["float32_matmul_precision"] == "highest"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad, gradgradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.errors import UserError
@@ -216,3 +217,19 @@ def test_a_layer_refuses_when_it_is_built() -> None:
         MultiHeadExternalAttention(16, backend="eagre")  # pyright: ignore[reportArgumentType]
     with pytest.raises(UserError, match="has no dropout of the map"):
         MultiHeadExternalAttention(16, backend="tiled", attention_dropout=0.1)
+
+
+def test_elsewhere_than_on_a_cpu_the_tokens_are_summed_by_a_kernel_that_spreads_them():
+    """A softmax over the tokens has one block of threads for a head there."""
+    seen: list[str] = []
+
+    class Listener(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    tensors = [torch.empty(shape, device="meta") for shape in ((2, 1, 9, 4), (3, 4), (3, 4))]
+    with Listener():
+        external_attention(*tensors, backend="eager")
+    assert any("logsumexp" in name for name in seen)
+    assert not any("log_softmax" in name for name in seen)

@@ -194,6 +194,8 @@ def _measure(subjects: Sequence[Subject], n: int, device: torch.device, repeats:
     """A row for each; one that the memory does not hold is left out, with the reason in its place."""
     reasons = {subject.name: _reason(subject, n, device) for subject in subjects}
     built = {subject.name: subject.build(n) for subject in subjects if not reasons[subject.name]}
+    reasons |= {name: _obstacle(specimen) for name, specimen in built.items() if device.type == "cuda"}
+    built = {name: specimen for name, specimen in built.items() if not reasons[name]}
     forward = _time({name: b.forward for name, b in built.items()}, repeats, device)
     step = _time({name: b.step for name, b in built.items()}, repeats, device)
     return {
@@ -206,8 +208,19 @@ def _measure(subjects: Sequence[Subject], n: int, device: torch.device, repeats:
 
 def _reason(subject: Subject, n: int, device: torch.device) -> str:
     """On the CPU a process that takes too much is killed, so this is known before."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # What PyTorch keeps of earlier sizes is free as well.
     free = free_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     return too_large(expected_peak(subject.foresee(n, "step")), free)
+
+
+def _obstacle(built: Measurable) -> str:
+    """Kernels can take more than was foreseen, which on a GPU is an error that costs no more than this size."""
+    try:
+        built.step()
+    except torch.OutOfMemoryError:
+        return "took more memory than the device has"
+    return ""
 
 
 def _time(functions: Mapping[str, Any], repeats: int, device: torch.device) -> dict[str, Timing]:

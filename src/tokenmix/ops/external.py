@@ -294,9 +294,11 @@ def _map(
 ) -> Tensor:
     logits = linear(query, key_memory, key_bias)
     if normalization == "double":
-        if mask is None and key_bias is None and num_steps == 1 and logits.dtype in (torch.float32, torch.float64):
-            # Two fused kernels. They cannot have a slot that is closed by -inf, which only a bias or float16 brings.
-            if is_followed(logits) or logits.device.type != "cpu":
+        wide = logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64)
+        if wide and mask is None and key_bias is None and num_steps == 1:
+            # Two fused kernels. They cannot have a slot that is closed by -inf, which only a bias or float16 brings. On
+            # CUDA the first would have one block of threads for all tokens of a head.
+            if is_followed(logits):
                 return torch.softmax(torch.log_softmax(logits, dim=-2), dim=-1)
             # In place: what is written last is still in the cache.
             torch.log_softmax(logits, dim=-2, out=logits)
