@@ -24,10 +24,13 @@ from torch import Tensor, nn
 from tokenmix.data import ImageData, load_images
 from tokenmix.data.loader import normalize
 from tokenmix.environment import environment
-from tokenmix.models import create_model
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.measure.other_work import OtherWork
+from tokenmix.models import create_model, list_models
 from tokenmix.tasks.recipe import make_optimizer
 from tokenmix.train import train
 from tokenmix.train.config import TrainConfig
+from tokenmix.train.files import make_folder, replace_file
 
 SCHEMA = 1
 LOG_EVERY = 20
@@ -45,10 +48,27 @@ class Row:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print a table, and write it as JSON if asked for."""
-    options = _parser().parse_args(arguments)
+    """Measure, print a table, and write it as JSON if asked for. 2: a mistake on the command line; 130: Ctrl-C."""
+    try:
+        return _run(_parser().parse_args(arguments))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(
+            f"error: {error.filename or 'the disk'}: {error.strerror}; make room, or name another --out",
+            file=sys.stderr,
+        )
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; no file is written", file=sys.stderr)
+        return 130
+
+
+def _run(options: argparse.Namespace) -> int:
+    _check(options)
     torch.set_num_threads(options.threads)
-    rows = []
+    rows, others = [], OtherWork()
     for model in options.models:
         for augment in options.augment:
             rows.append(_measure(_config(options, model, augment), options.rounds))
@@ -56,8 +76,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.out is not None:
         settings = {"batch_size": options.batch_size, "steps": options.steps, "data": options.data}
         document = {"schema": SCHEMA, **settings, "rows": [asdict(row) for row in rows], "environment": environment()}
-        options.out.write_text(json.dumps(document, indent=1) + "\n")
+        replace_file(options.out, (json.dumps(document, indent=1) + "\n").encode())
+    if warning := others.told(options.threads):
+        print(f"warning: {warning}", file=sys.stderr)
     return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Told before minutes are spent on measuring."""
+    for name in ("batch_size", "rounds", "threads"):
+        if getattr(options, name) < 1:
+            raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}")
+    if options.steps < 2 * LOG_EVERY:
+        raise UserError(
+            f"--steps must be at least {2 * LOG_EVERY}, got {options.steps}: rates are taken between two logs"
+        )
+    for model in options.models:
+        if model not in list_models():
+            raise unknown_name("model", model, list_models())
+    if options.out is not None:
+        make_folder(options.out.parent)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -66,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--augment", nargs="+", default=["none", "light"], help="augmentations of the trainer")
     parser.add_argument("--data", default="fashion-mnist", help="data set")
     parser.add_argument("--batch-size", type=int, default=64, help="images of a step")
-    parser.add_argument("--steps", type=int, default=5 * LOG_EVERY, help=f"steps of a round, more than {LOG_EVERY}")
+    parser.add_argument("--steps", type=int, default=5 * LOG_EVERY, help=f"steps of a round, {2 * LOG_EVERY} at least")
     parser.add_argument("--rounds", type=int, default=3, help="rounds; in each, both run once")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch")
     parser.add_argument("--out", type=Path, help="JSON file to write")

@@ -233,3 +233,60 @@ def test_elsewhere_than_on_a_cpu_the_tokens_are_summed_by_a_kernel_that_spreads_
         external_attention(*tensors, backend="eager")
     assert any("logsumexp" in name for name in seen)
     assert not any("log_softmax" in name for name in seen)
+
+
+CALLS: list[dict[str, Any]] = [{"chunk_size": 3}, {"backend": "tiled"}]
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("options", CALLS)
+def test_tiles_refuse_derivatives_that_they_would_answer_wrongly(options: dict[str, Any], which: int) -> None:
+    """In forward mode a registered operator without a rule answers 0."""
+    tensors = [torch.randn(shape) for shape in ((2, 2, 9, 4), (3, 4), (3, 4))]
+
+    def call(tensor: Tensor) -> Tensor:
+        return external_attention(*(tensor if i == which else t for i, t in enumerate(tensors)), **options)
+
+    with pytest.raises(UserError, match="no forward-mode derivative"):
+        torch.func.jvp(call, (tensors[which],), (tensors[which],))
+    with pytest.raises(UserError, match=r"no rule for torch\.func"):
+        torch.func.grad(lambda tensor: call(tensor).sum())(tensors[which])
+    with forward_ad.dual_level(), pytest.raises(UserError, match="no forward-mode derivative"):
+        call(forward_ad.make_dual(tensors[which], tensors[which]))
+
+
+@pytest.mark.parametrize("which", [0, 1, 2, 3, 4])
+def test_a_tangent_of_any_tensor_takes_the_default_off_the_tiles(which: int) -> None:
+    shapes = (1, 4, 2**15, 4), (3, 4), (3, 4), (3,), (4,)
+    tensors = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    direction = torch.randn_like(tensors[which])
+
+    def call(tensor: Tensor) -> Tensor:
+        query, keys, values, key_bias, value_bias = (tensor if i == which else t for i, t in enumerate(tensors))
+        return external_attention(
+            query, keys, values, key_bias=key_bias, value_bias=value_bias, normalization="softmax"
+        )
+
+    with forward_ad.dual_level():
+        found = forward_ad.unpack_dual(call(forward_ad.make_dual(tensors[which], direction))).tangent
+    step = 1e-6
+    expected = (call(tensors[which] + step * direction) - call(tensors[which] - step * direction)) / (2 * step)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("options", CALLS)
+@pytest.mark.parametrize("empty", ["samples", "tokens", "slots"])
+def test_tiles_of_nothing_are_what_eager_makes_of_it(options: dict[str, Any], empty: str) -> None:
+    samples, tokens, slots = (
+        0 if empty == axis else size for axis, size in (("samples", 2), ("tokens", 5), ("slots", 3))
+    )
+    tensors = torch.randn(samples, 2, tokens, 4), torch.randn(slots, 4), torch.randn(slots, 6)
+    torch.testing.assert_close(
+        external_attention(*tensors, **options), external_attention(*tensors, backend="eager"), rtol=0, atol=0
+    )
+
+
+@pytest.mark.parametrize("dropout", [-1.0, 1.5, float("nan")])
+def test_a_dropout_that_is_no_probability_is_refused(dropout: float) -> None:
+    with pytest.raises(UserError, match="between 0 and 1"):
+        external_attention(torch.randn(1, 5, 4), torch.randn(3, 4), torch.randn(3, 4), dropout=dropout)

@@ -166,6 +166,18 @@ def test_other_mistakes_are_named():
     weight, bias = _random_gate("dense", 3)
     with pytest.raises(UserError, match="halves its channels, got 5"):
         spatial_gate(torch.randn(1, 3, 5, dtype=torch.float64), weight, bias)
+    for options, said in (
+        ({"variant": "splt"}, "did you mean split"),
+        ({"method": "fast"}, "unknown method"),
+        ({"mask": torch.ones(1, 4)}, "mask must be bool"),
+        ({"mask": torch.ones(1, 3, dtype=torch.bool)}, r"\(B, N\) = \(1, 4\)"),
+    ):
+        with pytest.raises(UserError, match=said):
+            spatial_gate(torch.randn(1, 4, 6), torch.randn(4, 4), torch.randn(4), **options)
+    with pytest.raises(UserError, match="a number for each of 4 tokens"):
+        spatial_gate(torch.randn(1, 4, 6), torch.randn(4, 4), torch.randn(3))
+    with pytest.raises(UserError, match=r"\(B, N, C\)"):
+        spatial_gate(torch.randn(4, 6), torch.randn(4, 4), torch.randn(4))
     with pytest.raises(UserError, match="needs a Toeplitz gate"):
         spatial_projection(torch.randn(1, 3, 4, dtype=torch.float64), weight, bias, method="fft")
 

@@ -137,5 +137,9 @@ def test_shapes_and_options_are_checked_first() -> None:
         sharded_external_attention(torch.randn(1, 1, 4, 2), torch.randn(5, 3), torch.randn(5, 3))
     with pytest.raises(UserError, match="value_memory must be"):
         sharded_external_attention(torch.randn(1, 1, 4, 3), torch.randn(5, 3), torch.randn(6, 3))
+    tensors = torch.randn(1, 1, 4, 3), torch.randn(5, 3), torch.randn(5, 3)
+    for name in ("key_bias", "value_bias"):
+        with pytest.raises(UserError, match=f"{name} must be"):
+            sharded_external_attention(*tensors, **{name: torch.randn(7)})
     with pytest.raises(UserError, match="chunk_size must be at least 1"):
         sharded_external_attention(torch.randn(1, 1, 4, 3), torch.randn(5, 3), torch.randn(5, 3), chunk_size=0)

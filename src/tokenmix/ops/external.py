@@ -12,7 +12,7 @@ from tokenmix.errors import UserError, unknown_name
 from tokenmix.ops.external_sdpa import external_by_sdpa
 from tokenmix.ops.linear import linear
 from tokenmix.ops.normalize import broadcast_mask, double_normalize
-from tokenmix.ops.onednn import has_tangent, is_followed
+from tokenmix.ops.onednn import has_tangent, is_differentiated_by_func, is_followed
 from tokenmix.ops.streaming import stream_external
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Problem",
     "check_backend",
     "check_chunks",
+    "check_memories",
     "check_normalization",
     "external_attention",
     "external_attention_map",
@@ -82,14 +83,15 @@ def external_attention(
         normalization: `"double"`, see `double_normalize`; `"softmax"`, over the slots alone, mixes no tokens.
         num_steps: Sinkhorn steps of `"double"`.
         chunk_size: tokens that are worked on at a time, forward and backward. Working memory is then
-            O(chunk_size * S) a head, whatever N; the tokens are read num_steps + 1 times. None does all at once.
+            O(chunk_size * S) a head, whatever N; the tokens are read num_steps + 1 times. None does all at once. Not in
+            forward mode and not under torch.func's derivatives.
         dropout: probability of dropping an entry of A; not with chunk_size.
         backend: who computes it; one that is named computes it or raises. `"eager"` writes the map. `"tiled"` works
             on groups of heads whose map stays in the cache and makes it again for the gradient; it has no forward-mode
-            derivative, no vmap, no dropout. None is `"tiled"` where chunk_size is given; also on a CPU, without
-            dropout, for several heads whose maps have more than 2^18 entries, unless the call is exported, traced or
-            transformed by torch.func; else `"eager"`. `"triton"` is fused on a CUDA device and never writes the map;
-            `"sdpa"` is PyTorch's attention over the slots. Both have one Sinkhorn step, and no dropout.
+            derivative, none by torch.func, and no dropout. None is `"tiled"` where chunk_size is given; also on a CPU,
+            without dropout, for several heads whose maps have more than 2^18 entries, unless the call is exported,
+            traced or transformed by torch.func; else `"eager"`. `"triton"` is fused on a CUDA device and never writes
+            the map; `"sdpa"` is PyTorch's attention over the slots. Both have one Sinkhorn step, and no dropout.
 
     Measured, float32, two cores of an AMD EPYC (LOG.md), in times of the two bare products, which go to another
     library: 32 heads, S 64, N 196, batch 8: 0.6 to 0.9; N 4,096: 0.6 to 1.0; one head, d 512, N 16,384: 0.7. Forward
@@ -102,11 +104,14 @@ def external_attention(
         UserError: shapes that do not fit, an unknown normalisation, options that exclude each other, a backend that
             cannot do what is asked.
     """
-    _check(query, key_memory, key_bias, normalization, num_steps)
-    _check_values(key_memory, value_memory, value_bias)
+    check_normalization(normalization, num_steps)
+    check_memories(query, key_memory, value_memory, key_bias, value_bias)
+    if not 0.0 <= dropout <= 1.0:
+        raise UserError(f"dropout must lie between 0 and 1, got {dropout}")
     check_chunks(chunk_size, dropout)
     check_backend(backend, chunk_size, dropout)
-    chosen = backend or _choose(query, key_memory, chunk_size, dropout)
+    learned = key_memory, value_memory, key_bias, value_bias
+    chosen = backend or _choose(query, learned, chunk_size, dropout)
     full = None if mask is None else broadcast_mask(mask, query)
     return _BACKENDS[chosen].run(
         Problem(
@@ -134,7 +139,8 @@ def external_attention_map(
     num_steps: int = 1,
 ) -> Tensor:
     """The map A (..., N, S) that `external_attention` uses with the same arguments; rows of masked tokens are 0."""
-    _check(query, key_memory, key_bias, normalization, num_steps)
+    check_normalization(normalization, num_steps)
+    _check_keys(query, key_memory, key_bias)
     return _map(query, key_memory, key_bias, mask, normalization, num_steps)
 
 
@@ -173,8 +179,18 @@ def check_backend(backend: Backend | None, chunk_size: int | None, dropout: floa
         raise UserError(f"backend={backend!r} {reason}")
 
 
-def _check(query: Tensor, key_memory: Tensor, key_bias: Tensor | None, normalization: str, num_steps: int) -> None:
-    check_normalization(normalization, num_steps)
+def check_memories(
+    query: Tensor, key_memory: Tensor, value_memory: Tensor, key_bias: Tensor | None, value_bias: Tensor | None
+) -> None:
+    """Raise `UserError` for memories and biases that do not fit the query or each other."""
+    _check_keys(query, key_memory, key_bias)
+    if value_memory.dim() != 2 or value_memory.shape[0] != key_memory.shape[0]:
+        raise UserError(f"value_memory must be (S = {key_memory.shape[0]}, d_v), got {tuple(value_memory.shape)}")
+    if value_bias is not None and value_bias.shape != value_memory.shape[1:]:
+        raise UserError(f"value_bias must be (d_v,) = {tuple(value_memory.shape[1:])}, got {tuple(value_bias.shape)}")
+
+
+def _check_keys(query: Tensor, key_memory: Tensor, key_bias: Tensor | None) -> None:
     if query.dim() < 2 or key_memory.dim() != 2 or query.shape[-1] != key_memory.shape[-1]:
         raise UserError(
             f"external attention takes query (..., N, d) and key_memory (S, d) of one width d, "
@@ -184,27 +200,26 @@ def _check(query: Tensor, key_memory: Tensor, key_bias: Tensor | None, normaliza
         raise UserError(f"key_bias must be (S,) = {tuple(key_memory.shape[:1])}, got {tuple(key_bias.shape)}")
 
 
-def _check_values(key_memory: Tensor, value_memory: Tensor, value_bias: Tensor | None) -> None:
-    if value_memory.dim() != 2 or value_memory.shape[0] != key_memory.shape[0]:
-        raise UserError(f"value_memory must be (S = {key_memory.shape[0]}, d_v), got {tuple(value_memory.shape)}")
-    if value_bias is not None and value_bias.shape != value_memory.shape[1:]:
-        raise UserError(f"value_bias must be (d_v,) = {tuple(value_memory.shape[1:])}, got {tuple(value_bias.shape)}")
-
-
-def _choose(query: Tensor, key_memory: Tensor, chunk_size: int | None, dropout: float) -> Backend:
+def _choose(
+    query: Tensor, learned: tuple[Tensor, Tensor, Tensor | None, Tensor | None], chunk_size: int | None, dropout: float
+) -> Backend:
     if chunk_size is not None:
         return "tiled"
     if query.device.type != "cpu" or dropout > 0.0 or query.dim() < 3:
         return "eager"
-    if torch.compiler.is_exporting() or torch.jit.is_tracing() or _is_transformed(query):
+    if torch.compiler.is_exporting() or torch.jit.is_tracing() or _is_transformed(query, *learned):
         return "eager"
-    heads, map_entries = query.shape[-3], query.shape[:-1].numel() * key_memory.shape[0]
+    heads, map_entries = query.shape[-3], query.shape[:-1].numel() * learned[0].shape[0]
     return "tiled" if heads > 1 and map_entries > LEAST_ENTRIES else "eager"
 
 
-def _is_transformed(query: Tensor) -> bool:
-    """Under vmap, jvp and the like, for which the tiles have no rule."""
-    return torch._C._are_functorch_transforms_active() or has_tangent(query)
+def _is_transformed(*tensors: Tensor | None) -> bool:
+    """Under vmap, jvp and the like, for which the tiles have a slow rule or none."""
+    return torch._C._are_functorch_transforms_active() or _has_tangents(*tensors)
+
+
+def _has_tangents(*tensors: Tensor | None) -> bool:
+    return any(tensor is not None and has_tangent(tensor) for tensor in tensors)
 
 
 def _eager(problem: Problem) -> Tensor:
@@ -231,7 +246,13 @@ def _eager_obstacle(chunk_size: int | None, _: float) -> str | None:
 
 
 def _tiled(problem: Problem) -> Tensor:
-    tensors = _autocast(problem.query, problem.key_memory, problem.value_memory, problem.key_bias, problem.value_bias)
+    tensors = problem.query, problem.key_memory, problem.value_memory, problem.key_bias, problem.value_bias
+    if is_differentiated_by_func() or _has_tangents(*tensors):
+        # In forward mode a registered operator without a rule answers 0 in silence.
+        raise UserError(
+            "the tiles have no forward-mode derivative and no rule for torch.func: use backend='eager', no chunk_size"
+        )
+    tensors = _autocast(*tensors)
     steps = problem.num_steps if problem.normalization == "double" else 0
     return stream_external(*tensors, problem.mask, steps, problem.chunk_size)[0]  # pyright: ignore[reportCallIssue]
 

@@ -145,10 +145,10 @@ class Heads:
 
     def project(self, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """rows (b, g, n, a) weight^T (a, c) + bias (c,)."""
-        found = linear(self._list(rows), weight, bias)
+        found, width = linear(self._list(rows), weight, bias), weight.shape[0]
         if not self.interleaved:
-            return found.view(*rows.shape[:3], -1)
-        return found.view(rows.shape[0], rows.shape[2], rows.shape[1], -1).transpose(1, 2)
+            return found.view(*rows.shape[:3], width)
+        return found.view(rows.shape[0], rows.shape[2], rows.shape[1], width).transpose(1, 2)
 
     def project_into(self, out: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
         """`project`, written into `out` (b, g, n, c)."""
@@ -164,7 +164,8 @@ class Heads:
 
     def _list(self, rows: Tensor) -> Tensor:
         """All heads' tokens one after the other (1, b g n, a), without a copy if they lie like that."""
-        return (rows.transpose(1, 2) if self.interleaved else rows).reshape(1, -1, rows.shape[-1])
+        count = rows.shape[:3].numel()
+        return (rows.transpose(1, 2) if self.interleaved else rows).reshape(1, count, rows.shape[-1])
 
     def only_step(self) -> tuple[Tensor, Tensor] | None:
         """P and L^1 of all tokens, if that can be had in one go, see `Tile.only_step`."""
@@ -250,6 +251,8 @@ def _softmax_(logits: Tensor) -> Tensor:
 
 
 def _in_range(sums: Tensor) -> bool:
+    if sums.numel() == 0:
+        return True
     low, high = (end.item() for end in torch.aminmax(sums))
     return low > torch.finfo(sums.dtype).tiny ** 0.5 and high < math.inf
 

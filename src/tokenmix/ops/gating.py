@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -67,11 +67,12 @@ def spatial_gate(
         (B, N, C) to (B, N, C/2) for `split`, (B, N, C) otherwise.
 
     Raises:
-        UserError: more tokens than W has, an odd C to split, `"fft"` with a dense W, a backend
-            that cannot do what is asked.
+        UserError: an unknown option, more tokens than W or b has, an odd C to split, a mask that is not boolean or of
+            another shape, `"fft"` with a dense W, a backend that cannot do what is asked.
 
     The paper masks nothing: without `mask` its behaviour.
     """
+    _check_options(variant, method)
     if isinstance(z, tuple):
         content, gated = z
     elif variant != "split":
@@ -80,6 +81,7 @@ def spatial_gate(
         raise UserError(f"a split gate halves its channels, got {z.shape[-1]}; give an even number of channels")
     else:
         content, gated = z.chunk(2, dim=-1)
+    _check_fit(gated, weight, bias, mask)
     if norm is not None:
         gated = norm(gated)
     if backend != "eager":
@@ -91,6 +93,24 @@ def spatial_gate(
         gate = gate + addend
     out = _combine(content, gate, variant)
     return out if mask is None else out.masked_fill(~mask.unsqueeze(-1), 0.0)
+
+
+def _check_options(variant: str, method: str) -> None:
+    if variant not in get_args(GateVariant):
+        raise unknown_name("variant", variant, get_args(GateVariant))
+    if method not in get_args(GateMethod):
+        raise unknown_name("method", method, get_args(GateMethod))
+
+
+def _check_fit(gated: Tensor, weight: Tensor, bias: Tensor, mask: Tensor | None) -> None:
+    if gated.dim() != 3:
+        raise UserError(f"a spatial gate takes features (B, N, C), got {tuple(gated.shape)} to mix")
+    size, n, _ = gated.shape
+    _check_length(weight, n)
+    if bias.dim() != 1 or n > bias.shape[0]:
+        raise UserError(f"bias must have a number for each of {n} tokens, got {tuple(bias.shape)}")
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != (size, n)):
+        raise UserError(f"mask must be bool and (B, N) = {(size, n)}, got {mask.dtype} and {tuple(mask.shape)}")
 
 
 def _check_fused(backend: str, variant: GateVariant, method: GateMethod) -> None:

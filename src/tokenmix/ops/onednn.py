@@ -16,6 +16,7 @@ __all__ = [
     "batches_gain",
     "has_tangent",
     "is_differentiated",
+    "is_differentiated_by_func",
     "is_followed",
     "is_plain",
     "onednn_products",
@@ -210,6 +211,14 @@ def has_tangent(tensor: Tensor) -> bool:
     """Whether a tensor carries a derivative of forward mode."""
     # Outside of forward mode none does, and to ask is as dear as all other questions together.
     return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def is_differentiated_by_func() -> bool:
+    """Whether torch.func is taking a derivative, at any depth, for which registered operators have no rule."""
+    if not torch._C._are_functorch_transforms_active():
+        return False
+    kinds = torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp
+    return any(level.key() in kinds for level in torch._C._functorch.get_interpreter_stack() or ())
 
 
 def _plain(tensor: Tensor) -> bool:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
-from tokenmix.ops.external import check_chunks, check_normalization
+from tokenmix.ops.external import check_chunks, check_memories, check_normalization
 from tokenmix.ops.normalize import broadcast_mask, slot_offset
 
 __all__ = ["sharded_external_attention"]
@@ -64,7 +64,8 @@ def sharded_external_attention(
     """
     check_normalization("double", num_steps)
     check_chunks(chunk_size, 0.0)
-    _check(query, key_memory, value_memory)
+    check_memories(query, key_memory, value_memory, key_bias, value_bias)
+    _check_group()
     full = None if mask is None else broadcast_mask(mask, query)
     logits_of = partial(_logits, key_memory=key_memory, key_bias=key_bias)
     if chunk_size is None:
@@ -138,14 +139,7 @@ def _logits(query: Tensor, mask: Tensor | None, key_memory: Tensor, key_bias: Te
     return logits if mask is None else logits.masked_fill(~mask.unsqueeze(-1), 0.0)
 
 
-def _check(query: Tensor, key_memory: Tensor, value_memory: Tensor) -> None:
-    if query.dim() < 2 or key_memory.dim() != 2 or query.shape[-1] != key_memory.shape[-1]:
-        raise UserError(
-            f"external attention takes query (..., N, d) and key_memory (S, d) of one width d, "
-            f"got {tuple(query.shape)} and {tuple(key_memory.shape)}"
-        )
-    if value_memory.dim() != 2 or value_memory.shape[0] != key_memory.shape[0]:
-        raise UserError(f"value_memory must be (S = {key_memory.shape[0]}, d_v), got {tuple(value_memory.shape)}")
+def _check_group() -> None:
     if not (dist.is_available() and dist.is_initialized()):
         raise UserError(
             "sharded_external_attention found no process group: start the program with torchrun and call "

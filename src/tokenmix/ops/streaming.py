@@ -6,7 +6,7 @@ makes each tile's map again. Equations: `tokenmix.ops.external_tiles`.
 
 These are registered operators and not an `autograd.Function`, so that `torch.compile` and `torch.export` keep the loop
 over tiles as one node, for any N. A derivative of the derivative (create_graph=True) goes through the written map;
-forward-mode derivatives and vmap are not there.
+forward-mode derivatives and those of torch.func are not there, and vmap runs them one by one.
 """
 
 import math
