@@ -20,14 +20,15 @@ from suite.table import lines_of, page
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
 from tokenmix.measure.other_work import OtherWork
-from tokenmix.train.files import make_folder
+from tokenmix.train.files import make_folder, replace_file
 
 PEERS = ("timm", "fightingcv-attention", "g-mlp-pytorch", "vit-pytorch", "x-transformers")
+REPEATS = {"cpu": 51, "cuda": 1000}
 FOLDER = Path(__file__).parent / "results"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the groups asked for. 0: all checks passed; 1: one failed; 2: a mistake on the command line; 130: Ctrl-C."""
+    """Run the groups asked for. 0: all checks passed; 1: one failed; 2: a mistake, or a full disk; 130: Ctrl-C."""
     options = _parser().parse_args(arguments)
     try:
         if options.list:
@@ -42,6 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        told = f"{error.filename or options.out}: {error.strerror}; what is printed above was not written"
+        print(f"error: {told}: make room, or name another folder with --out", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped; only the files of groups that had finished are new", file=sys.stderr)
@@ -58,7 +63,8 @@ def _parser() -> argparse.ArgumentParser:
         "--dtype", metavar="TYPE", help="float32 (on the CPU if not given), bfloat16 (on cuda), float16"
     )
     parser.add_argument("--threads", type=int, default=cores, help="threads of torch")
-    parser.add_argument("--repeats", type=int, default=51, help="rounds of a case, at most")
+    most = f"rounds of a case, at most; {REPEATS['cpu']}, or {REPEATS['cuda']} on cuda, if not given"
+    parser.add_argument("--repeats", type=int, help=most)
     parser.add_argument("--seconds", type=float, default=3.0, help="about the time for a case; five rounds at least")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the JSON files; the table goes beside it")
     parser.add_argument(
@@ -76,11 +82,12 @@ def _run(options: argparse.Namespace, command: str) -> int:
     groups = list(options.only or GROUPS)
     for group in groups:
         load(group)
-    if options.repeats < 1:
+    if options.repeats is not None and options.repeats < 1:
         raise UserError(f"--repeats must be at least 1, got {options.repeats}")
     if not 0 < options.seconds < math.inf:
         raise UserError(f"--seconds must be a positive number, got {options.seconds}")
     place = Place.named(options.device, options.dtype, options.threads)
+    repeats = REPEATS[place.device] if options.repeats is None else options.repeats
     asked = {group: _asked(group, place.device, options.case) for group in groups}
     if not any(asked.values()):
         here = "; ".join(case.name for group in groups for case in cases_of(group, place.device)) or "none"
@@ -96,8 +103,8 @@ def _run(options: argparse.Namespace, command: str) -> int:
         if not cases:
             print(f"{group}: no such case on {place.device}")
             continue
-        rows = _rows(cases, place, options)
-        passed &= all(row.status == "measured" for row in rows)
+        rows = _rows(cases, place, options, repeats)
+        passed &= all(row.passed for row in rows)
         if options.case is None:
             write_results(_results(group, place, command, rows), options.out)
     if options.case is None:
@@ -111,16 +118,16 @@ def _asked(group: str, device: str, pattern: str | None) -> list[Case]:
     return [case for case in cases_of(group, device) if fnmatch(case.name, pattern or "*")]
 
 
-def _rows(cases: list[Case], place: Place, options: argparse.Namespace) -> list[Row]:
+def _rows(cases: list[Case], place: Place, options: argparse.Namespace, repeats: int) -> list[Row]:
     rows = []
     # A GPU's memory is PyTorch's own allocator's, and a process that has seen the GPU takes long to start.
     measured = measured_here if options.one_process or place.device == "cuda" else measured_apart
     for case in cases:
         start = time.perf_counter()
-        row = measured(case, place, options.repeats, options.seconds)
+        row = measured(case, place, repeats, options.seconds)
         _tell(row, time.perf_counter() - start)
         rows.append(row)
-    for row in derived_rows(cases[0].group, rows):
+    for row in derived_rows(cases[0].group, rows, place.device):
         _tell(row, 0.0)
         rows.append(row)
     return rows
@@ -135,7 +142,8 @@ def _tell(row: Row, seconds: float) -> None:
 def _results(group: str, place: Place, command: str, rows: list[Row]) -> Results:
     where = environment()
     peers = {}
-    for name in PEERS:
+    # The compiler of our kernels is no peer, but on CUDA its version matters as much.
+    for name in (*PEERS, "triton") if place.device == "cuda" else PEERS:
         try:
             peers[name] = version(name)
         except PackageNotFoundError:
@@ -150,7 +158,7 @@ def _write_page(folder: Path, device: str) -> None:
         return
     name = "gpu" if device == "cuda" else "cpu"
     file = folder.parent / f"RESULTS-{name}.md"
-    file.write_text(page([read_results(f) for f in files], f"Benchmarks on a {name.upper()}"))
+    replace_file(file, page([read_results(f) for f in files], f"Benchmarks on a {name.upper()}").encode())
     print(f"table: {file}")
 
 

@@ -1,6 +1,6 @@
 """One harness for every benchmark: a case is checked first, and its speed is taken only if the check passes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -8,11 +8,22 @@ from torch import Tensor
 
 from suite.place import Place
 from suite.results import Correctness, Direction, Measured, Quantity, Ratio, Role, Row, Verdict, within
+from tokenmix.errors import UserError
 from tokenmix.measure import Timing
 
-__all__ = ["Built", "Case", "Missing", "Target", "Variant", "agreement", "derived", "failure", "judge", "measure"]
-
-LEAST_ROUNDS = 5
+__all__ = [
+    "Built",
+    "Case",
+    "Missing",
+    "Target",
+    "Variant",
+    "agreement",
+    "checked",
+    "derived",
+    "failure",
+    "judge",
+    "measure",
+]
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,8 @@ class Missing:
 
     why: str
     role: Role = "peer"
+    failed: bool = False
+    """It should run, but raised or is wrong: the others are timed, and the command exits with 1."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +49,14 @@ class Target:
     """What a case has to reach.
 
     With `other`: "at most", ours takes at most `limit` times as much as the other; "at least", ours is at least `limit`
-    times as fast. Without: the quantity itself against the limit.
+    times as fast. Without: the quantity itself against the limit. On other devices than its own it is not judged.
     """
 
     direction: Direction
     limit: float
     ours: str = "tokenmix"
     other: str | None = None
+    devices: tuple[str, ...] = ("cpu",)
 
 
 @dataclass(frozen=True)
@@ -118,34 +132,61 @@ def measure(case: Case, place: Place, *, repeats: int, seconds: float) -> Row:
         return row
     present = {name: v for name, v in built.variants.items() if isinstance(v, Variant)}
     if case.quantity == "seconds":
-        found = _times({name: v.run for name, v in present.items()}, place, repeats, case.seconds or seconds)
+        found = place.time({name: v.run for name, v in present.items()}, repeats, case.seconds or seconds)
     else:
         found = {name: Timing.of([float(place.peak(v.run) - built.deducted)]) for name, v in present.items()}
     row.status = "measured"
     row.variants = [_measured(name, v, found.get(name)) for name, v in built.variants.items()]
     row.ratios = _ratios(row.variants)
-    row.verdicts = [verdict for target in case.targets if (verdict := judge(target, row.variants))]
+    row.verdicts = _verdicts(case.targets, row.variants, place.device)
     return row
+
+
+def checked(
+    variants: Mapping[str, Variant], check: Callable[[str], Correctness]
+) -> tuple[dict[str, Variant | Missing], Correctness]:
+    """Variants that are checked one by one: which are right, with the reasons of the others, and the largest error.
+
+    A UserError says that a variant cannot run here; any other exception and a wrong result are failures. If nothing is
+    right, neither is the check.
+    """
+    left: dict[str, Variant | Missing] = {}
+    right: list[Correctness] = []
+    for name, variant in variants.items():
+        try:
+            found = check(name)
+        except UserError as error:
+            left[name] = Missing(str(error), variant.role)
+        except Exception as error:
+            left[name] = Missing(_said(error), variant.role, failed=True)
+        else:
+            left[name] = variant if found.passed else Missing(_wrong(found), variant.role, failed=True)
+            right += [found] if found.passed else []
+    if right:
+        return left, max(right, key=lambda c: c.error or 0.0)
+    why = "; ".join(f"{name}: {v.why}" for name, v in left.items() if isinstance(v, Missing))
+    return left, Correctness(why, None, 0.0, False)
+
+
+def _wrong(c: Correctness) -> str:
+    error = "not finite, of another shape, or against zeros" if c.error is None else f"{c.error:.2g}"
+    return f"wrong against {c.against}: error {error}, bound {c.bound:.2g}"
 
 
 def failure(case: Case, place: Place, error: BaseException) -> Row:
     """The row of a case that raised: failed, with what it said."""
-    said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-    correct = Correctness(said, None, place.tolerance, False)
+    correct = Correctness(_said(error), None, place.tolerance, False)
     return Row(case.group, case.name, case.quantity, dict(case.shapes), "failed", correct, [], [], [], case.note)
 
 
-def _times(
-    functions: Mapping[str, Callable[[], object]], place: Place, repeats: int, seconds: float
-) -> dict[str, Timing]:
-    first = place.time(functions, 1, 1)
-    rounds = int(seconds / max(1e-9, sum(timing.median for timing in first.values())))
-    return place.time(functions, max(min(LEAST_ROUNDS, repeats), min(repeats, rounds)), 1)
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def _measured(name: str, variant: Variant | Missing, timing: Timing | None) -> Measured:
     if isinstance(variant, Missing):
-        return Measured(name, variant.role, "missing", None, None, None, [], variant.why)
+        status = "failed" if variant.failed else "missing"
+        return Measured(name, variant.role, status, None, None, None, [], variant.why)
     assert timing is not None
     runs = [_rounded(run) for run in timing.runs]
     timing = Timing.of(runs)
@@ -183,6 +224,11 @@ def judge(target: Target, variants: list[Measured]) -> Verdict | None:
     return Verdict(target.ours, target.other, target.direction, target.limit, _rounded(value), met)
 
 
+def _verdicts(targets: Iterable[Target], variants: list[Measured], device: str) -> list[Verdict]:
+    here = [target for target in targets if device in target.devices]
+    return [verdict for target in here if (verdict := judge(target, variants))]
+
+
 def derived(
     source: Row,
     name: str,
@@ -190,10 +236,10 @@ def derived(
     values: Mapping[str, tuple[Role, float]],
     targets: tuple[Target, ...],
     note: str,
+    device: str,
 ) -> Row:
     """A row of numbers that were worked out of a measured one, whose check stands for it."""
     variants = [_worked_out(label, role, _rounded(value)) for label, (role, value) in values.items()]
-    verdicts = [verdict for target in targets if (verdict := judge(target, variants))]
     shapes = {key: value for key, value in source.shapes.items() if key != "N"}
     return Row(
         source.group,
@@ -204,7 +250,7 @@ def derived(
         source.correctness,
         variants,
         _ratios(variants),
-        verdicts,
+        _verdicts(targets, variants, device),
         note,
     )
 

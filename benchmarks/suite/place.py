@@ -1,6 +1,5 @@
 """Where a benchmark runs: device, type, threads; tensors for it and the clock of that device."""
 
-import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -8,9 +7,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from suite.cuda import cuda_rounds
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.measure import Timing, peak_memory, time_interleaved
-from tokenmix.measure.speed import orders
 
 __all__ = ["DTYPES", "Place"]
 
@@ -18,8 +17,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 Module = TypeVar("Module", bound=nn.Module)
 
-FLUSHED = 256 << 20
-"""Bytes written between two calls on CUDA: several times the largest level-2 cache."""
+LEAST_ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -69,29 +67,18 @@ class Place:
         """The module here, in evaluation mode."""
         return module.to(self.device, self.dtype).eval()
 
-    def time(self, functions: Mapping[str, Callable[[], object]], repeats: int, warmup: int) -> dict[str, Timing]:
-        """Times of each function in rounds; on CUDA by events, with the level-2 cache emptied before each call."""
-        if self.device == "cpu":
-            return time_interleaved(functions, repeats=repeats, warmup=warmup)
-        return _cuda_rounds(functions, repeats, warmup)
+    def time(self, functions: Mapping[str, Callable[[], object]], repeats: int, seconds: float) -> dict[str, Timing]:
+        """Times of each function in rounds: as many as take about `seconds`, five at least, `repeats` at most.
+
+        On CUDA they are those of the device, with its level-2 cache emptied before each call.
+        """
+        least = min(LEAST_ROUNDS, repeats)
+        if self.device == "cuda":
+            return cuda_rounds(functions, least=least, repeats=repeats, seconds=seconds)
+        first = time_interleaved(functions, repeats=1, warmup=1)
+        rounds = int(seconds / max(1e-9, sum(timing.median for timing in first.values())))
+        return time_interleaved(functions, repeats=max(least, min(repeats, rounds)), warmup=1)
 
     def peak(self, function: Callable[[], object]) -> int:
         """Bytes held at the peak of a call."""
         return peak_memory(function, self.device)
-
-
-def _cuda_rounds(functions: Mapping[str, Callable[[], object]], repeats: int, warmup: int) -> dict[str, Timing]:
-    cold = torch.empty(FLUSHED, dtype=torch.int8, device="cuda")
-    runs: dict[str, list[float]] = {name: [] for name in functions}
-    for round_, names in enumerate(orders(functions, warmup + repeats)):
-        for name in names:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            cold.zero_()
-            start.record()
-            functions[name]()
-            end.record()
-            torch.cuda.synchronize()
-            if round_ >= warmup:
-                runs[name].append(start.elapsed_time(end) / 1e3)
-    assert all(statistics.median(times) > 0 for times in runs.values())
-    return {name: Timing.of(times) for name, times in runs.items()}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tokenmix.errors import UserError
+from tokenmix.train.files import make_folder, replace_file
 
 __all__ = ["SCHEMA", "Correctness", "Direction", "Measured", "Quantity", "Ratio", "Results", "Role", "Row", "Verdict"]
 __all__ += ["read_results", "within", "write_results"]
@@ -39,11 +40,11 @@ def within(error: float | None, bound: float) -> bool:
 
 @dataclass
 class Measured:
-    """One variant: median and quartiles of its runs, in the row's quantity; None where it cannot run."""
+    """One variant: median and quartiles of its runs, in the row's quantity; None where it cannot run, or failed."""
 
     name: str
     role: Role
-    status: Literal["measured", "missing"]
+    status: Literal["measured", "missing", "failed"]
     median: float | None
     q1: float | None
     q3: float | None
@@ -89,6 +90,11 @@ class Row:
     verdicts: list[Verdict]
     note: str
 
+    @property
+    def passed(self) -> bool:
+        """Whether it was measured, and nothing in it failed."""
+        return self.status == "measured" and not any(v.status == "failed" for v in self.variants)
+
 
 @dataclass
 class Results:
@@ -114,9 +120,9 @@ def write_results(results: Results, folder: Path) -> Path:
     """Write one group's file, after reading it as everybody else will."""
     plain = json.loads(json.dumps(asdict(results)))
     _read(plain, Results, "results")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     file = folder / results.file_name
-    file.write_text(json.dumps(plain, indent=1, allow_nan=False) + "\n")
+    replace_file(file, (json.dumps(plain, indent=1, allow_nan=False) + "\n").encode())
     return file
 
 

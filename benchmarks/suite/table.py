@@ -28,7 +28,9 @@ def page(results: Sequence[Results], title: str) -> str:
 def _summary(results: Sequence[Results]) -> str:
     verdicts = [(r, row, v) for r in results for row in r.rows for v in row.verdicts]
     met = sum(v.met for _, _, v in verdicts)
-    failed = [f"{row.group}: {row.name}" for r in results for row in r.rows if row.status == "failed"]
+    rows = [row for r in results for row in r.rows]
+    failed = [f"{row.group}: {row.name}" for row in rows if row.status == "failed"]
+    failed += [f"{row.group}: {row.name}, {v.name}" for row in rows for v in row.variants if v.status == "failed"]
     told = f"{met} of {len(verdicts)} targets met." if verdicts else "No targets."
     missed = [
         f"- not met: {row.group}, {row.name}: {_target(v, row)}, is {_value(v, row)}{_bound(v, row)}"
@@ -72,7 +74,11 @@ def lines_of(row: Row) -> list[tuple[str, ...]]:
     lines = [_compared(name, row, ratio, measured) for ratio in row.ratios]
     compared = {side for ratio in row.ratios for side in (ratio.ours, ratio.other)}
     lines += [_alone(name, row, v) for v in measured.values() if v.name not in compared]
-    lines += [(name, "", v.name, "", v.why, "", "", "") for v in row.variants if v.status == "missing"]
+    lines += [
+        (name, "FAILED" if v.status == "failed" else "", v.name, "", v.why, "", "", "")
+        for v in row.variants
+        if v.status != "measured"
+    ]
     return lines
 
 

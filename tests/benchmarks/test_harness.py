@@ -1,20 +1,25 @@
 """The harness on tiny cases: what is wrong is not timed, what is measured can be read again."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from suite.groups import GROUPS, cases_of, roofline
+from suite.groups import GROUPS, cases_of, growth, roofline
 from suite.groups.growth import exponent
-from suite.harness import Built, Case, Missing, Target, Variant, agreement, derived, failure, judge, measure
+from suite.harness import Built, Case, Missing, Target, Variant, agreement, checked, derived, failure, judge, measure
 from suite.place import Place
 from suite.results import SCHEMA, Measured, Ratio, Results, Row, read_results, write_results
 from suite.table import lines_of, page
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
+from tokenmix.ops import external_attention
+from tokenmix.ops.external import Backend
 
 COMMITTED = sorted((Path(__file__).parents[2] / "benchmarks").glob("**/results/*.json"))
 HERE = Place("cpu", torch.float32, 1)
@@ -125,7 +130,7 @@ def test_exponent_of_a_power() -> None:
 
 def test_derived_rows_stand_on_the_check_of_their_source(tmp_path: Path) -> None:
     source = _measure(_case())
-    row = derived(source, "slope", "exponent", {"tokenmix": ("ours", 1.23)}, (Target("at most", 1.1),), "")
+    row = derived(source, "slope", "exponent", {"tokenmix": ("ours", 1.23)}, (Target("at most", 1.1),), "", "cpu")
     assert row.correctness == source.correctness
     assert [v.met for v in row.verdicts] == [False]
     assert read_results(write_results(_results(row), tmp_path)).rows == [row]
@@ -223,3 +228,120 @@ def test_a_backend_that_cannot_run_here_is_left_out_with_its_reason() -> None:
     assert told["tokenmix, eager"].status == "measured"
     assert (told["tokenmix, triton"].status, told["tokenmix, triton"].role) == ("missing", "ours")
     assert "CUDA" in told["tokenmix, triton"].why
+
+
+@pytest.mark.parametrize(("devices", "judged"), [((), False), (("cpu",), True), (("cuda",), False)])
+def test_targets_of_another_device_are_not_judged(devices: tuple[str, ...], judged: bool) -> None:
+    targets = (Target("at most", 1e6, other="double", devices=devices),)
+    source = _measure(_case(targets=targets))
+    assert bool(source.verdicts) == judged
+    slope = (Target("at most", 1.1, devices=devices),)
+    row = derived(source, "slope", "exponent", {"tokenmix": ("ours", 1.0)}, slope, "", "cpu")
+    assert bool(row.verdicts) == judged
+
+
+def test_limits_of_the_cpu_are_not_those_of_cuda() -> None:
+    for group in set(GROUPS) - {"roofline", "memory"}:
+        assert {target.devices for case in cases_of(group, "cpu") for target in case.targets} <= {("cpu",)}
+    assert {target.devices for case in cases_of("roofline", "cuda") for target in case.targets} == {("cuda",)}
+
+
+def test_the_exponent_is_judged_on_the_cpu_alone() -> None:
+    times = {f"N {n}": n * 1e-6 for n in growth.LINEAR}
+    source = replace(_measure(_case()), name="external alone", variants=_variants(**times))
+    assert [len(growth.derive([source], device)[0].verdicts) for device in ("cpu", "cuda")] == [1, 0]
+
+
+def _ways(**found: Callable[[], torch.Tensor]) -> Case:
+    """A matrix of ones by several ways of ours."""
+
+    def build(place: Place) -> Built:
+        ours = {name: Variant("ours", run) for name, run in found.items()}
+        left, correct = checked(ours, lambda name: agreement(found[name](), torch.ones(4), place, "ones"))
+        return Built(left, lambda: correct)
+
+    return _case(build=build)
+
+
+def _refuse() -> NoReturn:
+    raise UserError("needs a CUDA device")
+
+
+def _crash() -> NoReturn:
+    raise RuntimeError("no such kernel\nand more")
+
+
+def test_a_way_that_fails_costs_the_others_nothing(tmp_path: Path) -> None:
+    row = _measure(_ways(right=lambda: torch.ones(4), wrong=lambda: torch.zeros(4), crash=_crash, away=_refuse))
+    assert row.status == "measured"
+    assert {v.name: v.status for v in row.variants} == {
+        "right": "measured",
+        "wrong": "failed",
+        "crash": "failed",
+        "away": "missing",
+    }
+    why = {v.name: v.why for v in row.variants}
+    assert why["wrong"] == "wrong against ones: error 1, bound 0.0001"
+    assert (why["crash"], why["away"]) == ("RuntimeError: no such kernel", "needs a CUDA device")
+    assert not row.passed
+    assert read_results(write_results(_results(row), tmp_path)).rows == [row]
+    text = page([_results(row)], "Benchmarks")
+    assert "FAILED, so nothing was timed: gmlp: double, crash" in text
+    assert text.count("| FAILED |") == 2
+
+
+def test_a_way_that_cannot_run_here_is_no_failure() -> None:
+    assert _measure(_ways(right=lambda: torch.ones(4), away=_refuse)).passed
+
+
+def test_nothing_right_is_a_failed_row(tmp_path: Path) -> None:
+    row = _measure(_ways(crash=_crash, away=_refuse))
+    assert row.status == "failed"
+    assert row.correctness.against == "crash: RuntimeError: no such kernel; away: needs a CUDA device"
+    assert read_results(write_results(_results(row), tmp_path)).rows == [row]
+
+
+def _broken_triton(query: torch.Tensor, *args, backend: Backend | None = None) -> torch.Tensor:
+    if backend == "triton":
+        _crash()
+    out = external_attention(query, *args, backend=backend)
+    return out * 2 if backend == "sdpa" else out
+
+
+def test_a_kernel_that_raises_leaves_the_other_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roofline, "external_attention", _broken_triton)
+    row = _measure(_case(build=roofline._operation(16, "both ways")))
+    status = {v.name.removeprefix("tokenmix, "): v.status for v in row.variants}
+    assert (status["eager"], status["sdpa"], status["triton"]) == ("measured", "failed", "failed")
+
+
+def test_the_target_of_bandwidth_is_of_the_fused_kernel_against_two_readings() -> None:
+    judged = [case for case in cases_of("roofline", "cuda") if case.name.endswith("forward")]
+    assert judged
+    for case in judged:
+        assert [(t.ours, t.other) for t in case.targets] == [("tokenmix, triton", roofline.TWICE)]
+    built = roofline._operation(16, "forward")(HERE)
+    assert roofline.TWICE in built.variants
+
+
+def _read_bytes(run: Callable[[], object]) -> int:
+    """Bytes of all the tensors that operators of a call are given to read."""
+
+    class Reader(TorchDispatchMode):
+        total = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            read = args[1:] if func is torch.ops.aten.copy_.default else args
+            self.total += sum(a.numel() * a.element_size() for a in read if isinstance(a, torch.Tensor))
+            return func(*args, **(kwargs or {}))
+
+    with Reader() as reader:
+        run()
+    return reader.total
+
+
+def test_the_floor_reads_the_queries_as_often_as_the_normalisation_must() -> None:
+    floors = roofline._operation(16, "forward")(HERE).variants
+    query = roofline.HEADS * 16 * roofline.WIDTH * 4
+    read = {name: _read_bytes(v.run) for name, v in floors.items() if isinstance(v, Variant) and v.role == "floor"}
+    assert read == {"copy": query, roofline.TWICE: 2 * query}

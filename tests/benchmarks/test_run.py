@@ -16,10 +16,14 @@ import torch
 from suite.groups import GROUPS
 from suite.groups import external as external_group
 from suite.groups import less as less_group
-from suite.harness import Case
+from suite.groups import roofline as roofline_group
+from suite.harness import Case, failure
 from suite.place import Place
 from suite.process import measured_apart
-from suite.results import read_results
+from suite.results import Row, read_results
+from suite.table import page
+from tokenmix.ops import external_attention
+from tokenmix.ops.external import Backend
 
 RUN = Path(__file__).parents[2] / "benchmarks" / "run.py"
 
@@ -72,6 +76,52 @@ def test_a_wrong_operation_fails_the_run(run: ModuleType, tmp_path: Path, monkey
     row = read_results(tmp_path / "results" / "cpu-float32-external.json").rows[0]
     assert row.status == "failed"
     assert "FAILED" in (tmp_path / "RESULTS-cpu.md").read_text()
+
+
+def test_a_backend_that_fails_fails_the_run(
+    run: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*tensors: torch.Tensor, backend: Backend | None = None) -> torch.Tensor:
+        if backend == "sdpa":
+            raise RuntimeError("no such kernel")
+        return external_attention(*tensors, backend=backend)
+
+    case = Case(name="tiny", group="roofline", shapes={"N": 16}, build=roofline_group._operation(16, "forward"))
+    monkeypatch.setattr(roofline_group, "CASES", [case])
+    arguments = ["--only", "roofline", "--one-process", *SHORT, "--out", str(tmp_path / "results")]
+    assert run.main(arguments) == 0
+    monkeypatch.setattr(roofline_group, "external_attention", broken)
+    assert run.main(arguments) == 1
+    assert "FAILED | tokenmix, sdpa | RuntimeError: no such kernel" in capsys.readouterr().out
+    variants = read_results(tmp_path / "results" / "cpu-float32-roofline.json").rows[0].variants
+    assert {v.name: v.status for v in variants}["tokenmix, eager"] == "measured"
+
+
+@pytest.mark.parametrize(("device", "asked", "rounds"), [("cpu", [], 51), ("cuda", [], 1000), ("cuda", [3], 3)])
+def test_a_gpu_has_more_rounds(
+    run: ModuleType, monkeypatch: pytest.MonkeyPatch, device: str, asked: list[int], rounds: int
+) -> None:
+    given: list[int] = []
+
+    def measured(case: Case, place: Place, repeats: int, seconds: float) -> Row:
+        given.append(repeats)
+        return failure(case, place, RuntimeError("not measured"))
+
+    monkeypatch.setattr(Place, "named", lambda *_: Place(device, torch.float32, 1))
+    monkeypatch.setattr(run, "measured_here", measured)
+    options = [word for value in asked for word in ("--repeats", str(value))]
+    run.main(["--only", "external", "--case", "single head, forward", "--one-process", *options])
+    assert given == [rounds]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_results_of_a_gpu_name_the_compiler_of_the_kernels(
+    run: ModuleType, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    monkeypatch.setattr(run, "version", lambda name: f"{name}'s")
+    results = run._results("roofline", Place(device, torch.bfloat16, 1), "python benchmarks/run.py", [])
+    assert ("triton" in results.peers) == (device == "cuda")
+    assert ("triton triton's" in page([results], "Benchmarks")) == (device == "cuda")
 
 
 @pytest.mark.usefixtures("tiny")
@@ -142,3 +192,19 @@ def test_a_mistake_is_one_line(run: ModuleType, arguments: list[str], capsys: py
 def test_groups_are_listed(run: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert run.main(["--list"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(GROUPS)
+
+
+def test_a_full_disk_is_one_line(
+    run: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run, "cases_of", lambda *_: [])
+    monkeypatch.setattr(run, "_asked", lambda *_: [object()])
+    monkeypatch.setattr(run, "_rows", lambda *_: [])
+    monkeypatch.setattr(run, "write_results", refuse)
+    assert run.main(["--only", "less", "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "No space left on device; what is printed above was not written" in error
+    assert error.count("\n") == 1

@@ -34,7 +34,7 @@ def cases_of(group: str, device: str) -> list[Case]:
     return [case for case in load(group).CASES if device in case.devices]
 
 
-def derived_rows(group: str, rows: list[Row]) -> list[Row]:
-    """What a group makes of its measured rows, such as an exponent."""
-    derive: Callable[[list[Row]], list[Row]] | None = getattr(load(group), "derive", None)
-    return [] if derive is None else derive(rows)
+def derived_rows(group: str, rows: list[Row], device: str) -> list[Row]:
+    """What a group makes of the rows measured on a device, such as an exponent."""
+    derive: Callable[[list[Row], str], list[Row]] | None = getattr(load(group), "derive", None)
+    return [] if derive is None else derive(rows, device)

@@ -90,8 +90,8 @@ def exponent(seconds: dict[int, float]) -> float:
     return sum((x - x0) * (y - y0) for x, y in zip(xs, ys)) / sum((x - x0) ** 2 for x in xs)
 
 
-def derive(rows: list[Row]) -> list[Row]:
-    """The exponents and the crossover of the rows that were measured."""
+def derive(rows: list[Row], device: str) -> list[Row]:
+    """The exponents and the crossover of the rows that were measured on a device."""
     done = {row.name: row for row in rows if row.status == "measured"}
     out = []
     for name, sizes, targets in (
@@ -101,16 +101,15 @@ def derive(rows: list[Row]) -> list[Row]:
         if name in done:
             slope = exponent({n: _median(v) for n, v in zip(sizes, done[name].variants, strict=True)})
             about = f"slope of log time over log N, N {sizes[0]:,} to {sizes[-1]:,}"
-            out.append(
-                derived(done[name], f"{name}, exponent", "exponent", {"tokenmix": ("ours", slope)}, targets, about)
-            )
+            values: dict[str, tuple[Role, float]] = {"tokenmix": ("ours", slope)}
+            out.append(derived(done[name], f"{name}, exponent", "exponent", values, targets, about, device))
     pairs = {n: done[f"multi-head against self, N {n}"] for n in CROSSING if f"multi-head against self, N {n}" in done}
     if len(pairs) == len(CROSSING):
-        out.append(_crossover(pairs))
+        out.append(_crossover(pairs, device))
     return out
 
 
-def _crossover(pairs: dict[int, Row]) -> Row:
+def _crossover(pairs: dict[int, Row], device: str) -> Row:
     ours, other = ({n: _median(row.variants[i]) for n, row in pairs.items()} for i in (0, 1))
     place = measured_crossover(ours, other)
     values: dict[str, tuple[Role, float]] = {"2 D + 256, predicted": ("baseline", 2.0 * DIM + 256)}
@@ -118,7 +117,7 @@ def _crossover(pairs: dict[int, Row]) -> Row:
     if place is not None:
         values = {"tokenmix": ("ours", float(place)), **values}
         note = "tokens from which multi-head external attention is faster than self-attention"
-    return derived(pairs[CROSSING[0]], "multi-head against self, crossover", "tokens", values, (), note)
+    return derived(pairs[CROSSING[0]], "multi-head against self, crossover", "tokens", values, (), note, device)
 
 
 def _median(variant: Measured) -> float:

@@ -38,6 +38,8 @@ LEAST_MACS = 2**20
 
 _MATMUL: Any = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
 
+_FUNCTORCH: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+
 _lock = threading.Lock()
 _inside = 0
 _before = "none"
@@ -217,8 +219,8 @@ def is_differentiated_by_func() -> bool:
     """Whether torch.func is taking a derivative, at any depth, for which registered operators have no rule."""
     if not torch._C._are_functorch_transforms_active():
         return False
-    kinds = torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp
-    return any(level.key() in kinds for level in torch._C._functorch.get_interpreter_stack() or ())
+    kinds = _FUNCTORCH.TransformType.Grad, _FUNCTORCH.TransformType.Jvp
+    return any(level.key() in kinds for level in _FUNCTORCH.get_interpreter_stack() or ())
 
 
 def _plain(tensor: Tensor) -> bool:
