@@ -1,6 +1,7 @@
 """Fused external attention against the eager op in float64: outputs and gradients. See test_in_interpreter.py."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ SHAPES = [
     (1, 2, 130, 64, 64, 64),
     (1, 1, 37, 80, 40, 70),
 ]
+FINITE_SHAPES = [(2, 2, 70, 8), (5, 8), (5, 8)]
 
 
 @pytest.mark.parametrize("normalization", ["double", "softmax"])
@@ -47,6 +49,34 @@ def test_what_stands_in_a_padded_place_reaches_nothing() -> None:
     inputs["query"].data[:, :, 15:] = torch.nan
     for name, tensor in outputs(fused, inputs, mask=mask).items():
         assert torch.equal(tensor, clean[name]), name
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+def test_a_token_that_is_not_finite_is_told_to_all_others(number: float, masked: bool) -> None:
+    query, key, value = (torch.randn(*shape, generator=torch.Generator().manual_seed(0)) for shape in FINITE_SHAPES)
+    mask = (torch.arange(70) < 63).expand(2, 70) if masked else None
+    clean = fused(query, key, value, mask=mask)
+    query[0, 0, 3, 2] = number
+    out = fused(query, key, value, mask=mask)
+    rows = out.isfinite().all(-1)
+    assert torch.equal(rows, external_attention(query, key, value, mask=mask, backend="sdpa").isfinite().all(-1))
+    # With a mask eager leaves the others finite where inf, though not NaN, is among the logits.
+    if not masked or number != number:
+        assert torch.equal(rows, eager(query, key, value, mask=mask).isfinite().all(-1))
+    assert not rows[0, 0, :63].any()
+    assert torch.equal(out[rows], clean[rows])
+
+
+def test_columns_may_lie_more_than_32_bits_apart(tmp_path: Path) -> None:
+    # A file with holes: only the pages of the query take room.
+    stride = 2**30 + 8
+    memory = torch.from_file(str(tmp_path / "query"), shared=True, size=2 * stride + 16, dtype=torch.float16)
+    query = memory.as_strided((1, 1, 16, 3), (16, 16, 1, stride))
+    query.copy_(torch.randn(query.shape, generator=torch.Generator().manual_seed(0)))
+    memories = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(1)).half().unbind()
+    assert torch.equal(fused(query, *memories), fused(query.clone(), *memories))
 
 
 def test_half_type() -> None:
@@ -124,3 +154,6 @@ def test_refuses_what_it_cannot_do() -> None:
     inputs = {name: tensor.double() for name, tensor in inputs.items()}
     with pytest.raises(UserError, match="float16, bfloat16, float32 for all tensors, got float64"):
         fused(**inputs)
+    inputs = external_inputs(1, 1, 4, 8, 8, 3, dtype=torch.float32)
+    with pytest.raises(UserError, match="one device, got cpu, meta"):
+        fused(**inputs, mask=torch.ones(1, 4, dtype=torch.bool, device="meta"))

@@ -20,7 +20,7 @@ def fused(z: Tensor, weight: Tensor, bias: Tensor, addend: Tensor, mask: Tensor 
     return spatial_gate(z, weight, bias, addend=addend, mask=mask, backend="triton")
 
 
-@pytest.mark.parametrize(("n", "channels"), [(1, 3), (37, 24), (70, 65)])
+@pytest.mark.parametrize(("n", "channels"), [(1, 3), (36, 24), (37, 24), (40, 24), (70, 65)])
 def test_equals_the_plain_op(n: int, channels: int) -> None:
     with poisoned():
         assert_as_good_as(fused, eager, gate_inputs(2, n, channels, dtype=torch.float32))
@@ -62,6 +62,8 @@ def test_refuses_what_it_cannot_do() -> None:
     inputs = gate_inputs(2, 11, 8, dtype=torch.float32)
     with pytest.raises(UserError, match="got variant='additive'"):
         spatial_gate(inputs["z"], inputs["weight"], inputs["bias"], variant="additive", backend="triton")
+    with pytest.raises(UserError, match="one device, got cpu, meta"):
+        fused(**inputs, mask=torch.ones(2, 11, dtype=torch.bool, device="meta"))
 
 
 def test_the_operator_is_registered_as_torch_wants_and_compiles() -> None:

@@ -1,11 +1,17 @@
-"""The kernels compiled for GPUs that are not here: their shared memory stays within the chip's.
+"""The kernels compiled for GPUs that are not here: shared memory and registers stay within the chip's.
 
 Triton brings its own assembler, so this needs no driver.
 """
 
+import re
+import subprocess
+from collections.abc import Collection
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 triton = pytest.importorskip("triton")
 
@@ -13,12 +19,15 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from tokenmix.kernels.external_backward import backward_emit_kernel, backward_sums_kernel  # noqa: E402
-from tokenmix.kernels.external_forward import emit_kernel, slot_sums_kernel  # noqa: E402
+from tokenmix.kernels.external_forward import emit_kernel, merge_kernel, slot_sums_kernel  # noqa: E402
+from tokenmix.kernels.gate import launch_options  # noqa: E402
 from tokenmix.kernels.gate_kernel import gate_kernel  # noqa: E402
 from tokenmix.kernels.tiles import MAX_SLOTS, backward_tiles, forward_tiles, padded  # noqa: E402
 
 # What a program may take at most, from the CUDA programming guide's table of compute capabilities.
-SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}
+SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
+# What all programs of an sm_90 multiprocessor share; each takes 1 KiB more than it asks for.
+REGISTERS, SHARED = 64 * 1024, 228 * 1024
 BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 SUMS = {"partial", "offset", "sums", "grad_key", "grad_value"}
 KERNELS = [
@@ -29,8 +38,14 @@ KERNELS = [
 ]
 
 
-def compiled(kernel: Any, constants: dict[str, Any], number: str, warps: int, capability: int) -> Any:
-    """The kernel for tensors of `number`, every pointer and stride a multiple of 16, columns side by side, no mask."""
+def compiled(
+    kernel: Any, constants: dict[str, Any], number: str, warps: int, capability: int, odd: Collection[str] = ()
+) -> Any:
+    """The kernel for tensors of `number`, columns side by side, no mask.
+
+    Every pointer, stride and count is told to be a multiple of 16, but for those in `odd` and the counts that Triton is
+    told to take as they come.
+    """
     signature: dict[str, Any] = {}
     values: dict[tuple[int, ...], Any] = {}
     facts: dict[tuple[int, ...], Any] = {}
@@ -43,9 +58,11 @@ def compiled(kernel: Any, constants: dict[str, Any], number: str, warps: int, ca
             )
             signature[name] = (*["i32"] * (axes - 1), "constexpr")
             values[(i, axes - 1)] = 1
-            facts.update({(i, j): [["tt.divisibility", 16]] for j in range(axes - 1)})
+            facts.update({(i, j): [["tt.divisibility", 16]] for j in range(axes - 1) if name not in odd})
         elif name.startswith("num_") or name == "channels":
             signature[name] = "i32"
+            if name not in odd and not kernel.params[i].do_not_specialize:
+                facts[(i,)] = [["tt.divisibility", 16]]
         else:
             signature[name] = "*fp32" if name in SUMS else f"*{number}"
             facts[(i,)] = [["tt.divisibility", 16]]
@@ -79,8 +96,67 @@ def test_every_choice_of_tiles_fits(slots: int, width: int, number: str, capabil
         assert program.metadata.shared <= SHARED_BYTES[capability]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("slots", [64, 128, 256])
+def test_a_chip_with_little_shared_memory_is_served(slots: int) -> None:
+    for kernel, choose in KERNELS:
+        given = partial(choose, shared=SHARED_BYTES[86]) if choose is backward_tiles else choose
+        # sm_86 has the memory's layouts of sm_80, for which the assembler is much faster.
+        program = external(kernel, given, slots, 64, "fp16", 80)
+        assert program.metadata.shared <= SHARED_BYTES[86]
+
+
+def gate(n: int, capability: int, **changes: Any) -> Any:
+    """The gate for 768 channels, as it would be launched."""
+    options = launch_options(
+        *(torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((2, n, 768), (n, n)))
+    )
+    warps = options.pop("num_warps")
+    odd = () if n % 16 == 0 else ("num_tokens", "weight_strides")
+    return compiled(gate_kernel, options | changes, "bf16", warps, capability, odd)
+
+
+@pytest.mark.parametrize("n", [196, 197, 1024])
 @pytest.mark.parametrize("capability", [80, 90])
-def test_gate_fits(capability: int) -> None:
-    constants = {"BLOCK_N": 64, "BLOCK_C": 64, "BLOCK_K": 32, "PRECISION": "ieee", "STAGES": 3}
-    program = compiled(gate_kernel, constants, "bf16", 4, capability)
-    assert 0 < program.metadata.shared <= SHARED_BYTES[capability]
+def test_gate_fits(capability: int, n: int) -> None:
+    shared = gate(n, capability).metadata.shared
+    # What fits sm_86 runs on every chip.
+    assert 0 < shared <= SHARED_BYTES[86]
+
+
+def test_gate_loads_its_weight_ahead_where_16_does_not_divide_n() -> None:
+    aligned, single = (gate(196, 90, **changes).asm["ptx"].count("cp.async.c") for changes in ({}, {"ALIGN": 1}))
+    assert aligned > single
+
+
+def test_one_program_serves_every_number_of_tokens() -> None:
+    for kernel in (merge_kernel, *(kernel for kernel, _ in KERNELS)):
+        assert all(given.do_not_specialize for given in kernel.params if given.name.startswith("num_"))
+
+
+def assembled(program: Any, folder: Path) -> tuple[int, int]:
+    """Registers of a thread, and bytes that it spills, on sm_90."""
+    source = folder / "kernel.ptx"
+    source.write_text(program.asm["ptx"])
+    command = [triton.knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", str(source), "-o", str(folder / "kernel.o")]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    return tuple(int(re.search(what, told)[1]) for what in (r"Used (\d+) registers", r"(\d+) bytes spill stores"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slots", [64, 128, 256])
+@pytest.mark.parametrize(("kernel", "choose"), KERNELS, ids=lambda part: getattr(part, "__name__", ""))
+def test_nothing_spills_and_as_many_programs_fit_as_tiles_say(
+    kernel: Any, choose: Any, slots: int, tmp_path: Path
+) -> None:
+    program, tiles = external(kernel, choose, slots, 64, "bf16", 90), choose(64, slots, 2)
+    registers, spilled = assembled(program, tmp_path)
+    assert spilled == 0
+    assert tiles.programs * tiles.warps * 32 * (registers + -registers % 8) <= REGISTERS
+    assert tiles.programs * (program.metadata.shared + 1024) <= SHARED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [196, 1024])
+def test_gate_spills_nothing(n: int, tmp_path: Path) -> None:
+    assert assembled(gate(n, 90), tmp_path)[1] == 0

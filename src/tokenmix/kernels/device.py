@@ -1,8 +1,8 @@
 """What the kernels of external attention share: where a tile lies, its logits, its map and the map's gradient.
 
 A tile is some tokens of one head of one sample. Heads come first in the order of tiles: in a (B, N, H, d) layout the
-tiles that are worked on together then lie side by side in memory. Offsets of tokens are 64 bits wide, since N * H * d
-passes 2^31 elements.
+tiles that are worked on together then lie side by side in memory. Offsets of tokens and columns are 64 bits wide, since
+N * H * d passes 2^31 elements and the columns may be the outer axis.
 """
 
 # A kernel's body is Triton's language, which pyright reads as Python.
@@ -12,7 +12,10 @@ passes 2^31 elements.
 import triton
 import triton.language as tl
 
-__all__ = ["load_tile", "logits_of", "map_and_gradient", "shares_of", "take_part", "tile_place"]
+__all__ = ["COUNTS", "load_tile", "logits_of", "map_and_gradient", "shares_of", "take_part", "tile_place"]
+
+# One program serves every number of tokens: nothing is gained from knowing that a count is 1 or a multiple of 16.
+COUNTS = ["num_tokens", "num_heads", "num_blocks", "num_tiles"]
 
 
 @triton.jit
@@ -30,7 +33,7 @@ def tile_place(tile, num_heads, num_blocks, BLOCK_N: tl.constexpr):
 @triton.jit
 def load_tile(base, rows, columns, strides, keep, NUM: tl.constexpr):
     """Rows x columns from `base`; 0 in rows that are not kept and columns from NUM on."""
-    place = base + rows[:, None] * strides[0] + columns[None, :] * strides[1]
+    place = base + rows[:, None] * strides[0] + columns[None, :].to(tl.int64) * strides[1]
     return tl.load(place, mask=keep[:, None] & (columns < NUM)[None, :], other=0.0)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from tokenmix.errors import UserError
 from tokenmix.kernels.external_backward import backward_emit_kernel, backward_sums_kernel
 from tokenmix.kernels.external_forward import emit_kernel, merge_kernel, slot_sums_kernel
-from tokenmix.kernels.support import float32_precision, num_programs, require_triton
+from tokenmix.kernels.support import input_precision, num_programs, require_triton, shared_bytes
 from tokenmix.kernels.tiles import MAX_SLOTS, Tiles, backward_tiles, forward_tiles, padded
 
 __all__ = ["fused_external_attention"]
@@ -50,9 +50,10 @@ def fused_external_attention(
         multiplied as `torch.set_float32_matmul_precision` says. A first derivative only.
 
     Raises:
-        UserError: no CUDA device and no interpreter, types that the kernel does not take, more than 256 slots.
+        UserError: no CUDA device and no interpreter, several devices, types that the kernel does not take, more than
+            256 slots.
     """
-    require_triton("external_attention", query, key_memory, value_memory, key_bias, value_bias)
+    require_triton("external_attention", query, key_memory, value_memory, key_bias, value_bias, mask=mask)
     if key_memory.shape[0] > MAX_SLOTS:
         raise UserError(
             f"external_attention: backend='triton' holds at most {MAX_SLOTS} slots, got {key_memory.shape[0]}; "
@@ -81,9 +82,10 @@ class _Walk:
     def num_tiles(self) -> int:
         return self.query.shape[0] * self.query.shape[1] * self.num_blocks
 
-    @property
-    def programs(self) -> int:
-        return min(self.num_tiles, num_programs(self.query.device))
+    def programs(self, column_blocks: int = 1) -> int:
+        """How many programs walk, where each has one beside it for every further block of columns."""
+        resident = num_programs(self.query.device, self.tiles.programs)
+        return min(self.num_tiles, max(1, resident // column_blocks))
 
     def counts(self) -> tuple[int, int, int, int]:
         """num_tokens, num_heads, num_blocks, num_tiles."""
@@ -102,7 +104,7 @@ class _Walk:
             "BLOCK_N": self.tiles.tokens,
             "BLOCK_S": padded(slots, MAX_SLOTS),
             "BLOCK_D": padded(self.query.shape[-1], self.tiles.columns),
-            "PRECISION": float32_precision(),
+            "PRECISION": input_precision(self.query.dtype),
             "STAGES": self.tiles.stages,
             "num_warps": self.tiles.warps,
         }
@@ -147,7 +149,7 @@ def external_forward(
             _slot_offsets(query, key_memory, key_bias, mask, offset)
         walk = _Walk(query, forward_tiles(max(query.shape[-1], width), slots, query.element_size()))
         _launch(
-            emit_kernel, (walk.programs,), query, key_memory, value_memory, key_bias, value_bias, mask,
+            emit_kernel, (walk.programs(),), query, key_memory, value_memory, key_bias, value_bias, mask,
             offset if double else None, out, *walk.counts(), *_strides(query, key_memory, value_memory, mask, out),
             **walk.options(slots), DV=width, BLOCK_V=padded(width, walk.tiles.columns),
         )  # fmt: skip
@@ -161,7 +163,7 @@ def _slot_offsets(
     walk = _Walk(query, forward_tiles(width, slots, query.element_size()))
     partial = walk.parts(slots)
     _launch(
-        slot_sums_kernel, (walk.programs,), query, key_memory, key_bias, mask, partial, *walk.counts(),
+        slot_sums_kernel, (walk.programs(),), query, key_memory, key_bias, mask, partial, *walk.counts(),
         *_strides(query, key_memory, mask), **walk.options(slots),
     )  # fmt: skip
     grid = (query.shape[0] * query.shape[1], triton.cdiv(slots, 16))
@@ -189,23 +191,30 @@ def external_backward(
     if query.numel() == 0:
         zeros = [torch.zeros_like(t) for t in (key_memory, value_memory, key_memory[:, 0], value_memory[0])]
         return grad_query, zeros[0], zeros[1], zeros[2], zeros[3]
-    walk = _Walk(query, backward_tiles(max(query.shape[-1], width), slots, query.element_size()))
+    shared = shared_bytes(query.device)
+    walk = _Walk(query, backward_tiles(max(query.shape[-1], width), slots, query.element_size(), shared))
     options = {**walk.options(slots), "DV": width, "BLOCK_V": padded(width, walk.tiles.columns)}
     common = (*walk.counts(), *_strides(grad, query, key_memory, value_memory, mask))
     given = (grad, query, key_memory, value_memory, key_bias, mask, offset if double else None)
-    parts = [query.new_empty((walk.programs, slots, w), dtype=torch.float32) for w in (query.shape[-1], width)]
     with torch.cuda.device_of(query):
         partial = walk.parts(slots)
-        grid = (walk.programs, triton.cdiv(width, options["BLOCK_V"]))
-        _launch(backward_sums_kernel, grid, *given, partial, parts[1], *common, **options)
+        grid, grad_value = _memory_parts(walk, slots, width, options["BLOCK_V"])
+        _launch(backward_sums_kernel, grid, *given, partial, grad_value, *common, **options)
         sums = partial.sum(2)
-        grid = (walk.programs, triton.cdiv(query.shape[-1], options["BLOCK_D"]))
-        given = (*given, sums if double else None, grad_query, parts[0])
+        grid, grad_key = _memory_parts(walk, slots, query.shape[-1], options["BLOCK_D"])
+        given = (*given, sums if double else None, grad_query, grad_key)
         _launch(backward_emit_kernel, grid, *given, *common, grad_query.stride(), **options)
-    grad_key, grad_value = (part.sum(0) for part in parts)
+    grad_key, grad_value = grad_key.sum(0), grad_value.sum(0)
     key_shift = torch.zeros_like(sums[0, 0]) if double else sums.sum((0, 1))
     small = (grad_key, grad_value, key_shift, grad_value.sum(0))
     return grad_query, *(g.to(query.dtype) for g in small)  # pyright: ignore[reportReturnType]
+
+
+def _memory_parts(walk: _Walk, slots: int, width: int, block: int) -> tuple[tuple[int, int], Tensor]:
+    """A grid with programs for each block of columns, and what they write: a memory's gradient each."""
+    blocks = triton.cdiv(width, block)
+    grid = (walk.programs(blocks), blocks)
+    return grid, walk.query.new_empty((grid[0], slots, width), dtype=torch.float32)
 
 
 @external_forward.register_fake

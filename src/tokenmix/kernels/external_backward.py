@@ -11,12 +11,12 @@ parts in a fixed order, so the same inputs give the same bits.
 import triton
 import triton.language as tl
 
-from tokenmix.kernels.device import load_tile, logits_of, map_and_gradient, take_part, tile_place
+from tokenmix.kernels.device import COUNTS, load_tile, logits_of, map_and_gradient, take_part, tile_place
 
 __all__ = ["backward_emit_kernel", "backward_sums_kernel"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def backward_sums_kernel(
     grad, query, key, value, key_bias, mask, offset, partial, grad_value, num_tokens, num_heads, num_blocks, num_tiles,
     grad_strides, query_strides, key_strides, value_strides, mask_strides, S: tl.constexpr, D: tl.constexpr,
@@ -52,7 +52,7 @@ def backward_sums_kernel(
     tl.store(place, total, (slots < S)[:, None] & (mine < DV)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def backward_emit_kernel(
     grad, query, key, value, key_bias, mask, offset, sums, grad_query, grad_key, num_tokens, num_heads, num_blocks,
     num_tiles, grad_strides, query_strides, key_strides, value_strides, mask_strides, out_strides, S: tl.constexpr,
@@ -90,7 +90,7 @@ def backward_emit_kernel(
         result = tl.dot(narrow, own, input_precision=PRECISION)
         target = grad_query + batch * out_strides[0] + head * out_strides[1] + tokens[:, None] * out_strides[2]
         there = (tokens < num_tokens)[:, None] & (mine < D)[None, :]
-        tl.store(target + mine[None, :] * out_strides[3], result.to(grad_query.dtype.element_ty), there)
+        tl.store(target + mine[None, :].to(tl.int64) * out_strides[3], result.to(grad_query.dtype.element_ty), there)
         part = load_tile(base, tokens, mine, query_tile, taking, D)
         total = tl.dot(tl.trans(narrow), part, total, input_precision=PRECISION)
     place = grad_key + (tl.program_id(0).to(tl.int64) * S + slots[:, None]) * D + mine[None, :]

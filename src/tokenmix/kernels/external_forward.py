@@ -9,12 +9,12 @@ Each program walks over tiles that lie `num_programs` apart, with the first colu
 import triton
 import triton.language as tl
 
-from tokenmix.kernels.device import load_tile, logits_of, shares_of, take_part, tile_place
+from tokenmix.kernels.device import COUNTS, load_tile, logits_of, shares_of, take_part, tile_place
 
 __all__ = ["emit_kernel", "merge_kernel", "slot_sums_kernel"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def slot_sums_kernel(
     query, key, key_bias, mask, partial, num_tokens, num_heads, num_blocks, num_tiles, query_strides, key_strides,
     mask_strides, S: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
@@ -35,12 +35,13 @@ def slot_sums_kernel(
         top = tl.max(logits, 0)
         top = tl.where(top == float("-inf"), 0.0, top)
         total = tl.sum(tl.exp(logits - top[None, :]), 0)
-        # The logarithm of 1 stands in where there is nothing: log(0) is told as a fault by the interpreter.
-        sums = tl.where(total > 0.0, top + tl.log(tl.where(total > 0.0, total, 1.0)), float("-inf"))
+        # The logarithm of 1 stands in where there is nothing: log(0) is told as a fault by the interpreter. NaN is not
+        # nothing, so the test is for 0.
+        sums = tl.where(total == 0.0, float("-inf"), top + tl.log(tl.where(total == 0.0, 1.0, total)))
         tl.store(partial + row * S + slots, sums, slots < S)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_blocks"])
 def merge_kernel(partial, offset, num_blocks, S: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_S: tl.constexpr):
     """L from the tiles' parts: one program for some slots of one head. 0 for a slot that no token reaches."""
     row = tl.program_id(0).to(tl.int64)
@@ -55,11 +56,11 @@ def merge_kernel(partial, offset, num_blocks, S: tl.constexpr, BLOCK_R: tl.const
         finite = tl.where(new == float("-inf"), 0.0, new)
         total = total * tl.exp(top - finite) + tl.sum(tl.exp(parts - finite[None, :]), 0)
         top = new
-    merged = tl.where(total > 0.0, top + tl.log(tl.where(total > 0.0, total, 1.0)), 0.0)
+    merged = tl.where(total == 0.0, 0.0, top + tl.log(tl.where(total == 0.0, 1.0, total)))
     tl.store(offset + row * S + slots, merged, slots < S)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def emit_kernel(
     query, key, value, key_bias, value_bias, mask, offset, out, num_tokens, num_heads, num_blocks, num_tiles,
     query_strides, key_strides, value_strides, mask_strides, out_strides, S: tl.constexpr, D: tl.constexpr,
@@ -92,4 +93,5 @@ def emit_kernel(
                 bias = tl.load(value_bias + start + columns, start + columns < DV, 0.0).to(tl.float32)
                 result += tl.where(taking[:, None], bias[None, :], 0.0)
             there = (tokens < num_tokens)[:, None] & (start + columns < DV)[None, :]
-            tl.store(target + (start + columns)[None, :] * out_strides[3], result.to(out.dtype.element_ty), there)
+            place = target + (start + columns)[None, :].to(tl.int64) * out_strides[3]
+            tl.store(place, result.to(out.dtype.element_ty), there)

@@ -7,9 +7,9 @@ import triton
 from torch import Tensor
 
 from tokenmix.kernels.gate_kernel import gate_kernel
-from tokenmix.kernels.support import autocast, float32_precision, require_triton
+from tokenmix.kernels.support import autocast, input_precision, require_triton
 
-__all__ = ["fused_gate"]
+__all__ = ["fused_gate", "launch_options"]
 
 
 def fused_gate(
@@ -41,10 +41,10 @@ def fused_gate(
         (B, N, C), contiguous. Sums are in float32. A first derivative only.
 
     Raises:
-        UserError: no CUDA device and no interpreter, types that the kernel does not take.
+        UserError: no CUDA device and no interpreter, several devices, types that the kernel does not take.
     """
     content, gated, weight, bias, addend = autocast(content, gated, weight, bias, addend)
-    require_triton("spatial_gate", content, gated, weight, bias, addend)
+    require_triton("spatial_gate", content, gated, weight, bias, addend, mask=mask)
     return gate_forward(content, gated, weight, bias, addend, mask)
 
 
@@ -52,20 +52,37 @@ def fused_gate(
 def gate_forward(
     content: Tensor, gated: Tensor, weight: Tensor, bias: Tensor, addend: Tensor | None, mask: Tensor | None
 ) -> Tensor:
-    """The kernel over blocks of 64 tokens and 64 channels (32 in float32, whose products have no tensor cores)."""
+    """The kernel over blocks of tokens and channels; `mask` is (B, N)."""
     size, n, channels = content.shape
     out = content.new_empty((size, n, channels))
     if out.numel() == 0:
         return out
-    block = 64 if content.element_size() == 2 else 32
+    options = launch_options(content, weight)
     strides = [None if t is None else t.stride() for t in (content, gated, weight, addend, mask, out)]
     with torch.cuda.device_of(content):
-        kernel: Any = gate_kernel[(triton.cdiv(n, block) * size, triton.cdiv(channels, block))]
-        kernel(
-            content, gated, weight, bias, addend, mask, out, n, channels, *strides,
-            BLOCK_N=block, BLOCK_C=block, BLOCK_K=32, PRECISION=float32_precision(), STAGES=3, num_warps=4,
-        )  # fmt: skip
+        grid = (triton.cdiv(n, options["BLOCK_N"]) * size, triton.cdiv(channels, options["BLOCK_C"]))
+        kernel: Any = gate_kernel[grid]
+        kernel(content, gated, weight, bias, addend, mask, out, n, channels, *strides, **options)
     return out
+
+
+def launch_options(content: Tensor, weight: Tensor) -> dict[str, Any]:
+    """The kernel's blocks. Those of float32 are small, since its products have no tensor cores."""
+    n = content.shape[1]
+    if content.element_size() == 4:
+        block, depth, warps = 32, 32, 4
+    else:
+        # With few tokens large blocks would be few, and much of them beyond the last token.
+        block, depth, warps = (128, 64, 8) if n >= 512 else (64, 32, 4)
+    return {
+        "BLOCK_N": block,
+        "BLOCK_C": block,
+        "BLOCK_K": depth,
+        "ALIGN": next(a for a in (8, 4, 1) if n % a == 0 and weight.stride(0) % a == 0),
+        "PRECISION": input_precision(content.dtype),
+        "STAGES": 3,
+        "num_warps": warps,
+    }
 
 
 @gate_forward.register_fake

@@ -1,6 +1,6 @@
 """Sizes of the tiles that a kernel works on: equal shapes get equal sizes, so equal bits."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["MAX_SLOTS", "Tiles", "backward_tiles", "forward_tiles", "padded"]
 
@@ -15,26 +15,31 @@ class Tiles:
     columns: int
     warps: int
     stages: int
+    programs: int
+    """How many programs a multiprocessor holds at once."""
 
 
-# By slots up to and bytes of a number, so that a tile fits the registers: compiled for sm_80 and sm_90, no kernel
-# spills at 64 slots and 64 columns in half types, and shared memory stays under the 163 KiB of sm_80 everywhere.
+# By slots up to and bytes of a number, so that a tile fits the registers: at up to 64 columns in half types no kernel
+# spills, compiled for sm_90 with any number of slots and for sm_80 with 64. Shared memory stays under the 163 KiB of
+# sm_80 everywhere. Programs are those that fit the registers and shared memory of sm_90.
 _FORWARD = {
-    (64, 2): Tiles(tokens=128, columns=64, warps=4, stages=3),
-    (128, 2): Tiles(tokens=64, columns=64, warps=8, stages=2),
-    (256, 2): Tiles(tokens=64, columns=64, warps=8, stages=2),
-    (64, 4): Tiles(tokens=32, columns=32, warps=8, stages=1),
-    (128, 4): Tiles(tokens=16, columns=32, warps=8, stages=1),
-    (256, 4): Tiles(tokens=16, columns=16, warps=8, stages=1),
+    (64, 2): Tiles(tokens=64, columns=64, warps=4, stages=3, programs=4),
+    (128, 2): Tiles(tokens=64, columns=64, warps=8, stages=2, programs=2),
+    (256, 2): Tiles(tokens=64, columns=64, warps=8, stages=2, programs=1),
+    (64, 4): Tiles(tokens=32, columns=32, warps=8, stages=1, programs=1),
+    (128, 4): Tiles(tokens=16, columns=32, warps=8, stages=1, programs=1),
+    (256, 4): Tiles(tokens=16, columns=16, warps=8, stages=1, programs=1),
 }
 _BACKWARD = {
-    (64, 2): Tiles(tokens=64, columns=64, warps=4, stages=2),
-    (128, 2): Tiles(tokens=64, columns=64, warps=8, stages=1),
-    (256, 2): Tiles(tokens=32, columns=32, warps=8, stages=1),
-    (64, 4): Tiles(tokens=32, columns=32, warps=8, stages=1),
-    (128, 4): Tiles(tokens=16, columns=32, warps=8, stages=1),
-    (256, 4): Tiles(tokens=16, columns=16, warps=8, stages=1),
+    (64, 2): Tiles(tokens=64, columns=64, warps=4, stages=2, programs=2),
+    (128, 2): Tiles(tokens=32, columns=64, warps=4, stages=2, programs=2),
+    (256, 2): Tiles(tokens=32, columns=64, warps=8, stages=1, programs=1),
+    (64, 4): Tiles(tokens=32, columns=32, warps=8, stages=1, programs=1),
+    (128, 4): Tiles(tokens=16, columns=32, warps=8, stages=1, programs=1),
+    (256, 4): Tiles(tokens=16, columns=16, warps=8, stages=1, programs=1),
 }
+# 256 slots backward take 116 KiB; sm_86, sm_89 and sm_120 have 99. This spills.
+_BACKWARD_SMALL = _BACKWARD | {(256, 2): Tiles(tokens=32, columns=32, warps=8, stages=1, programs=1)}
 
 
 def padded(size: int, largest: int) -> int:
@@ -47,13 +52,13 @@ def forward_tiles(width: int, slots: int, itemsize: int) -> Tiles:
     return _choose(_FORWARD, width, slots, itemsize)
 
 
-def backward_tiles(width: int, slots: int, itemsize: int) -> Tiles:
-    """For the passes that also hold a memory's gradient, slots x columns in float32."""
-    return _choose(_BACKWARD, width, slots, itemsize)
+def backward_tiles(width: int, slots: int, itemsize: int, shared: int | None = None) -> Tiles:
+    """For the passes that also hold a memory's gradient, slots x columns in float32, in so much `shared` memory."""
+    small = shared is not None and shared < 116 * 1024
+    return _choose(_BACKWARD_SMALL if small else _BACKWARD, width, slots, itemsize)
 
 
 def _choose(table: dict[tuple[int, int], Tiles], width: int, slots: int, itemsize: int) -> Tiles:
     tiles = table[max(64, padded(slots, MAX_SLOTS)), itemsize]
     # Further blocks of columns would be loaded ahead as well.
-    stages = tiles.stages if width <= tiles.columns else 1
-    return Tiles(tiles.tokens, tiles.columns, tiles.warps, stages)
+    return tiles if width <= tiles.columns else replace(tiles, stages=1)
