@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tokenmix.int8.layers import Int8Linear, Range, samples_at_a_time
+from tokenmix.int8.layers import Int8Linear, Range, outside_graphs, samples_at_a_time
 from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
 from tokenmix.layers.external import ExternalAttention
 from tokenmix.layers.multihead_external import MultiHeadExternalAttention
@@ -59,6 +59,7 @@ class Int8ExternalAttention(Mixer):
         self.scores.fill(keys.weight * power, keys.bias * power, inputs)
         self.values.fill(*values, shares)
 
+    @outside_graphs
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """x (B, N, dim) to (B, N, dim)."""
         check_tokens(self, x)

@@ -1,18 +1,39 @@
 """Layers that multiply in int8 and hand float32 on."""
 
-from typing import Any, Literal
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, ParamSpec
 
 import torch
 from torch import Tensor, nn
 
+from tokenmix.errors import UserError
+from tokenmix.layers.base import Mixer, check_mask, check_tokens, zero_masked
 from tokenmix.layers.spatial_gating import SpatialGatingUnit
+from tokenmix.ops.gating import resize_gate
 
-__all__ = ["Activation", "Int8Gate", "Int8Linear", "Range", "samples_at_a_time"]
+__all__ = ["Activation", "Int8Gate", "Int8Linear", "Range", "check_unfollowed", "outside_graphs", "samples_at_a_time"]
 
 Range = tuple[float, float]
 Activation = Literal["none", "gelu", "gelu-tanh"]
 
+P = ParamSpec("P")
+
 _POST_OPS = {"none": ("none", "none"), "gelu": ("gelu", "none"), "gelu-tanh": ("gelu", "tanh")}
+
+
+def outside_graphs(forward: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """A method that torch.compile calls as it is: Inductor takes no weight that oneDNN has packed."""
+    uncompiled: Any = torch.compiler.disable(forward, reason="Inductor takes no weight that oneDNN has packed")
+
+    @functools.wraps(forward)
+    def called(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        # What `disable` returns takes longer to call.
+        if torch.compiler.is_dynamo_compiling():
+            return uncompiled(*args, **kwargs)
+        return forward(*args, **kwargs)
+
+    return called
 
 
 class Int8Linear(nn.Module):
@@ -25,6 +46,9 @@ class Int8Linear(nn.Module):
 
     Shape:
         (..., in_features) float32 to (..., out_features) float32.
+
+    Raises:
+        UserError: an input that autograd follows, or a move to another type or device.
     """
 
     qweight: Tensor
@@ -56,6 +80,7 @@ class Int8Linear(nn.Module):
         self.range.copy_(torch.tensor([min(low, 0.0), max(high, 0.0, low + 1e-6, 1e-6)]))
         self._packed = None
 
+    @outside_graphs
     def forward(self, x: Tensor) -> Tensor:
         """(..., in_features) to (..., out_features)."""
         return self.multiply(self.quantize(x))
@@ -67,6 +92,7 @@ class Int8Linear(nn.Module):
 
     def quantize(self, x: Tensor) -> Tensor:
         """q (..., in_features) in uint8, from x."""
+        check_unfollowed(self, x)
         scale, _, offset, _, _ = self._ready()
         q = torch.empty(x.shape, dtype=torch.uint8)
         together = samples_at_a_time(x.shape[1:].numel())
@@ -88,6 +114,8 @@ class Int8Linear(nn.Module):
 
     def _ready(self) -> tuple[Any, ...]:
         if self._packed is None:
+            if torch.compiler.is_exporting():
+                raise UserError("an int8 model packs its weights in its first call; call it once before torch.export")
             self._packed = self._pack()
         return self._packed
 
@@ -98,6 +126,10 @@ class Int8Linear(nn.Module):
         weight = torch.ops.onednn.qlinear_prepack(self.qweight, None)
         zeros = torch.zeros(self.out_features, dtype=torch.int64)
         return scale, zero, torch.tensor(zero + 0.5), weight, zeros
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Int8Linear":
+        check_move(fn)
+        return super()._apply(fn, recurse)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._packed = None
@@ -112,7 +144,7 @@ class Int8Linear(nn.Module):
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, act={self.act!r}"
 
 
-class Int8Gate(nn.Module):
+class Int8Gate(Mixer):
     """A split spatial gating unit whose product over the tokens is done in int8.
 
         out = Z_1 * (s t (Q P) + b 1^T),    P = clamp(round(LayerNorm(Z_2) / s), -127, 127),    W ~ t Q
@@ -121,8 +153,12 @@ class Int8Gate(nn.Module):
 
     Shape:
         (B, N, C) with N <= n to (B, N, C/2).
+
+    Raises:
+        UserError: more than n tokens, an input that autograd follows, or a move to another type or device.
     """
 
+    capabilities = SpatialGatingUnit.capabilities
     qweight: Tensor
     scale: Tensor
     bias: Tensor
@@ -131,7 +167,8 @@ class Int8Gate(nn.Module):
     def __init__(self, unit: SpatialGatingUnit) -> None:
         super().__init__()
         n = unit.num_tokens
-        self.norm, self.num_tokens, self.out_dim = unit.norm, n, unit.out_dim
+        self.dim, self.norm, self.num_tokens, self.out_dim = unit.dim, unit.norm, n, unit.out_dim
+        self.gate, self.causal = unit.gate, unit.causal
         self.register_buffer("qweight", torch.zeros(n, n, dtype=torch.int8))
         self.register_buffer("scale", torch.ones(n))
         self.register_buffer("bias", torch.ones(n))
@@ -140,19 +177,19 @@ class Int8Gate(nn.Module):
     @torch.no_grad()
     def fill(self, unit: SpatialGatingUnit, limit: float) -> None:
         """Take over a unit whose normalised features lay in [-limit, limit]."""
-        weight, scale = quantize_rows(unit.matrix(unit.num_tokens).detach())
-        self.qweight.copy_(weight)
-        self.scale.copy_(scale)
+        self.qweight, self.scale = quantize_rows(unit.matrix(unit.num_tokens).detach())
         self.bias.copy_(unit.bias.detach())
         self.limit.fill_(max(limit, 1e-6))
 
+    @outside_graphs
     def forward(self, x: Tensor, mask: Tensor | None = None, *, addend: Tensor | None = None) -> Tensor:
         """Gate x (B, N, C); mask and addend as in `SpatialGatingUnit`."""
-        n = x.shape[1]
+        check_tokens(self, x)
+        check_unfollowed(self, x)
+        n = self._checked_length(x.shape[1])
+        mask = check_mask(mask, x, n)
         content, gated = x.chunk(2, dim=-1)
-        gated = self.norm(gated)
-        if mask is not None:
-            gated = gated.masked_fill(~mask.unsqueeze(-1), 0.0)
+        gated = zero_masked(self.norm(gated), mask)
         step = self.limit / 127.0
         weight, rows, bias = self.qweight[:n, :n], (self.scale[:n] * step)[:, None], self.bias[:n, None]
         out = torch.empty_like(gated)
@@ -163,11 +200,70 @@ class Int8Gate(nn.Module):
         if addend is not None:
             out += addend
         out *= content
-        return out if mask is None else out.masked_fill(~mask.unsqueeze(-1), 0.0)
+        return zero_masked(out, mask)
+
+    def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The (N, N) matrix t Q that the tokens of x met."""
+        check_tokens(self, x)
+        check_mask(mask, x, x.shape[1])
+        return self.matrix(x.shape[1])
+
+    def matrix(self, n: int) -> Tensor:
+        """The (n, n) matrix t Q that n tokens meet."""
+        n = self._checked_length(n)
+        return self.scale[:n, None] * self.qweight[:n, :n]
+
+    def set_grid(self, old: Sequence[int], new: Sequence[int]) -> None:
+        """Interpolate t Q and b as `SpatialGatingUnit.set_grid`, and round once more.
+
+        Raises:
+            UserError: a Toeplitz or causal gate, of whose weights the matrix shows a part.
+        """
+        if self.gate != "dense" or self.causal:
+            kind = "causal" if self.causal else self.gate
+            raise UserError(
+                f"a {kind} gate in int8 cannot go over from grid {tuple(old)} to {tuple(new)}; "
+                "give the float32 model that size, then quantise it"
+            )
+        weight, self.bias = resize_gate(self.matrix(self.num_tokens), self.bias, old, new)
+        self.qweight, self.scale = quantize_rows(weight)
+        self.num_tokens = len(self.bias)
+
+    def macs(self, num_tokens: int) -> int:
+        """N^2 out_dim."""
+        return num_tokens**2 * self.out_dim
+
+    def _checked_length(self, n: int) -> int:
+        if n > self.num_tokens:
+            raise UserError(f"this gate takes up to {self.num_tokens} tokens, got {n}; set_grid makes it larger")
+        return n
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Int8Gate":
+        check_move(fn)
+        return super()._apply(fn, recurse)
 
     def extra_repr(self) -> str:
         """The arguments that shape the unit."""
         return f"{2 * self.out_dim}, {self.num_tokens}"
+
+
+def check_unfollowed(layer: nn.Module, x: Tensor) -> None:
+    """Raise `UserError` if autograd follows x, of which an int8 product records nothing."""
+    if x.requires_grad and torch.is_grad_enabled():
+        raise UserError(
+            f"{type(layer).__name__} has no gradient and got an input that requires one; "
+            "call the int8 model under torch.no_grad(), or take gradients of the float32 model"
+        )
+
+
+def check_move(fn: Callable[[Tensor], Tensor]) -> None:
+    """Raise `UserError` if what `nn.Module._apply` is about to do leaves float32 on the CPU."""
+    moved = fn(torch.zeros(1))
+    if moved.dtype != torch.float32 or moved.device.type != "cpu":
+        raise UserError(
+            f"an int8 model stays in float32 on the CPU around its products, got {moved.dtype} on {moved.device}; "
+            "convert or move the float32 model instead"
+        )
 
 
 def samples_at_a_time(numbers: int) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -30,8 +31,10 @@ def observe(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Range]:
     """Ranges of what the modules that can become int8 meet, as `module.what`."""
     ranges: dict[str, Range] = {}
 
-    def hook(name: str, module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        for what, x in _met(module, args[0]):
+    def hook(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+        for what, x in _met(module, args[0]) if args else ():
+            if x.numel() == 0:
+                continue
             key = f"{name}.{what}"
             low, high = ranges.get(key, (float("inf"), float("-inf")))
             ranges[key] = (min(low, x.min().item()), max(high, x.max().item()))
@@ -40,14 +43,10 @@ def observe(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Range]:
         module.register_forward_pre_hook(lambda m, args, name=name: hook(name, m, args))
         for name, module in model.named_modules()
     ]
-    seen = 0
     for batch in batches:
         model(batch)
-        seen += len(batch)
     for handle in hooks:
         handle.remove()
-    if not seen:
-        raise UserError("no inputs to find the ranges of activations with; give a hundred or so of the training images")
     bad = next((name for name, (low, high) in ranges.items() if not abs(low) + abs(high) < float("inf")), None)
     if bad is not None:
         raise UserError(f"{bad} meets values that are no numbers; look at the model and the inputs")
@@ -85,8 +84,16 @@ def make_plan(model: nn.Module, seen: set[str]) -> Plan:
     """What becomes of the modules whose ranges are known."""
     plan: Plan = {}
     met = {key.rpartition(".")[0] for key in seen}
+    # PyTorch's encoder layer reads these weights itself when no hook watches it.
+    read = {
+        linear
+        for layer in model.modules()
+        if isinstance(layer, nn.TransformerEncoderLayer)
+        for linear in layer.children()
+        if isinstance(linear, nn.Linear)
+    }
     for name, module in model.named_modules():
-        kind = _future(module)
+        kind = None if module in read else _future(module)
         # The model itself has no place where another could be put.
         if kind is not None and name and not _inside(name, plan) and (name in met or kind == "stem"):
             plan[name] = kind

@@ -1,9 +1,11 @@
 """From a float32 model and a few inputs to an int8 one, to a file and back."""
 
 import copy
+import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,7 +21,7 @@ _KEY = "tokenmix_int8"
 
 
 @torch.no_grad()
-def quantize(model: nn.Module, inputs: Tensor | Iterable[Tensor]) -> nn.Module:
+def quantize(model: nn.Module, inputs: Tensor | Iterable[Tensor | Sequence[Any]]) -> nn.Module:
     """An int8 copy of a model, for inference on a CPU.
 
         model8 = tokenmix.quantize(model, images)          # images: a hundred or so of the training images, as the
@@ -32,17 +34,20 @@ def quantize(model: nn.Module, inputs: Tensor | Iterable[Tensor]) -> nn.Module:
 
     Args:
         model: a float32 model on the CPU; it is not changed.
-        inputs: one batch, or several.
+        inputs: one batch, or several; of a batch with labels, (images, labels), the first part.
 
     Raises:
-        UserError: weights that are not float32 on the CPU, no inputs, nothing to quantise, or a PyTorch without oneDNN.
+        UserError: weights that are not float32 on the CPU, no inputs, nothing to quantise, a copy that cannot run, or a
+            PyTorch without oneDNN.
 
     A linear layer that meets one row per sample (a head behind the pooling) is left: there is nothing to win.
     The kernels are oneDNN's. Without VNNI they give the same answers, slower.
     """
     _check(model)
     result = copy.deepcopy(model).eval().requires_grad_(False)
-    ranges = observe(result, [inputs] if isinstance(inputs, Tensor) else inputs)
+    batches = _batches(inputs)
+    first = next(batches)
+    ranges = observe(result, itertools.chain([first], batches))
     layers = dict(result.named_modules())
     plan = make_plan(result, set(ranges))
     if not plan:
@@ -55,16 +60,49 @@ def quantize(model: nn.Module, inputs: Tensor | Iterable[Tensor]) -> nn.Module:
         own = f"{name}."
         found = {key.removeprefix(own): value for key, value in ranges.items() if key.startswith(own)}
         fill(result.get_submodule(name), layers[name], found)
+    try:
+        result(first)
+    except Exception as error:
+        raise UserError(
+            f"{type(model).__name__} runs in float32 but not in int8: {_first(error)}; keep it in float32"
+        ) from error
     return result
 
 
+def _batches(inputs: Any) -> Iterator[Tensor]:
+    """The batches that have samples; `UserError` if there is none."""
+    if not isinstance(inputs, Iterable):
+        raise UserError(f"inputs must be a tensor or batches of tensors, got {type(inputs).__name__}")
+    empty = True
+    for batch in [inputs] if isinstance(inputs, Tensor) else inputs:
+        x = batch[0] if isinstance(batch, list | tuple) and batch else batch
+        if not isinstance(x, Tensor):
+            raise UserError(
+                f"a batch must be a tensor, or a tuple that starts with one, got {type(x).__name__}; "
+                "for example quantize(model, [images])"
+            )
+        if x.numel():
+            empty = False
+            yield x
+    if empty:
+        raise UserError("no inputs to find the ranges of activations with; give a hundred or so of the training images")
+
+
 def save_quantized(model: nn.Module, path: Path | str) -> None:
-    """Write an int8 model as safetensors; no pickle. The file holds weights, and where in the model they belong."""
+    """Write an int8 model as safetensors; no pickle. The file holds weights, and where in the model they belong.
+
+    Raises:
+        UserError: a model without int8 layers, or a path that cannot be written.
+    """
     plan = plan_of(model)
     if not plan:
         raise UserError(f"{type(model).__name__} has no int8 layers; make them with tokenmix.quantize(model, images)")
-    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    save_file(tensors, str(path), metadata={_KEY: json.dumps(plan)})
+    # A layer used twice has its tensors twice, and the format allows none to share memory.
+    tensors = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
+    try:
+        save_file(tensors, str(path), metadata={_KEY: json.dumps(plan)})
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot write {path}: {_first(error)}") from None
 
 
 def load_quantized(model: nn.Module, path: Path | str) -> nn.Module:

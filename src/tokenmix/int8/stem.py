@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenmix.int8.external import Int8ExternalAttention, fold_keys, fold_values, linear_map
-from tokenmix.int8.layers import Int8Linear, Range, samples_at_a_time
+from tokenmix.int8.layers import Int8Linear, Range, check_unfollowed, outside_graphs, samples_at_a_time
 from tokenmix.models.eamlp import Split, StemAttention, T2TStem
 from tokenmix.models.stems import Stem
 
@@ -101,9 +101,11 @@ class Int8T2TStem(T2TStem):
             found = {name.removeprefix(own): value for name, value in ranges.items() if name.startswith(own)}
             place.fill(attention, found)  # type: ignore[operator]
 
+    @outside_graphs
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W) of the stem's size to tokens (B, N, D)."""
         self.check(images)
+        check_unfollowed(self, images)
         height, width = self.grids[0]
         together = samples_at_a_time(height * width * self.num_slots)
         return torch.cat([self._tokens(some) for some in images.split(together)])
