@@ -2,7 +2,6 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from tokenmix.measure import cost, cost_report
 from tokenmix.measure.ceilings import Ceilings, measure_ceilings
 from tokenmix.measure.cost import CostRow, CostTable, cost_table, exponent
 from tokenmix.measure.cost_report import CostRequest, run, sentences
-from tokenmix.measure.crossover import Crossover, find_crossover, measured_crossover
+from tokenmix.measure.crossover import Crossover, Ends, faster_ranges, find_crossover, measured_crossover
 from tokenmix.measure.specimen import grid_of, layer_for, make_specimen
 from tokenmix.measure.speed import Timing
 
@@ -24,6 +23,8 @@ TOP = Ceilings(1e10, 1e11, 1, "float32", 1 << 20, 64)
 
 @pytest.fixture(autouse=True)
 def _known_ceilings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cost, "SAMPLE", 0.0)
+    monkeypatch.setattr(cost, "SPREAD", math.inf)
     if "ceilings" not in request.node.name:
         monkeypatch.setattr(cost, "measure_ceilings", lambda device, dtype: TOP)
 
@@ -93,6 +94,8 @@ def test_exponent_and_measured_crossover_of_known_curves():
     assert exponent(square) == pytest.approx(2)
     assert exponent({64: 1.0}) is None
     assert measured_crossover(linear, square) == 100
+    assert faster_ranges(linear, square) == ((100, None),)
+    assert faster_ranges(square, linear) == ((None, 100),)
     assert measured_crossover(linear, linear | {64: 1.0, 256: 1.0, 1024: 1.0}) is None
 
 
@@ -116,11 +119,13 @@ def test_table_has_self_attention_beside_what_was_asked():
 
 CELL = {
     "name": str, "size": int, "parameters": int, "macs": int, "traffic": int, "forward": dict, "step": dict,
-    "forward_memory": int, "step_memory": int, "skipped": str, "macs_per_second": float, "bytes_per_second": float,
+    "forward_memory": int, "step_memory": int, "skipped": str, "step_skipped": str, "macs_per_second": float,
+    "bytes_per_second": float, "unsteady": list,
 }  # fmt: skip
 HEAD = {
     "schema": int, "axis": str, "dim": int, "device": str, "precision": str, "ceilings": dict, "rows": list,
-    "exponents": dict, "reference": str, "crossovers": dict, "measured": dict, "warning": str, "environment": dict,
+    "exponents": dict, "reference": str, "crossovers": dict, "measured": dict, "faster": dict, "warning": str,
+    "environment": dict,
 }  # fmt: skip
 
 
@@ -162,15 +167,16 @@ def test_folder_has_a_document_of_the_schema_a_page_and_pictures(tmp_path: Path,
 
 def _row(name: str, size: int, milliseconds: float | None, skipped: str = "") -> CostRow:
     if milliseconds is None:
-        return CostRow(name, size, None, None, None, None, None, None, None, skipped)
+        return CostRow(name, size, 1000, 10**8, 10**6, None, None, None, None, skipped, skipped)
     timing = Timing.of([milliseconds / 1e3])
     return CostRow(name, size, 1000, 10**8, 10**6, timing, timing, 1 << 20, 1 << 21)
 
 
-def _table(rows: tuple[CostRow, ...], crossing: int | None) -> CostTable:
+def _table(rows: tuple[CostRow, ...], crossing: int | None, faster: tuple[Ends, ...] = ()) -> CostTable:
     growth = {"self": 2.0, "external": 1.0}
     crossovers = {"external": Crossover(((1, None),))}
-    return CostTable("tokens", 8, "cpu", "fp32", TOP, rows, growth, "self", crossovers, {"external": crossing})
+    measured = {"external": crossing}
+    return CostTable("tokens", 8, "cpu", "fp32", TOP, rows, growth, "self", crossovers, measured, {"external": faster})
 
 
 def test_rates_are_shares_of_the_ceilings_and_name_the_nearer_one():
@@ -182,12 +188,14 @@ def test_rates_are_shares_of_the_ceilings_and_name_the_nearer_one():
 
 def test_sentences_say_where_times_cross_and_what_was_not_run(tmp_path: Path):
     rows = (_row("self", 64, 1), _row("self", 256, 16), _row("external", 64, 4), _row("external", 256, None, "needs"))
-    crossed, apart = _table((*rows[:3], _row("external", 256, 8)), 128), _table(rows, None)
-    assert "cross self's near N = 128" in sentences(crossed)[1]
-    assert "slower than self at all of these sizes" in sentences(apart)[1]
+    crossed = _table((*rows[:3], _row("external", 256, 8)), 128, ((128, None),))
+    apart = _table(rows, None)
+    assert sentences(crossed)[0] == "self: time grows as N^2.00 between N = 64 and 256"
+    assert sentences(crossed)[1].endswith("; faster than self from about N = 128 on")
+    assert sentences(apart)[1].endswith("; slower than self at N = 64")
     assert cost_report.footnotes(apart) == ["* external at 256 tokens was not run: it needs"]
     page = cost_report.markdown(apart)
-    assert "| external | 256 | -* |" in page
+    assert "| external | 256 | 1 k | 100 M | -* | -* | -* | -* |" in page
     for i, table in enumerate((crossed, apart)):
         cost_report.write_cost(table, tmp_path / str(i))
         assert (tmp_path / str(i) / "cost.svg").stat().st_size > 5000
@@ -220,6 +228,16 @@ def test_mistakes_are_told_at_once(names: list[str], tokens: list[int], message:
         ("gmlp_small --img-size 225", "not a multiple of the patch size"),
         ("vit_tiny_patch16_224 --img-size 8", "does not take images of 8 x 8 px"),
         ("external --threads 0", "at least 1"),
+        ("external --threads 1000000", "CPUs here, got 1000000"),
+        (
+            "external --tokens 99999999999999999999",
+            "at most 268,435,456, got 99999999999999999999; give a smaller --tokens",
+        ),
+        ("gating --tokens 10000000000", "at most 268,435,456, got 10000000000; give a smaller --tokens"),
+        ("external --tokens 4 --dim 10000000000000", "at most 1,048,576, got 10000000000000; give a smaller --dim"),
+        ("external --tokens 4 --dim 99999999999999999999", "at most 1,048,576"),
+        ("vit_tiny_patch16_224 --img-size 1000000", "at most 65,536, got 1000000; give a smaller --img-size"),
+        ("gmlp_nano --img-size 32,33", "not a multiple of the patch size"),
         ("external --dim 0", "at least 1, got 0"),
         ("external --dim -8", "at least 1, got -8"),
         ("external --dim x", "--dim takes INT, got 'x'"),
@@ -228,7 +246,11 @@ def test_mistakes_are_told_at_once(names: list[str], tokens: list[int], message:
         ("external --table eanet", "leave out all but --json"),
     ],
 )
-def test_mistakes_on_the_command_line_are_one_line(line: str, told: str, capsys: pytest.CaptureFixture[str]):
+def test_mistakes_on_the_command_line_are_one_line(
+    line: str, told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    # Nothing is measured before.
+    monkeypatch.setattr(cost, "measure_ceilings", lambda *_: pytest.fail("measured"))
     assert main(["cost", *line.split()]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
@@ -264,9 +286,9 @@ def test_command_prints_table_and_sentences(capsys: pytest.CaptureFixture[str]):
 def test_timing_takes_fewer_rounds_where_they_are_long(monkeypatch: pytest.MonkeyPatch):
     asked: list[int] = []
 
-    def slow(functions: Any, *, repeats: int, warmup: int, device: Any) -> dict[str, Any]:
+    def slow(functions: Any, *, repeats: int, **_: Any) -> dict[str, Timing]:
         asked.append(repeats)
-        return {"self": SimpleNamespace(median=4.0)}
+        return {"self": Timing.of([4.0])}
 
     monkeypatch.setattr(cost, "time_interleaved", slow)
     cost._time({"self": lambda: None}, 7, torch.device("cpu"))
@@ -277,5 +299,5 @@ def test_running_out_of_a_gpus_memory_costs_one_cell():
     def step() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    assert cost._obstacle(SimpleNamespace(step=step)) == "took more memory than the device has"  # type: ignore[arg-type]
-    assert cost._obstacle(SimpleNamespace(step=lambda: None)) == ""  # type: ignore[arg-type]
+    assert cost._obstacle(step) == "took more memory than the device has"
+    assert cost._obstacle(lambda: None) == ""

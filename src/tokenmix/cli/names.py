@@ -77,21 +77,21 @@ class Cost:
 
     names: Positional[tuple[str, ...]] = ()
     """Mixers, or models of ours or timm's."""
-    tokens: Numbers | None = None
-    """Numbers of tokens, separated by commas; 196,1024,4096 if not given. For mixers."""
-    img_size: Numbers | None = None
-    """Sides of the image in pixels, separated by commas; the model's own if not given. For models."""
-    dim: int | None = None
-    """Width of the tokens; 256 if not given. For mixers."""
+    tokens: Annotated[Numbers | None, tyro.conf.arg(help_behavior_hint="(default: 196,1024,4096)")] = None
+    """Numbers of tokens, separated by commas. For mixers."""
+    img_size: Annotated[Numbers | None, tyro.conf.arg(help_behavior_hint="(default: the model's own)")] = None
+    """Sides of the image in pixels, separated by commas. For models."""
+    dim: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: 256)")] = None
+    """Width of the tokens. For mixers."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to measure."""
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Numbers that weights and input are in."""
-    threads: int | None = None
-    """CPU threads of PyTorch."""
-    table: Literal["eanet"] | None = None
+    threads: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: PyTorch's own choice)")] = None
+    """CPU threads of PyTorch, at most the CPUs of this machine."""
+    table: Annotated[Literal["eanet"] | None, tyro.conf.arg(help_behavior_hint="(default: none)")] = None
     """A published table with our counts beside the printed ones, instead of a measurement."""
-    out: Path | None = None
+    out: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: none is written)")] = None
     """Folder for cost.json, cost.md, cost.png and cost.svg."""
     json: bool = False
     """Print JSON instead of a table."""

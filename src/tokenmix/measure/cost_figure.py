@@ -1,7 +1,7 @@
 """Time and memory over size on logarithmic axes: one line a name, the reference dashed, crossings marked."""
 
 import math
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import BinaryIO, Literal
 
 from matplotlib.axes import Axes
@@ -32,9 +32,10 @@ def draw_cost(table: CostTable, file: BinaryIO, suffix: Literal["png", "svg"]) -
     left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: milliseconds(value / 1e3)))
     right.set_yscale("log", base=2)
     right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
-    _refine(left, 10, (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0))
-    _refine(right, 2, (1.0, 1.25, 1.5, 1.75))
-    left.legend(frameon=False, fontsize=9)
+    if any(row.forward for row in table.rows):
+        _refine(left, 10, (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0))
+        _refine(right, 2, (1.0, 1.25, 1.5, 1.75))
+        left.legend(frameon=False, fontsize=9)
     figure.savefig(file, format=suffix, dpi=140)
 
 
@@ -65,15 +66,14 @@ def _mark_crossings(axes: Axes, table: CostTable) -> None:
     """A ring where a line meets the reference's, with the size beside it."""
     reference = [(r.size, r.forward.median * 1e3) for r in table.rows if r.name == table.reference and r.forward]
     for i, name in enumerate(table.names):
-        crossing = table.measured.get(name)
-        if crossing is None:
-            continue
-        height = _between(reference, crossing)
-        axes.plot(crossing, height, "o", markersize=13, markerfacecolor="none", color=COLOURS[i % len(COLOURS)])
-        axes.annotate(
-            f"{crossing:,}", (crossing, height), xytext=(9, -11), textcoords="offset points",
-            fontsize=9, color=COLOURS[i % len(COLOURS)],
-        )  # fmt: skip
+        for crossing in chain.from_iterable(table.faster.get(name) or ()):
+            if crossing is not None:
+                _ring(axes, crossing, _between(reference, crossing), COLOURS[i % len(COLOURS)])
+
+
+def _ring(axes: Axes, place: int, height: float, colour: str) -> None:
+    axes.plot(place, height, "o", markersize=13, markerfacecolor="none", color=colour)
+    axes.annotate(f"{place:,}", (place, height), xytext=(9, -11), textcoords="offset points", fontsize=9, color=colour)
 
 
 def _between(points: list[tuple[int, float]], place: int) -> float:

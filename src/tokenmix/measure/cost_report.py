@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ from rich.table import Table
 
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
-from tokenmix.measure.cost import CostRow, CostTable, Precision, cost_table
+from tokenmix.measure.cost import SPREAD, CostRow, CostTable, Precision, cost_table, upper_sizes
+from tokenmix.measure.crossover import Ends
+from tokenmix.measure.speed import Timing
 from tokenmix.measure.subject import are_mixers
 from tokenmix.measure.units import count, milliseconds, size
 from tokenmix.train.files import make_folder, replace_file, write_json
@@ -51,8 +54,9 @@ def run(request: CostRequest) -> int:
     if not request.names:
         raise UserError("nothing to measure: name mixers or models, or ask for a published table by --table eanet")
     if request.threads is not None:
-        if request.threads < 1:
-            raise UserError(f"threads must be at least 1, got {request.threads}")
+        cpus = os.cpu_count() or 1
+        if not 1 <= request.threads <= cpus:
+            raise UserError(f"threads must be at least 1 and at most the {cpus} CPUs here, got {request.threads}")
         torch.set_num_threads(request.threads)
     sizes = _sizes(request)
     if request.out is not None:
@@ -158,13 +162,13 @@ def _ceiling_line(table: CostTable) -> str:
 
 
 def _costs(row: CostRow) -> list[str]:
-    if row.skipped:
-        return ["-*"] * len(COSTS)
-    assert row.forward is not None
-    assert row.step is not None
-    numbers = [count(row.parameters or 0), count(row.macs or 0)]
-    times = [milliseconds(row.forward.median), milliseconds(row.step.median)]
-    return [*numbers, *times, size(row.forward_memory or 0), size(row.step_memory or 0)]
+    times = [_time(row.forward, "forward" in row.unsteady), _time(row.step, "step" in row.unsteady)]
+    peaks = ["-*" if peak is None else size(peak) for peak in (row.forward_memory, row.step_memory)]
+    return [count(row.parameters), count(row.macs), *times, *peaks]
+
+
+def _time(timing: Timing | None, unsteady: bool) -> str:
+    return "-*" if timing is None else "~" * unsteady + milliseconds(timing.median)
 
 
 def _rates(table: CostTable, row: CostRow) -> list[str]:
@@ -179,35 +183,72 @@ def _rates(table: CostTable, row: CostRow) -> list[str]:
 
 
 def footnotes(table: CostTable) -> list[str]:
-    """What was not run, and why."""
+    """What was not run, and why; and what the mark of a time means."""
     unit = "tokens" if table.axis == "tokens" else "px"
-    return [f"* {row.name} at {row.size:,} {unit} was not run: it {row.skipped}" for row in table.rows if row.skipped]
+    lines = []
+    for row in table.rows:
+        what, why = (row.name, row.skipped) if row.skipped else (f"a step of {row.name}", row.step_skipped)
+        lines += [f"* {what} at {row.size:,} {unit} was not run: it {why}"] if why else []
+    if any(row.unsteady for row in table.rows):
+        lines.append(
+            f"~ says little: the quartiles of these times are more than {SPREAD:.0%} of their median apart; measure "
+            "again on a quieter machine"
+        )
+    return lines
 
 
 def sentences(table: CostTable) -> list[str]:
-    """A line for each name: growth, and where it passes the reference."""
+    """A line for each name: growth, and where it is faster than the reference."""
     lines = []
-    for name, power in table.exponents.items():
-        growth = "N" if table.axis == "tokens" else "pixels"
-        parts = [] if power is None else [f"time grows as {growth}^{power:.2f} over the upper sizes"]
+    for name in table.names:
+        parts = [_growth(table, name)]
         if name in table.crossovers:
             parts.append(f"fewer MACs than self-attention: {table.crossovers[name]}")
         if name != table.reference:
-            parts.append(_measured_sentence(table, name))
+            parts.append(_comparison(table, name))
         told = "; ".join(part for part in parts if part)
         lines += [f"{name}: {told}"] if told else []
     return lines
 
 
-def _measured_sentence(table: CostTable, name: str) -> str:
-    crossing = table.measured[name]
-    if crossing is not None:
-        unit = f"N = {crossing:,}" if table.axis == "tokens" else f"{crossing:,} px"
-        return f"forward times cross {table.reference}'s near {unit}"
-    mine = {row.size: row.forward for row in table.rows if row.name == name}
-    for row in table.rows:
-        other = mine.get(row.size)
-        if row.name == table.reference and row.forward is not None and other is not None:
-            faster = other.median < row.forward.median
-            return f"{'faster' if faster else 'slower'} than {table.reference} at all of these sizes"
-    return ""
+def _growth(table: CostTable, name: str) -> str:
+    if name in table.unsteady:
+        return "no growth is told: its forward times marked ~ say little"
+    power = table.exponents[name]
+    if power is None:
+        return ""
+    upper = upper_sizes(table.seconds(name))
+    growth = f"time grows as {'N' if table.axis == 'tokens' else 'pixels'}^{power:.2f}"
+    if len(upper) == 2:
+        return f"{growth} between {_at(table, *upper)}"
+    return f"{growth} over the {len(upper)} sizes from {_at(table, upper[0])} to {_at(table, upper[-1])}"
+
+
+def _comparison(table: CostTable, name: str) -> str:
+    """Where its forward pass is faster than the reference's."""
+    ranges, reference = table.faster[name], table.reference
+    unsteady = [other for other in (name, reference) if other in table.unsteady]
+    if unsteady:
+        return f"not compared with {reference}: forward times of {' and '.join(unsteady)} marked ~ say little"
+    if ranges is None:
+        return ""
+    if ranges in ((), ((None, None),)):
+        both = [n for n in table.seconds(name) if n in table.seconds(reference)]
+        everywhere = len(both) > 1 and len(both) == len({row.size for row in table.rows})
+        where = "all of these sizes" if everywhere else _at(table, *both)
+        return f"{'faster' if ranges else 'slower'} than {reference} at {where}"
+    return f"faster than {reference} {' and '.join(_range(table, ends) for ends in ranges)}"
+
+
+def _range(table: CostTable, ends: Ends) -> str:
+    first, last = ends
+    if first is None or last is None:
+        return f"up to about {_at(table, last or 0)}" if first is None else f"from about {_at(table, first)} on"
+    return f"from about {_at(table, first)} to {_at(table, last)}"
+
+
+def _at(table: CostTable, *sizes: int) -> str:
+    """`N = 64`, or `N = 64 and 256`; `32 px` of images."""
+    *before, last = [f"{n:,}" for n in sizes]
+    listed = f"{', '.join(before)} and {last}" if before else last
+    return f"N = {listed}" if table.axis == "tokens" else f"{listed} px"

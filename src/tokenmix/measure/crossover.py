@@ -1,14 +1,16 @@
 """At which numbers of tokens one mixer is cheaper than another."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from tokenmix.measure.specimen import layer_for
 
-__all__ = ["Crossover", "find_crossover", "measured_crossover"]
+__all__ = ["Crossover", "Ends", "faster_ranges", "find_crossover", "measured_crossover"]
+
+Ends = tuple[int | None, int | None]
 
 LIMIT = 1 << 20
 """No larger number of tokens is looked at."""
@@ -71,11 +73,24 @@ def _first_change(holds: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def measured_crossover(seconds: Mapping[int, float], reference: Mapping[int, float]) -> int | None:
-    """The N at which measured times cross, interpolated on logarithmic axes; None if they do not within the sizes."""
-    sizes = sorted(seconds)
-    gaps = [(n, math.log(seconds[n] / reference[n])) for n in sizes]
+    """The first N at which measured times cross, interpolated on logarithmic axes; None if they do not."""
+    return next(_crossings(seconds, reference), None)
+
+
+def faster_ranges(seconds: Mapping[int, float], reference: Mapping[int, float]) -> tuple[Ends, ...]:
+    """Ranges of N in which measured times are below the reference's; an end that the sizes do not show is None."""
+    edges: list[int | None] = list(_crossings(seconds, reference))
+    smallest = min(seconds)
+    if seconds[smallest] <= reference[smallest]:
+        edges.insert(0, None)
+    if len(edges) % 2:
+        edges.append(None)
+    return tuple(zip(edges[::2], edges[1::2]))
+
+
+def _crossings(seconds: Mapping[int, float], reference: Mapping[int, float]) -> Iterator[int]:
+    gaps = [(n, math.log(seconds[n] / reference[n])) for n in sorted(seconds)]
     for (low, before), (high, after) in pairwise(gaps):
         if (before > 0) != (after > 0):
             share = before / (before - after)
-            return round(math.exp(math.log(low) + share * math.log(high / low)))
-    return None
+            yield round(math.exp(math.log(low) + share * math.log(high / low)))

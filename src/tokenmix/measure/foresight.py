@@ -1,9 +1,10 @@
-"""The memory that a call would take, told before it is made: a cell that does not fit is left out, not killed."""
+"""Memory and time that a call would take, told before it is made: a cell that does not fit is left out, not killed."""
 
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,10 +14,15 @@ from torch.utils._pytree import tree_leaves
 
 from tokenmix.measure.units import size
 
-__all__ = ["expected_peak", "free_memory", "too_large"]
+__all__ = ["Pass", "expected_peak", "free_memory", "overflowed", "too_large", "too_slow"]
+
+Pass = Literal["forward", "step"]
 
 SHARE = 0.8
 """Part of the free memory that a call may take: scratch space inside kernels is not foreseen."""
+
+LONGEST = 60.0
+"""Seconds that one call may take at least."""
 
 
 class _Ledger(TorchDispatchMode):
@@ -55,10 +61,20 @@ def expected_peak(build: Callable[[], Callable[[], object]]) -> int:
         build: makes tensors on the device where they will be, and returns what is called.
     """
     ledger = _Ledger()
-    with FakeTensorMode(allow_non_fake_inputs=True), ledger:
-        call = build()
-        call()
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), ledger:
+            call = build()
+            call()
+    except RuntimeError as error:
+        if not overflowed(error):
+            raise
+        return sys.maxsize
     return ledger.peak
+
+
+def overflowed(error: Exception) -> bool:
+    """Whether PyTorch refused a tensor since the number of its bytes is none that it can hold."""
+    return "overflow" in str(error)
 
 
 def free_memory() -> int | None:
@@ -81,3 +97,21 @@ def too_large(peak: int, free: int | None) -> str:
     if free is None or peak <= SHARE * free:
         return ""
     return f"needs about {size(peak)}, and {size(free)} of memory is free"
+
+
+def too_slow(macs: int, macs_per_second: float, which: Pass) -> str:
+    """Why a pass of this many multiply-adds forward is not made on a machine that does so many; "" if it can be.
+
+    Each product of a forward pass has two in the backward pass, so that a step takes three times as long.
+    """
+    least = macs * (3 if which == "step" else 1) / macs_per_second
+    if least <= LONGEST:
+        return ""
+    return f"would take at least about {_duration(least)} a {'step' if which == 'step' else 'pass'}"
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.0f} {unit}"
+    return f"{seconds:.0f} seconds"

@@ -15,7 +15,7 @@ __all__ = ["Timing", "orders", "time_interleaved"]
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one call: median and quartiles of the calls in `runs`."""
+    """Seconds of one call: median and quartiles of `runs`, each of one call or the mean of several."""
 
     median: float
     q1: float
@@ -28,6 +28,11 @@ class Timing:
         q1, median, q3 = statistics.quantiles(runs, n=4, method="inclusive") if len(runs) > 1 else runs * 3
         return cls(median, q1, q3, tuple(runs))
 
+    @property
+    def spread(self) -> float:
+        """Distance of the quartiles, as a share of the median."""
+        return (self.q3 - self.q1) / self.median
+
 
 def time_interleaved(
     functions: Mapping[str, Callable[[], object]],
@@ -35,14 +40,18 @@ def time_interleaved(
     repeats: int = 9,
     warmup: int = 2,
     device: torch.device | str | None = None,
+    turns: Mapping[str, int] | None = None,
+    calls: Mapping[str, int] | None = None,
 ) -> dict[str, Timing]:
-    """Seconds of each function, in rounds: every function once, in an order that is drawn anew, the same in each call.
+    """Seconds of each function, in rounds: every function in an order that is drawn anew, the same in each call.
 
     Args:
         functions: what to time, by name.
         repeats: rounds that are timed.
         warmup: rounds before them that are not.
         device: a CUDA device to wait for; the CPU if not given.
+        turns: how often each function comes in a round, by name; once if not given.
+        calls: of how many calls in a row each of its times is the mean, by name; of one if not given.
 
     Raises:
         UserError: fewer than one round.
@@ -51,9 +60,10 @@ def time_interleaved(
         raise UserError(f"repeats must be at least 1, got {repeats}")
     cuda = torch.device(device or "cpu").type == "cuda"
     runs: dict[str, list[float]] = {name: [] for name in functions}
-    for round_, names in enumerate(orders(functions, warmup + repeats)):
+    entries = [name for name in functions for _ in range((turns or {}).get(name, 1))]
+    for round_, names in enumerate(orders(entries, warmup + repeats)):
         for name in names:
-            seconds = _time(functions[name], cuda)
+            seconds = statistics.fmean(_time(functions[name], cuda) for _ in range((calls or {}).get(name, 1)))
             if round_ >= warmup:
                 runs[name].append(seconds)
     return {name: Timing.of(times) for name, times in runs.items()}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import timm
 import torch
@@ -14,13 +14,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.table import MIXERS, list_mixers
+from tokenmix.measure.foresight import Pass, overflowed
 from tokenmix.measure.specimen import make_specimen
 from tokenmix.models import create_model, list_models
 from tokenmix.tasks.fitting import what_for
 
 __all__ = ["Measurable", "MixerSubject", "ModelSubject", "Subject", "are_mixers", "counted_macs", "subjects_for"]
 
-Pass = Literal["forward", "step"]
 Build = Callable[[], Callable[[], object]]
 
 
@@ -40,6 +40,7 @@ class Subject(Protocol):
     @property
     def name(self) -> str: ...
 
+    def outline(self, size: int) -> Measurable: ...
     def build(self, size: int) -> Measurable: ...
     def foresee(self, size: int, which: Pass) -> Build: ...
 
@@ -53,6 +54,10 @@ class MixerSubject:
     device: torch.device
     dtype: torch.dtype
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def outline(self, size: int) -> Measurable:
+        """The layer and its input with shapes alone, to be counted."""
+        return make_specimen(self.name, self.dim, size, device="meta", dtype=self.dtype, **self.kwargs)
 
     def build(self, size: int) -> Measurable:
         """The layer with one sample of that many tokens."""
@@ -118,17 +123,23 @@ class ModelSubject:
         images = torch.randn(1, _channels(model), size, size, device=self.device, dtype=self.dtype)
         return ModelSpecimen(model, images, self.name)
 
+    def outline(self, size: int) -> ModelSpecimen:
+        """The model and an image with shapes alone; `UserError` if it does not take images of that size."""
+        try:
+            model = self._model(size, "meta").to(self.dtype).eval()
+            images = torch.empty(1, _channels(model), size, size, device="meta", dtype=self.dtype)
+            made = ModelSpecimen(model, images, self.name)
+            made.forward()
+        except (AssertionError, ValueError, RuntimeError) as error:
+            raise _wrong_size(self.name, size, error) from None
+        return made
+
     def foresee(self, size: int, which: Pass) -> Build:
-        """Weights of the model's shapes and one pass with them; `UserError` if it does not take images of that size.
+        """Weights of the model's shapes and one pass with them.
 
         The weights are made apart, since timm's models cannot be built with shapes alone.
         """
-        try:
-            model = self._model(size, "meta").eval()
-            with torch.no_grad():
-                model(torch.empty(1, _channels(model), size, size, device="meta"))
-        except (AssertionError, ValueError, RuntimeError) as error:
-            raise _wrong_size(self.name, size, error) from None
+        model = self.outline(size).model
 
         def build() -> Callable[[], object]:
             weights = {name: self._empty(p).requires_grad_() for name, p in model.named_parameters()}
@@ -177,7 +188,8 @@ def _channels(model: nn.Module) -> int:
 def _wrong_size(name: str, size: int, error: Exception) -> UserError:
     if isinstance(error, UserError):
         return UserError(f"{name}: {error}")
-    reason = " ".join(str(error).split()) or type(error).__name__
+    reason = "its tensors would be too large" if overflowed(error) else " ".join(str(error).split())
+    reason = reason or type(error).__name__
     return UserError(f"{name} does not take images of {size} x {size} px: {reason}; give another --img-size")
 
 
