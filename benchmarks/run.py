@@ -6,7 +6,8 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,7 +21,7 @@ from suite.table import lines_of, page
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
 from tokenmix.measure.other_work import OtherWork
-from tokenmix.train.files import make_folder, replace_file
+from tokenmix.train.files import disk_remedy, make_folder, replace_file
 
 PEERS = ("timm", "fightingcv-attention", "g-mlp-pytorch", "vit-pytorch", "x-transformers")
 REPEATS = {"cpu": 51, "cuda": 1000}
@@ -43,10 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        told = f"{error.filename or options.out}: {error.strerror}; what is printed above was not written"
-        print(f"error: {told}: make room, or name another folder with --out", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped; only the files of groups that had finished are new", file=sys.stderr)
@@ -106,12 +103,24 @@ def _run(options: argparse.Namespace, command: str) -> int:
         rows = _rows(cases, place, options, repeats)
         passed &= all(row.passed for row in rows)
         if options.case is None:
-            write_results(_results(group, place, command, rows), options.out)
+            with _told(f"results of {group}"):
+                write_results(_results(group, place, command, rows), options.out)
     if options.case is None:
-        _write_page(options.out, place.device)
+        with _told("the table"):
+            _write_page(options.out, place.device)
     if place.device == "cpu" and (warning := others.told(place.threads)):
         print(f"warning: {warning}", file=sys.stderr)
     return 0 if passed else 1
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """A disk that refuses is a mistake with a remedy."""
+    try:
+        yield
+    except OSError as error:
+        why = f"{error.strerror}; the numbers stand above"
+        raise UserError(f"{what} not written ({why}): {disk_remedy(error)}") from None
 
 
 def _asked(group: str, device: str, pattern: str | None) -> list[Case]:

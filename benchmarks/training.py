@@ -22,15 +22,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenmix.data import ImageData, load_images
+from tokenmix.data.augment import make_augment
 from tokenmix.data.loader import normalize
 from tokenmix.environment import environment
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import UserError
 from tokenmix.measure.other_work import OtherWork
-from tokenmix.models import create_model, list_models
+from tokenmix.models import create_model
 from tokenmix.tasks.recipe import make_optimizer
 from tokenmix.train import train
 from tokenmix.train.config import TrainConfig
-from tokenmix.train.files import make_folder, replace_file
+from tokenmix.train.files import disk_remedy, make_folder, replace_file
 
 SCHEMA = 1
 LOG_EVERY = 20
@@ -54,12 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except OSError as error:
-        print(
-            f"error: {error.filename or 'the disk'}: {error.strerror}; make room, or name another --out",
-            file=sys.stderr,
-        )
-        return 2
     except KeyboardInterrupt:
         print("stopped; no file is written", file=sys.stderr)
         return 130
@@ -76,7 +71,10 @@ def _run(options: argparse.Namespace) -> int:
     if options.out is not None:
         settings = {"batch_size": options.batch_size, "steps": options.steps, "data": options.data}
         document = {"schema": SCHEMA, **settings, "rows": [asdict(row) for row in rows], "environment": environment()}
-        replace_file(options.out, (json.dumps(document, indent=1) + "\n").encode())
+        try:
+            replace_file(options.out, (json.dumps(document, indent=1) + "\n").encode())
+        except OSError as error:
+            raise UserError(f"{options.out} could not be written ({error.strerror}): {disk_remedy(error)}") from None
     if warning := others.told(options.threads):
         print(f"warning: {warning}", file=sys.stderr)
     return 0
@@ -91,9 +89,11 @@ def _check(options: argparse.Namespace) -> None:
         raise UserError(
             f"--steps must be at least {2 * LOG_EVERY}, got {options.steps}: rates are taken between two logs"
         )
+    for augment in options.augment:
+        make_augment(augment, seed=0, flip=False, fill=None)
     for model in options.models:
-        if model not in list_models():
-            raise unknown_name("model", model, list_models())
+        create_model(model)
+    load_images(options.data, limit=options.batch_size, limit_eval=options.batch_size, seed=0)
     if options.out is not None:
         make_folder(options.out.parent)
 

@@ -2,11 +2,13 @@
 products that none of them can do without."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from suite.place import Place
+from tokenmix.measure import time_interleaved
 from tokenmix.ops.onednn import onednn_products
 
 __all__ = ["bare_products", "dense_less_attention", "external_attention", "gated", "with_gradients"]
@@ -41,18 +43,40 @@ def with_gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor], gr
     return (out.detach(), *torch.autograd.grad(out, wide, grad.double()))
 
 
-def bare_products(place: Place, *shapes: tuple[int, int, int, int], times: int = 1) -> Callable[[], None]:
-    """Batched products alone, G of (M, K) (K, N) for each shape (G, M, K, N), all of them `times` times over.
+def bare_products(pairs: Sequence[tuple[Tensor, Tensor]], times: int = 1) -> Callable[[], None]:
+    """Batched products (G, M, K) (G, K, N) alone, all of them `times` times over, into memory that is there already.
 
-    Into memory that is there already, and on a CPU by the library that is the faster one there: what a network or a
-    layer with these products takes at least, however little else it does.
+    Each by the library that was faster in a first round: what a network or a layer with these products takes at least,
+    however little else it does.
     """
-    operands = [(place.randn(g, m, n), place.randn(g, m, k), place.randn(g, n, k).mT) for g, m, k, n in shapes]
+    products = [(torch.bmm(left, right), left, right) for left, right in pairs]
+    ways = [_faster_way(*product) for product in products]
 
     def run() -> None:
-        with onednn_products():
-            for _ in range(times):
-                for out, left, right in operands:
-                    torch.bmm(left, right, out=out)
+        for _ in range(times):
+            for way, product in zip(ways, products):
+                with way():
+                    _into(*product)
 
     return run
+
+
+def _into(out: Tensor, left: Tensor, right: Tensor) -> None:
+    torch.bmm(left, right, out=out)
+
+
+def _faster_way(out: Tensor, left: Tensor, right: Tensor) -> Callable[[], AbstractContextManager[Any]]:
+    """PyTorch's own way, or oneDNN's where that is another."""
+
+    def call(way: Callable[[], AbstractContextManager[Any]]) -> Callable[[], None]:
+        def run() -> None:
+            with way():
+                _into(out, left, right)
+
+        return run
+
+    ways: dict[str, Callable[[], AbstractContextManager[Any]]] = {"own": nullcontext, "onednn": onednn_products}
+    if out.device.type != "cpu":
+        return nullcontext
+    times = time_interleaved({name: call(way) for name, way in ways.items()}, repeats=9, warmup=2)
+    return ways[min(times, key=lambda name: times[name].median)]

@@ -117,12 +117,12 @@ def _value(v: Verdict, row: Row) -> str:
 
 
 def _bound(v: Verdict, row: Row) -> str:
-    """What nothing but the floor would reach of a target to be so many times as fast, if the row has a floor."""
+    """How many times as fast the row's floor is as the other, for a target of the form "at least"; "" without one."""
     median = {m.name: m.median for m in row.variants if m.median is not None}
     floors = [m.median for m in row.variants if m.role == "floor" and m.median]
     if v.direction != "at least" or v.other is None or not floors:
         return ""
-    return f"; the floor alone would be {median[v.other] / min(floors):.4g} ×"
+    return f"; the floor alone would be {median[v.other] / max(floors):.4g} ×"
 
 
 def _spread(v: Measured, quantity: Quantity) -> str:

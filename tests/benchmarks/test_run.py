@@ -206,5 +206,5 @@ def test_a_full_disk_is_one_line(
     monkeypatch.setattr(run, "write_results", refuse)
     assert run.main(["--only", "less", "--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err
-    assert "No space left on device; what is printed above was not written" in error
+    assert "results of less not written (No space left on device; the numbers stand above): free space" in error
     assert error.count("\n") == 1

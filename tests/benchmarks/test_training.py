@@ -10,6 +10,8 @@ import training
     ("arguments", "said"),
     [
         (["--models", "mixer_nanno"], "did you mean mixer_nano"),
+        (["--augment", "none", "lihgt"], "unknown augmentation 'lihgt'"),
+        (["--data", "nope"], "unknown data set 'nope'"),
         (["--steps", "20"], "--steps must be at least 40, got 20"),
         (["--rounds", "0"], "--rounds must be at least 1"),
         (["--threads", "0"], "--threads must be at least 1"),
@@ -35,13 +37,24 @@ def test_a_folder_that_cannot_be_is_told_first(
     assert "cannot make the folder" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("raised", "code"), [(KeyboardInterrupt(), 130), (OSError(28, "No space left on device"), 2)])
-def test_an_end_before_the_end_is_one_line(
-    raised: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def stop(*_: object) -> None:
-        raise raised
+        raise KeyboardInterrupt
 
+    monkeypatch.setattr(training, "_check", lambda _: None)
     monkeypatch.setattr(training, "_measure", stop)
-    assert training.main([]) == code
+    assert training.main([]) == 130
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_full_disk_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(training, "_check", lambda _: None)
+    monkeypatch.setattr(training, "_measure", lambda *_: training.Row("a", "none", [1.0], [1.0], 1.0))
+    monkeypatch.setattr(training, "replace_file", refuse)
+    assert training.main(["--out", str(tmp_path / "out.json")]) == 2
+    assert "(No space left on device): free space on the disk" in capsys.readouterr().err

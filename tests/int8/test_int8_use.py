@@ -82,8 +82,9 @@ def test_methods_of_a_copy(name: str) -> None:
     pairs = zip(eight.attention_maps(_images()), model.attention_maps(_images()), strict=True)  # type: ignore[operator]
     for one, other in pairs:
         assert (one.map - other.map).abs().max() < 0.1 * other.map.abs().max()
-    if name != "eamlp_nano":
-        assert eight.macs() == model.macs()  # type: ignore[operator]
+    # EAMLP's memories are multiplied into the projections beside them.
+    expected = 23_120_768 if name == "eamlp_nano" else model.macs()  # type: ignore[operator]
+    assert eight.macs() == expected  # type: ignore[operator]
     for net in (model, eight):
         net.set_input_size(40)  # type: ignore[operator]
     with torch.no_grad():

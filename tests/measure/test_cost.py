@@ -1,7 +1,8 @@
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -295,9 +296,23 @@ def test_timing_takes_fewer_rounds_where_they_are_long(monkeypatch: pytest.Monke
     assert asked == [1, 2]
 
 
-def test_running_out_of_a_gpus_memory_costs_one_cell():
-    def step() -> None:
+def test_running_out_of_a_gpus_memory_costs_one_cell(monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    assert cost._obstacle(step) == "took more memory than the device has"
-    assert cost._obstacle(lambda: None) == ""
+    def subject(name: str, step: Callable[[], None], build: Callable[[Any], None] | None = None) -> Any:
+        made = SimpleNamespace(forward=lambda: None, step=step)
+        return SimpleNamespace(name=name, build=build or (lambda _: made))
+
+    monkeypatch.setattr(cost, "_reasons", lambda *_: {"forward": "", "step": ""})
+    monkeypatch.setattr(cost, "_time", lambda functions, *_: {name: Timing.of([1.0]) for name in functions})
+    monkeypatch.setattr(cost, "peak_memory", lambda *_: 1)
+    subjects = [subject("small", lambda: None), subject("wide", full), subject("vast", full, full)]
+    counts = {each.name: {"parameters": 1, "macs": 1, "traffic": 1} for each in subjects}
+    rows = cost._measure(subjects, 8, counts, TOP, torch.device("cuda"), 1)
+    assert [(row.skipped, row.step_skipped) for row in rows.values()] == [
+        ("", ""),
+        ("", cost.FULL),
+        (cost.FULL, cost.FULL),
+    ]
+    assert [row.forward is None for row in rows.values()] == [False, False, True]

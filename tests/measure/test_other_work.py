@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from tokenmix.measure import cost
+from tokenmix.measure.ceilings import Ceilings
 from tokenmix.measure.cost import cost_table
 from tokenmix.measure.cost_report import CostRequest, markdown, run
 from tokenmix.measure.other_work import OtherWork
@@ -52,9 +53,11 @@ def test_where_the_system_does_not_tell_nothing_is_said(tmp_path: Path, text: st
 
 
 def test_cost_warns_of_a_busy_machine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(cost.OtherWork, "cpus", lambda _: 50.0)
+    monkeypatch.setattr(cost, "measure_ceilings", lambda *_: Ceilings(1e10, 1e11, 1, "float32", 1 << 20, 64))
+    monkeypatch.setattr(cost, "SAMPLE", 0.0)
+    monkeypatch.setattr(cost.OtherWork, "cpus", lambda _: 1e6)
     table = cost_table(["external"], [16, 32], 16, repeats=1)
-    assert "other programs took 50.0 of" in table.warning
+    assert "other programs took 1000000.0 of" in table.warning
     assert f"Warning: {table.warning}." in markdown(table)
     assert run(CostRequest(("external",), tokens=(16,), dim=16)) == 0
     assert f"warning: {table.warning}" in capsys.readouterr().err

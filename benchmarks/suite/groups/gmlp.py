@@ -39,13 +39,13 @@ def _twins(place: Place) -> tuple[nn.Module, nn.Module]:
 def _products(place: Place) -> Callable[[], None]:
     """The products of the blocks, without which there is no gmlp_small: U, the gate's, V."""
     rows, hidden = BATCH * TOKENS, 6 * WIDTH
-    return references.bare_products(
-        place,
-        (1, rows, WIDTH, hidden),
-        (BATCH, TOKENS, TOKENS, hidden // 2),
-        (1, rows, hidden // 2, WIDTH),
-        times=DEPTH,
-    )
+    gate = place.randn(TOKENS, TOKENS).expand(BATCH, -1, -1)
+    pairs = [
+        (place.randn(1, rows, WIDTH), place.randn(1, hidden, WIDTH).mT),
+        (gate, place.randn(BATCH, TOKENS, hidden // 2)),
+        (place.randn(1, rows, hidden // 2), place.randn(1, WIDTH, hidden // 2).mT),
+    ]
+    return references.bare_products(pairs, times=DEPTH)
 
 
 def _forward(mode: str) -> Callable[[Place], Built]:

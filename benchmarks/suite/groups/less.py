@@ -36,9 +36,10 @@ def _core(batch: int, heads: int, num_tokens: int, width: int) -> Callable[[Plac
         transform, nothing = _transform(place, num_tokens), query[..., :0]
         scores = query @ key.mT
         x, weight = place.randn(batch, num_tokens, heads * width), place.randn(2 * heads * width, heads * width)
-        mixing, maps = (batch, num_tokens, num_tokens, heads * width), batch * heads
-        attention = (maps, num_tokens, width, num_tokens), (maps, num_tokens, num_tokens, width)
-        products = references.bare_products(place, mixing, mixing, *attention)
+        flat = place.randn(batch, num_tokens, heads * width)
+        mixing = [(matrix.expand(batch, -1, -1), flat) for matrix in (transform[0], transform[2])]
+        rows = place.randn(batch * heads, num_tokens, width)
+        products = references.bare_products([*mixing, (rows, rows.mT), (scores.flatten(0, 1), rows)])
 
         def factored() -> Tensor:
             return attention_from_scores(next_scores(Scores(query, key), *transform), value)

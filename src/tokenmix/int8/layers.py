@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer, check_mask, check_tokens, zero_masked
-from tokenmix.layers.spatial_gating import SpatialGatingUnit
+from tokenmix.layers.spatial_gating import SpatialGatingUnit, check_addend
 from tokenmix.ops.gating import resize_gate
 
 __all__ = ["Activation", "Int8Gate", "Int8Linear", "Range", "check_unfollowed", "outside_graphs", "samples_at_a_time"]
@@ -188,6 +188,7 @@ class Int8Gate(Mixer):
         check_unfollowed(self, x)
         n = self._checked_length(x.shape[1])
         mask = check_mask(mask, x, n)
+        check_addend(addend, x, self.out_dim)
         content, gated = x.chunk(2, dim=-1)
         gated = zero_masked(self.norm(gated), mask)
         step = self.limit / 127.0
@@ -261,8 +262,8 @@ def check_move(fn: Callable[[Tensor], Tensor]) -> None:
     moved = fn(torch.zeros(1))
     if moved.dtype != torch.float32 or moved.device.type != "cpu":
         raise UserError(
-            f"an int8 model stays in float32 on the CPU around its products, got {moved.dtype} on {moved.device}; "
-            "convert or move the float32 model instead"
+            f"an int8 model stays in float32 on the CPU around its products, got {moved.dtype} on {moved.device}: "
+            "quantise the float32 model again, since parts of this copy may have been converted already"
         )
 
 

@@ -34,7 +34,8 @@ def quantize(model: nn.Module, inputs: Tensor | Iterable[Tensor | Sequence[Any]]
 
     Args:
         model: a float32 model on the CPU; it is not changed.
-        inputs: one batch, or several; of a batch with labels, (images, labels), the first part.
+        inputs: a batch, or several in a list or a loader, each a tensor, or (images, labels) of which the images are
+            taken.
 
     Raises:
         UserError: weights that are not float32 on the CPU, no inputs, nothing to quantise, a copy that cannot run, or a
@@ -62,6 +63,8 @@ def quantize(model: nn.Module, inputs: Tensor | Iterable[Tensor | Sequence[Any]]
         fill(result.get_submodule(name), layers[name], found)
     try:
         result(first)
+    except (UserError, AssertionError, MemoryError):
+        raise
     except Exception as error:
         raise UserError(
             f"{type(model).__name__} runs in float32 but not in int8: {_first(error)}; keep it in float32"
@@ -98,7 +101,7 @@ def save_quantized(model: nn.Module, path: Path | str) -> None:
     if not plan:
         raise UserError(f"{type(model).__name__} has no int8 layers; make them with tokenmix.quantize(model, images)")
     # A layer used twice has its tensors twice, and the format allows none to share memory.
-    tensors = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
+    tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in model.state_dict().items()}
     try:
         save_file(tensors, str(path), metadata={_KEY: json.dumps(plan)})
     except (OSError, SafetensorError) as error:

@@ -10,7 +10,7 @@ from tokenmix.errors import UserError
 from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, replace_parameter, zero_masked
 from tokenmix.ops.gating import GateVariant, gate_matrix, resize_gate, spatial_gate
 
-__all__ = ["GateKind", "SpatialGatingUnit"]
+__all__ = ["GateKind", "SpatialGatingUnit", "check_addend"]
 
 GateKind = Literal["dense", "toeplitz", "toeplitz-fft"]
 
@@ -91,8 +91,7 @@ class SpatialGatingUnit(Mixer):
         """Gate x (B, N, C); `addend` (B, N, out_dim) joins W Z_2 + b before the product."""
         check_tokens(self, x)
         mask = check_mask(mask, x, x.shape[1])
-        if addend is not None and addend.shape != (*x.shape[:2], self.out_dim):
-            raise UserError(f"addend must be {(*x.shape[:2], self.out_dim)}, got {tuple(addend.shape)}")
+        check_addend(addend, x, self.out_dim)
         return spatial_gate(zero_masked(x, mask), self.weight, self.bias, addend=addend, mask=mask, **self._options())
 
     def gate_halves(
@@ -150,6 +149,12 @@ def fft_macs(num_tokens: int, channels: int) -> int:
     length = 2 * num_tokens
     transform = length * (length - 1).bit_length()
     return (2 * channels + 1) * transform + 4 * (num_tokens + 1) * channels
+
+
+def check_addend(addend: Tensor | None, x: Tensor, out_dim: int) -> None:
+    """Raise `UserError` unless addend is None or (B, N, out_dim) for x (B, N, C)."""
+    if addend is not None and addend.shape != (*x.shape[:2], out_dim):
+        raise UserError(f"addend must be {(*x.shape[:2], out_dim)}, got {tuple(addend.shape)}")
 
 
 def _check(dim: int, num_tokens: int, variant: str, gate: str) -> None:

@@ -15,7 +15,7 @@ from tokenmix.measure.foresight import Pass, expected_peak, free_memory, too_lar
 from tokenmix.measure.memory import peak_memory
 from tokenmix.measure.other_work import OtherWork
 from tokenmix.measure.speed import Timing, time_interleaved
-from tokenmix.measure.subject import MixerSubject, ModelSubject, Subject, subjects_for
+from tokenmix.measure.subject import Measurable, MixerSubject, ModelSubject, Subject, subjects_for
 
 __all__ = ["DTYPES", "CostRow", "CostTable", "Precision", "cost_table", "exponent", "upper_sizes"]
 
@@ -33,6 +33,7 @@ SPREAD = 0.5
 """Times whose quartiles are farther apart than this share of their median say little."""
 
 PASSES: tuple[Pass, Pass] = ("forward", "step")
+FULL = "took more memory than the device has"
 
 # Far beyond what any memory holds; the products of larger ones are no numbers of bytes that PyTorch can work with.
 LARGEST_TOKENS = 1 << 28
@@ -252,7 +253,12 @@ def _measure(
     """A row for each; a pass that memory or time do not hold is left out, with the reason in its place."""
     top = ceilings.macs_per_second
     reasons = {subject.name: _reasons(subject, n, counts[subject.name]["macs"], top, device) for subject in subjects}
-    built = {subject.name: subject.build(n) for subject in subjects if not reasons[subject.name]["forward"]}
+    built: dict[str, Measurable] = {}
+    for subject in (subject for subject in subjects if not reasons[subject.name]["forward"]):
+        try:
+            built[subject.name] = subject.build(n)
+        except torch.OutOfMemoryError:
+            reasons[subject.name] = dict.fromkeys(PASSES, FULL)
     if device.type == "cuda":
         for which in PASSES:
             for name, specimen in built.items():
@@ -295,7 +301,7 @@ def _obstacle(call: Callable[[], object]) -> str:
     try:
         call()
     except torch.OutOfMemoryError:
-        return "took more memory than the device has"
+        return FULL
     return ""
 
 

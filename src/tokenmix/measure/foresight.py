@@ -22,7 +22,7 @@ SHARE = 0.8
 """Part of the free memory that a call may take: scratch space inside kernels is not foreseen."""
 
 LONGEST = 60.0
-"""Seconds that one call may take at least."""
+"""Seconds: a call whose least time is longer is not made."""
 
 
 class _Ledger(TorchDispatchMode):
@@ -74,7 +74,9 @@ def expected_peak(build: Callable[[], Callable[[], object]]) -> int:
 
 def overflowed(error: Exception) -> bool:
     """Whether PyTorch refused a tensor since the number of its bytes is none that it can hold."""
-    return "overflow" in str(error)
+    return any(
+        said in str(error) for said in ("Storage size calculation overflowed", "integer multiplication overflow")
+    )
 
 
 def free_memory() -> int | None:
@@ -96,6 +98,8 @@ def too_large(peak: int, free: int | None) -> str:
     """Why a call with this peak is not made; "" if it can be."""
     if free is None or peak <= SHARE * free:
         return ""
+    if peak == sys.maxsize:
+        return "needs more memory than PyTorch can count"
     return f"needs about {size(peak)}, and {size(free)} of memory is free"
 
 

@@ -13,8 +13,8 @@ STAT = Path("/proc/stat")
 
 
 class OtherWork:
-    """Watches the CPUs that this process may run on, from its making on; where the system does not tell (it is Linux
-    that does), every answer is None or no.
+    """CPU time that others took since this was made, on the CPUs that this process may run on. Only Linux tells:
+    elsewhere `cpus()` is None and `told()` is empty.
 
         cpus = (busy time of these CPUs - this process's own) / time that has passed
 

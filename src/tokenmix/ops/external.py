@@ -315,8 +315,8 @@ def _map(
 ) -> Tensor:
     logits = linear(query, key_memory, key_bias)
     if normalization == "double":
-        wide = logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64)
-        if wide and mask is None and key_bias is None and num_steps == 1:
+        fused = logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64)
+        if fused and mask is None and key_bias is None and num_steps == 1:
             # Two fused kernels. They cannot have a slot that is closed by -inf, which only a bias or float16 brings. On
             # CUDA the first would have one block of threads for all tokens of a head.
             if is_followed(logits):

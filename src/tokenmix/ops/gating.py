@@ -58,7 +58,7 @@ def spatial_gate(
         variant: which of the four forms.
         norm: what the tokens pass before W; nothing if not given.
         addend: (B, N, C/2), or (B, N, C) if not split; tiny attention's output in aMLP.
-        mask: (B, N) bool, True = the token takes part. The others count as 0 under W and come out 0.
+        mask: (B, N) or (1, N) bool, True = the token takes part. The others count as 0 under W and come out 0.
         causal: use the lower triangle of W only.
         method: `"fft"` applies a Toeplitz W in O(N log N), see `toeplitz_apply`.
         backend: `"triton"` computes the two products with content in one kernel on a CUDA device, or raises.
@@ -82,6 +82,7 @@ def spatial_gate(
     else:
         content, gated = z.chunk(2, dim=-1)
     _check_fit(gated, weight, bias, mask)
+    mask = None if mask is None else mask.expand(gated.shape[:2])
     if norm is not None:
         gated = norm(gated)
     if backend != "eager":
@@ -109,7 +110,7 @@ def _check_fit(gated: Tensor, weight: Tensor, bias: Tensor, mask: Tensor | None)
     _check_length(weight, n)
     if bias.dim() != 1 or n > bias.shape[0]:
         raise UserError(f"bias must have a number for each of {n} tokens, got {tuple(bias.shape)}")
-    if mask is not None and (mask.dtype != torch.bool or mask.shape != (size, n)):
+    if mask is not None and (mask.dtype != torch.bool or mask.shape not in ((size, n), (1, n))):
         raise UserError(f"mask must be bool and (B, N) = {(size, n)}, got {mask.dtype} and {tuple(mask.shape)}")
 
 

@@ -13,6 +13,7 @@ from tokenmix.errors import UserError
 __all__ = [
     "DISK_ERRORS",
     "DiskError",
+    "disk_remedy",
     "make_folder",
     "read_json",
     "replace_file",
@@ -32,6 +33,11 @@ DISK_ERRORS = {
     errno.EROFS: "give a folder that you may write with --out",
     errno.ENOTDIR: "give another folder with --out",
 }
+
+
+def disk_remedy(error: OSError) -> str:
+    """What a user can do about it."""
+    return DISK_ERRORS.get(error.errno or 0, "give another place with --out")
 
 
 class DiskError(OSError, UserError):
