@@ -5,27 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from nano_nets import NANO, nano_images, nano_model
 from torch import Tensor, nn
 
-import tokenmix
 from tokenmix.errors import UserError
 from tokenmix.int8 import Int8Gate, Int8Linear, load_quantized, quantize, save_quantized
 from tokenmix.layers import MultiHeadExternalAttention, SpatialGatingUnit
-
-NANO = ("gmlp_nano", "amlp_nano", "eamlp_nano", "lavit_nano", "vit_nano")
-
-
-def _model(name: str) -> nn.Module:
-    torch.manual_seed(0)
-    model = tokenmix.create_model(name, in_chans=1, num_classes=10, img_size=28).eval()
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)
-    return model
-
-
-def _images(count: int = 8, size: int = 28) -> Tensor:
-    return torch.randn(count, 1, size, size, generator=torch.Generator().manual_seed(1))
 
 
 def _tokens(dim: int = 16) -> Tensor:
@@ -45,7 +30,7 @@ class _ReadsWeight(nn.Module):
 
 @pytest.mark.parametrize("name", NANO)
 def test_gradients_to_the_inputs_are_refused(name: str) -> None:
-    eight, images = quantize(_model(name), _images()), _images()
+    eight, images = quantize(nano_model(name), nano_images(8)), nano_images(8)
     images.requires_grad_()
     with pytest.raises(UserError, match=r"torch\.no_grad"):
         eight(images)
@@ -70,16 +55,16 @@ def test_every_layer_refuses_gradients(layer: nn.Module) -> None:
 
 
 def test_a_copy_is_frozen() -> None:
-    eight = quantize(_model("gmlp_nano"), _images())
+    eight = quantize(nano_model("gmlp_nano"), nano_images(8))
     assert not any(parameter.requires_grad for parameter in eight.parameters())
-    assert not eight(_images()).requires_grad
+    assert not eight(nano_images(8)).requires_grad
 
 
 @pytest.mark.parametrize("name", NANO)
 def test_methods_of_a_copy(name: str) -> None:
-    model = _model(name)
-    eight = quantize(model, _images())
-    pairs = zip(eight.attention_maps(_images()), model.attention_maps(_images()), strict=True)  # type: ignore[operator]
+    model = nano_model(name)
+    eight = quantize(model, nano_images(8))
+    pairs = zip(eight.attention_maps(nano_images(8)), model.attention_maps(nano_images(8)), strict=True)  # type: ignore[operator]
     for one, other in pairs:
         assert (one.map - other.map).abs().max() < 0.1 * other.map.abs().max()
     # EAMLP's memories are multiplied into the projections beside them.
@@ -88,7 +73,7 @@ def test_methods_of_a_copy(name: str) -> None:
     for net in (model, eight):
         net.set_input_size(40)  # type: ignore[operator]
     with torch.no_grad():
-        expected, found = model(_images(3, 40)), eight(_images(3, 40))
+        expected, found = model(nano_images(3, 40)), eight(nano_images(3, 40))
     assert (found - expected).abs().max() < 0.1 * expected.abs().max()
 
 
@@ -133,7 +118,7 @@ def test_another_type_or_device_is_refused(move, layer: nn.Module) -> None:
 
 @pytest.mark.parametrize("name", ["gmlp_nano", "eamlp_nano"])
 def test_no_packed_weight_in_a_compiled_graph(name: str) -> None:
-    eight, images = quantize(_model(name), _images()), _images()
+    eight, images = quantize(nano_model(name), nano_images(8)), nano_images(8)
     expected, met = eight(images), []
 
     def backend(graph, example):
@@ -150,7 +135,7 @@ def test_no_packed_weight_in_a_compiled_graph(name: str) -> None:
 
 
 def test_exported_once_called() -> None:
-    eight, images = quantize(_model("gmlp_nano"), _images()), _images()
+    eight, images = quantize(nano_model("gmlp_nano"), nano_images(8)), nano_images(8)
     exported = torch.export.export(eight, (images,), strict=False).module()
     torch.testing.assert_close(exported(images), eight(images))
     with pytest.raises(UserError, match="call it once"):
@@ -170,7 +155,7 @@ def test_weights_that_a_parent_reads() -> None:
 
 
 def test_images_of_pairs_with_labels() -> None:
-    model, images = _model("gmlp_nano"), _images()
+    model, images = nano_model("gmlp_nano"), nano_images(8)
     labels = torch.zeros(8, dtype=torch.int64)
     expected = quantize(model, images)(images)
     for batches in ([(images, labels)], iter([[images, labels]]), [images, images[:0]]):
@@ -178,7 +163,7 @@ def test_images_of_pairs_with_labels() -> None:
 
 
 def test_inputs_that_are_none() -> None:
-    model, images = _model("gmlp_nano"), _images()
+    model, images = nano_model("gmlp_nano"), nano_images(8)
     for nothing in (images[:0], [images[:0]]):
         with pytest.raises(UserError, match="no inputs"):
             quantize(model, nothing)

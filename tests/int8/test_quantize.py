@@ -5,34 +5,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from nano_nets import NANO, nano_images, nano_model
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 import tokenmix
 from tokenmix.errors import UserError
 from tokenmix.int8 import Int8Gate, Int8Linear, load_quantized, quantize, save_quantized
 from tokenmix.layers import GatedMLP, SpatialGatingUnit
 
-NANO = ("gmlp_nano", "amlp_nano", "eamlp_nano", "lavit_nano", "vit_nano")
-
-
-def _model(name: str) -> nn.Module:
-    torch.manual_seed(0)
-    model = tokenmix.create_model(name, in_chans=1, num_classes=10, img_size=28).eval()
-    for parameter in model.parameters():
-        # Gates that start as the identity would hide a wrong product over tokens.
-        if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)
-    return model
-
-
-def _images(count: int = 16) -> Tensor:
-    return torch.randn(count, 1, 28, 28, generator=torch.Generator().manual_seed(1))
-
 
 @pytest.mark.parametrize("name", NANO)
 def test_answers_stay_near_those_of_float32(name: str) -> None:
-    model, images = _model(name), _images(24)
+    model, images = nano_model(name), nano_images(24)
     eight = quantize(model, images[:16])
     with torch.no_grad():
         expected, got = model(images), eight(images)
@@ -45,7 +30,7 @@ def test_answers_stay_near_those_of_float32(name: str) -> None:
 
 
 def test_what_becomes_int8_in_a_gmlp() -> None:
-    eight = quantize(_model("gmlp_nano"), _images())
+    eight = quantize(nano_model("gmlp_nano"), nano_images(16))
     mixer = eight.get_submodule("blocks.0.mixer")
     assert isinstance(mixer.proj_in, Int8Linear)
     assert mixer.proj_in.act == "gelu"
@@ -55,9 +40,9 @@ def test_what_becomes_int8_in_a_gmlp() -> None:
 
 
 def test_the_model_given_is_not_changed() -> None:
-    model = _model("gmlp_nano")
+    model = nano_model("gmlp_nano")
     before = copy.deepcopy(model.state_dict())
-    quantize(model, _images())
+    quantize(model, nano_images(16))
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert not any(isinstance(m, Int8Linear) for m in model.modules())
     assert not any(m._forward_pre_hooks for m in model.modules())
@@ -65,7 +50,7 @@ def test_the_model_given_is_not_changed() -> None:
 
 @pytest.mark.parametrize("name", ["gmlp_nano", "eamlp_nano"])
 def test_an_answer_does_not_depend_on_the_batch(name: str) -> None:
-    eight, images = quantize(_model(name), _images()), _images(5)
+    eight, images = quantize(nano_model(name), nano_images(16)), nano_images(5)
     with torch.no_grad():
         together = eight(torch.cat([images, 100 * images]))[:5]
         alone = torch.cat([eight(image[None]) for image in images])
@@ -124,7 +109,7 @@ def test_what_lies_outside_the_calibrated_range_is_cut_off() -> None:
 
 @pytest.mark.parametrize("name", ["gmlp_nano", "eamlp_nano"])
 def test_file_and_back(name: str, tmp_path: Path) -> None:
-    model, images = _model(name), _images()
+    model, images = nano_model(name), nano_images(16)
     eight = quantize(model, images)
     expected = eight(images)
     save_quantized(eight, tmp_path / "m.safetensors")
@@ -142,7 +127,7 @@ def test_several_batches_widen_the_range() -> None:
 
 
 def test_refusals(tmp_path: Path) -> None:
-    model, images = _model("gmlp_nano"), _images(2)
+    model, images = nano_model("gmlp_nano"), nano_images(2)
     with pytest.raises(UserError, match=r"torch\.float16.*float\(\)\.cpu\(\)"):
         quantize(copy.deepcopy(model).half(), images)
     with pytest.raises(UserError, match="nothing to quantise"):
@@ -158,10 +143,10 @@ def test_refusals(tmp_path: Path) -> None:
 
 
 def test_files_that_do_not_fit(tmp_path: Path) -> None:
-    model = _model("gmlp_nano")
+    model = nano_model("gmlp_nano")
     path = tmp_path / "m.safetensors"
-    save_quantized(quantize(model, _images(2)), path)
-    for other in (_model("eamlp_nano"), tokenmix.create_model("gmlp_nano", in_chans=1, num_classes=3, img_size=28)):
+    save_quantized(quantize(model, nano_images(2)), path)
+    for other in (nano_model("eamlp_nano"), tokenmix.create_model("gmlp_nano", in_chans=1, num_classes=3, img_size=28)):
         with pytest.raises(UserError, match="another architecture"):
             load_quantized(other, path)
     save_file({"a": torch.zeros(1)}, tmp_path / "plain.safetensors")

@@ -109,6 +109,8 @@ class ModelSubject:
     name: str
     device: torch.device
     dtype: torch.dtype
+    outlines: dict[int, ModelSpecimen] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """By size: asked for by the counts and by each pass that is foreseen."""
 
     def own_size(self) -> int:
         """The side that the model is made for."""
@@ -125,6 +127,11 @@ class ModelSubject:
 
     def outline(self, size: int) -> ModelSpecimen:
         """The model and an image with shapes alone; `UserError` if it does not take images of that size."""
+        if size not in self.outlines:
+            self.outlines[size] = self._outlined(size)
+        return self.outlines[size]
+
+    def _outlined(self, size: int) -> ModelSpecimen:
         try:
             model = self._model(size, "meta").to(self.dtype).eval()
             images = torch.empty(1, _channels(model), size, size, device="meta", dtype=self.dtype)
