@@ -18,9 +18,9 @@ from suite.place import Place
 from suite.process import keep_memory, measured_apart, measured_here
 from suite.results import SCHEMA, Results, Row, read_results, write_results
 from suite.table import lines_of, page
+from tokenmix.cost.other_work import OtherWork
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
-from tokenmix.measure.other_work import OtherWork
 from tokenmix.train.files import disk_remedy, make_folder, replace_file
 
 PEERS = ("timm", "fightingcv-attention", "g-mlp-pytorch", "vit-pytorch", "x-transformers")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokenmix.data import ImageData, load_images, make_loader
+from tokenmix.data.images import ImageData, load_images, make_loader
 from tokenmix.inspect.numbers import map_numbers
 from tokenmix.losses import DiagonalityForm, diagonality_loss
 from tokenmix.models import create_model

@@ -21,17 +21,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokenmix.data import ImageData, load_images
-from tokenmix.data.augment import make_augment
-from tokenmix.data.loader import normalize
+from tokenmix.cost.other_work import OtherWork
+from tokenmix.data.images import ImageData, load_images
+from tokenmix.data.images.augment import make_augment
+from tokenmix.data.images.image_loader import normalize
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
-from tokenmix.measure.other_work import OtherWork
 from tokenmix.models import create_model
-from tokenmix.tasks.recipe import make_optimizer
 from tokenmix.train import train
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.files import disk_remedy, make_folder, replace_file
+from tokenmix.train.optimizer import make_optimizer
 
 SCHEMA = 1
 LOG_EVERY = 20

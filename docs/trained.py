@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tokenmix.data import ImageData, load_images, make_loader, normalize
+from tokenmix.data.images import ImageData, load_images, make_loader, normalize
 from tokenmix.models import create_model
 
 __all__ = ["GRID", "Trained", "test_images"]

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenmix import cli, layers, tasks
+from tokenmix import cli, layers
 from tokenmix.errors import UserError
 from tokenmix.models import create_model, list_models
+from tokenmix.registry import TASKS, list_tasks
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -68,9 +69,9 @@ def test_code_runs(page, tmp_path, monkeypatch):
     """Blocks of a page share their names, in order. `no-run` needs a reason in the block's first line."""
     monkeypatch.chdir(tmp_path)
     # What a page adds for the reader's own code is gone when the page ends.
-    monkeypatch.setattr(tasks, "TASKS", dict(tasks.TASKS))
-    for name in ("my_layers", "my_task"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    list_tasks()
+    monkeypatch.setattr(TASKS, "_entries", dict(TASKS._entries))
+    monkeypatch.setitem(sys.modules, "my_layers", types.ModuleType("my_layers"))
     torch.manual_seed(0)
     namespace: dict[str, object] = {"__name__": "page"}
     for line, info, code in blocks(page, "python"):

@@ -13,32 +13,31 @@ PACKAGE = SRC / "tokenmix"
 FILES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = {"torch", "torchvision", "timm", "lightning", "transformers", "matplotlib", "sklearn", "torchmetrics"}
 
-LEAVES = {"errors", "environment"}
+MECHANISMS = {"ops", "losses", "layers", "checkpoints", "models"}
+LEAVES = {"errors", "environment", "registry"}
 BELOW = {
     "errors": set(),
     "environment": set(),
+    "registry": {"errors"},
     "ops": {"errors", "kernels"},
     "kernels": {"errors"},
     "losses": {"errors", "ops"},
     "layers": {"errors", "ops"},
     "checkpoints": {"errors"},
     "models": {"errors", "ops", "layers", "checkpoints"},
-    "tokenizer": {"errors", "data"},
-    "text": {"errors", "ops", "losses", "layers", "checkpoints", "models"},
     "data": {"errors"},
     "testing": {"errors", "ops", "layers"},
+    "train": {*LEAVES, *MECHANISMS, "data"},
 }
-BELOW["tasks"] = {*LEAVES, "ops", "losses", "layers", "models", "checkpoints", "data", "text", "tokenizer"}
-BELOW["train"] = BELOW["tasks"] | {"tasks"}
-# The command's way into a run folder.
-BELOW["int8"] = BELOW["train"] | {"train"}
-BELOW["swap"] = BELOW["train"] | {"train"}
-BELOW["inspect"] = BELOW["train"] | {"train"}
-# A comparison's report shows the maps of every twin.
-BELOW["measure"] = BELOW["inspect"] | {"inspect"}
-"""Part of the package: the parts that it may import. The command, its listings and the demo stand above all."""
+BELOW["tasks"] = BELOW["train"] | {"train"}
+BELOW["text"] = {"tasks"}
+# The tools work on run folders of any task.
+BELOW["cpu"] = BELOW["swap"] = BELOW["inspect"] = BELOW["cost"] = BELOW["tasks"] | {"tasks"}
+# A comparison's report shows the maps of every run and what each costs.
+BELOW["compare"] = BELOW["tasks"] | {"tasks", "inspect", "cost"}
+"""Part of the package: the parts that it may import. The command stands above all."""
 
-TOP = {"cli", "catalogue", "listing", "demo", "__init__", "__main__", "_import_hook"}
+TOP = {"cli", "__init__", "__main__", "_import_hook"}
 
 
 def _part(file: Path) -> str:
@@ -95,14 +94,15 @@ def test_imports_inside_the_package_are_absolute(file: Path) -> None:
 
 LIGHT = [
     "__init__",
-    "catalogue",
     "cli/__init__",
+    "cli/catalogue",
     "cli/command",
     "cli/info",
+    "cli/listing",
     "cli/names",
     "cli/runs",
     "errors",
-    "listing",
+    "registry",
     "_import_hook",
     "train/config",
 ]

@@ -61,7 +61,7 @@ NAMES: dict[str, list[str]] = {
     "tokenmix.losses": [
         "diagonality_loss",
     ],
-    "tokenmix.int8": [
+    "tokenmix.cpu": [
         "Int8ExternalAttention",
         "Int8Gate",
         "Int8Linear",

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from tokenmix.measure import Timing
-from tokenmix.measure.speed import orders
+from tokenmix.cost import Timing
+from tokenmix.cost.speed import orders
 
 __all__ = ["cuda_rounds"]
 

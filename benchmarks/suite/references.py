@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmix.measure import time_interleaved
+from tokenmix.cost import time_interleaved
 from tokenmix.ops.onednn import onednn_products
 
 __all__ = ["bare_products", "dense_less_attention", "external_attention", "gated", "with_gradients"]

@@ -11,11 +11,11 @@ from tokenmix._import_hook import register_with_others
 from tokenmix.errors import UserError
 
 if TYPE_CHECKING:
-    from tokenmix.int8 import quantize
+    from tokenmix.cpu import quantize
     from tokenmix.layers.table import create_mixer, list_mixers
     from tokenmix.models.registry import create_model, list_models
+    from tokenmix.registry import list_tasks
     from tokenmix.swap import swap_attention
-    from tokenmix.tasks import list_tasks
 
 __version__ = "0.1.0"
 
@@ -24,18 +24,19 @@ _LAZY = {
     "list_mixers": "tokenmix.layers.table",
     "create_model": "tokenmix.models.registry",
     "list_models": "tokenmix.models.registry",
-    "list_tasks": "tokenmix.tasks",
-    "quantize": "tokenmix.int8",
+    "list_tasks": "tokenmix.registry",
+    "quantize": "tokenmix.cpu",
     "swap_attention": "tokenmix.swap",
 }
 _MODULES = (
     "checkpoints",
+    "compare",
+    "cost",
+    "cpu",
     "data",
     "inspect",
-    "int8",
     "layers",
     "losses",
-    "measure",
     "models",
     "ops",
     "swap",

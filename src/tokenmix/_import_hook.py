@@ -15,7 +15,7 @@ from typing import Any
 
 __all__ = ["register_with_others"]
 
-OURS = {"timm": "tokenmix.models", "transformers.models.auto.configuration_auto": "tokenmix.text.auto"}
+OURS = {"timm": "tokenmix.models", "transformers.models.auto.configuration_auto": "tokenmix.tasks.text.models.auto"}
 """Module of theirs: the module of ours whose import registers our names there."""
 
 

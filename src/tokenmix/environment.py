@@ -10,11 +10,9 @@ from typing import Any
 
 import torch
 
-import tokenmix
-
 __all__ = ["environment"]
 
-PACKAGES = ("torch", "torchvision", "timm", "lightning", "torchmetrics", "numpy", "safetensors")
+PACKAGES = ("tokenmix", "torch", "torchvision", "timm", "lightning", "torchmetrics", "numpy", "safetensors")
 CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -32,8 +30,8 @@ def environment() -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "float32_matmul_precision": _matmul_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "versions": {"tokenmix": tokenmix.__version__, **_versions()},
-        **_commit(Path(tokenmix.__file__).parent),
+        "versions": _versions(),
+        **_commit(Path(__file__).parent),
     }
 
 

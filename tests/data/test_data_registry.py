@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenmix.data import DATA_SETS, ImageData, ImageSet, get, list_data, load_images
-from tokenmix.data.images import choose, resize_images
+from tokenmix.data.images import DATA_SETS, ImageData, ImageSet, get, list_data, load_images
+from tokenmix.data.images.image_set import choose, resize_images
 from tokenmix.data.store import stored_path
 from tokenmix.errors import UserError
 

@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokenmix.data import fashion_mnist, load_images
 from tokenmix.data.fetch import FetchError, apt_package, check_digest, download, first_that_works, npm_package
-from tokenmix.data.idx import parse_idx, read_idx
+from tokenmix.data.images import fashion_mnist, load_images
+from tokenmix.data.images.idx import parse_idx, read_idx
 from tokenmix.data.store import cache_root, fetched, stored_path
 from tokenmix.errors import UserError
 

@@ -10,7 +10,7 @@ from comparison import assert_as_good_as, external_inputs, outputs, poisoned
 
 from tokenmix.errors import UserError
 from tokenmix.kernels import external as kernels
-from tokenmix.ops.external import external_attention
+from tokenmix.ops.external.api import external_attention
 
 fused = partial(external_attention, backend="triton")
 eager = partial(external_attention, backend="eager")

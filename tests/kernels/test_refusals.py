@@ -10,7 +10,7 @@ import torch
 from comparison import assert_as_good_as, external_inputs
 
 from tokenmix.errors import UserError
-from tokenmix.ops.external import external_attention
+from tokenmix.ops.external.api import external_attention
 
 SAY = """
 import sys, torch

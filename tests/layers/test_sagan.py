@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from tokenmix.cost.memory import peak_memory
 from tokenmix.errors import UserError
 from tokenmix.layers.sagan import SAGANAttention2d
-from tokenmix.measure.memory import peak_memory
 
 VARIANTS = ("official", "paper", "compact")
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tokenmix.cost.memory import peak_memory
 from tokenmix.errors import UserError
-from tokenmix.measure.memory import peak_memory
 from tokenmix.ops.attention import attention, attention_probabilities
 
 

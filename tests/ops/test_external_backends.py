@@ -12,8 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.errors import UserError
 from tokenmix.layers.multihead_external import MultiHeadExternalAttention
-from tokenmix.ops import external, linear, streaming
-from tokenmix.ops.external import external_attention
+from tokenmix.ops import linear
+from tokenmix.ops.external import api as external
+from tokenmix.ops.external import tiled as streaming
+from tokenmix.ops.external.api import external_attention
 from tokenmix.ops.normalize import double_normalize
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tokenmix.cost.memory import peak_memory
 from tokenmix.errors import UserError
-from tokenmix.measure.memory import peak_memory
 from tokenmix.ops import less
 from tokenmix.ops.attention_residual import attention_residual, pool_mask
 from tokenmix.ops.gating import resize_gate

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tokenmix.measure.memory import peak_memory
+from tokenmix.cost.memory import peak_memory
 from tokenmix.ops import attention_onednn as kernels
 from tokenmix.ops import onednn
 from tokenmix.ops.attention import attention

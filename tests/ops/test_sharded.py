@@ -12,7 +12,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from tokenmix.errors import UserError
-from tokenmix.ops.external import external_attention
+from tokenmix.ops.external.api import external_attention
 from tokenmix.ops.sharded import sharded_external_attention
 
 CASES: list[dict[str, Any]] = [

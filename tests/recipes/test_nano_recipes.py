@@ -13,28 +13,28 @@ from tokenmix.errors import UserError
 RECIPES = Path(__file__).parents[2] / "recipes"
 # What of a recipe's results its tables are made of; no name for all of them.
 PARTS: dict[str, tuple[str, ...]] = {
-    "nano_families": ("rows",),
-    "text_nano": (),
-    "points_nano": ("rows", "cost"),
-    "generation_nano": ("rows", "costs"),
-    "detection_nano": ("rows",),
-    "segmentation_nano": (),
+    "classification.nano_families": ("rows",),
+    "text.text_nano": (),
+    "points.points_nano": ("rows", "cost"),
+    "generation.generation_nano": ("rows", "costs"),
+    "detection.detection_nano": ("rows",),
+    "segmentation.segmentation_nano": (),
 }
 
 
 @pytest.fixture
 def recipe(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(RECIPES))
-    return importlib.import_module(request.param)
+    monkeypatch.syspath_prepend(str(RECIPES.parent))
+    return importlib.import_module(f"recipes.{request.param}")
 
 
 @pytest.mark.parametrize("recipe", PARTS, indirect=True)
 def test_a_table_says_what_was_found(recipe: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: dict[str, Any] = json.loads((RECIPES / f"{recipe.__name__}.json").read_text())
+    found: dict[str, Any] = json.loads(Path(str(recipe.__file__)).with_suffix(".json").read_text())
     monkeypatch.setattr(recipe, "environment", lambda: found["environment"])
-    parts = [found[part] for part in PARTS[recipe.__name__]] or [found]
+    parts = [found[part] for part in PARTS[recipe.__name__.removeprefix("recipes.")]] or [found]
     told = recipe.markdown(*parts, found["command"])
-    assert told == (RECIPES / f"{recipe.__name__}.md").read_text()
+    assert told == Path(str(recipe.__file__)).with_suffix(".md").read_text()
 
 
 @pytest.mark.parametrize("recipe", ["over_seeds"], indirect=True)
@@ -44,7 +44,7 @@ def test_mean_and_spread_over_seeds(recipe: ModuleType) -> None:
     assert recipe.shown(recipe.over_seeds([0.25]), 1) == "0.2"
 
 
-@pytest.mark.parametrize("recipe", ["nano_families"], indirect=True)
+@pytest.mark.parametrize("recipe", ["classification.nano_families"], indirect=True)
 def test_runs_of_other_settings_are_not_taken_for_its_own(
     recipe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

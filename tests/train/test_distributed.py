@@ -36,7 +36,7 @@ WORKER = """
 import dataclasses, errno, json, os, signal, sys
 from pathlib import Path
 from tokenmix.errors import UserError
-from tokenmix.tasks import get_task
+from tokenmix.registry import get_task
 from tokenmix.train import callbacks
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.ranks import joined, ranks

@@ -12,7 +12,7 @@ from tokenmix.checkpoints import resize
 from tokenmix.errors import UserError
 from tokenmix.models import create_model
 from tokenmix.train.config import TrainConfig
-from tokenmix.train.initial import initial_weights
+from tokenmix.train.pretrained_weights import initial_weights
 from tokenmix.train.run import train
 
 CONFIG = TrainConfig(

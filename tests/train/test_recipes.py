@@ -12,7 +12,7 @@ from PIL import Image
 from tokenmix import cli
 from tokenmix.errors import UserError
 from tokenmix.models import create_model
-from tokenmix.tasks.recipe import make_schedule
+from tokenmix.train.optimizer import make_schedule
 from tokenmix.train.plan import make_plan
 from tokenmix.train.recipes import list_recipes, load_recipe
 

@@ -15,10 +15,10 @@ from PIL import Image
 
 from tokenmix.errors import UserError
 from tokenmix.models import create_model
-from tokenmix.tasks.image_classification import CONFUSION_CLASSES, ImageClassification
-from tokenmix.tasks.recipe import make_optimizer, make_schedule
+from tokenmix.tasks.classification.task import CONFUSION_CLASSES, ImageClassification
 from tokenmix.train import callbacks
 from tokenmix.train.config import TrainConfig
+from tokenmix.train.optimizer import make_optimizer, make_schedule
 from tokenmix.train.ranks import Elsewhere, Ranks, joined
 from tokenmix.train.run import evaluate, predict, train
 

@@ -18,10 +18,10 @@ from sklearn.datasets import load_digits
 
 from tokenmix import cli
 from tokenmix.errors import UserError
-from tokenmix.tasks import get_task
-from tokenmix.tasks.recipe import make_optimizer, make_schedule
+from tokenmix.registry import get_task
 from tokenmix.train import checkpoint, trainer
 from tokenmix.train.config import TrainConfig
+from tokenmix.train.optimizer import make_optimizer, make_schedule
 from tokenmix.train.plan import make_plan, seed_everything
 from tokenmix.train.run import DiskError, evaluate, load_run, predict, train
 

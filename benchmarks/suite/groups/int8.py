@@ -9,7 +9,7 @@ import tokenmix
 from suite.harness import Built, Case, Target, Variant, agreement
 from suite.place import Place
 from suite.results import Correctness
-from tokenmix.int8 import quantize
+from tokenmix.cpu import quantize
 
 __all__ = ["CASES"]
 

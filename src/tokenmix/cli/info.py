@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from tokenmix.cli.listing import count_parameters, print_result, print_rows
 from tokenmix.errors import UserError
-from tokenmix.listing import count_parameters, print_result, print_rows
 
 __all__ = ["InfoRequest", "info"]
 
@@ -86,7 +86,7 @@ def _images(request: InfoRequest) -> dict[str, Any]:
 
 def _points(request: InfoRequest) -> dict[str, Any]:
     from tokenmix.models.families import task_of
-    from tokenmix.models.points import create_point_model
+    from tokenmix.tasks.points.models import create_point_model
 
     name = request.model
     if request.img_size is not None:
@@ -162,7 +162,7 @@ def _beside(name: str, preset: Any) -> dict[str, Any]:
 
 
 def _print(summary: Mapping[str, Any]) -> None:
-    from tokenmix.measure.units import count
+    from tokenmix.cost.units import count
 
     console = Console()
     if "points" in summary:
@@ -184,7 +184,7 @@ def _print(summary: Mapping[str, Any]) -> None:
 
 def _readable(column: str, value: Any) -> Any:
     """A large count with its unit, as the line above the table has it."""
-    from tokenmix.measure.units import count
+    from tokenmix.cost.units import count
 
     return count(value) if isinstance(value, int) and column.endswith(("macs", "parameters", "vanilla")) else value
 

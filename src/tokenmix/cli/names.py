@@ -44,7 +44,7 @@ class List:
     """Print JSON instead of a table."""
 
     def run(self) -> int:
-        from tokenmix.listing import show
+        from tokenmix.cli.listing import show
 
         show(self.what, as_json=self.json)
         return 0
@@ -97,7 +97,7 @@ class Cost:
     """Print JSON instead of a table."""
 
     def run(self) -> int:
-        from tokenmix.measure import cost_report, published_costs
+        from tokenmix.cost import cost_report, published_costs
 
         if self.table is not None:
             if self != Cost(table=self.table, json=self.json):
@@ -171,13 +171,13 @@ class Data:
 
     def run(self) -> int:
         if self.action == "list":
-            from tokenmix.listing import show
+            from tokenmix.cli.listing import show
 
             show("data", as_json=self.json)
             return 0
         if self.name is None:
             raise UserError("tokenmix data get needs a name; see tokenmix data list")
-        from tokenmix.listing import fetch_data
+        from tokenmix.cli.listing import fetch_data
 
         print(fetch_data(self.name))
         return 0

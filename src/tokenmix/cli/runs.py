@@ -31,7 +31,7 @@ class Compare(CompareConfig):
     """Train twins that differ only in their mixer, at equal budget; leaves a report."""
 
     def run(self) -> int:
-        from tokenmix.measure.compare import compare
+        from tokenmix.compare.compare import compare
 
         compare(self)
         return 0
@@ -53,7 +53,7 @@ class Eval:
 
     def run(self) -> int:
         if self.weights == "int8":
-            from tokenmix.int8.run import evaluate as evaluate_int8
+            from tokenmix.cpu.run import evaluate as evaluate_int8
 
             if self.task_kwargs:
                 raise UserError("--weights int8 takes the run's own settings; leave --task-kwargs out")
@@ -106,7 +106,7 @@ class Generate:
     """Print JSON instead of a table."""
 
     def run(self) -> int:
-        from tokenmix.train.generate import generate
+        from tokenmix.tasks.generation.generate import generate
 
         made = generate(
             self.run_folder, self.out, classes=self.classes, num=self.num, seed=self.seed, interpolate=self.interpolate
@@ -166,7 +166,7 @@ class TrainTokenizer:
     """Longest text in tokens, kept in the tokenizer's config."""
 
     def run(self) -> int:
-        from tokenmix.tokenizer import run
+        from tokenmix.tasks.text.tokenizer import run
 
         print(run(self.data, self.out, self.kind, self.vocab_size, self.lowercase, self.max_length))
         return 0
@@ -176,6 +176,6 @@ def _print(result: Any, as_json: bool) -> None:
     if as_json:
         print(json.dumps(result, indent=2, default=str))
         return
-    from tokenmix.listing import print_result
+    from tokenmix.cli.listing import print_result
 
     print_result(result)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 from tokenmix.inspect.pictures import draw_matrices
-from tokenmix.tasks.text import TextTask, read_sentences
+from tokenmix.tasks.text.task import TextTask, read_sentences
 from tokenmix.train.files import make_folder
 
 __all__ = ["gate_numbers", "inspect_text", "toeplitz_share"]

@@ -14,11 +14,11 @@ from tokenmix.inspect.numbers import map_numbers
 from tokenmix.inspect.pictures import draw_depth, draw_tiles
 from tokenmix.inspect.tiles import tiles_of
 from tokenmix.inspect.view import view_of
-from tokenmix.models.detection import Detector
 from tokenmix.models.families import build_model, list_all_models, task_of
-from tokenmix.models.segmentation import Segmenter
-from tokenmix.tasks import TEXT_TASKS
-from tokenmix.tasks.segmentation_files import shares
+from tokenmix.registry import TEXT_TASKS
+from tokenmix.tasks.detection.models import Detector
+from tokenmix.tasks.segmentation.models import Segmenter
+from tokenmix.tasks.segmentation.output import shares
 from tokenmix.train.files import make_folder
 
 __all__ = ["inspect_run"]

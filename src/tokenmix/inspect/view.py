@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokenmix.data import read_image
-from tokenmix.models.detection import Detector
-from tokenmix.models.segmentation import Segmenter
-from tokenmix.tasks.image_files import stored_images
+from tokenmix.data.images import read_image
+from tokenmix.tasks.classification.output import stored_images
+from tokenmix.tasks.detection.models import Detector
+from tokenmix.tasks.segmentation.models import Segmenter
 
 __all__ = ["View", "view_of"]
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.base import Capabilities, Mixer, check_map, check_mask, check_tokens, zero_masked
 from tokenmix.layers.linear import Linear
-from tokenmix.ops.external import (
+from tokenmix.ops.external.api import (
     Backend,
     Normalization,
     check_backend,

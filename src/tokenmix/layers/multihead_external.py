@@ -7,7 +7,7 @@ from tokenmix.errors import UserError
 from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
 from tokenmix.layers.external import Memory, check_options
 from tokenmix.layers.linear import Linear
-from tokenmix.ops.external import Backend, Normalization
+from tokenmix.ops.external.api import Backend, Normalization
 
 __all__ = ["MultiHeadExternalAttention"]
 

@@ -20,7 +20,7 @@ from tokenmix.layers.multihead_external import MultiHeadExternalAttention
 from tokenmix.models.isotropic import IsotropicNet, MixerBlock
 from tokenmix.models.presets import IMAGENET, SMALL, create
 from tokenmix.models.stems import Stem, pair
-from tokenmix.ops.external import external_attention
+from tokenmix.ops.external.api import external_attention
 
 __all__ = ["EAMLP", "Split", "StemAttention", "T2TStem"]
 

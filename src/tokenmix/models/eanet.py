@@ -16,10 +16,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.external import ExternalAttention2d, Tie
 from tokenmix.models.isotropic import BlockMap
-from tokenmix.models.manners import Classifier, record_input_size, take_indices
 from tokenmix.models.presets import IMAGENET, SMALL, create
 from tokenmix.models.pretrained import timm_resnet
 from tokenmix.models.stems import pair
+from tokenmix.models.timm_interface import Classifier, record_input_size, take_indices
 
 __all__ = ["EABlock", "EANet"]
 

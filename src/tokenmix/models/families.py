@@ -37,21 +37,21 @@ class Family(NamedTuple):
 
 FAMILIES: dict[str, Family] = {
     "segmentation": Family(
-        "tokenmix.models.segmentation", "list_segmenters", "create_segmenter", {"*": "semantic-segmentation"}
+        "tokenmix.tasks.segmentation.models", "list_segmenters", "create_segmenter", {"*": "semantic-segmentation"}
     ),
     "detection": Family(
-        "tokenmix.models.detection",
+        "tokenmix.tasks.detection.models",
         "list_detectors",
         "create_detector",
         {"mask_rcnn_*": "instance-segmentation", "*": "detection"},
     ),
     "points": Family(
-        "tokenmix.models.points",
+        "tokenmix.tasks.points.models",
         "list_point_models",
         "create_point_model",
         {"*_part*": "point-segmentation", "*": "point-classification"},
     ),
-    "gan": Family("tokenmix.models.gan", "list_gans", "create_gan", {"*": "image-generation"}),
+    "gan": Family("tokenmix.tasks.generation.models", "list_gans", "create_gan", {"*": "image-generation"}),
 }
 
 

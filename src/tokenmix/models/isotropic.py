@@ -14,8 +14,8 @@ from tokenmix.errors import UserError
 from tokenmix.layers.base import Capabilities, Mixer, replace_parameter
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.layers.linear import Linear
-from tokenmix.models.manners import Classifier, make_head, record_input_size, take_indices
 from tokenmix.models.stems import Stem
+from tokenmix.models.timm_interface import Classifier, make_head, record_input_size, take_indices
 from tokenmix.ops.less import Scores
 
 __all__ = [

@@ -16,9 +16,9 @@ from tokenmix.errors import UserError
 from tokenmix.models.isotropic import BlockMap
 from tokenmix.models.lavit_layout import BlockCost, Mode, make_stages, shrunk, unpaid
 from tokenmix.models.lavit_stage import LaViTStage
-from tokenmix.models.manners import Classifier, check_images, make_head, record_input_size, take_indices
 from tokenmix.models.presets import IMAGENET, SMALL, create
 from tokenmix.models.stems import pair
+from tokenmix.models.timm_interface import Classifier, check_images, make_head, record_input_size, take_indices
 from tokenmix.ops.less import Scores
 
 __all__ = ["LaViT"]

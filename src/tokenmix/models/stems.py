@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.models.manners import check_images
+from tokenmix.models.timm_interface import check_images
 
 __all__ = ["PatchStem", "Stem", "pair"]
 

@@ -2,7 +2,7 @@
 
 from tokenmix.ops.attention import attention, attention_probabilities
 from tokenmix.ops.attention_residual import attention_residual
-from tokenmix.ops.external import external_attention, external_attention_map
+from tokenmix.ops.external.api import external_attention, external_attention_map
 from tokenmix.ops.gating import resize_gate, spatial_gate, toeplitz_matrix
 from tokenmix.ops.less import (
     Scores,

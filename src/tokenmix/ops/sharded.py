@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
-from tokenmix.ops.external import check_chunks, check_memories, check_normalization
+from tokenmix.ops.external.api import check_chunks, check_memories, check_normalization
 from tokenmix.ops.normalize import broadcast_mask, slot_offset
 
 __all__ = ["sharded_external_attention"]

@@ -5,7 +5,7 @@ from typing import Any
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.models.families import task_of
-from tokenmix.tasks import TEXT_TASKS
+from tokenmix.registry import TEXT_TASKS
 
 __all__ = ["check_own", "unfit", "what_for"]
 
@@ -13,7 +13,7 @@ __all__ = ["check_own", "unfit", "what_for"]
 def what_for(model: str) -> str | None:
     """What a model is for: its task, of a text model all of text's; None if there is no such model."""
     # A task on images does without transformers until it has to tell a name of text apart.
-    from tokenmix import text
+    from tokenmix.tasks.text import models as text
 
     return f"text ({', '.join(sorted(TEXT_TASKS))})" if model in text.list_configs() else task_of(model)
 

@@ -15,12 +15,12 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.tasks.base import TaskModule
 from tokenmix.train.checkpoint import Checkpoint, copy_checkpoint, save_checkpoint, save_weights
 from tokenmix.train.parts import divided, whole
 from tokenmix.train.plan import Plan, Progress, seed_everything
 from tokenmix.train.ranks import any_of, ranks, together
 from tokenmix.train.record import Recorder
+from tokenmix.train.task import TaskModule
 
 __all__ = ["Average", "Checkpoints", "Interrupted", "Position", "StopRequest", "listen"]
 

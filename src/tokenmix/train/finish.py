@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from tokenmix.errors import UserError
-from tokenmix.tasks import get_task
+from tokenmix.registry import get_task
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.files import read_json, settled
 from tokenmix.train.run import train

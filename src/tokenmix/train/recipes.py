@@ -19,7 +19,7 @@ NOT_HERE = ("out", "resume", "recipe")
 
 def list_recipes() -> list[str]:
     """The recipes that can be given by name."""
-    return sorted({path.stem for home in HOMES for path in home.glob("*.toml")})
+    return sorted({path.stem for home in HOMES for path in home.rglob("*.toml")})
 
 
 def load_recipe(name: str) -> TrainConfig:
@@ -66,7 +66,8 @@ def _values(name: str) -> dict[str, Any]:
 
 def _find(name: str) -> Path:
     given = Path(name).expanduser()
-    candidates = [given, given.with_name(f"{given.name}.toml"), *(home / f"{name}.toml" for home in HOMES)]
+    by_name = (path for home in HOMES for path in home.rglob("*.toml") if path.stem == name)
+    candidates = [given, given.with_name(f"{given.name}.toml"), *by_name]
     found = next((path for path in candidates if path.is_file()), None)
     if found is None:
         raise unknown_name("recipe", name, list_recipes())

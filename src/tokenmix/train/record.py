@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from tokenmix.errors import UserError
-from tokenmix.tasks.base import TaskModule
 from tokenmix.train.plan import Plan, Progress
 from tokenmix.train.ranks import Elsewhere, mean, ranks
+from tokenmix.train.task import TaskModule
 
 __all__ = ["Recorder"]
 

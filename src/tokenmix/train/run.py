@@ -28,16 +28,15 @@ from torch import nn
 from tokenmix.data.spec import located, short_name
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
-from tokenmix.tasks import get_task
-from tokenmix.tasks.base import TOKENIZER, TaskData, TaskModule
-from tokenmix.tasks.recipe import check_optimizer
+from tokenmix.registry import get_task
 from tokenmix.train.callbacks import Interrupted
 from tokenmix.train.checkpoint import Checkpoint, put_weights, read_checkpoint, read_weights
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.files import DISK_ERRORS, DiskError, make_folder, read_json, settled, write_json
-from tokenmix.train.initial import initial_weights
+from tokenmix.train.optimizer import check_optimizer
 from tokenmix.train.plan import Plan, Progress, check_config, make_plan, seed_everything, warmup_note
 from tokenmix.train.ranks import Elsewhere, check_ranks, joined, ranks, together
+from tokenmix.train.task import TOKENIZER, TaskData, TaskModule
 from tokenmix.train.trainer import check_device, fit, validate
 
 __all__ = ["DiskError", "evaluate", "load_run", "load_task", "predict", "train"]
@@ -172,7 +171,7 @@ def _start(config: TrainConfig, quiet: bool) -> Path:
         with together():
             session = _prepare(config)
             if config.init_from is not None:
-                put_weights(session.task.model, initial_weights(config.init_from, session.task.model), config.init_from)
+                put_weights(session.task.model, session.task.initial_weights(config.init_from), config.init_from)
             if ranks().first:
                 _write_setup(run, config, session)
     except BaseException:

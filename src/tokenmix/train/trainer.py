@@ -22,12 +22,12 @@ from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
 from tokenmix.errors import UserError
-from tokenmix.tasks.base import Repeated, TaskData, TaskModule
 from tokenmix.train.callbacks import Average, Checkpoints, Position, listen
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.plan import Plan, Progress
 from tokenmix.train.ranks import most, ranks, together
 from tokenmix.train.record import Recorder
+from tokenmix.train.task import Repeated, TaskData, TaskModule
 
 __all__ = ["check_device", "fit", "validate"]
 

@@ -1,0 +1,138 @@
+"""What `tokenmix list` prints, and tables for the other verbs."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tokenmix.errors import unknown_name
+
+__all__ = ["count_parameters", "fetch_data", "print_result", "print_rows", "show"]
+
+
+def show(what: str, *, as_json: bool = False) -> None:
+    """Print the table of mixers, models, tasks or data sets."""
+    rows = {"mixers": _mixers, "models": _models, "tasks": _tasks, "data": _data}[what]()
+    if as_json:
+        print(json.dumps(rows, indent=2, default=str))
+    else:
+        print_rows([SHORT[what](row) if what in SHORT else row for row in rows])
+
+
+def _mixers() -> list[dict[str, Any]]:
+    from tokenmix.layers.table import MIXERS
+
+    return [{"name": name, **asdict(spec.layer.capabilities), "about": spec.about} for name, spec in MIXERS.items()]
+
+
+def _short_mixer(row: dict[str, Any]) -> dict[str, Any]:
+    """A mixer's row that fits a terminal; --json has all of it."""
+    return {
+        "name": row["name"],
+        "cost in N": "linear" if row["linear"] else "quadratic",
+        "length": row["length"],
+        "causal": row["causal"],
+        "map": row["map"],
+        "about": row["about"],
+    }
+
+
+def _short_data(row: dict[str, Any]) -> dict[str, Any]:
+    """A data set's row that fits a terminal; --json has all of it."""
+    return {key: row[key] for key in ("name", "size", "licence", "cached")}
+
+
+def _models() -> list[dict[str, Any]]:
+    from tokenmix.cli.catalogue import MODELS
+
+    return [row._asdict() for row in MODELS]
+
+
+def _short_model(row: dict[str, Any]) -> dict[str, Any]:
+    """A model's row with its parameters in millions."""
+    return {**row, "parameters": f"{row['parameters'] / 1e6:.2f} M"}
+
+
+SHORT = {"mixers": _short_mixer, "models": _short_model, "data": _short_data}
+
+
+def _tasks() -> list[dict[str, Any]]:
+    from tokenmix.registry import TASKS
+
+    return [{"name": entry.name, "about": entry.about} for entry in TASKS]
+
+
+def _data() -> list[dict[str, Any]]:
+    from tokenmix.data.images import list_data
+    from tokenmix.data.scenes import list_dense
+    from tokenmix.tasks.points.data import list_points
+    from tokenmix.tasks.text.data import list_text
+
+    return [asdict(entry) for entry in (*list_data(), *list_text(), *list_dense(), *list_points())]
+
+
+def fetch_data(name: str) -> str:
+    """Fetch a data set of any kind unless it is in the cache; returns the line that says where it came from."""
+    from tokenmix.data.images import DATA_SETS, get
+    from tokenmix.data.scenes import DENSE, get_dense
+    from tokenmix.tasks.points.data import POINT_SETS, get_points
+    from tokenmix.tasks.text.data import get_text
+    from tokenmix.tasks.text.data.table import CORPORA, LABELLED
+
+    kind = name.partition(":")[0]
+    texts = {**CORPORA, **LABELLED}
+    for known, fetch in ((DATA_SETS, get), (texts, get_text), (DENSE, get_dense), (POINT_SETS, get_points)):
+        if kind in known:
+            return fetch(name)
+    raise unknown_name("data set", name, (*DATA_SETS, *texts, *DENSE, *POINT_SETS))
+
+
+MOST_NAMED, MOST_LISTED = 40, 6
+"""Entries by name, and in a row, that are printed without --json."""
+
+
+def print_result(result: Any) -> None:
+    """Print a dict as two columns, or a list of dicts as a table; what is long is left to --json, and said so."""
+    if isinstance(result, Mapping):
+        table = Table("", "", show_header=False)
+        for key, value in result.items():
+            most = MOST_NAMED if isinstance(value, Mapping) else MOST_LISTED
+            long = isinstance(value, Mapping | list) and len(value) > most
+            table.add_row(str(key), f"{len(value)} entries, printed by --json" if long else _cell(value))
+        Console().print(table)
+    else:
+        print_rows(result)
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print dicts of the same keys as a table."""
+    if not rows:
+        print("nothing to list")
+        return
+    table = Table()
+    for key in rows[0]:
+        table.add_column(str(key), no_wrap=key in ("name", "task"), overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    Console().print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list | tuple):
+        rows = bool(value) and all(isinstance(v, list | tuple) for v in value)
+        return ("\n" if rows else ", ").join(_cell(v) for v in value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k} {_cell(v)}" for k, v in value.items())
+    return str(value)
+
+
+def count_parameters(module: Any) -> int:
+    """Learned numbers of a module."""
+    return sum(p.numel() for p in module.parameters())

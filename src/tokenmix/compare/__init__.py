@@ -1,0 +1,1 @@
+"""Mixers compared at equal budget: runs, results and the report."""

@@ -1,0 +1,107 @@
+"""The table of a comparison: one definition of its columns for the terminal, Markdown and HTML."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rich import box
+from rich.table import Table
+
+from tokenmix.compare.results import Results, Twin
+from tokenmix.cost.units import count, milliseconds, ratio, size, spread
+
+__all__ = ["Cell", "Column", "cells", "columns", "markdown_table", "rich_table"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: the number behind a cell, that number as text, which way is better, and what it is.
+
+    `short` is the heading on the terminal, "" for a column that is left out there.
+    """
+
+    heading: str
+    short: str
+    value: Callable[[Twin], float | None]
+    text: Callable[[float], str]
+    higher: bool
+    about: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: text, ratio to self-attention ("" if there is none to show), whether it is the column's best."""
+
+    text: str
+    ratio: str
+    best: bool
+    value: float | None
+
+
+def columns(results: Results) -> list[Column]:
+    """The columns of this comparison."""
+    batch, metric = results.step_batch, results.metric
+    step, forward = f"peak of a training step, {batch} images", f"peak of a forward pass, {batch} images"
+    rate = f"forward, backward and update on {batch} images, median"
+    return [
+        Column(metric, metric, lambda t: t.score, lambda v: f"{v:.4f}", results.higher, "test set, end of training"),
+        Column("parameters", "params", lambda t: t.parameters, count, False, "learned numbers"),
+        Column("MACs / image", "MACs", lambda t: t.macs, count, False, "multiply-adds of a forward pass"),
+        Column("train images/s", "img/s", lambda t: t.rate(batch), lambda v: f"{v:,.0f}", True, rate),
+        Column("forward ms", "fwd ms", lambda t: t.forward_seconds, milliseconds, False, "one image, median"),
+        Column("step memory", "memory", lambda t: t.step_memory, size, False, step),
+        Column("inference memory", "", lambda t: t.inference_memory, size, False, forward),
+    ]
+
+
+def cells(results: Results, twin: Twin) -> list[Cell]:
+    """The cells of one twin."""
+    reference = results.twin("self")
+    return [_cell(results, column, twin, reference) for column in columns(results)]
+
+
+def _cell(results: Results, column: Column, twin: Twin, reference: Twin | None) -> Cell:
+    value = column.value(twin)
+    if value is None:
+        return Cell("–", "", False, None)
+    text = column.text(value)
+    if column.heading == results.metric:
+        text = spread(value, twin.deviation)
+    best = len(results.twins) > 1 and value == results.best(column.value, column.higher)
+    compared = reference is not None and twin is not reference and column.heading != results.metric
+    base = column.value(reference) if reference is not None and compared else None
+    return Cell(text, ratio(value, base) if base else "", best, value)
+
+
+def rich_table(results: Results) -> Table:
+    """For the terminal, 80 columns wide as long as names are short; the best of a column is bold and green."""
+    table = Table(title=title(results), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("mixer", no_wrap=True)
+    shown = [i for i, column in enumerate(columns(results)) if column.short]
+    for i in shown:
+        table.add_column(columns(results)[i].short, justify="right", no_wrap=True)
+    for twin in results.twins:
+        row = [cells(results, twin)[i] for i in shown]
+        table.add_row(twin.mixer, *(f"[bold green]{cell.text}[/]" if cell.best else cell.text for cell in row))
+    return table
+
+
+def markdown_table(results: Results) -> str:
+    """For a README: a row for each twin, the best of a column bold, the ratio to self-attention in brackets."""
+    headings = ["mixer", *(column.heading for column in columns(results))]
+    lines = [f"| {' | '.join(headings)} |", f"|---|{'---:|' * (len(headings) - 1)}"]
+    for twin in results.twins:
+        shown = [_markdown_cell(cell) for cell in cells(results, twin)]
+        lines.append(f"| {' | '.join([twin.mixer, *shown])} |")
+    return "\n".join(lines)
+
+
+def _markdown_cell(cell: Cell) -> str:
+    text = f"**{cell.text}**" if cell.best else cell.text
+    return f"{text} ({cell.ratio})" if cell.ratio else text
+
+
+def title(results: Results) -> str:
+    """What was compared, in a line."""
+    seeds = results.config["seeds"]
+    runs = f"{len(seeds)} seeds, mean ± standard deviation" if len(seeds) > 1 else f"seed {seeds[0]}"
+    return f"{results.data.get('name', results.config['data'])}: {results.images:,} training images each, {runs}"

@@ -1,0 +1,219 @@
+"""Twins that differ only in their mixer, trained at equal budget, measured side by side, reported."""
+
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from torch import nn
+
+from tokenmix.compare.columns import markdown_table, rich_table
+from tokenmix.compare.examples import make_examples
+from tokenmix.compare.notes import budget_sentence, failed_runs, notes, uncertainty
+from tokenmix.compare.report import write_report
+from tokenmix.compare.results import Results, Run, Twin
+from tokenmix.compare.twin_costs import TwinCost, measure_twins
+from tokenmix.compare.twin_runs import RunPlan, claim_folder, is_finished, plan_runs, read_run, run_twin
+from tokenmix.cost.crossover import find_crossover
+from tokenmix.environment import environment
+from tokenmix.errors import UserError
+from tokenmix.layers.table import get_spec
+from tokenmix.registry import TEXT_TASKS, get_task
+from tokenmix.train.config import CompareConfig, TrainConfig
+from tokenmix.train.plan import check_config, make_plan
+from tokenmix.train.task import TaskData, TaskModule
+
+__all__ = ["compare", "repeat_command"]
+
+ONE_BY_ONE = {
+    "semantic-segmentation": "--model eanet_seg_nano --model-kwargs mixer=none, then self, then external",
+    "detection": "--model retinanet_nano --model-kwargs mixer=none, then self, then external",
+    "instance-segmentation": "--model mask_rcnn_nano --model-kwargs mixer=none, then self, then external",
+    "point-classification": "--model pct_cls_nano --model-kwargs mixer=offset, then self, then external",
+    "point-segmentation": "--model pct_part_nano --model-kwargs mixer=offset, then self, then external",
+    "image-generation": "--model resnet_gan_nano, then sagan_nano, then eagan_nano",
+    **dict.fromkeys(TEXT_TASKS, "--model gmlp_text_nano, then amlp_text_nano, then bert_text_nano"),
+}
+"""How twins of the tasks are trained whose models are no stack of blocks over one image."""
+
+
+def compare(config: CompareConfig, *, quiet: bool = False) -> Path:
+    """Train, measure and report; returns the folder of report.html, results.json and results.md.
+
+    The same call again goes on where it stopped: finished runs are not repeated, and mixers or seeds may be added.
+
+    Raises:
+        UserError: whatever is known to be wrong before the first training; no run finished.
+    """
+    console = Console(quiet=quiet)
+    for mixer in config.mixers:
+        get_spec(mixer)
+    if config.task in ONE_BY_ONE:
+        raise UserError(
+            f"a comparison is of mixers in a classifier of images, got --task {config.task}; train its twins one by "
+            f"one, for example tokenmix train {config.task} {ONE_BY_ONE[config.task]}"
+        )
+    if not config.mixers or not config.seeds:
+        raise UserError(
+            "a comparison needs at least one mixer and one seed, for example --mixers self,external --seeds 0"
+        )
+    out = config.out or Path("runs") / f"compare-{config.data.replace(':', '-').replace('/', '-')}"
+    plans = plan_runs(config, out)
+    task = get_task(config.task)
+    check_config(plans[0].config)
+    data = task.load_data(plans[0].config)
+    make_plan(plans[0].config, data.num_train)
+    twins = {mixer: _new_twin(plan.config, data) for mixer, plan in _first_of_each(plans).items()}
+    claim_folder(out, config)
+
+    failures = _train_all(plans, console)
+    runs = [(plan, read_run(plan, failures.get(plan.folder, ""), task.headline, out)) for plan in plans]
+    if all(run.status != "finished" for _, run in runs):
+        raise UserError(f"no run finished; the first said: {runs[0][1].message}")
+    with _spinner("measuring", console):
+        results, examples = _measure(config, twins, data, runs)
+    results.save(out / "results.json")
+    (out / "results.md").write_text(_markdown(results))
+    report = write_report(results, out / "report.html", examples)
+    console.print(rich_table(results))
+    for note in [*failed_runs(results), *uncertainty(results)]:
+        console.print(note, highlight=False, markup=False)
+    console.print(f"report: [bold]{report}[/]", soft_wrap=True)
+    return out
+
+
+def _first_of_each(plans: Sequence[RunPlan]) -> dict[str, RunPlan]:
+    first: dict[str, RunPlan] = {}
+    for plan in plans:
+        first.setdefault(plan.mixer, plan)
+    return first
+
+
+def _new_twin(config: TrainConfig, data: TaskData) -> TaskModule:
+    """A fresh twin, built before any training so that a wrong argument is told at once."""
+    task, description = get_task(config.task), data.describe()
+    model = task.build_model(config, description)
+    if getattr(model, "mixer_name", None) != config.model_kwargs["mixer"]:
+        raise UserError(f"{config.model!r} does not take a mixer; compare in mixer_nano or another isotropic skeleton")
+    return task(model, config, description)
+
+
+def _train_all(plans: Sequence[RunPlan], console: Console) -> dict[Path, str]:
+    """Each run in turn, with a line for each; returns what went wrong."""
+    failures: dict[Path, str] = {}
+    for i, plan in enumerate(plans):
+        label = f"[{i + 1}/{len(plans)}] {plan.mixer}, seed {plan.seed}"
+        if is_finished(plan):
+            console.print(f"{label}: done before", highlight=False, markup=False)
+            continue
+        start = time.perf_counter()
+        try:
+            with _spinner(label, console):
+                failure = run_twin(plan)
+        except KeyboardInterrupt:
+            done = sum(map(is_finished, plans))
+            raise KeyboardInterrupt(
+                f"interrupted: {done} of {len(plans)} runs are finished; the same command again goes on from here"
+            ) from None
+        told = failure or f"{_last_score(plan)}in {time.perf_counter() - start:.0f} s"
+        console.print(f"{label}: {told}", highlight=False, markup=False)
+        if failure:
+            failures[plan.folder] = failure
+    return failures
+
+
+def _spinner(label: str, console: Console) -> AbstractContextManager[Any]:
+    """Shows on a terminal that something runs, and for how long; gone when it is done."""
+    if not console.is_terminal or console.quiet:
+        return nullcontext()
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    shown = Progress(*columns, console=console, transient=True)
+    shown.add_task(escape(label))
+    return shown
+
+
+def _last_score(plan: RunPlan) -> str:
+    metric = get_task(plan.config.task).headline
+    run = read_run(plan, "", metric, plan.folder.parent)
+    return "" if run.score is None else f"{metric} {run.score:.4f} "
+
+
+def _measure(
+    config: CompareConfig, twins: Mapping[str, TaskModule], data: TaskData, runs: Sequence[tuple[RunPlan, Run]]
+) -> tuple[Results, list[Any]]:
+    from tokenmix.train.run import load_run
+
+    first = runs[0][0].config
+    device = torch.device("cuda" if config.device in ("auto", "cuda") and torch.cuda.is_available() else "cpu")
+    batch_size = max(1, config.batch_size // config.accumulate)
+    batch = next(iter(data.train_batches(batch_size=batch_size, epoch=0, start=0)))
+    costs = measure_twins(twins, batch, first, device)
+    finished = _first_of_each([plan for plan, run in runs if run.status == "finished"])
+    trained = {mixer: load_run(plan.folder)[0] for mixer, plan in finished.items()}
+    images = getattr(data, "images", None)
+    description = data.describe()
+    examples, shown = make_examples(trained, images, description) if images is not None else ([], [])
+    task = get_task(config.task)
+    results = Results(
+        command=repeat_command(config),
+        metric=task.headline,
+        higher=task.direction == "max",
+        config=asdict(config),
+        data=description,
+        classes=list(description.get("classes", [])),
+        skeleton=_skeleton(next(iter(twins.values())).model),
+        images=make_plan(first, data.num_train).total_steps * config.batch_size,
+        step_batch=batch_size,
+        device=str(device),
+        environment=environment(),
+        twins=[_twin(mixer, module.model, costs[mixer], runs) for mixer, module in twins.items()],
+        examples=examples,
+    )
+    return results, shown
+
+
+def _skeleton(model: nn.Module) -> dict[str, int]:
+    return {"tokens": model.num_tokens, "dim": model.embed_dim, "depth": len(model.blocks)}  # type: ignore[dict-item, arg-type]
+
+
+def _twin(mixer: str, model: nn.Module, cost: TwinCost, runs: Sequence[tuple[RunPlan, Run]]) -> Twin:
+    layer = model.blocks[-1].mixer  # type: ignore[index, union-attr]
+    heads = getattr(layer, "num_heads", None)
+    crossover = None if mixer == "self" else str(find_crossover(mixer, layer.dim, num_heads=heads))
+    return Twin(
+        mixer=mixer,
+        about=get_spec(mixer).about,
+        crossover=crossover,
+        runs=[run for plan, run in runs if plan.mixer == mixer],
+        **{field.name: getattr(cost, field.name) for field in fields(TwinCost)},
+    )
+
+
+def _markdown(results: Results) -> str:
+    listed = "\n".join(f"- {note}" for note in notes(results))
+    return f"{budget_sentence(results)}\n\n{markdown_table(results)}\n\n{listed}\n\n    {results.command}\n"
+
+
+def repeat_command(config: CompareConfig) -> str:
+    """The command line that runs this comparison again."""
+    words, defaults = ["tokenmix", "compare"], CompareConfig()
+    for field in fields(CompareConfig):
+        value = getattr(config, field.name)
+        if value != getattr(defaults, field.name):
+            words += [f"--{field.name.replace('_', '-')}", *_words(value)]
+    return shlex.join(words)
+
+
+def _words(value: Any) -> list[str]:
+    if isinstance(value, Mapping):
+        return [f"{key}={item}" for key, item in value.items()]
+    if isinstance(value, tuple):
+        return [",".join(map(str, value))]
+    return [str(value)]

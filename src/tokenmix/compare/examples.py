@@ -1,0 +1,84 @@
+"""Test images worth looking at, each twin's answer to them, and the maps that it used."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.compare.map_figures import ExampleMaps
+from tokenmix.compare.results import Example
+from tokenmix.data.images import ImageData
+from tokenmix.inspect.maps import attention_maps
+from tokenmix.inspect.tiles import tiles_of
+
+__all__ = ["choose_images", "make_examples"]
+
+CANDIDATES = 256
+TILES = 4
+
+
+@torch.no_grad()
+def make_examples(
+    models: Mapping[str, nn.Module], images: ImageData, description: Mapping[str, Any], number: int = 4
+) -> tuple[list[Example], list[ExampleMaps]]:
+    """Answers and maps of trained twins on a few test images.
+
+    Args:
+        models: a trained twin for each mixer.
+        images: the data set.
+        description: its data.json, whose normalisation the twins were trained with.
+        number: images to show.
+    """
+    if not models:
+        return [], []
+    places = torch.linspace(0, len(images.test) - 1, min(CANDIDATES, len(images.test))).long()
+    pixels, places = images.test.read(places)
+    labels = images.test.labels[places]
+    mean, std = (torch.tensor(description[key]).view(-1, 1, 1) for key in ("mean", "std"))
+    inputs = pixels.float().div(255).sub(mean).div(std)
+    answers = {name: model.cpu().float().eval()(inputs).softmax(-1) for name, model in models.items()}
+    right = torch.stack([a.argmax(-1) == labels for a in answers.values()])
+    chosen = choose_images(right, labels, number)
+    maps = {name: attention_maps(model, inputs[chosen]) for name, model in models.items()}
+    examples = [_example(int(places[i]), int(labels[i]), i, answers, images.classes) for i in chosen]
+    shown = [
+        ExampleMaps(
+            index=int(places[i]),
+            image=pixels[i],
+            tiles={name: [tiles_of(block, row, TILES) for block in blocks] for name, blocks in maps.items()},
+        )
+        for row, i in enumerate(chosen)
+    ]
+    return examples, shown
+
+
+def choose_images(right: Tensor, labels: Tensor, number: int) -> list[int]:
+    """Half images that all twins get right, half on which they disagree most; of different classes while there are any.
+
+    Args:
+        right: (twins, images), whether a twin's answer is right.
+        labels: (images,).
+        number: how many to choose.
+    """
+    share = right.float().mean(0)
+    agreed = _one_per_class(torch.argsort(share, descending=True, stable=True).tolist(), labels, (number + 1) // 2, [])
+    disputed = torch.argsort((share - 0.5).abs(), stable=True).tolist()
+    return _one_per_class(disputed, labels, number, agreed)
+
+
+def _one_per_class(order: Sequence[int], labels: Tensor, number: int, chosen: list[int]) -> list[int]:
+    chosen = list(chosen)
+    for new_class in (True, False):
+        for i in order:
+            seen = {int(labels[j]) for j in chosen}
+            if len(chosen) < number and i not in chosen and (int(labels[i]) not in seen or not new_class):
+                chosen.append(i)
+    return chosen
+
+
+def _example(place: int, label: int, i: int, answers: Mapping[str, Tensor], classes: Sequence[str]) -> Example:
+    tops = {name: probabilities[i].max(-1) for name, probabilities in answers.items()}
+    return Example(
+        place, classes[label], {name: (classes[int(top.indices)], float(top.values)) for name, top in tops.items()}
+    )

@@ -1,0 +1,133 @@
+"""Attention maps of every twin over test images, as inline SVG with tiny embedded PNGs."""
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from tokenmix.compare.results import Results
+from tokenmix.inspect.tiles import Tile
+
+__all__ = ["ExampleMaps", "maps_section"]
+
+SIDE = 100
+# Anchors of the two colour scales: dark to bright for shares, blue through transparent to red for signed gates.
+SEQUENTIAL = np.array([(20, 11, 53), (101, 21, 110), (187, 55, 84), (249, 142, 9), (252, 255, 164)], dtype=float)
+NEGATIVE, POSITIVE = np.array((47, 111, 237.0)), np.array((226, 67, 45.0))
+
+
+@dataclass(frozen=True)
+class ExampleMaps:
+    """What the report shows of one test image: `image` is uint8 (C, H, W); `tiles` by mixer, then by block."""
+
+    index: int
+    image: Tensor
+    tiles: dict[str, list[list[Tile]]]
+
+
+def maps_section(results: Results, examples: Sequence[ExampleMaps]) -> str:
+    if not examples:
+        return ""
+    return (
+        '<section><h2>Attention maps</h2><p class="soft">What each block used on some test images, each tile on its '
+        "own colour scale. Self-attention and less-attention: what the centre token (ring) looks at, and what is "
+        "looked at, in two heads. External attention: the slots whose share varies most over the image. Gates, the "
+        "same for every image: the whole matrix, then rows laid over the image (ring: the row's token), blue below "
+        "zero, red above.</p>"
+        + "".join(_example(results, maps, opened=i == 0) for i, maps in enumerate(examples))
+        + "</section>"
+    )
+
+
+def _example(results: Results, maps: ExampleMaps, *, opened: bool) -> str:
+    name = f"image-{maps.index}"
+    known = next(example for example in results.examples if example.index == maps.index)
+    rows = []
+    for i, twin in enumerate(results.twins):
+        if twin.mixer in maps.tiles:
+            label, share = known.answers[twin.mixer]
+            wrong = "" if label == known.label else ' class="wrong-answer"'
+            answer = f"<b>{escape(twin.mixer)}</b><span{wrong}>{escape(label)}, {share:.0%}</span>"
+            blocks = "".join(_block(name, twin.mixer, b, tiles) for b, tiles in enumerate(maps.tiles[twin.mixer]))
+            rows.append(f'<div class="answer s{i % 8}">{answer}</div><div class="blocks">{blocks}</div>')
+    picture = f'<svg viewBox="0 0 100 100"><use href="#{name}"/></svg>'
+    return (
+        f'{_shared_image(name, maps.image)}<details class="card example"{" open" if opened else ""}>'
+        f"<summary>{picture}<span>test image {maps.index}: <b>{escape(known.label)}</b></span></summary>"
+        f'<div class="maps">{"".join(rows)}</div></details>'
+    )
+
+
+def _block(name: str, mixer: str, block: int, tiles: Sequence[Tile]) -> str:
+    labels = ", ".join(dict.fromkeys(tile.label for tile in tiles))
+    strip = _map_strip(name, tiles, f"{mixer}, block {block + 1}")
+    return f"<figure>{strip}<figcaption>block {block + 1}: {escape(labels)}</figcaption></figure>"
+
+
+def _shared_image(name: str, image: Tensor) -> str:
+    """The image once, to be used by every tile over it."""
+    values = image.expand(3, -1, -1) if image.shape[0] == 1 else image[:3]
+    source = _png(values.permute(1, 2, 0).numpy())
+    body = f'<image id="{name}" width="{SIDE}" height="{SIDE}" preserveAspectRatio="none" href="{source}"/>'
+    return f'<svg class="store" aria-hidden="true"><defs>{body}</defs></svg>'
+
+
+def _map_strip(name: str, tiles: Sequence[Tile], label: str) -> str:
+    """The tiles of one block side by side; as large where there are few."""
+    gap = 6
+    width = max(4, len(tiles)) * (SIDE + gap) - gap
+    drawn = "".join(
+        f'<svg x="{i * (SIDE + gap)}" width="{SIDE}" height="{SIDE}">{_tile(name, t)}</svg>'
+        for i, t in enumerate(tiles)
+    )
+    return f'<svg class="strip" viewBox="0 0 {width} {SIDE}" role="img" aria-label="{escape(label)}">{drawn}</svg>'
+
+
+def _tile(name: str, tile: Tile) -> str:
+    values = tile.values.numpy().astype(float)
+    source = _png(_signed(values) if tile.signed else _share(values, tile.on_image))
+    under = (
+        f'<use href="#{name}" class="under"/>' if tile.on_image else '<rect class="paper" width="100" height="100"/>'
+    )
+    over = f'<image class="map" width="{SIDE}" height="{SIDE}" preserveAspectRatio="none" href="{source}"/>'
+    return f"{under}{over}{_mark(tile)}<title>{escape(_told(tile))}</title>"
+
+
+def _told(tile: Tile) -> str:
+    return f"{tile.label}: {tile.values.min():.3g} to {tile.values.max():.3g}"
+
+
+def _mark(tile: Tile) -> str:
+    if tile.mark is None:
+        return ""
+    height, width = tile.values.shape
+    y, x = (tile.mark[0] + 0.5) * SIDE / height, (tile.mark[1] + 0.5) * SIDE / width
+    return f'<circle class="mark" cx="{x:.1f}" cy="{y:.1f}" r="5"/>'
+
+
+def _share(values: np.ndarray, on_image: bool) -> np.ndarray:
+    """RGBA: each map on its own scale; what is low lets the image through."""
+    span = values.max() - values.min()
+    scaled = (values - values.min()) / span if span > 0 else np.zeros_like(values)
+    places = np.linspace(0, 1, len(SEQUENTIAL))
+    colour = np.stack([np.interp(scaled, places, SEQUENTIAL[:, c]) for c in range(3)], -1)
+    alpha = (0.35 + 0.5 * scaled) * 255 if on_image else np.full_like(scaled, 255)
+    return np.concatenate([colour, alpha[..., None]], -1).round().astype(np.uint8)
+
+
+def _signed(values: np.ndarray) -> np.ndarray:
+    """RGBA: blue below 0, red above, stronger with size, 0 transparent."""
+    scaled = values / max(abs(values).max(), 1e-12)
+    colour = np.where(scaled[..., None] < 0, NEGATIVE, POSITIVE)
+    return np.concatenate([colour, 235 * abs(scaled[..., None])], -1).round().astype(np.uint8)
+
+
+def _png(pixels: np.ndarray) -> str:
+    buffer = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"

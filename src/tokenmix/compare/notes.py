@@ -1,0 +1,101 @@
+"""The sentences of a report: what was held equal, and how far the numbers carry."""
+
+import math
+
+from tokenmix.compare.results import Results, Twin
+from tokenmix.cost.units import ratio
+
+__all__ = ["budget_sentence", "failed_runs", "finding_sentence", "notes", "uncertainty"]
+
+
+def budget_sentence(results: Results) -> str:
+    """What every twin had in common."""
+    config, skeleton = results.config, results.skeleton
+    augment = "no augmentation" if config["augment"] == "none" else f"augmentation {config['augment']}"
+    seeds = ", ".join(map(str, config["seeds"]))
+    return (
+        f"Every twin is {config['model']} (width {skeleton['dim']}, {skeleton['depth']} blocks, {skeleton['tokens']} "
+        f"tokens) and differs from the others only in its mixer. Each saw {results.images:,} training images, the same "
+        f"ones in the same order for the same seed ({seeds}), in batches of {config['batch_size']}, with "
+        f"{config['opt']}, peak learning rate {config['lr']:g}, cosine decay, weight decay "
+        f"{config['weight_decay']:g} and {augment}. "
+        "Parameters, multiply-adds, time and memory are not made equal: they are what is compared."
+    )
+
+
+def finding_sentence(results: Results) -> str:
+    """The headline result in a sentence."""
+    finished = sorted(
+        (t for t in results.twins if t.score is not None), key=lambda t: t.score or 0, reverse=results.higher
+    )
+    if not finished:
+        return "No twin finished."
+    best, reference = finished[0], results.twin("self")
+    text = f"Best {results.metric}: {best.mixer}, {best.score:.4f}"
+    if reference is None or reference.score is None or best.score is None:
+        return f"{text}."
+    if best is reference:
+        follower = finished[1] if len(finished) > 1 else None
+        return f"{text}; next {follower.mixer}, {follower.score:.4f}." if follower else f"{text}."
+    macs = ratio(best.macs, reference.macs)
+    return f"{text}, at {macs} the multiply-adds of self-attention, which reached {reference.score:.4f}."
+
+
+def notes(results: Results) -> list[str]:
+    """What a reader must know before quoting a number."""
+    return [*failed_runs(results), *uncertainty(results), *_cost(results), *_method(results)]
+
+
+def failed_runs(results: Results) -> list[str]:
+    """What happened to the runs that did not finish."""
+    return [f"{twin.mixer} failed, {twin.message}" for twin in results.twins if twin.message]
+
+
+def uncertainty(results: Results) -> list[str]:
+    """By how much scores differ by chance."""
+    score, images = results.best(lambda t: t.score, True), _test_images(results)
+    found = []
+    if results.metric == "accuracy" and score is not None and images:
+        error = math.sqrt(score * (1 - score) / images)
+        found.append(
+            f"With {images:,} test images the standard error of one accuracy is {error:.4f}: differences of about "
+            f"{2 * error:.4f} between two runs can be chance."
+        )
+    if len(results.config["seeds"]) == 1:
+        found.append("One seed was run; another seed moves the accuracies too. --seeds 0,1,2 measures by how much.")
+    return found
+
+
+def _test_images(results: Results) -> int:
+    matrices = [run.confusion for twin in results.twins for run in twin.runs if run.confusion]
+    return sum(map(sum, matrices[0])) if matrices else 0
+
+
+def _cost(results: Results) -> list[str]:
+    """How the mixers' layers compare with self-attention's here, and at which N they take fewer multiply-adds."""
+    reference = results.twin("self")
+    others = [twin for twin in results.twins if twin is not reference and twin.crossover]
+    if reference is None or not others:
+        return []
+    tokens, dim = results.skeleton["tokens"], results.skeleton["dim"]
+    told = "; ".join(f"{t.mixer} {ratio(t.mixer_macs, reference.mixer_macs)}, fewer {_where(t)}" for t in others)
+    return [
+        f"Multiply-adds of the mixers alone against self-attention's at N = {tokens}, and where a layer of width {dim} "
+        f"takes fewer: {told}."
+    ]
+
+
+def _where(twin: Twin) -> str:
+    return {"never": "at no N", "always": "at every N"}.get(twin.crossover or "", twin.crossover or "")
+
+
+def _method(results: Results) -> list[str]:
+    return [
+        f"The {results.metric} and the confusion matrix are those after the last epoch. Maps are of the weights that a "
+        "run folder keeps, those of the best epoch.",
+        "Times are medians of rounds in which the twins took turns in one process, so a machine that slows down slows "
+        "all; they hold for this machine and these sizes. Multiply-adds (MACs) are counted from the equations; 1 MAC "
+        "is 2 FLOP.",
+        "Memory is the peak held by the allocator above weights, optimiser state and input "
+        f"(batch {results.step_batch}, precision {results.config['precision']}).",
+    ]

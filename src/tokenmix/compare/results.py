@@ -1,0 +1,167 @@
+"""What a comparison found, as it stands in results.json."""
+
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenmix.cost.speed import Timing
+from tokenmix.errors import UserError
+
+__all__ = ["SCHEMA", "Curve", "Example", "Results", "Run", "Twin", "load_results"]
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values against training images seen and against seconds of training."""
+
+    images: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training of one twin. `score` and `confusion` are of the last epoch; None if the run failed."""
+
+    seed: int
+    folder: str
+    status: str
+    message: str = ""
+    score: float | None = None
+    seconds: float | None = None
+    images_per_second: float | None = None
+    score_curve: Curve = field(default_factory=Curve)
+    loss_curve: Curve = field(default_factory=Curve)
+    confusion: list[list[int]] | None = None
+
+
+@dataclass(frozen=True)
+class Twin:
+    """One mixer: what it has, what it costs, and its runs. Memory is bytes above weights, optimiser and input."""
+
+    mixer: str
+    about: str
+    parameters: int
+    macs: int
+    mixer_parameters: int
+    mixer_macs: int
+    crossover: str | None = None
+    latency: Timing | None = None
+    step: Timing | None = None
+    step_memory: int | None = None
+    inference_memory: int | None = None
+    runs: list[Run] = field(default_factory=list)
+
+    @property
+    def scores(self) -> list[float]:
+        """Headline metric of the finished runs."""
+        return [run.score for run in self.runs if run.score is not None]
+
+    @property
+    def score(self) -> float | None:
+        """Mean over seeds; None if no run finished."""
+        return statistics.mean(self.scores) if self.scores else None
+
+    @property
+    def deviation(self) -> float | None:
+        """Sample standard deviation over seeds; None with fewer than two."""
+        return statistics.stdev(self.scores) if len(self.scores) > 1 else None
+
+    @property
+    def forward_seconds(self) -> float | None:
+        """Median of a forward pass of one image."""
+        return self.latency.median if self.latency else None
+
+    def rate(self, batch_size: int) -> float | None:
+        """Training images a second, from the median step."""
+        return batch_size / self.step.median if self.step else None
+
+    @property
+    def message(self) -> str:
+        """What happened to the runs that did not finish; empty if all did."""
+        return "; ".join(f"seed {run.seed}: {run.message}" for run in self.runs if run.status != "finished")
+
+
+@dataclass(frozen=True)
+class Example:
+    """One test image and each twin's answer: (label, probability)."""
+
+    index: int
+    label: str
+    answers: dict[str, tuple[str, float]]
+
+
+@dataclass(frozen=True)
+class Results:
+    """A comparison.
+
+    Attributes:
+        command: what to type to repeat it.
+        metric: name of the headline metric; `higher` says whether more is better.
+        config: the resolved configuration.
+        data: the data's own description (data.json).
+        skeleton: tokens, width and depth of the twins' common skeleton.
+        images: training images that each twin sees.
+        step_batch: images of the training step and of the inference pass that were timed and watched.
+        device: where it was trained and measured.
+    """
+
+    command: str
+    metric: str
+    higher: bool
+    config: dict[str, Any]
+    data: dict[str, Any]
+    classes: list[str]
+    skeleton: dict[str, int]
+    images: int
+    step_batch: int
+    device: str
+    environment: dict[str, Any]
+    twins: list[Twin]
+    examples: list[Example] = field(default_factory=list)
+    schema: int = SCHEMA
+
+    def twin(self, mixer: str) -> Twin | None:
+        """The twin of that mixer, if it took part."""
+        return next((twin for twin in self.twins if twin.mixer == mixer), None)
+
+    def best(self, value: Callable[[Twin], float | None], higher: bool) -> float | None:
+        """The best value of a column; None if nobody has one."""
+        values = [v for v in map(value, self.twins) if v is not None]
+        return (max if higher else min)(values) if values else None
+
+    def save(self, file: Path) -> None:
+        """Write results.json."""
+        file.write_text(json.dumps(asdict(self), indent=1, default=str) + "\n")
+
+
+def load_results(file: Path) -> Results:
+    """Read results.json back; `UserError` if it is of another schema."""
+    plain = json.loads(file.read_text())
+    if plain.get("schema") != SCHEMA:
+        raise UserError(f"{file} has schema {plain.get('schema')!r} instead of {SCHEMA}; repeat the comparison")
+    twins = [_twin(twin) for twin in plain.pop("twins")]
+    examples = [_example(example) for example in plain.pop("examples")]
+    return Results(**plain, twins=twins, examples=examples)
+
+
+def _twin(plain: dict[str, Any]) -> Twin:
+    timings = {key: _timing(plain.pop(key)) for key in ("latency", "step")}
+    return Twin(**{**plain, **timings, "runs": [_run(run) for run in plain["runs"]]})
+
+
+def _timing(plain: dict[str, Any] | None) -> Timing | None:
+    return None if plain is None else Timing(**{**plain, "runs": tuple(plain["runs"])})
+
+
+def _run(plain: dict[str, Any]) -> Run:
+    return Run(**{**plain, **{key: Curve(**plain[key]) for key in ("score_curve", "loss_curve")}})
+
+
+def _example(plain: dict[str, Any]) -> Example:
+    return Example(plain["index"], plain["label"], {k: (a, p) for k, (a, p) in plain["answers"].items()})

@@ -1,0 +1,114 @@
+"""What each twin of a comparison costs: counted, timed in turns with the others, watched by the allocator."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.cost.memory import peak_memory
+from tokenmix.cost.speed import Timing, time_interleaved
+from tokenmix.train.config import TrainConfig
+from tokenmix.train.optimizer import make_optimizer
+from tokenmix.train.task import TaskModule
+
+__all__ = ["TwinCost", "measure_twins"]
+
+SECONDS = 4.0
+"""About as long is spent on each of the two timings."""
+
+
+@dataclass(frozen=True)
+class TwinCost:
+    """Counts, times in seconds, peaks in bytes above weights, optimiser and input (None where they cannot be had)."""
+
+    parameters: int
+    macs: int
+    mixer_parameters: int
+    mixer_macs: int
+    latency: Timing
+    step: Timing
+    step_memory: int | None
+    inference_memory: int | None
+
+
+class _Bench:
+    """One twin with a batch and an optimiser of its own."""
+
+    def __init__(
+        self, module: TaskModule, batch: Mapping[str, Tensor], config: TrainConfig, device: torch.device
+    ) -> None:
+        dtype = torch.bfloat16 if config.precision == "bf16" else None
+        self.module, self.config, self.device = module.to(device, dtype), config, device
+        self.batch = {name: _to(value, device, dtype) for name, value in batch.items()}
+        self.optimizer = make_optimizer(self.module.model, config)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        mixed = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(self.config.precision)
+        return nullcontext() if mixed is None else torch.autocast(self.device.type, mixed)
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> None:
+        with self._autocast():
+            self.module.model(images)
+
+    def step(self) -> None:
+        with self._autocast():
+            loss, _ = self.module.loss(self.batch)
+        loss.backward()
+        if self.config.clip_grad is not None:
+            nn.utils.clip_grad_norm_(self.module.model.parameters(), self.config.clip_grad)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def _to(value: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
+    return value.to(device, dtype if value.is_floating_point() else None)
+
+
+def measure_twins(
+    twins: Mapping[str, TaskModule], batch: Mapping[str, Tensor], config: TrainConfig, device: torch.device
+) -> dict[str, TwinCost]:
+    """Measure new twins on one training batch; their weights change.
+
+    Args:
+        twins: a task module for each mixer.
+        batch: `image` (B, C, H, W) and what else the task's loss takes.
+        config: optimiser, precision and clipping.
+        device: where to measure.
+    """
+    benches = {name: _Bench(module, batch, config, device) for name, module in twins.items()}
+    for bench in benches.values():
+        bench.module.eval()
+    one = {name: lambda b=b: b.forward(b.batch["image"][:1]) for name, b in benches.items()}
+    latency = _time(one, device)
+    inference = {name: _peak(lambda b=b: b.forward(b.batch["image"]), device) for name, b in benches.items()}
+    for bench in benches.values():
+        bench.module.train()
+    step = _time({name: bench.step for name, bench in benches.items()}, device)
+    memory = {name: _peak(bench.step, device) for name, bench in benches.items()}
+    return {
+        name: TwinCost(*_counts(module.model), latency[name], step[name], memory[name], inference[name])
+        for name, module in twins.items()
+    }
+
+
+def _time(functions: Mapping[str, Any], device: torch.device) -> dict[str, Timing]:
+    """As many rounds as the time allows, five at least."""
+    first = time_interleaved(functions, repeats=1, warmup=1, device=device)
+    rounds = int(SECONDS / max(1e-6, sum(timing.median for timing in first.values())))
+    return time_interleaved(functions, repeats=min(101, max(5, rounds)), warmup=1, device=device)
+
+
+def _peak(fn: Any, device: torch.device) -> int | None:
+    return peak_memory(fn, device) if device.type in ("cpu", "cuda") else None
+
+
+def _counts(model: nn.Module) -> tuple[int, int, int, int]:
+    """Parameters and multiply-adds of one image, of the network and of its mixers alone."""
+    mixers = [block.mixer for block in model.blocks]  # type: ignore[union-attr]
+    parameters = sum(p.numel() for p in model.parameters())
+    inside = sum(p.numel() for mixer in mixers for p in mixer.parameters())  # type: ignore[union-attr]
+    return parameters, model.macs(), inside, sum(m.macs(model.num_tokens) for m in mixers)  # type: ignore[operator]

@@ -1,0 +1,144 @@
+"""The training runs of a comparison: planned, carried out or taken up again, and read back."""
+
+import csv
+import json
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from tokenmix.compare.results import Curve, Run
+from tokenmix.errors import UserError
+from tokenmix.train.config import Budget, CompareConfig, TrainConfig
+from tokenmix.train.files import make_folder
+
+__all__ = ["RunPlan", "claim_folder", "is_finished", "plan_runs", "read_run", "run_twin"]
+
+FREE = ("mixers", "seeds", "out", "workers", "threads", "log_every", "checkpoint_every")
+"""Settings that may differ when a comparison is taken up again: they add runs, or leave their results as they are."""
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """One run that the comparison needs."""
+
+    mixer: str
+    seed: int
+    config: TrainConfig
+
+    @property
+    def folder(self) -> Path:
+        """Its run folder."""
+        assert self.config.out is not None
+        return self.config.out
+
+
+def plan_runs(config: CompareConfig, out: Path) -> list[RunPlan]:
+    """One run for each seed and mixer, equal in all but the mixer."""
+    budget = {field.name: getattr(config, field.name) for field in fields(Budget)}
+    return [
+        RunPlan(
+            mixer,
+            seed,
+            TrainConfig(
+                **budget,
+                task=config.task,
+                model=config.model,
+                model_kwargs={**config.model_kwargs, "mixer": mixer},
+                seed=seed,
+                out=out / "runs" / f"{mixer}-seed{seed}",
+            ),
+        )
+        for seed in dict.fromkeys(config.seeds)
+        for mixer in dict.fromkeys(config.mixers)
+    ]
+
+
+def claim_folder(out: Path, config: CompareConfig) -> None:
+    """Write compare.json, which says what the folder is for; `UserError` if it is for something else."""
+    file = out / "compare.json"
+    plain = json.loads(json.dumps(asdict(config), default=str))
+    if file.exists():
+        before = json.loads(file.read_text())
+        other = [key for key in plain if key not in FREE and plain[key] != before.get(key)]
+        if other:
+            told = ", ".join(f"{key} {before.get(key)} instead of {plain[key]}" for key in other)
+            raise UserError(f"{out} holds a comparison with {told}; give another --out, or the same settings")
+    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is not empty and holds no comparison; give another --out")
+    make_folder(out)
+    file.write_text(json.dumps(plain, indent=1) + "\n")
+
+
+def run_twin(plan: RunPlan) -> str:
+    """Train one twin, or go on where it stopped; returns what went wrong, "" if nothing did.
+
+    One twin's failure is told in its row and does not stop the others. A full disk would, so that is passed on.
+    """
+    from tokenmix.train.finish import taken_up
+    from tokenmix.train.run import train
+
+    if is_finished(plan):
+        return ""
+    (plan.folder / "error.txt").unlink(missing_ok=True)
+    try:
+        train(taken_up(plan.config, plan.folder), quiet=True)
+    except OSError:
+        raise
+    except UserError as error:
+        return str(error)
+    except Exception as error:
+        # A bug in one layer must not cost the hours of the others; its traceback is kept.
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        (plan.folder / "error.txt").write_text(traceback.format_exc())
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'see error.txt'}"
+    return ""
+
+
+def is_finished(plan: RunPlan) -> bool:
+    """Whether the run has its result."""
+    return (plan.folder / "result.json").exists()
+
+
+def read_run(plan: RunPlan, failure: str, metric: str, out: Path) -> Run:
+    """What a run folder holds: score, times, curves, confusion matrix."""
+    rows = _metrics(plan.folder / "metrics.csv")
+    run = Run(
+        seed=plan.seed,
+        folder=plan.folder.relative_to(out).as_posix(),
+        status="failed",
+        message=failure or "not finished",
+        score_curve=_curve(rows, f"val_{metric}"),
+        loss_curve=_curve(rows, "train_loss"),
+    )
+    if not is_finished(plan):
+        return run
+    result = json.loads((plan.folder / "result.json").read_text())
+    return replace(
+        run,
+        status="finished",
+        message="",
+        score=result["final"][metric],
+        seconds=result["seconds"],
+        images_per_second=result[f"{_unit(result)}_per_second"],
+        confusion=result["final"].get("confusion"),
+    )
+
+
+def _metrics(file: Path) -> list[dict[str, str]]:
+    if not file.exists():
+        return []
+    with file.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def _curve(rows: Sequence[dict[str, Any]], column: str) -> Curve:
+    kept = [row for row in rows if row.get(column)]
+    names = (_unit(kept[0]), "seconds", column) if kept else ()
+    return Curve(*([float(row[name]) for row in kept] for name in names))
+
+
+def _unit(names: Iterable[str]) -> str:
+    """What a run counted, from the name of its rate."""
+    return next(name.removesuffix("_per_second") for name in names if name.endswith("_per_second"))

@@ -1,0 +1,95 @@
+"""Time and memory over size on logarithmic axes: one line a name, the reference dashed, crossings marked."""
+
+import math
+from itertools import chain, pairwise
+from typing import BinaryIO, Literal
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from tokenmix.cost.cost import CostRow, CostTable
+from tokenmix.cost.units import milliseconds, size
+
+__all__ = ["draw_cost"]
+
+# Okabe and Ito's colours, which colour-blind people tell apart; markers and names do without them.
+COLOURS = ("#222222", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f5539")
+MARKERS = "osD^vPX*"
+
+
+def draw_cost(table: CostTable, file: BinaryIO, suffix: Literal["png", "svg"]) -> None:
+    """Forward time on the left, peak memory of a forward pass on the right."""
+    figure = Figure(figsize=(10.5, 4.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for i, name in enumerate(table.names):
+        rows = [row for row in table.rows if row.name == name and row.forward is not None]
+        _line(left, i, rows, [row.forward.median * 1e3 for row in rows if row.forward], _named(table, name))
+        _line(right, i, rows, [max(1, row.forward_memory or 0) for row in rows], name)
+    _mark_crossings(left, table)
+    _finish(left, table, "forward pass, ms")
+    _finish(right, table, "peak memory of a forward pass")
+    left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: milliseconds(value / 1e3)))
+    right.set_yscale("log", base=2)
+    right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
+    if any(row.forward for row in table.rows):
+        _refine(left, 10, (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0))
+        _refine(right, 2, (1.0, 1.25, 1.5, 1.75))
+        left.legend(frameon=False, fontsize=9)
+    figure.savefig(file, format=suffix, dpi=140)
+
+
+def _refine(axes: Axes, base: int, steps: tuple[float, ...]) -> None:
+    """Ticks between the powers of the base where a power or two would be all that the axis shows."""
+    low, high = axes.get_ylim()
+    if high / low < base**2:
+        axes.yaxis.set_major_locator(LogLocator(base=base, subs=steps))
+
+
+def _named(table: CostTable, name: str) -> str:
+    """With its exponent in the legend."""
+    power = table.exponents[name]
+    return name if power is None else f"{name}  ~ {'N' if table.axis == 'tokens' else 'pixels'}$^{{{power:.2f}}}$"
+
+
+def _line(axes: Axes, index: int, rows: list[CostRow], values: list[float] | list[int], label: str) -> None:
+    if not rows:
+        return
+    colour = COLOURS[index % len(COLOURS)]
+    axes.loglog(
+        [row.size for row in rows], values, color=colour, marker=MARKERS[index % len(MARKERS)], markersize=6,
+        linewidth=1.8, linestyle="--" if index == 0 else "-", label=label,
+    )  # fmt: skip
+
+
+def _mark_crossings(axes: Axes, table: CostTable) -> None:
+    """A ring where a line meets the reference's, with the size beside it."""
+    reference = [(r.size, r.forward.median * 1e3) for r in table.rows if r.name == table.reference and r.forward]
+    for i, name in enumerate(table.names):
+        for crossing in chain.from_iterable(table.faster.get(name) or ()):
+            if crossing is not None:
+                _ring(axes, crossing, _between(reference, crossing), COLOURS[i % len(COLOURS)])
+
+
+def _ring(axes: Axes, place: int, height: float, colour: str) -> None:
+    axes.plot(place, height, "o", markersize=13, markerfacecolor="none", color=colour)
+    axes.annotate(f"{place:,}", (place, height), xytext=(9, -11), textcoords="offset points", fontsize=9, color=colour)
+
+
+def _between(points: list[tuple[int, float]], place: int) -> float:
+    """The height of a line on logarithmic axes."""
+    (x0, y0), (x1, y1) = next((a, b) for a, b in pairwise(points) if a[0] <= place <= b[0])
+    share = math.log(place / x0) / math.log(x1 / x0)
+    return y0 * (y1 / y0) ** share
+
+
+def _finish(axes: Axes, table: CostTable, label: str) -> None:
+    sizes = sorted({row.size for row in table.rows})
+    axes.set_xlabel("tokens N" if table.axis == "tokens" else "side of the image, px")
+    axes.set_title(label, fontsize=11, loc="left")
+    axes.xaxis.set_major_locator(FixedLocator([float(n) for n in sizes]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.grid(True, which="major", color="#dddddd", linewidth=0.7)
+    axes.spines[["top", "right"]].set_visible(False)

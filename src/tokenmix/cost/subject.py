@@ -1,0 +1,252 @@
+"""What a table of costs is about: a mixer at some number of tokens, or a model at some image size."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Protocol
+
+import timm
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from tokenmix.cost.estimate import Pass, overflowed
+from tokenmix.cost.specimen import make_specimen
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.layers.table import MIXERS, list_mixers
+from tokenmix.models import create_model, list_models
+from tokenmix.tasks.fitting import what_for
+
+__all__ = ["Measurable", "MixerSubject", "ModelSubject", "Subject", "are_mixers", "counted_macs", "subjects_for"]
+
+Build = Callable[[], Callable[[], object]]
+
+
+class Measurable(Protocol):
+    """Something built, with its input."""
+
+    def forward(self) -> Tensor: ...
+    def step(self) -> None: ...
+    def parameters(self) -> int: ...
+    def macs(self) -> int: ...
+    def traffic(self) -> int: ...
+
+
+class Subject(Protocol):
+    """Something that can be built at several sizes."""
+
+    @property
+    def name(self) -> str: ...
+
+    def outline(self, size: int) -> Measurable: ...
+    def build(self, size: int) -> Measurable: ...
+    def foresee(self, size: int, which: Pass) -> Build: ...
+
+
+@dataclass(frozen=True)
+class MixerSubject:
+    """A mixer of the table; sizes are numbers of tokens."""
+
+    name: str
+    dim: int
+    device: torch.device
+    dtype: torch.dtype
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def outline(self, size: int) -> Measurable:
+        """The layer and its input with shapes alone, to be counted."""
+        return make_specimen(self.name, self.dim, size, device="meta", dtype=self.dtype, **self.kwargs)
+
+    def build(self, size: int) -> Measurable:
+        """The layer with one sample of that many tokens."""
+        return make_specimen(self.name, self.dim, size, device=self.device, dtype=self.dtype, **self.kwargs)
+
+    def foresee(self, size: int, which: Pass) -> Build:
+        """One pass, for a run with shapes alone."""
+        return lambda: getattr(self.build(size), which)
+
+
+@dataclass(frozen=True)
+class ModelSpecimen:
+    """A model in evaluation mode and one image."""
+
+    model: nn.Module
+    images: Tensor
+    name: str
+
+    @torch.no_grad()
+    def forward(self) -> Tensor:
+        """One pass without gradients."""
+        return self.model(self.images)
+
+    def step(self) -> None:
+        """One pass forward and back, to the weights; the gradients are dropped."""
+        self.model(self.images).float().square().mean().backward()
+        self.model.zero_grad(set_to_none=True)
+
+    def parameters(self) -> int:
+        """Learned numbers."""
+        return sum(p.numel() for p in self.model.parameters())
+
+    def macs(self) -> int:
+        """From our equations; of another's model counted."""
+        if self.name in list_models():
+            return self.model.macs()  # type: ignore[operator]
+        return counted_macs(self.model, self.images)
+
+    def traffic(self) -> int:
+        """Bytes of image, weights and logits, each moved once."""
+        weights = sum(p.nbytes for p in self.model.parameters())
+        return self.images.nbytes + weights + self.forward().nbytes
+
+
+@dataclass(frozen=True)
+class ModelSubject:
+    """A model by name, ours or timm's; sizes are sides of a square image."""
+
+    name: str
+    device: torch.device
+    dtype: torch.dtype
+    outlines: dict[int, ModelSpecimen] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """By size: asked for by the counts and by each pass that is foreseen."""
+
+    def own_size(self) -> int:
+        """The side that the model is made for."""
+        if self.name in list_models():
+            return int(create_model(self.name, device="meta").img_size[0])  # type: ignore[index]
+        config = timm.get_pretrained_cfg(self.name)
+        return int(config.input_size[1]) if config is not None else 224
+
+    def build(self, size: int) -> ModelSpecimen:
+        """The model with one random image, of a size that `foresee` found to fit."""
+        model = self._model(size, None).to(self.device, self.dtype).eval()
+        images = torch.randn(1, _channels(model), size, size, device=self.device, dtype=self.dtype)
+        return ModelSpecimen(model, images, self.name)
+
+    def outline(self, size: int) -> ModelSpecimen:
+        """The model and an image with shapes alone; `UserError` if it does not take images of that size."""
+        if size not in self.outlines:
+            self.outlines[size] = self._outlined(size)
+        return self.outlines[size]
+
+    def _outlined(self, size: int) -> ModelSpecimen:
+        try:
+            model = self._model(size, "meta").to(self.dtype).eval()
+            images = torch.empty(1, _channels(model), size, size, device="meta", dtype=self.dtype)
+            made = ModelSpecimen(model, images, self.name)
+            made.forward()
+        except (AssertionError, ValueError, RuntimeError) as error:
+            raise _wrong_size(self.name, size, error) from None
+        return made
+
+    def foresee(self, size: int, which: Pass) -> Build:
+        """Weights of the model's shapes and one pass with them.
+
+        The weights are made apart, since timm's models cannot be built with shapes alone.
+        """
+        model = self.outline(size).model
+
+        def build() -> Callable[[], object]:
+            weights = {name: self._empty(p).requires_grad_() for name, p in model.named_parameters()}
+            tensors = {**weights, **{name: self._empty(b) for name, b in model.named_buffers()}}
+            images = torch.empty(1, _channels(model), size, size, device=self.device, dtype=self.dtype)
+            return lambda: _pass(model, tensors, images, which)
+
+        return build
+
+    def _empty(self, like: Tensor) -> Tensor:
+        dtype = self.dtype if like.is_floating_point() else like.dtype
+        return torch.empty(like.shape, device=self.device, dtype=dtype)
+
+    def _model(self, size: int, device: str | None) -> nn.Module:
+        if self.name in list_models():
+            model = create_model(self.name, device=device)
+            if _own(model) != (size, size):
+                model.set_input_size(size)  # type: ignore[operator]
+            return model
+        with torch.device(device or "cpu"):
+            try:
+                return timm.create_model(self.name, img_size=size)
+            except TypeError as error:
+                # Convolutional networks have no such argument: they take images of any size.
+                if "img_size" not in str(error):
+                    raise
+                return timm.create_model(self.name)
+
+
+def _pass(model: nn.Module, tensors: Mapping[str, Tensor], images: Tensor, which: Pass) -> None:
+    with torch.set_grad_enabled(which == "step"):
+        out = functional_call(model, dict(tensors), (images,))
+        if which == "step":
+            out.float().square().mean().backward()
+
+
+def _own(model: Any) -> tuple[int, int]:
+    return tuple(model.img_size)
+
+
+def _channels(model: nn.Module) -> int:
+    first = next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 3)
+    return int(getattr(model, "in_chans", first))  # pyright: ignore[reportArgumentType]
+
+
+def _wrong_size(name: str, size: int, error: Exception) -> UserError:
+    if isinstance(error, UserError):
+        return UserError(f"{name}: {error}")
+    reason = "its tensors would be too large" if overflowed(error) else " ".join(str(error).split())
+    reason = reason or type(error).__name__
+    return UserError(f"{name} does not take images of {size} x {size} px: {reason}; give another --img-size")
+
+
+@torch.no_grad()
+def counted_macs(module: nn.Module, *inputs: Tensor) -> int:
+    """Multiply-adds of a forward pass, counted operation by operation on the meta device.
+
+    Attention is written out as its two products there: the counter does not see into fused kernels of the CPU.
+    """
+    tensors = {name: t.detach().to("meta") for name, t in chain(module.named_parameters(), module.named_buffers())}
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        functional_call(module, tensors, tuple(x.to("meta") for x in inputs))
+    return counter.get_total_flops() // 2
+
+
+def subjects_for(
+    names: Sequence[str], *, dim: int, device: torch.device, dtype: torch.dtype, kwargs: Mapping[str, Any]
+) -> list[MixerSubject] | list[ModelSubject]:
+    """Mixers, self-attention first, or models in the order given.
+
+    Raises:
+        UserError: a name that is neither, or mixers and models together.
+    """
+    if are_mixers(names):
+        return [MixerSubject(name, dim, device, dtype, kwargs) for name in dict.fromkeys(["self", *names])]
+    return [ModelSubject(name, device, dtype) for name in dict.fromkeys(names)]
+
+
+def are_mixers(names: Sequence[str]) -> bool:
+    """Whether the names are mixers, or else models; `UserError` for a name that is neither, and for both together."""
+    for name in names:
+        if name not in MIXERS and not _is_model(name):
+            raise _unknown(name)
+    mixers = [name for name in names if name in MIXERS]
+    if mixers and len(mixers) < len(names):
+        other = next(name for name in names if name not in MIXERS)
+        raise UserError(f"{mixers[0]!r} is a mixer and {other!r} a model; ask for their costs one after the other")
+    return bool(mixers)
+
+
+def _is_model(name: str) -> bool:
+    return name in list_models() or timm.is_model(name)
+
+
+def _unknown(name: str) -> UserError:
+    task = what_for(name)
+    if task is not None:
+        return UserError(f"{name!r} is a model of {task}, whose cost is counted by: tokenmix info {name}")
+    told = unknown_name("mixer or model", name, {*list_mixers(), *list_models(), *timm.list_models()})
+    # Nobody reads a list of more than a thousand names.
+    if "did you mean" in str(told):
+        return told
+    return UserError(f"unknown mixer or model {name!r}; see: tokenmix list mixers, tokenmix list models")

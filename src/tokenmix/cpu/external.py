@@ -1,0 +1,169 @@
+"""External attention whose memories are multiplied into the projections beside them, in int8."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.cpu.layers import Int8Linear, Range, outside_graphs, samples_at_a_time
+from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
+from tokenmix.layers.external import ExternalAttention
+from tokenmix.layers.multihead_external import MultiHeadExternalAttention
+from tokenmix.ops.normalize import double_normalize
+
+__all__ = ["Folding", "Int8ExternalAttention", "Map", "fold_keys", "fold_values", "folded", "folds", "linear_map"]
+
+Folding = ExternalAttention | MultiHeadExternalAttention
+
+
+class Map(NamedTuple):
+    """A linear map, x W^T + b, in float64."""
+
+    weight: Tensor
+    bias: Tensor
+
+
+class Int8ExternalAttention(Mixer):
+    """External attention with two products in int8 and the double normalisation between them in float32.
+
+        A_h = Norm(x K_h^T + k_h),    K_h = M_k W_q,h     (S, D),    k_h = M_k b_q,h + b_k
+        out = sum_h A_h V_h^T + v,    V_h = W_o,h M_v^T   (D, S),    v   = W_o (b_v .. b_v) + b_o
+
+    Once training is over, the memories are constants: multiplied into the projections beside them, they cost nothing,
+    and the features of the heads, (N, e D) numbers, are never made. The map is rounded to 8 bits of its range in
+    calibration.
+
+    Shape:
+        x (B, N, dim), mask (B, N) bool to (B, N, dim); map (B, heads, N, num_slots).
+    """
+
+    capabilities = Capabilities(linear=True, map="slots")
+
+    def __init__(self, dim: int, *, heads: int, num_slots: int) -> None:
+        super().__init__()
+        self.dim, self.heads, self.num_slots = dim, heads, num_slots
+        self.scores = Int8Linear(dim, heads * num_slots)
+        self.values = Int8Linear(heads * num_slots, dim)
+
+    @classmethod
+    def empty(cls, layer: Folding) -> "Int8ExternalAttention":
+        """One that `fill` makes into a copy of the layer."""
+        return cls(layer.dim, heads=num_heads(layer), num_slots=layer.memory.key_memory.shape[0])
+
+    @torch.no_grad()
+    def fill(self, keys: Map, values: Map, *, inputs: Range, shares: Range) -> None:
+        """Take over K, k and V, v of a layer whose inputs lay in the range `inputs`, and its map in `shares`."""
+        # PyTorch's exp of float32 goes to MKL, which on AMD's CPUs takes four times as long as PyTorch's own exp2.
+        power = math.log2(math.e)
+        self.scores.fill(keys.weight * power, keys.bias * power, inputs)
+        self.values.fill(*values, shares)
+
+    @outside_graphs
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """x (B, N, dim) to (B, N, dim)."""
+        check_tokens(self, x)
+        mask = check_mask(mask, x, x.shape[1])
+        if x.numel() == 0:
+            return torch.zeros_like(x)
+        kept = zero_masked(x, mask)
+        inputs = self.scores.quantize(kept)
+        shares = self._shares(inputs) if mask is None else None
+        if shares is None:
+            shares = self.values.quantize(self._map(inputs, mask).transpose(1, 2).flatten(2))
+        return zero_masked(_not_a_number_where(kept, self.values.multiply(shares)), mask)
+
+    def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """A (B, heads, N, num_slots), before it is rounded to 8 bits."""
+        check_tokens(self, x)
+        mask = check_mask(mask, x, x.shape[1])
+        return self._map(self.scores.quantize(zero_masked(x, mask)), mask)
+
+    def macs(self, num_tokens: int) -> int:
+        """N 2 H D S."""
+        return 2 * num_tokens * self.dim * self.heads * self.num_slots
+
+    def _map(self, inputs: Tensor, mask: Tensor | None) -> Tensor:
+        logits = self.scores.multiply(inputs).mul_(math.log(2.0))
+        return double_normalize(logits.unflatten(-1, (self.heads, -1)).transpose(1, 2), mask=mask)
+
+    def _shares(self, inputs: Tensor) -> Tensor | None:
+        """The map in 8 bits, (B, N, heads S), without shifts; None where a sum nears the ends of the number range."""
+        wide = self.heads * self.num_slots
+        made = torch.empty(*inputs.shape[:-1], wide, dtype=torch.uint8)
+        columns, rows = torch.empty(inputs.shape[0], 1, wide), torch.empty(*inputs.shape[:-1], self.heads)
+        together = samples_at_a_time(inputs.shape[1] * wide)
+        for some, column, row, into in zip(*(each.split(together) for each in (inputs, columns, rows, made))):
+            shares = self.scores.multiply(some).exp2_()
+            torch.sum(shares, 1, keepdim=True, out=column)
+            shares /= column
+            heads = shares.unflatten(-1, (self.heads, -1))
+            torch.sum(heads, -1, out=row)
+            heads *= (1.0 / self.values.step / row).unsqueeze(-1)
+            into.copy_(shares.add_(0.5).clamp_max_(255.0).to(torch.int16))
+        return made if _in_range(columns, 0.5) and _in_range(rows, 0.25) else None
+
+
+def folds(layer: nn.Module) -> bool:
+    """Whether a layer becomes `Int8ExternalAttention`: published normalisation, no backend or chunks asked for by name.
+
+    With many more slots than a head is wide, the product of the two matrices would be much larger than they are.
+    """
+    if type(layer) not in (ExternalAttention, MultiHeadExternalAttention):
+        return False
+    assert isinstance(layer, Folding)
+    memory = layer.memory
+    slots, width = memory.key_memory.shape
+    plain = memory.normalization == "double" and memory.num_steps == 1
+    return plain and memory.backend is None and memory.chunk_size is None and slots <= 2 * width
+
+
+def folded(layer: Folding) -> tuple[Map, Map]:
+    """K, k and V, v of a layer."""
+    heads, memory = num_heads(layer), layer.memory
+    values = memory.key_memory if memory.value_memory is None else memory.value_memory
+    keys = fold_keys(linear_map(layer.query, layer.dim), memory.key_memory, memory.key_bias, heads)
+    return keys, fold_values(linear_map(layer.out, layer.dim), values, memory.value_bias, heads)
+
+
+def num_heads(layer: Folding) -> int:
+    """How many heads share the memories."""
+    return layer.num_heads * layer.expansion if isinstance(layer, MultiHeadExternalAttention) else 1
+
+
+def linear_map(layer: nn.Module, dim: int) -> Map:
+    """What a linear layer, or an identity of so many features, computes."""
+    if isinstance(layer, nn.Identity):
+        return Map(torch.eye(dim, dtype=torch.float64), torch.zeros(dim, dtype=torch.float64))
+    assert isinstance(layer, nn.Linear)
+    weight = layer.weight.detach().double()
+    return Map(weight, weight.new_zeros(weight.shape[0]) if layer.bias is None else layer.bias.detach().double())
+
+
+def fold_keys(query: Map, memory: Tensor, bias: Tensor | None, heads: int) -> Map:
+    """K (H S, D) and k (H S): a projection, M_k (S, d) and b_k (S)."""
+    memory = memory.detach().double()
+    weight = memory @ query.weight.unflatten(0, (heads, -1))
+    offset = query.bias.unflatten(0, (heads, -1)) @ memory.mT
+    return Map(weight.flatten(0, 1), (offset if bias is None else offset + bias.detach()).flatten())
+
+
+def fold_values(out: Map, memory: Tensor, bias: Tensor | None, heads: int) -> Map:
+    """V (D, H S) and v (D): M_v (S, d), b_v (d) and a projection."""
+    weight = out.weight.unflatten(1, (heads, -1)) @ memory.detach().double().mT
+    offset = out.bias if bias is None else out.bias + out.weight @ bias.detach().double().repeat(heads)
+    return Map(weight.flatten(1), offset)
+
+
+def _not_a_number_where(x: Tensor, out: Tensor) -> Tensor:
+    """out, but NaN in a sample where x has a number that is none: sums over tokens spread it, and 8 bits hide it."""
+    # A finite sum has none; one that is not may come from large numbers alone.
+    if not x.flatten(1).sum(1).isfinite().all():
+        out.masked_fill_(~x.flatten(1).isfinite().all(1)[:, None, None], torch.nan)
+    return out
+
+
+def _in_range(sums: Tensor, power: float) -> bool:
+    """Whether all sums of exponentials are far from the ends of the number range."""
+    low, high = torch.aminmax(sums)
+    return bool(low > torch.finfo(sums.dtype).tiny ** power and high.isfinite())

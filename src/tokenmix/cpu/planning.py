@@ -1,0 +1,193 @@
+"""Which parts of a model become int8, and the ranges of what they meet."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor, nn
+
+from tokenmix.cpu.external import (
+    Folding,
+    Int8ExternalAttention,
+    folded,
+    folds,
+)
+from tokenmix.cpu.layers import Activation, Int8Gate, Int8Linear, Range
+from tokenmix.cpu.stem import Int8T2TStem
+from tokenmix.errors import UserError
+from tokenmix.layers.spatial_gating import SpatialGatingUnit
+from tokenmix.models.eamlp import StemAttention, T2TStem
+from tokenmix.ops.external.api import external_attention_map
+
+__all__ = ["Plan", "fill", "install", "kind_of", "make_plan", "observe", "plan_of"]
+
+# What becomes of which module: `gate`, `external`, `stem`, or `linear` with the activation that it takes in.
+Plan = dict[str, str]
+
+_PAIRS = (("proj_in", "act"), ("fc1", "act"))
+
+
+def observe(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Range]:
+    """Ranges of what the modules that can become int8 meet, as `module.what`."""
+    ranges: dict[str, Range] = {}
+
+    def hook(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+        for what, x in _met(module, args[0]) if args else ():
+            if x.numel() == 0:
+                continue
+            key = f"{name}.{what}"
+            low, high = ranges.get(key, (float("inf"), float("-inf")))
+            ranges[key] = (min(low, x.min().item()), max(high, x.max().item()))
+
+    hooks = [
+        module.register_forward_pre_hook(lambda m, args, name=name: hook(name, m, args))
+        for name, module in model.named_modules()
+    ]
+    for batch in batches:
+        model(batch)
+    for handle in hooks:
+        handle.remove()
+    bad = next((name for name, (low, high) in ranges.items() if not abs(low) + abs(high) < float("inf")), None)
+    if bad is not None:
+        raise UserError(f"{bad} meets values that are no numbers; look at the model and the inputs")
+    return ranges
+
+
+def _met(module: nn.Module, x: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """What `fill` asks for of a module with the input x."""
+    if isinstance(module, SpatialGatingUnit):
+        if _gates(module):
+            yield "gated", module.norm(x.chunk(2, dim=-1)[1])
+    elif folds(module):
+        assert isinstance(module, Folding)
+        yield "x", x
+        yield "map", module.attention_map(x)
+    elif isinstance(module, StemAttention):
+        h = module.query(module.norm1(x))
+        yield "h", h
+        yield "map", external_attention_map(h, module.key_memory)
+    elif _is_linear(module) and x.dim() > 2:
+        yield "x", x
+
+
+def _gates(module: SpatialGatingUnit) -> bool:
+    return module.variant == "split" and module.gate != "toeplitz-fft"
+
+
+def _is_linear(module: nn.Module) -> bool:
+    # Others' subclasses of nn.Linear are there because something reads their weight, or they compute something else.
+    kind = type(module)
+    return kind is nn.Linear or (issubclass(kind, nn.Linear) and kind.__module__.startswith("tokenmix."))
+
+
+def make_plan(model: nn.Module, seen: set[str]) -> Plan:
+    """What becomes of the modules whose ranges are known."""
+    plan: Plan = {}
+    met = {key.rpartition(".")[0] for key in seen}
+    # PyTorch's encoder layer reads these weights itself when no hook watches it.
+    read = {
+        linear
+        for layer in model.modules()
+        if isinstance(layer, nn.TransformerEncoderLayer)
+        for linear in layer.children()
+        if isinstance(linear, nn.Linear)
+    }
+    for name, module in model.named_modules():
+        kind = None if module in read else _future(module)
+        # The model itself has no place where another could be put.
+        if kind is not None and name and not _inside(name, plan) and (name in met or kind == "stem"):
+            plan[name] = kind
+    for parent, module in model.named_modules():
+        for first, second in _followed(module):
+            act, name = _activation(module._modules.get(second)), f"{parent}.{first}".lstrip(".")
+            if act is not None and plan.get(name) == "linear none":
+                plan[name] = f"linear {act}"
+    return plan
+
+
+def _future(module: nn.Module) -> str | None:
+    if type(module) is T2TStem:
+        return "stem"
+    if folds(module):
+        return "external"
+    if isinstance(module, SpatialGatingUnit):
+        return "gate" if _gates(module) else None
+    return "linear none" if _is_linear(module) else None
+
+
+def plan_of(model: nn.Module) -> Plan:
+    """The plan that an int8 model came from."""
+    plan: Plan = {}
+    for name, module in model.named_modules():
+        kind = kind_of(module)
+        if kind is not None and not _inside(name, plan):
+            plan[name] = kind
+    return plan
+
+
+def kind_of(module: nn.Module) -> str | None:
+    """The word in the plan for an int8 module."""
+    if isinstance(module, Int8Linear):
+        return f"linear {module.act}"
+    kinds = {Int8Gate: "gate", Int8ExternalAttention: "external", Int8T2TStem: "stem"}
+    return kinds.get(type(module))
+
+
+def _inside(name: str, plan: Plan) -> bool:
+    return any(name.startswith(f"{whole}.") for whole in plan)
+
+
+def _followed(parent: nn.Module) -> list[tuple[str, str]]:
+    """Names of children that are called one directly after the other, as far as the parent's kind tells."""
+    return list(pairwise(parent._modules)) if isinstance(parent, nn.Sequential) else list(_PAIRS)
+
+
+def _activation(module: nn.Module | None) -> Activation | None:
+    if type(module) is not nn.GELU:
+        return None
+    return "gelu-tanh" if module.approximate == "tanh" else "gelu"
+
+
+def install(model: nn.Module, plan: Plan) -> None:
+    """Put empty int8 layers where the plan says, wherever the module stands; activations taken in become identities."""
+    old = {name: model.get_submodule(name) for name in plan}
+    new = {old[name]: _empty(old[name], kind) for name, kind in plan.items()}
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is None or child not in new:
+                continue
+            made = new[child]
+            parent._modules[name] = made
+            if isinstance(made, Int8Linear) and made.act != "none":
+                parent._modules[dict(_followed(parent))[name]] = nn.Identity()
+
+
+def _empty(module: nn.Module, kind: str) -> nn.Module:
+    if isinstance(module, SpatialGatingUnit):
+        return Int8Gate(module)
+    if kind == "external":
+        assert isinstance(module, Folding), f"{kind} does not fit a {type(module).__name__}"
+        return Int8ExternalAttention.empty(module)
+    if kind == "stem":
+        assert isinstance(module, T2TStem), f"{kind} does not fit a {type(module).__name__}"
+        return Int8T2TStem(module)
+    assert isinstance(module, nn.Linear), f"{kind} does not fit a {type(module).__name__}"
+    act: Activation = kind.removeprefix("linear ")  # type: ignore[assignment]
+    return Int8Linear(module.in_features, module.out_features, bias=module.bias is not None, act=act)
+
+
+def fill(place: nn.Module, source: nn.Module, ranges: Mapping[str, Range]) -> None:
+    """Take a module over into the int8 one at its place, given the ranges of what it met."""
+    if isinstance(place, Int8Linear):
+        assert isinstance(source, nn.Linear)
+        place.fill(source.weight.detach(), source.bias, ranges["x"])
+    elif isinstance(place, Int8Gate):
+        assert isinstance(source, SpatialGatingUnit)
+        low, high = ranges["gated"]
+        place.fill(source, max(-low, high))
+    elif isinstance(place, Int8ExternalAttention):
+        assert isinstance(source, Folding)
+        place.fill(*folded(source), inputs=ranges["x"], shares=ranges["map"])
+    elif isinstance(place, Int8T2TStem):
+        assert isinstance(source, T2TStem)
+        place.fill(source, ranges)

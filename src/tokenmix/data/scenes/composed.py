@@ -1,0 +1,175 @@
+"""Composed scenes of real items: articles of Fashion-MNIST pasted on pieces of Blue Marble.
+
+Each scene is made when it is read, as a function of (seed, index): nothing is stored. An item's mask is what is seen of
+it after later items were pasted over it. Items of the training images lie on training columns of the map, those of the
+test images on test columns, so nothing of a test scene was in a training scene.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tokenmix.data.images import fashion_mnist
+from tokenmix.data.scenes import blue_marble
+from tokenmix.data.scenes.objects import objects_of_masks
+from tokenmix.data.scenes.request import Request
+from tokenmix.data.scenes.scenes import DenseData, Objects, Scene, Scenes
+from tokenmix.data.scenes.statistics import channel_statistics
+from tokenmix.data.store import fetched
+from tokenmix.errors import UserError
+
+__all__ = ["ComposedScenes", "load"]
+
+SIDE = 128
+COUNTS = {"train": 2000, "test": 400}
+ITEMS = (3, 8)
+# Of the scene's side.
+SIZES = (0.18, 0.5)
+# An item's grey levels above this are the item, the others show what is behind.
+THRESHOLD = 16
+# No item is covered so far that less than this share of it is seen.
+VISIBLE = 0.3
+TRIES = 20
+PALETTE = [
+    (230, 25, 75), (60, 180, 75), (255, 225, 25), (0, 130, 200), (245, 130, 48),
+    (145, 30, 180), (70, 240, 240), (240, 50, 230), (210, 245, 60), (250, 190, 212),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the scenes of a part are composed of.
+
+    Attributes:
+        image: the map, uint8 (3, H, W).
+        blocks: left edges of the blocks of columns that belong to the part.
+        items: uint8 (n, 28, 28).
+        labels: (n,).
+    """
+
+    image: Tensor
+    blocks: list[int]
+    items: Tensor
+    labels: Tensor
+
+
+class ComposedScenes(Scenes):
+    """Numbered scenes, made when they are read."""
+
+    def __init__(self, parts: Parts, *, part: str, seed: int, side: int, count: int, with_masks: bool) -> None:
+        self.parts, self.part, self.seed, self.side = parts, part, seed, side
+        self.count, self.with_masks = count, with_masks
+
+    def __len__(self) -> int:
+        return self.count
+
+    def name(self, index: int) -> str:
+        """The number, and of which part."""
+        return f"composed {self.part} scene {index}"
+
+    def scene(self, index: int) -> Scene:
+        """Three to eight items on a piece of the map."""
+        rng = np.random.default_rng([abs(self.seed), ["train", "test"].index(self.part), index])
+        image = _background(self.parts, self.side, rng)
+        owner = torch.full((self.side, self.side), -1)
+        placed = _Placed([], [])
+        labels: list[int] = []
+        for _ in range(rng.integers(ITEMS[0], ITEMS[1] + 1)):
+            which = int(rng.integers(len(self.parts.items)))
+            if _paste(image, owner, self.parts.items[which], placed, rng):
+                labels.append(int(self.parts.labels[which]))
+        masks = owner == torch.arange(len(labels))[:, None, None]
+        objects = objects_of_masks(masks, labels)
+        if not self.with_masks:
+            objects = Objects(objects.boxes, objects.labels, None, objects.crowd)
+        return Scene(image, self.name(index), objects=objects, key=index)
+
+
+def _background(parts: Parts, side: int, rng: np.random.Generator) -> Tensor:
+    block = parts.blocks[int(rng.integers(len(parts.blocks)))]
+    left = block + int(rng.integers(blue_marble.BLOCK - side + 1))
+    top = int(rng.integers(parts.image.shape[1] - side + 1))
+    return parts.image[:, top : top + side, left : left + side].clone()
+
+
+@dataclass
+class _Placed:
+    """Pixels of the items so far: at first, and what is still seen."""
+
+    sizes: list[int]
+    seen: list[int]
+
+
+def _paste(image: Tensor, owner: Tensor, item: Tensor, placed: _Placed, rng: np.random.Generator) -> bool:
+    """Paste an item, in place, where enough of the others is still seen; False if there is no such place."""
+    side, number = image.shape[1], len(placed.sizes)
+    for _ in range(TRIES):
+        length = round(side * float(np.exp(rng.uniform(*np.log(SIZES)))))
+        levels = F.interpolate(item[None, None].float(), (length, length), mode="bilinear", align_corners=False)[0, 0]
+        levels = levels.flip(1) if rng.random() < 0.5 else levels
+        top, left = (int(rng.integers(side - length + 1)) for _ in range(2))
+        shape = levels > THRESHOLD
+        under = owner[top : top + length, left : left + length]
+        covered = torch.bincount(under[shape] + 1, minlength=number + 1)[1:].tolist()
+        seen = [before - lost for before, lost in zip(placed.seen, covered)]
+        size = int(shape.sum())
+        if size and all(left_of >= VISIBLE * whole for left_of, whole in zip(seen, placed.sizes)):
+            under[shape] = number
+            image[:, top : top + length, left : left + length][:, shape] = levels[shape].round().byte()
+            placed.sizes.append(size)
+            placed.seen[:] = [*seen, size]
+            return True
+    return False
+
+
+def load(request: Request) -> DenseData:
+    """2,000 scenes for training under the seed, 400 for testing that are the same for every seed."""
+    side = _side(request.variant)
+    world = blue_marble.whole_map(request.root)
+    items, notes = fetched("fashion-mnist", request.root, fashion_mnist.fetch)
+    scenes = {
+        part: ComposedScenes(
+            _parts(world.image, items, part),
+            part=part,
+            seed=request.seed if part == "train" else 0,
+            side=side,
+            count=COUNTS[part],
+            with_masks=request.want == "masks",
+        )
+        for part in COUNTS
+    }
+    mean, std = channel_statistics(scenes["train"].scene(i).image for i in range(64))
+    return DenseData(
+        spec=request.spec,
+        train=scenes["train"],
+        test=scenes["test"],
+        classes=fashion_mnist.CLASSES,
+        ignore=255,
+        palette=PALETTE,
+        mean=mean,
+        std=std,
+        crop=(side, side),
+        source=f"composed scenes of real items: Fashion-MNIST ({notes['source']}, MIT) on Blue Marble (public domain)",
+        notes={"seed": request.seed, "threshold": THRESHOLD, "items": list(ITEMS)},
+    )
+
+
+def _parts(image: Tensor, items: dict[str, Tensor], part: str) -> Parts:
+    blocks = [
+        b * blue_marble.BLOCK
+        for b in range(image.shape[2] // blue_marble.BLOCK)
+        if (b in blue_marble.TEST_BLOCKS) == (part == "test")
+    ]
+    key = "train" if part == "train" else "t10k"
+    return Parts(image, blocks, items[f"{key}_images"], items[f"{key}_labels"])
+
+
+def _side(variant: str) -> int:
+    if not variant:
+        return SIDE
+    if not variant.isdecimal() or not 64 <= int(variant) <= blue_marble.BLOCK:
+        raise UserError(f"composed:{variant} is no side of a scene; give 64 to {blue_marble.BLOCK} pixels")
+    return int(variant)

@@ -1,0 +1,73 @@
+"""Nuclei: one real microscope image with the mask of each of its 125 nuclei, from the package of StarDist.
+
+Schmidt, Weigert, Broaddus and Myers, "Cell Detection with Star-Convex Polygons", 2018. Enough to see that instance
+segmentation runs on real masks, too little to compare anything: the left half of the image is for training, the right
+half for testing.
+"""
+
+from pathlib import Path
+
+import torch
+
+from tokenmix.data.fetch import FetchError
+from tokenmix.data.images.decode import UnreadableImage, decode_numbers
+from tokenmix.data.scenes.cut import CutScenes, Window
+from tokenmix.data.scenes.objects import objects_of_masks
+from tokenmix.data.scenes.request import Request
+from tokenmix.data.scenes.scenes import DenseData, Objects, Scene
+from tokenmix.data.scenes.statistics import channel_statistics
+from tokenmix.data.scenes.wheels import Wheel, read_members
+from tokenmix.data.store import Stored, fetched, stored_path
+
+__all__ = ["fetch", "load"]
+
+NAME = "nuclei"
+TILE = 128
+WHEEL = Wheel(
+    "stardist-0.9.2-cp311-cp311-manylinux_2_24_x86_64.manylinux_2_28_x86_64.whl",
+    "2316c0feb7bd5621e7a277cb3868df475c338943c591925c420ee3622c42f023",
+    3,
+)
+
+
+def load(request: Request) -> DenseData:
+    """Eight tiles of 128 pixels of the left half, and eight of the right."""
+    tensors, notes = fetched(NAME, request.root, fetch)
+    numbers = tensors["objects"].long()
+    masks = numbers == torch.arange(1, int(numbers.max()) + 1)[:, None, None]
+    objects = objects_of_masks(masks[masks.flatten(1).any(1)], [0] * int(masks.flatten(1).any(1).sum()))
+    if request.want == "boxes":
+        objects = Objects(objects.boxes, objects.labels, None, objects.crowd)
+    whole = Scene(tensors["image"].expand(3, -1, -1), NAME, objects=objects)
+    height, width = numbers.shape
+    train, test = (
+        [Window(0, top, left, TILE, TILE) for top in range(0, height, TILE) for left in range(first, last, TILE)]
+        for first, last in ((0, width // 2), (width // 2, width))
+    )
+    mean, std = channel_statistics([whole.image[:, :, : width // 2]])
+    return DenseData(
+        spec=request.spec,
+        train=CutScenes([whole], train),
+        test=CutScenes([whole], test),
+        classes=["nucleus"],
+        ignore=255,
+        palette=[(240, 120, 60)],
+        mean=mean,
+        std=std,
+        crop=(TILE, TILE),
+        source=f"nuclei of StarDist: {notes['source']}, BSD-3-Clause, in {stored_path(NAME, request.root)}",
+    )
+
+
+def fetch(folder: Path) -> Stored:
+    """From the package of PyPI."""
+    names = [f"stardist/data/images/{name}.tif" for name in ("img2d", "mask2d")]
+    contents, source = read_members(WHEEL, names, folder)
+    try:
+        image, numbers = (decode_numbers(content) for content in contents)
+    except UnreadableImage as reason:
+        raise FetchError(f"an image of {WHEEL.file} {reason}") from None
+    if image.shape != numbers.shape or int(image.max()) > 255:
+        raise FetchError(f"{WHEEL.file} has another image than expected")
+    # Stored with 16 bits, but there is no level above 235.
+    return {"image": image[None].byte(), "objects": numbers.byte()}, {"source": source}

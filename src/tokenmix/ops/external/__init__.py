@@ -1,0 +1,1 @@
+"""External attention: its interface and the backends that compute it."""

@@ -1,0 +1,338 @@
+"""External attention: tokens attend to two learned memories of S slots, in time linear in N."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.ops.external.sdpa import external_by_sdpa
+from tokenmix.ops.external.tiled import stream_external
+from tokenmix.ops.linear import linear
+from tokenmix.ops.normalize import broadcast_mask, double_normalize
+from tokenmix.ops.onednn import has_tangent, is_differentiated_by_func, is_followed
+
+__all__ = [
+    "Backend",
+    "Normalization",
+    "Problem",
+    "check_backend",
+    "check_chunks",
+    "check_memories",
+    "check_normalization",
+    "external_attention",
+    "external_attention_map",
+]
+
+Backend = Literal["eager", "tiled", "sdpa", "triton"]
+Normalization = Literal["double", "softmax"]
+
+# From so many entries of the map on, several heads are worked on in tiles.
+LEAST_ENTRIES = 2**18
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a backend computes: checked arguments of `external_attention`. `mask` broadcasts against (..., N)."""
+
+    query: Tensor
+    key_memory: Tensor
+    value_memory: Tensor
+    key_bias: Tensor | None
+    value_bias: Tensor | None
+    mask: Tensor | None
+    normalization: Normalization
+    num_steps: int
+    chunk_size: int | None
+    dropout: float
+
+
+def external_attention(
+    query: Tensor,
+    key_memory: Tensor,
+    value_memory: Tensor,
+    *,
+    key_bias: Tensor | None = None,
+    value_bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    normalization: Normalization = "double",
+    num_steps: int = 1,
+    chunk_size: int | None = None,
+    dropout: float = 0.0,
+    backend: Backend | None = None,
+) -> Tensor:
+    """Attention to S learned slots instead of N tokens.
+
+        A   = Norm(F M_k^T + b_k)
+        out = A M_v + b_v
+
+    Paper: Guo et al., arXiv 2105.02358, equations 5 and 6. The biases are those of the released multi-head code; the
+    paper has none. Under double normalisation b_k cancels exactly (it shifts a slot's logits and its offset alike), so
+    its gradient is 0 up to rounding; it acts under `"softmax"` only.
+
+    Args:
+        query: F, (B, H, N, d) or any other leading axes.
+        key_memory: M_k, (S, d).
+        value_memory: M_v, (S, d_v).
+        key_bias: b_k, (S,).
+        value_bias: b_v, (d_v,).
+        mask: bool, True = the token takes part; (B, N) or (..., N). The others come out as 0.
+        normalization: `"double"`, see `double_normalize`; `"softmax"`, over the slots alone, mixes no tokens.
+        num_steps: Sinkhorn steps of `"double"`.
+        chunk_size: tokens that are worked on at a time, forward and backward. Working memory is then
+            O(chunk_size * S) a head, whatever N; the tokens are read num_steps + 1 times. None does all at once. Not in
+            forward mode and not under torch.func's derivatives.
+        dropout: probability of dropping an entry of A; not with chunk_size.
+        backend: who computes it; one that is named computes it or raises. `"eager"` writes the map. `"tiled"` works
+            on groups of heads whose map stays in the cache and makes it again for the gradient; it has no forward-mode
+            derivative, none by torch.func, and no dropout. None is `"tiled"` where chunk_size is given; also on a CPU,
+            without dropout, for several heads whose maps have more than 2^18 entries, unless the call is exported,
+            traced or transformed by torch.func; else `"eager"`. `"triton"` is fused on a CUDA device and never writes
+            the map; `"sdpa"` is PyTorch's attention over the slots. Both have one Sinkhorn step, and no dropout.
+
+    Measured, float32, two cores of an AMD EPYC (LOG.md), in times of the two bare products, which go to another
+    library: 32 heads, S 64, N 196, batch 8: 0.6 to 0.9; N 4,096: 0.6 to 1.0; one head, d 512, N 16,384: 0.7. Forward
+    and backward: 1.1 to 1.3, 0.8 to 1.1, 0.7. More on other CPUs: `benchmarks/intel/` and `benchmarks/zen4/`.
+
+    Returns:
+        (..., N, d_v), in the query's type; half types are normalised in float32.
+
+    Raises:
+        UserError: shapes that do not fit, an unknown normalisation, options that exclude each other, a backend that
+            cannot do what is asked.
+    """
+    check_normalization(normalization, num_steps)
+    check_memories(query, key_memory, value_memory, key_bias, value_bias)
+    if not 0.0 <= dropout <= 1.0:
+        raise UserError(f"dropout must lie between 0 and 1, got {dropout}")
+    check_chunks(chunk_size, dropout)
+    check_backend(backend, chunk_size, dropout)
+    learned = key_memory, value_memory, key_bias, value_bias
+    chosen = backend or _choose(query, learned, chunk_size, dropout)
+    full = None if mask is None else broadcast_mask(mask, query)
+    return _BACKENDS[chosen].run(
+        Problem(
+            query,
+            key_memory,
+            value_memory,
+            key_bias,
+            value_bias,
+            full,
+            normalization,
+            num_steps,
+            chunk_size,
+            dropout,
+        )
+    )
+
+
+def external_attention_map(
+    query: Tensor,
+    key_memory: Tensor,
+    *,
+    key_bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    normalization: Normalization = "double",
+    num_steps: int = 1,
+) -> Tensor:
+    """The map A (..., N, S) that `external_attention` uses with the same arguments; rows of masked tokens are 0."""
+    check_normalization(normalization, num_steps)
+    _check_keys(query, key_memory, key_bias)
+    return _map(query, key_memory, key_bias, mask, normalization, num_steps)
+
+
+def check_normalization(normalization: str, num_steps: int) -> None:
+    """Raise `UserError` for a normalisation that is not there, or steps that it does not have."""
+    if normalization not in ("double", "softmax"):
+        raise unknown_name("normalization", normalization, ("double", "softmax"))
+    if num_steps < 1:
+        raise UserError(f"num_steps must be at least 1, got {num_steps}; 1 is the published double normalisation")
+    if normalization == "softmax" and num_steps != 1:
+        raise UserError(f"normalization='softmax' has no Sinkhorn steps, got num_steps={num_steps}; use 'double'")
+
+
+def check_chunks(chunk_size: int | None, dropout: float) -> None:
+    """Raise `UserError` for a chunk without tokens, or for chunks together with dropout of the map."""
+    if chunk_size is None:
+        return
+    if chunk_size < 1:
+        raise UserError(f"chunk_size must be at least 1 token, got {chunk_size}; None does all tokens at once")
+    if dropout > 0.0:
+        raise UserError(
+            f"chunk_size={chunk_size} excludes dropout of the map, got {dropout}; set one of them to None or 0"
+        )
+
+
+def check_backend(backend: Backend | None, chunk_size: int | None, dropout: float) -> None:
+    """Raise `UserError` for a backend that is not there, or that cannot do what is asked."""
+    if backend is None:
+        return
+    if backend not in get_args(Backend):
+        raise unknown_name("backend", backend, get_args(Backend))
+    if backend not in _BACKENDS:
+        raise UserError(f"backend={backend!r} is not built; there are {', '.join(map(repr, _BACKENDS))}")
+    reason = _BACKENDS[backend].obstacle(chunk_size, dropout)
+    if reason is not None:
+        raise UserError(f"backend={backend!r} {reason}")
+
+
+def check_memories(
+    query: Tensor, key_memory: Tensor, value_memory: Tensor, key_bias: Tensor | None, value_bias: Tensor | None
+) -> None:
+    """Raise `UserError` for memories and biases that do not fit the query or each other."""
+    _check_keys(query, key_memory, key_bias)
+    if value_memory.dim() != 2 or value_memory.shape[0] != key_memory.shape[0]:
+        raise UserError(f"value_memory must be (S = {key_memory.shape[0]}, d_v), got {tuple(value_memory.shape)}")
+    if value_bias is not None and value_bias.shape != value_memory.shape[1:]:
+        raise UserError(f"value_bias must be (d_v,) = {tuple(value_memory.shape[1:])}, got {tuple(value_bias.shape)}")
+
+
+def _check_keys(query: Tensor, key_memory: Tensor, key_bias: Tensor | None) -> None:
+    if query.dim() < 2 or key_memory.dim() != 2 or query.shape[-1] != key_memory.shape[-1]:
+        raise UserError(
+            f"external attention takes query (..., N, d) and key_memory (S, d) of one width d, "
+            f"got {tuple(query.shape)} and {tuple(key_memory.shape)}"
+        )
+    if key_bias is not None and key_bias.shape != key_memory.shape[:1]:
+        raise UserError(f"key_bias must be (S,) = {tuple(key_memory.shape[:1])}, got {tuple(key_bias.shape)}")
+
+
+def _choose(
+    query: Tensor, learned: tuple[Tensor, Tensor, Tensor | None, Tensor | None], chunk_size: int | None, dropout: float
+) -> Backend:
+    if chunk_size is not None:
+        return "tiled"
+    if query.device.type != "cpu" or dropout > 0.0 or query.dim() < 3:
+        return "eager"
+    if torch.compiler.is_exporting() or torch.jit.is_tracing() or _is_transformed(query, *learned):
+        return "eager"
+    heads, map_entries = query.shape[-3], query.shape[:-1].numel() * learned[0].shape[0]
+    return "tiled" if heads > 1 and map_entries > LEAST_ENTRIES else "eager"
+
+
+def _is_transformed(*tensors: Tensor | None) -> bool:
+    """Under vmap, jvp and the like, for which the tiles have a slow rule or none."""
+    return torch._C._are_functorch_transforms_active() or _has_tangents(*tensors)
+
+
+def _has_tangents(*tensors: Tensor | None) -> bool:
+    return any(tensor is not None and has_tangent(tensor) for tensor in tensors)
+
+
+def _eager(problem: Problem) -> Tensor:
+    shares = _map(
+        problem.query,
+        problem.key_memory,
+        problem.key_bias,
+        problem.mask,
+        problem.normalization,
+        problem.num_steps,
+    )
+    if problem.dropout > 0.0:
+        shares = F.dropout(shares, problem.dropout)
+    out = linear(shares, problem.value_memory.mT, problem.value_bias)
+    if problem.mask is None or problem.value_bias is None:
+        return out
+    return out.masked_fill(~problem.mask.unsqueeze(-1), 0.0)
+
+
+def _eager_obstacle(chunk_size: int | None, _: float) -> str | None:
+    if chunk_size is None:
+        return None
+    return f"does all tokens at once, got chunk_size={chunk_size}; leave chunk_size at None or use backend='tiled'"
+
+
+def _tiled(problem: Problem) -> Tensor:
+    tensors = problem.query, problem.key_memory, problem.value_memory, problem.key_bias, problem.value_bias
+    if is_differentiated_by_func() or _has_tangents(*tensors):
+        # In forward mode a registered operator without a rule answers 0 in silence.
+        raise UserError(
+            "the tiles have no forward-mode derivative and no rule for torch.func: use backend='eager', no chunk_size"
+        )
+    tensors = _autocast(*tensors)
+    steps = problem.num_steps if problem.normalization == "double" else 0
+    return stream_external(*tensors, problem.mask, steps, problem.chunk_size)[0]  # pyright: ignore[reportCallIssue]
+
+
+def _tiled_obstacle(_: int | None, dropout: float) -> str | None:
+    if dropout == 0.0:
+        return None
+    return f"has no dropout of the map, got dropout={dropout}; set it to 0 or use backend='eager'"
+
+
+def _sdpa(problem: Problem) -> Tensor:
+    _check_one_step("sdpa", problem)
+    tensors = (problem.query, problem.key_memory, problem.value_memory, problem.key_bias, problem.value_bias)
+    return external_by_sdpa(*tensors, problem.mask, double=problem.normalization == "double")
+
+
+def _triton(problem: Problem) -> Tensor:
+    _check_one_step("triton", problem)
+    # The kernels' file imports triton, which a CPU does without.
+    from tokenmix.kernels.support import require_triton
+
+    tensors = _autocast(problem.query, problem.key_memory, problem.value_memory, problem.key_bias, problem.value_bias)
+    require_triton("external_attention", *tensors)
+    from tokenmix.kernels.external import fused_external_attention
+
+    return fused_external_attention(*tensors, mask=problem.mask, normalization=problem.normalization)
+
+
+def _check_one_step(backend: str, problem: Problem) -> None:
+    if problem.num_steps != 1:
+        raise UserError(f"backend={backend!r} has one Sinkhorn step, got num_steps={problem.num_steps}; use 'eager'")
+
+
+def _fused_obstacle(chunk_size: int | None, dropout: float) -> str | None:
+    return _eager_obstacle(chunk_size, dropout) or _tiled_obstacle(chunk_size, dropout)
+
+
+class _Way(NamedTuple):
+    """How a backend computes a problem, and why it cannot, given (chunk_size, dropout), if so."""
+
+    run: Callable[[Problem], Tensor]
+    obstacle: Callable[[int | None, float], str | None]
+
+
+_BACKENDS: dict[str, _Way] = {
+    "eager": _Way(_eager, _eager_obstacle),
+    "tiled": _Way(_tiled, _tiled_obstacle),
+    "sdpa": _Way(_sdpa, _fused_obstacle),
+    "triton": _Way(_triton, _fused_obstacle),
+}
+
+
+def _map(
+    query: Tensor,
+    key_memory: Tensor,
+    key_bias: Tensor | None,
+    mask: Tensor | None,
+    normalization: Normalization,
+    num_steps: int,
+) -> Tensor:
+    logits = linear(query, key_memory, key_bias)
+    if normalization == "double":
+        fused = logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64)
+        if fused and mask is None and key_bias is None and num_steps == 1:
+            # Two fused kernels. They cannot have a slot that is closed by -inf, which only a bias or float16 brings. On
+            # CUDA the first would have one block of threads for all tokens of a head.
+            if is_followed(logits):
+                return torch.softmax(torch.log_softmax(logits, dim=-2), dim=-1)
+            # In place: what is written last is still in the cache.
+            torch.log_softmax(logits, dim=-2, out=logits)
+            return torch.softmax(logits, dim=-1, out=logits)
+        return double_normalize(logits, mask=mask, num_steps=num_steps)
+    shares = torch.softmax(logits, dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32)).to(logits.dtype)
+    return shares if mask is None else shares.masked_fill(~broadcast_mask(mask, logits).unsqueeze(-1), 0.0)
+
+
+def _autocast(*tensors: Tensor | None) -> tuple[Tensor, ...]:
+    """What autocast would do at the door of a built-in operator; ours is not on its list."""
+    kind = next(t for t in tensors if t is not None).device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return tensors  # pyright: ignore[reportReturnType]
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(t if t is None else t.to(dtype) for t in tensors)  # pyright: ignore[reportReturnType]

@@ -1,0 +1,203 @@
+"""Tasks, models and data sets by name. Each is registered once, by the package that defines it, and looked up here.
+
+An entry says where a thing is defined ("module:name") and imports it at first use, so that names can be listed and
+checked without PyTorch. Packages outside tokenmix register with the same functions; those that are installed are found
+by the entry point group `tokenmix.plugins`, whose modules register on import:
+
+    [project.entry-points."tokenmix.plugins"]
+    mine = "my_package.tokenmix_plugin"
+"""
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from importlib.metadata import entry_points
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from tokenmix.errors import UserError, unknown_name
+
+__all__ = [
+    "DATA_SETS",
+    "MODELS",
+    "TASKS",
+    "DataEntry",
+    "ModelEntry",
+    "Registry",
+    "TaskEntry",
+    "get_task",
+    "list_tasks",
+    "load_object",
+    "load_plugin",
+]
+
+
+class Entry(Protocol):
+    """What can be registered."""
+
+    @property
+    def name(self) -> str: ...
+
+
+E = TypeVar("E", bound=Entry)
+Target = str | Callable[..., Any]
+"""A function or class, or "module:name" of one."""
+
+
+def load_object(target: Target) -> Any:
+    """The object that a target names; itself if it is one already."""
+    if not isinstance(target, str):
+        return target
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskEntry:
+    """A task.
+
+    Attributes:
+        name: for example `semantic-segmentation`.
+        about: one line for `tokenmix list tasks`.
+        task: its `TaskModule` class.
+        options: dataclass of what only this task can be given; a module that PyTorch is not imported for.
+    """
+
+    name: str
+    about: str
+    task: Target
+    options: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelEntry:
+    """A model.
+
+    Attributes:
+        name: for example `gmlp_small`.
+        tasks: names of the tasks that train it.
+        about: one line for `tokenmix list models`.
+        build: called with `arguments`, overridden by the caller's; returns the module.
+        arguments: what makes this preset of `build`.
+    """
+
+    name: str
+    tasks: tuple[str, ...]
+    about: str
+    build: Target
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def create(self, **kwargs: Any) -> Any:
+        """The model."""
+        return load_object(self.build)(**{**self.arguments, **kwargs})
+
+
+Kind = Literal["images", "classes", "boxes", "masks", "clouds", "parts", "corpus", "labelled-text", "questions"]
+"""What a data set holds: labelled images, images with a class for each pixel, with boxes or with masks of objects,
+point clouds with a class or with parts, running text, labelled texts, questions about texts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataEntry:
+    """A data set, or a layout of files on the user's disk.
+
+    Attributes:
+        name: what `--data` begins with.
+        kinds: what it holds; a task reads those that it can learn from.
+        about: how much there is, in what layout, and megabytes to fetch.
+        licence: of the content.
+        origin: where it comes from, in the order of trying.
+        load: the reader, called with a `DataRequest`.
+        variant: what may follow the name and a colon: nothing, a path, a number, or one of some names.
+        stored: names in the cache; empty if nothing is fetched.
+    """
+
+    name: str
+    kinds: tuple[Kind, ...]
+    about: str
+    licence: str
+    origin: str
+    load: Target
+    variant: Literal["none", "path", "number"] | tuple[str, ...] = "none"
+    stored: tuple[str, ...] = ()
+
+
+class Registry(Generic[E]):
+    """Entries by name, in the order of registration.
+
+    Args:
+        kind: what an entry is, for messages.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, E] = {}
+
+    def register(self, *entries: E) -> None:
+        """Add entries; `UserError` for a name that another entry has."""
+        for entry in entries:
+            if self._entries.setdefault(entry.name, entry) != entry:
+                raise UserError(f"the {self.kind} {entry.name!r} is registered already; choose another name")
+
+    def __getitem__(self, name: str) -> E:
+        """The entry of that name; `UserError` with the nearest names if there is none."""
+        _load_all()
+        if name not in self._entries:
+            raise unknown_name(self.kind, name, self._entries)
+        return self._entries[name]
+
+    def __contains__(self, name: object) -> bool:
+        _load_all()
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[E]:
+        _load_all()
+        return iter(self._entries.values())
+
+    def names(self, pattern: str = "*") -> list[str]:
+        """The names that match a glob."""
+        _load_all()
+        return [name for name in self._entries if fnmatch(name, pattern)]
+
+
+TASKS: Registry[TaskEntry] = Registry("task")
+MODELS: Registry[ModelEntry] = Registry("model")
+DATA_SETS: Registry[DataEntry] = Registry("data set")
+
+# Packages that register what tokenmix itself has; importing them is cheap.
+_OWN = ("tokenmix.data", "tokenmix.tasks")
+_loaded = False
+
+
+def _load_all() -> None:
+    """Import what registers: our own packages, then the installed plug-ins."""
+    global _loaded
+    if _loaded:
+        return
+    _loaded = True
+    for package in _OWN:
+        importlib.import_module(package)
+    for point in entry_points(group="tokenmix.plugins"):
+        load_plugin(point.value)
+
+
+def load_plugin(module: str) -> None:
+    """Import a module that registers tasks, models or data sets; `UserError` if it cannot be imported."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        raise UserError(f"the plug-in {module} cannot be imported ({type(error).__name__}: {error})") from error
+
+
+def list_tasks() -> list[str]:
+    """The names of the tasks."""
+    return TASKS.names()
+
+
+def get_task(name: str) -> Any:
+    """The class of a task; `UserError` with the nearest names if there is none."""
+    return load_object(TASKS[name].task)
+
+
+# Goes once programs ask the task itself (DESIGN.md, "A name stands once").
+TEXT_TASKS = frozenset({"masked-lm", "text-classification", "question-answering"})

@@ -1,0 +1,230 @@
+"""Image classification: cross-entropy, accuracy, confusion matrix."""
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
+
+import timm
+import torch
+import torch.nn.functional as F
+from timm.data.mixup import Mixup
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.checkpoint import checkpoint
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
+
+from tokenmix.data.images import ImageData, load_images, make_augment, make_loader, read_image
+from tokenmix.data.images.erase import Erase
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.layers.less_attention import LessAttention
+from tokenmix.losses import DiagonalityForm, diagonality_loss
+from tokenmix.models import create_model, list_models
+from tokenmix.ops.less import Scores
+from tokenmix.tasks.fitting import check_own, unfit
+from tokenmix.train.metrics import CrossEntropy
+from tokenmix.train.same_classes import check_names
+from tokenmix.train.task import TaskData, TaskModule, TaskRecipe
+
+__all__ = ["CrossEntropy", "ImageClassification", "LabelledImages"]
+
+CONFUSION_CLASSES = 200
+FROM_DATA = {"num_classes": "--data", "in_chans": "--data", "img_size": "--img-size"}
+
+
+class LabelledImages(TaskData):
+    """Images of `tokenmix.data.images`, normalised with `mean` and `std`."""
+
+    def __init__(self, images: ImageData, config: TaskRecipe, mean: Sequence[float], std: Sequence[float]) -> None:
+        self.images, self.config = images, config
+        self.num_train, self.num_test = len(images.train), len(images.test)
+        self._shared: dict[str, Any] = {
+            "mean": mean, "std": std, "seed": config.seed, "workers": config.workers,
+            "pin_memory": torch.cuda.is_available(),
+        }  # fmt: skip
+
+    def describe(self) -> dict[str, Any]:
+        """Classes, channels, size, normalisation, source and what was skipped."""
+        return self.images.describe()
+
+    def train_batches(self, *, batch_size: int, epoch: int, start: int) -> Iterable[Any]:
+        """Augmented batches of an epoch from batch `start` on."""
+        loader = make_loader(
+            self.images.train, batch_size=batch_size, shuffle=True, augment=self.config.augment, drop_last=True,
+            color_jitter=self.config.color_jitter, reprob=self.config.reprob, start_batch=start, **self._shared,
+        )  # fmt: skip
+        loader.set_epoch(epoch)
+        return loader
+
+    def test_batches(self, *, batch_size: int) -> Iterable[Any]:
+        """The test images, as they are."""
+        return make_loader(
+            self.images.test, batch_size=batch_size, shuffle=False, augment="none", drop_last=False, **self._shared
+        )
+
+    def part(self, rank: int, world_size: int) -> "LabelledImages":
+        """The same images, of which each process reads its share."""
+        if self.num_test < world_size:
+            raise UserError(f"{self.num_test} test images are too few for {world_size} processes; give more images")
+        other = copy.copy(self)
+        other._shared = {**self._shared, "rank": rank, "world_size": world_size}
+        return other
+
+
+class ImageClassification(TaskModule):
+    """One label for each image: cross-entropy with label smoothing, and timm's Mixup and CutMix if asked for.
+
+    With `config.diagonality` the diagonality loss is added, on the scores that the model's `forward_with_scores` hands
+    out: logits (B, classes), and the scores that each less-attention layer made.
+    """
+
+    headline: ClassVar[str] = "accuracy"
+    direction: ClassVar[Literal["max", "min"]] = "max"
+    tables: ClassVar[frozenset[str]] = frozenset({"confusion"})
+
+    def __init__(self, model: nn.Module, config: TaskRecipe, data: Mapping[str, Any]) -> None:
+        super().__init__(model, config, data)
+        self.classes: list[str] = list(data["classes"])
+        if config.diagonality:
+            _check_scores(model, config)
+        self.mixup = None
+        if config.mixup or config.cutmix:
+            self.mixup = Mixup(
+                config.mixup, config.cutmix, label_smoothing=config.smoothing, num_classes=len(self.classes)
+            )
+
+    @classmethod
+    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> LabelledImages:
+        """Read the images of `config.data`; `UserError` if `like` has other classes or channels."""
+        size = config.img_size if like is None else tuple(like["img_size"])
+        images = load_images(
+            config.data, img_size=size, limit=config.limit, limit_eval=config.limit_eval, seed=config.seed,
+            crop_pct=config.crop_pct,
+        )  # fmt: skip
+        if like is None:
+            return LabelledImages(images, config, images.mean, images.std)
+        _check_like(config.data, images, like)
+        return LabelledImages(images, config, like["mean"], like["std"])
+
+    @classmethod
+    def build_model(cls, config: TaskRecipe, data: Mapping[str, Any]) -> nn.Module:
+        """The model of that name, with as many classes and channels and as large as the data."""
+        check_own(config.model_kwargs, FROM_DATA)
+        given = {"num_classes": len(data["classes"]), "in_chans": data["channels"], "img_size": tuple(data["img_size"])}
+        try:
+            return create_model(config.model, **given, **config.model_kwargs)
+        except TypeError as error:
+            # Of timm's models the convolutional ones have no such argument: they take images of any size.
+            if config.model in list_models() or "img_size" not in str(error):
+                raise
+            del given["img_size"]
+            return create_model(config.model, **given, **config.model_kwargs)
+
+    @classmethod
+    def check(cls, config: TaskRecipe, batch_size: int) -> None:
+        """Mixup pairs the images of a batch; a model's name is looked up before any data is fetched."""
+        if config.model not in list_models() and not timm.is_model(config.model):
+            raise unfit("model", config.model, config.task, list_models())
+        if (config.mixup or config.cutmix) and batch_size % 2:
+            raise UserError(
+                f"mixup and cutmix pair the images of a batch: {batch_size} is odd; give an even --batch-size"
+            )
+        make_augment(config.augment, seed=0, flip=True, fill=None, color_jitter=config.color_jitter)
+        Erase(config.reprob, 0)
+        for name in ("mixup", "cutmix", "smoothing", "diagonality"):
+            if not getattr(config, name) >= 0:
+                raise UserError(f"{name} must not be negative, got {getattr(config, name)}")
+        if config.diagonality_form not in get_args(DiagonalityForm):
+            raise unknown_name("diagonality_form", config.diagonality_form, get_args(DiagonalityForm))
+        if config.smoothing >= 1:
+            raise UserError(f"smoothing must lie in [0, 1), got {config.smoothing}")
+
+    def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Cross-entropy; with mixed images against mixed targets, which hold the smoothing already."""
+        images, targets, smoothing = batch["image"], batch["label"], self.config.smoothing
+        # A batch is odd only if one of its files could not be read any more; then nothing can be paired.
+        if self.mixup is not None and len(images) % 2 == 0:
+            (images, targets), smoothing = self.mixup(images.clone(), targets), 0.0
+        if not self.config.diagonality:
+            return F.cross_entropy(self.model(images).float(), targets, label_smoothing=smoothing), {}
+        logits, scores = self.model.forward_with_scores(images)  # type: ignore[operator]
+        entropy = F.cross_entropy(logits.float(), targets, label_smoothing=smoothing)
+        diagonality = self._diagonality(scores)
+        return entropy + self.config.diagonality * diagonality, {"diagonality": diagonality.detach()}
+
+    def _diagonality(self, layers: Sequence[Scores]) -> Tensor:
+        """The mean over the layers of the hinge, the sum of the printed form, as the article adds them."""
+        form = self.config.diagonality_form
+        if self.config.grad_checkpointing:
+            # Else every layer's N x N maps would be kept for the backward pass, though its block's are not.
+            losses = [checkpoint(diagonality_loss, scores, form, use_reentrant=False) for scores in layers]
+        else:
+            losses = [diagonality_loss(scores, form) for scores in layers]
+        return torch.stack(losses).sum() if form == "printed" else torch.stack(losses).mean()  # type: ignore[arg-type]
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """As for every task; `forward_with_scores` gathers the parts as `forward` does."""
+        super().shard(mesh)
+        if self.config.diagonality:
+            from torch.distributed.fsdp import register_fsdp_forward_method
+
+            register_fsdp_forward_method(self.model, "forward_with_scores")
+
+    def evaluate(self, batch: Mapping[str, Tensor]) -> None:
+        """Logits of the batch against its labels."""
+        self.scores.update(self.model(batch["image"]).float(), batch["label"])
+
+    def metrics(self) -> MetricCollection:
+        """Accuracy, top-5 accuracy if there are more than five classes, loss, and of up to 200 classes the confusion
+        matrix (true x predicted).
+        """
+        classes = len(self.data["classes"])
+        options: dict[str, Any] = {"num_classes": classes, "validate_args": False}
+        chosen: dict[str, Metric] = {
+            "accuracy": MulticlassAccuracy(average="micro", **options),
+            "loss": CrossEntropy(),
+        }
+        # Nobody reads a matrix of a million numbers, and it would be written with every checkpoint.
+        if classes <= CONFUSION_CLASSES:
+            chosen["confusion"] = MulticlassConfusionMatrix(**options)
+        if classes > 5:
+            chosen["top5"] = MulticlassAccuracy(average="micro", top_k=5, **options)
+        return MetricCollection({**chosen}, compute_groups=False)
+
+    def example(self) -> dict[str, Tensor]:
+        """Two images of noise."""
+        return {"images": torch.randn(2, self.data["channels"], *self.data["img_size"])}
+
+    @torch.no_grad()
+    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+        """Label, its probability, and the five most probable classes of each file."""
+        self.eval()
+        mean, std = (torch.tensor(self.data[key]).view(-1, 1, 1) for key in ("mean", "std"))
+        size = tuple(self.data["img_size"])
+        answers = []
+        for file in map(Path, inputs):
+            image = read_image(file, self.data["channels"], size, crop_pct=self.data.get("crop_pct", 1.0))
+            image = image.float().div(255).sub(mean).div(std)
+            weight = next(self.model.parameters())
+            probabilities = self.model(image[None].to(weight)).float().softmax(-1)[0]
+            best, which = probabilities.topk(min(5, len(self.classes)))
+            top = {self.classes[i]: round(p, 6) for p, i in zip(best.tolist(), which.tolist())}
+            label, probability = next(iter(top.items()))
+            answers.append({"file": str(file), "label": label, "probability": probability, "top": top})
+        return answers
+
+
+def _check_scores(model: nn.Module, config: TaskRecipe) -> None:
+    made = any(isinstance(module, LessAttention) for module in model.modules())
+    if not made or not hasattr(model, "forward_with_scores"):
+        raise UserError(
+            f"diagonality={config.diagonality:g} acts on scores that less-attention makes, and {config.model!r} hands "
+            "out none; leave it out, or give --model lavit_nano or --model mixer_nano --model-kwargs mixer=less"
+        )
+
+
+def _check_like(spec: str, images: ImageData, like: Mapping[str, Any]) -> None:
+    check_names(spec, images.classes, like["classes"])
+    if images.channels != like["channels"]:
+        raise UserError(f"{spec!r} has {images.channels} channels, the run was trained on {like['channels']}")

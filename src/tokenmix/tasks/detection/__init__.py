@@ -1,0 +1,16 @@
+"""Object detection and instance segmentation."""
+
+from tokenmix.registry import TASKS, TaskEntry
+
+TASKS.register(
+    TaskEntry(
+        name="detection",
+        about="boxes with a class; COCO's average precision of boxes",
+        task="tokenmix.tasks.detection.boxes:Detection",
+    ),
+    TaskEntry(
+        name="instance-segmentation",
+        about="a mask for each object; COCO's average precision of masks",
+        task="tokenmix.tasks.detection.masks:InstanceSegmentation",
+    ),
+)

@@ -1,0 +1,214 @@
+"""What stands under a detector's pyramid: a ResNet with a block of attention behind its last stage, or a LaViT."""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, get_args
+
+import torch
+from timm.layers import GroupNorm
+from timm.layers.norm import LayerNorm2d
+from timm.layers.norm_act import freeze_batch_norm_2d
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.layers.base import Mixer
+from tokenmix.layers.external import Tie
+from tokenmix.models.isotropic import BlockMap
+from tokenmix.models.lavit import LaViT
+from tokenmix.models.pretrained import timm_resnet
+from tokenmix.models.registry import create_model, list_models
+from tokenmix.tasks.segmentation.models.blocks import ContextName, make_context
+
+__all__ = ["Body", "LaViTBody", "Norm", "ResNetBody"]
+
+Norm = Literal["batch", "frozen", "group"]
+Size = tuple[int, int]
+
+
+class Body(nn.Module, ABC):
+    """Images (B, 3, H, W) to maps, finest first.
+
+    Attributes:
+        widths: channels of each map.
+        reductions: strides of each map.
+        mixer_name: for listings.
+    """
+
+    widths: Sequence[int]
+    reductions: Sequence[int]
+    mixer_name: str
+
+    @abstractmethod
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """The maps."""
+
+    @abstractmethod
+    def attention_maps(self, images: Tensor) -> list[BlockMap]:
+        """What the blocks of attention looked at."""
+
+    @abstractmethod
+    def macs(self, size: Size) -> int:
+        """Multiply-adds of one image: convolutions counted on the meta device, mixers from their equations."""
+
+    @abstractmethod
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute stages or blocks in the backward pass instead of keeping what they made."""
+
+    def set_input_size(self, size: Size) -> None:
+        """Take images of this size from now on; a network without learned matrices over places takes any."""
+        return
+
+    def warnings(self) -> list[str]:
+        """Lines on what does not pay at the size for which it is built."""
+        return []
+
+
+class ResNetBody(Body):
+    """A ResNet of timm's, with the EANet block, or its twin of self-attention, on its last map.
+
+        maps = resnet(images),   last = relu(last + Norm(conv2(A V)))
+
+    Paper: Guo et al., arXiv 2105.02358, add the block behind the last stage of a ResNet-50 for COCO. How it was
+    initialised is not known; here the scale of its norm starts at 0, so that it starts as the identity.
+
+    Args:
+        backbone: name of a ResNet of timm's.
+        backbone_kwargs: arguments of its constructor.
+        pretrained_backbone: start from timm's weights.
+        levels: which of its five maps are handed out: 0 the stem, 1 to 4 the stages; the last stage among them.
+        mixer: `"external"`, `"self"` or `"none"`.
+        num_slots, tie: as in `ExternalAttention2d`, whose own are taken if None.
+        norm: `"batch"`, `"frozen"` (of the backbone alone, after its weights are read), or `"group"`, also in the
+            block, for training from scratch with few images in a batch.
+        frozen_stages: how many parts stay as they are: 1 the stem, 2 also the first stage, ...
+
+    Raises:
+        UserError: no ResNet of timm's, an unknown option, or weights that cannot be fetched.
+    """
+
+    def __init__(
+        self,
+        *,
+        backbone: str = "resnet50",
+        backbone_kwargs: Mapping[str, Any] | None = None,
+        pretrained_backbone: bool = False,
+        levels: Sequence[int] = (1, 2, 3, 4),
+        mixer: ContextName = "external",
+        num_slots: int | None = None,
+        tie: Tie | None = None,
+        norm: Norm = "batch",
+        frozen_stages: int = 0,
+        device: Any = None,
+    ) -> None:
+        super().__init__()
+        if norm not in get_args(Norm):
+            raise unknown_name("norm", norm, get_args(Norm))
+        if not 0 <= frozen_stages <= 5:
+            raise UserError(f"frozen_stages must be 0 to 5, got {frozen_stages}")
+        group = partial(GroupNorm, num_groups=8)
+        given: dict[str, Any] = {**(backbone_kwargs or {}), **({"norm_layer": group} if norm == "group" else {})}
+        given |= {"features_only": True, "out_indices": tuple(levels), "device": device}
+        net = timm_resnet(backbone, pretrained=pretrained_backbone, **given)
+        if norm == "frozen":
+            with torch.device(device or "cpu"):
+                net = freeze_batch_norm_2d(net)
+        self.net: Any = net
+        for name, parameter in self.net.named_parameters():
+            stage = int(name[5]) if name.startswith("layer") else 0
+            parameter.requires_grad_(stage >= frozen_stages)
+        self.widths, self.reductions = self.net.feature_info.channels(), self.net.feature_info.reduction()
+        self.mixer_name = {"external": "external-2d", "self": "self-2d"}.get(mixer, "none")
+        self.block = make_context(mixer, self.widths[-1], {"num_slots": num_slots, "tie": tie}, {"device": device})
+        if isinstance(self.block, Mixer):
+            if norm == "group":
+                self.block.norm = group(self.widths[-1]).to(device)
+            nn.init.zeros_(self.block.norm.weight)  # type: ignore[union-attr, arg-type]
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """The maps, the last behind the block."""
+        *maps, last = self.net(images)
+        return [*maps, self.block(last)]
+
+    @torch.no_grad()
+    def attention_maps(self, images: Tensor) -> list[BlockMap]:
+        """That of the block: (B, 1, N, S) or (B, 1, N, N)."""
+        if not isinstance(self.block, Mixer):
+            return []
+        last = self.net(images)[-1]
+        return [BlockMap("block", self.block.capabilities.map, self.block.attention_map(last), tuple(last.shape[2:]))]
+
+    @torch.no_grad()
+    def macs(self, size: Size) -> int:
+        """The ResNet's counted, the block's from its equation."""
+        twin = copy.deepcopy(self.net).to("meta", torch.float32).eval()
+        with FlopCounterMode(display=False) as counter:
+            last = twin(torch.empty(1, 3, *size, device="meta"))[-1]
+        block = self.block.macs(last.shape[2] * last.shape[3]) if isinstance(self.block, Mixer) else 0
+        return counter.get_total_flops() // 2 + block
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """timm's, stage by stage."""
+        self.net.set_grad_checkpointing(enable)
+
+
+class LaViTBody(Body):
+    """A LaViT without its head, with a norm behind each stage that is handed out.
+
+    Images must be of `img_size`, since Theta and Psi are matrices over the places of a grid; `set_input_size`
+    interpolates them over the queries' and the keys' grid, scaled by the ratio of tokens (docs/guides/image-size.md).
+
+    Args:
+        backbone: name of a LaViT.
+        backbone_kwargs: arguments of its constructor.
+        img_size: side of the images.
+        levels: which of its four stages are handed out.
+    """
+
+    def __init__(
+        self,
+        *,
+        backbone: str = "lavit_tiny",
+        backbone_kwargs: Mapping[str, Any] | None = None,
+        img_size: Size = (512, 512),
+        levels: Sequence[int] = (0, 1, 2, 3),
+        device: Any = None,
+    ) -> None:
+        super().__init__()
+        if backbone not in list_models("lavit*"):
+            raise UserError(f"backbone {backbone!r} is no LaViT; give one of {', '.join(list_models('lavit*'))}")
+        net = create_model(backbone, num_classes=0, img_size=img_size, **(backbone_kwargs or {}), device=device)
+        assert isinstance(net, LaViT)
+        self.net, self.levels = net, list(levels)
+        net.prune_intermediate_layers(self.levels, prune_norm=True)
+        self.widths = [net.feature_info[i]["num_chs"] for i in levels]
+        self.reductions = [net.feature_info[i]["reduction"] for i in levels]
+        self.norms = nn.ModuleList(LayerNorm2d(width, device=device) for width in self.widths)
+        self.mixer_name = net.mixer_name
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """The maps of the stages, each normalised."""
+        maps = self.net.forward_intermediates(images, indices=self.levels, intermediates_only=True)
+        return [norm(x) for norm, x in zip(self.norms, maps, strict=True)]
+
+    def attention_maps(self, images: Tensor) -> list[BlockMap]:
+        """LaViT's own, of every block."""
+        return self.net.attention_maps(images)
+
+    def macs(self, size: Size) -> int:
+        """LaViT's own, at the size for which it is built."""
+        return self.net.macs()
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Block by block."""
+        self.net.set_grad_checkpointing(enable)
+
+    def set_input_size(self, size: Size) -> None:
+        """Interpolate what is learned over the places of a grid."""
+        self.net.set_input_size(size)
+
+    def warnings(self) -> list[str]:
+        """LaViT's own."""
+        return self.net.warnings()

@@ -1,0 +1,114 @@
+"""Objects of an image that is larger than what a detector looks at: window by window, and one list at the end."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torchvision.ops import batched_nms
+
+from tokenmix.errors import UserError
+from tokenmix.tasks.segmentation.windows import window_starts
+
+__all__ = ["Found", "check_windows", "find_in_windows"]
+
+Found = dict[str, Tensor]
+# How far a box may end from the edge of a window and still be taken for one that the edge cuts.
+EDGE = 2.0
+
+
+def check_windows(window: int | None, overlap: float) -> None:
+    """Raise `UserError` unless these are possible."""
+    if window is not None and window < 16:
+        raise UserError(f"window={window} is too small; give 16 pixels or more, or leave it out for whole images")
+    if not 0 <= overlap < 1:
+        raise UserError(f"overlap is a share of the window in [0, 1), got {overlap:g}")
+
+
+def find_in_windows(
+    detect: Callable[[Sequence[Tensor]], list[Found]],
+    image: Tensor,
+    *,
+    window: int,
+    overlap: float,
+    nms: float,
+    count: int,
+    at_once: int = 4,
+) -> Found:
+    """The objects of an image, found in square windows that share `overlap` of their side.
+
+    A box that the edge of a window cuts is kept only where no other window saw more of the object: where less than half
+    of it lies in a box of its class. The rest is merged by NMS of each class.
+
+    Args:
+        detect: images to detections of each.
+        image: (3, H, W).
+        window: side of a window.
+        overlap: share of the side, best more than the largest object.
+        nms: overlap of two boxes of which the worse is dropped.
+        count: at most as many objects.
+        at_once: windows in a batch.
+    """
+    height, width = image.shape[1:]
+    step = max(round(window * (1 - overlap)), 1)
+    rows, columns = window_starts(height, window, step), window_starts(width, window, step)
+    corners = [(top, left) for top in rows for left in columns]
+    parts: list[tuple[Found, int, int]] = []
+    for i in range(0, len(corners), at_once):
+        some = corners[i : i + at_once]
+        found = detect([image[:, top : top + window, left : left + window] for top, left in some])
+        parts += [(part, *corner) for part, corner in zip(found, some, strict=True)]
+    boxes = torch.cat([part["boxes"] + part["boxes"].new_tensor([left, top, left, top]) for part, top, left in parts])
+    scores, labels = (torch.cat([part[key] for part, _, _ in parts]) for key in ("scores", "labels"))
+    cut = torch.cat([_cut(part["boxes"], top, left, window, (height, width)) for part, top, left in parts])
+    keep = _merged(boxes, scores, labels, cut, nms)[:count]
+    merged = {"boxes": boxes[keep], "scores": scores[keep], "labels": labels[keep]}
+    if "masks" in parts[0][0]:
+        merged["masks"] = _whole_masks(parts, keep, (height, width))
+    return merged
+
+
+def _cut(boxes: Tensor, top: int, left: int, window: int, size: tuple[int, int]) -> Tensor:
+    """Which boxes end at an edge of their window that is no edge of the image."""
+    height, width = size
+    return (
+        (boxes[:, 0] < EDGE) & (left > 0)
+        | (boxes[:, 1] < EDGE) & (top > 0)
+        | (boxes[:, 2] > window - EDGE) & (left + window < width)
+        | (boxes[:, 3] > window - EDGE) & (top + window < height)
+    )
+
+
+def _merged(boxes: Tensor, scores: Tensor, labels: Tensor, cut: Tensor, nms: float) -> Tensor:
+    """Places of what is kept, the highest score first."""
+    whole, pieces = (~cut).nonzero()[:, 0], cut.nonzero()[:, 0]
+    whole = whole[batched_nms(boxes[whole], scores[whole], labels[whole], nms)]
+    covered = _share(boxes[pieces], boxes[whole]) * (labels[pieces, None] == labels[None, whole])
+    pieces = pieces[(covered <= 0.5).all(1)]
+    pieces = pieces[batched_nms(boxes[pieces], scores[pieces], labels[pieces], nms)]
+    keep = torch.cat([whole, pieces])
+    return keep[scores[keep].argsort(descending=True, stable=True)]
+
+
+def _share(boxes: Tensor, others: Tensor) -> Tensor:
+    """The share of each box (M,) that lies in each other (K,): (M, K)."""
+    corners = torch.cat(
+        [
+            torch.maximum(boxes[:, None, :2], others[None, :, :2]),
+            torch.minimum(boxes[:, None, 2:], others[None, :, 2:]),
+        ],
+        dim=2,
+    )
+    common = (corners[..., 2:] - corners[..., :2]).clamp(min=0).prod(2)
+    return common / (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(1, keepdim=True).clamp(min=1e-6)
+
+
+def _whole_masks(parts: Sequence[tuple[Found, int, int]], keep: Tensor, size: tuple[int, int]) -> Tensor:
+    """The masks of what is kept, each in its place of the whole image."""
+    owners = [(part["masks"], i, top, left) for part, top, left in parts for i in range(len(part["masks"]))]
+    device = parts[0][0]["masks"].device
+    masks = torch.zeros((len(keep), *size), dtype=torch.bool, device=device)
+    for out, place in zip(masks, keep.tolist(), strict=True):
+        window, i, top, left = owners[place]
+        height, width = window.shape[1:]
+        out[top : top + height, left : left + width] = window[i]
+    return masks

@@ -1,0 +1,11 @@
+"""Image generation by GANs."""
+
+from tokenmix.registry import TASKS, TaskEntry
+
+TASKS.register(
+    TaskEntry(
+        name="image-generation",
+        about="images of a class from noise, by a GAN; Fréchet distance",
+        task="tokenmix.tasks.generation.task:ImageGeneration",
+    ),
+)

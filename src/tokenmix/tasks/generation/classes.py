@@ -1,0 +1,58 @@
+"""Some classes of a data set, by name, and no more images of them than asked for."""
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from tokenmix.data.images import ImageData, ImageSet
+from tokenmix.data.images.image_set import choose
+from tokenmix.errors import UserError, unknown_name
+
+__all__ = ["keep_classes"]
+
+
+def keep_classes(
+    images: ImageData, wanted: Sequence[str] | None, *, limit: int | None, limit_eval: int | None, seed: int
+) -> ImageData:
+    """The images of the wanted classes, numbered in their order; of all classes if None.
+
+    Args:
+        images: the data set.
+        wanted: names of classes; one text may name several, separated by commas.
+        limit, limit_eval, seed: as in `tokenmix.data.images.load_images`, of the images that are left.
+
+    Raises:
+        UserError: a class that the data does not have, one that is named twice, or fewer than two.
+    """
+    known = list(images.classes)
+    names = known if wanted is None else [name for text in wanted for name in _split(text, known)]
+    for place, name in enumerate(names):
+        if name not in known:
+            raise unknown_name(f"class of {images.spec}", name, known)
+        if name in names[:place]:
+            raise UserError(f"class {name!r} is named twice; leave one out")
+    if len(names) < 2:
+        raise UserError(
+            f"image-generation tells classes apart and needs two or more, got {', '.join(names) or 'none'}; "
+            f"{images.spec} has {', '.join(known[:5])}"
+        )
+    numbers = [known.index(name) for name in names]
+    train, test = _part(images.train, numbers, limit, seed), _part(images.test, numbers, limit_eval, 0)
+    return dataclasses.replace(images, train=train, test=test, classes=names)
+
+
+def _split(text: str, known: Sequence[str]) -> list[str]:
+    return [text] if text in known else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _part(images: ImageSet, numbers: Sequence[int], limit: int | None, seed: int) -> ImageSet:
+    places = torch.isin(images.labels, torch.tensor(numbers)).nonzero().flatten()
+    kept = choose(images.labels[places], limit, seed)
+    part = copy.copy(images.subset(places if kept is None else places[kept]))
+    # At the end: a subset of some sets would go back to the labels of its files.
+    renumbered = torch.full((max(numbers) + 1,), -1)
+    renumbered[torch.tensor(numbers)] = torch.arange(len(numbers))
+    part.labels = renumbered[part.labels]
+    return part

@@ -1,0 +1,212 @@
+"""Who judges generated images: a classifier that tokenmix trained, or Inception where its weights can be had."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar, Protocol
+
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from tokenmix.data.fetch import FetchError, download, say
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.tasks.classification.task import ImageClassification
+from tokenmix.tasks.generation.metrics import ClassMatch, ClassScore, FeatureFrechet, FeatureKernel
+
+__all__ = ["INCEPTION", "Features", "InceptionFeatures", "RunFeatures", "features_kind", "make_features"]
+
+INCEPTION = "inception"
+WEIGHTS = "weights-inception-2015-12-05-6726825d.pth"
+HOME = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{WEIGHTS}"
+# Usual for the Inception Score.
+SPLITS = 10
+
+
+class Features(Protocol):
+    """A classifier in two parts, and the metrics that rest on it.
+
+    Attributes:
+        headline: the metric that picks the best epoch.
+        least: the fewest images that the metrics can be had of.
+    """
+
+    headline: ClassVar[str]
+    least: ClassVar[int]
+
+    @staticmethod
+    def metrics() -> dict[str, Metric]:
+        """New metrics by their names."""
+        ...
+
+    def check(self, classes: Sequence[str], channels: int) -> None:
+        """Raise `UserError` unless images of these classes and channels can be judged."""
+        ...
+
+    def wanted(self, labels: Tensor) -> Tensor:
+        """The classifier's numbers of the classes that `check` was given last."""
+        ...
+
+    def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (B, d) and logits (B, K) of images (B, C, S, S) in -1 .. 1."""
+        ...
+
+
+def features_kind(source: str) -> "type[InceptionFeatures] | type[RunFeatures]":
+    """Who judges: Inception if that is the source's name, else the classifier of a run folder."""
+    return InceptionFeatures if source == INCEPTION else RunFeatures
+
+
+def make_features(source: str) -> Features:
+    """The judge itself, with its weights."""
+    return InceptionFeatures() if source == INCEPTION else RunFeatures(Path(source))
+
+
+class RunFeatures:
+    """What the classifier of a run folder says, and the features before its last layer."""
+
+    headline: ClassVar[str] = "feature_fd"
+    least: ClassVar[int] = 2
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        config, self.data = _json(run, "config.json")["config"], _json(run, "data.json")
+        if config.get("task") != "image-classification":
+            raise UserError(
+                f"features={run} is a run of {config.get('task')}; give a run folder of image-classification"
+            )
+        self.model = ImageClassification.build_model(SimpleNamespace(**config), self.data)  # type: ignore[arg-type]
+        _put(self.model, run / "model.safetensors")
+        if not hasattr(self.model, "forward_head"):
+            raise UserError(f"features={run}: {config['model']} shows no features; give a run of a tokenmix model")
+        self.model.eval().requires_grad_(False)
+        self.numbers = torch.arange(len(self.data["classes"]))
+
+    @staticmethod
+    def metrics() -> dict[str, Metric]:
+        """Named apart from FID, KID and the Inception Score, with which they share the formulas and nothing else."""
+        return {
+            "feature_fd": FeatureFrechet(),
+            "feature_kd": FeatureKernel(),
+            "class_score": ClassScore(),
+            "class_match": ClassMatch(),
+        }
+
+    def check(self, classes: Sequence[str], channels: int) -> None:
+        known = list(self.data["classes"])
+        for name in classes:
+            if name not in known:
+                raise unknown_name(f"class for the classifier features={self.run}:", name, known)
+        if self.data["channels"] != channels:
+            raise UserError(
+                f"features={self.run} was trained on images of {self.data['channels']} channel(s), these have "
+                f"{channels}; give a run on the same data"
+            )
+        self.numbers = torch.tensor([known.index(name) for name in classes])
+
+    def wanted(self, labels: Tensor) -> Tensor:
+        return self.numbers.to(labels.device)[labels]
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        model: Any = self.model.to(images.device)
+        mean, std = (torch.tensor(self.data[key], device=images.device).view(-1, 1, 1) for key in ("mean", "std"))
+        images = images.float().add(1).div(2)
+        size = tuple(self.data["img_size"])
+        if tuple(images.shape[-2:]) != size:
+            images = F.interpolate(images, size, mode="bilinear", antialias=True)
+        features = model.forward_features((images - mean) / std)
+        return model.forward_head(features, pre_logits=True).float(), model.forward_head(features).float()
+
+
+class InceptionFeatures:
+    """The Inception network of FID, KID and the Inception Score, as torchmetrics wraps torch-fidelity's."""
+
+    headline: ClassVar[str] = "fid"
+    least: ClassVar[int] = SPLITS
+
+    def __init__(self) -> None:
+        try:
+            from torchmetrics.image.fid import NoTrainInceptionV3
+
+            path = _inception_weights()
+            # Resized as TensorFlow 1 did, which the published values rest on.
+            self.model = NoTrainInceptionV3(
+                "inception-v3-compat", ["2048", "logits_unbiased"], str(path), antialias=False
+            )
+        except ModuleNotFoundError:
+            raise UserError(
+                "features=inception needs torch-fidelity: pip install 'tokenmix[fid]', or give features=RUN, a run "
+                "folder of image-classification on the same data"
+            ) from None
+
+    @staticmethod
+    def metrics() -> dict[str, Metric]:
+        """Under their own names."""
+        return {"fid": FeatureFrechet(), "kid": FeatureKernel(), "inception_score": ClassScore(splits=SPLITS)}
+
+    def check(self, classes: Sequence[str], channels: int) -> None:
+        return
+
+    def wanted(self, labels: Tensor) -> Tensor:
+        return labels
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        levels = images.float().add(1).mul(127.5).round().clamp(0, 255).byte()
+        levels = levels.expand(-1, 3, -1, -1) if levels.shape[1] == 1 else levels
+        features, logits = self.model.to(images.device)._torch_fidelity_forward(levels)
+        return features.float(), logits.float()
+
+
+def _inception_weights() -> Path:
+    """The weights in torch's cache, where torch-fidelity keeps them too, fetched if need be."""
+    path = Path(torch.hub.get_dir()) / "checkpoints" / WEIGHTS
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_suffix(".partial")
+        try:
+            say(f"fetching {WEIGHTS} (95 MB)")
+            download(HOME, beside)
+            _check_weights(beside)
+            beside.replace(path)
+        except FetchError as reason:
+            raise UserError(
+                f"features=inception: {HOME} could not be had ({reason}); put the file into {path.parent}, or give "
+                "features=RUN, a run folder of image-classification on the same data"
+            ) from None
+        finally:
+            beside.unlink(missing_ok=True)
+    _check_weights(path)
+    return path
+
+
+def _check_weights(path: Path) -> None:
+    # torch-fidelity unpickles the file; what the safe reader takes holds tensors alone.
+    try:
+        torch.load(path, weights_only=True, map_location="cpu")
+    except Exception:  # torch raises many types for a damaged file
+        raise UserError(f"{path} is not Inception's weights; remove it, so that it is fetched anew") from None
+
+
+def _json(run: Path, name: str) -> Mapping[str, Any]:
+    try:
+        return json.loads((run / name).read_text())
+    except FileNotFoundError:
+        raise UserError(
+            f"features={run} is no run folder: it has no {name}; give one of image-classification"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"features={run}: {name} cannot be read ({error})") from None
+
+
+def _put(model: nn.Module, weights: Path) -> None:
+    try:
+        model.load_state_dict(safetensors.torch.load_file(weights))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"features: {weights} cannot be used ({reason}); train the classifier to its end") from None

@@ -1,0 +1,16 @@
+"""Point clouds: classification and part segmentation."""
+
+from tokenmix.registry import TASKS, TaskEntry
+
+TASKS.register(
+    TaskEntry(
+        name="point-classification",
+        about="one class for each point cloud; overall and balanced accuracy",
+        task="tokenmix.tasks.points.classification:PointClassification",
+    ),
+    TaskEntry(
+        name="point-segmentation",
+        about="a part for each point of a cloud; mean intersection over union",
+        task="tokenmix.tasks.points.segmentation:PointSegmentation",
+    ),
+)

@@ -1,0 +1,79 @@
+"""Point classification: one class for each cloud; cross-entropy, overall and balanced accuracy."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.classification import MulticlassConfusionMatrix
+
+from tokenmix.errors import UserError
+from tokenmix.tasks.points.metrics import BalancedAccuracy
+from tokenmix.tasks.points.task import PointTask
+from tokenmix.train.metrics import Accuracy, CrossEntropy
+from tokenmix.train.task import TaskRecipe
+
+__all__ = ["PointClassification"]
+
+CONFUSION_CLASSES = 200
+
+
+class PointClassification(PointTask):
+    """One class for each cloud, by cross-entropy with label smoothing; an evaluation may take the mean of votes."""
+
+    headline: ClassVar[str] = "accuracy"
+    direction: ClassVar[Literal["max", "min"]] = "max"
+    tables: ClassVar[frozenset[str]] = frozenset({"confusion"})
+    want: ClassVar[Literal["class", "parts"]] = "class"
+
+    @classmethod
+    def answers(cls, data: Mapping[str, Any]) -> dict[str, int]:
+        """One logit for each class."""
+        return {"num_classes": len(data["classes"])}
+
+    @classmethod
+    def check(cls, config: TaskRecipe, batch_size: int) -> None:
+        """As for every task on points, and the smoothing."""
+        super().check(config, batch_size)
+        if not 0 <= config.smoothing < 1:
+            raise UserError(f"smoothing must lie in [0, 1), got {config.smoothing}")
+
+    def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Cross-entropy of the clouds' classes."""
+        points, mask = self.inputs(batch)
+        logits = self.model(points, mask).float()
+        return F.cross_entropy(logits, batch["label"], label_smoothing=self.config.smoothing), {}
+
+    def evaluate(self, batch: Mapping[str, Tensor]) -> None:
+        """The votes on each cloud against its class."""
+        points, mask = self.inputs(batch)
+        self.scores.update(self.vote(lambda cloud: self.model(cloud, mask), points), batch["label"])
+
+    def metrics(self) -> MetricCollection:
+        """Overall and balanced accuracy, loss, and of up to 200 classes the confusion matrix (true x predicted)."""
+        classes = len(self.data["classes"])
+        chosen: dict[str, Metric] = {
+            "accuracy": Accuracy(), "balanced_accuracy": BalancedAccuracy(classes), "loss": CrossEntropy(),
+        }  # fmt: skip
+        if classes <= CONFUSION_CLASSES:
+            chosen["confusion"] = MulticlassConfusionMatrix(num_classes=classes, validate_args=False)
+        return MetricCollection({**chosen}, compute_groups=False)
+
+    @torch.no_grad()
+    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+        """Label, its probability and the five most probable classes of each file: PLY, OFF, OBJ, NPZ and others."""
+        self.eval()
+        classes, answers = self.data["classes"], []
+        for file in inputs:
+            found = self.read(file)
+            best, which = self.vote(self.model, found.points)[0].exp().topk(min(5, len(classes)))
+            top = {classes[i]: round(p, 6) for p, i in zip(best.tolist(), which.tolist())}
+            label, probability = next(iter(top.items()))
+            points = len(found.cloud.points)
+            answers.append(
+                {"file": found.file, "label": label, "probability": probability, "points": points, "top": top}
+            )
+        return answers

@@ -1,0 +1,183 @@
+"""A point cloud with what is known about it, and sets of clouds."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmix.data.images.image_set import Skipped
+from tokenmix.data.names import Names
+from tokenmix.data.spec import short_name
+from tokenmix.errors import UserError
+
+__all__ = ["NO_PART", "Cloud", "Clouds", "PackedClouds", "PointData", "check_cloud"]
+
+NO_PART = -100
+"""Part of a point that is only padding: cross-entropy's own number for what is neither learnt nor counted."""
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """Points, and what a file or a data set says about them.
+
+    Attributes:
+        points: float32 (N, 3).
+        normals: float32 (N, 3) of length 1, or None if not known.
+        colors: uint8 (N, 3), or None.
+        faces: int64 (F, 3), corners of triangles; None for a cloud without a surface.
+        label: place of its class in `PointData.classes`; -1 if not known.
+        parts: int64 (N,), the part that each point belongs to, or None.
+        name: its file, or what else finds it again.
+    """
+
+    points: Tensor
+    normals: Tensor | None = None
+    colors: Tensor | None = None
+    faces: Tensor | None = None
+    label: int = -1
+    parts: Tensor | None = None
+    name: str = ""
+
+
+def check_cloud(cloud: Cloud) -> Cloud:
+    """The cloud itself; `UserError` if it has no points, a coordinate that is no number, or faces of absent points."""
+    count = len(cloud.points)
+    if not count:
+        raise UserError(f"{cloud.name} has no points; give a file with at least one")
+    for what, values in (("point", cloud.points), ("normal", cloud.normals)):
+        bad = None if values is None else torch.nonzero(~values.isfinite().all(1)).flatten()
+        if bad is not None and len(bad):
+            raise UserError(
+                f"{cloud.name}: {what} {int(bad[0]) + 1} of {count} is not finite ({len(bad)} in all); "
+                "remove such points"
+            )
+    faces = cloud.faces
+    if faces is not None and len(faces) and not 0 <= int(faces.min()) <= int(faces.max()) < count:
+        bad_corner = int(faces.max() if int(faces.max()) >= count else faces.min())
+        raise UserError(
+            f"{cloud.name}: a face names vertex {bad_corner}, but there are {count}, counted from 0; the file is "
+            "damaged: write it again"
+        )
+    return cloud
+
+
+class Clouds(ABC):
+    """Numbered clouds of any size."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many there are."""
+
+    @abstractmethod
+    def cloud(self, index: int) -> Cloud:
+        """The cloud at this place, neither scaled nor thinned; `UserError` naming the file if it cannot be read."""
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """Where it is, for a message, without opening it."""
+
+    @property
+    @abstractmethod
+    def labels(self) -> Tensor:
+        """int64 (N,), the class of each cloud."""
+
+
+class PackedClouds(Clouds):
+    """Clouds of any size, one after the other in memory.
+
+    Attributes:
+        points: floating (T, 3), of all clouds; half precision is made float32 when a cloud is taken out.
+        ends: int64 (M,), where each cloud ends.
+        labels: int64 (M,), the class of each cloud.
+        normals: floating (T, 3), or None.
+        parts: integers (T,), or None.
+    """
+
+    def __init__(
+        self,
+        points: Tensor,
+        ends: Tensor,
+        labels: Tensor,
+        names: Names,
+        *,
+        normals: Tensor | None = None,
+        parts: Tensor | None = None,
+    ) -> None:
+        self.points, self.ends, self.normals, self.parts = points, ends, normals, parts
+        self._labels, self.names = labels, names
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @property
+    def labels(self) -> Tensor:
+        """int64 (M,), the class of each cloud."""
+        return self._labels
+
+    def name(self, index: int) -> str:
+        """The name that was given."""
+        return self.names[index]
+
+    def cloud(self, index: int) -> Cloud:
+        """The cloud at this place."""
+        where = slice(int(self.ends[index - 1]) if index else 0, int(self.ends[index]))
+        return Cloud(
+            self.points[where].float(),
+            None if self.normals is None else self.normals[where].float(),
+            label=int(self._labels[index]),
+            parts=None if self.parts is None else self.parts[where].long(),
+            name=self.names[index],
+        )
+
+
+@dataclass(frozen=True)
+class PointData:
+    """Clouds for training and testing.
+
+    Attributes:
+        spec: what `load_points` was asked for.
+        train, test: clouds.
+        classes: name of each class.
+        parts: for each class the parts that its clouds may have; empty if only classes are wanted.
+        part_names: name of each part.
+        has_normals: every cloud has normals.
+        source: one line: which home or package, version, licence, path.
+        skipped: files that were left out.
+    """
+
+    spec: str
+    train: Clouds
+    test: Clouds
+    classes: list[str]
+    parts: dict[str, list[int]]
+    part_names: list[str]
+    has_normals: bool
+    source: str
+    skipped: Sequence[Skipped] = field(default=())
+
+    @property
+    def name(self) -> str:
+        """The spec as a part of a file name."""
+        return short_name(self.spec)
+
+    def describe(self) -> dict[str, Any]:
+        """What a run folder's data.json keeps; only JSON types."""
+        counts = {part: torch.bincount(c.labels, minlength=len(self.classes)).tolist() for part, c in self._sides()}
+        return {
+            "name": self.name,
+            "spec": self.spec,
+            "source": self.source,
+            "classes": self.classes,
+            "counts": {part: dict(zip(self.classes, count)) for part, count in counts.items()},
+            "parts": self.parts,
+            "part_names": self.part_names,
+            "has_normals": self.has_normals,
+            "skipped": len(self.skipped),
+            "skipped_first": [{"path": s.path, "reason": s.reason} for s in self.skipped[:20]],
+        }
+
+    def _sides(self) -> list[tuple[str, Clouds]]:
+        return [("train", self.train), ("test", self.test)]

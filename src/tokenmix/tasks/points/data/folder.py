@@ -1,0 +1,143 @@
+"""A folder of the user's own clouds: one sub-folder a class."""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tokenmix.errors import UserError
+from tokenmix.tasks.points.data.cloud import Cloud, PackedClouds, PointData
+from tokenmix.tasks.points.data.formats import ENDINGS
+from tokenmix.tasks.points.data.packing import Item, pack, read_item
+
+__all__ = ["load"]
+
+TEST_NAMES = ("test", "val", "valid", "validation")
+TEST_SHARE = 0.2
+MAX_PARTS = 1000
+LAYOUT = "train/CLASS/ and test/CLASS/, or one sub-folder a class, with " + ", ".join(ENDINGS)
+
+
+def load(variant: str, want: Literal["class", "parts"], root: Path | None) -> PointData:
+    """The clouds of a folder, held in memory; of a mesh 2,048 points of its surface.
+
+    train/ and test/ (or val/) are taken where they are there; else a fifth of each class is kept for testing, chosen by
+    the files' contents. For parts each file says its points' (`parts` of .npz, the seventh column of text); parts.json
+    beside the folders may list their names. Files that cannot be read are left out and named.
+    """
+    folder = Path(variant).expanduser()
+    if not variant or not folder.is_dir():
+        raise UserError(f"clouds needs a folder, got {variant!r}; give --data clouds:PATH with {LAYOUT}")
+    train, test, classes = _find(folder, want)
+    read = _with_parts if want == "parts" else _without_parts
+    packed, skipped = pack(train, read, "training")
+    held, bad = pack(test, read, "test")
+    skipped = [*skipped, *bad]
+    for label, name in enumerate(classes):
+        if not bool((packed.labels == label).any()):
+            raise UserError(f"class {name!r} of {folder} has no readable cloud for training; it needs {LAYOUT}")
+    parts, names = _parts(packed, held, classes, folder) if want == "parts" else ({}, [])
+    normals = packed.normals is not None and held.normals is not None
+    source = f"clouds: {folder.resolve()}"
+    return PointData(f"clouds:{variant}", packed, held, classes, parts, names, normals, source, skipped)
+
+
+def _without_parts(item: Item) -> Cloud:
+    cloud = read_item(item)
+    return Cloud(cloud.points, cloud.normals, label=cloud.label, name=cloud.name)
+
+
+def _with_parts(item: Item) -> Cloud:
+    cloud = read_item(item)
+    if cloud.parts is None:
+        raise UserError(f"{item.path} does not say the parts of its points; save them as 'parts' in .npz")
+    low, high = int(cloud.parts.min()), int(cloud.parts.max())
+    if not 0 <= low <= high < MAX_PARTS:
+        raise UserError(f"{item.path} has the part {low if low < 0 else high}; count parts from 0, below {MAX_PARTS}")
+    return cloud
+
+
+def _find(folder: Path, want: Literal["class", "parts"]) -> tuple[list[Item], list[Item], list[str]]:
+    tests = [folder / name for name in TEST_NAMES if (folder / name).is_dir()]
+    apart = (folder / "train").is_dir() and bool(tests)
+    train = folder / "train" if apart else folder
+    classes = _folders(train)
+    if len(classes) < (2 if want == "class" else 1):
+        raise UserError(f"{train} has {len(classes)} classes; a task needs more: {LAYOUT}")
+    items = _items(train, classes)
+    if not apart:
+        return *_split(items, classes), classes
+    unknown = [name for name in _folders(tests[0]) if name not in classes]
+    if unknown:
+        raise UserError(f"{tests[0]} has the class {unknown[0]!r}, which is not in {train}; rename or remove it")
+    held = _items(tests[0], classes)
+    if not held:
+        raise UserError(f"there are no clouds in {tests[0]}; it needs {LAYOUT}")
+    return items, held, classes
+
+
+def _folders(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith((".", "__")))
+
+
+def _items(folder: Path, classes: Sequence[str]) -> list[Item]:
+    """Files with an ending of clouds, in a fixed order; others, such as pictures and notes, are not meant."""
+    found = []
+    for label, name in enumerate(classes):
+        for place, folders, files in os.walk(folder / name):
+            folders.sort()
+            found += [Item(Path(place, f), label) for f in sorted(files) if Path(f).suffix.lower() in ENDINGS]
+    return [item for item in found if not item.path.name.startswith(".")]
+
+
+def _split(items: Sequence[Item], classes: Sequence[str]) -> tuple[list[Item], list[Item]]:
+    """A fifth of each class for testing, by content, so that copies of a file stay on one side."""
+    train: list[Item] = []
+    test: list[Item] = []
+    for label, name in enumerate(classes):
+        mine = {i: hashlib.sha256(i.path.read_bytes()).digest() for i in items if i.label == label}
+        distinct = sorted(set(mine.values()))
+        if len(distinct) < 2:
+            raise UserError(f"class {name!r} has {len(distinct)} clouds; it needs two or more, one of them for testing")
+        chosen = set(distinct[: max(1, round(TEST_SHARE * len(distinct)))])
+        train += [item for item, digest in mine.items() if digest not in chosen]
+        test += [item for item, digest in mine.items() if digest in chosen]
+    return train, test
+
+
+def _parts(
+    train: PackedClouds, test: PackedClouds, classes: Sequence[str], folder: Path
+) -> tuple[dict[str, list[int]], list[str]]:
+    """The parts of each class, which are those of its training clouds, and their names."""
+    seen = [_seen(train, label) for label in range(len(classes))]
+    for label, name in enumerate(classes):
+        new = [part for part in _seen(test, label).tolist() if part not in seen[label].tolist()]
+        if new:
+            raise UserError(
+                f"test clouds of {name!r} have the part {new[0]}, which no training cloud of it has; mend it"
+            )
+    count = max(int(parts.max()) for parts in seen) + 1
+    return {name: parts.tolist() for name, parts in zip(classes, seen)}, _names(folder / "parts.json", count)
+
+
+def _seen(clouds: PackedClouds, label: int) -> Tensor:
+    assert clouds.parts is not None
+    sizes = clouds.ends.diff(prepend=torch.zeros(1, dtype=torch.int64))
+    return clouds.parts[(clouds.labels == label).repeat_interleave(sizes)].unique()
+
+
+def _names(path: Path, count: int) -> list[str]:
+    if not path.is_file():
+        return [f"part {number}" for number in range(count)]
+    try:
+        names = json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is no JSON ({error}); write a list of names") from None
+    if not isinstance(names, list) or len(names) < count:
+        raise UserError(f"{path} is no list of at least {count} names, one for each part; write one")
+    return [str(name) for name in names]

@@ -1,0 +1,85 @@
+"""ModelNet40 and ModelNet10 as they are published: OFF meshes in folders, or the text files of resampled points."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from tokenmix.errors import UserError
+from tokenmix.tasks.points.data.cloud import Cloud, PointData
+from tokenmix.tasks.points.data.formats import NUM_POINTS
+from tokenmix.tasks.points.data.packing import Item, kept, read_item
+
+__all__ = ["load"]
+
+LAYOUT = (
+    "CLASS/train/*.off and CLASS/test/*.off, or modelnet40_normal_resampled with modelnet40_shape_names.txt, "
+    "modelnet40_train.txt and CLASS/*.txt"
+)
+
+
+def load(variant: str, want: Literal["class", "parts"], root: Path | None) -> PointData:
+    """ModelNet in the published split, each cloud of 2,048 points with normals, read once and kept in the cache.
+
+    Of a mesh they lie on its surface, evenly by area. Of the 10,000 points of a resampled file they are the first, as
+    in the published programs.
+    """
+    if want == "parts":
+        raise UserError("modelnet has no parts; give --data ldraw, or shapenet-part:PATH")
+    folder = Path(variant).expanduser()
+    if not variant or not folder.is_dir():
+        raise UserError(f"modelnet needs a folder, got {variant!r}; give --data modelnet:PATH with {LAYOUT}")
+    listed = sorted(folder.glob("modelnet*_shape_names.txt"))
+    classes, train, test = _resampled(folder, listed) if listed else _meshes(folder)
+    (train_set, test_set), skipped = kept("modelnet", (train, test), root, _first)
+    normals = train_set.normals is not None and test_set.normals is not None
+    source = f"modelnet: {folder.resolve()}, {NUM_POINTS} points each"
+    return PointData(f"modelnet:{variant}", train_set, test_set, classes, {}, [], normals, source, skipped)
+
+
+def _first(item: Item) -> Cloud:
+    cloud = read_item(item)
+    normals = None if cloud.normals is None else cloud.normals[:NUM_POINTS]
+    return replace(cloud, points=cloud.points[:NUM_POINTS], normals=normals)
+
+
+def _meshes(folder: Path) -> tuple[list[str], list[Item], list[Item]]:
+    classes = sorted(path.name for path in folder.iterdir() if (path / "train").is_dir())
+    if len(classes) < 2:
+        raise UserError(f"{folder} has {len(classes)} classes of ModelNet; it needs {LAYOUT}")
+    sides = []
+    for side in ("train", "test"):
+        items = [Item(p, i) for i, name in enumerate(classes) for p in sorted((folder / name / side).glob("*.off"))]
+        if not items:
+            raise UserError(f"{folder} has no .off file for {side}; it needs {LAYOUT}")
+        sides.append(items)
+    return classes, sides[0], sides[1]
+
+
+def _resampled(folder: Path, listed: list[Path]) -> tuple[list[str], list[Item], list[Item]]:
+    # A folder has the lists of both; the larger set is meant.
+    names = next((path for path in listed if path.name.startswith("modelnet40")), listed[0])
+    kind = names.name.partition("_")[0]
+    classes = _words(names)
+    sides = []
+    for side in ("train", "test"):
+        items = []
+        for shape in _words(folder / f"{kind}_{side}.txt"):
+            name = shape.rpartition("_")[0]
+            if name not in classes:
+                raise UserError(f"{kind}_{side}.txt names {shape!r}, whose class is not in {names.name}; mend it")
+            items.append(Item(folder / name / f"{shape}.txt", classes.index(name)))
+        missing = [item.path for item in items if not item.path.is_file()]
+        if missing or not items:
+            first = f", the first: {missing[0]}" if missing else ""
+            raise UserError(
+                f"{len(missing)} of {len(items)} files of {kind}_{side}.txt are missing{first}; unpack again"
+            )
+        sides.append(items)
+    return classes, sides[0], sides[1]
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror}); unpack ModelNet again") from None

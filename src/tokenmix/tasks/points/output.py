@@ -1,0 +1,56 @@
+"""Answers about points as files: a coloured cloud, and a picture of it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from tokenmix.errors import UserError
+from tokenmix.tasks.points.data import write_ply
+
+__all__ = ["colors_of", "draw_cloud", "scatter", "write_parts"]
+
+_DRAWN = 4000
+
+
+def colors_of(parts: Tensor) -> Tensor:
+    """Colours uint8 (N, 3) of parts (N,), the same for a part everywhere."""
+    table = torch.tensor(mpl.colormaps["tab20"].colors).mul(255).round().byte()  # type: ignore[attr-defined]
+    # Strong colours first, as matplotlib pairs them with pale ones.
+    order = torch.cat([torch.arange(0, 20, 2), torch.arange(1, 20, 2)])
+    return table[order[parts % 20]]
+
+
+def write_parts(path: Path, points: Tensor, colors: Tensor) -> Path:
+    """The cloud as a PLY in which each part has a colour."""
+    return write_ply(path, points, colors)
+
+
+def scatter(axis: Any, points: Tensor, parts: Tensor) -> None:
+    """Points as dots on a three-dimensional axis, at most 4,000 of them."""
+    step = -(-len(points) // _DRAWN)
+    x, y, z = points[::step].unbind(1)
+    axis.scatter(x, z, -y, c=colors_of(parts[::step]).float().div(255).numpy(), s=4, linewidths=0, depthshade=False)
+    axis.set_box_aspect([max(float(side.max() - side.min()), 1e-3) for side in (x, z, y)])
+    axis.set_axis_off()
+
+
+def draw_cloud(path: Path, points: Tensor, parts: Tensor, names: Mapping[str, int]) -> Path:
+    """A picture of the cloud from two sides, with the names of its parts."""
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    for place, turn in enumerate((-60, 120)):
+        axis: Any = figure.add_subplot(1, 2, place + 1, projection="3d")
+        scatter(axis, points, parts)
+        axis.view_init(elev=25, azim=turn)
+    for name, number in names.items():
+        figure.axes[0].plot([], [], "o", color=colors_of(torch.tensor([number]))[0].div(255).tolist(), label=name)
+    figure.legend(loc="outside lower center", ncols=len(names), frameon=False)
+    try:
+        figure.savefig(path, dpi=110)
+    except OSError as error:
+        raise UserError(f"cannot write {path} ({error.strerror}); give a folder that exists and is yours") from None
+    return path

@@ -1,0 +1,167 @@
+"""Point segmentation: the part that each point of a cloud of known category belongs to."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchmetrics import Metric, MetricCollection
+
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.ops.points import nearest_neighbours
+from tokenmix.tasks.points.data import NO_PART
+from tokenmix.tasks.points.metrics import CategoryIoU, InstanceIoU, PointAccuracy, PooledIoU, part_counts
+from tokenmix.tasks.points.output import colors_of, draw_cloud, write_parts
+from tokenmix.tasks.points.task import CloudFile, PointTask
+from tokenmix.train.metrics import CrossEntropy
+from tokenmix.train.task import TaskRecipe
+
+__all__ = ["PointSegmentation"]
+
+
+class PointSegmentation(PointTask):
+    """A part for each point, by cross-entropy over all parts; answers are among those of the cloud's category.
+
+    In `predict`, a file is named as `CATEGORY=FILE`. Without a category the one is taken whose answer is the surest,
+    which is a guess, and the answer says so.
+    """
+
+    headline: ClassVar[str] = "instance_miou"
+    direction: ClassVar[Literal["max", "min"]] = "max"
+    tables: ClassVar[frozenset[str]] = frozenset({"iou_by_category", "iou_by_part"})
+    want: ClassVar[Literal["class", "parts"]] = "parts"
+    writes: ClassVar[bool] = True
+
+    def __init__(self, model: Any, config: TaskRecipe, data: Mapping[str, Any]) -> None:
+        super().__init__(model, config, data)
+        allowed = torch.zeros(len(data["classes"]), len(data["part_names"]), dtype=torch.bool)
+        for row, name in zip(allowed, data["classes"]):
+            row[data["parts"][name]] = True
+        self.register_buffer("allowed", allowed, persistent=False)
+
+    @classmethod
+    def answers(cls, data: Mapping[str, Any]) -> dict[str, int]:
+        """One logit for each part, for clouds of these categories."""
+        return {"num_parts": len(data["part_names"]), "num_categories": len(data["classes"])}
+
+    @classmethod
+    def check(cls, config: TaskRecipe, batch_size: int) -> None:
+        """As for every task on points; labels of points are not smoothed."""
+        super().check(config, batch_size)
+        if config.smoothing not in (0.0, 0.1):
+            raise UserError(
+                f"point-segmentation does not smooth labels, got smoothing={config.smoothing}; leave it out"
+            )
+
+    def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Cross-entropy over the points, padding left out."""
+        points, mask = self.inputs(batch)
+        logits = self.model(points, batch["label"], mask).float()
+        self._check_parts(batch)
+        return F.cross_entropy(logits.flatten(0, 1), batch["part"].flatten(), ignore_index=NO_PART), {}
+
+    def evaluate(self, batch: Mapping[str, Tensor]) -> None:
+        """The votes on each point, among the parts of its category, against its part."""
+        points, mask = self.inputs(batch)
+        self._check_parts(batch)
+        scores = self.vote(lambda cloud: self.model(cloud, batch["label"], mask), points)
+        answered = self._among(scores, batch["label"]).argmax(-1)
+        real = batch["part"] != NO_PART
+        counts = part_counts(answered, batch["part"], batch["label"], self.allowed)  # type: ignore[arg-type]
+        for name, metric in self.scores.items():
+            if name == "loss":
+                metric.update(scores[real], batch["part"][real])
+            else:
+                metric.update(counts)
+
+    def metrics(self) -> MetricCollection:
+        """Mean IoU over clouds, categories and parts, accuracy of points, loss; IoU of each category and part."""
+        categories, parts = len(self.data["classes"]), len(self.data["part_names"])
+        chosen: dict[str, Metric] = {
+            "instance_miou": InstanceIoU(),
+            "category_miou": CategoryIoU(categories, "mean"),
+            "part_miou": PooledIoU(parts, "mean"),
+            "accuracy": PointAccuracy(),
+            "loss": CrossEntropy(),
+            "iou_by_category": CategoryIoU(categories, "table"),
+            "iou_by_part": PooledIoU(parts, "table"),
+        }
+        return MetricCollection({**chosen}, compute_groups=False)
+
+    def example(self) -> dict[str, Tensor]:
+        """Two clouds of noise, of the first category and the last."""
+        return {**super().example(), "category": torch.tensor([0, len(self.data["classes"]) - 1])}
+
+    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+        """The shares of the parts of each file."""
+        return [self._told(*self._answer(given)) for given in inputs]
+
+    def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
+        """The same, with each cloud as a coloured PLY and a picture."""
+        answers = []
+        for number, given in enumerate(inputs):
+            found, category, guessed, parts = self._answer(given)
+            told = self._told(found, category, guessed, parts)
+            stem = f"{number:04d}-{Path(found.file).stem}" if len(inputs) > 1 else Path(found.file).stem
+            colors = colors_of(parts)
+            cloud = write_parts(out / f"{stem}-parts.ply", found.cloud.points, colors)
+            names = {self.data["part_names"][i]: i for i in parts.unique().tolist()}
+            picture = draw_cloud(out / f"{stem}-parts.png", found.cloud.points, parts, names)
+            answers.append({**told, "cloud": str(cloud), "picture": str(picture)})
+        return answers
+
+    @torch.no_grad()
+    def _answer(self, given: str | Path) -> tuple[CloudFile, str, bool, Tensor]:
+        """The file, its category, whether that was guessed, and the part of each of its points."""
+        self.eval()
+        classes: list[str] = self.data["classes"]
+        name, told, file = str(given).partition("=")
+        if told and name not in classes and not Path(str(given)).exists():
+            raise unknown_name("category", name, classes)
+        known = told and name in classes
+        found = self.read(file if known else given)
+        tried = [classes.index(name)] if known else range(len(classes))
+        best: tuple[float, int, Tensor] | None = None
+        for place in tried:
+            label = torch.tensor([place], device=found.points.device)
+            scores = self.vote(lambda cloud, label=label: self.model(cloud, label), found.points)
+            scores = self._among(scores, label)
+            sure, parts = scores.max(-1)
+            if best is None or sure.mean().item() > best[0]:
+                best = (sure.mean().item(), place, parts[0])
+        assert best is not None
+        # A point that the model was not given has the part of the nearest one that it was.
+        points = found.cloud.points[None]
+        nearest = nearest_neighbours(points, points[:, found.places], 1)[0, :, 0]
+        return found, classes[best[1]], not known and len(classes) > 1, best[2].cpu()[nearest]
+
+    def _told(self, found: CloudFile, category: str, guessed: bool, parts: Tensor) -> dict[str, Any]:
+        names: list[str] = self.data["part_names"]
+        shares = torch.bincount(parts, minlength=len(names)) / len(parts)
+        there = {name: round(share, 4) for name, share in zip(names, shares.tolist()) if share}
+        return {
+            "file": found.file,
+            "category": category,
+            "category_from": "guess" if guessed else "given",
+            "points": len(parts),
+            "parts": there,
+        }
+
+    def _among(self, scores: Tensor, label: Tensor) -> Tensor:
+        allowed: Tensor = self.allowed  # type: ignore[assignment]
+        return scores.masked_fill(~allowed[label].unsqueeze(1), -torch.inf)
+
+    def _check_parts(self, batch: Mapping[str, Tensor]) -> None:
+        part, allowed = batch["part"], self.allowed
+        assert isinstance(allowed, Tensor)
+        inside = (part >= 0) & (part < allowed.shape[1])
+        fits = allowed[batch["label"]].gather(1, part.where(inside, 0)) & inside | (part == NO_PART)
+        if not fits.all():
+            row = int((~fits).any(1).nonzero()[0])
+            wrong, category = part[row][~fits[row]][0].item(), self.data["classes"][int(batch["label"][row])]
+            raise UserError(
+                f"cloud {int(batch['index'][row])} is a {category!r} and has a point of part {wrong}; the category has "
+                f"the parts {', '.join(map(str, self.data['parts'][category]))}: correct its labels"
+            )

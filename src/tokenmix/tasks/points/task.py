@@ -1,0 +1,211 @@
+"""What the two tasks on point clouds share: data, settings, voting, clouds from files."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError
+from tokenmix.tasks.fitting import check_own, unfit
+from tokenmix.tasks.points.data import Cloud, CloudSamples, PointData, load_points, read_points
+from tokenmix.tasks.points.data.packing import unit_ball
+from tokenmix.tasks.points.models import POINT_MODELS, create_point_model
+from tokenmix.train.same_classes import check_names
+from tokenmix.train.task import TaskModule, TaskRecipe
+from tokenmix.train.task_data import NumberedData
+
+__all__ = ["CloudFile", "PointSettings", "PointTask", "stretched", "voted"]
+
+# Settings that shape images, with the value that they have when nobody gave them.
+OF_IMAGES: dict[str, Any] = {
+    "color_jitter": 0.0, "reprob": 0.0, "crop_pct": None, "mixup": 0.0, "cutmix": 0.0, "img_size": None,
+    "diagonality": 0.0,
+}  # fmt: skip
+FROM_DATA = {
+    "num_classes": "--data",
+    "num_parts": "--data",
+    "num_categories": "--data",
+    "in_chans": "--task-kwargs features=xyz",
+}
+
+
+@dataclass(frozen=True)
+class PointSettings:
+    """Settings of the tasks on point clouds.
+
+    Attributes:
+        num_points: points of a cloud, of which larger ones keep so many.
+        features: what a point says; its normal too wherever the data knows it, if `auto`.
+        choice: which points of a larger cloud training keeps.
+        scale, shift, point_dropout: augmentation, see `CloudSamples`; --augment none switches it off.
+        votes: answers whose mean an evaluation takes: of the cloud as it is, and of stretched ones.
+        vote_scale: the stretched ones have each axis multiplied by a factor in 1 / vote_scale to vote_scale.
+    """
+
+    num_points: int = 1024
+    features: Literal["auto", "xyz", "xyz+normals"] = "auto"
+    choice: Literal["first", "random", "farthest"] = "random"
+    scale: float = 1.5
+    shift: float = 0.2
+    point_dropout: float = 0.0
+    votes: int = 1
+    vote_scale: float = 1.25
+
+
+@dataclass(frozen=True)
+class CloudFile:
+    """A cloud to predict.
+
+    Attributes:
+        file: where it is.
+        cloud: all of its points, put into the unit ball.
+        points: (1, n, C), those that the model is given.
+        places: (n,), where among all points they stand.
+    """
+
+    file: str
+    cloud: Cloud
+    points: Tensor
+    places: Tensor
+
+
+class PointTask(TaskModule):
+    """A task on point clouds, with a model of `tokenmix.tasks.points.models`.
+
+    Attributes:
+        want: what the data has to say and the model to answer.
+    """
+
+    settings_type: ClassVar[type] = PointSettings
+    want: ClassVar[Literal["class", "parts"]]
+
+    @classmethod
+    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> NumberedData:
+        """The clouds of `config.data`; with `like` as wide as that run's, and of the same classes and parts."""
+        settings: PointSettings = cls.settings_of(config)
+        data = load_points(config.data, want=cls.want)
+        if len(data.classes) < 2 and cls.want == "class":
+            raise UserError(f"{config.data!r} has the one class {data.classes[0]!r}; there is nothing to tell apart")
+        if like is not None:
+            _check_like(config.data, data, like)
+        features = _features(settings.features, data) if like is None else like["features"]
+        shared: dict[str, Any] = {
+            "want": cls.want, "features": features, "num_points": settings.num_points, "seed": config.seed,
+        }  # fmt: skip
+        augment = {} if config.augment == "none" else {k: getattr(settings, k) for k in AUGMENTATION}
+        still = "farthest" if settings.choice == "farthest" else "first"
+        return NumberedData(
+            CloudSamples(data.train, choice=settings.choice, **shared, **augment),
+            CloudSamples(data.test, choice=still, **shared),
+            config=config,
+            description={
+                "classes": data.classes, "parts": data.parts, "part_names": data.part_names, "features": features,
+                "num_points": settings.num_points, "source": data.source, "skipped": [asdict(s) for s in data.skipped],
+            },
+        )  # fmt: skip
+
+    @classmethod
+    def build_model(cls, config: TaskRecipe, data: Mapping[str, Any]) -> nn.Module:
+        """The model of that name for points as wide as the data's."""
+        check_own(config.model_kwargs, FROM_DATA)
+        width = 3 if data["features"] == "xyz" else 6
+        return create_point_model(config.model, in_chans=width, **cls.answers(data), **config.model_kwargs)
+
+    @classmethod
+    def answers(cls, data: Mapping[str, Any]) -> dict[str, int]:
+        """How many answers the model has to give, by the names of its arguments."""
+        raise NotImplementedError
+
+    @classmethod
+    def check(cls, config: TaskRecipe, batch_size: int) -> None:
+        """The model's name and the settings, before any data is fetched."""
+        fitting = [name for name, preset in POINT_MODELS.items() if preset.answers == cls.want]
+        if config.model not in fitting:
+            raise unfit(f"model of {config.task}", config.model, config.task, fitting)
+        for name, default in OF_IMAGES.items():
+            if getattr(config, name) != default:
+                raise UserError(f"{name}={getattr(config, name)!r} is a setting of images; leave it out for points")
+        if config.augment not in ("none", "light"):
+            raise UserError(
+                f"augment={config.augment!r} is for images; give none or light, and --task-kwargs scale=1.5"
+            )
+        if batch_size < 2:
+            raise UserError("BatchNorm needs two clouds to learn from; give --batch-size 2 or more")
+        settings: PointSettings = cls.settings_of(config)
+        if settings.votes < 1 or settings.vote_scale < 1:
+            raise UserError(
+                f"votes={settings.votes}, vote_scale={settings.vote_scale:g} is not possible; give 1 or more of each"
+            )
+
+    def macs(self) -> int:
+        """Multiply-adds of one cloud."""
+        return self.model.macs(int(self.data["num_points"]))  # type: ignore[operator]
+
+    def example(self) -> dict[str, Tensor]:
+        """Two clouds of noise."""
+        width = 3 if self.data["features"] == "xyz" else 6
+        return {"points": torch.randn(2, int(self.data["num_points"]), width)}
+
+    def inputs(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Points and mask, None if all clouds are full: statistics without a mask take less time."""
+        return batch["points"], None if batch["mask"].all() else batch["mask"]
+
+    def vote(self, answer: Callable[[Tensor], Tensor], points: Tensor) -> Tensor:
+        """Logarithms of the mean probabilities of the settings' votes."""
+        return voted(answer, points, self.settings.votes, self.settings.vote_scale)
+
+    def read(self, file: str | Path) -> CloudFile:
+        """A file as the model takes it: in the unit ball, and of a large cloud some points, by a fixed draw."""
+        cloud, count = unit_ball(read_points(file, centred=True)), int(self.data["num_points"])
+        columns = [cloud.points]
+        if self.data["features"] != "xyz":
+            if cloud.normals is None:
+                raise UserError(f"{file} has no normals, with which the run was trained; give a mesh, or add them")
+            columns.append(cloud.normals)
+        drawn = torch.from_numpy(np.random.default_rng(0).permutation(len(cloud.points))[:count])
+        points = torch.cat(columns, -1)[drawn]
+        return CloudFile(str(file), cloud, points[None].to(next(self.model.parameters())), drawn)
+
+
+AUGMENTATION = ("scale", "shift", "point_dropout")
+
+
+def voted(answer: Callable[[Tensor], Tensor], points: Tensor, votes: int, scale: float) -> Tensor:
+    """The mean of probabilities over the cloud as it is and stretched ones, as logarithms.
+
+    The factors are the same for every cloud and in every call, so an answer does not depend on the batch.
+    """
+    if votes == 1:
+        return F.log_softmax(answer(points).float(), -1)
+    rng = np.random.default_rng(0)
+    factors = [np.ones(3), *rng.uniform(1 / scale, scale, (votes - 1, 3))]
+    each = [answer(stretched(points, torch.from_numpy(one).to(points))).float().softmax(-1) for one in factors]
+    return torch.stack(each).mean(0).clamp_min(torch.finfo(torch.float32).tiny).log()
+
+
+def stretched(points: Tensor, factors: Tensor) -> Tensor:
+    """Points (B, N, 3 or 6) with each axis multiplied; normals stay at right angles to the surface."""
+    coordinates, normals = points[..., :3] * factors, points[..., 3:]
+    if not normals.shape[-1]:
+        return coordinates
+    return torch.cat([coordinates, F.normalize(normals / factors, dim=-1)], -1)
+
+
+def _features(wanted: str, data: PointData) -> str:
+    if wanted == "auto":
+        return "xyz+normals" if data.has_normals else "xyz"
+    if wanted == "xyz+normals" and not data.has_normals:
+        raise UserError(f"{data.spec!r} has clouds without normals; give --task-kwargs features=xyz")
+    return wanted
+
+
+def _check_like(spec: str, data: PointData, like: Mapping[str, Any]) -> None:
+    check_names(spec, data.classes, like["classes"])
+    check_names(spec, data.part_names, like["part_names"], "parts")
+    if like["features"] != "xyz" and not data.has_normals:
+        raise UserError(f"{spec!r} has clouds without normals, with which the run was trained")

@@ -1,0 +1,11 @@
+"""Semantic segmentation."""
+
+from tokenmix.registry import TASKS, TaskEntry
+
+TASKS.register(
+    TaskEntry(
+        name="semantic-segmentation",
+        about="a class for each pixel; mean intersection over union",
+        task="tokenmix.tasks.segmentation.task:SemanticSegmentation",
+    ),
+)

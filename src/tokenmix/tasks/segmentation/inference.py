@@ -1,0 +1,127 @@
+"""Logits of images of any size: whole, in windows, at several scales, mirrored."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tokenmix.errors import UserError
+from tokenmix.layers.external import ExternalAttention2d
+from tokenmix.tasks.segmentation.models import Segmenter
+from tokenmix.tasks.segmentation.windows import both_sides, window_starts
+
+__all__ = ["Inference", "pixel_logits"]
+
+
+@dataclass(frozen=True)
+class Inference:
+    """How an image is looked at.
+
+    Attributes:
+        way: `"whole"`, all pixels at once; `"sliding"`, in windows whose logits are averaged where they overlap;
+            `"auto"`, whole unless the model takes one size alone.
+        window: side of a window, or height and width; that which the model was built for if None.
+        stride: step between windows; two thirds of a window if None.
+        scales: factors at which the image is looked at; the probabilities are averaged.
+        mirror: `"yes"` looks at the mirrored image as well.
+        chunk_size: pixels of the map that external attention works on at a time, so that its memory does not grow with
+            the image; 0 for all at once.
+    """
+
+    way: Literal["auto", "whole", "sliding"] = "auto"
+    window: tuple[int, ...] | None = None
+    stride: tuple[int, ...] | None = None
+    scales: Sequence[float] = (1.0,)
+    mirror: Literal["no", "yes"] = "no"
+    chunk_size: int = 8192
+
+    def __post_init__(self) -> None:
+        for name in ("window", "stride"):
+            value = getattr(self, name)
+            if value is not None and (len(value) not in (1, 2) or min(value) < 1):
+                raise UserError(f"{name} must be a side, or height and width, of at least 1 pixel, got {value}")
+        if not self.scales or min(self.scales) <= 0:
+            raise UserError(f"scales must be above 0, got {tuple(self.scales)}")
+        if self.chunk_size < 0:
+            raise UserError(f"chunk_size must be 0 or more, got {self.chunk_size}")
+
+
+@torch.no_grad()
+def pixel_logits(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
+    """(B, classes, H, W) for images (B, C, H, W) of any size.
+
+    With several looks these are logarithms of their mean probabilities, whose softmax is the mean again.
+
+    Raises:
+        UserError: the whole image is asked for and the model takes one size alone, or windows that leave gaps.
+    """
+    looks = [
+        (scale, mirrored) for scale in how.scales for mirrored in ((False, True) if how.mirror == "yes" else (False,))
+    ]
+    if looks == [(1.0, False)]:
+        return _look(model, images, how)
+    total: Tensor | None = None
+    for scale, mirrored in looks:
+        seen = images.flip(-1) if mirrored else images
+        if scale != 1.0:
+            size = [max(1, round(side * scale)) for side in images.shape[2:]]
+            seen = F.interpolate(seen, size=size, mode="bilinear", align_corners=False, antialias=True)
+        logits = _look(model, seen, how)
+        if logits.shape[2:] != images.shape[2:]:
+            logits = F.interpolate(logits, size=images.shape[2:], mode="bilinear", align_corners=False)
+        shares = (logits.flip(-1) if mirrored else logits).softmax(1)
+        total = shares if total is None else total.add_(shares)
+    assert total is not None
+    return total.div_(len(looks)).clamp_min_(1e-12).log_()
+
+
+def _look(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
+    if how.way == "whole" and model.fixed_size and tuple(images.shape[2:]) != model.img_size:
+        raise UserError(
+            f"the model takes images of {model.img_size[0]} x {model.img_size[1]} alone, got "
+            f"{images.shape[2]} x {images.shape[3]}; leave way=whole out, or give way=sliding"
+        )
+    if how.way == "sliding" or (how.way == "auto" and model.fixed_size):
+        return _sliding(model, images, how)
+    with _streaming(model, images, how.chunk_size):
+        return model(images).float()
+
+
+@contextmanager
+def _streaming(model: Segmenter, images: Tensor, chunk_size: int) -> Iterator[None]:
+    """External attention in chunks while this lasts, if the map is larger than one."""
+    block = model.context
+    places = images.shape[2] * images.shape[3] // model.feature_info[-1]["reduction"] ** 2
+    if not isinstance(block, ExternalAttention2d) or not 0 < chunk_size < places:
+        yield
+        return
+    before = block.memory.chunk_size
+    block.memory.chunk_size = chunk_size
+    try:
+        yield
+    finally:
+        block.memory.chunk_size = before
+
+
+def _sliding(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
+    window = both_sides(how.window) if how.window else model.img_size
+    if model.fixed_size and window != model.img_size:
+        raise UserError(f"the model takes windows of {model.img_size[0]} x {model.img_size[1]} alone, got {window}")
+    stride = both_sides(how.stride) if how.stride else (max(1, 2 * window[0] // 3), max(1, 2 * window[1] // 3))
+    if stride[0] > window[0] or stride[1] > window[1]:
+        raise UserError(f"a stride of {stride} leaves gaps between windows of {window}; give at most the window")
+    height, width = images.shape[2:]
+    grown = F.pad(images, (0, max(0, window[1] - width), 0, max(0, window[0] - height)))
+    rows, columns = (window_starts(grown.shape[2 + i], window[i], stride[i]) for i in (0, 1))
+    total = images.new_zeros(len(images), model.num_classes, *grown.shape[2:], dtype=torch.float32)
+    count = images.new_zeros(grown.shape[2:], dtype=torch.float32)
+    for top in rows:
+        for left in columns:
+            place = (..., slice(top, top + window[0]), slice(left, left + window[1]))
+            total[place] += model(grown[place]).float()
+            count[place] += 1
+    return total.div_(count)[..., :height, :width]

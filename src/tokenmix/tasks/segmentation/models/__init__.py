@@ -1,0 +1,16 @@
+"""Networks that give each pixel a class: a dilated backbone with a block of attention, or a feature pyramid."""
+
+from tokenmix.tasks.segmentation.models.base import Segmenter
+from tokenmix.tasks.segmentation.models.blocks import SelfAttention2d
+from tokenmix.tasks.segmentation.models.eanet import EANetSegmenter
+from tokenmix.tasks.segmentation.models.fpn import FPNSegmenter
+from tokenmix.tasks.segmentation.models.presets import create_segmenter, list_segmenters
+
+__all__ = [
+    "EANetSegmenter",
+    "FPNSegmenter",
+    "Segmenter",
+    "SelfAttention2d",
+    "create_segmenter",
+    "list_segmenters",
+]

@@ -1,0 +1,69 @@
+"""What a segmenter's answers look like as files: masks in colours, overlays, shares and masks as JSON."""
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+
+from tokenmix.data.scenes.rle import encode_mask
+
+__all__ = ["run_lengths", "shares", "write_answer"]
+
+VEIL = 0.5
+
+
+def shares(classes: Tensor, names: Sequence[str]) -> dict[str, float]:
+    """Share of the pixels of each class that occurs, the largest first."""
+    counts = classes.flatten().bincount(minlength=len(names)).tolist()
+    found = sorted(((count, name) for count, name in zip(counts, names, strict=True) if count), reverse=True)
+    return {name: round(count / classes.numel(), 6) for count, name in found}
+
+
+def run_lengths(classes: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
+    """One mask for each class that occurs, in COCO's compressed run lengths; empty without pycocotools."""
+    if find_spec("pycocotools") is None:
+        return []
+    chosen = {label: classes == label for label in classes.unique().tolist()}
+    return [
+        {
+            "category_id": label,
+            "category": names[label],
+            "area": int(mask.sum()),
+            "segmentation": encode_mask(mask),
+        }
+        for label, mask in chosen.items()
+    ]
+
+
+def write_answer(
+    image: Tensor,
+    classes: Tensor,
+    answer: Mapping[str, Any],
+    names: Sequence[str],
+    palette: Sequence[Sequence[int]],
+    stem: Path,
+) -> list[str]:
+    """Write STEM-mask.png, STEM-overlay.png and STEM.json, which says the colours; returns their names.
+
+    Args:
+        image: uint8 (3, H, W).
+        classes: int64 (H, W).
+        answer: what was printed.
+        names: of the classes.
+        palette: colour of each class, 0 to 255.
+        stem: where, and how the names begin.
+    """
+    picture = Image.fromarray(classes.byte().numpy(), mode="P")
+    picture.putpalette([level for colour in palette for level in colour])
+    files = [stem.with_name(f"{stem.name}{end}") for end in ("-mask.png", "-overlay.png", ".json")]
+    picture.save(files[0])
+    photograph = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+    Image.blend(photograph, picture.convert("RGB"), VEIL).save(files[1])
+    colors = {names[label]: "#{:02x}{:02x}{:02x}".format(*palette[label]) for label in classes.unique().tolist()}
+    told = {**answer, "colors": colors, "masks": run_lengths(classes, names)}
+    files[2].write_text(json.dumps(told, indent=1) + "\n")
+    return [str(file) for file in files]

@@ -1,0 +1,138 @@
+"""Text classification: one label, or one number, for each text or pair of texts."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassConfusionMatrix,
+    MulticlassF1Score,
+    MulticlassMatthewsCorrCoef,
+)
+from torchmetrics.regression import PearsonCorrCoef, SpearmanCorrCoef
+
+from tokenmix.errors import UserError
+from tokenmix.tasks.text.data.encoded import EncodedText
+from tokenmix.tasks.text.data.labelled import LabelledData, load_labelled
+from tokenmix.tasks.text.task import Sentence, TextTask, inputs_of, read_sentences, tokenizer_for
+from tokenmix.tasks.text.task_data import TextData
+from tokenmix.train.metrics import CrossEntropy, PositiveF1
+from tokenmix.train.task import TaskRecipe
+
+__all__ = ["TextClassification"]
+
+CONFUSION_CLASSES = 200
+
+
+class TextClassification(TextTask):
+    """A classifier on the first token, trained by cross-entropy; by squares if the labels are numbers.
+
+    Texts longer than `seq_len` are cut, of a pair the longer one; the description counts them.
+    """
+
+    headline: ClassVar[str] = "accuracy"
+    direction: ClassVar[Literal["max", "min"]] = "max"
+    tables: ClassVar[frozenset[str]] = frozenset({"confusion"})
+    network: ClassVar[str] = "GMLPForSequenceClassification"
+
+    def __init__(self, model: Any, config: TaskRecipe, data: Mapping[str, Any]) -> None:
+        super().__init__(model, config, data)
+        self.classes: list[str] = list(data["classes"])
+        # The first of those that are usual for the data.
+        self.headline = data.get("metrics", ["accuracy" if self.classes else "pearson"])[0]  # type: ignore[misc]
+
+    @classmethod
+    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> TextData:
+        """Read and encode the texts of `config.data`; `UserError` if `like` has other classes, or pairs where there are
+        none.
+        """
+        texts = load_labelled(config.data, limit=config.limit, limit_eval=config.limit_eval, seed=config.seed)
+        if like is not None:
+            _check_like(config.data, texts, like)
+        tokenizer = tokenizer_for(config, [*texts.train.texts, *(texts.train.pairs or ())])
+        length = config.seq_len if like is None else int(like["seq_len"])
+        train, test = (EncodedText(part, tokenizer, max_length=length) for part in (texts.train, texts.test))
+        description = {
+            "classes": texts.classes, "pairs": texts.train.pairs is not None, "cut": train.cut + test.cut,
+            "source": texts.source,
+        }  # fmt: skip
+        if texts.classes and texts.metrics != ("accuracy",):
+            description["metrics"] = list(texts.metrics)
+        return TextData(train, test, tokenizer=tokenizer, config=config, length=length, description=description)
+
+    def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Cross-entropy, or the mean of squares."""
+        return self.model(**inputs_of(batch)).loss, {}
+
+    def evaluate(self, batch: Mapping[str, Tensor]) -> None:
+        """Logits of the batch against its labels."""
+        logits = self.model(**inputs_of(batch)).logits.float()
+        self.scores.update(logits if self.classes else logits[:, 0], batch["labels"])
+
+    def metrics(self) -> MetricCollection:
+        """Accuracy, macro F1, loss, and of up to 200 classes the confusion matrix (true x predicted).
+
+        Of numbers Pearson's and Spearman's correlation; of GLUE's CoLA also Matthews' correlation, of MRPC and QQP F1.
+        """
+        if not self.data["classes"]:
+            return MetricCollection(
+                {"pearson": PearsonCorrCoef(), "spearman": SpearmanCorrCoef()}, compute_groups=False
+            )
+        options: dict[str, Any] = {"num_classes": len(self.data["classes"]), "validate_args": False}
+        chosen: dict[str, Metric] = {
+            "accuracy": MulticlassAccuracy(average="micro", **options),
+            "macro_f1": MulticlassF1Score(average="macro", **options),
+            "loss": CrossEntropy(),
+        }
+        own = self.data.get("metrics", ())
+        if "matthews" in own:
+            chosen["matthews"] = MulticlassMatthewsCorrCoef(**options)
+        if "f1" in own:
+            chosen["f1"] = PositiveF1()
+        if options["num_classes"] <= CONFUSION_CLASSES:
+            chosen["confusion"] = MulticlassConfusionMatrix(**options)
+        return MetricCollection({**chosen}, compute_groups=False)
+
+    @torch.no_grad()
+    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+        """Label, its probability and the five most probable classes of each line, or its number; the two texts of a
+        pair stand on a line with a tab between them.
+        """
+        self.eval()
+        tokenizer: Any = self.tokenizer()
+        answers = []
+        for sentence in read_sentences(inputs):
+            parts = _parts(sentence, bool(self.data["pairs"]))
+            longest = int(self.data["seq_len"])
+            encoded: Any = tokenizer(parts[0], *parts[1:], truncation=True, max_length=longest, return_tensors="pt")
+            logits = self.model(**encoded.to(self.device)).logits[0].float()
+            answers.append({"text": sentence.text, **_answer(logits, self.classes)})
+        return answers
+
+
+def _answer(logits: Tensor, classes: Sequence[str]) -> dict[str, Any]:
+    if not classes:
+        return {"value": round(logits.item(), 6)}
+    best, which = logits.softmax(-1).topk(min(5, len(classes)))
+    top = {classes[i]: round(p, 6) for p, i in zip(best.tolist(), which.tolist())}
+    label, probability = next(iter(top.items()))
+    return {"label": label, "probability": probability, "top": top}
+
+
+def _parts(sentence: Sentence, pairs: bool) -> list[str]:
+    parts = [part.strip() for part in sentence.text.split("\t")] if pairs else [sentence.text]
+    if pairs and len(parts) != 2:
+        raise UserError(f"{sentence.where}: the run was trained on pairs; give two texts with a tab between them")
+    return parts
+
+
+def _check_like(spec: str, texts: LabelledData, like: Mapping[str, Any]) -> None:
+    if texts.classes != list(like["classes"]):
+        ours, theirs = (", ".join(names[:4]) or "numbers" for names in (texts.classes, list(like["classes"])))
+        raise UserError(f"{spec!r} has the classes {ours}; the run was trained on {theirs}")
+    if (texts.train.pairs is not None) != like["pairs"]:
+        raise UserError(f"of {spec!r} and the run's own data one has pairs of texts, the other single ones")

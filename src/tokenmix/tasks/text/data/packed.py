@@ -1,0 +1,128 @@
+"""Sequences for masked language modelling: [CLS], a window of the running text, [SEP]."""
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tokenmix.data.images.augment import hash_indices
+from tokenmix.errors import UserError
+from tokenmix.tasks.text.data.masking import Masking, mask_tokens
+from tokenmix.tasks.text.data.sequences import Batch, Sequences
+from tokenmix.tasks.text.data.tokens import Tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+__all__ = ["PackedText"]
+
+SHIFT = 10
+
+
+class PackedText(Sequences):
+    """Documents cut into sequences of one length, with some of their tokens hidden.
+
+    Sequence i of an epoch is [CLS], the n - 2 tokens from (n - 2) i + s on, and [SEP]; the documents run on, with [SEP]
+    between them. For training s is drawn anew each epoch, so that the cuts move. For testing s is 0, masks are the
+    same for every seed and epoch, and the last sequence is filled up with [PAD].
+
+    A batch: input_ids, attention_mask (0 at [PAD]) and labels (-100 where nothing is hidden), all int64 (B, n), and
+    index int64 (B,).
+
+    Args:
+        tokens: a side of `tokenized`.
+        tokenizer: that which made them.
+        length: n, with [CLS] and [SEP].
+        part: whether cuts and masks change from epoch to epoch.
+        masking: hide single tokens, or all tokens of a word.
+        share: of the tokens that are hidden, on average.
+        seed: of cuts and masks, for training.
+
+    Raises:
+        UserError: a length that leaves no room, less text than one sequence, or a share that is none.
+    """
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        tokenizer: "PreTrainedTokenizerFast",
+        *,
+        length: int,
+        part: Literal["train", "test"],
+        masking: Masking = "token",
+        share: float = 0.15,
+        seed: int = 0,
+    ) -> None:
+        if length < 3:
+            raise UserError(f"a length of {length} leaves no token between [CLS] and [SEP]; give 3 or more")
+        if not 0 < share < 1:
+            raise UserError(f"the share of hidden tokens is in (0, 1), got {share}; BERT's is 0.15")
+        if masking not in ("token", "whole-word"):
+            raise UserError(f"masking is token or whole-word, got {masking!r}")
+        self.window = length - 2
+        if part == "train" and len(tokens.ids) < self.window:
+            raise UserError(
+                f"{len(tokens.ids)} tokens of text do not fill one sequence of {length}; give more text, or a length "
+                f"of {max(len(tokens.ids) + 2, 3)} or less"
+            )
+        self.tokens, self.length, self.part, self.masking = tokens, length, part, masking
+        self.share, self.seed = share, seed if part == "train" else 0
+        self.special = torch.tensor(sorted(set(tokenizer.all_special_ids)))
+        self.ordinary = torch.tensor(sorted(set(range(len(tokenizer))) - set(self.special.tolist())))
+        self.cls, self.sep, self.mask, self.pad = (
+            _id(tokenizer, name) for name in ("cls_token_id", "sep_token_id", "mask_token_id", "pad_token_id")
+        )
+
+    def __len__(self) -> int:
+        total = len(self.tokens.ids)
+        if self.part == "test":
+            return -(-total // self.window)
+        # Whatever the shift, as many.
+        return max(1, (total - self.window + 1) // self.window)
+
+    def read(self, indices: Tensor, epoch: int) -> Batch:
+        """The batch of these sequences in an epoch; for testing of any."""
+        epoch = epoch if self.part == "train" else 0
+        ids, units = self._windows(indices, epoch)
+        inputs, labels = mask_tokens(
+            ids,
+            units,
+            share=self.share,
+            mask_id=self.mask,
+            ordinary=self.ordinary,
+            seed=self.seed,
+            epoch=epoch,
+            indices=indices,
+        )
+        return {"input_ids": inputs, "attention_mask": (ids != self.pad).long(), "labels": labels, "index": indices}
+
+    def _windows(self, indices: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
+        """Ids (B, n), and the number of the unit that each is part of, -1 for special tokens."""
+        ids = np.full((len(indices), self.length), self.pad, dtype=np.int64)
+        starts = np.ones((len(indices), self.length), dtype=np.int64)
+        shift = self._shift(epoch)
+        for row, index in enumerate(indices.tolist()):
+            begin = index * self.window + shift
+            window = self.tokens.ids[begin : begin + self.window]
+            ids[row, 0], ids[row, len(window) + 1] = self.cls, self.sep
+            ids[row, 1 : len(window) + 1] = window
+            starts[row, 1 : len(window) + 1] = self.tokens.starts[begin : begin + self.window]
+        whole = torch.from_numpy(ids)
+        places = np.broadcast_to(np.arange(self.length), ids.shape) if self.masking == "token" else starts.cumsum(1)
+        units = torch.from_numpy(np.array(places, dtype=np.int64))
+        return whole, units.masked_fill(torch.isin(whole, self.special), -1)
+
+    def _shift(self, epoch: int) -> int:
+        room = len(self.tokens.ids) - len(self) * self.window
+        if self.part == "test" or room <= 0:
+            return 0
+        bits = hash_indices(self.seed, epoch, torch.zeros(1, dtype=torch.int64), SHIFT)
+        return int(bits[0] % np.uint64(min(room + 1, self.window)))
+
+
+def _id(tokenizer: "PreTrainedTokenizerFast", name: str) -> int:
+    value = getattr(tokenizer, name)
+    if not isinstance(value, int):
+        raise UserError(f"the tokenizer has no {name.removesuffix('_token_id').upper()} token; train one by tokenmix")
+    return value

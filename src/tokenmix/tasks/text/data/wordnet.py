@@ -1,0 +1,132 @@
+"""WordNet 3.0: glosses, definitions and example sentences of its synsets.
+
+Fellbaum (ed.), "WordNet: An Electronic Lexical Database", 1998. The files' layout is that of wndb(5WN).
+"""
+
+import re
+import tarfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from tokenmix.data.fetch import FetchError, download
+from tokenmix.data.names import Names
+from tokenmix.data.packages import debian_files
+from tokenmix.data.store import Stored, fetched, stored_path
+
+__all__ = ["NOUN_FILES", "Synset", "parse", "read_wordnet"]
+
+HOME = "https://wordnetcode.princeton.edu/3.0/WNdb-3.0.tar.gz"
+PACKAGE = "wordnet-base"
+PARTS = ("noun", "verb", "adj", "adv")
+SYNSETS = 117_659
+NOUN_FILES = [
+    "Tops",
+    "act",
+    "animal",
+    "artifact",
+    "attribute",
+    "body",
+    "cognition",
+    "communication",
+    "event",
+    "feeling",
+    "food",
+    "group",
+    "location",
+    "motive",
+    "object",
+    "person",
+    "phenomenon",
+    "plant",
+    "possession",
+    "process",
+    "quantity",
+    "relation",
+    "shape",
+    "state",
+    "substance",
+    "time",
+]
+"""Names of the lexicographer files 3 to 28: the 26 topics that nouns are sorted into."""
+
+
+@dataclass(frozen=True)
+class Synset:
+    """Words of one meaning.
+
+    Attributes:
+        part: noun, verb, adj or adv.
+        file: number of its lexicographer file.
+        words: that share the meaning, with blanks for underscores.
+        gloss: definition and examples as printed.
+    """
+
+    part: str
+    file: int
+    words: tuple[str, ...]
+    gloss: str
+
+    @property
+    def definition(self) -> str:
+        """The gloss without its example sentences."""
+        return re.split(r'[;:,]?\s*"', self.gloss, maxsplit=1)[0].strip(" ;")
+
+    @property
+    def examples(self) -> list[str]:
+        """The example sentences, without their quotation marks."""
+        return [text for found in re.findall(r'"([^"]+)"', self.gloss) if (text := found.strip())]
+
+
+def read_wordnet(root: Path | None = None) -> tuple[list[Synset], str, str]:
+    """All synsets in the order of the files, where they came from, and the checksum of their store; fetched once."""
+    tensors, notes = fetched("wordnet", root, fetch, "use your own text")
+    names = Names(tensors["text"], tensors["ends"])
+    synsets = []
+    for index in range(len(names)):
+        part, file, words, gloss = names[index].split("\t")
+        synsets.append(Synset(part, int(file), tuple(words.split("|")), gloss))
+    return synsets, f"WordNet 3.0: {notes['source']}, in {stored_path('wordnet', root)}", f"wordnet {len(names)}"
+
+
+def fetch(folder: Path) -> Stored:
+    """From Princeton, else from the Debian package."""
+    where, source = debian_files(PACKAGE, "usr/share/wordnet", folder, (HOME, partial(_from_home, folder)))
+    synsets = [synset for part in PARTS for synset in parse(part, _lines(where / f"data.{part}"))]
+    if len(synsets) != SYNSETS:
+        raise FetchError(f"{source} has {len(synsets)} synsets, expected {SYNSETS}")
+    names = Names.of("\t".join((s.part, str(s.file), "|".join(s.words), s.gloss)) for s in synsets)
+    return {"text": names.text, "ends": torch.as_tensor(names.ends)}, {"source": source}
+
+
+def parse(part: str, lines: Iterable[str]) -> Iterator[Synset]:
+    """The synsets of a data file; the licence in front is indented."""
+    for line in lines:
+        if line.startswith(" ") or not line.strip():
+            continue
+        fields, _, gloss = line.partition(" | ")
+        _, file, _, count, *rest = fields.split(" ")
+        words = [rest[2 * i] for i in range(int(count, 16))]
+        # An adjective's position in the phrase stands behind it in brackets.
+        cleaned = tuple(re.sub(r"\(\w+\)$", "", word).replace("_", " ") for word in words)
+        yield Synset(part, int(file), cleaned, " ".join(gloss.split()))
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise FetchError(f"{path.name} cannot be read ({error})") from None
+
+
+def _from_home(folder: Path) -> Path:
+    archive = download(HOME, folder / "wordnet.tar.gz")
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(folder / "home", filter="data")
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise FetchError(f"{archive.name} is no readable archive ({error})") from None
+    return folder / "home" / "dict"

@@ -1,0 +1,123 @@
+"""Masked-language modelling: the words behind [MASK], perplexity at masked places."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchmetrics import MetricCollection
+
+from tokenmix.errors import UserError
+from tokenmix.tasks.text.data import PackedText, load_text, tokenized
+from tokenmix.tasks.text.task import Sentence, TextTask, inputs_of, read_sentences, tokenizer_for
+from tokenmix.tasks.text.task_data import TextData
+from tokenmix.train.metrics import Accuracy, CrossEntropy, Perplexity
+from tokenmix.train.task import TaskRecipe
+
+__all__ = ["MaskedLM"]
+
+NO_LABEL = -100
+BEST = 5
+
+
+class MaskedLM(TextTask):
+    """The tokens at masked places, by cross-entropy; the head works at those places alone.
+
+    With several processes the loss is that over the masked places of all, however many each of them has.
+    """
+
+    headline: ClassVar[str] = "perplexity"
+    direction: ClassVar[Literal["max", "min"]] = "min"
+    network: ClassVar[str] = "GMLPForMaskedLM"
+    fields: ClassVar[Mapping[str, Any]] = {"predict": "labelled"}
+
+    @classmethod
+    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> TextData:
+        """The running text of `config.data`, packed; with `like` as long as that run's sequences."""
+        corpus = load_text(config.data)
+        tokenizer = tokenizer_for(config, corpus.train)
+        length = config.seq_len if like is None else int(like["seq_len"])
+        shared: dict[str, Any] = {
+            "length": length, "masking": config.masking, "share": config.mask_prob, "seed": config.seed
+        }  # fmt: skip
+        train, test = tokenized(corpus, tokenizer)
+        return TextData(
+            PackedText(train, tokenizer, part="train", **shared),
+            PackedText(test, tokenizer, part="test", **shared),
+            tokenizer=tokenizer, config=config, length=length, description={"source": corpus.source},
+        )  # fmt: skip
+
+    def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Cross-entropy over the masked places of this step's sequences."""
+        count = (batch["labels"] != NO_LABEL).sum().float()
+        if dist.is_initialized():
+            # Gradients are averaged over the processes, so each divides by the mean number of places.
+            dist.all_reduce(count)
+            count = count / dist.get_world_size()
+        return self.model(**inputs_of(batch), num_items_in_batch=count.clamp_min(1)).loss, {}
+
+    def evaluate(self, batch: Mapping[str, Tensor]) -> None:
+        """Logits at the masked places against the tokens that stood there."""
+        logits = self.model(**inputs_of(batch)).logits
+        self.scores.update(logits.float(), batch["labels"][batch["labels"] != NO_LABEL])
+
+    def metrics(self) -> MetricCollection:
+        """Loss, perplexity and accuracy at the masked places of the held-out text."""
+        return MetricCollection(
+            {"loss": CrossEntropy(), "perplexity": Perplexity(), "accuracy": Accuracy()}, compute_groups=False
+        )
+
+    def macs(self) -> int:
+        """Multiply-adds of one sequence, with the head at as many places as are masked on average."""
+        length = int(self.data["seq_len"])
+        places = round(self.config.mask_prob * (length - 2))
+        return self.model.macs(length, num_predicted=places)  # type: ignore[operator]
+
+    @torch.no_grad()
+    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+        """For each [MASK] of each sentence the most probable token, its probability, the five best, and the sentence
+        filled in.
+        """
+        self.eval()
+        tokenizer: Any = self.tokenizer()
+        answers = []
+        for sentence in read_sentences(inputs):
+            ids = self._encode(sentence, tokenizer).to(self.device)
+            places = torch.nonzero(ids[0] == tokenizer.mask_token_id)[:, 0]
+            probabilities = self.model(input_ids=ids).logits[0, places].float().softmax(-1)
+            best, which = probabilities.topk(BEST)
+            filled = ids[0].clone()
+            filled[places] = which[:, 0]
+            text = tokenizer.decode(filled, skip_special_tokens=True)
+            for i, (values, tokens) in enumerate(zip(best.tolist(), which.tolist()), 1):
+                top: dict[str, float] = {}
+                for p, token in zip(values, tokens):
+                    # With and without the space before it a piece reads the same: the more probable one stays.
+                    top.setdefault(str(tokenizer.decode([token])).strip(), round(p, 6))
+                label, probability = next(iter(top.items()))
+                answers.append(
+                    {"text": sentence.text, "mask": i, "label": label, "probability": probability, "top": top,
+                     "filled": text}
+                )  # fmt: skip
+        return answers
+
+    def _encode(self, sentence: Sentence, tokenizer: Any) -> Tensor:
+        ids = tokenizer(sentence.text, return_tensors="pt")["input_ids"]
+        if not (ids == tokenizer.mask_token_id).any():
+            raise UserError(
+                f"{sentence.where}: no {tokenizer.mask_token} in {_short(sentence.text)!r}; write it where a word is "
+                "to be found"
+            )
+        longest = int(self.data["seq_len"])
+        if ids.shape[1] > longest:
+            raise UserError(
+                f"{sentence.where}: {_short(sentence.text)!r} has {ids.shape[1]} tokens and the model takes {longest}; "
+                "cut it"
+            )
+        return ids
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,90 @@
+"""The blocks of the text models: a norm and a shortcut around the layers that the image models have."""
+
+from typing import cast
+
+from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from tokenmix.layers.gated_mlp import GatedMLP
+from tokenmix.layers.linear import Linear
+from tokenmix.layers.self_attention import SelfAttention
+from tokenmix.layers.spatial_gating import GateKind
+from tokenmix.ops.gating import GateVariant
+from tokenmix.tasks.text.models.config import GMLPConfig
+from tokenmix.tasks.text.models.relative import RelativePositions
+
+__all__ = ["GMLPLayer", "SelfAttentionLayer", "create_layer"]
+
+
+class GMLPLayer(GradientCheckpointingLayer):
+    """x + GatedMLP(LayerNorm(x)): a block of gMLP or aMLP."""
+
+    def __init__(self, config: GMLPConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.mixer = GatedMLP(
+            config.hidden_size,
+            config.max_position_embeddings,
+            # The layer takes the whole part of dim * expansion; half more than wanted survives any rounding.
+            expansion=(config.intermediate_size + 0.5) / config.hidden_size,
+            variant=cast(GateVariant, config.gate_variant),
+            gate=cast(GateKind, config.gate),
+            causal=config.causal,
+            attention_dim=config.tiny_attention_dim,
+            dropout=config.hidden_dropout_prob,
+        )
+
+    def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Tokens (B, N, D) to tokens; mask (B, N) is True for those that take part."""
+        return hidden_states + self.mixer(self.norm(hidden_states), mask)
+
+    def maps(self, hidden_states: Tensor, mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Tiny attention's map (B, 1, N, N), if there is one, and W (N, N)."""
+        x = self.norm(hidden_states)
+        attention = None if self.mixer.tiny_attention is None else self.mixer.tiny_attention_map(x, mask)
+        return attention, self.mixer.attention_map(x, mask)
+
+    def macs(self, num_tokens: int) -> int:
+        """Multiply-adds of one sample."""
+        return self.mixer.macs(num_tokens)
+
+
+class SelfAttentionLayer(GradientCheckpointingLayer):
+    """x + SelfAttention(LayerNorm(x)), then x + MLP(LayerNorm(x)): the twin's block."""
+
+    def __init__(self, config: GMLPConfig) -> None:
+        super().__init__()
+        dim, hidden = config.hidden_size, config.intermediate_size
+        heads = cast(int, config.num_attention_heads)
+        self.norm = nn.LayerNorm(dim, eps=config.layer_norm_eps)
+        self.mixer = SelfAttention(dim, num_heads=heads, causal=config.causal, dropout=config.hidden_dropout_prob)
+        relative = config.positions == "relative"
+        self.relative = RelativePositions(heads, config.max_position_embeddings) if relative else None
+        self.mlp_norm = nn.LayerNorm(dim, eps=config.layer_norm_eps)
+        self.mlp = nn.Sequential(
+            Linear(dim, hidden), nn.GELU(), Linear(hidden, dim), nn.Dropout(config.hidden_dropout_prob)
+        )
+        self.hidden = hidden
+
+    def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Tokens (B, N, D) to tokens; mask (B, N) is True for those that take part."""
+        x = self.norm(hidden_states)
+        hidden_states = hidden_states + self.mixer.mix(x, None, mask, residual=self._bias(x))[0]
+        return hidden_states + self.mlp(self.mlp_norm(hidden_states))
+
+    def maps(self, hidden_states: Tensor, mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """The map (B, H, N, N), and no gate."""
+        x = self.norm(hidden_states)
+        return self.mixer.mix_map(x, None, mask, residual=self._bias(x)), None
+
+    def _bias(self, x: Tensor) -> Tensor | None:
+        return None if self.relative is None else self.relative(x.shape[1]).to(x.dtype)
+
+    def macs(self, num_tokens: int) -> int:
+        """Multiply-adds of one sample."""
+        return self.mixer.macs(num_tokens) + 2 * num_tokens * self.mixer.dim * self.hidden
+
+
+def create_layer(config: GMLPConfig) -> GMLPLayer | SelfAttentionLayer:
+    """The block that the config asks for."""
+    return GMLPLayer(config) if config.mixer == "gating" else SelfAttentionLayer(config)

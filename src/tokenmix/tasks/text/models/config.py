@@ -1,0 +1,136 @@
+"""The configuration of the text models."""
+
+from typing import Any, ClassVar
+
+from transformers import PreTrainedConfig
+
+from tokenmix.errors import UserError, unknown_name
+
+__all__ = ["GMLPConfig"]
+
+# Field: the values that it may have.
+CHOICES = {
+    "mixer": ("gating", "self"),
+    "gate": ("toeplitz", "toeplitz-fft", "dense"),
+    "gate_variant": ("split", "multiplicative", "additive", "linear"),
+    "positions": ("none", "learned", "relative"),
+    "padding": ("masked", "unmasked"),
+    "predict": ("all", "labelled"),
+}
+# Fields that only one of the mixers has, with the value that says nothing.
+GATING_ONLY = {"gate": "toeplitz", "gate_variant": "split", "tiny_attention_dim": 0}
+
+
+class GMLPConfig(PreTrainedConfig):
+    """gMLP for text, with `tiny_attention_dim` aMLP, and with `mixer="self"` their twin of self-attention.
+
+    Paper:
+        Liu et al., Pay Attention to MLPs (arXiv 2105.08050), section 4. The defaults are gMLP-base.
+
+    Args:
+        vocab_size: tokens of the vocabulary.
+        hidden_size: width D.
+        num_hidden_layers: number of blocks.
+        intermediate_size: width between U and the gate (the paper's d_ffn), or of the twin's MLP.
+        max_position_embeddings: n, the longest sequence; `model.resize_position_embeddings` changes it afterwards.
+        type_vocab_size: segments as in BERT, 0 for none.
+        mixer: `"gating"`, blocks of U, gate, V; `"self"`, pre-norm blocks of self-attention and an MLP.
+        gate: `"toeplitz"` with 2n-1 weights, as the paper's text models; `"toeplitz-fft"`, the same in O(N log N);
+            `"dense"` with n^2.
+        gate_variant: `"split"`, `"multiplicative"`, `"additive"` or `"linear"`; see `tokenmix.ops.spatial_gate`.
+        tiny_attention_dim: width of aMLP's one head in each block, 64 or 128 in the paper; 0 for none.
+        num_attention_heads: heads of `mixer="self"`, which needs it.
+        positions: `"none"`, `"learned"`, or for self-attention `"relative"`, a bias on its scores. Left out: none for
+            gates, which know the places, as in the paper; learned for self-attention, as in BERT.
+        causal: token i sees tokens up to i.
+        padding: `"masked"`: what `attention_mask` leaves out counts for nothing, so that a padded sequence has the
+            answer that it has alone. `"unmasked"`: as in the paper, padding is text like any other.
+        predict: `"all"` places get logits (B, N, V) from the masked-language model; `"labelled"`: if there are labels,
+            only the M places that have one, (M, V), which saves most of the head's cost.
+        hidden_dropout_prob: on the embeddings and on what each branch adds.
+        classifier_dropout: before the classifier; `hidden_dropout_prob` if left out.
+        initializer_range: standard deviation of the weights at the start; gates and tiny attention start near zero.
+        layer_norm_eps: of the norms before each branch and of the last.
+        pad_token_id: its embedding is 0 and is not trained.
+        tie_word_embeddings: the head of the masked-language model has the weights of the embeddings.
+
+    Raises:
+        UserError: a value that a field cannot have, or a field that the mixer does not have.
+    """
+
+    model_type: ClassVar[str] = "gmlp"
+    base_model_fsdp_plan: ClassVar[dict[Any, str]] = {
+        "embeddings": "free_full_weight",
+        "layers.*": "free_full_weight",
+        "norm": "keep_full_weight",
+    }
+
+    vocab_size: int = 32_000
+    hidden_size: int = 512
+    num_hidden_layers: int = 48
+    intermediate_size: int = 3072
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    mixer: str = "gating"
+    gate: str = "toeplitz"
+    gate_variant: str = "split"
+    tiny_attention_dim: int = 0
+    num_attention_heads: int | None = None
+    positions: str | None = None
+    causal: bool = False
+    padding: str = "masked"
+    predict: str = "all"
+    hidden_dropout_prob: float | int = 0.0
+    classifier_dropout: float | int | None = None
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-6
+    pad_token_id: int | None = 0
+    tie_word_embeddings: bool = True
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.positions is None:
+            self.positions = "learned" if self.mixer == "self" else "none"
+        self._check_sizes()
+        for field, values in CHOICES.items():
+            if getattr(self, field) not in values:
+                raise unknown_name(field, str(getattr(self, field)), values)
+        self._check_mixer()
+        super().__post_init__(**kwargs)
+        # Whoever has a config may ask an automatic class for its model; the models import this file.
+        from tokenmix.tasks.text.models.auto import register_models
+
+        register_models()
+
+    def _check_sizes(self) -> None:
+        for field in ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings"):
+            if getattr(self, field) < 1:
+                raise UserError(f"{field} must be at least 1, got {getattr(self, field)}")
+        for field in ("type_vocab_size", "tiny_attention_dim"):
+            if getattr(self, field) < 0:
+                raise UserError(f"{field} must be 0 for none, or more, got {getattr(self, field)}")
+        if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
+            raise UserError(
+                f"pad_token_id must be one of the {self.vocab_size} tokens, got {self.pad_token_id}; "
+                "take the tokenizer's, or None if there is none"
+            )
+
+    def _check_mixer(self) -> None:
+        if self.mixer == "gating":
+            if self.positions == "relative":
+                raise UserError("positions='relative' is a bias on scores; a gate has its own; leave it out")
+            if self.num_attention_heads is not None:
+                raise UserError(
+                    f"num_attention_heads is of mixer='self', got {self.num_attention_heads} with mixer='gating'; "
+                    "for aMLP give tiny_attention_dim"
+                )
+            if self.gate_variant == "split" and self.intermediate_size % 2:
+                raise UserError(f"a split gate halves intermediate_size, got {self.intermediate_size}; make it even")
+            return
+        for field, nothing in GATING_ONLY.items():
+            if getattr(self, field) != nothing:
+                raise UserError(f"{field} is of mixer='gating', got {getattr(self, field)!r} with mixer='self'")
+        heads = self.num_attention_heads
+        if heads is None or heads < 1 or self.hidden_size % heads:
+            raise UserError(
+                f"mixer='self' needs num_attention_heads that divides hidden_size {self.hidden_size}, got {heads}"
+            )

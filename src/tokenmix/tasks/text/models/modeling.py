@@ -1,0 +1,193 @@
+"""gMLP for text as a transformers model, without a head."""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.utils.generic import can_return_tuple
+
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.layers.gated_mlp import GatedMLP
+from tokenmix.tasks.text.models.blocks import GMLPLayer, SelfAttentionLayer, create_layer
+from tokenmix.tasks.text.models.config import GMLPConfig
+from tokenmix.tasks.text.models.embeddings import GMLPEmbeddings
+from tokenmix.tasks.text.models.outputs import GMLPModelOutput
+from tokenmix.tasks.text.models.padding import first_token, read_mask, rotate
+from tokenmix.tasks.text.models.relative import PlaceRule, RelativePositions
+from tokenmix.tasks.text.models.resizing import resize_gated_mlp, resize_positions
+
+__all__ = ["GMLPModel", "GMLPPreTrainedModel"]
+
+
+class GMLPPreTrainedModel(PreTrainedModel):
+    """What the text models share: how they start, and how they go over to another longest sequence."""
+
+    config: GMLPConfig
+    config_class = GMLPConfig
+    base_model_prefix = "gmlp"
+    supports_gradient_checkpointing = True
+    _input_embed_layer = "word_embeddings"
+    _no_split_modules = ["GMLPEmbeddings", "GMLPLayer", "SelfAttentionLayer"]  # noqa: RUF012
+    _can_compile_fullgraph = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        # transformers marks what it has loaded; a gate is loaded as a whole or not at all.
+        if isinstance(module, GatedMLP) and not getattr(module.gating.weight, "_is_hf_initialized", False):
+            module.reset_gate()
+        if isinstance(module, RelativePositions) and not getattr(module.weight, "_is_hf_initialized", False):
+            module.reset_parameters()
+
+    def resize_position_embeddings(self, new_num_position_embeddings: int, how: PlaceRule = "extend") -> None:
+        """Go over to another longest sequence. Parameters are new: build the optimiser afterwards.
+
+        Args:
+            new_num_position_embeddings: the longest sequence wanted.
+            how: `"extend"`: the weight of each distance (Toeplitz) or pair of places (dense) stays and what is new is
+                0, so that a sequence that fitted before has the answer that it had. `"interpolate"`: the gates are
+                stretched, as an image's are (`tokenmix.ops.resize_gate`).
+
+        Raises:
+            UserError: fewer than one place, or an unknown rule.
+        """
+        if new_num_position_embeddings < 1:
+            raise UserError(f"the longest sequence must be at least 1 token, got {new_num_position_embeddings}")
+        if how not in ("extend", "interpolate"):
+            raise unknown_name("rule", how, ("extend", "interpolate"))
+        model = cast(GMLPModel, self.base_model)
+        for layer in model.blocks():
+            if isinstance(layer, GMLPLayer):
+                resize_gated_mlp(layer.mixer, new_num_position_embeddings, how)
+            elif layer.relative is not None:
+                layer.relative.resize(new_num_position_embeddings, how)
+        table = model.embeddings.position_embeddings
+        if table is not None:
+            model.embeddings.position_embeddings = resize_positions(
+                table, new_num_position_embeddings, how, self.config.initializer_range
+            )
+        self.config.max_position_embeddings = new_num_position_embeddings
+
+    def get_position_embeddings(self) -> nn.Embedding:
+        """The table of learned positions; `UserError` if the model has none."""
+        table = cast(GMLPModel, self.base_model).embeddings.position_embeddings
+        if table is None:
+            raise UserError("the model has no position embeddings: its gates know the places")
+        return table
+
+
+class GMLPModel(GMLPPreTrainedModel):
+    """Tokens to features: embeddings, blocks, a norm, and the first token pooled as in BERT.
+
+        x = E[ids] + segments,    x = x + GatedMLP(LayerNorm(x)) in each block,    out = LayerNorm(x)
+
+    Paper:
+        Liu et al., Pay Attention to MLPs (arXiv 2105.08050), sections 2 and 4.
+
+    Shape:
+        ids (B, N) with N up to `config.max_position_embeddings` to features (B, N, D).
+
+    Raises:
+        UserError: a longer sequence, both or neither of ids and embeddings, a mask of another shape, `position_ids` or
+            `token_type_ids` for a model that has no such embeddings.
+
+    A place of a gate is counted from the first token that the mask leaves in, so padding may stand on either side.
+    The paper does not mask padding: `config.padding="unmasked"`.
+    """
+
+    def __init__(self, config: GMLPConfig, add_pooling_layer: bool = True) -> None:
+        super().__init__(config)
+        self.embeddings = GMLPEmbeddings(config)
+        self.layers = nn.ModuleList([create_layer(config) for _ in range(config.num_hidden_layers)])
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if add_pooling_layer else None
+        self.post_init()
+
+    def blocks(self) -> list[GMLPLayer | SelfAttentionLayer]:
+        """The blocks, with their type."""
+        return [cast(GMLPLayer | SelfAttentionLayer, layer) for layer in self.layers]
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+    ) -> GMLPModelOutput:
+        """Features of ids (B, N), or of embeddings (B, N, D); transformers' arguments."""
+        size, length = self._check_input(input_ids, inputs_embeds)
+        mask = read_mask(attention_mask, size, length)
+        if self.config.padding == "unmasked":
+            mask = None
+        start = None if mask is None else first_token(mask)
+        if mask is not None and start is not None:
+            mask = rotate(mask, start)
+        x = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, start)
+        states, attentions, gates = [x], [], []
+        want_maps = self.config.output_attentions if output_attentions is None else output_attentions
+        for layer in self.blocks():
+            if want_maps:
+                attention, gate = layer.maps(x, mask)
+                attentions.append(attention)
+                gates.append(gate)
+            x = layer(x, mask)
+            states.append(x)
+        x = states[-1] = self.norm(x)
+        want_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        pooled = None if self.pooler is None else torch.tanh(self.pooler(x[:, 0]))
+        back = None if start is None else -start
+        return GMLPModelOutput(
+            last_hidden_state=_turned(x, back),
+            pooler_output=pooled,
+            hidden_states=tuple(_turned(state, back) for state in states) if want_states else None,
+            attentions=_all_or_none([None if a is None else _turned(_turned(a, back, 2), back, 3) for a in attentions]),
+            gates=_all_or_none(gates),
+        )
+
+    def _check_input(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> tuple[int, int]:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise UserError("give input_ids or inputs_embeds, one of the two")
+        given = cast(Tensor, inputs_embeds if input_ids is None else input_ids)
+        if given.dim() != (2 if inputs_embeds is None else 3):
+            raise UserError(f"input_ids must be (B, N) and inputs_embeds (B, N, D), got {tuple(given.shape)}")
+        size, length = given.shape[:2]
+        if length < 1:
+            raise UserError("a text has at least one token, got none; leave empty texts out")
+        if length > self.config.max_position_embeddings:
+            raise UserError(
+                f"the model was built for up to {self.config.max_position_embeddings} tokens and got {length}; cut the "
+                f"text, or call model.resize_position_embeddings({length}) and train the new places"
+            )
+        if input_ids is not None:
+            _check_vocabulary(input_ids, self.config.vocab_size)
+        return size, length
+
+    def macs(self, num_tokens: int) -> int:
+        """Multiply-adds of one sequence, from the equations; norms, biases and softmax are not counted."""
+        pooler = 0 if self.pooler is None else self.config.hidden_size**2
+        return sum(layer.macs(num_tokens) for layer in self.blocks()) + pooler
+
+
+def _check_vocabulary(ids: Tensor, vocab_size: int) -> None:
+    """Where looking is cheap: not in a graph, and not where a GPU must be awaited, which has a check of its own."""
+    if torch.compiler.is_compiling() or ids.device.type != "cpu" or not ids.numel():
+        return
+    largest = int(ids.max())
+    if largest >= vocab_size:
+        raise UserError(
+            f"token {largest} for a model with a vocabulary of {vocab_size}; load the tokenizer that belongs to the "
+            "model, or call model.resize_token_embeddings(len(tokenizer)) and train the new words"
+        )
+
+
+def _turned(x: Tensor, places: Tensor | None, dim: int = 1) -> Tensor:
+    return x if places is None else rotate(x, places, dim)
+
+
+def _all_or_none(maps: list[Any]) -> tuple[Tensor, ...] | None:
+    return tuple(maps) if maps and maps[0] is not None else None

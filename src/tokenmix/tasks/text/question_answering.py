@@ -1,0 +1,116 @@
+"""Question answering: the span of a context that answers a question, or that there is none."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torchmetrics import MetricCollection
+
+from tokenmix.errors import UserError
+from tokenmix.tasks.text.data.questions import EncodedQuestions
+from tokenmix.tasks.text.data.squad import Question, load_questions, read_squad
+from tokenmix.tasks.text.spans import F1, ExactMatch, Span, WholeQuestions, best_span
+from tokenmix.tasks.text.task import TextTask, inputs_of, read_sentences, tokenizer_for
+from tokenmix.tasks.text.task_data import TextData
+from tokenmix.train.task import TaskRecipe
+
+__all__ = ["QuestionAnswering"]
+
+AT_ONCE = 16
+
+
+class QuestionAnswering(TextTask):
+    """Where the answer starts and where it ends, by two cross-entropies over the tokens.
+
+    A long context is cut into windows of `seq_len` tokens that share `doc_stride`; a window without the answer points
+    at [CLS]. Where the data has questions without an answer, none is given if [CLS] scores higher than the best span.
+    """
+
+    headline: ClassVar[str] = "f1"
+    direction: ClassVar[Literal["max", "min"]] = "max"
+    network: ClassVar[str] = "GMLPForQuestionAnswering"
+
+    @classmethod
+    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> TextData:
+        """Read and encode the questions of `config.data`."""
+        data = load_questions(config.data)
+        tokenizer = tokenizer_for(config, [text for q in data.train for text in (q.question, q.context)])
+        length = config.seq_len if like is None else int(like["seq_len"])
+        stride = config.doc_stride if like is None else int(like["doc_stride"])
+        shared: dict[str, Any] = {"max_length": length, "stride": stride, "max_question": _longest_question(length)}
+        train, test = (EncodedQuestions(part, tokenizer, **shared) for part in (data.train, data.test))
+        description = {"doc_stride": stride, "unanswerable": data.unanswerable, "source": data.source}
+        return TextData(
+            train, WholeQuestions(test), tokenizer=tokenizer, config=config, length=length, description=description
+        )
+
+    def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean of both cross-entropies."""
+        return self.model(**inputs_of(batch)).loss, {}
+
+    def evaluate(self, batch: Mapping[str, Any]) -> None:
+        """The best span of each question against the given answers."""
+        spans = self._spans(batch)
+        answers = [self._text(span, asked["context"]) for span, asked in zip(spans, batch["asked"])]
+        self.scores.update(answers, [asked["answers"] for asked in batch["asked"]])
+
+    def metrics(self) -> MetricCollection:
+        """Exact match and F1 of words, as SQuAD measures them."""
+        return MetricCollection({"exact_match": ExactMatch(), "f1": F1()}, compute_groups=False)
+
+    @torch.no_grad()
+    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+        """Answer and its characters in the context, for lines of a question and its context with a tab between them, or
+        for files in SQuAD's layout. `margin` is by how much the answer scores higher than that there is none.
+        """
+        self.eval()
+        length = int(self.data["seq_len"])
+        asked = _questions(inputs)
+        parts = EncodedQuestions(
+            asked, self.tokenizer(), max_length=length, stride=int(self.data["doc_stride"]),
+            max_question=_longest_question(length),
+        )  # fmt: skip
+        whole, answers = WholeQuestions(parts), []
+        for numbers in torch.arange(len(asked)).split(AT_ONCE):
+            batch = whole.read(numbers, 0)
+            moved = {k: v.to(self.device) if isinstance(v, Tensor) else v for k, v in batch.items()}
+            for span, question in zip(self._spans(moved), (asked[i] for i in numbers.tolist())):
+                text = self._text(span, question.context)
+                begin = question.context.index(text, span.begin) if text else None
+                place = {"begin": begin, "end": None if begin is None else begin + len(text)}
+                margin = round(span.score - span.none, 6)
+                answers.append({"question": question.question, "answer": text, **place, "margin": margin})
+        return answers
+
+    def _spans(self, batch: Mapping[str, Any]) -> list[Span]:
+        out = self.model(**inputs_of(batch))
+        start, end = out.start_logits.float(), out.end_logits.float()
+        rows = [batch["sample"] == i for i in range(len(batch["asked"]))]
+        return [best_span(start[row], end[row], batch["offsets"][row]) for row in rows]
+
+    def _text(self, span: Span, context: str) -> str:
+        if self.data["unanswerable"] and span.none > span.score:
+            return ""
+        # Pieces of some tokenizers begin with the space before a word.
+        return context[span.begin : span.end].strip()
+
+
+def _longest_question(length: int) -> int:
+    """A sixth of the window, as 64 of BERT's 384."""
+    return max(1, length // 6)
+
+
+def _questions(inputs: Sequence[str | Path]) -> list[Question]:
+    found = []
+    for given in inputs:
+        if str(given).endswith(".json"):
+            found += read_squad(Path(given))
+            continue
+        for sentence in read_sentences([given]):
+            question, tab, context = sentence.text.partition("\t")
+            if not (tab and question.strip() and context.strip()):
+                raise UserError(f"{sentence.where}: give a question and its context with a tab between them")
+            found.append(Question(sentence.where, question.strip(), context.strip(), ()))
+    return found

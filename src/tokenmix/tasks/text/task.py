@@ -1,0 +1,183 @@
+"""What the tasks on text share: a transformers model of ours, a tokenizer in the run folder, sentences to predict."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from tokenmix.errors import UserError
+from tokenmix.tasks.fitting import unfit
+from tokenmix.tasks.text import models as text
+from tokenmix.tasks.text.pretrained_weights import initial_text_weights
+from tokenmix.tasks.text.tokenizer import load_tokenizer, train_tokenizer
+from tokenmix.train.task import TOKENIZER, TaskModule, TaskRecipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+__all__ = ["Answering", "Sentence", "TextTask", "inputs_of", "read_sentences", "tokenizer_for"]
+
+# Settings that shape images, with the value that they have when nobody gave them.
+OF_IMAGES: dict[str, Any] = {
+    "augment": "light", "color_jitter": 0.0, "reprob": 0.0, "crop_pct": None, "mixup": 0.0, "cutmix": 0.0,
+    "smoothing": 0.1, "img_size": None, "diagonality": 0.0,
+}  # fmt: skip
+INPUTS = ("input_ids", "attention_mask", "token_type_ids", "labels", "start_positions", "end_positions")
+FROM_DATA = {
+    "vocab_size": "--tokenizer",
+    "pad_token_id": "--tokenizer",
+    "max_position_embeddings": "--seq-len",
+    "num_labels": "--data",
+}
+
+
+class Answering(nn.Module):
+    """A transformers model with one tensor as its answer: what an export is made of."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Logits; of question answering those of start and end, (B, N, 2)."""
+        out = self.model(input_ids=input_ids, attention_mask=attention_mask)
+        return out.logits if hasattr(out, "logits") else torch.stack([out.start_logits, out.end_logits], -1)
+
+
+class TextTask(TaskModule):
+    """A task on sequences of tokens, with a model of `tokenmix.text`.
+
+    Attributes:
+        network: the name of the model's class in `tokenmix.text`.
+        fields: of its config, beside those that the data and the user decide.
+    """
+
+    network: ClassVar[str]
+    fields: ClassVar[Mapping[str, Any]] = {}
+
+    @classmethod
+    def build_model(cls, config: TaskRecipe, data: Mapping[str, Any]) -> nn.Module:
+        """The model of that name with the tokenizer's vocabulary, as long as the sequences."""
+        given = {"vocab_size": data["vocab_size"], "pad_token_id": data["pad_token_id"]}
+        given |= {"max_position_embeddings": data["seq_len"], **cls.fields}
+        if "classes" in data:
+            # A number instead of classes is one answer.
+            given["num_labels"] = len(data["classes"]) or 1
+            if data["classes"]:
+                # So that a pipeline of transformers tells the names.
+                given["id2label"] = dict(enumerate(data["classes"]))
+                given["label2id"] = {name: i for i, name in enumerate(data["classes"])}
+        model = getattr(text, cls.network)(text.create_config(config.model, **{**given, **config.model_kwargs}))
+        return model.train()
+
+    @classmethod
+    def check(cls, config: TaskRecipe, batch_size: int) -> None:
+        """The model's name, its arguments and the settings of images, before any text is read."""
+        if config.model not in text.list_configs():
+            raise unfit("text model", config.model, config.task, text.list_configs())
+        for name, default in OF_IMAGES.items():
+            if getattr(config, name) != default:
+                raise UserError(f"{name}={getattr(config, name)!r} is a setting of images; leave it out for text")
+        for name in config.model_kwargs:
+            if name in FROM_DATA:
+                value = config.model_kwargs[name]
+                raise UserError(f"model argument {name}={value!r} is set by the data; use {FROM_DATA[name]}")
+        text.create_config(config.model, **config.model_kwargs)
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Leave on each process a part of every block's parameters, and of the rest."""
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in self.model.base_model.layers:  # type: ignore[union-attr]
+            fully_shard(layer, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
+
+    def initial_weights(self, source: Path) -> dict[str, Tensor]:
+        """The weights of another run or file, cut or extended to this length; its head where it fits."""
+        return initial_text_weights(source, self.model)
+
+    def macs(self) -> int:
+        """Multiply-adds of one sequence of full length."""
+        return self.model.macs(int(self.data["seq_len"]))  # type: ignore[operator]
+
+    def example(self) -> dict[str, Tensor]:
+        """Two sequences of arbitrary tokens, one of them padded."""
+        n = int(self.data["seq_len"])
+        ids = torch.arange(2 * n).view(2, n) % int(self.data["vocab_size"])
+        mask = torch.ones(2, n, dtype=torch.long)
+        mask[1, n // 2 :] = 0
+        return {"input_ids": ids, "attention_mask": mask}
+
+    def answering(self) -> nn.Module:
+        """The model with its logits as the one answer."""
+        return Answering(self.model)
+
+    def tokenizer(self) -> "PreTrainedTokenizerFast":
+        """The tokenizer that the run folder keeps."""
+        assert self.config.tokenizer is not None
+        return load_tokenizer(self.config.tokenizer)
+
+
+def inputs_of(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What of a batch the model takes."""
+    return {name: value for name, value in batch.items() if name in INPUTS}
+
+
+def tokenizer_for(config: TaskRecipe, texts: Iterable[str]) -> "PreTrainedTokenizerFast":
+    """The tokenizer that is named, else that of the run that the weights come from, else one trained on the texts."""
+    if config.tokenizer is not None:
+        return load_tokenizer(config.tokenizer)
+    beside = None if config.init_from is None else config.init_from / TOKENIZER
+    if beside is not None and beside.is_dir():
+        return load_tokenizer(beside)
+    return train_tokenizer(texts, vocab_size=config.vocab_size)
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A text to predict, and where it stands."""
+
+    text: str
+    where: str
+
+
+def read_sentences(inputs: Sequence[str | Path]) -> list[Sentence]:
+    """The lines of files, and texts as they are; `UserError` for a file that is not there or no UTF-8."""
+    found = []
+    for given in inputs:
+        if _is_file(given):
+            found += _lines(Path(given))
+        elif not str(given).strip():
+            raise UserError("an empty text has no answer; give a sentence, or a file of sentences")
+        else:
+            found.append(Sentence(str(given).strip(), "command line"))
+    return found
+
+
+def _is_file(given: str | Path) -> bool:
+    try:
+        there = Path(given).is_file()
+    except OSError:  # longer than a name may be: a text
+        there = False
+    # One word with a suffix is the name of a file rather than a sentence.
+    named = isinstance(given, Path) or (
+        len(str(given).split()) == 1 and Path(given).suffix in (".txt", ".tsv", ".json")
+    )
+    if named and not there:
+        raise UserError(f"no file {given}; give a file of sentences, or a sentence")
+    return there
+
+
+def _lines(path: Path) -> list[Sentence]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 (byte {error.start}); convert it, for example with iconv") from None
+    kept = [Sentence(line.strip(), f"{path}:{i}") for i, line in enumerate(lines, 1) if line.strip()]
+    if not kept:
+        raise UserError(f"{path} holds no sentence; write one on each line")
+    return kept

@@ -1,0 +1,79 @@
+"""Weights of another run or file as the start of a model: of another size or length, or with another head."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from tokenmix import checkpoints
+from tokenmix.errors import UserError
+from tokenmix.train.checkpoint import read_weights
+from tokenmix.train.files import read_json
+from tokenmix.train.ranks import ranks
+
+__all__ = ["initial_weights"]
+
+
+def initial_weights(source: Path, model: nn.Module) -> dict[str, Tensor]:
+    """The weights in a safetensors file or a run folder, fitted to the model.
+
+    What is learned over the tokens is interpolated to the model's image size; a head for another number of classes is
+    left fresh, and a line says so. Anything else that differs stays as it is, for `put_weights` to refuse.
+    """
+    _check_channels(source, model)
+    weights = checkpoints.rename(read_weights(source), model)
+    if hasattr(model, "starting_weights"):
+        return _started(weights, model, source)
+    if hasattr(model, "set_input_size") and hasattr(model, "feature_info"):
+        try:
+            weights = checkpoints.resize(weights, model, img_size=_trained_size(source))
+        except UserError as error:
+            raise UserError(f"{source}: {error}") from None
+    return _with_fresh_head(weights, model, source)
+
+
+def _started(weights: dict[str, Tensor], model: Any, source: Path) -> dict[str, Tensor]:
+    """By a model's own rule, as a detector's, which takes the weights of classifiers too."""
+    try:
+        fitted, line = model.starting_weights(weights, _trained_size(source))
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from None
+    if line is not None and ranks().first:
+        print(f"tokenmix: {source}: {line}", file=sys.stderr)
+    return fitted
+
+
+def _trained_size(source: Path) -> tuple[int, int] | None:
+    """The image size that a run folder states."""
+    file = source / "data.json"
+    return tuple(read_json(file)["img_size"]) if file.is_file() else None
+
+
+def _check_channels(source: Path, model: Any) -> None:
+    file = source / "data.json"
+    theirs = read_json(file).get("channels") if file.is_file() else None
+    ours = getattr(model, "in_chans", theirs)
+    if theirs is not None and theirs != ours:
+        raise UserError(
+            f"{source} was trained on images of {theirs} channel(s) and this data has {ours}; "
+            "start from a run with as many, or without --init-from"
+        )
+
+
+def _with_fresh_head(weights: dict[str, Tensor], model: Any, source: Path) -> dict[str, Tensor]:
+    if not hasattr(model, "get_classifier"):
+        return weights
+    head = model.get_classifier()
+    prefix = next((name for name, module in model.named_modules() if module is head), None)
+    own = {key: value for key, value in model.state_dict().items() if prefix and key.startswith(f"{prefix}.")}
+    other = {
+        key: weights[key] for key, value in own.items() if key in weights and weights[key].shape[0] != value.shape[0]
+    }
+    # A head of another width is of another model.
+    if not other or any(value.shape[1:] != own[key].shape[1:] for key, value in other.items()):
+        return weights
+    if ranks().first:
+        theirs, ours = (next(iter(part.values())).shape[0] for part in (other, own))
+        print(f"tokenmix: the head starts fresh: {source} has {theirs} classes, this run {ours}", file=sys.stderr)
+    return {**weights, **own}

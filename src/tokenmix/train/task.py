@@ -1,0 +1,298 @@
+"""The seam between the trainer and what is learnt.
+
+A task is a LightningModule: what differs between tasks is what a user of Lightning overrides anyway. A classifier
+writes `loss`, `evaluate` and `metrics`; a pair of adversaries overrides `training_step` and `configure_optimizers` as
+well.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+import lightning as L
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torchmetrics import MetricCollection
+
+from tokenmix.data.spec import located
+from tokenmix.errors import UserError
+from tokenmix.losses import DiagonalityForm
+from tokenmix.train.optimizer import Recipe, make_optimizer, make_schedule
+from tokenmix.train.pretrained_weights import initial_weights
+from tokenmix.train.settings import NoSettings, make_settings
+
+__all__ = ["TOKENIZER", "Repeated", "TaskData", "TaskModule", "TaskRecipe"]
+
+# The folder in a run folder that holds the tokenizer of a text task.
+TOKENIZER = "tokenizer"
+
+
+@dataclass
+class Repeated:
+    """A test batch that has been evaluated before: a process keeps step with others that have one more."""
+
+    batch: Any
+
+
+class TaskRecipe(Recipe, Protocol):
+    """What a task reads from a run's config, beside the optimiser; `TrainConfig` is one."""
+
+    @property
+    def data(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def model_kwargs(self) -> dict[str, Any]: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def augment(self) -> str: ...
+    @property
+    def color_jitter(self) -> float: ...
+    @property
+    def reprob(self) -> float: ...
+    @property
+    def crop_pct(self) -> float | None: ...
+    @property
+    def mixup(self) -> float: ...
+    @property
+    def cutmix(self) -> float: ...
+    @property
+    def smoothing(self) -> float: ...
+    @property
+    def task(self) -> str: ...
+    @property
+    def task_kwargs(self) -> dict[str, Any]: ...
+    @property
+    def diagonality(self) -> float: ...
+    @property
+    def diagonality_form(self) -> DiagonalityForm: ...
+    @property
+    def precision(self) -> str: ...
+    @property
+    def grad_checkpointing(self) -> bool: ...
+    @property
+    def limit(self) -> int | None: ...
+    @property
+    def limit_eval(self) -> int | None: ...
+    @property
+    def img_size(self) -> int | None: ...
+    @property
+    def workers(self) -> int: ...
+    @property
+    def tokenizer(self) -> Path | None: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def seq_len(self) -> int: ...
+    @property
+    def masking(self) -> Literal["token", "whole-word"]: ...
+    @property
+    def mask_prob(self) -> float: ...
+    @property
+    def doc_stride(self) -> int: ...
+    @property
+    def init_from(self) -> Path | None: ...
+
+
+class TaskData(ABC):
+    """What a task learns from. The order of training batches is a function of (seed, epoch) and nothing else.
+
+    Attributes:
+        num_train: number of training samples.
+        num_test: number of test samples.
+        unit: what a sample is, in the plural.
+    """
+
+    num_train: int
+    num_test: int
+    unit: str = "images"
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What a run folder keeps of the data, as values for JSON: enough for the model and for predictions."""
+
+    @abstractmethod
+    def train_batches(self, *, batch_size: int, epoch: int, start: int) -> Iterable[Any]:
+        """The full batches of one epoch, without the first `start`, which are not read."""
+
+    @abstractmethod
+    def test_batches(self, *, batch_size: int) -> Iterable[Any]:
+        """All test samples in a fixed order; its `len` is the number of batches."""
+
+    def save(self, run: Path) -> None:
+        """Write into the run folder what a later command needs and a description cannot hold, such as a tokenizer."""
+        return
+
+    def part(self, rank: int, world_size: int) -> "TaskData":
+        """What one of `world_size` processes reads; the numbers of samples stay those of the whole.
+
+        Every process gives as many training batches, and at least one test batch.
+        """
+        raise UserError(
+            f"{type(self).__name__} cannot be shared among {world_size} processes; train with one, or write its part()"
+        )
+
+
+class TaskModule(L.LightningModule, ABC):
+    """A network with its loss and metrics.
+
+    All that is learnt must lie in `model`, since that is what is saved; a task with two networks puts both there.
+
+    Args:
+        model: the network.
+        config: the run's config.
+        data: what `TaskData.describe` returned.
+
+    Attributes:
+        headline: the metric that picks the best checkpoint.
+        direction: whether more or less of it is better.
+        settings_type: dataclass of the settings that only this task has, see `tokenmix.train.settings`.
+        settings: one of them, from `config.task_kwargs`.
+        writes: `predict_into` writes files, such as masks.
+        tables: those of `metrics()` that are no single number, such as a confusion matrix.
+        total_steps: optimiser steps of the whole run; the trainer sets it before training.
+        results: the values of `metrics()` after the last evaluation.
+    """
+
+    headline: ClassVar[str]
+    direction: ClassVar[Literal["max", "min"]]
+    tables: ClassVar[frozenset[str]] = frozenset()
+    settings_type: ClassVar[type] = NoSettings
+    writes: ClassVar[bool] = False
+
+    def __init__(self, model: nn.Module, config: TaskRecipe, data: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.model, self.config, self.data = model, config, data
+        self.settings: Any = self.settings_of(config)
+        self.scores = self.metrics()
+        self.total_steps = 0
+        self.results: dict[str, Any] = {}
+
+    @classmethod
+    @abstractmethod
+    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> TaskData:
+        """Read `config.data`; if `like`, a description, is given, prepared as that data was, or `UserError`."""
+
+    @classmethod
+    @abstractmethod
+    def build_model(cls, config: TaskRecipe, data: Mapping[str, Any]) -> nn.Module:
+        """A new model for data of this description."""
+
+    @classmethod
+    def settings_of(cls, config: TaskRecipe) -> Any:
+        """The settings of this task that a config asks for; `UserError` for one that it does not have."""
+        return make_settings(cls.settings_type, config.task_kwargs, config.task)
+
+    @classmethod
+    def located(cls, config: Any) -> Any:
+        """The config with full paths, so that its run can be used from anywhere."""
+        return replace(config, data=located(config.data))
+
+    @classmethod
+    def check(cls, config: TaskRecipe, batch_size: int) -> None:
+        """Raise `UserError` for settings that this task cannot take; `batch_size` is that of one backward pass."""
+        return
+
+    def initial_weights(self, source: Path) -> dict[str, Tensor]:
+        """The weights in a safetensors file or a run folder, fitted to `model`: how --init-from starts a run."""
+        return initial_weights(source, self.model)
+
+    @abstractmethod
+    def loss(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of a training batch, and further numbers for the log."""
+
+    @abstractmethod
+    def evaluate(self, batch: Any) -> None:
+        """Put a test batch through the model and update `self.scores`."""
+
+    @abstractmethod
+    def metrics(self) -> MetricCollection:
+        """The metrics of an evaluation, by the names that logs and results use."""
+
+    def numbers(self) -> list[str]:
+        """Names of the results that are single numbers, which are logged after each epoch."""
+        return [str(name) for name in self.scores if name not in self.tables]
+
+    @abstractmethod
+    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+        """Answers for files, or for what the task can read from a command line itself, as values for JSON."""
+
+    def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
+        """The same answers, and pictures and files of them in the folder `out`, which is there."""
+        raise UserError(f"{self.config.task} writes no files; leave --out out, or take --json")
+
+    def draw(self, folder: Path, step: int) -> None:
+        """Write pictures of what has been learnt after `step` steps into a folder, which may have to be made.
+
+        The first process calls it after each evaluation; nothing is written here.
+        """
+        return
+
+    def macs(self) -> int | None:
+        """Multiply-adds of one sample, from the equations; None if the model does not count them."""
+        count: Any = getattr(self.model, "macs", None)
+        return None if count is None else int(count())
+
+    def example(self) -> dict[str, Tensor]:
+        """Two samples in the order of the model's arguments, by the names that an export gives them."""
+        raise UserError(f"{type(self).__name__} cannot be exported; write its example()")
+
+    def answering(self) -> nn.Module:
+        """The model as it is exported: one tensor of answers for the arguments that `example` gives."""
+        return self.model
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        """The loss for Lightning, and under `logs` what the trainer writes to metrics.csv as train_*."""
+        loss, logs = self.loss(batch)
+        return {"loss": loss, "logs": {"loss": loss.detach(), **logs}}
+
+    def on_validation_epoch_start(self) -> None:
+        """Forget the evaluation before."""
+        self.scores.reset()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """`evaluate`, under Lightning's name."""
+        if not isinstance(batch, Repeated):
+            self.evaluate(batch)
+            return
+        kept, self.scores = self.scores, self.scores.clone()
+        self.evaluate(batch.batch)
+        self.scores = kept
+
+    def configure_model(self) -> None:
+        """Cut the model into parts if the run's strategy is fsdp; Lightning calls this once it knows the processes."""
+        if self.device_mesh is not None:
+            self.shard(self.device_mesh["data_parallel"])
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Leave on each process a part of every block's parameters, and of the rest; blocks come together when used."""
+        from torch.distributed.fsdp import fully_shard
+
+        for block in [block for name, blocks in self.model.named_modules() if name.endswith("blocks")
+                      for block in blocks.children()]:  # fmt: skip
+            fully_shard(block, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
+
+    def on_validation_epoch_end(self) -> None:
+        """Keep the metrics as plain values."""
+        self.results = {name: _plain(value) for name, value in self.scores.compute().items()}
+
+    def name_classes(self, *tables: str) -> None:
+        """Results of these names, a number for each class, become one by the name of the class."""
+        for table in tables:
+            # torchmetrics makes one number of a table of one.
+            values = self.results[table] if isinstance(self.results[table], list) else [self.results[table]]
+            self.results[table] = dict(zip(self.data["classes"], values, strict=True))
+
+    def configure_optimizers(self) -> Any:
+        """timm's optimiser, with the recipe's schedule after linear warm-up, step by step."""
+        optimizer = make_optimizer(self.model, self.config)
+        schedule = make_schedule(optimizer, self.config, self.total_steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, Tensor) else value

@@ -1,0 +1,186 @@
+"""The command as a user types it: verbs end to end on the embedded digits, and mistakes in one line."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from tokenmix.cli import main
+from tokenmix.cli.listing import print_result
+
+BUDGET = ["--data", "digits", "--max-steps", "12", "--batch-size", "64", "--limit", "400", "--limit-eval", "100"]
+
+
+def command(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tokenmix", *args], capture_output=True, text=True, cwd=cwd, timeout=120
+    )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("cli") / "run"
+    assert main(["train", "image-classification", "--model", "vit_nano", *BUDGET, "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture
+def picture(tmp_path) -> Path:
+    path = tmp_path / "zero.png"
+    Image.new("L", (8, 8), 90).save(path)
+    return path
+
+
+def test_help_is_quick_and_light():
+    probe = "import sys; sys.argv = ['tokenmix', '--help']\nfrom tokenmix.cli import main\n"
+    probe += "try: main()\nexcept SystemExit: pass\nassert not {'torch', 'timm', 'lightning'} & set(sys.modules)"
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "compare" in done.stdout
+    assert time.perf_counter() - start < 20  # a hang, not a slow machine: the speed itself is in LOG.md
+
+
+def test_timm_learns_our_names_in_either_order():
+    for order in ("import tokenmix, timm", "import timm, tokenmix"):
+        probe = f"{order}\nprint(timm.create_model('vit_nano', num_classes=3).num_classes)"
+        done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=120)
+        assert done.stdout.strip() == "3", done.stderr
+
+
+@pytest.mark.parametrize("what", ["mixers", "models", "tasks", "data"])
+def test_list(what, capsys):
+    assert main(["list", what, "--json"]) == 0
+    assert all("name" in row for row in json.loads(capsys.readouterr().out))
+
+
+def test_a_small_confusion_matrix_is_printed_row_by_row(capsys):
+    print_result({"accuracy": 0.5, "confusion": [[3, 1], [12, 2]]})
+    lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
+    assert [line.split("│")[-1].strip() for line in lines[2:4]] == ["3, 1", "12, 2"]
+
+
+def test_numbers_of_classes_are_printed_by_name_and_what_is_long_is_said(capsys):
+    classes = {f"c{i}": i / 8 for i in range(7)}
+    print_result({"class_iou": classes, "all": {str(i): i for i in range(150)}, "rows": [0] * 10})
+    told = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert all(f"c{i} {i / 8:.4g}" in told for i in range(7))
+    assert "150 entries, printed by --json" in told
+    assert "10 entries, printed by --json" in told
+
+
+def test_info_counts_what_the_model_has(capsys):
+    assert main(["info", "mixer_nano", "--img-size", "28", "--model-kwargs", "mixer=external", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["tokens"] == 49
+    assert summary["mixer"] == "external"
+    assert summary["macs"] > sum(block["mixer macs"] for block in summary["blocks"])
+
+
+def test_a_run_folder_is_enough(run, picture, capsys):
+    capsys.readouterr()
+    assert main(["eval", str(run), "--json"]) == 0
+    assert 0 <= json.loads(capsys.readouterr().out)["accuracy"] <= 1
+    assert main(["predict", str(run), str(picture), "--json"]) == 0
+    (answer,) = json.loads(capsys.readouterr().out)
+    assert 0 < answer["probability"] <= 1
+    assert main(["inspect", str(run), str(picture), "--out", str(picture.parent / "maps")]) == 0
+    assert list((picture.parent / "maps").glob("*.png"))
+
+
+def test_export_makes_the_folder_and_refuses_one_as_the_file(run, tmp_path, capsys):
+    out = tmp_path / "below" / "model.pt2"
+    assert main(["export", str(run), "--format", "torch-export", "--out", str(out)]) == 0
+    assert out.is_file()
+    assert main(["export", str(run), "--format", "torch-export", "--out", str(tmp_path)]) == 2
+    assert "is a folder; give a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("file_format", ["onnx", "torch-export"])
+def test_export_gives_the_same_answers(run, file_format, tmp_path, capsys):
+    out = tmp_path / "model.out"
+    assert main(["export", str(run), "--format", file_format, "--out", str(out)]) == 0
+    assert out.stat().st_size > 10_000
+
+
+def test_cost(capsys):
+    assert main(["cost", "external", "--tokens", "16,64", "--dim", "32", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["trian"], "Unrecognized"),
+        (["train", "image-clasification"], "image-classification"),
+        (["train", "image-classification", "--model", "vit_nan", "--data", "digits"], "vit_nano"),
+        (["train", "image-classification", "--data", "digts"], "digits"),
+        (["train", "image-classification", "--data", "digits", "--epochs", "x"], "--epochs"),
+        (["train", "image-classification", "--data", "folder:/nowhere"], "/nowhere"),
+        (["compare", "--mixers", "self,extrnal", "--data", "digits"], "external"),
+        (["eval", "/nowhere"], "/nowhere"),
+        (["predict", "/nowhere", "x.png"], "/nowhere"),
+        (["inspect", "vit_nano", "/nowhere.png"], "/nowhere.png"),
+        (["doctor", "nomodule:Layer"], "nomodule"),
+        (["data", "get"], "needs a name"),
+        (["data", "get", "fashion"], "fashion-mnist"),
+        (["cost", "externl"], "external"),
+        (["info", "eamlp_nan"], "unknown model"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(args, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(args) == 2
+    error = capsys.readouterr().err.strip()
+    assert words in error
+    assert len(error.splitlines()) == 1
+    assert error.startswith("tokenmix: ")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_a_mistake_reads_the_same_in_every_encoding(encoding: str):
+    probe = "from tokenmix.cli import main; main(['cost', 'external', '--dim', 'x'])"
+    done = subprocess.run(
+        [sys.executable, "-c", probe],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+    )
+    assert done.stderr == "tokenmix: --dim takes INT, got 'x': invalid literal for int() with base 10: 'x'\n"
+
+
+def test_predict_refuses_a_broken_picture(run, tmp_path, capsys):
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"\x89PNG\r\n\x1a\n" + b"\0" * 20)
+    capsys.readouterr()
+    assert main(["predict", str(run), str(broken)]) == 2
+    assert "broken.png" in capsys.readouterr().err
+
+
+def test_a_pickle_is_not_opened(run, tmp_path, capsys):
+    fake = tmp_path / "model.safetensors"
+    torch.save({"weight": torch.zeros(1)}, fake)
+    out = str(tmp_path / "other")
+    assert main(["train", "image-classification", *BUDGET, "--init-from", str(fake), "--out", out]) == 2
+    assert "safetensors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["train", "compare", "inspect"])
+def test_a_folder_that_cannot_be_made(verb, picture, capsys):
+    out = ["--out", str(picture / "below-a-file")]
+    words = {
+        "train": ["train", "image-classification", *BUDGET],
+        "compare": ["compare", *BUDGET],
+        "inspect": ["inspect", "vit_nano", str(picture)],
+    }
+    assert main([*words[verb], *out]) == 2
+    error = capsys.readouterr().err.strip()
+    assert "below-a-file" in error
+    assert len(error.splitlines()) == 1

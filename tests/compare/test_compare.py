@@ -1,0 +1,181 @@
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tokenmix.cli import parse
+from tokenmix.compare.compare import compare, repeat_command
+from tokenmix.compare.examples import choose_images
+from tokenmix.compare.results import load_results
+from tokenmix.compare.twin_runs import plan_runs, read_run, run_twin
+from tokenmix.errors import UserError
+from tokenmix.train.config import CompareConfig, TrainConfig
+
+TINY = {"embed_dim": 16, "depth": 2, "num_heads": 2}
+
+
+def small(out: Path, **changes: Any) -> CompareConfig:
+    budget = {
+        "data": "digits",
+        "limit": 256,
+        "limit_eval": 40,
+        "epochs": 1,
+        "batch_size": 32,
+        "log_every": 2,
+        "device": "cpu",
+    }
+    return CompareConfig(**{**budget, "mixers": ("self", "external"), "model_kwargs": TINY, "out": out, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compare(small(tmp_path_factory.mktemp("comparison") / "out", seeds=(0, 1)), quiet=True)
+
+
+def test_everything_is_there(finished: Path):
+    results = load_results(finished / "results.json")
+    assert [twin.mixer for twin in results.twins] == ["self", "external"]
+    assert results.images == 256
+    for twin in results.twins:
+        assert [run.seed for run in twin.runs] == [0, 1]
+        assert {run.status for run in twin.runs} == {"finished"}
+        assert [len(run.score_curve.values) for run in twin.runs] == [1, 1]
+        assert len(twin.runs[0].loss_curve.values) >= 3
+        assert sum(map(sum, twin.runs[0].confusion or [])) == 40
+        assert twin.step_memory > twin.inference_memory > 0  # type: ignore[operator]
+        assert twin.latency is not None
+    assert {"report.html", "results.md", "results.json", "compare.json", "runs"} <= {p.name for p in finished.iterdir()}
+    assert "attention maps" in (finished / "report.html").read_text().lower()
+    assert set(results.examples[0].answers) == {"self", "external"}
+
+
+def test_twins_differ_only_in_their_mixer(finished: Path):
+    configs = [
+        json.loads((finished / "runs" / f"{m}-seed1" / "config.json").read_text())["config"]
+        for m in ("self", "external")
+    ]
+    differing = {key for key in configs[0] if configs[0][key] != configs[1][key]}
+    assert differing == {"model_kwargs", "out"}
+    assert {**configs[0]["model_kwargs"], "mixer": "external"} == configs[1]["model_kwargs"]
+
+
+def test_the_same_command_repeats_nothing_and_a_mixer_can_be_added(finished: Path):
+    files = sorted(finished.glob("runs/*/result.json"))
+    before = [file.stat().st_mtime_ns for file in files]
+    compare(small(finished, seeds=(0, 1), mixers=("self", "external", "gating")), quiet=True)
+    assert [file.stat().st_mtime_ns for file in files] == before
+    assert [twin.mixer for twin in load_results(finished / "results.json").twins] == ["self", "external", "gating"]
+
+
+def test_score_and_confusion_are_of_one_epoch(tmp_path: Path):
+    plan = plan_runs(small(tmp_path), tmp_path)[0]
+    plan.folder.mkdir(parents=True)
+    epochs = {
+        "metrics": {"accuracy": 1.0, "confusion": [[2, 0], [0, 2]]},
+        "final": {"accuracy": 0.5, "confusion": [[1, 1], [1, 1]]},
+    }
+    (plan.folder / "result.json").write_text(json.dumps({**epochs, "seconds": 1.0, "images_per_second": 2.0}))
+    run = read_run(plan, "", "accuracy", tmp_path)
+    assert (run.score, run.confusion) == (0.5, [[1, 1], [1, 1]])
+
+
+def test_another_comparisons_folder_is_left_alone(finished: Path, tmp_path: Path):
+    with pytest.raises(UserError, match=r"epochs 1 instead of 2, lr 0\.002 instead of 0\.1"):
+        compare(small(finished, epochs=2, lr=0.1), quiet=True)
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(UserError, match="holds no comparison"):
+        compare(small(tmp_path), quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mixers": ("self", "externl")}, "unknown mixer 'externl'; did you mean external"),
+        ({"mixers": ()}, "at least"),
+        ({"model_kwargs": {"dept": 3}}, "dept"),
+        ({"batch_size": 1000}, "batch size 1000"),
+        ({"model": "mixer_nan"}, "mixer_nano"),
+    ],
+)
+def test_mistakes_are_told_before_any_training(tmp_path: Path, changes: dict[str, object], message: str):
+    with pytest.raises(UserError, match=message):
+        compare(small(tmp_path / "out", **changes), quiet=True)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, BaseException], list[TrainConfig]]:
+    """Makes the trainer fail for one mixer; returns the configs that it is called with."""
+    import tokenmix.train.run as trainer
+
+    real, seen = trainer.train, []
+
+    def install(mixer: str, error: BaseException) -> list[TrainConfig]:
+        def train(config: TrainConfig, *, quiet: bool = False) -> Path:
+            seen.append(config)
+            if f"{mixer}-seed" in str(config.resume or config.out):
+                raise error
+            return real(config, quiet=quiet)
+
+        monkeypatch.setattr(trainer, "train", train)
+        return seen
+
+    return install
+
+
+@pytest.mark.parametrize("error", [UserError("the loss is nan at step 3"), ZeroDivisionError("a bug")])
+def test_one_twins_failure_does_not_cost_the_others(tmp_path: Path, failing: Callable, error: Exception):
+    failing("self", error)
+    out = compare(small(tmp_path / "out"), quiet=True)
+    broken, sound = load_results(out / "results.json").twins
+    assert str(error) in broken.message
+    assert broken.score is None
+    assert sound.score is not None
+    assert str(error) in (out / "report.html").read_text()
+    assert (out / "runs/self-seed0/error.txt").exists() == isinstance(error, ZeroDivisionError)
+
+
+def test_when_all_fail_the_first_reason_is_told(tmp_path: Path, failing: Callable):
+    failing("self", UserError("the loss is nan at step 3"))
+    with pytest.raises(UserError, match="no run finished; the first said: the loss is nan"):
+        compare(small(tmp_path / "out", mixers=("self",)), quiet=True)
+
+
+def test_after_an_interruption_the_same_command_goes_on(tmp_path: Path, failing: Callable):
+    failing("external", KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt, match="1 of 2 runs are finished"):
+        compare(small(tmp_path / "out"), quiet=True)
+    half_done = tmp_path / "out/runs/external-seed0"
+    (half_done / "checkpoints/last").mkdir(parents=True)
+    seen = failing("external", UserError("stopped here"))
+    seen.clear()
+    compare(small(tmp_path / "out"), quiet=True)
+    assert [config.resume for config in seen] == [half_done]
+
+
+def test_a_run_without_checkpoint_starts_anew(tmp_path: Path, failing: Callable):
+    leftover = tmp_path / "runs/self-seed0"
+    leftover.mkdir(parents=True)
+    (leftover / "config.json").touch()
+    seen = failing("self", UserError("stopped here"))
+    (plan,) = plan_runs(small(tmp_path, mixers=("self",)), tmp_path)
+    assert run_twin(plan) == "stopped here"
+    assert seen == [plan.config]
+    assert not leftover.exists()
+
+
+def test_the_command_that_repeats_it_can_be_typed(tmp_path: Path):
+    config = small(tmp_path / "with space", seeds=(0, 3), clip_grad=None)
+    again = parse(shlex.split(repeat_command(config))[1:])
+    assert {key: getattr(again, key) for key in vars(config)} == vars(config)
+
+
+def test_images_shown_are_agreed_and_disputed_ones_of_different_classes():
+    right = torch.tensor([[1, 1, 1, 0, 1, 0], [1, 1, 1, 0, 0, 0]], dtype=torch.bool)
+    labels = torch.tensor([0, 0, 1, 2, 3, 4])
+    assert choose_images(right, labels, 3) == [0, 2, 4]
+    assert len(choose_images(right, labels, 6)) == 6

@@ -1,0 +1,220 @@
+import html.parser
+import json
+import re
+from dataclasses import asdict, replace
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+
+from tokenmix.compare.charts import Series, line_chart, place_labels, ticks
+from tokenmix.compare.columns import cells, columns, markdown_table
+from tokenmix.compare.heatmap import heatmap
+from tokenmix.compare.map_figures import ExampleMaps
+from tokenmix.compare.notes import budget_sentence, finding_sentence, notes
+from tokenmix.compare.report import write_report
+from tokenmix.compare.results import Curve, Example, Results, Run, Twin, load_results
+from tokenmix.cost.speed import Timing
+from tokenmix.errors import UserError
+from tokenmix.inspect import Tile
+from tokenmix.train.config import CompareConfig
+
+CURVE = Curve([100.0, 200.0], [1.0, 2.0], [0.5, 0.75])
+
+
+def run(seed: int, score: float) -> Run:
+    confusion = [[8, 2], [1, 9]]
+    return Run(seed, f"runs/x-seed{seed}", "finished", "", score, 2.0, 100.0, CURVE, CURVE, confusion)
+
+
+def twin(mixer: str, macs: int, runs: list[Run], crossover: str | None = None) -> Twin:
+    timing = Timing.of([0.01 * macs, 0.02 * macs, 0.03 * macs])
+    return Twin(mixer, f"about {mixer}", 1000, macs, 100, macs // 2, crossover, timing, timing, 4096, 1024, runs)
+
+
+@pytest.fixture
+def results() -> Results:
+    failed = Run(0, "runs/less-seed0", "failed", "the loss is nan at step 3", loss_curve=CURVE)
+    return Results(
+        command="tokenmix compare --mixers self,external,less --seeds 0,1",
+        metric="accuracy",
+        higher=True,
+        config={**asdict(CompareConfig(seeds=(0, 1))), "seeds": [0, 1]},
+        data={"name": "shirts & <shoes>", "source": "made here"},
+        classes=["<shirt>", "shoe"],
+        skeleton={"tokens": 49, "dim": 64, "depth": 4},
+        images=200,
+        step_batch=10,
+        device="cpu",
+        environment={
+            "date": "2026-01-02T03:04:05",
+            "cpu": "a processor",
+            "cores": 2,
+            "threads": 1,
+            "gpus": [],
+            "platform": "x",
+            "python": "3.11",
+            "versions": {"tokenmix": "0"},
+            "commit": None,
+            "changed": None,
+        },
+        twins=[
+            twin("self", 20, [run(0, 0.80), run(1, 0.84)]),
+            twin("external", 10, [run(0, 0.85), run(1, 0.91)], "from N = 385"),
+            twin("less", 30, [failed], "never"),
+        ],
+        examples=[Example(7, "shoe", {"self": ("shoe", 0.9), "external": ("<shirt>", 0.6)})],
+    )
+
+
+@pytest.fixture
+def maps() -> list[ExampleMaps]:
+    values = torch.linspace(0, 1, 16).view(4, 4)
+    tiles = [
+        Tile("head 0", values, mark=(1, 2)),
+        Tile("gate", values - 0.5, signed=True),
+        Tile("flat", torch.ones(4, 4)),
+    ]
+    matrix = [Tile("whole", values - 0.5, signed=True, on_image=False)]
+    return [ExampleMaps(7, torch.zeros(1, 8, 8, dtype=torch.uint8), {"self": [tiles, tiles], "external": [matrix]})]
+
+
+def test_results_come_back_from_the_file(results: Results, tmp_path: Path):
+    results.save(tmp_path / "results.json")
+    again = load_results(tmp_path / "results.json")
+    assert json.dumps(asdict(again), default=str) == json.dumps(asdict(results), default=str)
+    assert again.twins[1].latency == results.twins[1].latency
+
+
+def test_results_of_another_schema_are_refused(results: Results, tmp_path: Path):
+    replace(results, schema=0).save(tmp_path / "results.json")
+    with pytest.raises(UserError, match="schema 0"):
+        load_results(tmp_path / "results.json")
+
+
+def test_cells_have_mean_spread_ratio_and_the_best(results: Results):
+    headings = [column.heading for column in columns(results)]
+    external = dict(zip(headings, cells(results, results.twins[1])))
+    assert external["accuracy"].text == "0.8800 ± 0.0424"
+    assert external["accuracy"].best
+    assert (external["MACs / image"].text, external["MACs / image"].ratio) == ("10", "0.5×")
+    assert external["train images/s"].value == pytest.approx(10 / 0.2)
+    less = dict(zip(headings, cells(results, results.twins[2])))
+    assert less["accuracy"].text == "–"
+    assert not less["MACs / image"].best
+
+
+def test_markdown_table_is_a_table(results: Results):
+    lines = markdown_table(results).splitlines()
+    assert {line.count("|") for line in lines} == {len(columns(results)) + 2}
+    assert "**0.8800 ± 0.0424**" in lines[3]
+
+
+def test_sentences_say_what_was_equal_what_failed_and_where_costs_cross(results: Results):
+    assert "200 training images" in budget_sentence(results)
+    assert "(0, 1)" in budget_sentence(results)
+    assert finding_sentence(results).startswith("Best accuracy: external, 0.8800, at 0.5× the multiply-adds")
+    told = "\n".join(notes(results))
+    assert "less failed, seed 0: the loss is nan at step 3" in told
+    assert "external 0.5×, fewer from N = 385; less 1.5×, fewer at no N" in told
+    assert "With 20 test images the standard error of one accuracy is 0.0727" in told
+    assert "One seed" not in told
+
+
+class Page(html.parser.HTMLParser):
+    """Collects what a page refers to, and checks that its tags are balanced."""
+
+    EMPTY = frozenset({"meta", "br", "img", "link", "input", "hr"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+        self.links += [value or "" for key, value in attrs if key in ("href", "src", "xlink:href", "srcset", "data")]
+        self.ids += [value or "" for key, value in attrs if key == "id"]
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.open = self.open[:-1]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_needs_nothing_but_itself(results: Results, maps: list[ExampleMaps], tmp_path: Path):
+    text = write_report(results, tmp_path / "report.html", maps).read_text(encoding="utf-8")
+    page = Page()
+    page.feed(text)
+    assert page.open == []
+    assert page.links
+    assert all(link.startswith("data:image/png;base64,") or link[1:] in page.ids for link in page.links)
+    assert not re.search(r"https?://|@import|url\(", text)
+    assert not re.search(r"(?<!loss is )\bnan\b", page.text.split("<style>")[0].lower())
+
+
+def test_the_page_tells_all_and_escapes_names(results: Results, maps: list[ExampleMaps], tmp_path: Path):
+    text = write_report(results, tmp_path / "report.html", maps).read_text(encoding="utf-8")
+    assert "<shoes>" not in text
+    assert "<shirt>" not in text
+    page = Page()
+    page.feed(text)
+    for expected in (
+        "0.8800 ± 0.0424",
+        "the loss is nan at step 3",
+        "3 token mixers on shirts & <shoes>",
+        results.command,
+    ):
+        assert expected in page.text
+    assert "test image 7" in page.text
+    assert "<shirt>, 60%" in page.text
+
+
+def test_the_page_stands_without_maps_confusions_and_scores(results: Results, tmp_path: Path):
+    bare = replace(results, twins=[results.twins[2]], examples=[])
+    text = write_report(bare, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "No twin finished." in text
+    assert "there is no point to draw" in text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1.0]), (0.5, 0.5, [0.5]), (0, 9000, [0, 2000, 4000, 6000, 8000])],
+)
+def test_ticks_are_round(low: float, high: float, expected: list[float]):
+    assert ticks(low, high) == expected
+
+
+def test_lines_lie_where_their_values_are():
+    text = line_chart([Series("a", 0, [0, 10], [1.0, 3.0])], "x", "y", str, str)
+    (first, last) = re.search(r'points="([^"]+)"', text)[1].split()  # type: ignore[index]
+    (x0, y0), (x1, y1) = (tuple(map(float, place.split(","))) for place in (first, last))
+    assert x0 < x1
+    assert y0 > y1
+
+
+def test_labels_of_points_do_not_cover_each_other_or_other_points():
+    places = [(200.0, 100.0), (210.0, 102.0), (205.0, 110.0), (430.0, 100.0), (60.0, 230.0)]
+    names = ["self", "external", "gating", "multihead-external", "less"]
+    labels = place_labels(places, names)
+    boxes = [(a, b - 9, a + 7 * len(name), b + 3) for (a, b), name in zip(labels, names)]
+    dots = [(a - 4, b - 4, a + 4, b + 4) for a, b in places]
+    for (l, t, r, b), (l2, t2, r2, b2) in combinations([*boxes, *dots], 2):
+        if not {(l, t, r, b), (l2, t2, r2, b2)} <= set(dots):
+            assert r <= l2 or r2 <= l or b <= t2 or b2 <= t
+    assert all(l >= 50 and r <= 440 for l, _, r, _ in boxes)
+
+
+def test_heatmap_says_what_was_taken_for_what():
+    text = heatmap([[3, 1], [0, 4]], ["cat", "dog"])
+    assert "cat taken for dog: 1 of 4" in text
+    assert "dog taken for cat" not in text

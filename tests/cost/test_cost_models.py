@@ -1,0 +1,180 @@
+"""Costs of models, what is foreseen before a pass, and the paper's table."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from tokenmix.cli import main
+from tokenmix.cost import cost
+from tokenmix.cost.ceilings import Ceilings
+from tokenmix.cost.cost import cost_table
+from tokenmix.cost.estimate import expected_peak, free_memory, too_large
+from tokenmix.cost.memory import peak_memory
+from tokenmix.cost.published_costs import eanet_requirements
+from tokenmix.cost.subject import MixerSubject, ModelSubject, counted_macs
+from tokenmix.layers import ExternalAttention2d, SAGANAttention2d, SelfAttention
+from tokenmix.layers.table import list_mixers
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _known_ceilings(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cost, "SAMPLE", 0.0)
+    monkeypatch.setattr(cost, "SPREAD", math.inf)
+    monkeypatch.setattr(cost, "measure_ceilings", lambda *_: Ceilings(1e10, 1e11, 1, "float32", 1 << 20, 64))
+
+
+# Less-attention needs the scores before it and a Toeplitz gate runs by FFT: the contract's own test counts those.
+@pytest.mark.parametrize("name", [name for name in list_mixers() if name not in ("less", "gating-toeplitz")])
+def test_equations_of_mixers_agree_with_a_counted_unfused_run(name: str):
+    subject = MixerSubject(name, 64, CPU, torch.float32, {"num_heads": 4})
+    specimen = subject.build(64)
+    assert counted_macs(specimen.layer, specimen.x) == pytest.approx(specimen.macs(), rel=0.01)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["mixer_nano", "gmlp_nano", "eamlp_nano", "lavit_nano", "vit_nano", "eanet_resnet50"])
+def test_equations_of_models_agree_with_a_counted_unfused_run(name: str):
+    built = ModelSubject(name, CPU, torch.float32).build(32)
+    assert counted_macs(built.model, built.images) == pytest.approx(built.macs(), rel=0.01)
+
+
+def test_fused_attention_of_another_model_is_counted():
+    built = ModelSubject("vit_tiny_patch16_224", CPU, torch.float32).build(64)
+    n, width, depth = 17, 192, 12
+    block = n * (4 + 8) * width**2 + 2 * n * n * width
+    assert built.macs() == depth * block + 16 * 3 * 16**2 * width + width * 1000
+
+
+def test_models_are_measured_at_the_sizes_asked_for():
+    table = cost_table(["gmlp_nano", "vit_nano"], [32, 64], repeats=1)
+    assert (table.axis, table.dim, table.reference) == ("pixels", None, "gmlp_nano")
+    small, large = table.row("gmlp_nano", 32), table.row("gmlp_nano", 64)
+    # The gates grow with the tokens: 16 times as many products among them, and more weights.
+    assert (large.macs or 0) > 4 * (small.macs or 0)
+    assert (large.parameters or 0) > (small.parameters or 0)
+    assert table.crossovers == {}
+    power = table.exponents["gmlp_nano"]
+    assert power is not None
+    assert small.forward is not None
+    assert large.forward is not None
+    assert large.forward.median / small.forward.median == pytest.approx(4**power)
+
+
+def test_own_size_is_taken_if_none_is_given():
+    assert ModelSubject("gmlp_small", CPU, torch.float32).own_size() == 224
+    assert ModelSubject("mobilenetv3_small_100", CPU, torch.float32).own_size() == 224
+
+
+# Of fewer tokens self-attention writes its map in tiles, inside an operator: scratch, which is not foreseen.
+@pytest.mark.parametrize(
+    ("name", "n"), [("self", 2048), ("self-double", 512), ("external", 512), ("gating-toeplitz", 512)]
+)
+def test_foreseen_memory_is_about_what_is_taken(name: str, n: int):
+    subject = MixerSubject(name, 32, CPU, torch.float32, {})
+    built = subject.build(n)
+    built.step()
+    weights = sum(p.nbytes for p in built.layer.parameters()) + built.x.nbytes  # type: ignore[attr-defined]
+    taken = peak_memory(built.step)
+    assert 0.6 * taken < expected_peak(subject.foresee(n, "step")) < 1.7 * (taken + weights)
+
+
+def test_foreseen_memory_of_a_model_holds_its_weights_and_gradients():
+    subject = ModelSubject("resnet18", CPU, torch.float32)
+    weights = sum(p.nbytes for p in subject.build(32).model.parameters())
+    foreseen = [expected_peak(subject.foresee(32, which)) for which in ("forward", "step")]
+    assert weights < foreseen[0] < 1.5 * weights
+    assert 2 * weights < foreseen[1] < 2.5 * weights
+
+
+def test_nothing_is_computed_or_taken_to_foresee():
+    subject = MixerSubject("gating", 16, CPU, torch.float32, {})
+    # A gate of 10^12 numbers.
+    assert expected_peak(subject.foresee(1_000_000, "step")) > 2 * 4 * 10**12
+
+
+def test_storage_is_let_go_when_nothing_holds_it():
+    def build():
+        x = torch.empty(1000)
+        return lambda: _chain(x)
+
+    assert expected_peak(build) == 3 * 4000
+
+
+def _chain(x: torch.Tensor) -> torch.Tensor:
+    y = x
+    for _ in range(10):
+        y = y + 1.0
+    return y
+
+
+def test_cell_that_does_not_fit_is_left_out_with_a_footnote(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(cost, "free_memory", lambda: 8 << 20)
+    assert main(["cost", "self-double", "--tokens", "16,512", "--dim", "16"]) == 0
+    out = capsys.readouterr().out
+    assert "self-double at 512 tokens was not run: it needs about" in " ".join(out.split())
+    assert "self at 512" not in out
+    # Its parameters and multiply-adds need no memory.
+    assert out.count("-*") == 4 + 5
+
+
+def test_free_memory_is_that_of_the_machine():
+    free = free_memory()
+    assert free is None or free > 1 << 20
+    assert too_large(100, None) == ""
+    assert too_large(79, 100) == ""
+    assert "100 B" in too_large(81, 100)
+
+
+def _of(name: str):
+    return next(row for row in eanet_requirements() if row.name == name)
+
+
+def test_published_table_has_our_counts_beside_the_printed_ones():
+    attention = _of("self-attention, one head")
+    assert (attention.parameters, attention.printed_mparams, attention.printed_gmacs) == (1_048_576, 1.0, 292.0)
+    assert (attention.macs or 0) / 1e9 == pytest.approx(292.06, abs=0.005)
+    untied, tied = _of("external attention, untied"), _of("external attention, hard tie")
+    assert (untied.parameters, tied.parameters) == (591_360, 558_592)
+    assert untied.macs == tied.macs
+    assert (tied.macs or 0) / 1e9 == pytest.approx(9.66, abs=0.005)
+    assert "MACs +5.0%" in tied.gap
+    assert {row.printed for row in eanet_requirements() if row.macs is None} == {
+        "DANet",
+        "A2",
+        "APC",
+        "DM",
+        "ACF",
+        "Ham",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("self-attention, one head", lambda: SelfAttention(512, num_heads=1, qkv_bias=False, device="meta")),
+        ("SAGAN, compact", lambda: SAGANAttention2d(512, variant="compact", device="meta")),
+        ("SAGAN, paper", lambda: SAGANAttention2d(512, variant="paper", device="meta")),
+        ("SAGAN, official", lambda: SAGANAttention2d(512, device="meta").eval()),
+        ("external attention, untied", lambda: ExternalAttention2d(512, device="meta").eval()),
+    ],
+)
+def test_counts_of_the_published_table_agree_with_a_counted_run(name: str, layer: object):
+    built: nn.Module = layer()  # type: ignore[operator]
+    shape = (1, 128 * 128, 512) if isinstance(built, SelfAttention) else (1, 512, 128, 128)
+    # Spectral norm divides weights by a product of its own, some millionths of the whole.
+    assert counted_macs(built, torch.empty(shape, device="meta")) == pytest.approx(_of(name).macs, rel=1e-4)
+
+
+def test_published_table_is_printed(capsys: pytest.CaptureFixture[str]):
+    assert main(["cost", "--table", "eanet"]) == 0
+    assert "591,360" in capsys.readouterr().out
+    assert main(["cost", "--table", "eanet", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == 1
+    assert len(document["rows"]) == 12

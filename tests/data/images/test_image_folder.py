@@ -1,0 +1,177 @@
+"""Folders of a user's own images: layouts, the split, and what is wrong with them."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tokenmix.data.images import ImageData, load_images, make_loader
+from tokenmix.errors import UserError
+
+Make = Callable[..., Path]
+
+
+def load(folder: Path, **options) -> ImageData:
+    return load_images(f"folder:{folder}", **{"img_size": 8, **options})
+
+
+def pixels(part) -> set[bytes]:
+    return {part[i][0].numpy().tobytes() for i in range(len(part))}
+
+
+def test_split_is_stratified_and_covers_everything(image_folder: Make):
+    data = load(image_folder(count=10))
+    assert data.classes == ["cat", "dog"]
+    assert data.describe()["counts"] == {"train": {"cat": 8, "dog": 8}, "test": {"cat": 2, "dog": 2}}
+    assert len(pixels(data.train) | pixels(data.test)) == 20
+    assert data.channels == 3
+    assert data.img_size == (8, 8)
+
+
+def test_split_depends_on_contents_alone(image_folder: Make):
+    folder = image_folder(count=10)
+    before = load(folder)
+    for i, path in enumerate(sorted(folder.glob("cat/*"), reverse=True)):
+        path.rename(path.with_name(f"x{i}.png"))
+    after = load(folder, seed=7)
+    assert pixels(before.test) == pixels(after.test)
+
+
+def test_copies_stay_on_one_side(image_folder: Make):
+    folder = image_folder(count=8)
+    for path in list(folder.glob("*/*.png")):
+        shutil.copy(path, path.with_name(f"copy-{path.name}"))
+    data = load(folder)
+    assert len(data.train) + len(data.test) == 32
+    assert not pixels(data.train) & pixels(data.test)
+
+
+@pytest.mark.parametrize("name", ["test", "val", "valid"])
+def test_given_parts_are_kept(image_folder: Make, name: str):
+    image_folder(count=3, part="train")
+    data = load(image_folder(count=2, part=name))
+    assert (len(data.train), len(data.test)) == (6, 4)
+
+
+def test_train_alone_is_split(image_folder: Make):
+    data = load(image_folder(count=5, part="train"))
+    assert data.classes == ["cat", "dog"]
+    assert (len(data.train), len(data.test)) == (8, 2)
+
+
+def test_default_size_and_nested_folders(image_folder: Make):
+    folder = image_folder(count=4)
+    (folder / "cat" / "deep" / "er").mkdir(parents=True)
+    (folder / "cat" / "00.png").rename(folder / "cat" / "deep" / "er" / "a.png")
+    data = load(folder, img_size=None)
+    assert data.img_size == (64, 64)
+    assert len(data.train) + len(data.test) == 8
+
+
+def spoil(folder: Path) -> None:
+    (folder / "cat" / "empty.png").write_bytes(b"")
+    (folder / "cat" / "notes.txt").write_text("these are cats\n" * 9)
+    whole = (folder / "dog" / "00.png").read_bytes()
+    (folder / "dog" / "cut.png").write_bytes(whole[: len(whole) // 2])
+    levels = np.full((8, 8), np.nan, np.float32)
+    Image.fromarray(levels).save(folder / "dog" / "nan.tif")
+    (folder / "dog" / ".DS_Store").write_bytes(b"x")
+    (folder / "dog" / "Thumbs.db").write_bytes(b"x")
+
+
+def test_broken_files_are_skipped_counted_and_named(image_folder: Make, capsys: pytest.CaptureFixture[str]):
+    folder = image_folder(count=5)
+    spoil(folder)
+    data = load(folder)
+    assert {Path(s.path).name for s in data.skipped} == {"empty.png", "notes.txt", "cut.png", "nan.tif"}
+    assert len(data.train) + len(data.test) == 10
+    described = json.loads(json.dumps(data.describe()))
+    assert described["skipped"] == 4
+    assert any("0 bytes" in s["reason"] for s in described["skipped_first"])
+    assert "4 files" in capsys.readouterr().err
+
+
+def test_broken_files_of_a_test_folder_are_skipped(image_folder: Make):
+    image_folder(count=3, part="train")
+    folder = image_folder(count=3, part="test")
+    (folder / "test" / "cat" / "empty.png").write_bytes(b"")
+    data = load(folder)
+    assert [Path(s.path).name for s in data.skipped] == ["empty.png"]
+    assert len(data.test) == 6
+
+
+def test_large_set_is_read_from_files(image_folder: Make, monkeypatch: pytest.MonkeyPatch):
+    folder = image_folder(count=5)
+    whole = load(folder)
+    monkeypatch.setattr("tokenmix.data.images.folder.MEMORY_BYTES", 0)
+    lazy = load(folder)
+    assert not lazy.train.in_memory
+    assert pixels(lazy.train) == pixels(whole.train)
+    assert lazy.mean == pytest.approx(whole.mean)
+    assert len(load(folder, limit=4).train) == 4
+
+
+def test_file_that_breaks_later_is_left_out_of_its_batch(
+    image_folder: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    folder = image_folder(count=5)
+    monkeypatch.setattr("tokenmix.data.images.folder.MEMORY_BYTES", 0)
+    data = load(folder)
+    data.train.items[2].path.write_bytes(b"")  # type: ignore[attr-defined]
+    loader = make_loader(data.train, batch_size=8, shuffle=False, seed=0, augment="light", mean=data.mean, std=data.std)
+    for _ in range(2):
+        (batch,) = loader
+        assert batch["index"].tolist() == [0, 1, 3, 4, 5, 6, 7]
+        assert torch.equal(batch["label"], data.train.labels[batch["index"]])
+        assert len(batch["image"]) == 7
+    assert capsys.readouterr().err.count("left out") == 1
+    with pytest.raises(UserError, match="cannot be read"):
+        data.train[2]
+
+
+def remove(path: Path) -> None:
+    shutil.rmtree(path)
+
+
+MISTAKES = {
+    "missing": (lambda f: remove(f), "does not exist"),
+    "a file": (lambda f: (remove(f), f.write_text("x")), "is a file"),
+    "empty": (lambda f: (remove(f), f.mkdir()), "no images"),
+    "no labels": (
+        lambda f: ([p.rename(f / p.name) for p in f.glob("cat/*")], remove(f / "cat"), remove(f / "dog")),
+        "labels",
+    ),
+    "one class": (lambda f: remove(f / "dog"), "one class only.*'cat'"),
+    "empty class": (lambda f: (f / "bird").mkdir(), "no images of class 'bird'"),
+    "no images": (lambda f: [p.unlink() for p in f.rglob("*.png")], "no images"),
+    "broken class": (lambda f: [p.write_bytes(b"") for p in f.glob("dog/*")], r"class 'dog' \(4 unreadable.*0 bytes"),
+    "single image": (lambda f: [p.unlink() for p in sorted(f.glob("dog/*"))[1:]], "'dog' has only one image"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistake_is_one_clear_line(image_folder: Make, name: str):
+    folder = image_folder(count=4)
+    spoil_it, message = MISTAKES[name]
+    spoil_it(folder)
+    with pytest.raises(UserError, match=message) as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_test_folder_with_a_class_of_its_own(image_folder: Make):
+    image_folder(part="train")
+    with pytest.raises(UserError, match="'bird'"):
+        load(image_folder(classes=("cat", "bird"), part="test"))
+
+
+def test_empty_test_folder(image_folder: Make):
+    folder = image_folder(part="train")
+    (folder / "test" / "cat").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"no images in .*test"):
+        load(folder)

@@ -1,0 +1,243 @@
+"""WebDataset shards, written here with tarfile: order, ranks, resuming, and what is wrong with a shard."""
+
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from tokenmix.data.images import ImageData, load_images, make_loader
+from tokenmix.data.images import decode as decoding
+from tokenmix.data.images.image_loader import ImageLoader
+from tokenmix.data.images.shards import expand
+from tokenmix.data.images.webdataset import ShardImages, shuffled
+from tokenmix.data.spec import located, short_name
+from tokenmix.errors import UserError
+
+
+def encoded(value: int, kind: str = "png") -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (20, 16), (value % 256, 0, 0)).save(file, kind)
+    return file.getvalue()
+
+
+def write(path: Path, members: list[tuple[str, bytes]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def sample(number: int, label: int | None = None) -> list[tuple[str, bytes]]:
+    """Picture, label and notes of one sample; the picture's red is the sample's number."""
+    key = f"part/{number:06}"
+    label = number % 3 if label is None else label
+    return [(f"{key}.png", encoded(number)), (f"{key}.cls", str(label).encode()), (f"{key}.json", b'{"label": 7}')]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENMIX_DATA", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Callable[..., str]:
+    """Writes shards of 7, 8, 9, ... samples, and two of 3 for testing; returns the specification."""
+
+    def make(count: int = 4) -> str:
+        number = 0
+        for shard in range(count):
+            numbers = range(number, number + 7 + shard)
+            write(tmp_path / "set" / f"train-{shard:03}.tar", [m for n in numbers for m in sample(n)])
+            number += 7 + shard
+        for shard in range(2):
+            write(tmp_path / "set" / f"val-{shard}.tar", [m for n in range(3) for m in sample(200 + 3 * shard + n, n)])
+        return f"wds:{tmp_path}/set/train-{{000..{count - 1:03}}}.tar,{tmp_path}/set/val-{{0..1}}.tar"
+
+    return make
+
+
+def loader(data: ImageData, epoch: int = 0, **options: Any) -> ImageLoader:
+    chosen = {"batch_size": 4, "shuffle": True, "seed": 0, "augment": "light", "mean": (0, 0, 0), "std": (1, 1, 1)}
+    made = make_loader(data.train, **{**chosen, **options})
+    made.set_epoch(epoch)
+    return made
+
+
+def order(data: ImageData, **options: Any) -> list[int]:
+    return torch.cat([batch["index"] for batch in loader(data, **options)]).tolist()
+
+
+def test_samples_and_their_labels(shards: Callable[..., str]):
+    data = load_images(shards(), img_size=8)
+    assert (len(data.train), len(data.test), data.classes) == (34, 6, ["0", "1", "2"])
+    for index in (0, 13, 33):
+        image, label = data.train[index]
+        assert label == index % 3
+        assert image[0].float().mean() == index
+    assert [data.test[i][1] for i in range(6)] == [0, 1, 2] * 2
+
+
+def test_labels_from_json_and_names_of_classes(tmp_path: Path):
+    members = [(f"{n:03}.{e}", d) for n in range(10) for e, d in (("jpg", encoded(n, "jpeg")), ("json", label(n % 2)))]
+    write(tmp_path / "a.tar", members)
+    (tmp_path / "classes.txt").write_text("cat\ndog\n")
+    data = load_images(f"wds:{tmp_path}/*.tar", img_size=8)
+    assert data.classes == ["cat", "dog"]
+    assert data.describe()["counts"] == {"train": {"cat": 4, "dog": 4}, "test": {"cat": 1, "dog": 1}}
+    (tmp_path / "classes.txt").write_text("cat\n")
+    with pytest.raises(UserError, match="names 1 classes, the labels go up to 1"):
+        load_images(f"wds:{tmp_path}/*.tar", img_size=8)
+
+
+def label(value: int) -> bytes:
+    return json.dumps({"label": value, "caption": "x"}).encode()
+
+
+def test_order_is_a_permutation_that_seed_and_epoch_fix(shards: Callable[..., str]):
+    data = load_images(shards(), img_size=8)
+    first = order(data, epoch=3)
+    assert sorted(first) == list(range(34))
+    assert first == order(data, epoch=3)
+    assert first != order(data, epoch=4)
+    assert first != order(data, epoch=3, seed=1)
+
+
+@given(count=st.integers(0, 60), size=st.integers(1, 20), seed=st.integers(0, 5))
+def test_a_buffer_gives_everything_once_and_nothing_early(count: int, size: int, seed: int):
+    out = shuffled(np.arange(count), size, np.random.default_rng(seed))
+    assert sorted(out.tolist()) == list(range(count))
+    # The i-th to come out is among the first i + size that went in.
+    assert all(place < i + size for i, place in enumerate(out))
+
+
+def test_processes_read_shards_of_their_own(shards: Callable[..., str]):
+    data = load_images(shards(), img_size=8)
+    train = data.train
+    assert isinstance(train, ShardImages)
+    for epoch in range(3):
+        parts = [order(data, epoch=epoch, rank=rank, world_size=2) for rank in range(2)]
+        assert [len(part) for part in parts] == [17, 17]
+        read = [{int(train.index.shard[i]) for i in part} for part in parts]
+        assert not read[0] & read[1]
+        assert read[0] | read[1] == {0, 1, 2, 3}
+    assert read[0] != {int(train.index.shard[i]) for i in order(data, epoch=0, rank=0, world_size=2)}
+    with pytest.raises(UserError, match="4 shards cannot be dealt out to 5 processes"):
+        order(data, rank=0, world_size=5)
+    with pytest.raises(UserError, match="give --devices 4 or less"):
+        make_loader(train, batch_size=2, shuffle=True, seed=0, mean=data.mean, std=data.std, world_size=5)
+
+
+def test_workers_change_nothing(shards: Callable[..., str]):
+    data = load_images(shards(), img_size=8)
+    for alone, helped in zip(loader(data), loader(data, workers=2), strict=True):
+        assert all(torch.equal(alone[key], helped[key]) for key in alone)
+
+
+def test_resuming_decodes_nothing_that_was_seen(shards: Callable[..., str], monkeypatch: pytest.MonkeyPatch):
+    data = load_images(shards(), img_size=8)
+    expected = list(loader(data, epoch=2))[6:]
+    opened, before = [], decoding._opened
+    monkeypatch.setattr(decoding, "_opened", lambda source: opened.append(1) or before(source))
+    rest = list(loader(data, epoch=2, start_batch=6))
+    assert all(torch.equal(a["image"], b["image"]) for a, b in zip(rest, expected, strict=True))
+    assert len(opened) == 34 - 6 * 4
+
+
+def test_headers_are_read_once(shards: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    spec = shards()
+    load_images(spec, img_size=8)
+    with monkeypatch.context() as patch:
+        patch.setattr(tarfile, "open", lambda *a, **k: pytest.fail("a shard was scanned again"))
+        assert len(load_images(spec, img_size=8).train) == 34
+    write(tmp_path / "set" / "train-001.tar", sample(1))
+    assert len(load_images(spec, img_size=8).train) == 27
+
+
+def test_bad_members_are_skipped_counted_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    bad = [
+        ("a.png", b""), ("a.cls", b"0"), ("b.cls", b"1"), ("c.png", encoded(1)), ("d.png", encoded(1)),
+        ("d.cls", b"cat"), ("e.png", encoded(1)), ("e.cls", b"-3"), ("f.png", encoded(1)[:-30]), ("f.cls", b"0"),
+    ]  # fmt: skip
+    write(tmp_path / "a.tar", [*bad, *(m for n in range(9) for m in sample(n))])
+    data = load_images(f"wds:{tmp_path}/a.tar,{tmp_path}/a.tar", img_size=8)
+    reasons = {s.path.split(": ")[1]: s.reason for s in data.skipped[:5]}
+    assert set(reasons) == {"a", "b", "c", "d", "e"}
+    assert "0 bytes" in reasons["a"]
+    assert "no picture" in reasons["b"]
+    assert "neither .cls nor .json" in reasons["c"]
+    assert "no label" in reasons["d"]
+    assert "label -3" in reasons["e"]
+    assert "10 samples left out" in capsys.readouterr().err
+    # That a picture is cut off is seen when it is read.
+    assert 0 not in order(data)
+    assert f"left out: {tmp_path}/a.tar: f is truncated" in capsys.readouterr().err
+
+
+def cut(path: Path, share: float) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+
+
+def cut_between_members(path: Path) -> None:
+    with tarfile.open(path) as tar:
+        offset = tar.getmembers()[3].offset
+    path.write_bytes(path.read_bytes()[:offset])
+
+
+def overwrite_a_header(path: Path) -> None:
+    with tarfile.open(path) as tar:
+        offset = tar.getmembers()[3].offset
+    data = bytearray(path.read_bytes())
+    data[offset : offset + 200] = b"\xff" * 200
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda p: cut(p, 0.3), r"train-001\.tar is truncated after part/"),
+        (cut_between_members, r"train-001\.tar is truncated after part/000007\.json"),
+        (overwrite_a_header, r"train-001\.tar is damaged after part/000007\.json"),
+        (lambda p: p.write_bytes(b""), r"train-001\.tar is no uncompressed tar file"),
+        (lambda p: p.write_bytes(b"\x1f\x8b\x08" + bytes(600)), r"train-001\.tar is no uncompressed tar file"),
+        (lambda p: p.unlink(), r"train-001\.tar does not exist \(1 of 4 shards\)"),
+    ],
+)
+def test_a_damaged_shard_is_one_clear_line(shards: Callable[..., str], tmp_path: Path, spoil: Any, message: str):
+    spec = shards()
+    spoil(tmp_path / "set" / "train-001.tar")
+    with pytest.raises(UserError, match=message) as caught:
+        load_images(spec, img_size=8)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [("wds:", "wds needs one pattern"), ("wds:a,b,c", "wds needs one pattern"), ("wds:/no/*.tar", "no file fits it")],
+)
+def test_mistakes_in_the_pattern(spec: str, message: str):
+    with pytest.raises(UserError, match=message):
+        load_images(spec)
+
+
+def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("a-08.tar", "a-09.tar", "a-10.tar"):
+        (tmp_path / name).touch()
+    assert [p.name for p in expand(f"{tmp_path}/a-{{08..10}}.tar")] == ["a-08.tar", "a-09.tar", "a-10.tar"]
+    assert [p.name for p in expand(f"{tmp_path}/a-*.tar")] == ["a-08.tar", "a-09.tar", "a-10.tar"]
+    monkeypatch.chdir(tmp_path)
+    assert located("wds:a-*.tar,b.tar") == f"wds:{tmp_path}/a-*.tar,{tmp_path}/b.tar"
+    assert short_name("wds:/data/flowers/a-{0..9}.tar,/data/flowers/b.tar") == "wds-flowers"
+    assert located("digits") == short_name("digits") == "digits"

@@ -1,0 +1,431 @@
+"""Tiny folders in the published layouts of dense tasks, and what may be wrong with them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tokenmix.data.scenes import ObjectSamples, PixelSamples, load_dense
+from tokenmix.data.scenes.rle import decode_mask, encode_mask
+from tokenmix.errors import UserError
+
+SIZE = (12, 10)  # width, height
+
+
+def image(path: Path, mode: str = "RGB", size: tuple[int, int] = SIZE) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    levels = np.arange(size[0] * size[1], dtype=np.uint8).reshape(size[1], size[0])
+    if mode == "I;16":
+        Image.fromarray(levels.astype(np.uint16) * 257).save(path)
+    else:
+        Image.fromarray(levels).convert(mode).save(path)
+
+
+def labels(path: Path, numbers: Any, mode: str = "L") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    array = np.zeros((SIZE[1], SIZE[0]), np.uint8)
+    array[: len(numbers), 0] = numbers
+    picture = Image.fromarray(array)
+    if mode == "P":
+        picture = picture.copy()
+        picture.putpalette(bytes(range(256)) * 3)
+    picture.save(path)
+
+
+def lines(path: Path, *names: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(names) + "\n")
+
+
+def xml(path: Path, *boxes: tuple[str, int, int, int, int], size: tuple[int, int] = SIZE, difficult: int = 0) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parts = [
+        f"<object><name>{n}</name><difficult>{difficult}</difficult><bndbox><xmin>{a}</xmin><ymin>{b}</ymin>"
+        f"<xmax>{c}</xmax><ymax>{d}</ymax></bndbox></object>"
+        for n, a, b, c, d in boxes
+    ]
+    told = f"<size><width>{size[0]}</width><height>{size[1]}</height></size>"
+    path.write_text(f"<annotation>{told}{''.join(parts)}</annotation>")
+
+
+@pytest.fixture
+def voc(tmp_path: Path) -> Path:
+    root = tmp_path / "VOCdevkit" / "VOC2012"
+    for name in ("a", "b", "c"):
+        image(root / "JPEGImages" / f"{name}.jpg")
+    for name in ("a", "b"):
+        labels(root / "SegmentationClass" / f"{name}.png", [0, 20, 255], "P")
+    xml(root / "Annotations" / "a.xml", ("dog", 1, 2, 12, 10), ("cat", 3, 3, 3, 5))
+    xml(root / "Annotations" / "b.xml", ("person", 2, 2, 4, 6), difficult=1)
+    lines(root / "ImageSets" / "Segmentation" / "train.txt", "a")
+    lines(root / "ImageSets" / "Segmentation" / "val.txt", "b")
+    lines(root / "ImageSets" / "Main" / "train.txt", "a", "c")
+    lines(root / "ImageSets" / "Main" / "val.txt", "b")
+    return root
+
+
+def test_voc_classes(voc: Path):
+    for path in (voc, voc.parent, voc.parent.parent):
+        data = load_dense(f"voc:{path}", want="classes")
+        assert (len(data.train), len(data.test), len(data.classes), data.ignore) == (1, 1, 21, 255)
+    classes = data.train.scene(0).classes
+    assert classes is not None
+    assert classes[:4, 0].tolist() == [0, 20, 255, 0]
+    assert data.palette[:3] == [(0, 0, 0), (128, 0, 0), (0, 128, 0)]
+    assert data.palette[15] == (192, 128, 128)
+    batch = PixelSamples(data, data.test).read(torch.tensor([0]), 0)
+    assert batch["image"].shape == (1, 3, 10, 12)
+
+
+def test_voc_trains_on_the_augmented_list_where_there_is_one(voc: Path):
+    lines(voc / "ImageSets" / "Segmentation" / "trainaug.txt", "/JPEGImages/a.jpg /SegmentationClassAug/a.png", "c")
+    for name in ("a", "c"):
+        labels(voc / "SegmentationClassAug" / f"{name}.png", [7])
+    data = load_dense(f"voc:{voc}", want="classes")
+    assert len(data.train) == 2
+    assert "trainaug" in data.source
+
+
+def test_voc_boxes(voc: Path):
+    data = load_dense(f"voc:{voc}", want="boxes")
+    objects, none = data.train.scene(0).objects, data.train.scene(1).objects
+    assert objects is not None
+    assert objects.boxes.tolist() == [[0, 1, 12, 10]]
+    assert data.classes[int(objects.labels[0])] == "dog"
+    assert none is not None
+    assert none.boxes.shape == (0, 4), "an image without annotations is background"
+    assert data.notes["boxes_without_area"] == 1
+    assert data.skipped[0].path.endswith("a.xml")
+    difficult = data.test.scene(0).objects
+    assert difficult is not None
+    assert difficult.crowd.tolist() == [True]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("<annotation><object>", "a.xml is no XML"),
+        ("<annotation><object><name>dog</name></object></annotation>", "a.xml, object 1 has no <bndbox/xmin>"),
+        (
+            "<annotation><object><name>dog</name><bndbox><xmin>x</xmin><ymin>1</ymin><xmax>2</xmax><ymax>2</ymax>"
+            "</bndbox></object></annotation>",
+            "corner that is no number",
+        ),
+        (
+            "<annotation><object><name>dog</name><bndbox><xmin>nan</xmin><ymin>1</ymin><xmax>2</xmax><ymax>2</ymax>"
+            "</bndbox></object></annotation>",
+            "corner that is no number",
+        ),
+    ],
+)
+def test_broken_xml(voc: Path, text: str, message: str):
+    (voc / "Annotations" / "a.xml").write_text(text)
+    with pytest.raises(UserError, match=message):
+        load_dense(f"voc:{voc}", want="boxes")
+
+
+@pytest.mark.parametrize(("name", "purpose"), [("a", "learn from"), ("b", "evaluate on")])
+def test_voc_without_any_box(voc: Path, name: str, purpose: str):
+    (voc / "Annotations" / f"{name}.xml").unlink()
+    with pytest.raises(UserError, match=rf"no image of .*\.txt has an object in .*Annotations to {purpose}"):
+        load_dense(f"voc:{voc}", want="boxes")
+
+
+def test_boxes_that_do_not_fit(voc: Path):
+    annotation = voc / "Annotations" / "a.xml"
+    xml(annotation, ("unicorn", 1, 1, 4, 4))
+    with pytest.raises(UserError, match=r"a\.xml has an object 'unicorn'"):
+        load_dense(f"voc:{voc}", want="boxes")
+    xml(annotation, ("dog", 5, 1, 4, 4))
+    with pytest.raises(UserError, match="corners exchanged"):
+        load_dense(f"voc:{voc}", want="boxes")
+    xml(annotation, ("dog", 1, 1, 40, 4))
+    with pytest.raises(UserError, match=r"a\.jpg has a box beyond its 12 x 10"):
+        load_dense(f"voc:{voc}", want="boxes").train.scene(0)
+    xml(annotation, ("dog", 1, 1, 4, 4), size=(99, 99))
+    with pytest.raises(UserError, match=r"a\.jpg has height x width \(10, 12\)"):
+        load_dense(f"voc:{voc}", want="boxes").train.scene(0)
+
+
+def test_label_pictures_that_do_not_fit(voc: Path):
+    mask = voc / "SegmentationClass" / "a.png"
+    labels(mask, [0, 21], "P")
+    with pytest.raises(UserError, match=r"a\.png has the label 21, out of range: known are 0 to 20, 255"):
+        load_dense(f"voc:{voc}", want="classes").train.scene(0)
+    Image.new("L", (5, 10)).save(mask)
+    with pytest.raises(UserError, match=r"a\.png has 5 x 10 pixels, its image .*a\.jpg 12 x 10"):
+        load_dense(f"voc:{voc}", want="classes").train.scene(0)
+    Image.new("RGB", SIZE).save(mask)
+    with pytest.raises(UserError, match=r"a\.png is a picture of mode RGB"):
+        load_dense(f"voc:{voc}", want="classes").train.scene(0)
+    mask.write_bytes(b"")
+    with pytest.raises(UserError, match=r"a\.png is empty"):
+        load_dense(f"voc:{voc}", want="classes").train.scene(0)
+    mask.unlink()
+    with pytest.raises(UserError, match=r"a\.jpg has no label picture .*a\.png"):
+        load_dense(f"voc:{voc}", want="classes")
+
+
+def test_missing_images_and_lists(voc: Path):
+    (voc / "JPEGImages" / "b.jpg").write_bytes(b"no image")
+    with pytest.raises(UserError, match=r"b\.jpg is not an image"):
+        load_dense(f"voc:{voc}", want="classes").test.scene(0)
+    (voc / "JPEGImages" / "b.jpg").unlink()
+    for want in ("classes", "boxes"):
+        with pytest.raises(UserError, match=r"b\.jpg does not exist"):
+            load_dense(f"voc:{voc}", want=want)
+    lines(voc / "ImageSets" / "Segmentation" / "val.txt", "")
+    with pytest.raises(UserError, match=r"val\.txt is empty"):
+        load_dense(f"voc:{voc}", want="classes")
+    (voc / "ImageSets" / "Segmentation" / "val.txt").unlink()
+    with pytest.raises(UserError, match=r"cannot read .*val\.txt"):
+        load_dense(f"voc:{voc}", want="classes")
+
+
+def test_ade20k(tmp_path: Path):
+    root = tmp_path / "ADEChallengeData2016"
+    for part in ("training", "validation"):
+        image(root / "images" / part / "ADE_1.jpg")
+        labels(root / "annotations" / part / "ADE_1.png", [0, 1, 150])
+    data = load_dense(f"ade20k:{tmp_path}", want="classes")
+    classes = data.train.scene(0).classes
+    assert classes is not None
+    assert classes[:3, 0].tolist() == [255, 0, 149]
+    assert len(data.classes) == len(data.palette) == 150
+    labels(root / "annotations" / "training" / "ADE_1.png", [151])
+    with pytest.raises(UserError, match="label 151, out of range: known are 0 to 150"):
+        data.train.scene(0)
+    (root / "objectInfo150.txt").write_text(
+        "Idx\tRatio\tTrain\tVal\tName\n" + "".join(f"{i}\t0\t0\t0\tthing {i}, other\n" for i in range(1, 151))
+    )
+    assert load_dense(f"ade20k:{root}", want="classes").classes[::149] == ["thing 1", "thing 150"]
+
+
+def test_cityscapes(tmp_path: Path):
+    for part, city in (("train", "aachen"), ("val", "ulm")):
+        stem = f"{city}_000000_000019"
+        image(tmp_path / "leftImg8bit" / part / city / f"{stem}_leftImg8bit.png")
+        labels(tmp_path / "gtFine" / part / city / f"{stem}_gtFine_labelIds.png", [7, 33, 0, 26, 255])
+    data = load_dense(f"cityscapes:{tmp_path}", want="classes")
+    classes = data.train.scene(0).classes
+    assert classes is not None
+    assert classes[:5, 0].tolist() == [0, 18, 255, 13, 255]
+    assert (len(data.classes), data.classes[13]) == (19, "car")
+    labels(tmp_path / "gtFine" / "train" / "aachen" / "aachen_000000_000019_gtFine_labelTrainIds.png", [18, 255])
+    classes = load_dense(f"cityscapes:{tmp_path}", want="classes").train.scene(0).classes
+    assert classes is not None
+    assert classes[:2, 0].tolist() == [18, 255]
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    for part, mode in (("train", "L"), ("val", "I;16")):
+        image(tmp_path / part / "images" / "x.png", mode)
+        labels(tmp_path / part / "masks" / "x.png", [0, 2, 255])
+    return tmp_path
+
+
+def test_own_masks_grey_and_of_16_bits(own: Path):
+    data = load_dense(f"masks:{own}", want="classes")
+    assert data.classes == ["class 0", "class 1", "class 2"]
+    assert torch.equal(data.train.scene(0).image, data.test.scene(0).image), "16 bits become 8"
+    lines(own / "classes.txt", "sea", "land", "sea")
+    with pytest.raises(UserError, match="names 'sea' more than once"):
+        load_dense(f"masks:{own}", want="classes")
+    (own / "classes.txt").write_text("")
+    with pytest.raises(UserError, match="is empty; it lists the classes"):
+        load_dense(f"masks:{own}", want="classes")
+    lines(own / "classes.txt", "sea", "land")
+    with pytest.raises(UserError, match="label 2, out of range: known are 0 to 1, 255"):
+        load_dense(f"masks:{own}", want="classes").train.scene(0)
+
+
+def test_own_masks_that_are_not_there(own: Path, tmp_path: Path):
+    (own / "val" / "masks" / "x.png").unlink()
+    with pytest.raises(UserError, match="has no label picture"):
+        load_dense(f"masks:{own}", want="classes")
+    (own / "val" / "images" / "x.png").unlink()
+    with pytest.raises(UserError, match="has no images"):
+        load_dense(f"masks:{own}", want="classes")
+    (own / "val").rename(own / "other")
+    with pytest.raises(UserError, match="neither val nor test"):
+        load_dense(f"masks:{own}", want="classes")
+    with pytest.raises(UserError, match="no folder train"):
+        load_dense(f"masks:{tmp_path / 'none'}", want="classes")
+
+
+def coco_part(root: Path, part: str, **changes: Any) -> dict[str, Any]:
+    image(root / f"{part}2017" / "1.jpg")
+    image(root / f"{part}2017" / "2.jpg", "L")
+    told = {
+        "images": [{"id": i, "file_name": f"{i}.jpg", "width": 12, "height": 10} for i in (1, 2)],
+        "categories": [{"id": 90, "name": "toothbrush"}, {"id": 1, "name": "person"}],
+        "annotations": [
+            {"id": 5, "image_id": 1, "category_id": 90, "bbox": [2, 1, 4, 3], "iscrowd": 0,
+             "segmentation": [[2, 1, 6, 1, 6, 4, 2, 4]]},
+            {"id": 6, "image_id": 1, "category_id": 1, "bbox": [0, 0, 2, 10], "iscrowd": 1,
+             "segmentation": {"size": [10, 12], "counts": [0, 20, 100]}},
+            {"id": 7, "image_id": 1, "category_id": 1, "bbox": [3, 3, 0, 4], "iscrowd": 0, "segmentation": []},
+        ],
+        **changes,
+    }  # fmt: skip
+    path = root / "annotations" / f"instances_{part}2017.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(told))
+    return told
+
+
+@pytest.fixture
+def coco(tmp_path: Path) -> Path:
+    for part in ("train", "val"):
+        coco_part(tmp_path, part)
+    return tmp_path
+
+
+def test_coco(coco: Path):
+    data = load_dense(f"coco:{coco}", want="masks")
+    assert data.classes == ["person", "toothbrush"]
+    assert data.notes == {"category_ids": [1, 90], "boxes_without_area": 2}
+    scene = data.train.scene(0)
+    assert scene.key == 1
+    assert scene.objects is not None
+    assert scene.objects.boxes.tolist() == [[2, 1, 6, 4], [0, 0, 2, 10]]
+    assert scene.objects.labels.tolist() == [1, 0]
+    assert scene.objects.crowd.tolist() == [False, True]
+    assert scene.objects.masks is not None
+    assert scene.objects.masks.flatten(1).sum(1).tolist() == [12, 20]
+    assert scene.objects.masks[0, 1:4, 2:6].all()
+    empty = ObjectSamples(data.train).read(torch.tensor([1]), 0)["targets"][0]
+    assert empty["masks"].shape == (0, 10, 12)
+    assert empty["image_id"] == 2
+    boxes = load_dense(f"coco:{coco}", want="boxes").train.scene(0).objects
+    assert boxes is not None
+    assert boxes.masks is None
+
+
+def test_boxes_of_coco_need_no_pycocotools(coco: Path, monkeypatch: pytest.MonkeyPatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "pycocotools", None)
+    assert load_dense(f"coco:{coco}", want="boxes").train.scene(0).objects is not None
+    with pytest.raises(UserError, match=r"pip install \"tokenmix\[coco\]\""):
+        load_dense(f"coco:{coco}", want="masks").train.scene(0)
+
+
+@pytest.mark.parametrize(
+    ("segmentation", "message"),
+    [
+        ({"size": [10, 12], "counts": [5, 3, 2]}, "do not decode: they fill 10 of 120"),
+        ({"size": [10, 12], "counts": "~~~~"}, "do not decode"),
+        ({"size": [10, 12], "counts": ""}, "they fill 0 of 120"),
+        ({"size": [10, 12], "counts": "P"}, "ends within a number"),
+        ({"size": [10, 12], "counts": [130, -10]}, "no numbers from 0 on"),
+        ({"size": [12, 10], "counts": [120]}, "are of size"),
+        ({"size": 120, "counts": [120]}, "are of size 120"),
+        ([[1, 1, 5, 1]], "three or more corners"),
+        ([[1, 1, 5, 1, 5, "a"]], "three or more corners"),
+        (None, "give polygons or run lengths"),
+        ([], "give polygons or run lengths"),
+    ],
+)
+def test_masks_that_do_not_decode(coco: Path, segmentation: Any, message: str):
+    entry = {"id": 8, "image_id": 2, "category_id": 1, "bbox": [1, 1, 4, 4], "segmentation": segmentation}
+    coco_part(coco, "val", annotations=[entry])
+    data = load_dense(f"coco:{coco}", want="masks")
+    with pytest.raises(UserError, match=rf"instances_val2017\.json, annotation 8 of .*2\.jpg: .*{message}"):
+        data.test.scene(1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"images": []}, "has no images"),
+        ({"categories": []}, "has no categories"),
+        ({"annotations": []}, "nothing to learn from"),
+        ({"annotations": None}, "no list of annotations"),
+        ({"annotations": [{"id": 1}]}, "entry 0 of annotations, has no image_id"),
+        ({"annotations": [{"id": 1, "image_id": 9, "category_id": 1, "bbox": [0, 0, 1, 1]}]}, "of image 9"),
+        ({"annotations": [{"id": 1, "image_id": 1, "category_id": 2, "bbox": [0, 0, 1, 1]}]}, "category 2"),
+        ({"annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 1]}]}, "has the box"),
+        ({"categories": [{"id": 1, "name": "person"}]}, "category 90"),
+        ({"categories": [{"id": 1, "name": None}]}, "entry 0 of categories, has name=None; give str"),
+        ({"categories": [{"id": 1, "name": "person"}, {"id": 1, "name": "dog"}]}, "has 2 categories of the id 1"),
+        ({"categories": [{"id": 1, "name": "dog"}, {"id": 90, "name": "dog"}]}, "has 2 categories of the name dog"),
+        ({"images": [{"id": 1, "file_name": None, "width": 1, "height": 1}]}, "has file_name=None; give str"),
+        ({"images": [{"id": 1, "file_name": "1.jpg", "width": "1", "height": 1}]}, "width='1'; give int or float"),
+        ({"images": [{"id": 1, "file_name": "1.jpg", "width": 1, "height": 1}] * 2}, "has 2 images of the id 1"),
+        ({"annotations": [{"id": 1, "image_id": 1, "category_id": [1], "bbox": [0, 0, 1, 1]}]}, r"category_id=\[1\]"),
+        (
+            {"annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 9, 9], "iscrowd": 1}]},
+            "that are no crowd, so there is nothing to learn from",
+        ),
+        (
+            {"annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 9, 9], "iscrowd": "0"}]},
+            "annotation 1, has iscrowd='0'; give 0 or 1",
+        ),
+        ({"annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [12, 0, 9, 9]}]}, "nothing to learn from"),
+    ],
+)
+def test_annotation_files_that_are_wrong(coco: Path, changes: dict[str, Any], message: str):
+    coco_part(coco, "train", **changes)
+    with pytest.raises(UserError, match=rf"instances_train2017\.json.*{message}"):
+        load_dense(f"coco:{coco}", want="boxes")
+
+
+def test_a_box_outside_its_image_is_one_of_no_area(coco: Path):
+    told = coco_part(coco, "train")
+    beyond = {"id": 8, "image_id": 2, "category_id": 1, "bbox": [-9, 3, 9, 4]}
+    coco_part(coco, "train", annotations=[*told["annotations"], beyond])
+    data = load_dense(f"coco:{coco}", want="boxes")
+    assert data.notes["boxes_without_area"] == 3
+    assert [Path(one.path).name for one in data.skipped] == ["1.jpg", "2.jpg", "1.jpg"]
+
+
+def test_nothing_to_evaluate_on(coco: Path):
+    coco_part(coco, "val", annotations=[])
+    with pytest.raises(UserError, match=r"instances_val2017\.json has no annotations .*nothing to evaluate on"):
+        load_dense(f"coco:{coco}", want="boxes")
+    crowd = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 9, 9], "iscrowd": 1}
+    coco_part(coco, "val", annotations=[crowd])
+    with pytest.raises(UserError, match=r"val2017.*that are no crowd, so there is nothing to evaluate on"):
+        load_dense(f"coco:{coco}", want="boxes")
+
+
+def test_coco_files_that_are_broken(coco: Path):
+    told = coco_part(coco, "val")
+    told["images"][0]["width"] = 13
+    coco_part(coco, "val", images=told["images"])
+    with pytest.raises(UserError, match=r"1\.jpg has 12 x 10 pixels, .*says 13 x 10"):
+        load_dense(f"coco:{coco}", want="boxes").test.scene(0)
+    (coco / "val2017" / "1.jpg").unlink()
+    with pytest.raises(UserError, match=r"1\.jpg does not exist"):
+        load_dense(f"coco:{coco}", want="boxes").test.scene(0)
+    annotations = coco / "annotations" / "instances_val2017.json"
+    annotations.write_text('{"images": [')
+    with pytest.raises(UserError, match=r"instances_val2017\.json is no JSON"):
+        load_dense(f"coco:{coco}", want="boxes")
+    annotations.unlink()
+    with pytest.raises(UserError, match=r"instances_val2017\.json does not exist"):
+        load_dense(f"coco:{coco}", want="boxes")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_run_lengths_there_and_back(seed: int):
+    mask = torch.rand(17, 23, generator=torch.Generator().manual_seed(seed)) < [0.0, 0.02, 0.5, 0.98, 1.0][seed]
+    coded = encode_mask(mask)
+    assert json.loads(json.dumps(coded)) == coded
+    assert torch.equal(decode_mask(coded, 17, 23), mask)
+
+
+def test_run_lengths_of_a_large_mask_agree_with_pycocotools():
+    from pycocotools import mask as tools
+
+    yy, xx = np.mgrid[:300, :400]
+    mask = ((yy - 150) ** 2 / 2 + (xx - 180) ** 2 < 90**2) ^ (xx % 77 == 0)
+    coded = tools.encode(np.asfortranarray(mask.astype(np.uint8)))
+    text = {"size": coded["size"], "counts": coded["counts"].decode()}
+    assert np.array_equal(decode_mask(text, 300, 400).numpy(), mask)

@@ -1,0 +1,460 @@
+"""Detection and instance segmentation on made scenes: metrics, crowds, windows, answers, resuming, export, mistakes."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor
+from torchmetrics.detection import MeanAveragePrecision
+
+from tokenmix.data.scenes import DenseData, Objects, Scene, Scenes
+from tokenmix.errors import UserError
+from tokenmix.inspect.view import view_of
+from tokenmix.tasks.detection import task as objects
+from tokenmix.tasks.detection.boxes import Detection
+from tokenmix.tasks.detection.metrics import AveragePrecision
+from tokenmix.tasks.detection.output import class_color, draw_objects, image_numbers
+from tokenmix.tasks.detection.tiling import find_in_windows
+from tokenmix.train.config import TrainConfig
+from tokenmix.train.export import export
+from tokenmix.train.run import evaluate, load_run, load_task, predict, train
+
+CLASSES = ["green", "red"]
+
+
+class Squares(Scenes):
+    """One to three rectangles of plain green or red on grey noise; scene 0 of a part has none."""
+
+    def __init__(self, count: int, seed: int, side: int = 64) -> None:
+        self.count, self.seed, self.side = count, seed, side
+
+    def __len__(self) -> int:
+        return self.count
+
+    def name(self, index: int) -> str:
+        return f"squares {index}"
+
+    def scene(self, index: int) -> Scene:
+        generator = torch.Generator().manual_seed(1000 * self.seed + index)
+
+        def draw(low: int, high: int) -> int:
+            return int(torch.randint(low, high, (), generator=generator))
+
+        image = (torch.rand(3, self.side, self.side, generator=generator) * 60 + 90).to(torch.uint8)
+        boxes, labels = [], []
+        for _ in range(draw(1, 4) if index else 0):
+            width, height = draw(12, 28), draw(12, 28)
+            left, top, label = draw(0, self.side - width), draw(0, self.side - height), draw(0, 2)
+            image[:, top : top + height, left : left + width] = 20
+            image[1 - label, top : top + height, left : left + width] = 250
+            boxes.append([left, top, left + width, top + height])
+            labels.append(label)
+        masks = torch.zeros(len(boxes), self.side, self.side, dtype=torch.bool)
+        for mask, (left, top, right, bottom) in zip(masks, boxes):
+            mask[top:bottom, left:right] = True
+        there = Objects(
+            torch.tensor(boxes, dtype=torch.float32).view(-1, 4), torch.tensor(labels, dtype=torch.int64), masks,
+            torch.zeros(len(boxes), dtype=torch.bool),
+        )  # fmt: skip
+        return Scene(image, self.name(index), objects=there, key=index)
+
+
+def squares(spec: str, *, want: str, seed: int = 0, root: Path | None = None) -> DenseData:
+    one = spec == "one-class"
+    return DenseData(
+        spec, Squares(8, 1), Squares(3, 2), CLASSES[:1] if one else CLASSES, 255, [(0, 255, 0), (255, 0, 0)],
+        (0.45,) * 3, (0.2,) * 3, None, "made by the test", notes={"category_ids": [7, 9]},
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def made_scenes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "load_dense", squares)
+
+
+def config(out: Path, **changes: Any) -> TrainConfig:
+    given: dict[str, Any] = {
+        "task": "detection", "model": "retinanet_nano", "data": "squares", "epochs": 1, "batch_size": 4, "lr": 1e-3,
+        "device": "cpu", "threads": 1, "log_every": 1, "out": out,
+        "task_kwargs": {"min_size": 64, "max_size": 64, "score": 0.0, "shown": 0.0, "detections": 5},
+    }  # fmt: skip
+    return TrainConfig(**{**given, **changes})
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder, made = tmp_path_factory.mktemp("objects"), {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(objects, "load_dense", squares)
+        made["boxes"] = train(config(folder / "boxes"), quiet=True)
+        made["masks"] = train(
+            config(folder / "masks", task="instance-segmentation", model="mask_rcnn_nano"), quiet=True
+        )
+    return made
+
+
+def found_and_there(masks: bool = False) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
+    generator = torch.Generator().manual_seed(3)
+    found, there = [], []
+    for _ in range(4):
+        corner = torch.rand(6, 2, generator=generator) * 100
+        boxes = torch.cat([corner, corner + 8 + torch.rand(6, 2, generator=generator) * 60], 1)
+        labels = torch.tensor([0, 1, 0, 2, 2, 0])
+        moved = boxes + torch.rand(6, 4, generator=generator) * 8
+        found.append({"boxes": moved, "scores": torch.rand(6, generator=generator), "labels": labels.flip(0).roll(1)})
+        found[-1]["labels"][:3] = labels[:3]
+        there.append({"boxes": boxes, "labels": labels})
+    return found, there
+
+
+def test_average_precision_is_torchmetrics():
+    found, there = found_and_there()
+    ours, theirs = AveragePrecision("bbox", num_classes=4), MeanAveragePrecision(class_metrics=True)
+    ours.update(found, there)
+    theirs.update(found, there)
+    mine, yours = ours.compute(), theirs.compute()
+    assert mine["map"] > 0.05
+    for name in ("map", "map_50", "map_75", "map_small", "map_medium", "map_large"):
+        torch.testing.assert_close(mine[name], yours[name])
+    torch.testing.assert_close(mine["mar"], yours["mar_100"])
+    torch.testing.assert_close(mine["per_class"][:3], yours["map_per_class"])
+    assert mine["per_class"][3] == -1
+
+
+def test_any_number_of_boxes_may_count():
+    found, there = found_and_there()
+    scores = []
+    for count in (1, 100, 300):
+        metric = AveragePrecision("bbox", num_classes=3, count=count)
+        metric.update(found, there)
+        scores.append(metric.compute()["mar"].item())
+    assert 0 < scores[0] < scores[1] == scores[2]
+
+
+def test_nothing_there_and_nothing_found():
+    metric = AveragePrecision("bbox", num_classes=2)
+    none = {"boxes": torch.empty(0, 4), "labels": torch.empty(0, dtype=torch.int64)}
+    metric.update([{**none, "scores": torch.empty(0)}], [none])
+    assert metric.compute()["map"] == -1
+
+
+def test_masks_are_kept_run_length_encoded():
+    metric = AveragePrecision("segm", num_classes=1)
+    mask = torch.zeros(2, 500, 500, dtype=torch.bool)
+    mask[0, 50:90, 60:200] = mask[1, 300:400, 10:80] = True
+    there = {
+        "masks": mask, "labels": torch.zeros(2, dtype=torch.int64),
+        "boxes": torch.tensor([[60.0, 50, 200, 90], [10, 300, 80, 400]]),
+    }  # fmt: skip
+    metric.update([{**there, "scores": torch.tensor([0.9, 0.8])}], [there])
+    found = metric.compute()
+    assert found["map"] == found["box_map"] == pytest.approx(1.0)
+    assert sum(len(code) for _, code in metric.detection_mask[0]) < 1000  # type: ignore[misc]
+
+
+def test_images_without_masks_count():
+    """What is missed in an image without answers, and what is found in one without objects."""
+    mask = torch.zeros(1, 40, 40, dtype=torch.bool)
+    mask[0, 5:20, 5:20] = True
+    one = {"boxes": torch.tensor([[5.0, 5, 20, 20]]), "labels": torch.tensor([0]), "masks": mask}
+    none = {key: value[:0] for key, value in one.items()}
+    missed, wrong = (AveragePrecision("segm", num_classes=1) for _ in range(2))
+    missed.update([{**none, "scores": torch.empty(0)}], [one])
+    assert missed.compute()["map"] == 0
+    answers = [{**one, "scores": torch.tensor([score])} for score in (0.8, 0.9)]
+    wrong.update(answers, [one, none])
+    assert wrong.compute()["map"] == pytest.approx(0.5)
+
+
+def task_of(kind: Any, tmp_path: Path, **changes: Any) -> Any:
+    made = config(tmp_path, **changes)
+    description = json.loads(json.dumps(kind.load_data(made).describe()))
+    torch.manual_seed(0)
+    return kind(kind.build_model(made, description), made, description)
+
+
+def test_crowds_are_neither_learnt_nor_wrong(tmp_path: Path):
+    task = task_of(Detection, tmp_path)
+    seen: list[Any] = []
+    task.model.forward = lambda images, targets=None: seen.append(targets) or {"loss": torch.zeros(())}
+    target = {
+        "boxes": torch.tensor([[0.0, 0, 10, 10], [20, 20, 60, 60]]), "labels": torch.tensor([0, 0]),
+        "iscrowd": torch.tensor([False, True]), "area": torch.tensor([100.0, 1600.0]), "image_id": torch.tensor(3),
+    }  # fmt: skip
+    task.loss({"images": [torch.rand(3, 64, 64)], "targets": [target]})
+    assert seen[0][0]["boxes"].tolist() == [[0, 0, 10, 10]]
+    # One box on the object, one of the highest score in the crowd: the second is left out of the account.
+    answer = {
+        "boxes": torch.tensor([[0.0, 0, 10, 10], [25, 25, 50, 50]]), "labels": torch.tensor([0, 0]),
+        "scores": torch.tensor([0.5, 0.9]),
+    }  # fmt: skip
+    task.find = lambda images: [answer]
+    for crowd, expected in ((True, 1.0), (False, None)):
+        task.scores.reset()
+        task.evaluate({"images": [None], "targets": [{**target, "iscrowd": torch.tensor([False, crowd])}]})
+        value = task.scores.compute()["map"].item()
+        assert value == pytest.approx(expected) if expected is not None else value < 0.9
+
+
+def perfect(objects_there: Tensor, labels: Tensor, *, with_masks: bool = False) -> Any:
+    """A detector that finds what of the objects is in a window, whose place it reads from the pixels."""
+
+    def detect(images: Any) -> list[dict[str, Tensor]]:
+        answers = []
+        for image in images:
+            left, top = image[0, 0, 0], image[1, 0, 0]
+            height, width = image.shape[1:]
+            moved = objects_there - torch.stack([left, top, left, top])
+            cut = torch.stack(
+                [moved[:, 0].clamp(0, width), moved[:, 1].clamp(0, height), moved[:, 2].clamp(0, width),
+                 moved[:, 3].clamp(0, height)], 1,
+            )  # fmt: skip
+            keep = ((cut[:, 2:] - cut[:, :2]) > 3).all(1)
+            # A piece is surer than the whole: it must lose all the same.
+            area = (cut[:, 2:] - cut[:, :2]).prod(1)
+            found = {"boxes": cut[keep], "labels": labels[keep], "scores": 1 - area[keep] / 1e4}
+            if with_masks:
+                masks = torch.zeros(len(cut), height, width, dtype=torch.bool)
+                for mask, (a, b, c, d) in zip(masks, cut.int().tolist()):
+                    mask[b:d, a:c] = True
+                found["masks"] = masks[keep]
+            answers.append(found)
+        return answers
+
+    return detect
+
+
+@pytest.mark.parametrize("with_masks", [False, True])
+def test_windows_find_each_object_once_and_whole(with_masks: bool):
+    y, x = torch.meshgrid(torch.arange(150.0), torch.arange(230.0), indexing="ij")
+    image = torch.stack([x, y, x])
+    there = torch.tensor(
+        [[5.0, 5, 25, 30], [50, 40, 75, 70], [90, 10, 115, 30], [200, 120, 230, 150], [60, 60, 85, 88]]
+    )
+    labels = torch.tensor([0, 1, 0, 1, 0])
+    found = find_in_windows(
+        perfect(there, labels, with_masks=with_masks), image, window=64, overlap=0.5, nms=0.5, count=100
+    )
+    order = torch.cdist(there, found["boxes"]).argmin(1)
+    assert len(found["boxes"]) == 5
+    torch.testing.assert_close(found["boxes"][order], there)
+    assert torch.equal(found["labels"][order], labels)
+    if with_masks:
+        sizes = (there[:, 2:] - there[:, :2]).prod(1)
+        torch.testing.assert_close(found["masks"][order].flatten(1).sum(1).float(), sizes)
+
+
+def test_an_object_larger_than_the_overlap_is_not_lost():
+    y, x = torch.meshgrid(torch.arange(64.0), torch.arange(120.0), indexing="ij")
+    there = torch.tensor([[20.0, 20, 100, 40]])
+    found = find_in_windows(
+        perfect(there, torch.tensor([0])), torch.stack([x, y, x]), window=64, overlap=0.25, nms=0.5, count=9
+    )
+    assert len(found["boxes"]) >= 1
+
+
+@pytest.mark.parametrize("kind", ["boxes", "masks"])
+def test_a_run_has_its_numbers(kind: str, runs: dict[str, Path]):
+    result = json.loads((runs[kind] / "result.json").read_text())
+    header = (runs[kind] / "metrics.csv").read_text().splitlines()[0].split(",")
+    logged = (
+        {"train_classification", "train_bbox_regression"} if kind == "boxes" else {"train_loss_mask", "val_box_map"}
+    )
+    assert {"val_map", "val_map_50", "val_map_small", *logged} <= set(header)
+    assert set(result["final"]["per_class"]) == set(CLASSES)
+    assert result["macs"] > 0
+    again = evaluate(runs[kind], device="cpu")
+    assert again["map"] == pytest.approx(result["metrics"]["map"])
+    assert again["samples"] == 3
+
+
+def test_eval_takes_other_settings(runs: dict[str, Path]):
+    fewer = evaluate(runs["boxes"], device="cpu", task_kwargs={"detections": 1, "window": 48})
+    assert fewer["mar"] <= evaluate(runs["boxes"], device="cpu")["mar"]
+
+
+@pytest.mark.parametrize("kind", ["boxes", "masks"])
+def test_answers_as_rows_pictures_and_cocos_results(kind: str, runs: dict[str, Path], tmp_path: Path):
+    scene = Squares(3, 2, side=72).scene(1)
+    file = tmp_path / "000000000042.png"
+    Image.fromarray(scene.image.permute(1, 2, 0).numpy()).save(file)
+    rows = predict(runs[kind], [file])
+    assert rows == predict(runs[kind], [file], tmp_path / "out")
+    assert {row["label"] for row in rows} <= set(CLASSES)
+    assert len(rows) == 5
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [round(value, 1) for value in results[0]["bbox"]] == pytest.approx(rows[0]["box"], abs=0.11)
+    assert {entry["image_id"] for entry in results} == {42}
+    assert {entry["category_id"] for entry in results} <= {7, 9}
+    assert ("segmentation" in results[0]) == (kind == "masks")
+    assert Image.open(tmp_path / "out" / "000000000042-overlay.png").size == (72, 72)
+    assert cocos_own_tools_read(tmp_path / "out" / "results.json") == len(results)
+
+
+def test_objects_are_drawn_in_the_colours_of_their_classes():
+    image = torch.full((3, 240, 240), 90, dtype=torch.uint8)
+    boxes = torch.tensor([[20.0, 20, 80, 80], [120, 120, 200, 200]])
+    drawn = draw_objects(image, {"boxes": boxes, "labels": torch.tensor([3, 11])}, list("abcdefghijkl"))
+    assert drawn[:, 80, 50].tolist() == list(class_color(3))
+    assert drawn[:, 200, 160].tolist() == list(class_color(11)) == list(class_color(1))
+    assert drawn[:, 10, 150].tolist() == [90, 90, 90]
+    assert len({class_color(label) for label in range(10)}) == 10
+
+
+def cocos_own_tools_read(file: Path) -> int:
+    """How many results pycocotools takes from the file for an image 42 of categories 7 and 9."""
+    from pycocotools.coco import COCO
+
+    truth = COCO()
+    truth.dataset = {
+        "info": {}, "images": [{"id": 42, "width": 72, "height": 72}], "annotations": [],
+        "categories": [{"id": 7, "name": "green"}, {"id": 9, "name": "red"}],
+    }  # fmt: skip
+    truth.createIndex()
+    return len(truth.loadRes(str(file)).anns)
+
+
+def test_answers_never_lie_over_the_image_or_each_other(runs: dict[str, Path], tmp_path: Path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        Image.new("RGB", (40, 40), "grey").save(tmp_path / folder / "one.png")
+    before = (tmp_path / "a" / "one.png").read_bytes()
+    predict(runs["boxes"], [tmp_path / "a" / "one.png"], tmp_path / "a")
+    assert (tmp_path / "a" / "one.png").read_bytes() == before
+    with pytest.raises(UserError, match=r"a/one\.png and .*b/one\.png would both"):
+        predict(runs["boxes"], [tmp_path / "a" / "one.png", tmp_path / "b" / "one.png"], tmp_path / "out")
+
+
+def test_maps_lie_over_the_whole_image(runs: dict[str, Path], tmp_path: Path):
+    scene = Squares(3, 2, side=72).scene(1)
+    image = scene.image[:, :36]
+    file = tmp_path / "wide.png"
+    Image.fromarray(image.permute(1, 2, 0).numpy()).save(file)
+    model, _, description = load_run(runs["boxes"])
+    view = view_of(model.eval(), file, description)
+    # 72 pixels become 64, the most that this run looks at, and 36 become 32; no padding of the square is looked at.
+    assert view.shown.shape == (3, 32, 64)
+    small = torch.nn.functional.interpolate(image[None] / 255, (32, 64), mode="bilinear")[0]
+    torch.testing.assert_close(view.shown, small, atol=2e-2, rtol=0)
+
+
+def test_no_answer_is_a_row_too(runs: dict[str, Path], tmp_path: Path):
+    Image.new("L", (50, 40), 7).save(tmp_path / "grey.png")
+    (row,) = predict(runs["boxes"], [tmp_path / "grey.png"], tmp_path / "out", task_kwargs={"shown": 1.0})
+    assert row["label"] is None
+    with pytest.raises(UserError, match=r"gone\.png does not exist"):
+        predict(runs["boxes"], [tmp_path / "gone.png"])
+    with pytest.raises(UserError, match=r"gone\.png does not exist"):
+        predict(runs["boxes"], [tmp_path / "gone.png"], tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    before = sorted((tmp_path / "out").iterdir())
+    with pytest.raises(UserError, match=r"gone\.png does not exist"):
+        predict(runs["boxes"], [tmp_path / "gone.png"], tmp_path / "out")
+    assert sorted((tmp_path / "out").iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["000000000042.jpg", "7.png"], [42, 7]),
+        (["cat.jpg", "1.jpg"], [0, 1]),
+        (["cat.jpg", "0.jpg"], [0, 1]),
+        (["01.jpg", "1.jpg"], [0, 1]),
+        ([], []),
+    ],
+)
+def test_no_two_images_have_one_number(names: list[str], expected: list[int]):
+    assert image_numbers(names) == expected
+
+
+def test_resuming_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    whole = train(config(tmp_path / "whole", epochs=2, model="faster_rcnn_nano"), quiet=True)
+    part = config(tmp_path / "part", epochs=2, model="faster_rcnn_nano", checkpoint_every=1)
+    original = Detection.loss
+
+    def stopping(self: Detection, batch: Any) -> Any:
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        calls.append(0)
+        return original(self, batch)
+
+    calls: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Detection, "loss", stopping)
+        with pytest.raises(BaseException):  # noqa: B017  (how Lightning lets an interrupt out is its own affair)
+            train(part, quiet=True)
+    assert not (tmp_path / "part" / "result.json").exists()
+    train(TrainConfig(resume=tmp_path / "part", threads=1, device="cpu"), quiet=True)
+    a, b = (load_file(folder / "checkpoints" / "last" / "model.safetensors") for folder in (whole, tmp_path / "part"))
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file_format", ["torch-export", "onnx"])
+def test_retinanet_is_exported_before_nms(file_format: Any, runs: dict[str, Path], tmp_path: Path):
+    assert export(runs["boxes"], file_format, tmp_path / "model").exists()
+
+
+def test_exported_boxes_are_the_detectors(runs: dict[str, Path]):
+    task, _, description = load_task(runs["boxes"])
+    image = torch.rand(3, 64, 64)
+    answers = task.answering().eval()(image[None])[0]
+    assert answers.shape[1] == 4 + len(description["classes"])
+    found = task.model([image])[0]
+    apart = (found["boxes"][:, None] - answers[None, :, :4].clamp(0, 64)).abs().amax(2)
+    assert apart.min(1).values.max() < 1e-3
+
+
+def test_masks_are_not_exported(runs: dict[str, Path]):
+    with pytest.raises(UserError, match="cannot be exported"):
+        export(runs["masks"], "onnx")
+
+
+def test_one_class_and_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    original = Squares.scene
+
+    def of_one_class(self: Squares, index: int) -> Scene:
+        scene = original(self, index)
+        assert scene.objects is not None
+        return dataclasses.replace(
+            scene, objects=dataclasses.replace(scene.objects, labels=torch.zeros_like(scene.objects.labels))
+        )
+
+    monkeypatch.setattr(Squares, "scene", of_one_class)
+    run = train(config(tmp_path / "run", data="one-class", precision="bf16-mixed"), quiet=True)
+    assert set(json.loads((run / "result.json").read_text())["final"]["per_class"]) == {"green"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"model": "retinanet_nan"}, "retinanet_nano"),
+        ({"model": "mask_rcnn_nano"}, "instance-segmentation"),
+        ({"task": "instance-segmentation"}, "is a model of detection"),
+        ({"precision": "bf16"}, "bf16-mixed"),
+        ({"mixup": 0.5}, "mixup"),
+        ({"augment": "rand-m9"}, "none and light"),
+        ({"model_kwargs": {"num_classes": 3}}, "--data"),
+        ({"model": "retinanet_lavit_tiny"}, "--img-size"),
+        ({"task_kwargs": {"window": 3}}, "window=3"),
+        ({"task_kwargs": {"overlap": 1.0}}, "overlap"),
+        ({"task_kwargs": {"score": 2.0}}, "score"),
+        ({"task_kwargs": {"detections": 0}}, "detections"),
+        ({"task_kwargs": {"windw": 64}}, "window"),
+        ({"augment": "none", "task_kwargs": {"scales": (0.5, 2.0)}}, "augmentation"),
+    ],
+)
+def test_mistakes_are_told(changes: dict[str, Any], told: str, tmp_path: Path):
+    with pytest.raises(UserError, match=told):
+        train(config(tmp_path / "run", **changes), quiet=True)
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_another_set_must_have_the_classes_of_the_run(runs: dict[str, Path]):
+    with pytest.raises(UserError, match="green"):
+        evaluate(runs["boxes"], "one-class", device="cpu")

@@ -1,0 +1,125 @@
+"""Distances of sets of features against torchmetrics' own and against the formulas written out."""
+
+import pytest
+import scipy.linalg
+import torch
+from torch import nn
+from torchmetrics.image.fid import FrechetInceptionDistance
+from torchmetrics.image.inception import InceptionScore
+from torchmetrics.image.kid import KernelInceptionDistance
+
+from tokenmix.errors import UserError
+from tokenmix.tasks.generation.metrics import (
+    ClassMatch,
+    ClassScore,
+    FeatureFrechet,
+    FeatureKernel,
+    ThumbnailFrechet,
+    class_score,
+    frechet_distance,
+    kernel_distance,
+)
+
+
+class Pixels(nn.Module):
+    """Stands in the place of Inception: the image's own values."""
+
+    num_features = 12
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.flatten(1).float() / 64
+
+
+@pytest.fixture(params=[0, 1])
+def images(request) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(request.param)
+    real = torch.randint(0, 256, (60, 3, 2, 2), generator=generator, dtype=torch.uint8)
+    return real, torch.randint(0, 180, (50, 3, 2, 2), generator=generator, dtype=torch.uint8)
+
+
+def test_frechet_distance_is_torchmetrics(images):
+    theirs = FrechetInceptionDistance(feature=Pixels())
+    theirs.set_dtype(torch.float64)
+    for part, real in zip(images, (True, False)):
+        theirs.update(part, real=real)
+    ours = frechet_distance(*(Pixels()(part) for part in images))
+    assert ours.item() == pytest.approx(theirs.compute().item(), rel=1e-6)
+
+
+def test_frechet_distance_by_the_root_of_the_product(images):
+    real, fake = (Pixels()(part).double() for part in images)
+    root = scipy.linalg.sqrtm((real.T.cov() @ fake.T.cov()).numpy()).real
+    expected = (real.mean(0) - fake.mean(0)).square().sum() + (real.T.cov() + fake.T.cov()).trace() - 2 * root.trace()
+    assert frechet_distance(real, fake).item() == pytest.approx(expected.item(), rel=1e-9)
+
+
+def test_frechet_distance_where_a_covariance_is_singular():
+    real = torch.randn(5, 30, dtype=torch.float64)
+    assert frechet_distance(real, real).item() == pytest.approx(0, abs=1e-5)
+    assert frechet_distance(real, real + 2).item() == pytest.approx(30 * 4, rel=1e-6)
+
+
+def test_kernel_distance_is_torchmetrics(images):
+    real, fake = images[0][:50], images[1]
+    theirs = KernelInceptionDistance(feature=Pixels(), subsets=1, subset_size=50)
+    theirs.update(real, real=True)
+    theirs.update(fake, real=False)
+    expected = theirs.compute()[0].item()
+    assert kernel_distance(Pixels()(real), Pixels()(fake)).item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_kernel_distance_by_pairs(monkeypatch):
+    monkeypatch.setattr("tokenmix.tasks.generation.metrics.ROWS", 2)
+    real, fake = torch.randn(5, 4, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64) + 1
+
+    def mean(one, other, skip):
+        values = [(x @ y / 4 + 1) ** 3 for i, x in enumerate(one) for j, y in enumerate(other) if not (skip and i == j)]
+        return torch.stack(values).mean()
+
+    expected = mean(real, real, True) + mean(fake, fake, True) - 2 * mean(real, fake, False)
+    torch.testing.assert_close(kernel_distance(real, fake), expected)
+
+
+def test_class_score_is_torchmetrics(images):
+    theirs = InceptionScore(feature=Pixels(), splits=1)
+    theirs.update(images[0])
+    assert class_score(Pixels()(images[0])).item() == pytest.approx(theirs.compute()[0].item(), rel=1e-5)
+
+
+def test_class_score_between_one_and_the_number_of_classes():
+    assert class_score(torch.zeros(6, 4)).item() == pytest.approx(1)
+    assert class_score(1e4 * torch.eye(4).repeat(3, 1)).item() == pytest.approx(4)
+    logits = torch.randn(10, 3)
+    halves = [class_score(part) for part in logits.split(5)]
+    torch.testing.assert_close(class_score(logits, splits=2), torch.stack(halves).mean())
+    with pytest.raises(UserError, match="10 generated images cannot be cut into 11 parts"):
+        class_score(logits, splits=11)
+
+
+def test_metrics_collect_batches(images):
+    real, fake = (Pixels()(part) for part in images)
+    for kind, expected in ((FeatureFrechet, frechet_distance), (FeatureKernel, kernel_distance)):
+        metric = kind()
+        metric.update(real_features=real[:30], fake_features=fake[:20])
+        metric.update(real_features=real[30:], fake_features=fake[20:])
+        torch.testing.assert_close(metric.compute(), expected(real, fake))
+    score, match = ClassScore(), ClassMatch()
+    for part in fake.split(20):
+        score.update(logits=part)
+        match.update(logits=part, wanted=part.argmax(1) * (part[:, 0] > 1))
+    torch.testing.assert_close(score.compute(), class_score(fake))
+    right = (fake.argmax(1) == fake.argmax(1) * (fake[:, 0] > 1)).float().mean()
+    assert match.compute().item() == pytest.approx(right.item())
+
+
+def test_thumbnails_see_shades_and_shapes():
+    real = torch.rand(20, 1, 32, 32) * 2 - 1
+    metric = ThumbnailFrechet()
+    metric.update(real=real, fake=real)
+    same = metric.compute().item()
+    metric.reset()
+    metric.update(real=real, fake=real * 0.5 - 0.5)
+    assert same == pytest.approx(0, abs=1e-5)
+    assert metric.compute().item() > 10
+    with pytest.raises(UserError, match="two images or more, got 1 real"):
+        frechet_distance(torch.zeros(1, 3), torch.zeros(4, 3))

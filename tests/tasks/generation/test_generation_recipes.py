@@ -1,0 +1,46 @@
+"""Recipes of image generation: their settings are possible, their commands parse, every value has its mark."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tokenmix import cli
+from tokenmix.registry import get_task
+from tokenmix.train.recipes import list_recipes, load_recipe
+
+ROOT = Path(__file__).parents[3]
+NAMES = [name for name in list_recipes() if load_recipe(name).task == "image-generation"]
+
+
+def test_there_is_one_for_every_published_size():
+    assert {name: load_recipe(name).img_size for name in NAMES} == {
+        "sagan_cifar10": 32, "sagan_tiny_imagenet": 64, "sagan_imagenet128": 128
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_checked_and_each_part_of_its_batch_is_the_published_one(name):
+    config = load_recipe(name)
+    task = get_task(config.task)
+    task.check(config, config.batch_size)
+    settings = task.settings_of(config)
+    assert config.batch_size // settings.d_steps == (64 if name == "sagan_cifar10" else 256)
+    assert config.max_steps is not None
+    images = {"sagan_cifar10": 50_000, "sagan_tiny_imagenet": 100_000, "sagan_imagenet128": 1_281_167}[name]
+    assert config.epochs * (images // config.batch_size) >= config.max_steps
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_command_parses(name):
+    match = re.search(r"^# +tokenmix (train .*)$", (ROOT / "recipes" / f"{name}.toml").read_text(), re.MULTILINE)
+    assert match is not None
+    assert cli.parse(match[1].split()).recipe == name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_value_has_its_mark(name):
+    lines = (ROOT / "recipes" / f"{name}.toml").read_text().splitlines()
+    settings = [line for line in lines if re.match(r"\w+ = ", line) and not line.startswith(("task", "model "))]
+    assert len(settings) > 10
+    assert not [line for line in settings if not re.search(r"# .*(\[V\]|\[\?\]|\[ours\])", line)]

@@ -1,0 +1,321 @@
+"""A GAN on the embedded digits: it trains, resumes bit for bit, is judged and generates; mistakes in one line."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from PIL import Image
+
+from tokenmix.cli import main
+from tokenmix.data.images import load_images
+from tokenmix.errors import UserError
+from tokenmix.tasks.generation.classes import keep_classes
+from tokenmix.tasks.generation.features import InceptionFeatures, RunFeatures
+from tokenmix.tasks.generation.generate import generate
+from tokenmix.tasks.generation.samples import between, noise_of
+from tokenmix.tasks.generation.task import ImageGeneration
+from tokenmix.train import callbacks
+from tokenmix.train.checkpoint import read_checkpoint
+from tokenmix.train.config import TrainConfig
+from tokenmix.train.export import export
+from tokenmix.train.run import evaluate, load_task, predict, train
+
+# Three batches an epoch, each cut into two steps of the discriminator. Nothing that a GAN keeps is left out.
+CONFIG = TrainConfig(
+    task="image-generation", model="sagan_nano", model_kwargs={"width": 4, "latent_dim": 4}, data="digits", img_size=32,
+    epochs=2, batch_size=8, limit=24, limit_eval=20, threads=1, device="cpu", log_every=2, checkpoint_every=2,
+    task_kwargs={"ema": 0.9, "d_steps": 2, "classes": ("1", "4", "7"), "columns": 2},
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory) -> Path:
+    return train(
+        TrainConfig(
+            model="vit_nano", model_kwargs={"depth": 1}, data="digits", max_steps=3, batch_size=32, limit_eval=10,
+            device="cpu", out=tmp_path_factory.mktemp("judge") / "run",
+        ),
+        quiet=True,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, judge) -> Path:
+    settings = {**CONFIG.task_kwargs, "features": judge.name}
+    out = tmp_path_factory.mktemp("gan") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        # Named from where the training is started; what comes later may be started anywhere.
+        patch.chdir(judge.parent)
+        return train(dataclasses.replace(CONFIG, task_kwargs=settings, out=out), quiet=True)
+
+
+def test_it_leaves_numbers_and_pictures(run):
+    result = json.loads((run / "result.json").read_text())
+    names = {"thumbnail_fd", "feature_fd", "feature_kd", "class_score", "class_match"}
+    assert set(result["metrics"]) == names
+    assert result["steps"] == 6
+    assert 1 <= result["metrics"]["class_score"] <= 10
+    header = (run / "metrics.csv").read_text().splitlines()[0].split(",")
+    assert {"train_loss", "train_d_loss", "train_g_loss", "val_feature_fd"} <= set(header)
+    assert {p.name for p in (run / "samples").iterdir()} == {
+        "step-000003.png", "step-000006.png", "interpolation.png"
+    }  # fmt: skip
+    # Three rows of two images of 32 px, 2 px between.
+    assert Image.open(run / "samples" / "step-000006.png").size == (2 * 34 + 2, 3 * 34 + 2)
+    data = json.loads((run / "data.json").read_text())
+    assert (data["classes"], data["mean"], data["std"]) == (["1", "4", "7"], [0.5], [0.5])
+
+
+def test_eval_repeats_the_run_and_takes_another_judge(run, judge):
+    result = json.loads((run / "result.json").read_text())["metrics"]
+    again = evaluate(run, device="cpu")
+    for name, value in result.items():
+        assert again[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+    assert "feature_fd" not in evaluate(run, device="cpu", task_kwargs={"features": None})
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize("model", ["sagan_nano", pytest.param("eagan_nano", marks=pytest.mark.slow)])
+def test_resume_is_bit_equal_in_mid_epoch(tmp_path, monkeypatch, model):
+    config = dataclasses.replace(CONFIG, model=model)
+    whole = train(dataclasses.replace(config, out=tmp_path / "whole"), quiet=True)
+    step, steps = callbacks.Position.on_train_batch_start, [0]
+
+    def killed(self: Any, *args: Any) -> None:
+        steps[0] += 1
+        if steps[0] == 6:  # the last saved step is the fourth, in the middle of the second epoch
+            raise Killed
+        step(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(callbacks.Position, "on_train_batch_start", killed)
+        with pytest.raises(Killed):
+            train(dataclasses.replace(config, out=tmp_path / "run"), quiet=True)
+    saved = read_checkpoint(tmp_path / "run" / "checkpoints" / "last")
+    assert saved.meta["progress"]["step"] == 4
+    # Six steps of the discriminator's and of the generator's Adam: eight and four are kept, each with its count.
+    counts = [{float(s["step"]) for s in kept["state"].values()} for kept in saved.state["optimizers"]]
+    assert counts == [{8.0}, {4.0}]
+    assert any(key.endswith("parametrizations.weight.0._u") for key in saved.weights)
+    train(TrainConfig(resume=tmp_path / "run"), quiet=True)
+    for name in ("last", "best"):
+        one, two = (read_checkpoint(tmp_path / run / "checkpoints" / name) for run in ("whole", "run"))
+        assert one.weights.keys() == two.weights.keys()
+        assert all(torch.equal(one.weights[key], two.weights[key]) for key in one.weights)
+    results = [json.loads((run / "result.json").read_text())["metrics"] for run in (whole, tmp_path / "run")]
+    assert results[0] == results[1]
+
+
+def test_each_step_moves_its_own_network(tmp_path, monkeypatch):
+    """Two steps of the judge and one of the generator for a batch; the average follows the generator alone."""
+    seen = []
+    step = torch.optim.Adam.step
+
+    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(self.param_groups[0]["lr"])
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", noted)
+    settings = {**CONFIG.task_kwargs, "lr_g": 0.002, "lr_d": 0.001}
+    out = train(dataclasses.replace(CONFIG, max_steps=2, task_kwargs=settings, out=tmp_path / "run"), quiet=True)
+    assert seen == [0.001, 0.001, 0.002] * 2
+    weights = safetensors.torch.load_file(out / "model.safetensors")
+    own, averaged = (weights[f"{name}.last.bias"] for name in ("generator", "average"))
+    assert not torch.equal(own, averaged)
+
+
+def test_bfloat16(tmp_path):
+    config = dataclasses.replace(CONFIG, max_steps=2, precision="bf16-mixed", out=tmp_path / "run")
+    weights = safetensors.torch.load_file(train(config, quiet=True) / "model.safetensors")
+    assert all(value.dtype == torch.float32 for value in weights.values() if value.is_floating_point())
+
+
+def test_generate(run, tmp_path):
+    rows = generate(run, tmp_path / "all", num=2, seed=3, interpolate=4)
+    assert [(row["class"], row["images"]) for row in rows] == [("1", 2), ("4", 2), ("7", 2)]
+    assert len(list((tmp_path / "all").glob("00*.png"))) == 6
+    assert Image.open(tmp_path / "all" / "grid.png").size == (2 * 34 + 2, 3 * 34 + 2)
+    assert Image.open(tmp_path / "all" / "strips.png").size == (4 * 34 + 2, 3 * 34 + 2)
+    generate(run, tmp_path / "some", classes=["7"], num=3, seed=3)
+    for number in range(2):
+        name = f"002-7-{number:04d}.png"
+        assert (tmp_path / "some" / name).read_bytes() == (tmp_path / "all" / name).read_bytes()
+    generate(run, tmp_path / "other", classes=["7"], num=1, seed=4)
+    assert (tmp_path / "other" / "002-7-0000.png").read_bytes() != (tmp_path / "all" / "002-7-0000.png").read_bytes()
+
+
+def test_each_class_has_rows_of_its_own_in_the_grid(run, tmp_path):
+    generate(run, tmp_path, classes=["1", "7"], num=9)
+    grid = torch.from_numpy(np.array(Image.open(tmp_path / "grid.png").convert("L")))
+    assert grid.shape == (4 * 34 + 2, 8 * 34 + 2)
+    for row, name in ((0, "000-1-0000.png"), (1, "000-1-0008.png"), (2, "002-7-0000.png"), (3, "002-7-0008.png")):
+        wanted = torch.from_numpy(np.array(Image.open(tmp_path / name)))
+        assert torch.equal(grid[row * 34 + 2 :, 2:][:32, :32], wanted)
+    assert (grid[36:68, 36:] == 255).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file_format", ["torch-export", "onnx"])
+def test_what_generates_is_exported(run, tmp_path, file_format):
+    out = export(run, file_format, tmp_path / "model")
+    if file_format == "torch-export":
+        task, _, _ = load_task(run)
+        noise, labels = torch.randn(3, 4), torch.tensor([0, 1, 2])
+        with torch.no_grad():
+            found = torch.export.load(out).module()(noise, labels)
+            torch.testing.assert_close(found, task.model.average(noise, labels), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--num", "0"], "num must be at least 1, got 0"),
+        (["--interpolate", "1"], "interpolate must be at least 2, got 1"),
+        (["--classes", "1,5"], "unknown class '5'"),
+        (["--classes", "4,4"], "class '4' is named twice"),
+    ],
+)
+def test_generate_says_what_is_wrong(run, tmp_path, capsys, arguments, message):
+    assert main(["generate", str(run), "--out", str(tmp_path / "out"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_generate_takes_a_run_of_a_gan(judge, tmp_path):
+    with pytest.raises(UserError, match=r"is a run of image-classification; generate takes one of image-generation"):
+        generate(judge, tmp_path / "out")
+
+
+def test_predict_points_to_generate(run):
+    with pytest.raises(UserError, match="use: tokenmix generate RUN"):
+        predict(run, ["a.png"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"img_size": None}, "those of digits have 8 x 8; give --img-size 32"),
+        ({"img_size": 48}, "have 48 x 48"),
+        ({"model": "vit_nano"}, "vit_nano is a model of image-classification, not of"),
+        ({"model_kwargs": {"depth": 2}}, "depth"),
+        ({"model_kwargs": {"img_size": 64}}, "img_size=64 is set by the data"),
+        ({"lr": 1e-3}, "does not take lr=0.001: give --task-kwargs lr_g and lr_d"),
+        ({"ema": 0.9}, "does not take ema=0.9: give --task-kwargs ema, which averages the generator alone"),
+        ({"mixup": 0.2}, "does not take mixup=0.2"),
+        ({"clip_grad": None}, "does not take clip_grad=None"),
+        ({"augment": "rand-m9"}, "does not take augment='rand-m9': give light"),
+        ({"precision": "bf16"}, "does not take precision='bf16': give 32 or bf16-mixed"),
+        ({"accumulate": 2}, "does not take accumulate=2"),
+        ({"task_kwargs": {"classes": "3"}}, "needs two or more, got 3; digits has 0, 1, 2, 3, 4"),
+        ({"task_kwargs": {"classes": "3,x"}}, "unknown class of digits 'x'"),
+        ({"task_kwargs": {"classes": ("3", "3")}}, "'3' is named twice"),
+        ({"task_kwargs": {"d_steps": 3}}, "a batch of 8 cannot be cut into d_steps=3"),
+        ({"task_kwargs": {"d_steps": 8}}, "batch norm needs two images"),
+        ({"task_kwargs": {"lr_g": 0.0}}, "lr_g must be positive"),
+        ({"task_kwargs": {"beta1": 1.0}}, r"beta1 must lie in \[0, 1\)"),
+        ({"task_kwargs": {"ema": 2.0}}, "ema is a decay"),
+        ({"task_kwargs": {"columns": 0}}, "columns must be at least 1"),
+        ({"limit_eval": 1}, "judged by 2 test images or more, there are 1 of digits"),
+        ({"limit_eval": 9, "task_kwargs": {"features": "inception"}}, "judged by 10 test images or more"),
+        ({"task_kwargs": {"features": "nowhere"}}, "features=/.*/nowhere is no run folder"),
+    ],
+)
+def test_mistakes(tmp_path, changes, message):
+    with pytest.raises(UserError, match=message):
+        train(dataclasses.replace(CONFIG, **changes, out=tmp_path / "run"), quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_judge_of_other_data_is_refused(judge, run):
+    features = RunFeatures(judge)
+    features.check(["7", "1"], 1)
+    assert features.wanted(torch.tensor([1, 0])).tolist() == [1, 7]
+    with pytest.raises(UserError, match="unknown class for the classifier"):
+        features.check(["boot", "1"], 1)
+    with pytest.raises(UserError, match=r"images of 1 channel\(s\), these have 3"):
+        features.check(["1"], 3)
+    with pytest.raises(UserError, match="is a run of image-generation; give a run folder of image-classification"):
+        RunFeatures(run)
+
+
+def test_the_judge_sees_images_as_it_was_trained(judge):
+    features = RunFeatures(judge)
+    digits = load_images("digits", limit_eval=8).test
+    images, _ = digits.read(torch.arange(8))
+    task, _, data = load_task(judge)
+    wanted = (images.float() / 255 - data["mean"][0]) / data["std"][0]
+    with torch.no_grad():
+        torch.testing.assert_close(features(images.float() / 127.5 - 1)[1], task.model(wanted), rtol=1e-4, atol=1e-4)
+
+
+def no_network(*args: Any, **kwargs: Any) -> Any:
+    raise OSError("no network")
+
+
+def test_inception_without_its_weights_is_one_line(tmp_path, monkeypatch):
+    """Torch-fidelity may be missing, and then its weights too: neither waits nor falls back."""
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr("urllib.request.urlopen", no_network)
+    with pytest.raises(UserError, match=r"^features=inception.*features=RUN, a run folder"):
+        InceptionFeatures()
+    assert not list(tmp_path.rglob("*.partial"))
+    assert "torch_fidelity" in sys.modules or not list(tmp_path.rglob("*.pth"))
+
+
+def test_noise_depends_on_the_place_alone():
+    places = torch.tensor([5, 0, 3])
+    noise = noise_of(places, 4, seed=1)
+    torch.testing.assert_close(noise[1:2], noise_of(torch.tensor([0]), 4, seed=1))
+    assert not torch.equal(noise, noise_of(places, 4, seed=2))
+    assert not torch.equal(noise, noise_of(places, 4, seed=1, group=1))
+    many = noise_of(torch.arange(2000), 16, seed=0)
+    assert many.mean().abs() < 0.03
+    assert many.std().item() == pytest.approx(1, abs=0.02)
+
+
+def test_the_way_between_two_noises_keeps_their_length():
+    first, last = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+    path = between(first, last, 5)
+    torch.testing.assert_close(path.norm(dim=1), torch.ones(5))
+    torch.testing.assert_close(path[[0, 4]], torch.stack([first, last]))
+    torch.testing.assert_close(between(first, first, 3), first.expand(3, 2))
+
+
+def test_classes_of_files_keep_their_numbers(tmp_path):
+    """Sets of files make subsets anew from the files' own labels."""
+    for number, name in enumerate(("apple", "boat", "cat")):
+        for i in range(6):
+            path = tmp_path / name / f"{i}.png"
+            path.parent.mkdir(exist_ok=True)
+            Image.new("RGB", (40, 40), (number * 100, i, 0)).save(path)
+    images = load_images(f"folder:{tmp_path}", img_size=32)
+    kept = keep_classes(images, ["cat", "apple"], limit=6, limit_eval=None, seed=0)
+    assert kept.classes == ["cat", "apple"]
+    pictures, _ = kept.train.read(torch.arange(6))
+    red = pictures[:, 0].float().mean((1, 2)).round().tolist()
+    assert [{200.0: 0, 0.0: 1}[level] for level in red] == kept.train.labels.tolist()
+    assert sorted(kept.train.labels.tolist()) == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("flip", "augment", "both"), [(True, "light", True), (False, "light", False), (True, "none", False)]
+)
+def test_images_are_mirrored_where_the_data_allows(run, flip, augment, both):
+    task, config, data = load_task(run)
+    build: Callable[..., ImageGeneration] = ImageGeneration
+    task = build(task.model, dataclasses.replace(config, augment=augment), {**data, "flip": flip})
+    images = torch.arange(2.0).expand(40, 1, 2, 2)
+    torch.manual_seed(0)
+    assert (len(task._mirrored(images)[:, 0, 0, 0].unique()) == 2) == both

@@ -1,0 +1,262 @@
+"""The tasks on point clouds: learnt, resumed bit for bit, evaluated, answered, exported, and refused in one line."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from tokenmix import cli
+from tokenmix.errors import UserError
+from tokenmix.tasks.points.metrics import (
+    BalancedAccuracy,
+    CategoryIoU,
+    InstanceIoU,
+    PointAccuracy,
+    PooledIoU,
+    part_counts,
+)
+from tokenmix.tasks.points.task import stretched, voted
+from tokenmix.train import callbacks
+from tokenmix.train import run as runs
+from tokenmix.train.config import TrainConfig
+from tokenmix.train.export import export
+
+TINY = {
+    "dim": 16, "depth": 1, "drop_rate": 0.0, "stem_dim": 8, "stage_dims": (8, 16), "num_neighbours": 4, "fuse_dim": 32,
+    "head_dims": (16, 16),
+}  # fmt: skip
+SHARED = {"epochs": 2, "batch_size": 6, "threads": 1, "device": "cpu", "log_every": 2, "lr": 1e-2}
+
+
+def shape(kind: str, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """A ball, or a rod, of 40 to 60 points; the upper half is another part."""
+    points = rng.normal(size=(int(rng.integers(40, 60)), 3))
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    points *= (1, 1, 1) if kind == "ball" else (0.1, 0.1, 1)
+    return points, (points[:, 2] > 0).astype(np.int64) + (0 if kind == "ball" else 1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root, rng = tmp_path_factory.mktemp("clouds"), np.random.default_rng(0)
+    for side, count in (("train", 12), ("test", 4)):
+        for kind in ("ball", "rod"):
+            (root / side / kind).mkdir(parents=True)
+            for i in range(count):
+                points, parts = shape(kind, rng)
+                np.savez(root / side / kind / f"{i}.npz", points=points, parts=parts)
+    return root
+
+
+def config(folder: Path, task: str, out: Path, **changes) -> TrainConfig:
+    parts = task == "point-segmentation"
+    model = {**TINY, "centres": "all"} if parts else {**TINY, "centres": (12, 6)}
+    given = {
+        "task": task, "model": "pct_part_nano" if parts else "pct_cls_nano", "data": f"clouds:{folder}",
+        "model_kwargs": model, "task_kwargs": {"num_points": 48}, "out": out,
+    }  # fmt: skip
+    return TrainConfig(**{**SHARED, **given, **changes})
+
+
+@pytest.fixture(scope="module", params=["point-classification", "point-segmentation"])
+def run(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / request.param
+    return runs.train(config(folder, request.param, out, epochs=20), quiet=True)
+
+
+def result(run: Path) -> dict:
+    return json.loads((run / "result.json").read_text())
+
+
+def parts_are_learnt(run: Path) -> bool:
+    return result(run)["task"] == "point-segmentation"
+
+
+def test_learns(run: Path) -> None:
+    metrics = result(run)["metrics"]
+    if parts_are_learnt(run):
+        assert metrics["instance_miou"] > 0.6
+        assert set(metrics) >= {"category_miou", "part_miou", "accuracy", "loss"}
+    else:
+        assert metrics["accuracy"] > 0.9
+        assert metrics["balanced_accuracy"] == pytest.approx(metrics["accuracy"])
+    assert result(run)["macs"] > 0
+
+
+def test_evaluating_again_gives_the_same(run: Path) -> None:
+    again = runs.evaluate(run, device="cpu")
+    headline = "instance_miou" if parts_are_learnt(run) else "accuracy"
+    assert again[headline] == pytest.approx(result(run)["metrics"][headline])
+
+
+def test_answers_files(run: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = folder / "test" / "rod" / "0.npz"
+    if not parts_are_learnt(run):
+        assert cli.main(["predict", str(run), str(file), "--json"]) == 0
+        (answer,) = json.loads(capsys.readouterr().out)
+        assert answer["label"] == "rod"
+        assert sum(answer["top"].values()) == pytest.approx(1, abs=1e-4)
+        return
+    given = f"rod={file}"
+    assert cli.main(["predict", str(run), given, "--out", str(tmp_path), "--json"]) == 0
+    (answer,) = json.loads(capsys.readouterr().out)
+    assert (answer["category"], answer["category_from"]) == ("rod", "given")
+    # A rod has the parts 1 and 2 alone.
+    assert set(answer["parts"]) <= {"part 1", "part 2"}
+    assert sum(answer["parts"].values()) == pytest.approx(1, abs=1e-3)
+    assert Path(answer["cloud"]).read_bytes().startswith(b"ply")
+    assert Path(answer["picture"]).read_bytes().startswith(b"\x89PNG")
+    guessed = runs.predict(run, [file])[0]
+    assert guessed["category_from"] == "guess"
+    with pytest.raises(UserError, match="unknown category 'rods'"):
+        runs.predict(run, [f"rods={file}"])
+
+
+def test_larger_files_are_answered_point_by_point(run: Path, tmp_path: Path) -> None:
+    points, _ = shape("ball", np.random.default_rng(5))
+    many = np.concatenate([points] * 5) + np.random.default_rng(6).normal(scale=0.01, size=(5 * len(points), 3))
+    np.savez(tmp_path / "large.npz", points=many)
+    (answer,) = runs.predict(run, [tmp_path / "large.npz"])
+    assert answer["points"] == len(many)
+    assert runs.predict(run, [tmp_path / "large.npz"]) == [answer]
+
+
+@pytest.mark.slow
+def test_is_exported(run: Path, tmp_path: Path) -> None:
+    assert export(run, "torch-export", tmp_path / "model").is_file()
+
+
+@pytest.mark.slow
+def test_the_naive_form_is_exported_to_onnx(folder: Path, tmp_path: Path) -> None:
+    kept = ("dim", "depth", "drop_rate", "fuse_dim", "head_dims")
+    naive = {"embedding": "naive", **{name: TINY[name] for name in kept}}
+    run = runs.train(config(folder, "point-classification", tmp_path / "run", model_kwargs=naive, epochs=1), quiet=True)
+    assert export(run, "onnx", tmp_path / "model.onnx").is_file()
+
+
+@pytest.mark.parametrize("task", ["point-classification", "point-segmentation"])
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(
+    folder: Path, tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = config(folder, task, tmp_path / "whole", checkpoint_every=1)
+    runs.train(plan, quiet=True)
+    original, calls = callbacks.Position.on_train_batch_start, [0]
+
+    def stopping(self, *args, **kwargs):
+        calls[0] += 1
+        if calls[0] == 6:
+            raise KeyboardInterrupt
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(callbacks.Position, "on_train_batch_start", stopping)
+    with pytest.raises(BaseException):  # noqa: B017  (what Lightning makes of it is its own affair)
+        runs.train(dataclasses.replace(plan, out=tmp_path / "cut"), quiet=True)
+    monkeypatch.undo()
+    runs.train(TrainConfig(resume=tmp_path / "cut"), quiet=True)
+    one, two = (safetensors.torch.load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    assert result(tmp_path / "whole")["final"] == result(tmp_path / "cut")["final"]
+
+
+def test_part_iou_is_that_of_shapenet() -> None:
+    allowed = torch.tensor([[True, True, False, False], [False, False, True, True]])
+    part = torch.tensor([[0, 0, 1, 1], [2, 2, 2, -100], [0, 1, -100, -100]])
+    answer = torch.tensor([[0, 1, 1, 1], [2, 2, 2, 0], [1, 1, 0, 0]])
+    label = torch.tensor([0, 1, 0])
+    metrics = {
+        "instance": InstanceIoU(), "category": CategoryIoU(3, "mean"), "table": CategoryIoU(3, "table"),
+        "part": PooledIoU(4, "mean"), "parts": PooledIoU(4, "table"), "accuracy": PointAccuracy(),
+    }  # fmt: skip
+    for rows in (slice(0, 2), slice(2, 3)):
+        counts = part_counts(answer[rows], part[rows], label[rows], allowed)
+        for metric in metrics.values():
+            metric.update(counts)
+    found = {name: metric.compute().tolist() for name, metric in metrics.items()}
+    # Cloud 1: 1/2 and 2/3. Cloud 2: 1, and part 3, neither there nor answered, 1. Cloud 3: 0 and 1/2.
+    clouds = [(1 / 2 + 2 / 3) / 2, 1.0, 1 / 4]
+    assert found["instance"] == pytest.approx(sum(clouds) / 3)
+    assert found["table"] == pytest.approx([(clouds[0] + clouds[2]) / 2, 1, -1])
+    assert found["category"] == pytest.approx(((clouds[0] + clouds[2]) / 2 + 1) / 2)
+    assert found["accuracy"] == pytest.approx(7 / 9)
+    assert found["parts"] == pytest.approx([1 / 3, 3 / 5, 1, -1])
+    assert found["part"] == pytest.approx((1 / 3 + 3 / 5 + 1) / 3)
+
+
+def test_balanced_accuracy_counts_classes_that_occur() -> None:
+    metric = BalancedAccuracy(4)
+    metric.update(torch.eye(4)[[0, 0, 0, 1, 3]], torch.tensor([0, 0, 0, 1, 1]))
+    assert metric.compute().item() == pytest.approx((1 + 1 / 2) / 2)
+
+
+def test_votes_are_means_of_stretched_clouds() -> None:
+    seen: list[Tensor] = []
+
+    def answer(points: Tensor) -> Tensor:
+        seen.append(points)
+        return points.sum(1)
+
+    points = torch.randn(2, 5, 3)
+    scores = voted(answer, points, 3, 1.25)
+    assert len(seen) == 3
+    assert torch.equal(seen[0], points)
+    expected = torch.stack([cloud.sum(1).softmax(-1) for cloud in seen]).mean(0)
+    torch.testing.assert_close(scores.exp(), expected)
+    factors = seen[1] / points
+    assert ((factors > 1 / 1.25) & (factors < 1.25)).all()
+    torch.testing.assert_close(factors, factors[:1, :1].expand_as(factors))
+
+
+def test_normals_stay_at_right_angles_to_what_is_stretched() -> None:
+    factors = torch.tensor([2.0, 0.5, 1.0])
+    along, normal = torch.tensor([1.0, 1.0, 0.0]), torch.tensor([1.0, -1.0, 0.0])
+    both = stretched(torch.cat([along, normal])[None, None], factors)[0, 0]
+    assert both[:3] @ both[3:] == pytest.approx(0, abs=1e-6)
+    assert both[3:].norm() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": "pct_part_nano"}, "pct_part_nano is a model of point-segmentation"),
+        ({"model": "vit_nano"}, "vit_nano is a model of image-classification"),
+        ({"mixup": 0.2}, "mixup=0.2 is a setting of images"),
+        ({"augment": "rand-m9"}, "give none or light"),
+        ({"batch_size": 1}, "needs two clouds"),
+        ({"task_kwargs": {"votes": 0}}, "votes=0"),
+        ({"task_kwargs": {"points": 3}}, "unknown setting of point-classification"),
+        ({"task_kwargs": {"features": "xyz+normals"}}, "without normals"),
+        ({"model_kwargs": {"in_chans": 4}}, "in_chans=4 is set elsewhere"),
+        ({"data": "ldrawn"}, "unknown point clouds"),
+        ({"smoothing": 1.0}, "smoothing must lie"),
+    ],
+)
+def test_mistakes_are_told(folder: Path, tmp_path: Path, changes: dict, said: str) -> None:
+    with pytest.raises(UserError, match=said) as told:
+        runs.train(config(folder, "point-classification", tmp_path / "run", **changes), quiet=True)
+    assert "\n" not in str(told.value)
+
+
+def test_bad_clouds_are_told(run: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "nan.npz", points=np.array([[0, 0, np.nan], [1, 1, 1]]))
+    with pytest.raises(UserError, match="point 1 of 2 is not finite"):
+        runs.predict(run, [tmp_path / "nan.npz"])
+    np.savez(tmp_path / "one.npz", points=np.zeros((1, 3)))
+    assert runs.predict(run, [tmp_path / "one.npz"])[0]["points"] == 1
+
+
+def test_parts_outside_the_category_are_told(run: Path) -> None:
+    if not parts_are_learnt(run):
+        return
+    task, _, _ = runs.load_task(run)
+    batch = {
+        "points": torch.randn(2, 5, 3), "mask": torch.ones(2, 5, dtype=torch.bool), "label": torch.tensor([0, 1]),
+        "part": torch.tensor([[0, 1, 1, 0, 0], [1, 2, 0, 1, -100]]), "index": torch.tensor([7, 8]),
+    }  # fmt: skip
+    with pytest.raises(UserError, match="cloud 8 is a 'rod' and has a point of part 0"):
+        task.evaluate(batch)

@@ -1,0 +1,299 @@
+"""Files of clouds: what each format says is what comes out, and a damaged one is one line."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tokenmix.errors import UserError
+from tokenmix.tasks.points.data import read_points, write_ply
+from tokenmix.tasks.points.data.surface import sampled
+
+# A tetrahedron whose faces run anticlockwise seen from outside.
+CORNERS = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]], dtype=np.float64)
+FACES = [[0, 2, 1], [0, 1, 3], [0, 3, 2], [1, 2, 3]]
+AREAS = torch.tensor([0.5, 0.5, 0.5, 3**0.5 / 2])
+
+
+def ply(order: str, faces: list[list[int]]) -> bytes:
+    names = {"<": "binary_little_endian", ">": "binary_big_endian", "": "ascii"}
+    head = [
+        "ply",
+        f"format {names[order]} 1.0",
+        "comment made by a test",
+        f"element vertex {len(CORNERS)}",
+        *(f"property float {axis}" for axis in "xyz"),
+        *(f"property uchar {tint}" for tint in ("red", "green", "blue")),
+        f"element face {len(faces)}",
+        "property uchar flag",
+        "property list uchar int vertex_indices",
+        "end_header",
+        "",
+    ]
+    tints = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (9, 9, 9)]
+    if order == "":
+        rows = [f"{x} {y} {z} {r} {g} {b}" for (x, y, z), (r, g, b) in zip(CORNERS, tints)]
+        rows += [" ".join(map(str, [7, len(face), *face])) for face in faces]
+        return "\n".join([*head, *rows, ""]).encode()
+    body = b"".join(struct.pack(f"{order}3f3B", *point, *tint) for point, tint in zip(CORNERS, tints))
+    body += b"".join(struct.pack(f"{order}BB{len(face)}i", 7, len(face), *face) for face in faces)
+    return "\n".join(head).encode() + body
+
+
+def off(header: str) -> str:
+    rows = [" ".join(map(str, point)) for point in CORNERS]
+    return "\n".join([header, *rows, *(f"3 {a} {b} {c}" for a, b, c in FACES), ""])
+
+
+def obj() -> str:
+    rows = ["# a comment", *(f"v {x} {y} {z}" for x, y, z in CORNERS), "vt 0 0", "vn 0 0 1", "usemtl red"]
+    rows += [f"f {a + 1}/1/1 {b + 1}//1 {c + 1}" for a, b, c in FACES[:3]]
+    # From the end, as OBJ allows.
+    rows += ["f -3 -2 -1"]
+    return "\n".join(rows)
+
+
+MESHES: dict[str, bytes] = {
+    "little.ply": ply("<", FACES),
+    "big.ply": ply(">", FACES),
+    "text.ply": ply("", FACES),
+    "plain.off": off("OFF\n4 4 6").encode(),
+    "modelnet.off": off("OFF4 4 0").encode(),
+    "mesh.obj": obj().encode(),
+}
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_a_mesh_is_read_as_it_is(tmp_path: Path, name: str):
+    (tmp_path / name).write_bytes(MESHES[name])
+    cloud = read_points(tmp_path / name, surface="keep")
+    torch.testing.assert_close(cloud.points, torch.from_numpy(CORNERS).float())
+    assert cloud.faces is not None
+    assert cloud.faces.tolist() == FACES
+    if name.endswith(".ply"):
+        assert cloud.colors is not None
+        assert cloud.colors.tolist() == [[255, 0, 0], [0, 255, 0], [0, 0, 255], [9, 9, 9]]
+
+
+@pytest.mark.parametrize("order", ["<", ">", ""])
+def test_polygons_of_several_sizes_become_triangles(tmp_path: Path, order: str):
+    (tmp_path / "a.ply").write_bytes(ply(order, [[0, 1, 2, 3], [0, 2, 1], [0, 1]]))
+    faces = read_points(tmp_path / "a.ply", surface="keep").faces
+    assert faces is not None
+    assert sorted(faces.tolist()) == [[0, 1, 2], [0, 2, 1], [0, 2, 3]]
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_a_surface_is_sampled_by_area_with_outward_normals(tmp_path: Path, name: str):
+    (tmp_path / name).write_bytes(MESHES[name])
+    cloud = read_points(tmp_path / name, num_points=6000, seed=3)
+    assert cloud.points.shape == (6000, 3)
+    assert cloud.normals is not None
+    outward = torch.tensor([[0, 0, -1.0], [0, -1, 0], [-1, 0, 0], [3**-0.5] * 3])
+    which = (cloud.normals @ outward.T).argmax(1)
+    torch.testing.assert_close(cloud.normals, outward[which])
+    # Each point lies in the plane of its face, inside the tetrahedron.
+    offset = torch.tensor([0, 0, 0, 3**-0.5])
+    torch.testing.assert_close((cloud.points * outward[which]).sum(1), offset[which], atol=1e-5, rtol=0)
+    assert bool((cloud.points > -1e-6).all())
+    share = which.bincount(minlength=4) / 6000
+    torch.testing.assert_close(share, AREAS / AREAS.sum(), atol=0.02, rtol=0)
+    # Evenly within a face: the mean is the middle of it.
+    torch.testing.assert_close(cloud.points[which == 0].mean(0), torch.tensor([1 / 3, 1 / 3, 0]), atol=0.03, rtol=0)
+
+
+def test_a_sample_is_a_function_of_the_seed(tmp_path: Path):
+    (tmp_path / "a.off").write_bytes(MESHES["plain.off"])
+    one, same, other = (read_points(tmp_path / "a.off", num_points=50, seed=seed).points for seed in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+def test_colours_of_vertices_are_mixed(tmp_path: Path):
+    (tmp_path / "a.ply").write_bytes(MESHES["little.ply"])
+    cloud = read_points(tmp_path / "a.ply", num_points=500)
+    assert cloud.colors is not None
+    on_floor = cloud.points[:, 2] == 0
+    x, y = cloud.points[on_floor, 0], cloud.points[on_floor, 1]
+    expected = torch.stack([1 - x - y, x, y], 1) * 255
+    torch.testing.assert_close(cloud.colors[on_floor].float(), expected, atol=1, rtol=0)
+
+
+def test_points_of_a_surface_have_the_part_of_the_nearest_corner(tmp_path: Path):
+    np.savez(tmp_path / "a.npz", points=CORNERS, faces=np.array(FACES), parts=np.array([0, 1, 2, 3]))
+    cloud = read_points(tmp_path / "a.npz", num_points=200)
+    assert cloud.parts is not None
+    # Shares of the corners at (1, 0, 0), (0, 1, 0) and (0, 0, 1) are the coordinates; that at the origin has the rest.
+    shares = torch.cat([1 - cloud.points.sum(1, keepdim=True), cloud.points], 1)
+    assert cloud.parts.tolist() == shares.argmax(1).tolist()
+
+
+def test_arrays(tmp_path: Path):
+    points = np.random.default_rng(0).normal(size=(5, 3))
+    np.save(tmp_path / "a.npy", points)
+    np.savez(tmp_path / "b.npz", xyz=points, normals=points, parts=np.arange(5))
+    np.savez(tmp_path / "c.npz", points=CORNERS, faces=np.array(FACES))
+    assert read_points(tmp_path / "a.npy").points.dtype == torch.float32
+    cloud = read_points(tmp_path / "b.npz")
+    assert cloud.normals is not None
+    assert cloud.parts is not None
+    torch.testing.assert_close(cloud.normals.norm(dim=1), torch.ones(5))
+    assert cloud.parts.tolist() == [0, 1, 2, 3, 4]
+    assert len(read_points(tmp_path / "c.npz", num_points=7).points) == 7
+
+
+def test_tables_tell_normals_from_colours(tmp_path: Path):
+    (tmp_path / "a.xyz").write_text("# x y z\n1 2 3\n4 5 6\n")
+    (tmp_path / "b.txt").write_text("1,2,3,0,0,1\n4,5,6,0.6,0.8,0\n")
+    (tmp_path / "c.txt").write_text("1 2 3 255 0 128\n4 5 6 0 0 1\n")
+    (tmp_path / "d.txt").write_text("1 2 3 0 0 1 4.000000\n4 5 6 0 1 0 5.000000\n")
+    assert read_points(tmp_path / "a.xyz").points.tolist() == [[1, 2, 3], [4, 5, 6]]
+    normals, colors = read_points(tmp_path / "b.txt").normals, read_points(tmp_path / "c.txt").colors
+    parts = read_points(tmp_path / "d.txt").parts
+    assert normals is not None
+    assert colors is not None
+    assert parts is not None
+    torch.testing.assert_close(normals, torch.tensor([[0, 0, 1], [0.6, 0.8, 0]]))
+    assert colors.tolist() == [[255, 0, 128], [0, 0, 1]]
+    assert parts.tolist() == [4, 5]
+
+
+@pytest.mark.parametrize("with_colors", [False, True])
+def test_what_is_written_is_read(tmp_path: Path, with_colors: bool):
+    points = torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
+    colors = torch.arange(27, dtype=torch.uint8).view(9, 3) if with_colors else None
+    cloud = read_points(write_ply(tmp_path / "a.ply", points, colors))
+    assert torch.equal(cloud.points, points)
+    assert (cloud.colors is None) == (colors is None)
+    if colors is not None and cloud.colors is not None:
+        assert torch.equal(cloud.colors, colors)
+
+
+DAMAGED: dict[str, tuple[bytes, str]] = {
+    "short.ply": (MESHES["little.ply"][:-3], "ends before"),
+    "short_vertices.ply": (MESHES["little.ply"].split(b"end_header\n")[0] + b"end_header\nab", "ends before"),
+    "short_text.ply": (MESHES["text.ply"][:-4], "ends before"),
+    "words.ply": (MESHES["text.ply"].replace(b"0.0 0.0 0.0", b"0.0 zero 0.0"), "damaged"),
+    "no_ply.ply": (b"solid", "no PLY header"),
+    "type.ply": (MESHES["little.ply"].replace(b"float y", b"quad y"), "'property quad y'"),
+    "no_xyz.ply": (MESHES["little.ply"].replace(b"float y", b"float q"), "without x, y and z"),
+    "corner.ply": (ply("<", [[0, 1, 9]]), "names vertex 9, but there are 4"),
+    "short.off": (off("OFF\n4 9 0").encode(), "announces 4 vertices and 9 faces"),
+    "no_counts.off": (b"OFF\nx y z\n", "no counts"),
+    "no_off.off": (b"4 4 0\n", "does not begin with OFF"),
+    "words.off": (off("OFF\n4 4 0").replace("1.0 0.0 0.0", "1.0 one 0.0").encode(), "'1.0 one 0.0'"),
+    "face.off": (off("OFF\n4 4 0").replace("3 0 2 1", "3 0 2").encode(), "no face"),
+    "flat.off": (b"OFF\n3 1 0\n0 0 0\n1 1 1\n2 2 2\n3 0 1 2\n", "none of the 1 faces has an area"),
+    "face.obj": (b"v 0 0 0\nv 1 0 0\nf 1 two 3\n", "'f 1 two 3'"),
+    "outside.obj": (b"v 0 0 0\nv 1 0 0\nv 1 1 0\nf 1 2 4\n", "names vertex 3"),
+    "none.obj": (b"o nothing\n", "no points"),
+    "nan.xyz": (b"0 0 0\n1 nan 3\n", "point 2 of 2 is not finite"),
+    "huge.xyz": (b"0 0 0\n1 1e300 3\n", "point 2 of 2 is not finite"),
+    "columns.xyz": (b"0 0 0\n1 3\n", "2 and 3 columns"),
+    "two.csv": (b"0,0\n1,3\n", "2 columns"),
+    "words.csv": (b"x,y,z\n1,3,4\n", "'x y z'"),
+    "neither.txt": (b"0 0 0 -7 2 2\n", "neither normals nor colours"),
+    "part.txt": (b"0 0 0 1 0 0 3\n0 0 1 1 0 0 0.5\n", "0.5 in column 7"),
+    "note.txt": (b"# nothing\n", "no points"),
+    "empty.npz": (b"", "is empty"),
+    "broken.npz": (b"PK\x03\x04 and no more", "no readable array"),
+    "a.stl": (b"solid", "an ending that is no cloud's"),
+}
+
+
+FAR = np.array([500_000.0, 5_400_000.0, 120.0])
+
+
+def far_away(tmp_path: Path, points: np.ndarray) -> list[Path]:
+    """The same points in three formats; the header of the text says float, as most programs write."""
+    rows = "\n".join(" ".join(f"{value:.6f}" for value in row) for row in points)
+    head = "\n".join(
+        ["ply", "format ascii 1.0", f"element vertex {len(points)}", *(f"property float {a}" for a in "xyz")]
+    )
+    np.savez(tmp_path / "far.npz", points=points)
+    (tmp_path / "far.ply").write_text(f"{head}\nend_header\n{rows}\n")
+    (tmp_path / "far.xyz").write_text(rows)
+    return sorted(tmp_path.glob("far.*"))
+
+
+def test_coordinates_of_a_map_keep_their_digits(tmp_path: Path):
+    points = np.random.default_rng(0).normal(size=(50, 3))
+    wanted = torch.from_numpy(points - points.mean(0)).float()
+    for file in far_away(tmp_path, points + FAR):
+        torch.testing.assert_close(read_points(file, centred=True).points, wanted, rtol=0, atol=2e-6)
+        # As the file has them, float32 holds them to half a metre alone.
+        assert (read_points(file).points - torch.from_numpy(FAR) - torch.from_numpy(points)).abs().max() > 0.1
+
+
+def test_centring_leaves_a_broken_point_to_be_named(tmp_path: Path):
+    points = np.zeros((4, 3)) + FAR
+    points[2, 1] = np.nan
+    np.savez(tmp_path / "a.npz", points=points)
+    with pytest.raises(UserError, match=r"point 3 of 4 is not finite \(1 in all\)"):
+        read_points(tmp_path / "a.npz", centred=True)
+
+
+@pytest.mark.parametrize("order", ["<", ">", ""])
+def test_more_than_the_header_announces_is_told(tmp_path: Path, order: str):
+    whole = ply(order, FACES)
+    (tmp_path / "a.ply").write_bytes(whole + b"\n")
+    assert len(read_points(tmp_path / "a.ply", surface="keep").points) == 4
+    (tmp_path / "a.ply").write_bytes(whole.replace(b"element face 4", b"element face 3"))
+    left = "5 numbers" if order == "" else "14 bytes"
+    with pytest.raises(UserError, match=f"has {left} more than its header announces"):
+        read_points(tmp_path / "a.ply")
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_is_one_line(tmp_path: Path, name: str):
+    content, said = DAMAGED[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError) as error:
+        read_points(tmp_path / name)
+    assert said in str(error.value)
+    assert name in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"other": np.zeros((4, 3))}, "holds other"),
+        ({"points": np.zeros((4, 2))}, "shape (4, 2)"),
+        ({"points": np.zeros((0, 3))}, "no points"),
+        ({"points": np.array([[None, 1, 2]])}, "no readable array"),
+        ({"points": np.zeros((4, 3)), "normals": np.zeros((5, 3))}, "normals of shape (5, 3)"),
+        ({"points": np.zeros((4, 3)), "parts": np.zeros(4)}, "parts of shape (4,) and type float64"),
+        ({"points": np.zeros((4, 3)), "faces": np.full((1, 3), -1)}, "names vertex -1"),
+    ],
+)
+def test_arrays_that_are_no_cloud(tmp_path: Path, arrays: dict[str, np.ndarray], said: str):
+    np.savez(tmp_path / "a.npz", allow_pickle=True, **arrays)
+    with pytest.raises(UserError) as error:
+        read_points(tmp_path / "a.npz")
+    assert said in str(error.value)
+
+
+def test_a_file_that_is_not_there():
+    with pytest.raises(UserError, match=r"cannot read nowhere\.ply"):
+        read_points("nowhere.ply")
+
+
+def test_a_folder_is_told_from_a_file(tmp_path: Path):
+    with pytest.raises(UserError, match=r"is a folder; name the files in it, for example .*\*\.ply"):
+        read_points(tmp_path)
+
+
+def test_no_points_are_asked_for(tmp_path: Path):
+    (tmp_path / "a.off").write_bytes(MESHES["plain.off"])
+    with pytest.raises(UserError, match="0 points"):
+        sampled(read_points(tmp_path / "a.off", surface="keep"), 0)
+
+
+def test_points_of_another_shape_are_not_written(tmp_path: Path):
+    with pytest.raises(UserError, match=r"\(4, 2\)"):
+        write_ply(tmp_path / "a.ply", torch.zeros(4, 2))
+    with pytest.raises(UserError, match="cannot write"):
+        write_ply(tmp_path / "no" / "a.ply", torch.zeros(4, 3))

@@ -1,0 +1,277 @@
+"""Published layouts of point clouds and the user's own folder, made small by the tests."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tokenmix.errors import UserError
+from tokenmix.tasks.points.data import load_points
+from tokenmix.tasks.points.data.shapenet_part import PARTS
+
+BOX = """{header}
+8 6 0
+0 0 0
+0 0 1
+0 1 0
+0 1 {side}
+1 0 0
+1 0 1
+1 1 0
+1 1 1
+4 0 1 3 2
+4 4 6 7 5
+4 0 4 5 1
+4 2 3 7 6
+4 0 2 6 4
+4 1 5 7 3
+"""
+
+
+def rows(seed: int, count: int, part: int | None = None) -> str:
+    """Lines x,y,z,nx,ny,nz and perhaps a part."""
+    rng = np.random.default_rng(seed)
+    normals = rng.normal(size=(count, 3))
+    values = np.concatenate([rng.normal(size=(count, 3)), normals / np.linalg.norm(normals, axis=1)[:, None]], axis=1)
+    lines = [" ".join(f"{v:.6f}" for v in row) for row in values]
+    return "\n".join(line if part is None else f"{line} {part + i % 2}.000000" for i, line in enumerate(lines))
+
+
+def meshes(folder: Path) -> Path:
+    for name in ("bathtub", "night_stand"):
+        for side, count in (("train", 3), ("test", 1)):
+            place = folder / name / side
+            place.mkdir(parents=True)
+            for i in range(count):
+                # The quirk of ModelNet40: counts behind OFF on one line.
+                text = BOX.format(header="OFF", side=1 + i)
+                (place / f"{name}_{i}.off").write_text(text.replace("OFF\n", "OFF", 1) if i % 2 else text)
+    return folder
+
+
+def resampled(folder: Path) -> Path:
+    shapes = {"train": ["airplane_0001", "night_stand_0001"], "test": ["night_stand_0002"]}
+    folder.mkdir()
+    (folder / "modelnet40_shape_names.txt").write_text("airplane\nnight_stand\n")
+    (folder / "modelnet10_shape_names.txt").write_text("night_stand\n")
+    for side, names in shapes.items():
+        (folder / f"modelnet40_{side}.txt").write_text("\n".join(names) + "\n")
+        for name in names:
+            place = folder / name.rpartition("_")[0]
+            place.mkdir(exist_ok=True)
+            (place / f"{name}.txt").write_text(rows(len(name), 3000).replace(" ", ","))
+    return folder
+
+
+def shapenet(folder: Path, part: int = PARTS["Chair"].start) -> Path:
+    (folder / "train_test_split").mkdir(parents=True)
+    (folder / "synsetoffset2category.txt").write_text("Chair\t03001627\nBag\t02773838\n")
+    starts = {"03001627": part, "02773838": PARTS["Bag"].start}
+    for side in ("train", "val", "test"):
+        listed = [f"shape_data/{synset}/{side}{synset}" for synset in starts]
+        (folder / "train_test_split" / f"shuffled_{side}_file_list.json").write_text(json.dumps(listed))
+        for synset, start in starts.items():
+            (folder / synset).mkdir(exist_ok=True)
+            (folder / synset / f"{side}{synset}.txt").write_text(rows(len(side), 20 + len(side), start))
+    return folder
+
+
+def own(folder: Path, apart: bool = True, parts: bool = False) -> Path:
+    for side, count in (("train", 4), ("test", 2)) if apart else (("", 10),):
+        for label, name in enumerate(("cup", "key")):
+            place = folder / side / name
+            place.mkdir(parents=True)
+            for i in range(count):
+                rng = np.random.default_rng([label, i, len(side)])
+                more = {"parts": np.arange(30) % 2 + label} if parts else {}
+                np.savez(place / f"{i}.npz", points=rng.normal(size=(30, 3)), **more)
+    return folder
+
+
+def test_modelnets_meshes(tmp_path: Path):
+    data = load_points(f"modelnet:{meshes(tmp_path / 'm')}", root=tmp_path / "cache")
+    assert data.classes == ["bathtub", "night_stand"]
+    assert data.train.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert data.test.labels.tolist() == [0, 1]
+    assert data.has_normals
+    cloud = data.train.cloud(4)
+    assert cloud.points.shape == (2048, 3)
+    assert cloud.name.endswith("night_stand_1.off")
+    torch.testing.assert_close(cloud.points.norm(dim=1).max(), torch.tensor(1.0), atol=1e-3, rtol=0)
+
+
+def test_modelnets_resampled_points(tmp_path: Path):
+    data = load_points(f"modelnet:{resampled(tmp_path / 'm')}", root=tmp_path / "cache")
+    assert data.classes == ["airplane", "night_stand"]
+    assert data.train.labels.tolist() == [0, 1]
+    assert data.test.labels.tolist() == [1]
+    assert len(data.test.cloud(0).points) == 2048
+    assert data.describe()["counts"]["train"] == {"airplane": 1, "night_stand": 1}
+
+
+def test_what_was_read_once_is_kept_until_a_file_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = resampled(tmp_path / "m")
+    for _ in range(2):
+        data = load_points(f"modelnet:{folder}", root=tmp_path / "cache")
+    assert capsys.readouterr().err.count("reading 3 files") == 1
+    (folder / "airplane" / "airplane_0001.txt").write_text(rows(9, 2100))
+    changed = load_points(f"modelnet:{folder}", root=tmp_path / "cache")
+    assert not torch.equal(changed.train.cloud(0).points, data.train.cloud(0).points)
+
+
+def test_shapenet_part(tmp_path: Path):
+    data = load_points(f"shapenet-part:{shapenet(tmp_path / 's')}", want="parts", root=tmp_path / "cache")
+    assert data.classes == ["Bag", "Chair"]
+    assert data.parts == {"Bag": [4, 5], "Chair": [12, 13, 14, 15]}
+    assert len(data.part_names) == 50
+    assert data.part_names[13] == "Chair 1"
+    # Validation is for training too.
+    assert len(data.train) == 4
+    sizes = [len(data.train.cloud(i).points) for i in range(4)]
+    assert sorted(sizes) == [23, 23, 25, 25]
+    cloud = data.test.cloud(1)
+    assert cloud.parts is not None
+    assert set(cloud.parts.tolist()) <= set(data.parts[data.classes[cloud.label]])
+    assert load_points(f"shapenet-part:{tmp_path / 's'}", root=tmp_path / "cache").test.cloud(0).parts is None
+
+
+def test_a_part_of_another_category_is_left_out_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = shapenet(tmp_path / "s", 40)
+    for _ in range(2):
+        # The second time from the cache.
+        data = load_points(f"shapenet-part:{folder}", want="parts", root=tmp_path / "cache")
+        said = capsys.readouterr().err
+        assert "left out, the first: " in said
+        assert f"tokenmix: shapenet-part:{folder} has no cloud of 'Chair' at all\n" in said
+    assert "part 40, but Chair has 12 to 15" in data.skipped[0].reason
+    assert set(data.train.labels.tolist()) == {0}
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_folder_of_ones_own(tmp_path: Path, apart: bool):
+    data = load_points(f"clouds:{own(tmp_path / 'o', apart)}")
+    assert data.classes == ["cup", "key"]
+    assert (len(data.train), len(data.test)) == ((8, 4) if apart else (16, 4))
+    assert not data.has_normals
+    assert data.parts == {}
+    again = load_points(f"clouds:{tmp_path / 'o'}")
+    assert [again.test.name(i) for i in range(4)] == [data.test.name(i) for i in range(4)]
+
+
+def test_parts_of_ones_own(tmp_path: Path):
+    folder = own(tmp_path / "o", parts=True)
+    assert load_points(f"clouds:{folder}", want="parts").part_names == ["part 0", "part 1", "part 2"]
+    (folder / "parts.json").write_text('["rim", "handle", "tooth"]')
+    data = load_points(f"clouds:{folder}", want="parts")
+    assert data.parts == {"cup": [0, 1], "key": [1, 2]}
+    assert data.part_names == ["rim", "handle", "tooth"]
+
+
+def test_an_unreadable_file_is_left_out_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = own(tmp_path / "o")
+    (folder / "train" / "cup" / "bad.xyz").write_text("1 2 nan\n")
+    (folder / "train" / "cup" / "notes.md").write_text("no cloud")
+    data = load_points(f"clouds:{folder}")
+    assert [Path(s.path).name for s in data.skipped] == ["bad.xyz"]
+    assert "not finite" in data.skipped[0].reason
+    assert "1 file of" in capsys.readouterr().err
+    assert data.describe()["skipped"] == 1
+
+
+def test_a_class_that_is_not_tested_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    load_points(f"shapenet-part:{unreadable('test')(shapenet(tmp_path / 's'))}", root=tmp_path / "cache")
+    assert "has no cloud of 'Bag' for testing: it is not measured\n" in capsys.readouterr().err
+
+
+def unreadable(*sides: str) -> Callable[[Path], Path]:
+    def change(folder: Path) -> Path:
+        for side in sides:
+            (folder / "02773838" / f"{side}02773838.txt").write_text("no numbers\n")
+        return folder
+
+    return change
+
+
+def without(path: str) -> Callable[[Path], Path]:
+    def change(folder: Path) -> Path:
+        (folder / path).unlink()
+        return folder
+
+    return change
+
+
+def only_train(folder: Path) -> Path:
+    for file in folder.glob("*/test/*.off"):
+        file.unlink()
+    return folder
+
+
+def one_class(folder: Path) -> Path:
+    for side in ("train", "test"):
+        (folder / side / "key").rename(folder / f"{side}-key")
+    return folder
+
+
+def new_class(folder: Path) -> Path:
+    (folder / "test" / "new").mkdir()
+    return folder
+
+
+def new_part(folder: Path) -> Path:
+    np.savez(folder / "test" / "cup" / "9.npz", points=np.eye(3), parts=np.array([0, 1, 2]))
+    return folder
+
+
+def negative_part(folder: Path) -> Path:
+    for file in folder.glob("train/cup/*.npz"):
+        np.savez(file, points=np.eye(3), parts=np.array([0, 1, -2]))
+    return folder
+
+
+WRONG = [
+    ("modelnet", meshes, only_train, "class", "no .off file for test"),
+    ("modelnet", resampled, without("airplane/airplane_0001.txt"), "class", "1 of 2 files of modelnet40_train.txt"),
+    ("modelnet", resampled, without("modelnet40_test.txt"), "class", "cannot read"),
+    ("modelnet", meshes, None, "parts", "modelnet has no parts"),
+    ("shapenet-part", shapenet, without("02773838/val02773838.txt"), "parts", "1 of 2 files"),
+    ("shapenet-part", shapenet, without("synsetoffset2category.txt"), "parts", "cannot read"),
+    (
+        "shapenet-part",
+        shapenet,
+        unreadable("train", "val"),
+        "parts",
+        "clouds of 'Bag' for testing, and none that can be",
+    ),
+    ("clouds", own, one_class, "class", "has 1 classes"),
+    ("clouds", own, new_class, "class", "the class 'new'"),
+    ("clouds", own, None, "parts", "does not say the parts"),
+    ("clouds", lambda f: own(f, parts=True), new_part, "parts", "the part 2, which no training cloud"),
+    ("clouds", lambda f: own(f, parts=True), negative_part, "parts", "no readable cloud"),
+]
+
+
+@pytest.mark.parametrize(("kind", "make", "change", "want", "said"), WRONG)
+def test_what_cannot_be_used_is_one_line(tmp_path: Path, kind: str, make, change, want, said: str):
+    folder = make(tmp_path / "x")
+    with pytest.raises(UserError) as error:
+        load_points(f"{kind}:{folder if change is None else change(folder)}", want=want, root=tmp_path / "cache")
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("ldrw", "did you mean ldraw"),
+        ("ldraw:all", "no variants"),
+        ("modelnet", "needs a folder"),
+        ("clouds:/nowhere", "needs a folder"),
+        ("shapenet-part:/nowhere", "needs a folder"),
+    ],
+)
+def test_an_unknown_set(spec: str, said: str):
+    with pytest.raises(UserError, match=said):
+        load_points(spec)

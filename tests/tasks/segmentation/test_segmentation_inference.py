@@ -1,0 +1,116 @@
+"""Looking at images of any size, and metrics of pixels, against plain computation."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import jaccard_score
+
+from tokenmix.cost.memory import peak_memory
+from tokenmix.layers import ExternalAttention2d
+from tokenmix.tasks.segmentation.inference import Inference, pixel_logits
+from tokenmix.tasks.segmentation.metrics import ClassIoU, MeanIoU, PixelAccuracy, PixelEntropy
+from tokenmix.tasks.segmentation.models import create_segmenter
+
+KWARGS = {
+    "backbone": "resnet18", "backbone_kwargs": {"layers": (1, 1, 1, 1), "channels": (8, 8, 8, 8)}, "width": 8,
+    "head_width": 8, "num_classes": 3, "num_slots": 4, "img_size": 32,
+}  # fmt: skip
+
+
+class Pointwise(torch.nn.Module):
+    """Logits of a pixel from that pixel alone: windows, mirrors and chunks must not change them."""
+
+    fixed_size, num_classes, img_size = False, 3, (16, 16)
+    context, feature_info = torch.nn.Identity(), ({"reduction": 1},)
+
+    def forward(self, images):
+        return images * torch.tensor([1.0, -2.0, 0.5]).view(1, 3, 1, 1)
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return create_segmenter("eanet_seg_nano", **KWARGS).eval()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 20), st.data())
+def test_windows_cover_every_pixel(height, width, window, data):
+    stride = data.draw(st.integers(1, window))
+    images = torch.randn(1, 3, height, width)
+    how = Inference(way="sliding", window=(window,), stride=(stride,))
+    assert torch.allclose(pixel_logits(Pointwise(), images, how), Pointwise()(images), atol=1e-5)
+
+
+def test_one_window_is_the_whole_image(model):
+    images = torch.randn(2, 3, 32, 32)
+    whole = pixel_logits(model, images, Inference(way="whole"))
+    assert torch.allclose(whole, model(images), atol=1e-6)
+    assert torch.allclose(pixel_logits(model, images, Inference(way="sliding")), whole, atol=1e-5)
+    apart = pixel_logits(model, images, Inference(way="sliding", window=(16, 32)))
+    assert not torch.allclose(apart, whole, atol=1e-3)
+
+
+def test_chunks_change_nothing_but_memory(model):
+    images = torch.randn(1, 3, 70, 45)
+    whole = pixel_logits(model, images, Inference(chunk_size=0))
+    calls = []
+    model.context.register_forward_hook(lambda layer, *_: calls.append(layer.memory.chunk_size))
+    assert torch.allclose(pixel_logits(model, images, Inference(chunk_size=20)), whole, atol=1e-4)
+    pixel_logits(model, images, Inference(chunk_size=10_000))
+    assert calls == [20, None]
+    assert model.context.memory.chunk_size is None
+
+
+def test_memory_of_attention_does_not_grow_with_the_image():
+    beyond = {}
+    for chunk_size in (None, 512):
+        memory = ExternalAttention2d(512, chunk_size=chunk_size).eval().memory
+        for places in (1024, 4096):
+            x = torch.randn(1, 1, places, 512)
+            with torch.no_grad():
+                peak = peak_memory(lambda x=x, memory=memory: memory(x))
+            beyond[chunk_size, places] = peak - x.nbytes
+    assert beyond[512, 4096] == beyond[512, 1024]
+    # All at once the map is written: 64 slots of float32 for each place.
+    assert beyond[None, 4096] - beyond[None, 1024] >= 3072 * 64 * 4
+
+
+def test_mirrored_looks_agree_with_their_mean(model):
+    images = torch.randn(1, 3, 32, 32)
+    both = pixel_logits(model, images, Inference(mirror="yes"))
+    mean = (model(images).softmax(1) + model(images.flip(-1)).flip(-1).softmax(1)) / 2
+    assert torch.allclose(both.exp(), mean, atol=1e-5)
+    assert torch.allclose(both.flip(-1), pixel_logits(model, images.flip(-1), Inference(mirror="yes")), atol=1e-4)
+
+
+def test_several_scales_are_probabilities_of_every_pixel(model):
+    logits = pixel_logits(model, torch.randn(1, 3, 33, 50), Inference(scales=(0.5, 1.0, 1.75)))
+    assert logits.shape == (1, 3, 33, 50)
+    assert torch.allclose(logits.exp().sum(1), torch.ones(()), atol=1e-4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**16), st.integers(2, 5))
+def test_metrics_against_plain_counting(seed, classes):
+    torch.manual_seed(seed)
+    logits = torch.randn(3, classes, 6, 7)
+    truth = torch.randint(classes, (3, 6, 7))
+    truth[torch.rand(3, 6, 7) < 0.3] = 255
+    truth[0, 0, 0] = 0
+    found = [MeanIoU(classes, 255), PixelAccuracy(classes, 255), ClassIoU(classes, 255), PixelEntropy(255)]
+    for metric in found:
+        for i in range(3):
+            metric.update(logits[i : i + 1], truth[i : i + 1])
+    kept = truth != 255
+    answer, right = logits.argmax(1)[kept], truth[kept]
+    present = sorted({*answer.tolist(), *right.tolist()})
+    each = jaccard_score(right, answer, labels=present, average=None)
+    miou, accuracy, class_iou, entropy = (metric.compute() for metric in found)
+    assert miou.item() == pytest.approx(each.mean(), abs=1e-6)
+    assert class_iou[present].numpy() == pytest.approx(each, abs=1e-6)
+    assert (class_iou == -1).sum() == classes - len(present)
+    assert accuracy.item() == pytest.approx((answer == right).float().mean().item(), abs=1e-6)
+    expected = torch.nn.functional.cross_entropy(logits, truth, ignore_index=255)
+    assert entropy.item() == pytest.approx(expected.item(), abs=1e-5)

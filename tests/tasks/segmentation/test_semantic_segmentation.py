@@ -1,0 +1,317 @@
+"""Semantic segmentation from the data to the files that it writes, on small scenes whose classes are their colours."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageColor
+
+from tokenmix.data.scenes import DenseData
+from tokenmix.data.scenes.scenes import Scene, Scenes
+from tokenmix.errors import UserError
+from tokenmix.inspect import inspect_run
+from tokenmix.tasks.segmentation import task as semantic_segmentation
+from tokenmix.train import callbacks
+from tokenmix.train.checkpoint import read_weights
+from tokenmix.train.config import TrainConfig
+from tokenmix.train.export import export
+from tokenmix.train.run import evaluate, load_task, predict, train
+
+NAMES = ["water", "wood", "sand"]
+COLOURS = torch.tensor([[30, 60, 200], [20, 140, 40], [230, 200, 120]], dtype=torch.uint8)
+IGNORE = 255
+
+
+class Fields(Scenes):
+    """Two fields side by side, of sizes that differ; a strip of pixels at the top is of no class."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self.count, self.seed = count, seed
+
+    def __len__(self) -> int:
+        return self.count
+
+    def name(self, index: int) -> str:
+        return f"field {index}"
+
+    def scene(self, index: int) -> Scene:
+        draw = np.random.default_rng([self.seed, index])
+        height, width = 24 + 4 * (index % 2), 32
+        classes = torch.full((height, width), int(draw.integers(3)))
+        classes[:, int(draw.integers(8, 24)) :] = int(draw.integers(3))
+        image = COLOURS[classes].permute(2, 0, 1).int() + torch.from_numpy(draw.integers(-20, 20, (3, height, width)))
+        classes[:2] = IGNORE
+        return Scene(image.clamp(0, 255).byte(), self.name(index), classes)
+
+
+class Unlabelled(Fields):
+    """The same without any class."""
+
+    def scene(self, index: int) -> Scene:
+        scene = super().scene(index)
+        assert scene.classes is not None
+        return dataclasses.replace(scene, classes=torch.full_like(scene.classes, IGNORE))
+
+
+def fields(spec: str, **_: object) -> DenseData:
+    return DenseData(
+        spec=spec, train=Fields(16, 0), test=Fields(5, 1), classes=NAMES, ignore=IGNORE,
+        palette=[tuple(colour) for colour in COLOURS.tolist()], mean=(0.4, 0.5, 0.5), std=(0.3, 0.3, 0.3),
+        crop=(24, 24), source="made here",
+    )  # fmt: skip
+
+
+T8 = {"layers": (1, 1, 1, 1), "channels": (8, 8, 16, 16)}
+CONFIG = TrainConfig(
+    task="semantic-segmentation", data="fields", model="eanet_seg_nano", batch_size=4, epochs=4, lr=1e-2, threads=1,
+    device="cpu", log_every=4, checkpoint_every=3,
+    model_kwargs={"backbone": "resnet18", "backbone_kwargs": T8, "width": 16, "head_width": 16, "num_slots": 8},
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _data(monkeypatch):
+    monkeypatch.setattr(semantic_segmentation, "load_dense", fields)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(semantic_segmentation, "load_dense", fields)
+        return train(dataclasses.replace(CONFIG, out=tmp_path_factory.mktemp("seg") / "run"), quiet=True)
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    files = [tmp_path / "small.png", tmp_path / "large.png"]
+    for file, size in zip(files, ((17, 23), (61, 50)), strict=True):
+        classes = torch.zeros(size, dtype=torch.long)
+        classes[:, size[1] // 2 :] = 2
+        Image.fromarray(COLOURS[classes].numpy()).save(file)
+    return files
+
+
+def test_learns_and_evaluates_again_the_same(run):
+    result = json.loads((run / "result.json").read_text())
+    # One class everywhere has a mean IoU of a third at most.
+    assert result["metrics"]["miou"] > 0.6
+    assert list(result["metrics"]["class_iou"]) == json.loads((run / "data.json").read_text())["classes"]
+    assert "class_iou" not in (run / "metrics.csv").read_text().splitlines()[0]
+    again = evaluate(run, device="cpu")
+    for name in ("miou", "accuracy", "loss"):
+        assert again[name] == pytest.approx(result["metrics"][name], abs=1e-6)
+    assert again["samples"] == 5
+
+
+def test_settings_may_differ_for_an_evaluation(run):
+    whole = evaluate(run, device="cpu")
+    sliding = evaluate(run, device="cpu", task_kwargs={"way": "sliding", "window": 16, "stride": 8})
+    several = evaluate(run, device="cpu", task_kwargs={"scales": (1, 1.5), "mirror": "yes"})
+    assert len({whole["loss"], sliding["loss"], several["loss"]}) == 3
+    assert min(sliding["miou"], several["miou"]) > 0.5
+    with pytest.raises(UserError, match="setting of semantic-segmentation 'windo'; did you mean window"):
+        evaluate(run, task_kwargs={"windo": 16})
+    with pytest.raises(UserError, match="leaves gaps"):
+        evaluate(run, task_kwargs={"way": "sliding", "window": 16, "stride": 17})
+
+
+def test_stopped_and_resumed_is_bit_equal(run, tmp_path, monkeypatch):
+    step = callbacks.Position.on_train_batch_start
+
+    def killed(self, *args):
+        if self.progress.step == 10:
+            raise KeyError("killed")
+        step(self, *args)
+
+    again = tmp_path / "again"
+    with monkeypatch.context() as patch:
+        patch.setattr(callbacks.Position, "on_train_batch_start", killed)
+        with pytest.raises(KeyError):
+            train(dataclasses.replace(CONFIG, out=again), quiet=True)
+    train(TrainConfig(resume=again), quiet=True)
+    weights, expected = (read_weights(folder / "checkpoints" / "last") for folder in (again, run))
+    assert all(torch.equal(weights[key], expected[key]) for key in expected)
+
+
+def test_answers_for_images_of_any_size(run, pictures):
+    small, large = predict(run, pictures)
+    assert (small["size"], large["size"]) == ([17, 23], [61, 50])
+    assert sum(large["shares"].values()) == pytest.approx(1, abs=1e-5)
+    assert large["shares"]["water"] + large["shares"]["sand"] > 0.9
+
+
+def test_files_that_a_prediction_writes(run, pictures, tmp_path):
+    mask_of = pytest.importorskip("pycocotools.mask")
+    out = tmp_path / "answers"
+    answers = predict(run, pictures, out)
+    told = json.loads((out / "large.json").read_text())
+    assert told["shares"] == answers[1]["shares"]
+    mask = Image.open(out / "large-mask.png")
+    classes = np.asarray(mask)
+    assert mask.mode == "P"
+    assert np.array_equal(np.asarray(mask.convert("RGB")), COLOURS.numpy()[classes])
+    assert set(told["colors"]) == set(told["shares"])
+    for entry in told["masks"]:
+        assert ImageColor.getrgb(told["colors"][entry["category"]]) == tuple(COLOURS[entry["category_id"]].tolist())
+        assert np.array_equal(mask_of.decode(entry["segmentation"]) == 1, classes == entry["category_id"])
+        assert entry["area"] / classes.size == pytest.approx(told["shares"][entry["category"]], abs=1e-5)
+    assert Image.open(out / "large-overlay.png").size == (50, 61)
+    with pytest.raises(UserError, match=r"small\.png and .*small\.png would both be answered"):
+        predict(run, [pictures[0], pictures[0]], out)
+
+
+def test_inspect_lays_slots_over_the_image(run, pictures, tmp_path):
+    out = inspect_run(run, pictures[1], tmp_path / "maps")
+    told = json.loads((out / "numbers.json").read_text())
+    assert [block["kind"] for block in told["blocks"]] == ["slots"]
+    assert sum(told["answer"]["shares"].values()) == pytest.approx(1, abs=1e-5)
+    assert (out / "block-00.png").stat().st_size > 5000
+    # All of the image, not the crop of training: so its shares are those that `predict` tells.
+    (answer,) = predict(run, pictures[1:])
+    assert told["answer"]["shares"] == pytest.approx(answer["shares"], abs=1e-3)
+
+
+def test_nothing_to_measure(run, monkeypatch):
+    def unlabelled(spec, **_):
+        return dataclasses.replace(fields(spec), test=Unlabelled(3, 1))
+
+    monkeypatch.setattr(semantic_segmentation, "load_dense", unlabelled)
+    with pytest.raises(UserError, match="every pixel of the test images of 'fields' is of the ignored class 255"):
+        evaluate(run, device="cpu")
+
+
+def test_nothing_to_learn(tmp_path, monkeypatch):
+    """With the loss of no pixel at 0, training would end without a word."""
+
+    def unlabelled(spec, **_):
+        return dataclasses.replace(fields(spec), train=Unlabelled(3, 0))
+
+    monkeypatch.setattr(semantic_segmentation, "load_dense", unlabelled)
+    with pytest.raises(UserError, match=r"every pixel of the training images of 'fields' .* nothing can be learnt"):
+        train(dataclasses.replace(CONFIG, limit=2, out=tmp_path / "run"), quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_exports(run, tmp_path):
+    pytest.importorskip("onnxruntime")
+    assert export(run, "onnx", tmp_path / "model.onnx").stat().st_size > 10_000
+    program = torch.export.load(export(run, "torch-export", tmp_path / "model.pt2"))
+    logits = program.module()(torch.zeros(3, 3, 24, 24))
+    assert logits.shape == (3, 3, 24, 24)
+
+
+def test_starts_from_another_run_with_other_classes(run, tmp_path, monkeypatch, capsys):
+    wider = dataclasses.replace(
+        fields("fields"), classes=[*NAMES, "snow"], palette=[*map(tuple, COLOURS.tolist()), (1, 1, 1)]
+    )
+    monkeypatch.setattr(semantic_segmentation, "load_dense", lambda *_, **__: wider)
+    second = train(
+        dataclasses.replace(CONFIG, max_steps=1, init_from=run, lr=1e-9, out=tmp_path / "second"), quiet=True
+    )
+    assert "the head starts fresh" in capsys.readouterr().err
+    before, after = read_weights(run), read_weights(second)
+    assert torch.allclose(before["reduce.0.weight"], after["reduce.0.weight"], atol=1e-6)
+    assert after["classifier.weight"].shape[0] == 4
+    with pytest.raises(UserError, match=r"has the classes water, wood, sand, .* the run was trained on"):
+        evaluate(run)
+
+
+def test_biases_have_a_rate_of_their_own(run):
+    config = dataclasses.replace(CONFIG, opt="momentum", weight_decay=1e-4, task_kwargs={"bias_lr": 2.0})
+    task, _, description = load_task(run)
+    task = type(task)(task.model, config, description)
+    task.total_steps = 10
+    groups = task.configure_optimizers()["optimizer"].param_groups
+    weights, norms, biases = groups
+    assert [group["weight_decay"] for group in groups] == [1e-4, 0.0, 0.0]
+    assert biases["initial_lr"] == 2 * weights["initial_lr"] == 2 * norms["initial_lr"]
+    total = sum(p.numel() for group in groups for p in group["params"])
+    assert total == sum(p.numel() for p in task.model.parameters())
+    assert all(p.dim() > 1 for p in weights["params"])
+
+
+def test_ignored_pixels_are_not_learnt(run):
+    task, _, _ = load_task(run)
+    batch = {"image": torch.randn(2, 3, 24, 24), "classes": torch.randint(3, (2, 24, 24))}
+    batch["classes"][:, 12:] = IGNORE
+    loss, _ = task.loss(batch)
+    logits = task.model(batch["image"]).permute(0, 2, 3, 1)[:, :12].flatten(0, 2)
+    expected = torch.nn.functional.cross_entropy(logits, batch["classes"][:, :12].flatten())
+    assert torch.allclose(loss, expected, atol=1e-5)
+    batch["classes"][:] = IGNORE
+    assert task.loss(batch)[0] == 0
+
+
+def test_a_backbone_of_one_size_is_evaluated_in_windows(tmp_path, pictures):
+    kwargs = {"backbone": "lavit_nano", "width": 8, "head_width": 8}
+    config = dataclasses.replace(CONFIG, model="fpn_seg_nano", model_kwargs=kwargs, max_steps=1, out=tmp_path / "run")
+    run = train(config, quiet=True)
+    assert 0 <= evaluate(run, device="cpu")["miou"] <= 1
+    assert predict(run, pictures)[1]["size"] == [61, 50]
+    with pytest.raises(UserError, match="takes images of 24 x 24 alone"):
+        predict(run, pictures, task_kwargs={"way": "whole"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "gmlp_nano"}, "gmlp_nano is a model of image-classification.*eanet_seg_nano"),
+        ({"img_size": 64}, "give --task-kwargs crop=64"),
+        ({"augment": "rand-m9"}, "is for image classification"),
+        ({"mixup": 0.2}, "mixup is for image classification"),
+        ({"task_kwargs": {"crop": "x"}}, "crop='x' must be int"),
+        ({"task_kwargs": {"crop": (1, 2, 3)}}, "crop must be a side"),
+        ({"task_kwargs": {"scales": 0.0}}, "scales must be above 0"),
+        ({"task_kwargs": {"way": "both"}}, "give one of auto, whole, sliding"),
+        ({"task_kwargs": {"test_batch": 0}}, "test_batch and crops must be 1 or more"),
+        ({"task_kwargs": {"crops": 0}}, "test_batch and crops must be 1 or more"),
+        ({"task_kwargs": {"iou_loss": -1.0}}, "iou_loss must be a number of 0 or more, got -1.0"),
+        ({"task_kwargs": {"bias_lr": float("inf")}}, "bias_lr must be a number of 0 or more, got inf"),
+        ({"task_kwargs": {"window": (1, 2, 3)}}, "window must be a side"),
+        ({"task_kwargs": {"chunk_size": -1}}, "chunk_size must be 0 or more"),
+        ({"model_kwargs": {"num_classes": 3}}, "set elsewhere"),
+        ({"model_kwargs": {"slots": 3}}, "has no argument 'slots'"),
+    ],
+)
+def test_mistakes(changes, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        train(dataclasses.replace(CONFIG, out=tmp_path / "run", **changes), quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_that_is_no_image(run, tmp_path):
+    file = tmp_path / "torn.png"
+    file.write_bytes(b"\x89PNG")
+    with pytest.raises(UserError, match=r"torn\.png .*give a readable PNG"):
+        predict(run, [file])
+
+
+def test_an_epoch_takes_several_crops_of_an_image() -> None:
+    config = dataclasses.replace(CONFIG, task_kwargs={"crops": 3, "crop": 16})
+    data = semantic_segmentation.SemanticSegmentation.load_data(config)
+    assert (len(data.train), len(data.test)) == (48, 5)
+    first, again = (data.train.read(torch.tensor([6, 8]), 0)["image"] for _ in range(2))
+    assert torch.equal(first, again)
+    # Of one image, at different places.
+    assert not torch.equal(first[0], first[1])
+
+
+def test_a_limit_beside_several_crops_keeps_images_of_all_places() -> None:
+    config = dataclasses.replace(CONFIG, limit=8, augment="none", task_kwargs={"crops": 8})
+    data = semantic_segmentation.SemanticSegmentation.load_data(config)
+    images = data.train.read(torch.arange(8), 0)["image"]
+    assert len(torch.unique(images.flatten(1), dim=0)) == 8
+
+
+def test_the_soft_iou_is_learnt_beside_the_entropy() -> None:
+    config = dataclasses.replace(CONFIG, task_kwargs={"iou_loss": 2.0})
+    task = semantic_segmentation.SemanticSegmentation
+    data = task.load_data(config)
+    batch = data.train.read(torch.arange(4), 0)
+    model = task.build_model(config, data.describe()).eval()
+    total, parts = task(model, config, data.describe()).loss(batch)
+    torch.testing.assert_close(total, parts["cross_entropy"] + 2 * parts["iou_loss"])
+    assert 0 < parts["iou_loss"] < 1

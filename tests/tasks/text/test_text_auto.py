@@ -1,0 +1,53 @@
+"""`import tokenmix` is enough for transformers' automatic classes, in either order and from half-imported places."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tokenmix.text import GMLPConfig, GMLPForSequenceClassification
+
+SRC = Path(__file__).parents[3] / "src"
+FIND = "print(type(AutoModelForSequenceClassification.from_pretrained(sys.argv[1])).__name__)"
+AUTO = "from transformers import AutoModelForSequenceClassification"
+ORDERS = {
+    "theirs first": f"{AUTO}\nimport tokenmix",
+    # Their files of models import the automatic classes while they are themselves half imported.
+    "in the middle of a model": f"import tokenmix\nfrom transformers import BertModel\n{AUTO}",
+}
+
+
+def python(code: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, *arguments],
+        env={"PYTHONPATH": str(SRC), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    config = GMLPConfig(
+        vocab_size=30, hidden_size=8, num_hidden_layers=1, intermediate_size=12, max_position_embeddings=10
+    )
+    GMLPForSequenceClassification(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_saved_model_is_found(order: str, saved: str) -> None:
+    assert python(f"import sys\n{ORDERS[order]}\n{FIND}", saved) == "GMLPForSequenceClassification"
+
+
+def test_nothing_of_ours_is_loaded_for_those_who_want_another_model() -> None:
+    code = "import sys, tokenmix\nfrom transformers import AutoConfig\nAutoConfig.for_model('bert')\n"
+    heavy = python(
+        code + "print('tokenmix.layers' in sys.modules, 'tokenmix.tasks.text.models.modeling' in sys.modules)"
+    )
+    assert heavy == "False False"

@@ -1,0 +1,176 @@
+"""Corpora from files in every layout, what is held out of them, the named ones if cached, and bad files."""
+
+import codecs
+import json
+from pathlib import Path
+
+import pytest
+
+from tokenmix.data.spec import located, short_name
+from tokenmix.data.store import stored_path
+from tokenmix.errors import UserError
+from tokenmix.tasks.text.data import corpus, get_text, list_text, load_text
+from tokenmix.tasks.text.data.books import _html_text, _without_markup
+from tokenmix.tasks.text.data.split import choose_test, is_test
+from tokenmix.tasks.text.data.table import CORPORA
+from tokenmix.tasks.text.data.wordnet import parse
+
+
+def sides(spec: str) -> tuple[list[str], list[str]]:
+    found = load_text(spec)
+    again = list(found.train)
+    assert again == list(found.train), "a corpus can be read as often as wanted"
+    return again, list(found.test)
+
+
+def test_the_last_tenth_of_a_file_is_held_out(tmp_path: Path):
+    lines = [f"This is the line with number {i:03}.\n" for i in range(100)]
+    (tmp_path / "a.txt").write_text("".join(lines))
+    train, test = sides(f"text:{tmp_path / 'a.txt'}")
+    assert train == ["".join(lines[:90])]
+    assert test == ["".join(lines[90:])]
+
+
+def test_a_long_file_is_cut_at_line_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(corpus, "PIECE", 100)
+    (tmp_path / "a.txt").write_text("".join(f"number {i:03}\n" for i in range(100)))
+    train, _ = sides(f"text:{tmp_path / 'a.txt'}")
+    assert len(train) == 9
+    assert all(piece.endswith("\n") for piece in train)
+
+
+def test_a_tenth_of_a_folder_is_held_out_and_copies_stay_together(tmp_path: Path):
+    for i in range(20):
+        (tmp_path / f"{i}.txt").write_text(f"story {i % 10}")
+    train, test = sides(f"text:{tmp_path}")
+    assert len(train) == 18
+    assert len(test) == 2
+    assert not set(train) & set(test)
+
+
+def test_parts_of_a_folder_are_used(tmp_path: Path):
+    for part, words in (("train", "learn this"), ("validation", "test that")):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "a.txt").write_text(words)
+    assert sides(f"text:{tmp_path}") == (["learn this"], ["test that"])
+
+
+def test_tables(tmp_path: Path):
+    rows = [f"row {i}, with a comma" for i in range(200)]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"body": row}) for row in rows))
+    (tmp_path / "a.csv").write_text("body,n\n" + "\n".join(f'"{row}",1' for row in rows))
+    (tmp_path / "t").mkdir()
+    for part in ("train", "test"):
+        (tmp_path / "t" / f"{part}.jsonl").write_text(json.dumps({"text": part}))
+    found = sides(f"jsonl:{tmp_path / 'a.jsonl'}#body")
+    assert found == sides(f"csv:{tmp_path / 'a.csv'}#body")
+    assert sorted(found[0] + found[1]) == sorted(rows)
+    assert 5 < len(found[1]) < 40
+    assert sides(f"jsonl:{tmp_path / 't'}") == (["train"], ["test"])
+
+
+def test_digest_follows_the_contents(tmp_path: Path):
+    file = tmp_path / "a.txt"
+    file.write_text("one\n" * 20)
+    first = load_text(f"text:{file}").digest
+    assert load_text(f"text:{file}").digest == first
+    file.write_text("two\n" * 20)
+    assert load_text(f"text:{file}").digest != first
+
+
+BAD = {
+    "latin.txt": ("text:{}", "caf\xe9\n".encode("latin-1"), "line 1: byte 0xe9 at offset 3 is not UTF-8"),
+    "second.txt": ("text:{}", b"good\n\xff\n", "line 2: byte 0xff at offset 5"),
+    "wide.txt": ("text:{}", codecs.BOM_UTF16_LE + "a".encode("utf-16-le"), "is UTF-16; convert it"),
+    "empty.txt": ("text:{}", b"", "is empty"),
+    "bad.jsonl": ("jsonl:{}#t", b'{"t": "a"}\n{"t": \n', "line 2 is no JSON"),
+    "list.jsonl": ("jsonl:{}#t", b"[1]\n", "is a JSON list, not an object"),
+    "other.jsonl": ("jsonl:{}#t", b'{"u": "a"}\n', "no column 't'; it has 'u'"),
+    "number.jsonl": ("jsonl:{}#t", b'{"t": 3}\n', "'t' is 3, not text"),
+    "head.csv": ("csv:{}#t", b"t,u\n", "has no rows"),
+    "wide.csv": ("csv:{}#t", b"t,u\n1,2\n1,2,3\n", "line 3 has 3 fields, the header 2"),
+    "short.csv": ("csv:{}#t", b"t,u\n1\n", "line 2 has 1 fields, the header 2"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files_are_told_with_place_and_remedy(tmp_path: Path, name: str):
+    spec, raw, message = BAD[name]
+    (tmp_path / name).write_bytes(raw)
+    with pytest.raises(UserError, match=message) as caught:
+        sides(spec.format(tmp_path / name))
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("text:/no/such", "does not exist"),
+        ("text", "give --data text:PATH"),
+        ("jsonl:", "give --data jsonl:PATH#column"),
+        ("englisch", "did you mean english"),
+        ("/tmp", "give text:/tmp"),
+    ],
+)
+def test_unknown_corpora(spec: str, message: str):
+    with pytest.raises(UserError, match=message):
+        load_text(spec)
+
+
+def test_parquet_needs_pyarrow_or_a_whole_file(tmp_path: Path):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 cut off")
+    with pytest.raises(UserError, match=r"tokenmix.parquet.|is truncated or no parquet file"):
+        list(load_text(f"parquet:{tmp_path / 'a.parquet'}").train)
+
+
+def test_parquet(tmp_path: Path):
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [f"row {i}" for i in range(100)]
+    parquet.write_table(pyarrow.table({"text": rows}), tmp_path / "a.parquet")
+    train, test = sides(f"parquet:{tmp_path / 'a.parquet'}")
+    assert sorted(train + test) == sorted(rows)
+
+
+def test_sides_do_not_depend_on_case_or_blanks():
+    assert is_test("A  word") == is_test("a word")
+    share = sum(is_test(str(i)) for i in range(5000)) / 5000
+    assert share == pytest.approx(0.1, abs=0.02)
+    assert len(choose_test(str(i) for i in range(41))) == 5
+
+
+def test_markup_is_stripped():
+    assert _without_markup("In <FI>the<Fi> beginning<CM><RF>begin: or, start<Rf>.") == "In the beginning."
+    page = "<html><head><title>x</title></head><body><p>One <b>two</b>\nthree</p><p>Four &amp; five</p></body></html>"
+    assert _html_text(page) == "One two three\nFour & five"
+
+
+def test_wordnet_lines():
+    line = '00001740 03 n 02 object 0 physical_object(p) 1 001 ~ 00001930 n 0000 | a thing; "a ball"; "one" \n'
+    found = list(parse("noun", ["  1 the licence", line]))
+    assert [(s.file, s.words, s.definition, s.examples) for s in found] == [
+        (3, ("object", "physical object"), "a thing", ["a ball", "one"])
+    ]
+
+
+def test_table_and_names(tmp_path: Path):
+    rows = {row.name: row for row in list_text(tmp_path)}
+    assert not rows["english"].cached
+    assert rows["text"].cached
+    with pytest.raises(UserError, match="unknown data set 'sotuu'; did you mean sotu"):
+        get_text("sotuu")
+    assert located("jsonl:a/b.jsonl#text") == f"jsonl:{Path('a/b.jsonl').absolute()}#text"
+    assert short_name("jsonl:a/b.jsonl#text") == "jsonl-b.jsonl"
+
+
+@pytest.mark.parametrize(("name", "train", "test"), [("sotu", 209, 24), ("bible", 1099, 90), ("moby-dick", 126, 14)])
+def test_named_corpus_if_cached(name: str, train: int, test: int):
+    if not all(stored_path(stored).exists() for stored in CORPORA[name].stored):
+        pytest.skip(f"{name} is not in the cache; `tokenmix data get {name}` fetches it")
+    learnt, held = sides(name)
+    assert (len(learnt), len(held)) == (train, test)
+    assert not set(learnt) & set(held)
+    # One file of moby-dick's package holds the whole book.
+    assert max(map(len, learnt)) < 300_000
+    assert not any("<" in document for document in held)

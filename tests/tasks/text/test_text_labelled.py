@@ -1,0 +1,272 @@
+"""Labelled text in the user's tables, in GLUE's and SQuAD's published layouts, and the real sets if cached."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tokenmix.data.numbered import make_numbered_loader
+from tokenmix.data.store import stored_path
+from tokenmix.errors import UserError
+from tokenmix.tasks.text.data import (
+    EncodedQuestions,
+    EncodedText,
+    load_labelled,
+    load_questions,
+    tfidf_baseline,
+)
+from tokenmix.tasks.text.data.real import balanced, sense_pairs
+from tokenmix.tasks.text.data.split import is_test
+from tokenmix.tasks.text.data.wordnet import Synset
+from tokenmix.tasks.text.tokenizer import train_tokenizer
+
+TEXTS = [f"it is {word} number {i}" for i in range(60) for word in ("good", "bad")]
+
+
+LEARNT = [(text, text.split()[2]) for text in TEXTS if not is_test(text)][:6]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return train_tokenizer([*TEXTS, "Who ran? The old fox, named Ödön, ran 12 miles."], "wordpiece", 110)
+
+
+def table(folder: Path, rows: list[tuple[str, ...]], header: tuple[str, ...]) -> Path:
+    path = folder / "a.csv"
+    path.write_text("\n".join(",".join(row) for row in (header, *rows)))
+    return path
+
+
+def test_csv_and_jsonl(tmp_path: Path):
+    path = table(tmp_path, [(text, text.split()[2]) for text in TEXTS], ("text", "label"))
+    data = load_labelled(f"csv:{path}")
+    assert data.classes == ["bad", "good"]
+    assert len(data.train) + len(data.test) == len(TEXTS)
+    assert not set(data.train.texts) & set(data.test.texts)
+    assert [data.classes[label] for label in data.train.labels] == [text.split()[2] for text in data.train.texts]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"s": t, "y": t.split()[2]}) for t in TEXTS))
+    same = load_labelled(f"jsonl:{tmp_path / 'a.jsonl'}#s,y")
+    assert same.test.texts == data.test.texts
+    limited = load_labelled(f"csv:{path}", limit=20, limit_eval=4)
+    assert (len(limited.train), len(limited.test)) == (20, 4)
+    assert torch.bincount(limited.train.labels).tolist() == pytest.approx([10, 10], abs=2)
+
+
+def test_pairs_and_numbers(tmp_path: Path):
+    rows = [(f"a {i}", f"b {i}", f"{i / 4}") for i in range(80)]
+    data = load_labelled(f"csv:{table(tmp_path, rows, ('one', 'two', 'score'))}#one,two,score")
+    assert (data.kind, data.classes, data.train.labels.dtype) == ("regression", [], torch.float32)
+    assert data.train.pairs is not None
+    assert [pair.replace("b", "a") for pair in data.train.pairs] == data.train.texts
+    with pytest.raises(UserError, match="numbers for labels"):
+        tfidf_baseline(data)
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "columns", "message"),
+    [
+        (("text", "label"), [("a", "x"), ("b", "y")], "text,class", "no column 'class'; it has 'text', 'label'"),
+        (("text", "label"), [(f"a{i}", "x") for i in range(50)], "text,label", "every label of .* is 'x'"),
+        (("text", "label"), [("a", "x"), ("b", "")], "text,label", "line 3: 'label' is '', no label"),
+        (("text", "label"), LEARNT, "text,label", "has no rows for testing"),
+        (("text", "label"), [("a", "x")], "a,b,c,d", "names 4 columns"),
+        (("text", "label"), [], "text,label", "has no rows"),
+    ],
+)
+def test_bad_tables(tmp_path: Path, header: Any, rows: Any, columns: str, message: str):
+    path = table(tmp_path, rows, header)
+    with pytest.raises(UserError, match=message) as caught:
+        load_labelled(f"csv:{path}#{columns}")
+    assert "a.csv" in str(caught.value)
+
+
+def test_unknown_labelled_sets():
+    with pytest.raises(UserError, match="did you mean vader"):
+        load_labelled("vadr")
+    with pytest.raises(UserError, match="give --data glue:PATH/SST-2"):
+        load_labelled("glue:")
+    with pytest.raises(UserError, match="unknown domain of vader 'films'"):
+        load_labelled("vader:films")
+
+
+GLUE = {
+    "SST-2": ("sentence\tlabel", ['a "fine film \t1', "dull\t0"]),
+    "CoLA": (None, ["gj04\t1\t\tHe ran.", "gj04\t0\t*\tRan he the."]),
+    "MRPC": ("Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", ["1\t1\t2\tHe ran.\tHe did run.", "0\t1\t2\tA.\tB."]),
+    "QQP": ("id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", ["0\t1\t2\tWho?\tWhom?\t1", "1\t3\t4\tA?\tB?\t0"]),
+    "STS-B": (
+        "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore",
+        ["0\tg\tf\ty\t1\tn\tn\tA plane.\tAn airplane.\t5.000", "1\tg\tf\ty\t1\tn\tn\tA.\tB.\t1.000"],
+    ),
+    "MNLI": (
+        "index\tsentence1\tsentence2\tlabel1\tgold_label",
+        ["0\tA.\tB.\tneutral\tneutral", "1\tC.\tD.\tx\tcontradiction", "2\tE.\tF.\tx\tentailment", "3\tG.\tH.\tx\t-"],
+    ),
+    "QNLI": ("index\tquestion\tsentence\tlabel", ["0\tWho?\tHe.\tentailment", "1\tWho?\tIt.\tnot_entailment"]),
+    "RTE": ("index\tsentence1\tsentence2\tlabel", ["0\tA.\tB.\tentailment", "1\tC.\tD.\tnot_entailment"]),
+}
+
+
+@pytest.mark.parametrize("name", GLUE)
+def test_glue(tmp_path: Path, name: str):
+    header, rows = GLUE[name]
+    (tmp_path / name).mkdir()
+    for file in ("train.tsv", "dev_matched.tsv" if name == "MNLI" else "dev.tsv"):
+        (tmp_path / name / file).write_text("\n".join([*([header] if header else []), *rows]) + "\n")
+    data = load_labelled(f"glue:{tmp_path / name}")
+    kept = 3 if name == "MNLI" else 2
+    assert len(data.train) == len(data.test) == kept
+    assert (data.train.pairs is None) == (name in ("SST-2", "CoLA"))
+    expected = {
+        "STS-B": [5.0, 1.0],
+        "MNLI": [1, 2, 0],
+        "QNLI": [0, 1],
+        "RTE": [0, 1],
+    }.get(name, [1, 0])
+    assert data.train.labels.tolist() == expected
+    first = {"SST-2": 'a "fine film ', "CoLA": "He ran.", "STS-B": "A plane."}
+    assert data.train.texts[0] == first.get(name, data.train.texts[0])
+
+
+@pytest.mark.parametrize(
+    ("folder", "header", "row", "message"),
+    [
+        ("SST-2", "text\tlabel", "a\t1", "no column 'sentence'; it has 'text', 'label'"),
+        ("SST-2", "sentence\tlabel", "a\tgood", "line 2: the label 'good' is none of 0, 1"),
+        ("STS-B", "sentence1\tsentence2\tscore", "a\tb\thigh", "the score 'high' is no number"),
+        ("SST2", "sentence\tlabel", "a\t1", "did you mean SST-2"),
+    ],
+)
+def test_bad_glue(tmp_path: Path, folder: str, header: str, row: str, message: str):
+    (tmp_path / folder).mkdir()
+    for file in ("train.tsv", "dev.tsv"):
+        (tmp_path / folder / file).write_text(f"{header}\n{row}\n")
+    with pytest.raises(UserError, match=message):
+        load_labelled(f"glue:{tmp_path / folder}")
+
+
+def test_encoded_text(tmp_path: Path, tokenizer: Any):
+    rows = [(text, "bad " * (i % 7 + 1), str(i % 2)) for i, text in enumerate(TEXTS)]
+    data = load_labelled(f"csv:{table(tmp_path, rows, ('a', 'b', 'y'))}#a,b,y")
+    encoded = EncodedText(data.train, tokenizer, max_length=12)
+    batch = encoded.read(torch.tensor([3, 0, 7]), 0)
+    expected = tokenizer(data.train.texts[0], data.train.pairs[0], truncation="longest_first", max_length=12)  # type: ignore[index]
+    length = int(batch["attention_mask"][1].sum())
+    assert batch["input_ids"][1, :length].tolist() == expected["input_ids"]
+    assert batch["token_type_ids"][1, :length].tolist() == expected["token_type_ids"]
+    assert (batch["input_ids"][1, length:] == tokenizer.pad_token_id).all()
+    assert batch["labels"].tolist() == data.train.labels[[3, 0, 7]].tolist()
+    assert 0 < encoded.cut < len(encoded)
+    loader = make_numbered_loader(encoded, batch_size=5, shuffle=False, seed=0)
+    assert sum(len(b["index"]) for b in loader) == len(encoded) == len(data.train)
+    with pytest.raises(UserError, match="give 5 or more"):
+        EncodedText(data.train, tokenizer, max_length=4)
+
+
+def test_baseline_learns_what_words_tell(tmp_path: Path):
+    path = table(tmp_path, [(text, text.split()[2]) for text in TEXTS], ("text", "label"))
+    data = load_labelled(f"csv:{path}")
+    found = tfidf_baseline(data)
+    assert found["accuracy"] == found["macro_f1"] == 1
+    often = torch.bincount(data.train.labels).argmax()
+    assert found["majority"] == pytest.approx((data.test.labels == often).float().mean().item())
+
+
+CONTEXT = "The old fox, named Ödön, ran 12 miles. " * 4 + "Then it slept."
+
+
+def squad(folder: Path, answers: list[dict[str, Any]], version: str = "v2.0", **more: Any) -> str:
+    asked = [
+        {"id": "q1", "question": "Who ran?", "answers": answers, "is_impossible": False},
+        {"id": "q2", "question": "Who flew?", "answers": [], "is_impossible": True},
+    ]
+    whole = {"data": [{"title": "x", "paragraphs": [{"context": CONTEXT, "qas": asked}]}], **more}
+    for part in ("train", "dev"):
+        (folder / f"{part}-{version}.json").write_text(json.dumps(whole))
+    return f"squad:{folder}"
+
+
+def test_squad_answers_are_found_again_in_the_parts(tmp_path: Path, tokenizer: Any):
+    place = CONTEXT.rindex("12 miles")
+    data = load_questions(squad(tmp_path, [{"text": "12 miles", "answer_start": place}]))
+    assert data.unanswerable
+    parts = EncodedQuestions(data.train, tokenizer, max_length=48, stride=16, max_question=10)
+    assert set(parts.sample.tolist()) == {0, 1}
+    batch = parts.read(torch.arange(len(parts)), 0)
+    hits = 0
+    for row, (sample, start, end) in enumerate(zip(parts.sample, batch["start_positions"], batch["end_positions"])):
+        if start == 0:
+            assert end == 0
+            continue
+        offsets = parts.offsets[row]
+        assert sample == 0
+        assert CONTEXT[offsets[start, 0] : offsets[end, 1]] == "12 miles"
+        hits += 1
+    assert hits >= 1
+    covered = np.concatenate([o[o[:, 0] >= 0] for o, s in zip(parts.offsets, parts.sample) if s == 0])
+    assert covered[:, 1].max() == len(CONTEXT), "the parts reach the end of the context"
+    assert batch["input_ids"].shape[1] <= 48
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"text": "12 miles", "answer_start": 9999}, "the context has .* characters"),
+        ({"text": "12 miles", "answer_start": 0}, "there stands 'The old '"),
+        ({"text": "12 miles", "answer_start": -3}, "question 'q1' has the answer '12 miles' at -3"),
+    ],
+)
+def test_answers_outside_the_context(tmp_path: Path, answer: Any, message: str):
+    with pytest.raises(UserError, match=message):
+        load_questions(squad(tmp_path, [answer]))
+
+
+def test_bad_squad(tmp_path: Path, tokenizer: Any):
+    with pytest.raises(UserError, match=r"has no train-v1.1.json"):
+        load_questions(f"squad:{tmp_path}")
+    spec = squad(tmp_path, [], data=[{"title": "x"}])
+    with pytest.raises(UserError, match="has not SQuAD's layout"):
+        load_questions(spec)
+    (tmp_path / "train-v2.0.json").write_text('{"data": [\n')
+    with pytest.raises(UserError, match="line 2 is no JSON"):
+        load_questions(spec)
+    with pytest.raises(UserError, match="must be more than the stride"):
+        EncodedQuestions([], tokenizer, max_length=64, stride=60)
+
+
+def test_sense_pairs_are_balanced_for_each_word():
+    senses = [
+        Synset("noun", 3, ("bank",), 'money; "the bank lends"; "banks are closed"; "go to the bank"'),
+        Synset("noun", 3, ("bank", "shore"), 'land; "the bank of a river"; "the shore is flat"'),
+        Synset("verb", 29, ("bank",), 'trust; "bank on it"'),
+    ]
+    pairs = sense_pairs(senses)
+    assert sum(label == "same" for *_, label in pairs) == 3
+    assert sum(label == "different" for *_, label in pairs) == 3
+    assert {word for word, *_ in pairs} == {"bank"}
+    kept = balanced([*pairs, ("lone", "a lone wolf", "a lone star", "same")])
+    assert len(kept) == 6
+    assert "lone" not in {word for word, *_ in kept}
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "train", "test"),
+    [
+        ("vader:movie", "vader", 8097, 1973),
+        ("vader:movie,tweets", "vader", 8097, 707),
+        ("wordnet-pairs", "wordnet", 13647, 3398),
+    ],
+)
+def test_real_set_if_cached(name: str, stored: str, train: int, test: int):
+    if not stored_path(stored).exists():
+        pytest.skip(f"{stored} is not in the cache; `tokenmix data get {name.partition(':')[0]}` fetches it")
+    data = load_labelled(name)
+    assert (len(data.train), len(data.test)) == (train, test)
+    assert not set(data.train.texts) & set(data.test.texts)
+    if data.train.pairs:
+        words = [{text.partition(":")[0] for text in part.texts} for part in (data.train, data.test)]
+        assert not words[0] & words[1]
+        assert torch.bincount(data.test.labels).tolist() == [test // 2, test // 2]

@@ -1,0 +1,175 @@
+"""Tokens on the disk, sequences packed from them, and what is masked: a function of (seed, epoch, index)."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tokenmix.data.numbered import make_numbered_loader
+from tokenmix.errors import UserError
+from tokenmix.tasks.text.data import PackedText, load_text, tokenized
+from tokenmix.tasks.text.data.masking import IGNORED
+from tokenmix.tasks.text.data.tokens import Tokens, tokenizer_digest
+from tokenmix.tasks.text.tokenizer import train_tokenizer
+
+LINES = [
+    f"The {word} number {i} remembers wonderful {word}s of yesterday.\n" for i in range(60) for word in ("cat", "dog")
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return train_tokenizer(LINES, "wordpiece", 120)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Any:
+    (tmp_path / "a.txt").write_text("".join(LINES))
+    return load_text(f"text:{tmp_path / 'a.txt'}")
+
+
+@pytest.fixture
+def tokens(corpus: Any, tokenizer: Any, tmp_path: Path) -> tuple[Tokens, Tokens]:
+    return tokenized(corpus, tokenizer, tmp_path / "cache")
+
+
+def test_tokens_are_those_of_the_tokenizer(corpus: Any, tokenizer: Any, tokens: tuple[Tokens, Tokens]):
+    expected = tokenizer("".join(corpus.test), add_special_tokens=False)
+    assert tokens[1].ids.tolist() == [*expected["input_ids"], tokenizer.sep_token_id]
+    assert tokens[1].ids.dtype == np.uint16
+    pieces = tokenizer.convert_ids_to_tokens(tokens[1].ids.tolist())
+    assert [int(not piece.startswith("##")) for piece in pieces] == tokens[1].starts.tolist()
+
+
+def test_tokens_are_made_once(
+    corpus: Any, tokenizer: Any, tokens: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tokenmix.tasks.text.data.tokens._write", lambda *_: pytest.fail("made again"))
+    again = tokenized(corpus, tokenizer, tmp_path / "cache")
+    assert np.array_equal(again[0].ids, tokens[0].ids)
+
+
+def test_damaged_or_other_tokens_are_made_again(corpus: Any, tokenizer: Any, tokens: Any, tmp_path: Path):
+    file = next((tmp_path / "cache" / "tokens").glob("*/train.uint16"))
+    kept = tokens[0].ids.tolist()
+    file.write_bytes(b"cut")
+    assert tokenized(corpus, tokenizer, tmp_path / "cache")[0].ids.tolist() == kept
+    other = train_tokenizer(LINES, "wordpiece", 100)
+    assert tokenizer_digest(other) != tokenizer_digest(tokenizer)
+    tokenized(corpus, other, tmp_path / "cache")
+    folders = [path for path in (tmp_path / "cache" / "tokens").iterdir() if path.is_dir()]
+    assert len(folders) == 2
+
+
+def test_a_corpus_without_text(tmp_path: Path, tokenizer: Any):
+    (tmp_path / "blank.txt").write_text(" \n" * 50)
+    with pytest.raises(UserError, match="holds no text for training"):
+        tokenized(load_text(f"text:{tmp_path / 'blank.txt'}"), tokenizer, tmp_path)
+    assert not [path for path in (tmp_path / "tokens").iterdir() if path.is_dir()]
+
+
+def restored(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.where(batch["labels"] == IGNORED, batch["input_ids"], batch["labels"])
+
+
+def test_testing_reads_every_token_once(tokens: Any, tokenizer: Any):
+    packed = PackedText(tokens[1], tokenizer, length=16, part="test")
+    batch = packed.read(torch.arange(len(packed)), 0)
+    whole = restored(batch)
+    assert set(whole[:, 0].tolist()) == {tokenizer.cls_token_id}
+    last = batch["attention_mask"].sum(1) - 1
+    assert set(whole.gather(1, last[:, None])[:, 0].tolist()) == {tokenizer.sep_token_id}
+    inner = [row[1:end].tolist() for row, end in zip(whole, last)]
+    assert sum(inner, []) == tokens[1].ids.tolist()  # noqa: RUF017
+    again = PackedText(tokens[1], tokenizer, length=16, part="test", seed=5).read(torch.arange(len(packed)), 3)
+    assert torch.equal(again["input_ids"], batch["input_ids"])
+
+
+def test_training_masks_follow_seed_epoch_and_index_alone(tokens: Any, tokenizer: Any):
+    packed = PackedText(tokens[0], tokenizer, length=32, part="train", seed=1)
+    whole = packed.read(torch.arange(len(packed)), 2)
+    some = packed.read(torch.tensor([5, 3]), 2)
+    for key in ("input_ids", "labels"):
+        assert torch.equal(some[key], whole[key][[5, 3]])
+    other_epoch = packed.read(torch.arange(len(packed)), 3)
+    other_seed = PackedText(tokens[0], tokenizer, length=32, part="train", seed=2).read(torch.arange(len(packed)), 2)
+    assert not torch.equal(other_epoch["labels"], whole["labels"])
+    assert not torch.equal(other_seed["labels"], whole["labels"])
+
+
+@pytest.mark.parametrize("masking", ["token", "whole-word"])
+def test_shares(tokens: Any, tokenizer: Any, masking: Any):
+    packed = PackedText(tokens[0], tokenizer, length=34, part="train", masking=masking)
+    batches = [packed.read(torch.arange(len(packed)), epoch) for epoch in range(40)]
+    labels = torch.cat([batch["labels"] for batch in batches])
+    inputs = torch.cat([batch["input_ids"] for batch in batches])
+    chosen = labels != IGNORED
+    ordinary = ~torch.isin(torch.where(chosen, labels, inputs), packed.special)
+    assert not (chosen & ~ordinary).any()
+    assert chosen.sum() / ordinary.sum() == pytest.approx(0.15, abs=0.01)
+    hidden = (inputs[chosen] == tokenizer.mask_token_id).float().mean()
+    kept = (inputs[chosen] == labels[chosen]).float().mean()
+    assert hidden == pytest.approx(0.8, abs=0.02)
+    assert kept == pytest.approx(0.1, abs=0.02)
+    assert not torch.isin(inputs[chosen & (inputs != tokenizer.mask_token_id)], packed.special).any()
+
+
+def test_whole_words_are_hidden_whole(tokens: Any, tokenizer: Any):
+    packed = PackedText(tokens[0], tokenizer, length=32, part="train", masking="whole-word")
+    batch = packed.read(torch.arange(len(packed)), 0)
+    chosen = (batch["labels"] != IGNORED).tolist()
+    pieces = [tokenizer.convert_ids_to_tokens(row.tolist()) for row in restored(batch)]
+    inside = 0
+    for row, names in zip(chosen, pieces):
+        for place in range(2, len(names)):
+            if names[place].startswith("##"):
+                inside += row[place]
+                assert row[place] == row[place - 1]
+    assert inside > 5
+
+
+def test_loader_resumes_and_shares(tokens: Any, tokenizer: Any):
+    packed = PackedText(tokens[0], tokenizer, length=16, part="train", seed=3)
+
+    def batches(epoch: int = 1, **options: Any) -> list[dict[str, torch.Tensor]]:
+        loader = make_numbered_loader(
+            packed, **{"batch_size": 4, "shuffle": True, "seed": 3, "drop_last": True, **options}
+        )
+        loader.set_epoch(epoch)
+        return list(loader)
+
+    whole = batches()
+    late = batches(start_batch=3)
+    assert len(late) == len(whole) - 3
+    assert all(torch.equal(a[k], b[k]) for a, b in zip(late, whole[3:]) for k in a)
+    assert not torch.equal(batches(epoch=2)[0]["index"], whole[0]["index"])
+    halves = [batches(batch_size=2, rank=rank, world_size=2) for rank in (0, 1)]
+    for one, other, both in zip(*halves, whole):
+        assert torch.equal(torch.stack([one["labels"], other["labels"]], 1).flatten(0, 1), both["labels"])
+    state = torch.get_rng_state()
+    batches()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length": 2}, "leaves no token"),
+        ({"length": 100_000}, "do not fill one sequence"),
+        ({"length": 16, "share": 0.0}, "BERT's is 0.15"),
+        ({"length": 16, "masking": "words"}, "token or whole-word"),
+    ],
+)
+def test_impossible_packing(tokens: Any, tokenizer: Any, options: Any, message: str):
+    with pytest.raises(UserError, match=message):
+        PackedText(tokens[0], tokenizer, part="train", **options)
+
+
+def test_batch_that_does_not_fit(tokens: Any, tokenizer: Any):
+    packed = PackedText(tokens[1], tokenizer, length=16, part="test")
+    with pytest.raises(UserError, match="give a batch size of at most"):
+        make_numbered_loader(packed, batch_size=10_000, shuffle=True, seed=0, drop_last=True)
+    with pytest.raises(UserError, match="give 1 or more"):
+        make_numbered_loader(packed, batch_size=0, shuffle=True, seed=0)
