@@ -60,13 +60,16 @@ class TaskEntry:
         name: for example `semantic-segmentation`.
         about: one line for `tokenmix list tasks`.
         task: its `TaskModule` class.
-        options: dataclass of what only this task can be given; a module that PyTorch is not imported for.
+        options: dataclass of what only this task can be given, a `tokenmix.train.config.TaskOptions` in a module that
+            PyTorch is not imported for.
+        optim: dataclass of optimiser and learning rate, where the task does without some of the usual ones.
     """
 
     name: str
     about: str
     task: Target
-    options: Any = None
+    options: Target = "tokenmix.train.config:TaskOptions"
+    optim: Target = "tokenmix.train.config:OptimConfig"
 
 
 @dataclass(frozen=True, kw_only=True)

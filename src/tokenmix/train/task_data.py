@@ -8,7 +8,8 @@ import torch
 
 from tokenmix.data.numbered import Numbered, limited, make_numbered_loader
 from tokenmix.errors import UserError
-from tokenmix.train.task import TaskData, TaskRecipe
+from tokenmix.train.config import TrainConfig
+from tokenmix.train.task import TaskData
 
 __all__ = ["NumberedData"]
 
@@ -23,14 +24,14 @@ class NumberedData(TaskData):
         description: what the run folder keeps beside the numbers of samples.
     """
 
-    def __init__(self, train: Numbered, test: Numbered, *, config: TaskRecipe, description: dict[str, Any]) -> None:
+    def __init__(self, train: Numbered, test: Numbered, *, config: TrainConfig, description: dict[str, Any]) -> None:
         self.unit = train.unit
-        self.train = limited(train, config.limit)
-        self.test = limited(test, config.limit_eval)
+        self.train = limited(train, config.data.limit)
+        self.test = limited(test, config.data.limit_eval)
         self.num_train, self.num_test = len(self.train), len(self.test)
         self.description = {"train": self.num_train, "test": self.num_test, **description}
         self._shared: dict[str, Any] = {
-            "seed": config.seed, "workers": config.workers, "pin_memory": torch.cuda.is_available()
+            "seed": config.loop.seed, "workers": config.data.workers, "pin_memory": torch.cuda.is_available()
         }  # fmt: skip
 
     def describe(self) -> dict[str, Any]:

@@ -106,17 +106,15 @@ class Bar(RichProgressBar):
 
 
 def check_device(config: TrainConfig) -> None:
-    """Raise `UserError` for a device that is not there, or a precision that it cannot compute in."""
-    if config.device not in ACCELERATORS:
-        raise UserError(f"unknown device {config.device!r}; known: {', '.join(ACCELERATORS)}")
-    if config.device == "cuda" and not torch.cuda.is_available():
+    """Raise `UserError` for a device that the machine does not have, or a precision that it cannot compute in."""
+    if config.loop.device == "cuda" and not torch.cuda.is_available():
         raise UserError("no CUDA device is available; give --device cpu")
-    if config.device == "mps" and not torch.backends.mps.is_available():
+    if config.loop.device == "mps" and not torch.backends.mps.is_available():
         raise UserError("no MPS device is available; give --device cpu")
-    on_cpu = config.device == "cpu" or (
-        config.device == "auto" and not (torch.cuda.is_available() or torch.backends.mps.is_available())
+    on_cpu = config.loop.device == "cpu" or (
+        config.loop.device == "auto" and not (torch.cuda.is_available() or torch.backends.mps.is_available())
     )
-    if config.precision == "16-mixed" and on_cpu:
+    if config.loop.precision == "16-mixed" and on_cpu:
         raise UserError("precision 16-mixed needs a GPU; give --precision bf16-mixed or 32")
 
 
@@ -133,8 +131,8 @@ def fit(
 ) -> None:
     """Train from where `progress` stands to the end of the plan, leaving checkpoints and logs in the run folder."""
     with together():
-        recorder = Recorder(run, plan, progress, log_every=config.log_every, quiet=quiet, unit=data.unit)
-    average = None if config.ema is None else Average(task.model, config.ema, plan, progress)
+        recorder = Recorder(run, plan, progress, log_every=config.loop.log_every, quiet=quiet, unit=data.unit)
+    average = None if config.optim.ema is None else Average(task.model, config.optim.ema, plan, progress)
     if state is not None:
         recorder.load_state_dict(state["recorder"])
         if average is not None:
@@ -142,17 +140,17 @@ def fit(
     task.total_steps = plan.total_steps
     with _quiet_lightning(), listen() as request:
         checkpoints = Checkpoints(
-            run, plan, progress, recorder, average, request, every=config.checkpoint_every, state=state
+            run, plan, progress, recorder, average, request, every=config.loop.checkpoint_every, state=state
         )
         # In this order: the position moves first, and what is saved has been averaged and recorded.
-        callbacks = [Position(plan, progress, config.seed), average, recorder, checkpoints]
+        callbacks = [Position(plan, progress, config.loop.seed), average, recorder, checkpoints]
         shown = not quiet and sys.stderr.isatty()
         bar = Bar(recorder, task.headline, plan.batches(progress.epoch)) if shown else None
         trainer = L.Trainer(
             max_epochs=plan.epochs,
             # A task that steps its optimisers itself accumulates and clips itself as well.
             accumulate_grad_batches=plan.accumulate if task.automatic_optimization else 1,
-            gradient_clip_val=config.clip_grad if task.automatic_optimization else None,
+            gradient_clip_val=config.optim.clip_grad if task.automatic_optimization else None,
             num_sanity_val_steps=0,
             reload_dataloaders_every_n_epochs=1,
             enable_progress_bar=shown,
@@ -177,8 +175,8 @@ def validate(task: TaskModule, data: TaskData, config: TrainConfig, batch_size: 
 
 def _engine(config: TrainConfig) -> dict[str, Any]:
     return {
-        "accelerator": ACCELERATORS[config.device],
-        "precision": PRECISIONS[config.precision],
+        "accelerator": ACCELERATORS[config.loop.device],
+        "precision": PRECISIONS[config.loop.precision],
         "logger": False,
         "enable_checkpointing": False,
         "enable_model_summary": False,
@@ -193,7 +191,7 @@ def _processes(config: TrainConfig, task: TaskModule) -> dict[str, Any]:
         return {"devices": 1}
     # A backward pass of one of several networks leaves the others' parameters without a gradient.
     strategy = DDPStrategy(find_unused_parameters=not task.automatic_optimization)
-    if config.strategy == "fsdp":
+    if config.loop.strategy == "fsdp":
         strategy = ModelParallelStrategy(data_parallel_size=here.world_size, tensor_parallel_size=1)
     return {
         "devices": here.local_world_size,

@@ -7,5 +7,6 @@ TASKS.register(
         name="image-classification",
         about="one label for each image; accuracy",
         task="tokenmix.tasks.classification.task:ImageClassification",
+        options="tokenmix.tasks.classification.options:ClassificationOptions",
     ),
 )
