@@ -8,7 +8,7 @@ import pytest
 from tokenmix.cli import main
 from tokenmix.models.families import list_all_models, task_of
 from tokenmix.registry import get_task
-from tokenmix.train.config import TrainConfig
+from tokenmix.train.sources import make_config
 
 
 def told(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def test_every_model_is_of_a_task_that_takes_it():
     for name in list_all_models():
         task = task_of(name)
         assert task is not None
-        get_task(task).check(TrainConfig(task=task, model=name), 16)
+        get_task(task).check(make_config(task=task, model=name), 16)
 
 
 @pytest.mark.parametrize(("points", "tokens"), [(512, 64), (2000, 64)])

@@ -174,7 +174,7 @@ class TrainConfig(Document):
         """The error for an option that the task does not have, with the tasks that have it."""
         plain = name.removeprefix("--").replace("-", "_")
         having = [entry.name for entry in TASKS if plain in default_config(entry.name).flat()]
-        if 0 < len(having) < 4:
+        if 0 < len(having) < 6:
             return UserError(f"{self.task} has no option {name}, which is one of {', '.join(having)}; leave it out")
         return unknown_name(f"option of {self.task}", name, known)
 

@@ -107,7 +107,7 @@ def _plain(wanted: type, value: Any, name: str) -> Any:
 def _check_range(wanted: Range, value: Any, name: str, *, optional: bool) -> None:
     for number in value if isinstance(value, tuple) else () if value is None else (value,):
         if number not in wanted:
-            raise UserError(f"{name} must be {wanted}{', or none' if optional else ''}, got {number}")
+            raise UserError(f"{name} must be {wanted}{', or none;' if optional else ','} got {number}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from tokenmix.tasks.generation.task import ImageGeneration
 from tokenmix.train import callbacks
-from tokenmix.train.config import TrainConfig
+from tokenmix.train.sources import make_config
 from tokenmix.train.ranks import joined, ranks
 from tokenmix.train.run import train
 
@@ -29,10 +29,10 @@ def noted(self, classes):
     return noise
 
 ImageGeneration._noise = noted
-config = TrainConfig(
+config = make_config(
     task="image-generation", model="eagan_nano", model_kwargs={"width": 8, "latent_dim": 8}, data="digits",
     img_size=32, epochs=2, batch_size=4, limit=24, limit_eval=11, threads=1, device="cpu", checkpoint_every=2,
-    task_kwargs={"ema": 0.9, "classes": ("1", "4")},
+    **{"ema": 0.9, "classes": ("1", "4")},
 )
 
 class Killed(BaseException):
@@ -59,15 +59,15 @@ def put(name, run):
 
 with joined("cpu"):
     from dataclasses import replace
-    put("whole", lambda: train(replace(config, out=out / "whole"), quiet=True))
+    put("whole", lambda: train(config.replace(out=out / "whole"), quiet=True))
     (out / f"noise-{ranks().rank}.json").write_text(json.dumps(seen))
     callbacks.Position.on_train_batch_start = killed
     try:
-        train(replace(config, out=out / "again"), quiet=True)
+        train(config.replace(out=out / "again"), quiet=True)
     except Killed:
         pass
     callbacks.Position.on_train_batch_start = step
-    put("again", lambda: train(TrainConfig(resume=out / "again"), quiet=True))
+    put("again", lambda: train(make_config(resume=out / "again"), quiet=True))
 """
 
 

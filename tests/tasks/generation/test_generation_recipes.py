@@ -23,12 +23,12 @@ def test_there_is_one_for_every_published_size():
 def test_it_is_checked_and_each_part_of_its_batch_is_the_published_one(name):
     config = load_recipe(name)
     task = get_task(config.task)
-    task.check(config, config.batch_size)
+    task.check(config, config.loop.batch_size)
     settings = task.settings_of(config)
-    assert config.batch_size // settings.d_steps == (64 if name == "sagan_cifar10" else 256)
-    assert config.max_steps is not None
+    assert config.loop.batch_size // settings.d_steps == (64 if name == "sagan_cifar10" else 256)
+    assert config.loop.max_steps is not None
     images = {"sagan_cifar10": 50_000, "sagan_tiny_imagenet": 100_000, "sagan_imagenet128": 1_281_167}[name]
-    assert config.epochs * (images // config.batch_size) >= config.max_steps
+    assert config.loop.epochs * (images // config.loop.batch_size) >= config.loop.max_steps
 
 
 @pytest.mark.parametrize("name", NAMES)
