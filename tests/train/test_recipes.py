@@ -22,6 +22,10 @@ NANO = {"gmlp_imagenet": "gmlp_nano", "eamlp_384": "eamlp_nano"}
 IMAGENET = 1_281_167
 
 
+def file_of(name: str) -> Path:
+    return next((ROOT / "recipes").rglob(f"{name}.toml"))
+
+
 @pytest.fixture(scope="module")
 def imagefolder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("imagenet")
@@ -36,7 +40,7 @@ def imagefolder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_recipe_has_its_nano_form():
     known = set(list_recipes())
-    assert known == {path.stem for path in (ROOT / "recipes").glob("*.toml")}
+    assert known == {path.stem for path in (ROOT / "recipes").rglob("*.toml")}
     assert {name for name in known if load_recipe(name).task == "image-classification"} == set(NANO)
 
 
@@ -58,7 +62,7 @@ def test_it_builds_its_model_at_its_size(name: str):
 
 @pytest.mark.parametrize("name", NANO)
 def test_every_value_has_its_mark(name: str):
-    text = (ROOT / "recipes" / f"{name}.toml").read_text()
+    text = file_of(name).read_text()
     settings = [
         line for line in text.splitlines() if re.match(r"\w+ = ", line) and not line.startswith(("task", "model "))
     ]
@@ -70,7 +74,7 @@ def test_every_value_has_its_mark(name: str):
 @pytest.mark.parametrize("name", NANO)
 def test_its_command_is_one_that_runs(name: str):
     """The torchrun line in its head, with as many processes as the recipe is for."""
-    text = (ROOT / "recipes" / f"{name}.toml").read_text()
+    text = file_of(name).read_text()
     match = re.search(r"^# +torchrun --nproc_per_node (\d+) -m tokenmix (.*)$", text, re.MULTILINE)
     assert match is not None
     config = cli.parse(match[2].split()).config
@@ -82,7 +86,7 @@ def test_its_command_is_one_that_runs(name: str):
 def test_two_steps_of_its_nano_form(name: str, imagefolder: Path, tmp_path: Path):
     config = load_recipe(name)
     kwargs = [f"{key}={value}" for key, value in config.model.model_kwargs.items()]
-    arguments = ["train", "--recipe", str(ROOT / "recipes" / name), "--data", f"imagefolder:{imagefolder}"]
+    arguments = ["train", "--recipe", str(file_of(name).with_suffix("")), "--data", f"imagefolder:{imagefolder}"]
     arguments += ["--model", NANO[name], "--model-kwargs", *kwargs, "--img-size", "32", "--devices", "1"]
     arguments += ["--batch-size", "8", "--workers", "0", "--threads", "1", "--device", "cpu", "--max-steps", "2"]
     assert cli.main([*arguments, "--out", str(tmp_path / "run")]) == 0
@@ -131,7 +135,7 @@ def test_what_is_given_beside_it_wins():
         "image-classification",
     )
     plain = cli.parse(["train", "--data", "digits"]).config
-    assert (plain.recipe, plain.weight_decay) == (None, 0.05)
+    assert (plain.loop.recipe, plain.optim.weight_decay) == (None, 0.05)
 
 
 def test_arguments_are_merged_name_by_name():
@@ -171,5 +175,5 @@ def test_a_pattern_that_the_shell_spelled_out(capsys: pytest.CaptureFixture[str]
 
 def test_recipes_are_toml_with_settings_only():
     for name in list_recipes():
-        values = tomllib.loads((ROOT / "recipes" / f"{name}.toml").read_text())
+        values = tomllib.loads(file_of(name).read_text())
         assert "data" not in values, "where ImageNet lies is the user's"

@@ -14,6 +14,7 @@ from tokenmix.errors import UserError
 from tokenmix.registry import TASKS, TaskEntry, get_task, list_tasks
 from tokenmix.train import callbacks
 from tokenmix.train.checkpoint import read_weights
+from tokenmix.train.config import TrainConfig
 from tokenmix.train.run import evaluate, predict, train
 from tokenmix.train.sources import make_config
 from tokenmix.train.task import TaskData, TaskModule
@@ -85,7 +86,9 @@ class Adversaries(TaskModule):
         return [{"file": str(file)} for file in files]
 
 
-CONFIG = make_config(task="adversaries", data="numbers", batch_size=8, epochs=3, lr=0.1, device="cpu", threads=1)
+CONFIG = TrainConfig(task="adversaries").replace(
+    data="numbers", batch_size=8, epochs=3, lr=0.1, device="cpu", threads=1
+)
 CONFIG = CONFIG.replace(checkpoint_every=2, log_every=1)
 
 

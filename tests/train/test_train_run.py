@@ -54,16 +54,18 @@ def bare_loop(settings: TrainConfig) -> dict[str, torch.Tensor]:
     task = get_task(settings.task)
     data = task.load_data(settings)
     plan = make_plan(settings, data.num_train)
-    seed_everything(settings.seed, 0, 0)
+    seed_everything(settings.loop.seed, 0, 0)
     model = task.build_model(settings, data.describe()).train()
     optimizer = make_optimizer(model, settings.optim)
     schedule = make_schedule(optimizer, settings.optim, plan.total_steps, settings.loop.epochs)
     for epoch in range(plan.epochs):
-        for i, batch in enumerate(data.train_batches(batch_size=settings.batch_size, epoch=epoch, start=0)):
-            seed_everything(settings.seed, epoch + 1, i)
+        for i, batch in enumerate(data.train_batches(batch_size=settings.loop.batch_size, epoch=epoch, start=0)):
+            seed_everything(settings.loop.seed, epoch + 1, i)
             optimizer.zero_grad()
-            F.cross_entropy(model(batch["image"]), batch["label"], label_smoothing=settings.smoothing).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_grad or 0)
+            F.cross_entropy(
+                model(batch["image"]), batch["label"], label_smoothing=settings.options.smoothing
+            ).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), settings.optim.clip_grad or 0)
             optimizer.step()
             schedule.step()
     return model.state_dict()
