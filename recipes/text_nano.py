@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import tyro
 from matplotlib.figure import Figure
-from over_seeds import over_seeds, read_result, seconds_and_commits, shown
+from over_seeds import SECONDS_NOTE, over_seeds, read_result, seconds_and_commits, shown
 from small_pictures import save_small
 
 from tokenmix.data.text.baseline import tfidf_baseline
@@ -230,7 +230,7 @@ def markdown(found: Mapping[str, Any], command: str) -> str:
         f"Made by `{command}` on {environment()['cpu']}, one thread, bf16; after the last step, mean ± sample standard",
         f"deviation over the seeds. Pretraining: {sequences:,} sequences of {SHARED['seq_len']} tokens of `english`, a",
         f"WordPiece vocabulary of {TOKENS:,}, every model in the same order with the same masks. Seconds of one run,",
-        "where other programs were running too: for planning, not for comparing.",
+        f"where other programs were running too: for planning, not for comparing. {SECONDS_NOTE}",
         "",
         "| model | perplexity, held out | parameters | seconds |",
         "|---|---:|---:|---:|",
