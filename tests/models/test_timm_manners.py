@@ -1,6 +1,7 @@
 """What timm expects of a model, for every nano model of the registry, and for the large ones where it costs nothing."""
 
 import copy
+import re
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,16 @@ def test_large_models_say_what_they_are(name) -> None:
     first = model.pretrained_cfg["first_conv"]
     assert first is None or model.get_submodule(first).in_channels == 3
     assert model(torch.empty(2, 3, 224, 224, device="meta")).shape == (2, 1000)
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_counts_in_a_presets_docstring_are_the_models_own(name) -> None:
+    """Those of a paper have "paper" before them."""
+    model, text = create_model(name, device="meta"), timm.models.model_entrypoint(name).__doc__ or ""
+    counted = {"M parameters": sum(p.numel() for p in model.parameters()) / 1e6, "GMAC": model.macs() / 1e9}
+    for unit, count in counted.items():
+        for written in re.findall(rf"(?<!paper )(?<![\d.])([\d.]+) {unit}", text):
+            assert written == f"{count:.{len(written.partition('.')[2])}f}"
 
 
 @pytest.mark.parametrize("name", NANO)

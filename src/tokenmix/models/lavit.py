@@ -312,7 +312,7 @@ def lavit_small(**kwargs: Any) -> LaViT:
 
 @register_model
 def lavit_base(**kwargs: Any) -> LaViT:
-    """LaViT-B in our layout: 40.16 M parameters, 5.97 GMAC; paper 39.6 M, 6.1 G, 83.1 % top-1."""
+    """LaViT-B in our layout: 40.16 M parameters, 5.94 GMAC; paper 39.6 M, 6.1 G, 83.1 % top-1."""
     return create(LaViT, "lavit_base", {"depths": (3, 3, 14, 5), "num_vanilla": (3, 3, 4, 1)}, kwargs)
 
 
