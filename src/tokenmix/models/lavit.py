@@ -286,10 +286,11 @@ def _init_linear(module: nn.Module) -> None:
             nn.init.zeros_(module.bias)
 
 
+_PYRAMID = {"first_conv": "stages.0.embed"}
 default_cfgs = generate_default_cfgs(
     {
-        **{f"lavit_{size}": {**IMAGENET, "first_conv": "stages.0.embed"} for size in ("tiny", "small", "base")},
-        "lavit_nano": {**SMALL, "first_conv": "stages.0.embed"},
+        **{f"lavit_{size}": {**IMAGENET, **_PYRAMID, "pool_size": (7, 7)} for size in ("tiny", "small", "base")},
+        "lavit_nano": {**SMALL, **_PYRAMID, "pool_size": (2, 2)},
     }
 )
 
