@@ -25,6 +25,7 @@ from tokenmix.data.text.baseline import tfidf_baseline
 from tokenmix.data.text.labelled import load_labelled
 from tokenmix.environment import environment
 from tokenmix.inspect.gates import gate_numbers, toeplitz_share
+from tokenmix.inspect.tiles import SIGNED
 from tokenmix.tasks import TASKS, TaskSpec
 from tokenmix.tasks.masked_lm import MaskedLM
 from tokenmix.tokenizer import save_tokenizer, train_tokenizer
@@ -193,7 +194,7 @@ def draw(found: Mapping[str, Any], folder: Path, file: Path) -> None:
     axis.legend(frameon=False, fontsize=8)
     for i, (axis, gate) in enumerate(zip(right.subplots(2, -(-len(gates) // 2)).ravel(), gates)):
         bound = float(gate.abs().max())
-        axis.imshow(gate.numpy(), cmap="coolwarm", vmin=-bound, vmax=bound)
+        axis.imshow(gate.numpy(), cmap=SIGNED, vmin=-bound, vmax=bound)
         axis.set(title=f"block {i}", xticks=[], yticks=[])
     save_small(figure, file, dpi=110, colors=256)
 

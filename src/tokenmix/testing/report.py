@@ -19,7 +19,7 @@ COLOURS = {"pass": "green", "FAIL": "bold red", "skipped": "dim"}
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of one property: what was asked for, what was seen, and the cause of a failure, the usual one or the one seen."""
+    """The outcome of one property: what was asked for, what was seen, and a failure's cause, usual or seen."""
 
     property: str
     status: Status
@@ -30,7 +30,8 @@ class Verdict:
     def explanation(self) -> str:
         """One line for people."""
         if self.status == "FAIL":
-            return f"{self.detail}. {'Usual cause' if self.cause == PROPERTIES[self.property].cause else 'Cause'}: {self.cause}."
+            usual = self.cause == PROPERTIES[self.property].cause
+            return f"{self.detail}. {'Usual cause' if usual else 'Cause'}: {self.cause}."
         return self.detail if self.status == "skipped" else self.about
 
 
