@@ -237,13 +237,10 @@ def _shrink_stem(backbone: Any, in_chans: int, factory: Mapping[str, Any]) -> No
         entry["reduction"] //= 2 if i == 0 else 4
 
 
-_CFG = {**IMAGENET, "fixed_input_size": False, "first_conv": "backbone.conv1", "classifier": "backbone.fc"}
+_RESNET = {"fixed_input_size": False, "first_conv": "backbone.conv1", "classifier": "backbone.fc"}
+_CFG = {**IMAGENET, **_RESNET, "pool_size": (7, 7)}
 default_cfgs = generate_default_cfgs(
-    {
-        "eanet_resnet50": _CFG,
-        "eanet_resnet101": _CFG,
-        "eanet_nano": {**SMALL, "fixed_input_size": False, "first_conv": "backbone.conv1", "classifier": "backbone.fc"},
-    }
+    {"eanet_resnet50": _CFG, "eanet_resnet101": _CFG, "eanet_nano": {**SMALL, **_RESNET, "pool_size": (4, 4)}}
 )
 
 
