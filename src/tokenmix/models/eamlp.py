@@ -8,6 +8,7 @@ import math
 from typing import Any, Literal
 
 import torch
+from timm.layers.drop import calculate_drop_path_rates
 from timm.layers.weight_init import trunc_normal_
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
@@ -179,7 +180,7 @@ class EAMLP(IsotropicNet):
         stem = T2TStem(
             embed_dim, img_size=img_size, in_chans=in_chans, num_splits=num_splits, dropout=attn_drop_rate, **factory
         )
-        rates = torch.linspace(0, drop_path_rate, depth).tolist()
+        rates = calculate_drop_path_rates(drop_path_rate, depth)
         blocks = [
             MixerBlock(
                 MultiHeadExternalAttention(embed_dim, num_heads=num_heads, num_slots=num_slots, **factory),

@@ -6,7 +6,7 @@ Paper: Liu, Dai, So, Le, "Pay Attention to MLPs", 2021, arXiv:2105.08050.
 from typing import Any, Literal
 
 import torch
-from timm.layers.drop import DropPath
+from timm.layers.drop import DropPath, calculate_drop_path_rates
 from timm.layers.weight_init import lecun_normal_
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
@@ -91,7 +91,7 @@ class GMLP(IsotropicNet):
                 dropout=proj_drop_rate, **factory,
             )  # fmt: skip
 
-        rates = torch.linspace(0, drop_path_rate, depth).tolist()
+        rates = calculate_drop_path_rates(drop_path_rate, depth)
         super().__init__(
             stem,
             [GMLPBlock(branch(), drop_path=rate, **factory) for rate in rates],
