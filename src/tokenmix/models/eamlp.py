@@ -180,7 +180,7 @@ class EAMLP(IsotropicNet):
         stem = T2TStem(
             embed_dim, img_size=img_size, in_chans=in_chans, num_splits=num_splits, dropout=attn_drop_rate, **factory
         )
-        rates = calculate_drop_path_rates(drop_path_rate, depth)
+        rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
         blocks = [
             MixerBlock(
                 MultiHeadExternalAttention(embed_dim, num_heads=num_heads, num_slots=num_slots, **factory),

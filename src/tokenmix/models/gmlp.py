@@ -91,7 +91,7 @@ class GMLP(IsotropicNet):
                 dropout=proj_drop_rate, **factory,
             )  # fmt: skip
 
-        rates = calculate_drop_path_rates(drop_path_rate, depth)
+        rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
         super().__init__(
             stem,
             [GMLPBlock(branch(), drop_path=rate, **factory) for rate in rates],

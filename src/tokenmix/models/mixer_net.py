@@ -69,7 +69,7 @@ class MixerNet(IsotropicNet):
             {"num_heads": num_heads, **factory},
             mixer_kwargs or {},
         )
-        rates = calculate_drop_path_rates(drop_path_rate, depth)
+        rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
         blocks = [
             MixerBlock(m, mlp_ratio=mlp_ratio, drop=drop_rate, drop_path=rate, **factory)
             for m, rate in zip(mixers, rates, strict=True)
