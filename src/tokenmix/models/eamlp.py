@@ -8,6 +8,7 @@ import math
 from typing import Any, Literal
 
 import torch
+import torch.fx
 from timm.layers.drop import calculate_drop_path_rates
 from timm.layers.weight_init import trunc_normal_
 from timm.models import generate_default_cfgs, register_model
@@ -24,6 +25,8 @@ from tokenmix.models.stems import Stem, pair
 from tokenmix.ops.external import external_attention
 
 __all__ = ["EAMLP", "Split", "StemAttention", "T2TStem"]
+
+torch.fx.wrap("external_attention")
 
 # (kernel, stride, padding) of the three overlapping unfoldings.
 Split = tuple[int, int, int]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
+import torch.fx
 from timm.layers.drop import calculate_drop_path_rates
 from timm.layers.weight_init import trunc_normal_
 from timm.models import generate_default_cfgs, register_model
@@ -23,6 +24,8 @@ from tokenmix.models.stems import pair
 from tokenmix.ops.less import Scores
 
 __all__ = ["LaViT"]
+
+torch.fx.wrap("check_images")
 
 
 class LaViT(Classifier):
