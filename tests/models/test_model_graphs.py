@@ -90,10 +90,15 @@ BATCH_NORM = {"img_size": 32, "embed_dim": 32, "depth": 3, "num_slots": 8}
 def hooked(model: nn.Module, names: list[str], batch: Tensor) -> list[Tensor]:
     """What forward hooks see: the first thing that each module returns."""
     seen: dict[str, Tensor] = {}
+
+    def watch(name: str) -> None:
+        def keep(_module: nn.Module, _inputs: Any, out: Any) -> None:
+            seen[name] = out[0] if isinstance(out, tuple) else out
+
+        model.get_submodule(name).register_forward_hook(keep)
+
     for name in names:
-        model.get_submodule(name).register_forward_hook(
-            lambda _, __, out, name=name: seen.__setitem__(name, out[0] if isinstance(out, tuple) else out)
-        )
+        watch(name)
     model(batch)
     return [seen[name] for name in names]
 
@@ -105,7 +110,7 @@ def hooked(model: nn.Module, names: list[str], batch: Tensor) -> list[Tensor]:
         *(("mixer_nano", {"mixer": mixer}) for mixer in list_mixers()),
         ("eamlp_7_bn", BATCH_NORM),
     ],
-    ids=lambda value: value if isinstance(value, str) else value.get("mixer", ""),
+    ids=lambda value: value if isinstance(value, str) else str(value.get("mixer", "")),
 )
 def test_fx_extracts_what_hooks_see(name: str, kwargs: dict[str, Any]) -> None:
     model: Any = build(name, **kwargs)
