@@ -6,13 +6,13 @@ import torch
 from matplotlib import colormaps
 from torch import Tensor, nn
 
+from tokenmix.compare.map_figures import _signed
 from tokenmix.errors import UserError
 from tokenmix.inspect import attention_maps, map_numbers, tiles_of
 from tokenmix.inspect.tiles import SIGNED
 from tokenmix.layers.external import ExternalAttention
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.layers.table import list_mixers
-from tokenmix.compare.map_figures import _signed
 from tokenmix.models import BlockMap, create_model
 
 
