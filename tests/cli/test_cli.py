@@ -119,7 +119,7 @@ def test_cost(capsys):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["trian"], "Unrecognized"),
+        (["trian"], "unknown verb 'trian'; did you mean train"),
         (["train", "image-clasification"], "image-classification"),
         (["train", "image-classification", "--model", "vit_nan", "--data", "digits"], "vit_nano"),
         (["train", "image-classification", "--data", "digts"], "digits"),
@@ -155,7 +155,7 @@ def test_a_mistake_reads_the_same_in_every_encoding(encoding: str):
         timeout=60,
         env={**os.environ, "PYTHONIOENCODING": encoding},
     )
-    assert done.stderr == "tokenmix: --dim takes INT, got 'x': invalid literal for int() with base 10: 'x'\n"
+    assert done.stderr == "tokenmix: --dim takes none|INT: invalid literal for int() with base 10: 'x'\n"
 
 
 def test_predict_refuses_a_broken_picture(run, tmp_path, capsys):
@@ -193,6 +193,6 @@ def test_a_folder_that_cannot_be_made(verb, picture, capsys):
 def test_what_can_be_switched_off_takes_none(verb: str, option: str, name: str) -> None:
     mixers = ["--mixers", "self"] if verb == "compare" else []
     for text, value in (("none", None), ("None", None), ("0.5", 0.5)):
-        assert getattr(parse([verb, "--data", "digits", *mixers, option, text]), name) == value
-    with pytest.raises(UserError, match=rf"{option}: takes a number or none, got 'off'"):
+        assert parse([verb, "--data", "digits", *mixers, option, text]).config.flat()[name] == value
+    with pytest.raises(UserError, match=rf"{option} takes none\|FLOAT: could not convert string to float: 'off'"):
         parse([verb, "--data", "digits", *mixers, option, "off"])

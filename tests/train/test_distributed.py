@@ -38,7 +38,7 @@ from pathlib import Path
 from tokenmix.errors import UserError
 from tokenmix.registry import get_task
 from tokenmix.train import callbacks
-from tokenmix.train.config import TrainConfig
+from tokenmix.train.sources import make_config
 from tokenmix.train.ranks import joined, ranks
 from tokenmix.train.run import train
 

@@ -93,7 +93,7 @@ def test_a_run_on_shards_is_taken_up_in_mid_epoch(shards: str, tmp_path: Path, m
 def test_later_verbs_see_photographs_as_the_run_did(shards: str, tmp_path: Path):
     run = train(config(tmp_path / "run", data=shards, crop_pct=0.5), quiet=True)
     assert json.loads((run / "data.json").read_text())["crop_pct"] == 0.5
-    assert json.loads((run / "config.json").read_text())["config"]["data"] == shards
+    assert json.loads((run / "config.json").read_text())["config"]["data"]["data"] == shards
     result = json.loads((run / "result.json").read_text())["metrics"]
     assert evaluate(run, device="cpu")["loss"] == pytest.approx(result["loss"], abs=1e-6)
     # Half of it is another class: only the centre may be seen.

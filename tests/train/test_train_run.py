@@ -35,7 +35,7 @@ CONFIG = make_config(
 
 
 def config(out: Path, **changes: Any) -> TrainConfig:
-    return CONFIG.replace(out=out, **changes)
+    return make_config(**{**CONFIG.flat(), "out": out, **changes})
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -91,7 +91,7 @@ def test_a_run_folder_holds_what_later_verbs_need(finished):
         assert (finished / name).is_file(), name
     assert any((finished / "tensorboard").iterdir())
     saved = json.loads((finished / "config.json").read_text())
-    assert saved["config"]["lr"] == CONFIG.optim.lr
+    assert saved["config"]["optim"]["lr"] == CONFIG.optim.lr
     assert torch.__version__.startswith(saved["environment"]["versions"]["torch"])
     result = json.loads((finished / "result.json").read_text())
     assert (result["steps"], result["images"], result["epochs"]) == (6, 384, 2)

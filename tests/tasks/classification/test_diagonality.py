@@ -207,7 +207,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path, monkeypatch):
 WORKER = """
 import dataclasses, json, sys
 from pathlib import Path
-from tokenmix.train.config import TrainConfig
+from tokenmix.train.sources import make_config
 from tokenmix.train.ranks import joined
 from tokenmix.train.run import train
 

@@ -17,7 +17,7 @@ from tokenmix.train.sources import make_config
 WORKER = """
 import json, sys
 from pathlib import Path
-from tokenmix.train.config import TrainConfig
+from tokenmix.train.sources import make_config
 from tokenmix.train.ranks import joined
 from tokenmix.train.run import train
 
