@@ -99,12 +99,18 @@ LIGHT = [
     "cli/command",
     "cli/info",
     "cli/listing",
+    "cli/errors",
     "cli/names",
+    "cli/parsing",
     "cli/runs",
     "errors",
     "registry",
     "_import_hook",
     "train/config",
+    "train/schema",
+    "train/sources",
+    "train/words",
+    *(f"tasks/{file.parent.name}/options" for file in PACKAGE.glob("tasks/*/options.py")),
 ]
 
 

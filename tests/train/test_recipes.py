@@ -79,7 +79,7 @@ def test_its_command_is_one_that_runs(name: str):
     assert match is not None
     config = cli.parse(match[2].split()).config
     assert (config.loop.devices, config.loop.recipe) == (int(match[1]), name)
-    assert config.model.model == load_recipe(name).model
+    assert config.model.model == load_recipe(name).model.model
 
 
 @pytest.mark.parametrize("name", NANO)
