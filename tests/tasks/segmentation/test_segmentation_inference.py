@@ -8,7 +8,8 @@ from sklearn.metrics import jaccard_score
 
 from tokenmix.cost.memory import peak_memory
 from tokenmix.layers import ExternalAttention2d
-from tokenmix.tasks.segmentation.inference import Inference, pixel_logits
+from tokenmix.tasks.segmentation.inference import pixel_logits
+from tokenmix.tasks.segmentation.options import Inference
 from tokenmix.tasks.segmentation.metrics import ClassIoU, MeanIoU, PixelAccuracy, PixelEntropy
 from tokenmix.tasks.segmentation.models import create_segmenter
 

@@ -56,7 +56,7 @@ def test_the_published_numbers():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_its_command_parses(name):
-    text = (ROOT / "recipes" / f"{name}.toml").read_text()
+    text = next((ROOT / "recipes").rglob(f"{name}.toml")).read_text()
     match = re.search(r"^# +torchrun --nproc_per_node (\d+) -m tokenmix (.*)$", text, re.MULTILINE)
     assert match is not None
     config = cli.parse(match[2].split()).config
@@ -64,7 +64,7 @@ def test_its_command_parses(name):
 
 
 def test_the_published_evaluation_parses(tmp_path):
-    text = (ROOT / "recipes" / "eanet_voc.toml").read_text()
+    text = next((ROOT / "recipes").rglob("eanet_voc.toml")).read_text()
     match = re.search(r"^# +tokenmix (eval .*)$", text, re.MULTILINE)
     assert match is not None
     saved = {"config": dataclasses.asdict(load_recipe("eanet_voc"))}

@@ -37,7 +37,7 @@ def test_it_is_checked_and_its_model_is_built(name: str):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_its_command_parses(name: str):
-    head = (ROOT / "recipes" / f"{name}.toml").read_text().replace(" \\\n#", "")
+    head = next((ROOT / "recipes").rglob(f"{name}.toml")).read_text().replace(" \\\n#", "")
     match = re.search(r"^# +(?:torchrun --nproc_per_node (\d+) -m )?tokenmix (train .*)$", head, re.MULTILINE)
     assert match is not None
     config = cli.parse(match[2].split()).config
@@ -47,7 +47,7 @@ def test_its_command_parses(name: str):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_value_has_its_mark(name: str):
-    lines = (ROOT / "recipes" / f"{name}.toml").read_text().splitlines()
+    lines = next((ROOT / "recipes").rglob(f"{name}.toml")).read_text().splitlines()
     settings = [x for x in lines if re.match(r"\w+ = ", x) and not x.startswith(("task", "model "))]
     assert len(settings) > 10
     assert not [line for line in settings if not re.search(r"# .*(\[V2\]|\[\?\]|\[ours\])", line)]
