@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tokenmix import create_model, list_models
 
 # As a graph, mixer_nano is vit_nano: it differs by its arguments alone.
-GRAPHS = [name for name in list_models("*_nano") if name != "mixer_nano"]
+GRAPHS = [name for name in list_models("*_nano", task="image-classification") if name != "mixer_nano"]
 # The exporter takes seconds for each; what a dynamic batch does to a model shows in torch.export already.
 IN_ONNX = [pytest.param(name, marks=[] if name == "gmlp_nano" else pytest.mark.slow) for name in GRAPHS]
 # A pyramid of four stages takes as long as all others together, and its own tests compile it.

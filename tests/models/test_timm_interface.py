@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from tokenmix import UserError, create_model, list_models
 
-NANO = list_models("*_nano")
-LARGE = [name for name in list_models() if name not in NANO]
+NANO = list_models("*_nano", task="image-classification")
+LARGE = [name for name in list_models(task="image-classification") if name not in NANO]
 
 
 def build(name: str, **kwargs) -> nn.Module:

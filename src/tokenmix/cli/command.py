@@ -18,12 +18,16 @@ import tyro
 from tokenmix.cli.names import Cost, Data, Doctor, Info, List, Swap
 from tokenmix.cli.runs import Compare, Eval, Export, Generate, Inspect, Predict, Train, TrainTokenizer
 from tokenmix.errors import UserError
+from tokenmix.registry import load_plugin
 from tokenmix.train.launch import launch, processes_to_start
 from tokenmix.train.recipes import merge_kwargs, recipe_values
 
 __all__ = ["VERBS", "main", "parse"]
 
-ABOUT = "Token mixing beyond self-attention: drop one in, train it, see what it costs."
+ABOUT = (
+    "Token mixing beyond self-attention: drop one in, train it, see what it costs. "
+    "tokenmix --import MODULE_OR_FILE.py VERB ... first imports your own code, which registers tasks, models or mixers."
+)
 
 VERBS: dict[str, Any] = {
     "list": List,
@@ -44,7 +48,11 @@ VERBS: dict[str, Any] = {
 
 
 def parse(argv: Sequence[str]) -> Any:
-    """The command that argv asks for; `UserError` with one line where tyro would print a box."""
+    """The command that argv asks for; `UserError` with one line where tyro would print a box.
+
+    What `--import` names before the verb is imported first.
+    """
+    argv = _import_named(argv)
     if sum(word.startswith("wds:") for word in argv) > 1:
         raise UserError("the shell has spelled the pattern of shards out; put it in quotes: --data 'wds:PATTERN'")
     text, config = io.StringIO(), (tyro.conf.OmitArgPrefixes,)
@@ -63,6 +71,17 @@ def parse(argv: Sequence[str]) -> Any:
         if stop.code in (0, None):
             raise
         raise UserError(_one_line(text.getvalue())) from None
+
+
+def _import_named(argv: Sequence[str]) -> Sequence[str]:
+    """Import what stands behind each leading `--import`; what follows is returned."""
+    while argv and (argv[0] == "--import" or argv[0].startswith("--import=")):
+        word, argv = argv[0], argv[1:]
+        if word == "--import" and not argv:
+            raise UserError("--import needs a module or a file: tokenmix --import MODULE_OR_FILE.py VERB ...")
+        module, argv = (argv[0], argv[1:]) if word == "--import" else (word.partition("=")[2], argv)
+        load_plugin(module)
+    return argv
 
 
 def _one_line(box: str) -> str:
