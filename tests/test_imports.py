@@ -62,8 +62,11 @@ def _type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
-# Circles that are still to be mended: each is a set of modules; an entry that is none any more fails the test.
-CIRCLES: list[set[str]] = []
+# Circles that are still to be mended; one that is none any more fails the test.
+CIRCLES = [
+    {"tokenmix.data.images.augment", "tokenmix.data.images.auto_augment"},
+    {f"tokenmix.tasks.text.data.{name}" for name in ("glue", "labelled", "real")},
+]
 
 
 def _module(file: Path) -> str:
@@ -79,9 +82,8 @@ def _imported_modules(tree: ast.AST, known: set[str]) -> set[str]:
             continue
         if isinstance(node, ast.ImportFrom) and node.module in known:
             # `from package import name` names the package's module of that name, or else the package.
-            found |= {
-                f"{node.module}.{a.name}" if f"{node.module}.{a.name}" in known else node.module for a in node.names
-            }
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names & known | ({node.module} if names - known else set())
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names} & known
         else:

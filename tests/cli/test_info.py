@@ -87,7 +87,7 @@ def test_published_figures_of_a_part_stand_beside_that_part(capsys):
         (["info", "sagan", "--model-kwargs", "mixer=self"], "has no argument 'mixer'"),
         (
             ["train", "image-classification", "--model", "gmlp_text_nano"],
-            "gmlp_text_nano is a model of masked-lm, text-classification",
+            "is a model of masked-lm, text-class",
         ),
         (["train", "image-classification", "--model", "retinanet_nano"], "retinanet_nano is a model of detection"),
         (["train", "detection", "--model", "vit_nano"], "example --model retinanet_nano"),
