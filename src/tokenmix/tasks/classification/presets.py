@@ -25,7 +25,7 @@ def _register(
     )  # fmt: skip
 
 
-# What comes first in a skeleton: a convolution, or an unfolding of pixels that timm cannot adapt to other channels.
+# timm adapts first convolutions to other channels; EAMLP unfolds pixels instead, see `EAMLP.adapt_channels`.
 PATCHES, UNFOLDED = {"first_conv": "stem.proj"}, {"first_conv": None}
 
 NET, NET_CFG = "mixer_net:MixerNet", {**SMALL, **PATCHES}
@@ -65,6 +65,8 @@ _register(
 )  # fmt: skip
 
 LAVIT, EMBED = "lavit:LaViT", {"first_conv": "stages.0.embed"}
+LAVIT_CFG = {**IMAGENET, **EMBED, "pool_size": (7, 7)}
+LAVIT_NANO_CFG = {**SMALL, **EMBED, "pool_size": (2, 2)}
 LAVIT_TINY = {
     "embed_dims": (48, 96, 240, 432), "num_heads": (1, 2, 5, 9), "depths": (2, 2, 5, 3), "num_vanilla": (2, 2, 2, 1),
 }  # fmt: skip
@@ -73,14 +75,15 @@ LAVIT_NANO = {
     "patch_size": 2, "embed_dims": (32, 64, 96, 128), "num_heads": (1, 2, 3, 4), "depths": (1, 1, 4, 2),
     "num_vanilla": (1, 1, 2, 1), "mlp_ratio": 2.0,
 }  # fmt: skip
-_register("lavit_tiny", LAVIT, "LaViT-T in our layout", {**IMAGENET, **EMBED}, LAVIT_TINY)
-_register("lavit_small", LAVIT, "LaViT-S in our layout", {**IMAGENET, **EMBED})
-_register("lavit_base", LAVIT, "LaViT-B in our layout", {**IMAGENET, **EMBED}, LAVIT_BASE)
-_register("lavit_nano", LAVIT, "four narrow stages for images of 28 to 64 px", {**SMALL, **EMBED}, LAVIT_NANO)
+_register("lavit_tiny", LAVIT, "LaViT-T in our layout", LAVIT_CFG, LAVIT_TINY)
+_register("lavit_small", LAVIT, "LaViT-S in our layout", LAVIT_CFG)
+_register("lavit_base", LAVIT, "LaViT-B in our layout", LAVIT_CFG, LAVIT_BASE)
+_register("lavit_nano", LAVIT, "four narrow stages for images of 28 to 64 px", LAVIT_NANO_CFG, LAVIT_NANO)
 
 EANET = "eanet:EANet"
 CONVOLUTIONS = {"fixed_input_size": False, "first_conv": "backbone.conv1", "classifier": "backbone.fc"}
-EANET_CFG = {**IMAGENET, **CONVOLUTIONS}
+EANET_CFG = {**IMAGENET, **CONVOLUTIONS, "pool_size": (7, 7)}
+EANET_NANO_CFG = {**SMALL, **CONVOLUTIONS, "pool_size": (4, 4)}
 EANET_NANO = {
     "img_size": 32, "backbone": "resnet18", "stem": "small", "num_slots": 32,
     "backbone_kwargs": {"layers": (1, 1, 1, 1), "channels": (32, 32, 64, 128)},
@@ -88,6 +91,5 @@ EANET_NANO = {
 _register("eanet_resnet50", EANET, "ResNet-50 and the EANet block", EANET_CFG, {"backbone": "resnet50"})
 _register("eanet_resnet101", EANET, "ResNet-101 and the EANet block", EANET_CFG, {"backbone": "resnet101"})
 _register(
-    "eanet_nano", EANET, "four stages of one basic block for images of 28 to 64 px", {**SMALL, **CONVOLUTIONS},
-    EANET_NANO,
+    "eanet_nano", EANET, "four stages of one basic block for images of 28 to 64 px", EANET_NANO_CFG, EANET_NANO,
 )  # fmt: skip

@@ -14,7 +14,7 @@ from torch import nn
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.models.registry import create_model, create_on_meta
 from tokenmix.registry import MODELS, get_task, list_models
-from tokenmix.swap.swapping import swap_attention
+from tokenmix.swap.swap import swap_attention
 
 __all__ = ["run"]
 
