@@ -50,9 +50,9 @@ VERBS: dict[str, Any] = {
 def parse(argv: Sequence[str]) -> Any:
     """The command that argv asks for; `UserError` with one line where tyro would print a box.
 
-    What `--import` names before the verb is imported first.
+    What stands behind `--import` in front of the verb is left to `main`.
     """
-    argv = _import_named(argv)
+    _, argv = split_imports(argv)
     if sum(word.startswith("wds:") for word in argv) > 1:
         raise UserError("the shell has spelled the pattern of shards out; put it in quotes: --data 'wds:PATTERN'")
     text, config = io.StringIO(), (tyro.conf.OmitArgPrefixes,)
@@ -73,15 +73,18 @@ def parse(argv: Sequence[str]) -> Any:
         raise UserError(_one_line(text.getvalue())) from None
 
 
-def _import_named(argv: Sequence[str]) -> Sequence[str]:
-    """Import what stands behind each leading `--import`; what follows is returned."""
-    while argv and (argv[0] == "--import" or argv[0].startswith("--import=")):
-        word, argv = argv[0], argv[1:]
-        if word == "--import" and not argv:
-            raise UserError("--import needs a module or a file: tokenmix --import MODULE_OR_FILE.py VERB ...")
-        module, argv = (argv[0], argv[1:]) if word == "--import" else (word.partition("=")[2], argv)
-        load_plugin(module)
-    return argv
+def split_imports(argv: Sequence[str]) -> tuple[list[str], Sequence[str]]:
+    """The modules and files behind each `--import` in front of the verb, and the words from the verb on."""
+    named = []
+    while argv and argv[0].partition("=")[0] == "--import":
+        word, equals, value = argv[0].partition("=")
+        if not equals:
+            argv, value = argv[1:], argv[1] if len(argv) > 1 else ""
+        if not value:
+            raise UserError(f"{word} needs a module or a file: tokenmix --import MODULE_OR_FILE.py VERB ...")
+        named.append(value)
+        argv = argv[1:]
+    return named, argv
 
 
 def _one_line(box: str) -> str:
@@ -112,6 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments, command = list(sys.argv[1:] if argv is None else argv), None
     try:
+        for module in split_imports(arguments)[0]:
+            load_plugin(module)
         command = parse(arguments)
         processes = processes_to_start(command) if isinstance(command, Train) else 1
         return command.run() if processes == 1 else launch(processes, arguments)

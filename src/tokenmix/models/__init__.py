@@ -24,6 +24,7 @@ __all__ = [
     "MixerNet",
     "create_model",
     "list_models",
+    "register_with_timm",
 ]
 
 for entry in MODELS:
