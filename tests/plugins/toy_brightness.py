@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from torchmetrics import MeanSquaredError, MetricCollection
 
 from tokenmix.registry import MODELS, TASKS, ModelEntry, TaskEntry
@@ -29,8 +30,8 @@ class Rows(TaskData):
         rows = torch.rand(self.num_train, WIDTH, generator=torch.Generator().manual_seed(100 * self.seed + epoch))
         yield from rows.split(batch_size)[start : self.num_train // batch_size]
 
-    def test_batches(self, *, batch_size: int) -> list[Tensor]:
-        return [torch.rand(self.num_test, WIDTH, generator=torch.Generator().manual_seed(7))]
+    def test_batches(self, *, batch_size: int) -> DataLoader[Any]:
+        return DataLoader(torch.rand(self.num_test, WIDTH, generator=torch.Generator().manual_seed(7)), batch_size)  # type: ignore[arg-type]
 
 
 class Brightness(TaskModule):
