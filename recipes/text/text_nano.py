@@ -102,7 +102,7 @@ class WatchedLM(MaskedLM):
         return loss, {**logs, **{f"toeplitz_{i}": torch.tensor(share) for i, share in enumerate(shares)}}
 
 
-TASKS["watched-lm"] = TaskEntry(__name__, "WatchedLM", "masked-lm with a log of its gates")
+TASKS.register(TaskEntry(name="watched-lm", about="masked-lm with a log of its gates", task=WatchedLM))
 
 
 def one_run(args: Args, name: str, **settings: Any) -> dict[str, Any]:

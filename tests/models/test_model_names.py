@@ -87,6 +87,7 @@ def test_every_model_is_here_and_is_trained_by_tasks_that_exist() -> None:
 @pytest.mark.parametrize("name", EXPECTED)
 def test_size_and_mixer(name: str) -> None:
     model: Any = create_on_meta(name)
+    assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     assert sum(p.numel() for p in model.parameters()) == EXPECTED[name][1]
     if MODELS[name].tasks[0] != "masked-lm":
         assert model.mixer_name == EXPECTED[name][0]

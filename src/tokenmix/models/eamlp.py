@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
+import torch.fx
+from timm.layers.drop import calculate_drop_path_rates
 from timm.layers.weight_init import trunc_normal_
 from timm.models import adapt_input_conv
 from torch import Tensor, nn
@@ -23,6 +25,8 @@ from tokenmix.models.stems import Stem, pair
 from tokenmix.ops.external.api import external_attention
 
 __all__ = ["EAMLP", "Split", "StemAttention", "T2TStem"]
+
+torch.fx.wrap("external_attention")
 
 # (kernel, stride, padding) of the three overlapping unfoldings.
 Split = tuple[int, int, int]
@@ -179,7 +183,7 @@ class EAMLP(IsotropicNet):
         stem = T2TStem(
             embed_dim, img_size=img_size, in_chans=in_chans, num_splits=num_splits, dropout=attn_drop_rate, **factory
         )
-        rates = torch.linspace(0, drop_path_rate, depth).tolist()
+        rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
         blocks = [
             MixerBlock(
                 MultiHeadExternalAttention(embed_dim, num_heads=num_heads, num_slots=num_slots, **factory),

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
+import torch.fx
+from timm.layers.drop import calculate_drop_path_rates
 from timm.layers.weight_init import trunc_normal_
 from torch import Tensor, nn
 
@@ -20,6 +22,8 @@ from tokenmix.models.timm_interface import Classifier, check_images, make_head, 
 from tokenmix.ops.less import Scores
 
 __all__ = ["LaViT"]
+
+torch.fx.wrap("check_images")
 
 
 class LaViT(Classifier):
@@ -87,11 +91,11 @@ class LaViT(Classifier):
         specs = make_stages(embed_dims, depths, num_vanilla, num_heads, key_reductions, residuals, mlp_ratio)
         self.img_size, self.in_chans, self.patch_size, self.less_mode = pair(img_size), in_chans, patch_size, less_mode
         strides = [patch_size] + [2] * (len(specs) - 1)
-        rates = torch.linspace(0, drop_path_rate, sum(depths)).split(list(depths))
+        rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
         self.stages = nn.ModuleList(
             LaViTStage(
                 spec, specs[i - 1] if i else None, specs[i - 1].dim if i else in_chans, grid, stride=strides[i],
-                less_mode=less_mode, layer_scale=layer_scale, drop=proj_drop_rate, drop_path=rates[i].tolist(),
+                less_mode=less_mode, layer_scale=layer_scale, drop=proj_drop_rate, drop_path=rates[i],
                 **factory,
             )
             for i, (spec, grid) in enumerate(zip(specs, _grids(self.img_size, strides), strict=True))

@@ -47,16 +47,9 @@ def create_model(name: str, **kwargs: Any) -> nn.Module:
 
 
 def create_on_meta(name: str, **kwargs: Any) -> nn.Module:
-    """The model with shapes alone; those whose builder takes a `device` may compute with numbers while they build."""
-    architecture = name.split(".")[0]
-    if architecture in MODELS and _takes_device(load_object(MODELS[architecture].build)):
-        return create_model(name, device="meta", **kwargs)
+    """The model with shapes alone."""
     with torch.device("meta"):
         return create_model(name, **kwargs)
-
-
-def _takes_device(build: Callable[..., Any]) -> bool:
-    return "device" in inspect.signature(build).parameters
 
 
 def _check_arguments(

@@ -3,8 +3,6 @@
 import dataclasses
 from typing import Any
 
-import torch
-
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.tasks.text.models.config import GMLPConfig
 from tokenmix.tasks.text.models.heads import GMLPForMaskedLM
@@ -30,7 +28,6 @@ def create_config(name: str, **overrides: Any) -> GMLPConfig:
     return GMLPConfig(**{**PRESETS[name].fields, **overrides})
 
 
-def create_text_model(name: str, *, device: Any = None, **overrides: Any) -> GMLPForMaskedLM:
+def create_text_model(name: str, **overrides: Any) -> GMLPForMaskedLM:
     """A preset's masked-language model; `overrides` are those of `create_config`."""
-    with torch.device(device or "cpu"):
-        return GMLPForMaskedLM(create_config(name, **overrides))
+    return GMLPForMaskedLM(create_config(name, **overrides))
