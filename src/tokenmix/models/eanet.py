@@ -9,22 +9,13 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-<<<<<<< HEAD
-=======
 import torch.fx
-from timm.models import generate_default_cfgs, register_model
->>>>>>> main
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.external import ExternalAttention2d, Tie
-<<<<<<< HEAD
-from tokenmix.models.isotropic import BlockMap
-=======
 from tokenmix.models.isotropic import BlockMap, mix
-from tokenmix.models.presets import IMAGENET, SMALL, create
->>>>>>> main
 from tokenmix.models.pretrained import timm_resnet
 from tokenmix.models.stems import pair
 from tokenmix.models.timm_interface import Classifier, record_input_size, take_indices

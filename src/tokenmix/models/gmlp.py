@@ -13,12 +13,7 @@ from torch import Tensor, nn
 
 from tokenmix.errors import unknown_name
 from tokenmix.layers.gated_mlp import GatedMLP
-<<<<<<< HEAD
-from tokenmix.models.isotropic import IsotropicNet
-=======
 from tokenmix.models.isotropic import IsotropicNet, mix
-from tokenmix.models.presets import HALF, IMAGENET, SMALL, create
->>>>>>> main
 from tokenmix.models.stems import PatchStem
 from tokenmix.ops.less import Scores
 
