@@ -37,7 +37,7 @@ import dataclasses, errno, json, os, signal, sys
 from pathlib import Path
 from tokenmix.errors import UserError
 from tokenmix.registry import get_task
-from tokenmix.train import trainer
+from tokenmix.train import checkpoint, trainer
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.distributed import distributed_info, process_group
 from tokenmix.train.run import train

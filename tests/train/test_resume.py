@@ -57,7 +57,7 @@ class Killed(BaseException):
 
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, where: type, hook: str, count: int) -> None:
-    """Let a hook of a callback raise the `count`-th time it is called, before it does anything."""
+    """Let a method raise the `count`-th time it is called, before it does anything."""
     original, calls = getattr(where, hook), [0]
 
     def raising(self, *args, **kwargs):
@@ -161,7 +161,7 @@ def test_resume_takes_the_runs_own_settings(tmp_path, whole):
 
 
 def test_ctrl_c_twice_keeps_the_checkpoint_before(tmp_path, monkeypatch):
-    """The second Ctrl-C is an ordinary KeyboardInterrupt, which Lightning alone would turn into exit code 1."""
+    """The second Ctrl-C is an ordinary KeyboardInterrupt."""
     # A shell starts what runs in the background with Ctrl-C ignored, these tests too.
     before = signal.default_int_handler
     inherited, step = signal.signal(signal.SIGINT, before), trainer.TrainingLoop.start_batch

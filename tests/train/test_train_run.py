@@ -5,7 +5,10 @@ import dataclasses
 import errno
 import json
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +22,7 @@ from sklearn.datasets import load_digits
 from tokenmix import cli
 from tokenmix.errors import UserError
 from tokenmix.registry import get_task
-from tokenmix.train import checkpoint, trainer
+from tokenmix.train import checkpoint, record, trainer
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.optimizer import make_optimizer, make_schedule
 from tokenmix.train.plan import make_plan, seed_everything
@@ -109,6 +112,31 @@ def test_metrics_csv(finished):
     assert all(float(row["train_loss"]) > 0 and float(row["seconds"]) > 0 for row in read)
     assert [bool(row["val_accuracy"]) for row in read] == [False, True, False, True]
     assert {"val_loss", "val_top5"} <= set(read[0])
+
+
+def test_seconds_leave_evaluation_out(tmp_path, monkeypatch):
+    """Each evaluation takes 1,000 s and the drawing after it 1,000 more, by a clock that jumps."""
+    kind, jumped = get_task("image-classification"), [0.0]
+    started, draw = kind.on_validation_epoch_start, kind.draw
+
+    def slow(step: Callable[..., None]) -> Callable[..., None]:
+        def taken(*args: Any) -> None:
+            jumped[0] += 1000
+            step(*args)
+
+        return taken
+
+    monkeypatch.setattr(kind, "on_validation_epoch_start", slow(started))
+    monkeypatch.setattr(kind, "draw", slow(draw))
+    monkeypatch.setattr(record, "time", SimpleNamespace(perf_counter=lambda: time.perf_counter() + jumped[0]))
+    folder = train(config(tmp_path / "run"), quiet=True)
+    result = json.loads((folder / "result.json").read_text())
+    assert jumped[0] == 4000
+    assert 2000 < result["eval_seconds"] < 3000
+    assert 0 < result["seconds"] < 1000
+    assert result["images_per_second"] == pytest.approx(result["images"] / result["seconds"], rel=0.05)
+    assert [float(row["seconds"]) < 1000 for row in rows(folder)] == [True] * 4
+    assert all(float(row["images_per_second"]) > 64 / 1000 for row in rows(folder))
 
 
 def test_the_loss_of_a_row_is_the_mean_since_the_row_before(tmp_path):
@@ -325,10 +353,23 @@ def test_eval_and_predict_before_the_first_epoch_ended(finished, tmp_path):
         load_run(tmp_path)
 
 
-def test_the_bar_is_fed_from_the_log(tmp_path, monkeypatch):
-    """On a terminal Lightning's bar is shown, and shows what metrics.csv has."""
+def test_the_bar_counts_from_one_and_shows_what_the_log_has(tmp_path, monkeypatch):
     shown = []
+
+    class Watched(record.ProgressBar):
+        def advance(self) -> None:
+            super().advance()
+            line = self.rich.tasks[0]
+            shown.append((line.description, line.completed, line.total, line.fields["values"].split()[::2]))
+
     monkeypatch.setattr(trainer.sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(trainer.Bar, "_update_metrics", lambda bar, *a, **k: shown.append(bar.get_metrics(*a[:2])))
+    monkeypatch.setattr(trainer, "ProgressBar", Watched)
     train(config(tmp_path / "run", epochs=2))
-    assert {"loss", "accuracy"} == set(shown[-1])
+    lines = [[], ["loss"], ["loss"], ["loss", "accuracy"], ["loss", "accuracy"], ["loss", "accuracy"]]
+    places = [(f"epoch {epoch}/2", batch, 3) for epoch in (1, 2) for batch in (1, 2, 3)]
+    assert shown == [(*place, values) for place, values in zip(places, lines)]
+
+
+def test_no_bar_without_a_terminal(tmp_path, capfd):
+    train(config(tmp_path / "run", epochs=1))
+    assert capfd.readouterr().err.startswith("epoch 1/1  step 3/3  loss")

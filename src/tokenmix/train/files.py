@@ -87,8 +87,8 @@ def read_json(path: Path) -> Any:
 def replace_folder(beside: Path, path: Path) -> None:
     """Rename a finished folder to `path`.
 
-    A folder cannot be renamed over a full one, so the one before steps aside first; `latest_complete_checkpoint` finds it if a kill falls
-    between the two renames.
+    A folder cannot be renamed over a full one, so the one before steps aside first; `latest_complete_checkpoint` finds
+    it if a kill falls between the two renames.
     """
     aside = _aside(path)
     _sync_folder(beside)

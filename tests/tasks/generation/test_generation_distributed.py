@@ -46,13 +46,11 @@ def killed(self, *args):
 
 def put(name, run):
     weights = {}
-    def kept(self, trainer, module):
-        weights.update({k: v.clone() for k, v in module.model.named_parameters()})
     end = trainer.TrainingLoop.end_epoch
-    def both(self, trainer, module):
-        end(self, trainer, module)
-        kept(self, trainer, module)
-    trainer.TrainingLoop.end_epoch = both
+    def kept(self):
+        end(self)
+        weights.update({k: v.clone() for k, v in self.task.model.named_parameters()})
+    trainer.TrainingLoop.end_epoch = kept
     run()
     trainer.TrainingLoop.end_epoch = end
     torch.save(weights, out / f"{name}-{distributed_info().rank}.pt")
