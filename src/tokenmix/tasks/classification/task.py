@@ -24,8 +24,8 @@ from tokenmix.models import create_model, list_models
 from tokenmix.ops.less import Scores
 from tokenmix.tasks.fitting import check_own, unfit
 from tokenmix.train.metrics import CrossEntropy
-from tokenmix.train.same_classes import check_names
 from tokenmix.train.task import TaskData, TaskModule, TaskRecipe
+from tokenmix.train.task_data import check_names
 
 __all__ = ["CrossEntropy", "ImageClassification", "LabelledImages"]
 

@@ -21,9 +21,8 @@ from tokenmix.tasks.detection.models.presets import preset_of
 from tokenmix.tasks.detection.output import coco_results, draw_objects, image_numbers, object_rows, save_picture
 from tokenmix.tasks.detection.tiling import Found, check_windows, find_in_windows
 from tokenmix.tasks.fitting import check_own, unfit
-from tokenmix.train.same_classes import check_names
 from tokenmix.train.task import TaskModule, TaskRecipe
-from tokenmix.train.task_data import NumberedData
+from tokenmix.train.task_data import NumberedData, check_names
 
 __all__ = ["ObjectSettings", "ObjectTask"]
 

@@ -15,9 +15,8 @@ from tokenmix.tasks.fitting import check_own, unfit
 from tokenmix.tasks.points.data import Cloud, CloudSamples, PointData, load_points, read_points
 from tokenmix.tasks.points.data.packing import unit_ball
 from tokenmix.tasks.points.models import POINT_MODELS, create_point_model
-from tokenmix.train.same_classes import check_names
 from tokenmix.train.task import TaskModule, TaskRecipe
-from tokenmix.train.task_data import NumberedData
+from tokenmix.train.task_data import NumberedData, check_names
 
 __all__ = ["CloudFile", "PointSettings", "PointTask", "stretched", "voted"]
 

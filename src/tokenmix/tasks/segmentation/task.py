@@ -23,9 +23,8 @@ from tokenmix.tasks.segmentation.models import create_segmenter, list_segmenters
 from tokenmix.tasks.segmentation.output import shares, write_answer
 from tokenmix.tasks.segmentation.windows import both_sides
 from tokenmix.train.optimizer import check_optimizer, make_schedule
-from tokenmix.train.same_classes import check_names
 from tokenmix.train.task import TaskModule, TaskRecipe
-from tokenmix.train.task_data import NumberedData
+from tokenmix.train.task_data import NumberedData, check_names
 
 __all__ = ["PixelData", "SegmentationSettings", "SemanticSegmentation"]
 
