@@ -28,8 +28,8 @@ from tokenmix.tasks.fitting import check_own, incompatible_model_error
 from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.metrics import CrossEntropy
 from tokenmix.train.programs import View
-from tokenmix.train.same_classes import check_names
 from tokenmix.train.task import TaskData, TaskModule, TaskRecipe
+from tokenmix.train.task_data import check_names
 
 __all__ = ["CrossEntropy", "ImageClassification", "LabelledImages"]
 

@@ -24,9 +24,8 @@ from tokenmix.tasks.detection.tiling import Found, check_windows, find_in_window
 from tokenmix.tasks.fitting import check_model, check_own
 from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.programs import View
-from tokenmix.train.same_classes import check_names
 from tokenmix.train.task import TaskModule, TaskRecipe
-from tokenmix.train.task_data import NumberedData
+from tokenmix.train.task_data import NumberedData, check_names
 
 __all__ = ["ObjectSettings", "ObjectTask"]
 

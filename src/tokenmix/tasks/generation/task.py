@@ -193,11 +193,12 @@ class ImageGeneration(TaskModule):
         for real, classes in zip(images.chunk(parts), labels.chunk(parts)):
             losses.append(self._judge_loss(real, classes))
             self._step(judging, losses[-1])
-        self.toggle_optimizer(generating)
+        # The generator's gradient goes through the discriminator, which needs none of its own.
+        self.model.discriminator.requires_grad_(False)
         classes = labels.chunk(parts)[0]
         g_loss = -self.model.discriminator(self.model.generator(self._noise(classes), classes), classes).float().mean()
         self._step(generating, g_loss)
-        self.untoggle_optimizer(generating)
+        self.model.discriminator.requires_grad_(True)
         if self.settings.ema is not None:
             self.model.update_average(self.settings.ema)
         d_loss, g_loss = torch.stack(losses).mean().detach(), g_loss.detach()

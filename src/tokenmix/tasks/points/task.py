@@ -18,9 +18,8 @@ from tokenmix.tasks.points.data.packing import unit_ball
 from tokenmix.tasks.points.models import create_point_model
 from tokenmix.tasks.points.models.pct import count_parameters
 from tokenmix.tasks.summary import published_beside
-from tokenmix.train.same_classes import check_names
 from tokenmix.train.task import TaskModule, TaskRecipe
-from tokenmix.train.task_data import NumberedData
+from tokenmix.train.task_data import NumberedData, check_names
 
 __all__ = ["CloudFile", "PointSettings", "PointTask", "stretched", "voted"]
 

@@ -27,9 +27,8 @@ from tokenmix.tasks.segmentation.windows import both_sides
 from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.optimizer import check_optimizer, make_schedule
 from tokenmix.train.programs import View
-from tokenmix.train.same_classes import check_names
 from tokenmix.train.task import TaskModule, TaskRecipe
-from tokenmix.train.task_data import NumberedData
+from tokenmix.train.task_data import NumberedData, check_names
 
 __all__ = ["PixelData", "SegmentationSettings", "SemanticSegmentation"]
 
