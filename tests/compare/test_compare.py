@@ -119,7 +119,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, BaseException], l
     def install(mixer: str, error: BaseException) -> list[TrainConfig]:
         def train(config: TrainConfig, *, quiet: bool = False) -> Path:
             seen.append(config)
-            if f"{mixer}-seed" in str(config.loop.resume or config.out):
+            if f"{mixer}-seed" in str(config.loop.resume or config.loop.out):
                 raise error
             return real(config, quiet=quiet)
 

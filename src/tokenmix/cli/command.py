@@ -13,11 +13,15 @@ from tokenmix.cli.names import Cost, Data, Doctor, Info, List, Swap
 from tokenmix.cli.parsing import parse_into, parse_verb
 from tokenmix.cli.runs import Compare, Eval, Export, Generate, Inspect, Predict, Train, TrainTokenizer
 from tokenmix.errors import UserError
+from tokenmix.registry import load_plugin
 from tokenmix.train.launch import launch, processes_to_start
 
 __all__ = ["VERBS", "main", "parse"]
 
-ABOUT = "Token mixing beyond self-attention: drop one in, train it, see what it costs."
+ABOUT = (
+    "Token mixing beyond self-attention: drop one in, train it, see what it costs. "
+    "tokenmix --import MODULE_OR_FILE.py VERB ... first imports your own code, which registers tasks, models or mixers."
+)
 
 VERBS: dict[str, Any] = {
     "list": List,
@@ -38,7 +42,11 @@ VERBS: dict[str, Any] = {
 
 
 def parse(argv: Sequence[str]) -> Any:
-    """The command that argv asks for; `UserError` with one line for a mistake."""
+    """The command that argv asks for; `UserError` with one line for a mistake.
+
+    What stands behind `--import` in front of the verb is left to `main`.
+    """
+    _, argv = split_imports(argv)
     if sum(word.startswith("wds:") for word in argv) > 1:
         raise UserError("the shell has spelled the pattern of shards out; put it in quotes: --data 'wds:PATTERN'")
     if not argv or argv[0] not in VERBS:
@@ -48,10 +56,26 @@ def parse(argv: Sequence[str]) -> Any:
     return verb.parse(prog, rest) if hasattr(verb, "parse") else parse_into(verb, prog, rest)
 
 
+def split_imports(argv: Sequence[str]) -> tuple[list[str], Sequence[str]]:
+    """The modules and files behind each `--import` in front of the verb, and the words from the verb on."""
+    named = []
+    while argv and argv[0].partition("=")[0] == "--import":
+        word, equals, value = argv[0].partition("=")
+        if not equals:
+            argv, value = argv[1:], argv[1] if len(argv) > 1 else ""
+        if not value:
+            raise UserError(f"{word} needs a module or a file: tokenmix --import MODULE_OR_FILE.py VERB ...")
+        named.append(value)
+        argv = argv[1:]
+    return named, argv
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments, command = list(sys.argv[1:] if argv is None else argv), None
     try:
+        for module in split_imports(arguments)[0]:
+            load_plugin(module)
         command = parse(arguments)
         processes = processes_to_start(command.config) if isinstance(command, Train) else 1
         return command.run() if processes == 1 else launch(processes, arguments)

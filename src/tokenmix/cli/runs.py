@@ -10,6 +10,7 @@ import tyro
 
 from tokenmix.cli.parsing import parse_into, parse_known
 from tokenmix.errors import UserError
+from tokenmix.tasks.fitting import check_model_name
 from tokenmix.train.config import CompareConfig, TrainConfig
 from tokenmix.train.recipes import merge_kwargs
 from tokenmix.train.schema import Part
@@ -39,6 +40,8 @@ class Train:
         return cls(merge_kwargs(base, given))
 
     def run(self) -> int:
+        if self.config.loop.resume is None:
+            check_model_name(self.config.task, self.config.model.model)
         from tokenmix.train.run import train
 
         train(self.config)

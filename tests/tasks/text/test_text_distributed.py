@@ -18,12 +18,12 @@ WORKER = """
 import json, sys
 from pathlib import Path
 from tokenmix.train.sources import make_config
-from tokenmix.train.ranks import joined
+from tokenmix.train.distributed import process_group
 from tokenmix.train.run import train
 
 out, values = Path(sys.argv[1]), json.loads(sys.argv[2])
 values["tokenizer"] = Path(values["tokenizer"])
-with joined("cpu"):
+with process_group("cpu"):
     for strategy in ("ddp", "fsdp"):
         train(make_config(**{**values, "strategy": strategy, "out": out / strategy}), quiet=True)
 """

@@ -1,6 +1,9 @@
 """Image classification."""
 
 from tokenmix.registry import TASKS, TaskEntry
+from tokenmix.tasks.classification import presets
+
+__all__ = ["presets"]
 
 TASKS.register(
     TaskEntry(
@@ -8,5 +11,6 @@ TASKS.register(
         about="one label for each image; accuracy",
         task="tokenmix.tasks.classification.task:ImageClassification",
         options="tokenmix.tasks.classification.options:ClassificationOptions",
+        other_models="tokenmix.tasks.classification.timm_names:may_be_timms",
     ),
 )

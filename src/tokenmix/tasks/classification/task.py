@@ -20,14 +20,15 @@ from tokenmix.data.images.erase import Erase
 from tokenmix.errors import UserError
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.losses import diagonality_loss
-from tokenmix.models import create_model, list_models
+from tokenmix.models import create_model
 from tokenmix.ops.less import Scores
+from tokenmix.registry import MODELS, list_models
 from tokenmix.tasks.classification.options import ClassificationOptions
-from tokenmix.tasks.fitting import check_own, unfit
+from tokenmix.tasks.fitting import check_own, incompatible_model_error
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.metrics import CrossEntropy
-from tokenmix.train.same_classes import check_names
 from tokenmix.train.task import TaskData, TaskModule
+from tokenmix.train.task_data import check_names
 
 __all__ = ["CrossEntropy", "ImageClassification", "LabelledImages"]
 
@@ -87,6 +88,9 @@ class ImageClassification(TaskModule):
     direction: ClassVar[Literal["max", "min"]] = "max"
     tables: ClassVar[frozenset[str]] = frozenset({"confusion"})
     options: ClassificationOptions
+    looks_at: ClassVar[Literal["images", "text", "nothing"]] = "images"
+    comparison: ClassVar[str | None] = None
+    has_example_input: ClassVar[bool] = True
 
     def __init__(self, model: nn.Module, config: TrainConfig, data: Mapping[str, Any]) -> None:
         super().__init__(model, config, data)
@@ -124,7 +128,7 @@ class ImageClassification(TaskModule):
             return create_model(config.model.model, **given, **config.model.model_kwargs)
         except TypeError as error:
             # Of timm's models the convolutional ones have no such argument: they take images of any size.
-            if config.model.model in list_models() or "img_size" not in str(error):
+            if config.model.model in MODELS or "img_size" not in str(error):
                 raise
             del given["img_size"]
             return create_model(config.model.model, **given, **config.model.model_kwargs)
@@ -132,8 +136,9 @@ class ImageClassification(TaskModule):
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:
         """Mixup pairs the images of a batch; a model's name is looked up before any data is fetched."""
-        if config.model.model not in list_models() and not timm.is_model(config.model.model):
-            raise unfit("model", config.model.model, config.task, list_models())
+        ours = {*list_models(task="image-classification"), *list_models(task=config.task)}
+        if config.model.model not in ours and not timm.is_model(config.model.model):
+            raise incompatible_model_error("image-classification", config.model.model)
         options: ClassificationOptions = config.options
         if (options.mixup or options.cutmix) and batch_size % 2:
             raise UserError(

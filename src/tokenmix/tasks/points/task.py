@@ -11,15 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.tasks.fitting import check_own, unfit
+from tokenmix.tasks.fitting import check_model, check_own
 from tokenmix.tasks.points.data import Cloud, CloudSamples, PointData, load_points, read_points
 from tokenmix.tasks.points.data.packing import unit_ball
-from tokenmix.tasks.points.models import POINT_MODELS, create_point_model
+from tokenmix.tasks.points.models import create_point_model
 from tokenmix.tasks.points.options import CloudOptions
 from tokenmix.train.config import TrainConfig
-from tokenmix.train.same_classes import check_names
 from tokenmix.train.task import TaskModule
-from tokenmix.train.task_data import NumberedData
+from tokenmix.train.task_data import NumberedData, check_names
 
 __all__ = ["CloudFile", "PointTask", "stretched", "voted"]
 
@@ -53,10 +52,12 @@ class PointTask(TaskModule):
 
     Attributes:
         want: what the data has to say and the model to answer.
+        usual_points: of a cloud, in the data set on which such models are compared.
     """
 
     options: CloudOptions
     want: ClassVar[Literal["class", "parts"]]
+    usual_points: ClassVar[int]
 
     @classmethod
     def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> NumberedData:
@@ -100,9 +101,7 @@ class PointTask(TaskModule):
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:
         """The model's name and the batch size, before any data is fetched."""
-        fitting = [name for name, preset in POINT_MODELS.items() if preset.answers == cls.want]
-        if config.model.model not in fitting:
-            raise unfit(f"model of {config.task}", config.model.model, config.task, fitting)
+        check_model(config.task, config.model.model)
         if batch_size < 2:
             raise UserError("BatchNorm needs two clouds to learn from; give --batch-size 2 or more")
 

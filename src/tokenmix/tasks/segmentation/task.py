@@ -14,20 +14,19 @@ from torchmetrics import MetricCollection
 from tokenmix.data.numbered import limited
 from tokenmix.data.scenes import DenseData, Often, PixelAugment, PixelSamples, load_dense
 from tokenmix.errors import UserError
+from tokenmix.models.registry import create_model
 from tokenmix.tasks.classification.output import check_stems, stored_images
-from tokenmix.tasks.fitting import check_own, unfit
+from tokenmix.tasks.fitting import check_model, check_own
 from tokenmix.tasks.segmentation.inference import pixel_logits
 from tokenmix.tasks.segmentation.loss import pixel_entropy, soft_iou_loss
 from tokenmix.tasks.segmentation.metrics import ClassIoU, MeanIoU, PixelAccuracy, PixelEntropy
-from tokenmix.tasks.segmentation.models import create_segmenter, list_segmenters
 from tokenmix.tasks.segmentation.options import SegmentationOptions
 from tokenmix.tasks.segmentation.output import shares, write_answer
 from tokenmix.tasks.segmentation.windows import both_sides
 from tokenmix.train.config import OptimConfig, TrainConfig
 from tokenmix.train.optimizer import check_optimizer, make_schedule
-from tokenmix.train.same_classes import check_names
 from tokenmix.train.task import TaskModule
-from tokenmix.train.task_data import NumberedData
+from tokenmix.train.task_data import NumberedData, check_names
 
 __all__ = ["PixelData", "SemanticSegmentation"]
 
@@ -75,6 +74,8 @@ class SemanticSegmentation(TaskModule):
     tables: ClassVar[frozenset[str]] = frozenset({"class_iou"})
     options: SegmentationOptions
     writes: ClassVar[bool] = True
+    looks_at: ClassVar[Literal["images", "text", "nothing"]] = "images"
+    comparison: ClassVar[str | None] = "--model eanet_seg_nano --model-kwargs mixer=none, then self, then external"
 
     @classmethod
     def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> PixelData:
@@ -96,15 +97,14 @@ class SemanticSegmentation(TaskModule):
         """The segmenter of that name, with the data's classes, built for its crops."""
         check_own(config.model.model_kwargs, FROM_DATA)
         given = {"num_classes": len(data["classes"]), "img_size": tuple(data["img_size"])}
-        model = create_segmenter(config.model.model, **given, **config.model.model_kwargs)
+        model: Any = create_model(config.model.model, **given, **config.model.model_kwargs)
         # Convolutions of a CPU and of half types on a GPU are faster with the channels last.
-        return model if model.fixed_size else model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model if model.fixed_size else model.to(memory_format=torch.channels_last)
 
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:
         """The model's name, before any data is fetched."""
-        if config.model.model not in list_segmenters():
-            raise unfit("segmenter", config.model.model, config.task, list_segmenters())
+        check_model(config.task, config.model.model)
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy over the pixels of this step's crops that are not ignored, plus `iou_loss` of the soft IoU."""
