@@ -25,7 +25,7 @@ BELOW = {
     "layers": {"errors", "ops"},
     "checkpoints": {"errors"},
     "models": {"errors", "ops", "layers", "checkpoints"},
-    "data": {"errors"},
+    "data": {"errors", "registry"},
     "testing": {"errors", "ops", "layers"},
     "train": {*LEAVES, *MECHANISMS, "data"},
 }
@@ -101,6 +101,8 @@ LIGHT = [
     "cli/listing",
     "cli/names",
     "cli/runs",
+    "data/__init__",
+    "data/lookup",
     "errors",
     "registry",
     "_import_hook",
@@ -145,7 +147,7 @@ def test_import_and_command_line_load_nothing_heavy() -> None:
     assert loaded.splitlines()[-1] == "HEAVY []"
 
 
-@pytest.mark.parametrize("what", ["models", "tasks"])
+@pytest.mark.parametrize("what", ["models", "tasks", "data"])
 def test_listing_loads_nothing_heavy(what: str) -> None:
     loaded = _python(
         f"import sys, tokenmix.cli; assert tokenmix.cli.main(['list', {what!r}]) == 0\n"

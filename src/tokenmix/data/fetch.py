@@ -26,10 +26,10 @@ __all__ = [
     "check_digest",
     "download",
     "first_that_works",
+    "log",
     "npm_package",
     "pypi_sdist",
     "pypi_wheel",
-    "say",
 ]
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class FetchError(Exception):
     """Why a source could not be used, in a few words."""
 
 
-def say(message: str) -> None:
+def log(message: str) -> None:
     """One line on stderr."""
     print(f"tokenmix: {message}", file=sys.stderr, flush=True)
 
@@ -50,11 +50,11 @@ def first_that_works(what: str, sources: Sequence[tuple[str, Callable[[], T]]]) 
     """The answer of the first source that has one; `FetchError` naming each one's reason if none has."""
     reasons = []
     for name, fetch in sources:
-        say(f"fetching {what} from {name}")
+        log(f"fetching {what} from {name}")
         try:
             return fetch()
         except FetchError as reason:
-            say(f"{name}: {reason}")
+            log(f"{name}: {reason}")
             reasons.append(f"{name}: {reason}")
     raise FetchError("; ".join(reasons))
 
@@ -69,7 +69,7 @@ def check_digest(path: Path, algorithm: str, expected: str) -> None:
 
 def download(url: str, path: Path) -> Path:
     """Write what a URL gives to path: one attempt, with a progress bar on a terminal."""
-    request = urllib.request.Request(url, headers={"User-Agent": "tokenmix"})
+    request = urllib.request.DataRequest(url, headers={"User-Agent": "tokenmix"})
     try:
         with urllib.request.urlopen(request, timeout=CONNECT_SECONDS) as answer, path.open("wb") as file:
             length = int(answer.headers.get("Content-Length") or 0)

@@ -10,7 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tokenmix.data.images import ImageData, load_images, make_loader
+from tokenmix.data.images import ImageData, load_images
+from tokenmix.data.loader import make_loader
 from tokenmix.errors import UserError
 
 Make = Callable[..., Path]

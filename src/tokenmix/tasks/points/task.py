@@ -17,7 +17,7 @@ from tokenmix.tasks.points.data.packing import unit_ball
 from tokenmix.tasks.points.models import POINT_MODELS, create_point_model
 from tokenmix.train.same_classes import check_names
 from tokenmix.train.task import TaskModule, TaskRecipe
-from tokenmix.train.task_data import NumberedData
+from tokenmix.train.task_data import IndexedData
 
 __all__ = ["CloudFile", "PointSettings", "PointTask", "stretched", "voted"]
 
@@ -85,7 +85,7 @@ class PointTask(TaskModule):
     want: ClassVar[Literal["class", "parts"]]
 
     @classmethod
-    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> NumberedData:
+    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> IndexedData:
         """The clouds of `config.data`; with `like` as wide as that run's, and of the same classes and parts."""
         settings: PointSettings = cls.settings_of(config)
         data = load_points(config.data, want=cls.want)
@@ -99,7 +99,7 @@ class PointTask(TaskModule):
         }  # fmt: skip
         augment = {} if config.augment == "none" else {k: getattr(settings, k) for k in AUGMENTATION}
         still = "farthest" if settings.choice == "farthest" else "first"
-        return NumberedData(
+        return IndexedData(
             CloudSamples(data.train, choice=settings.choice, **shared, **augment),
             CloudSamples(data.test, choice=still, **shared),
             config=config,
