@@ -69,7 +69,7 @@ def check_digest(path: Path, algorithm: str, expected: str) -> None:
 
 def download(url: str, path: Path) -> Path:
     """Write what a URL gives to path: one attempt, with a progress bar on a terminal."""
-    request = urllib.request.DataRequest(url, headers={"User-Agent": "tokenmix"})
+    request = urllib.request.Request(url, headers={"User-Agent": "tokenmix"})
     try:
         with urllib.request.urlopen(request, timeout=CONNECT_SECONDS) as answer, path.open("wb") as file:
             length = int(answer.headers.get("Content-Length") or 0)

@@ -83,7 +83,7 @@ def parse_spec(spec: str, kind: Kind | None = None) -> tuple[DataEntry, str]:
     entry = DATA_SETS[name]
     if kind is not None and kind not in entry.kinds:
         raise UserError(f"{name} has {' and '.join(entry.kinds)}, not {kind}; give one of {_usable(able)}")
-    if entry.variant == "path" and not variant:
+    if not variant and entry.variant in ("path", "shards"):
         raise UserError(f"{name} needs a path: give --data {entry.about}")
     if variant and entry.variant == "none":
         raise UserError(f"{name} has no variants, got {spec!r}; give {name}")

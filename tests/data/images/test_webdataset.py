@@ -227,7 +227,12 @@ def test_a_damaged_shard_is_one_clear_line(shards: Callable[..., str], tmp_path:
 
 @pytest.mark.parametrize(
     ("spec", "message"),
-    [("wds:", "wds needs one pattern"), ("wds:a,b,c", "wds needs one pattern"), ("wds:/no/*.tar", "no file fits it")],
+    [
+        ("wds:", "wds needs a path: give --data wds:PATH/train-"),
+        ("wds:,", "wds needs one pattern"),
+        ("wds:a,b,c", "wds needs one pattern"),
+        ("wds:/no/*.tar", "no file fits it"),
+    ],
 )
 def test_mistakes_in_the_pattern(spec: str, message: str):
     with pytest.raises(UserError, match=message):
