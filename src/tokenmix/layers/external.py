@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.base import Capabilities, Mixer, check_map, check_mask, check_tokens, zero_masked
-from tokenmix.layers.linear import Linear
+from tokenmix.layers.linear import Fresh, Linear
 from tokenmix.ops.external.api import (
     Backend,
     Normalization,
@@ -198,7 +198,7 @@ class ExternalAttention(Mixer):
             device=device,
             dtype=dtype,
         )
-        self.out = Linear(dim, dim, device=device, dtype=dtype) if output_projection else nn.Identity()
+        self.out = Linear(dim, dim, device=device, dtype=dtype) if output_projection else Fresh()
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

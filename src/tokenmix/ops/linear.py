@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from tokenmix.ops import onednn
 from tokenmix.ops.cpu import AVX512, MKL_IS_FAST, MKL_IS_HALF
@@ -40,7 +40,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, gelu: bool 
     76 / 94; 196 tokens, 256 to 1,536 70 / 97.
     """
     if not takes_inner_product(x, weight, bias):
-        out = F.linear(x, weight, bias)
+        out = _library_linear(x, weight, bias)
         return F.gelu(out) if gelu else out
     extra = () if bias is None else (bias,)
     if onednn.is_differentiated(x, weight, *extra):
@@ -48,6 +48,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, gelu: bool 
             return F.gelu(linear(x, weight, bias))
         return _operator(x, weight, bias, False) if torch.compiler.is_compiling() else _Linear.apply(x, weight, bias)  # pyright: ignore[reportReturnType]
     return (_operator if torch.compiler.is_compiling() else inner_product)(x, weight, bias, gelu)
+
+
+def _library_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`F.linear`, but never a view of the rows of its product, as PyTorch returns it for tokens and a bias.
+
+    Writing into a view drops the hook by which FSDP2 fetches the weights for the backward pass. Saved graphs say
+    `linear`, and weights of other types choose their own product.
+    """
+    viewed = bias is not None and x.dim() > 2 and x.is_contiguous() and type(weight) in (Tensor, nn.Parameter)
+    if not viewed or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return F.linear(x, weight, bias)
+    return _unviewed(F.linear(_rows(x), weight, bias), x)
 
 
 def linear_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -105,8 +117,7 @@ def inner_product(x: Tensor, weight: Tensor, bias: Tensor | None = None, gelu: b
     The result is no view, which a function of autograd could not hand on to operators in place.
     """
     product = torch.ops.mkldnn._linear_pointwise.default
-    out = product(_rows(x).contiguous(), weight, bias, "gelu" if gelu else "none", [], "none")
-    return out if x.dim() == 2 else torch.ops.aten._unsafe_view.default(out, (*x.shape[:-1], weight.shape[0]))
+    return _unviewed(product(_rows(x).contiguous(), weight, bias, "gelu" if gelu else "none", [], "none"), x)
 
 
 # TorchInductor takes oneDNN's own operator for one whose weight it has packed itself. Hence one of ours.
@@ -134,6 +145,11 @@ def _gradients(ctx: Any, grad: Tensor, product: Callable[[Tensor, Tensor], Tenso
         weight_gradient(grad, x) if to_weight else None,
         _rows(grad).sum(0) if to_bias else None,
     )
+
+
+def _unviewed(rows: Tensor, x: Tensor) -> Tensor:
+    """The fresh rows of a product in the shape of x, without autograd taking them for a view."""
+    return rows if x.dim() == 2 else torch.ops.aten._unsafe_view.default(rows, (*x.shape[:-1], rows.shape[-1]))
 
 
 def _rows(x: Tensor) -> Tensor:
