@@ -84,6 +84,8 @@ class GatedMLP(Mixer):
             if attention_dim
             else None
         )
+        if self.tiny_attention is not None:
+            self.tiny_attention.proj.init_std = self.gating.init_std
         self.proj_out = Linear(width, dim, **factory)
         self.dropout = nn.Dropout(dropout)
         self.reset_gate()
@@ -95,13 +97,16 @@ class GatedMLP(Mixer):
             nn.init.normal_(self.tiny_attention.proj.weight, std=self.gating.init_std)
             nn.init.zeros_(self.tiny_attention.proj.bias)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Mix the tokens of x (B, N, D)."""
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, attention: Tensor | None = None) -> Tensor:
+        """Mix the tokens of x (B, N, D).
+
+        `attention` (B, 1, N, N) replaces the map of tiny attention, so that gradients reach it; it costs more.
+        """
         check_tokens(self, x)
         mask = check_mask(mask, x, x.shape[1])
         at_once = self._samples_at_once(x)
-        if at_once is None or at_once >= len(x):
-            return self._branch(x, mask)
+        if at_once is None or at_once >= len(x) or attention is not None:
+            return self._branch(x, mask, attention)
         masks = itertools.repeat(None) if mask is None else mask.split(at_once)
         return torch.cat([self._branch(part, m) for part, m in zip(x.split(at_once), masks)])
 
@@ -112,9 +117,9 @@ class GatedMLP(Mixer):
             return None
         return max(1, _NUMBERS_AT_ONCE // max(1, x.shape[1] * self.hidden))
 
-    def _branch(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def _branch(self, x: Tensor, mask: Tensor | None, attention: Tensor | None = None) -> Tensor:
         x = zero_masked(x, mask)
-        addend = None if self.tiny_attention is None else self.tiny_attention(x, mask)
+        addend = None if self.tiny_attention is None else self.tiny_attention(x, mask, weights=attention)
         if self._in_halves(x):
             rows = zip(self.proj_in.weight.chunk(2), self.proj_in.bias.chunk(2))
             content, gated = (self._activated(x, *each) for each in rows)

@@ -12,9 +12,15 @@ class Linear(nn.Linear):
 
         y = x W^T + b
 
+    Attributes:
+        init_std: standard deviation of W at the start, b = 0, for networks that draw the weights of all linear layers;
+            None for the network's own.
+
     Shape:
         (..., D) to (..., E).
     """
+
+    init_std: float | None = None
 
     def forward(self, input: Tensor) -> Tensor:
         """Map the features of input (..., D)."""
