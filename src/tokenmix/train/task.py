@@ -21,6 +21,7 @@ from tokenmix.errors import UserError
 from tokenmix.losses import DiagonalityForm
 from tokenmix.train.optimizer import Recipe, make_optimizer, make_schedule
 from tokenmix.train.pretrained_weights import initial_weights
+from tokenmix.train.programs import ProgramHooks
 from tokenmix.train.settings import NoSettings, make_settings
 
 __all__ = ["TOKENIZER", "TaskData", "TaskModule", "TaskRecipe"]
@@ -129,8 +130,8 @@ class TaskData(ABC):
         )
 
 
-class TaskModule(L.LightningModule, ABC):
-    """A network with its loss and metrics.
+class TaskModule(ProgramHooks, L.LightningModule, ABC):
+    """A network with its loss and metrics; `ProgramHooks` has what further programs ask of it.
 
     All that is learnt must lie in `model`, since that is what is saved; a task with two networks puts both there.
 
