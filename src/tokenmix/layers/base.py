@@ -109,20 +109,12 @@ def _check_dtype(layer: Mixer, x: Tensor) -> None:
     name = type(layer).__name__
     if not x.is_floating_point():
         raise UserError(f"{name} takes floating-point input, got {x.dtype}; convert it, for example x.float()")
-    weight = _first_parameter(layer)
+    weight = next(layer.parameters(), None)
     if weight is not None and weight.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
         raise UserError(
             f"{name} has {weight.dtype} weights and got {x.dtype} input; "
             "convert one of them with .to(dtype), or run under torch.autocast"
         )
-
-
-def _first_parameter(module: nn.Module) -> nn.Parameter | None:
-    # `next(module.parameters())` goes through generators that take as long as a small product.
-    for parameter in module._parameters.values():
-        if parameter is not None:
-            return parameter
-    return next((p for m in module._modules.values() if m is not None and (p := _first_parameter(m)) is not None), None)
 
 
 def check_mask(mask: Tensor | None, x: Tensor, num_tokens: int) -> Tensor | None:

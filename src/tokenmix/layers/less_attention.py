@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, replace_parameter, zero_masked
-from tokenmix.layers.linear import Linear
 from tokenmix.layers.self_attention import check_heads
 from tokenmix.ops.attention import attention_probabilities
 from tokenmix.ops.less import (
@@ -54,8 +53,7 @@ class LessAttention(Mixer):
 
     Cost, with m = 2 for each less-attention layer between this one and a vanilla one: mixing 2 N^2 (D + m), attention
     N^2 (2 D + H (m + 2)), values and output 2 N D^2; 2 N D^2 more with `"own"`. By multiply-adds it beats a fresh
-    attention layer when N < D. Dense: 2 H N^3 in place of the mixing. Without gradients on a CPU, what the biases add
-    is one small map for all images, and the attention N^2 (2 D + m + 2).
+    attention layer when N < D. Dense: 2 H N^3 in place of the mixing.
 
     Raises:
         UserError: heads that do not divide dim, an unknown option, more tokens than num_tokens, no scores given where
@@ -90,14 +88,14 @@ class LessAttention(Mixer):
         self.dim, self.num_heads, self.head_dim = dim, num_heads, check_heads(dim, num_heads)
         self.num_tokens, self.scores_from, self.mode = num_tokens, scores_from, mode
         self.attention_dropout = attention_dropout
-        self.qk = Linear(dim, 2 * dim, bias=qkv_bias, **factory) if scores_from == "own" else None
-        self.v = Linear(dim, dim, bias=qkv_bias, **factory)
+        self.qk = nn.Linear(dim, 2 * dim, bias=qkv_bias, **factory) if scores_from == "own" else None
+        self.v = nn.Linear(dim, dim, bias=qkv_bias, **factory)
         heads = () if share_heads else (num_heads,)
         self.theta = nn.Parameter(torch.empty(*heads, num_tokens, num_tokens, **factory))
         self.psi = nn.Parameter(torch.empty(*heads, num_tokens, num_tokens, **factory))
         self.theta_bias = nn.Parameter(torch.empty(*heads, num_tokens, **factory))
         self.psi_bias = nn.Parameter(torch.empty(*heads, num_tokens, **factory))
-        self.proj = Linear(dim, dim, **factory)
+        self.proj = nn.Linear(dim, dim, **factory)
         self.drop = nn.Dropout(dropout)
         self.reset_transform()
 

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
-from tokenmix.layers.linear import Linear
 from tokenmix.ops.attention import AttentionNormalization, attention, attention_probabilities
 from tokenmix.ops.less import Scores
 
@@ -80,8 +79,8 @@ class SelfAttention(Mixer):
             )
         self.normalization: AttentionNormalization = normalization
         self.causal, self.attention_dropout = causal, attention_dropout
-        self.qkv = Linear(dim, 3 * dim, bias=qkv_bias, **factory)
-        self.proj = Linear(dim, dim, **factory)
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias, **factory)
+        self.proj = nn.Linear(dim, dim, **factory)
         self.drop = nn.Dropout(dropout)
 
     def extra_repr(self) -> str:

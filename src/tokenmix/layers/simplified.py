@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
-from tokenmix.layers.linear import Linear
 from tokenmix.ops.attention import attention, attention_probabilities
 
 __all__ = ["SimplifiedSelfAttention"]
@@ -55,7 +54,7 @@ class SimplifiedSelfAttention(Mixer):
     ) -> None:
         super().__init__()
         self.dim, self.scale, self.attention_dropout = dim, scale, attention_dropout
-        self.proj = Linear(dim, dim, device=device, dtype=dtype) if output_projection else nn.Identity()
+        self.proj = nn.Linear(dim, dim, device=device, dtype=dtype) if output_projection else nn.Identity()
         self.drop = nn.Dropout(dropout)
 
     def extra_repr(self) -> str:

@@ -7,10 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.ops.attention_onednn import attention_by_onednn, rows_of, serves
 from tokenmix.ops.normalize import slot_offset
 
-__all__ = ["AttentionNormalization", "attention", "attention_probabilities"]
+__all__ = ["AttentionNormalization", "attention", "attention_probabilities", "reference"]
 
 AttentionNormalization = Literal["softmax", "double"]
 
@@ -58,18 +57,42 @@ def attention(
     """
     if normalization == "softmax":
         out = _fused(query, key, value, mask, key_mask, bias, causal, scale, dropout)
-    else:
-        weights = attention_probabilities(
-            query,
-            key,
-            mask=mask,
-            key_mask=key_mask,
-            bias=bias,
-            causal=causal,
-            normalization=normalization,
-            scale=scale,
-        )
-        out = (F.dropout(weights, dropout) if dropout else weights) @ value
+        return _zero_rows(out, mask, key_mask)
+    return reference(
+        query,
+        key,
+        value,
+        mask=mask,
+        key_mask=key_mask,
+        bias=bias,
+        causal=causal,
+        normalization=normalization,
+        scale=scale,
+        dropout=dropout,
+    )
+
+
+def reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    causal: bool = False,
+    normalization: AttentionNormalization = "softmax",
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """The equation of `attention` with its map materialized, which the fused kernels are tested against.
+
+    out = Norm(scale * Q K^T + bias) V
+    """
+    weights = attention_probabilities(
+        query, key, mask=mask, key_mask=key_mask, bias=bias, causal=causal, normalization=normalization, scale=scale
+    )
+    out = (F.dropout(weights, dropout) if dropout else weights) @ value
     return _zero_rows(out, mask, key_mask)
 
 
@@ -124,8 +147,6 @@ def _fused(
     if bias is not None:
         allowed = bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
         allowed = allowed.to(query.dtype)
-    if dropout == 0.0 and serves(query, key, value, bias):
-        return attention_by_onednn(query, key, value, allowed, only_causal, scale)
     query, key, value = _equal_widths(query, key, value)
     out = F.scaled_dot_product_attention(
         query, key, value, attn_mask=allowed, dropout_p=dropout, is_causal=only_causal, scale=scale
@@ -186,7 +207,13 @@ def _equal_widths(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Te
         width = -(-width // 8) * 8
     if not _fused_kernels_enabled():
         width = 0
-    return rows_of(query, width), rows_of(key, width), rows_of(value, width)
+    return _padded(query, width), _padded(key, width), _padded(value, width)
+
+
+def _padded(x: Tensor, width: int) -> Tensor:
+    """x with zeros up to a head width, each head's features contiguous: else the fused kernels refuse it."""
+    wide = F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x
+    return wide if wide.stride(-1) == 1 else wide.contiguous()
 
 
 def _fused_kernels_enabled() -> bool:

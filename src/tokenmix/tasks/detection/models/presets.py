@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.layers.external import Tie
+from tokenmix.layers.memory import Tie
 from tokenmix.models.arguments import preset_arguments
 from tokenmix.models.stems import pair
 from tokenmix.tasks.detection.models.bodies import LaViTBody, Norm, ResNetBody

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenmix.errors import UserError
-from tokenmix.layers.external import Tie
+from tokenmix.layers.memory import Tie
 from tokenmix.models.registry import create_model, list_models
 from tokenmix.ops.external.api import Normalization
 from tokenmix.tasks.segmentation.models.backbones import make_backbone
