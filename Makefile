@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: help demo test test-all bench lint types docs clean
+.PHONY: help demo test test-all bench gpu-bundle lint types docs clean
 
 help:
 	@echo "make demo      install, get real images, compare five token mixers, say where the report is"
 	@echo "make test      lint, types and the tests that take minutes"
 	@echo "make test-all  the slow tests as well"
 	@echo "make bench     measure speed and memory on this CPU against floors and other packages, some minutes"
+	@echo "make gpu-bundle  one archive of tests and benchmarks for a GPU machine without a network"
 	@echo "make docs      build the documentation into site/"
 
 # torch is installed first and alone: a range in a dependency list would make pip look for the newest build instead of the
@@ -45,6 +46,9 @@ test-all: $(BIN)/.installed-test lint types
 	HYPOTHESIS_PROFILE=search $(PYTEST)
 
 # BENCH='--only external --device cuda' runs a part, or runs elsewhere.
+gpu-bundle: $(BIN)/.installed
+	$(BIN)/python benchmarks/gpu_bundle.py
+
 bench: $(BIN)/.installed-bench
 	$(BIN)/python benchmarks/run.py $(BENCH)
 

@@ -13,12 +13,12 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor, nn
 from trained import GRID, Trained, test_images
 
+from tokenmix.inspect.tiles import SIGNED
 from tokenmix.layers import (
     AttentionResidual,
     ExternalAttention,
@@ -42,7 +42,6 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "tokenmix",
 }
 BLUE, ORANGE, GREY = "#2b5fb3", "#d9731a", "#777777"
-SIGNED = LinearSegmentedColormap.from_list("signed", [ORANGE, "white", BLUE])
 BAG, SHIRT, BOOT = 48, 50, 45
 QUERIES = ((3, 9), (9, 4), (7, 1))
 
@@ -63,7 +62,7 @@ def over_image(axes: Axes, picture: Tensor, values: Tensor, query: tuple[int, in
 
 
 def signed(axes: Axes, values: Tensor, limit: float | None = None) -> None:
-    """Positive blue, negative orange, white 0; numbers beyond the limit saturate."""
+    """In the colours of `tokenmix.inspect`, positive red and negative blue; numbers beyond the limit saturate."""
     limit = limit or values.abs().quantile(0.995).item()
     axes.imshow(values, cmap=SIGNED, vmin=-limit, vmax=limit, interpolation="nearest")
     bare(axes)

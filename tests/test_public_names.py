@@ -71,7 +71,7 @@ NAMES: dict[str, list[str]] = {
         "save_quantized",
     ],
     "tokenmix.swap": [
-        "Skipped",
+        "SkippedAttention",
         "SwapReport",
         "SwapRow",
         "swap_attention",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from recipes.over_seeds import over_seeds, read_result, seconds_and_commits, shown
+from recipes.over_seeds import SECONDS_NOTE, over_seeds, read_result, seconds_and_commits, shown
 
 from tokenmix.environment import environment
 from tokenmix.train.config import Numbers, TrainConfig
@@ -66,7 +66,7 @@ def markdown(rows: list[dict[str, Any]], command: str) -> str:
     lines = [
         f"Made by `{command}` on {environment()['cpu']}, one thread; accuracy after the last epoch, mean ± sample",
         "standard deviation over the seeds; every model sees the same images in the same order. Seconds of one run,",
-        "where other programs were running too: for planning, not for comparing.",
+        f"where other programs were running too: for planning, not for comparing. {SECONDS_NOTE}",
         "",
         "| data | model | accuracy | parameters | MACs / image | images seen | seconds |",
         "|---|---|---:|---:|---:|---:|---:|",

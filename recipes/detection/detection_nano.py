@@ -23,7 +23,7 @@ import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
-from recipes.over_seeds import over_seeds, read_result, seconds_and_commits, shown
+from recipes.over_seeds import SECONDS_NOTE, over_seeds, read_result, seconds_and_commits, shown
 from recipes.small_pictures import save_small
 
 from tokenmix.environment import environment
@@ -219,7 +219,7 @@ def markdown(rows: Sequence[Mapping[str, Any]], command: str) -> str:
         f"Made by `{command}` on {environment()['cpu']}, one thread; after the last epoch, mean ± sample standard",
         "deviation over the seeds, in brackets what the first weights score. Every mixer sees the same images in the",
         "same order. Seconds and peak memory are of one run's process, where other programs were running too: for",
-        "planning, not for comparing.",
+        f"planning, not for comparing. {SECONDS_NOTE}",
     ]
     for job in JOBS:
         names, chosen = METRICS[job], [row for row in rows if row["job"] == job]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import tyro
 from matplotlib.figure import Figure
-from recipes.over_seeds import over_seeds, read_result, seconds_and_commits, shown
+from recipes.over_seeds import SECONDS_NOTE, over_seeds, read_result, seconds_and_commits, shown
 from recipes.small_pictures import save_small
 
 from tokenmix.cost.memory import peak_memory
@@ -164,6 +164,7 @@ def markdown(rows: Sequence[Mapping[str, Any]], costs: Sequence[Mapping[str, Any
         f"Made by `{command}` on {environment()['cpu']}, one thread; after the last epoch, mean ± sample standard",
         "deviation over the seeds, on moulds that were not trained on. Both mixers see the same clouds in order. "
         f"Bases: classes {BASES['point-classification']}, parts (`part_miou`) {BASES['point-segmentation']}.",
+        SECONDS_NOTE,
         "",
         "| task | mixer | result | parameters | MACs / cloud | clouds seen | seconds |",
         "|---|---|---|---:|---:|---:|---:|",

@@ -20,7 +20,7 @@ import torch
 import tyro
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from recipes.over_seeds import over_seeds, read_result, seconds_and_commits, shown
+from recipes.over_seeds import SECONDS_NOTE, over_seeds, read_result, seconds_and_commits, shown
 from recipes.small_pictures import save_small
 from torch.nn.functional import cross_entropy
 
@@ -206,7 +206,7 @@ def markdown(found: Mapping[str, Any], command: str) -> str:
         f"{BASE['accuracy']} on",
         "these tiles; the mark to beat was 0.59.",
         "Seconds of one run, where other programs were running too: for planning, not for comparing. Memory is the",
-        f"peak of a training step of {SHARED['batch_size']} crops beyond weights and input.",
+        f"peak of a training step of {SHARED['batch_size']} crops beyond weights and input. {SECONDS_NOTE}",
         "",
         f"| head | mean IoU, {first} | accuracy | mean IoU, {' | mean IoU, '.join(others)} "
         "| parameters | MACs / crop | seconds | peak memory |",

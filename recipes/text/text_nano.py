@@ -18,12 +18,13 @@ from typing import Any
 import torch
 import tyro
 from matplotlib.figure import Figure
-from recipes.over_seeds import over_seeds, read_result, seconds_and_commits, shown
+from recipes.over_seeds import SECONDS_NOTE, over_seeds, read_result, seconds_and_commits, shown
 from recipes.small_pictures import save_small
 
 from tokenmix.environment import environment
 from tokenmix.inspect.gates import gate_numbers, toeplitz_share
-from tokenmix.registry import TASKS, TaskSpec
+from tokenmix.inspect.tiles import SIGNED
+from tokenmix.registry import TASKS, TaskEntry
 from tokenmix.tasks.text.data.baseline import tfidf_baseline
 from tokenmix.tasks.text.data.labelled import load_labelled
 from tokenmix.tasks.text.masked_lm import MaskedLM
@@ -101,7 +102,7 @@ class WatchedLM(MaskedLM):
         return loss, {**logs, **{f"toeplitz_{i}": torch.tensor(share) for i, share in enumerate(shares)}}
 
 
-TASKS["watched-lm"] = TaskSpec(__name__, "WatchedLM", "masked-lm with a log of its gates")
+TASKS.register(TaskEntry(name="watched-lm", about="masked-lm with a log of its gates", task=WatchedLM))
 
 
 def one_run(args: Args, name: str, **settings: Any) -> dict[str, Any]:
@@ -193,7 +194,7 @@ def draw(found: Mapping[str, Any], folder: Path, file: Path) -> None:
     axis.legend(frameon=False, fontsize=8)
     for i, (axis, gate) in enumerate(zip(right.subplots(2, -(-len(gates) // 2)).ravel(), gates)):
         bound = float(gate.abs().max())
-        axis.imshow(gate.numpy(), cmap="coolwarm", vmin=-bound, vmax=bound)
+        axis.imshow(gate.numpy(), cmap=SIGNED, vmin=-bound, vmax=bound)
         axis.set(title=f"block {i}", xticks=[], yticks=[])
     save_small(figure, file, dpi=110, colors=256)
 
@@ -230,7 +231,7 @@ def markdown(found: Mapping[str, Any], command: str) -> str:
         f"Made by `{command}` on {environment()['cpu']}, one thread, bf16; after the last step, mean ± sample standard",
         f"deviation over the seeds. Pretraining: {sequences:,} sequences of {SHARED['seq_len']} tokens of `english`, a",
         f"WordPiece vocabulary of {TOKENS:,}, every model in the same order with the same masks. Seconds of one run,",
-        "where other programs were running too: for planning, not for comparing.",
+        f"where other programs were running too: for planning, not for comparing. {SECONDS_NOTE}",
         "",
         "| model | perplexity, held out | parameters | seconds |",
         "|---|---:|---:|---:|",

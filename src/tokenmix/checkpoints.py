@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError, unknown_name
@@ -80,6 +81,9 @@ TRANSPOSED = ("value_memory",)
 def convert(state_dict: Mapping[str, Tensor], source: Source, to: nn.Module) -> dict[str, Tensor]:
     """Their state dict as ours, checked against a model.
 
+    All keys may have the prefix `module.` of `DataParallel`. BatchNorm's `num_batches_tracked`, which PyTorch before
+    0.4.1 did not save, may be missing, and is 0 then.
+
     Args:
         state_dict: the authors' EAMLP (`"eamlp"`), the authors' segmentation network or its block alone (`"eanet"`), or
             timm's gMLP (`"timm-gmlp"`).
@@ -94,11 +98,12 @@ def convert(state_dict: Mapping[str, Tensor], source: Source, to: nn.Module) -> 
     """
     if source not in get_args(Source):
         raise unknown_name("checkpoint layout", source, get_args(Source))
-    wanted = to.state_dict()
+    state_dict, wanted = _unwrapped(state_dict), to.state_dict()
     layout = (
         "eanet-network" if source == "eanet" and any(key.startswith("extractor.") for key in state_dict) else source
     )
-    found = _translated(state_dict, layout, wanted)
+    counters = {key: torch.tensor(0) for key in wanted if key.endswith("num_batches_tracked")}
+    found = {**counters, **_translated(state_dict, layout, wanted)}
     _check(found, wanted, source)
     return found
 
@@ -108,6 +113,7 @@ def rename(state_dict: Mapping[str, Tensor], to: nn.Module) -> dict[str, Tensor]
 
     Shapes are not checked: image size, classes and channels may be others than those of `to`. See `convert`, `resize`.
     """
+    state_dict = _unwrapped(state_dict)
     for source, mark in MARKS.items():
         if any(mark in key for key in state_dict):
             return _translated(state_dict, source, to.state_dict())
@@ -187,6 +193,12 @@ def to_timm_gmlp(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
             key = re.sub(pattern, replacement, key)
         renamed[key] = value
     return renamed
+
+
+def _unwrapped(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state dict of the model itself, if it is one of the `DataParallel` around it."""
+    wrapped = all(key.startswith("module.") for key in state_dict)
+    return {key.removeprefix("module.") if wrapped else key: value for key, value in state_dict.items()}
 
 
 def _translated(state_dict: Mapping[str, Tensor], source: str, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:

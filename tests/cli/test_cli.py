@@ -12,7 +12,9 @@ import torch
 from PIL import Image
 
 from tokenmix.cli import main
+from tokenmix.cli.command import parse
 from tokenmix.cli.listing import print_result
+from tokenmix.errors import UserError
 
 BUDGET = ["--data", "digits", "--max-steps", "12", "--batch-size", "64", "--limit", "400", "--limit-eval", "100"]
 
@@ -184,3 +186,13 @@ def test_a_folder_that_cannot_be_made(verb, picture, capsys):
     error = capsys.readouterr().err.strip()
     assert "below-a-file" in error
     assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("verb", ["train", "compare"])
+@pytest.mark.parametrize(("option", "name"), [("--clip-grad", "clip_grad"), ("--ema", "ema")])
+def test_what_can_be_switched_off_takes_none(verb: str, option: str, name: str) -> None:
+    mixers = ["--mixers", "self"] if verb == "compare" else []
+    for text, value in (("none", None), ("None", None), ("0.5", 0.5)):
+        assert getattr(parse([verb, "--data", "digits", *mixers, option, text]), name) == value
+    with pytest.raises(UserError, match=rf"{option}: takes a number or none, got 'off'"):
+        parse([verb, "--data", "digits", *mixers, option, "off"])

@@ -1,11 +1,15 @@
 import math
 
+import numpy as np
 import pytest
 import torch
+from matplotlib import colormaps
 from torch import Tensor, nn
 
+from tokenmix.compare.map_figures import _signed
 from tokenmix.errors import UserError
 from tokenmix.inspect import attention_maps, map_numbers, tiles_of
+from tokenmix.inspect.tiles import SIGNED
 from tokenmix.layers.external import ExternalAttention
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.layers.table import list_mixers
@@ -129,3 +133,12 @@ def test_gate_tiles_start_with_the_matrix_and_the_centre_token():
     assert not whole.on_image
     assert centre.values.equal(matrix[4].view(3, 3))
     assert centre.signed
+
+
+def test_signed_numbers_are_red_above_zero_and_blue_below_in_every_picture():
+    red, _, blue, _ = colormaps[SIGNED]([0.0, 1.0]).T
+    assert red[0] < blue[0]
+    assert red[1] > blue[1]
+    in_the_report = _signed(np.array([[-1.0, 1.0]]))[0].astype(int)
+    assert in_the_report[0, 0] < in_the_report[0, 2]
+    assert in_the_report[1, 0] > in_the_report[1, 2]

@@ -21,11 +21,12 @@ def test_counts_of_the_released_models(name, counts):
     assert model.macs() / 1e9 == pytest.approx(counts[1], rel=0.01)
 
 
+@pytest.mark.parametrize("prefix", ["", "module."])
 @pytest.mark.parametrize("name", COUNTS)
-def test_authors_layout_loads(name):
+def test_authors_layout_loads(name, prefix):
     model = create_model(name)
-    shapes = json.loads(KEYS.read_text())[name]
-    model.load_state_dict(convert({key: torch.zeros(shape) for key, shape in shapes.items()}, "eamlp", to=model))
+    theirs = {prefix + key: torch.zeros(shape) for key, shape in json.loads(KEYS.read_text())[name].items()}
+    model.load_state_dict(convert(theirs, "eamlp", to=model))
     assert all(not value.any() for value in model.state_dict().values())
 
 

@@ -116,6 +116,10 @@ def test_the_authors_block_loads_into_its_place() -> None:
     theirs["head.0.conv2.1.num_batches_tracked"] = torch.tensor(3)
     block.load_state_dict(convert(theirs, "eanet", to=block))
     assert all((p == 0.5).all() for p in block.parameters())
+    del theirs["head.0.conv2.1.num_batches_tracked"]
+    old = convert({f"module.{key}": value for key, value in theirs.items()}, "eanet", to=block)
+    block.load_state_dict(old)
+    assert block.norm.num_batches_tracked == 0
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ def test_timm_weights_give_timms_logits_and_back(ours, theirs):
     images = torch.randn(2, 3, 224, 224)
     with torch.no_grad():
         assert torch.allclose(model(images), peer(images), atol=1e-4)
+    wrapped = convert({f"module.{key}": value for key, value in peer.state_dict().items()}, "timm-gmlp", to=model)
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in wrapped.items())
     back = to_timm_gmlp(model.state_dict())
     assert back.keys() == peer.state_dict().keys()
     assert all(torch.equal(value, peer.state_dict()[key]) for key, value in back.items())

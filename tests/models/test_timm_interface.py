@@ -1,6 +1,7 @@
 """What timm expects of a model, for every nano model of the registry, and for the large ones where it costs nothing."""
 
 import copy
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import timm
 import torch
 from PIL import Image
 from timm.data import resolve_model_data_config
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import save_for_hf
 from timm.models._features import FeatureInfo
 from timm.optim import create_optimizer_v2
@@ -55,15 +57,74 @@ def test_data_settings(name) -> None:
     assert model.pretrained_cfg["num_classes"] == 10
 
 
+@pytest.mark.parametrize("name", list_models())
+def test_the_default_cfg_is_that_of_the_model(name) -> None:
+    model, side = create_model(name, device="meta"), 32 if name in NANO else 224
+    cfg = model.pretrained_cfg
+    assert cfg["input_size"] == (model.in_chans, *model.img_size) == (3, side, side)
+    assert resolve_model_data_config(model)["input_size"] == cfg["input_size"]
+    assert model(torch.empty(2, 3, side, side, device="meta")).shape == (2, cfg["num_classes"])
+    assert model.num_classes == cfg["num_classes"] == (10 if name in NANO else 1000)
+    assert model.get_submodule(cfg["classifier"]) is model.get_classifier()
+
+    # A pyramid's last map is pooled; tokens that keep their number have none, as in timm's own files.
+    shrinks = len({entry["reduction"] for entry in model.feature_info}) > 1
+    last = model.forward_intermediates(torch.empty(1, 3, side, side, device="meta"), intermediates_only=True)[-1]
+    assert cfg["pool_size"] == (tuple(last.shape[2:]) if shrinks else None)
+
+    larger = torch.empty(1, 3, 2 * side, 2 * side, device="meta")
+    if cfg["fixed_input_size"]:
+        with pytest.raises(UserError, match="the model takes images"):
+            model(larger)
+    else:
+        model(larger)
+
+    # The EAMLP stem unfolds pixels: the first layer with weights is a norm, and nothing that timm could adapt.
+    leaves = ((key, leaf) for key, leaf in model.named_modules() if not list(leaf.children()))
+    key, first = next((key, leaf) for key, leaf in leaves if list(leaf.parameters()))
+    if cfg["first_conv"] is None:
+        assert (type(first), hasattr(model, "adapt_channels")) == (nn.LayerNorm, True)
+    else:
+        assert (cfg["first_conv"], type(first)) == (key, nn.Conv2d)
+
+    assert cfg["crop_pct"] == (1.0 if name in NANO else 0.9 if name.startswith("eamlp") else 0.875)
+    assert cfg["interpolation"] == ("bilinear" if name in NANO else "bicubic")
+    halves = name in NANO or name.startswith(("gmlp", "amlp"))
+    assert cfg["mean"] == ((0.5, 0.5, 0.5) if halves else IMAGENET_DEFAULT_MEAN)
+    assert cfg["std"] == ((0.5, 0.5, 0.5) if halves else IMAGENET_DEFAULT_STD)
+
+
+def test_gmlp_small_has_the_data_settings_of_timms_whose_weights_it_takes() -> None:
+    ours, theirs = (timm.get_pretrained_cfg(name) for name in ("gmlp_small", "gmlp_s16_224"))
+    for key in ("input_size", "mean", "std", "crop_pct", "interpolation", "pool_size", "num_classes", "first_conv"):
+        assert getattr(ours, key) == getattr(theirs, key), key
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", NANO)
+@pytest.mark.parametrize("channels", [1, 4])
+def test_weights_for_other_channels(name, channels, tmp_path) -> None:
+    model, file = build(name), tmp_path / "model.safetensors"
+    safetensors.torch.save_file(model.state_dict(), file)
+    other = timm.create_model(
+        name, in_chans=channels, pretrained=True, pretrained_cfg_overlay={"file": str(file)}
+    ).eval()
+    grey = images(2, 1, 32, 32)
+    out = other(grey.expand(-1, channels, -1, -1))
+    if channels == 1:
+        assert torch.allclose(out, model(grey.expand(-1, 3, -1, -1)), atol=1e-4)
+    assert out.isfinite().all()
+    assert all(torch.equal(p, model.get_parameter(key)) for key, p in other.named_parameters() if "blocks" in key)
+
+
 @pytest.mark.parametrize("name", LARGE)
-def test_large_models_say_what_they_are(name) -> None:
-    model = create_model(name, device="meta")
-    assert resolve_model_data_config(model)["input_size"] == (3, 224, 224)
-    assert model.num_classes == 1000
-    assert model.get_submodule(model.pretrained_cfg["classifier"]) is model.get_classifier()
-    first = model.pretrained_cfg["first_conv"]
-    assert first is None or model.get_submodule(first).in_channels == 3
-    assert model(torch.empty(2, 3, 224, 224, device="meta")).shape == (2, 1000)
+def test_counts_in_a_presets_docstring_are_the_models_own(name) -> None:
+    """Those of a paper have "paper" before them."""
+    model, text = create_model(name, device="meta"), timm.models.model_entrypoint(name).__doc__ or ""
+    counted = {"M parameters": sum(p.numel() for p in model.parameters()) / 1e6, "GMAC": model.macs() / 1e9}
+    for unit, count in counted.items():
+        for written in re.findall(rf"(?<!paper )(?<![\d.])([\d.]+) {unit}", text):
+            assert written == f"{count:.{len(written.partition('.')[2])}f}"
 
 
 @pytest.mark.parametrize("name", NANO)

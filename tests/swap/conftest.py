@@ -27,7 +27,7 @@ class Subject(NamedTuple):
 
 
 def timm_vit(**kwargs: Any) -> VisionTransformer:
-    """16 tokens of width 32, and a class token unless told otherwise."""
+    """16 tokens of width 32, and a class token unless overridden."""
     size = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
     return VisionTransformer(**{**size, **kwargs})
 

@@ -153,9 +153,9 @@ def test_scores_that_are_handed_on_go_together_or_not_at_all() -> None:
 
 def test_the_report_is_plain_and_printed(make: Callable[..., Any]) -> None:
     report: SwapReport = tokenmix.swap_attention(make(), "external")
-    told = json.loads(json.dumps(report.to_json()))
-    assert told["rows"][1]["name"] == "blocks.1.attn"
-    assert told["parameters_after"] == report.parameters_after
+    report_rows = json.loads(json.dumps(report.to_json()))
+    assert report_rows["rows"][1]["name"] == "blocks.1.attn"
+    assert report_rows["parameters_after"] == report.parameters_after
     assert "whole model" in str(report)
     assert "kept query, out" in str(report)
 
@@ -181,10 +181,10 @@ def test_the_command_shows_what_would_change(target: str, capsys: pytest.Capture
         assert code == 2
         assert "hand scores" in error
         return
-    told = json.loads(out)
+    report_rows = json.loads(out)
     assert code == 0
-    assert told["parameters_after"] < told["parameters_before"]
-    assert told["macs_after"] != told["macs_before"]
+    assert report_rows["parameters_after"] < report_rows["parameters_before"]
+    assert report_rows["macs_after"] != report_rows["macs_before"]
 
 
 def test_the_command_takes_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

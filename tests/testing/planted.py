@@ -142,6 +142,20 @@ class BareTensor(Sound):
         return super().split(x + self.shift)
 
 
+class IgnoredMask(Sound):
+    """A mask that is taken and never used."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return super().forward(x)
+
+
+class IgnoredMaskOfAStranger(SoundMemory):
+    """The same without `capabilities`, which would promise 0 for a sample without any token."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return super().forward(x)
+
+
 class WritesItsInput(Sound):
     """B35: an in-place operation on what it was given."""
 

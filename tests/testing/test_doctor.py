@@ -27,6 +27,25 @@ def test_finds_the_planted_bug(layer: type[nn.Module], name: str) -> None:
     assert PROPERTIES[name].cause in report.verdicts[0].explanation()
 
 
+def test_an_ignored_mask_is_not_blamed_on_its_polarity() -> None:
+    masks = {"mask-polarity", "mask-padding", "mask-empty"}
+    for layer, failing in (("IgnoredMask", masks), ("IgnoredMaskOfAStranger", masks - {"mask-empty"})):
+        report = doctor(f"planted:{layer}", only=masks, **({} if failing < masks else SIZES))
+        assert set(report.failed) == failing
+        for verdict in report.verdicts:
+            if verdict.status == "FAIL":
+                assert verdict.explanation() == (
+                    "the mask changes nothing. Cause: forward takes a mask and never uses it."
+                )
+
+
+def test_a_pass_does_not_claim_zeros_that_were_not_seen() -> None:
+    """A stranger's layer promises none for a sample without any token."""
+    report = doctor("planted:IgnoredMaskOfAStranger", only={"mask-empty"})
+    assert report.passed == ["mask-empty"]
+    assert "0 if `capabilities` promise it" in report.verdicts[0].explanation()
+
+
 def test_every_property_finds_something() -> None:
     assert set(planted.PLANTED.values()) == set(PROPERTIES)
 

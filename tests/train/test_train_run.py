@@ -5,7 +5,10 @@ import dataclasses
 import errno
 import json
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +22,7 @@ from sklearn.datasets import load_digits
 from tokenmix import cli
 from tokenmix.errors import UserError
 from tokenmix.registry import get_task
-from tokenmix.train import checkpoint, trainer
+from tokenmix.train import checkpoint, record, trainer
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.optimizer import make_optimizer, make_schedule
 from tokenmix.train.plan import make_plan, seed_everything
@@ -109,6 +112,31 @@ def test_metrics_csv(finished):
     assert all(float(row["train_loss"]) > 0 and float(row["seconds"]) > 0 for row in read)
     assert [bool(row["val_accuracy"]) for row in read] == [False, True, False, True]
     assert {"val_loss", "val_top5"} <= set(read[0])
+
+
+def test_seconds_leave_evaluation_out(tmp_path, monkeypatch):
+    """Each evaluation takes 1,000 s and the drawing after it 1,000 more, by a clock that jumps."""
+    kind, jumped = get_task("image-classification"), [0.0]
+    started, draw = kind.on_validation_epoch_start, kind.draw
+
+    def slow(step: Callable[..., None]) -> Callable[..., None]:
+        def taken(*args: Any) -> None:
+            jumped[0] += 1000
+            step(*args)
+
+        return taken
+
+    monkeypatch.setattr(kind, "on_validation_epoch_start", slow(started))
+    monkeypatch.setattr(kind, "draw", slow(draw))
+    monkeypatch.setattr(record, "time", SimpleNamespace(perf_counter=lambda: time.perf_counter() + jumped[0]))
+    folder = train(config(tmp_path / "run"), quiet=True)
+    result = json.loads((folder / "result.json").read_text())
+    assert jumped[0] == 4000
+    assert 2000 < result["eval_seconds"] < 3000
+    assert 0 < result["seconds"] < 1000
+    assert result["images_per_second"] == pytest.approx(result["images"] / result["seconds"], rel=0.05)
+    assert [float(row["seconds"]) < 1000 for row in rows(folder)] == [True] * 4
+    assert all(float(row["images_per_second"]) > 64 / 1000 for row in rows(folder))
 
 
 def test_the_loss_of_a_row_is_the_mean_since_the_row_before(tmp_path):
@@ -332,3 +360,17 @@ def test_the_bar_is_fed_from_the_log(tmp_path, monkeypatch):
     monkeypatch.setattr(trainer.Bar, "_update_metrics", lambda bar, *a, **k: shown.append(bar.get_metrics(*a[:2])))
     train(config(tmp_path / "run", epochs=2))
     assert {"loss", "accuracy"} == set(shown[-1])
+
+
+def test_the_bar_counts_epochs_from_one(tmp_path, monkeypatch):
+    shown = []
+
+    class Watched(trainer.Bar):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            super().on_train_epoch_end(trainer, pl_module)
+            shown.append(self.train_progress_bar.description)
+
+    monkeypatch.setattr(trainer.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(trainer, "Bar", Watched)
+    train(config(tmp_path / "run", epochs=2))
+    assert shown == ["Epoch 1/2", "Epoch 2/2"]

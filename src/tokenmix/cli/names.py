@@ -129,7 +129,7 @@ class Swap:
     """Print JSON instead of a table."""
 
     def run(self) -> int:
-        from tokenmix.swap.run import run
+        from tokenmix.swap.command import run
 
         return run(
             self.model,

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from tokenmix.inspect.numbers import MapNumbers
-from tokenmix.inspect.tiles import Tile
+from tokenmix.inspect.tiles import SIGNED, Tile
 
 __all__ = ["display_image", "draw_depth", "draw_matrices", "draw_tiles"]
 
@@ -50,7 +50,7 @@ def _draw_tile(axis: Axes, shown: np.ndarray, tile: Tile) -> None:
     if tile.signed:
         high = max(abs(low), abs(high), 1e-12)
         low = -high
-    colours = "coolwarm" if tile.signed else "magma"
+    colours = SIGNED if tile.signed else "magma"
     if tile.on_image:
         extent = (-0.5, width - 0.5, height - 0.5, -0.5)
         axis.imshow(shown.mean(-1), cmap="gray", extent=extent, vmin=0, vmax=1)
@@ -73,7 +73,7 @@ def draw_matrices(matrices: Sequence[Tensor], titles: Sequence[str], title: str,
     for axis, matrix, label in zip(axes, matrices, titles):
         values = matrix.detach().float().cpu().numpy()
         signed, high = bool((values < 0).any()), max(float(np.abs(values).max()), 1e-12)
-        axis.imshow(values, cmap="coolwarm" if signed else "magma", vmin=-high if signed else 0, vmax=high)
+        axis.imshow(values, cmap=SIGNED if signed else "magma", vmin=-high if signed else 0, vmax=high)
         axis.set_title(label, fontsize=8)
         axis.set_xlabel(f"{'±' if signed else '0 to '}{high:.2g}", fontsize=7)
     for axis in axes:

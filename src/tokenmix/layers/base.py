@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from tokenmix.errors import UserError
 from tokenmix.ops.less import Scores
 
-__all__ = ["Capabilities", "Mixer", "check_map", "check_mask", "check_tokens", "replace_parameter", "zero_masked"]
+__all__ = [
+    "Capabilities", "Mixer", "check_map", "check_mask", "check_tokens", "finish", "replace_parameter", "zero_masked",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,3 +135,13 @@ def check_mask(mask: Tensor | None, x: Tensor, num_tokens: int) -> Tensor | None
 def zero_masked(x: Tensor, mask: Tensor | None) -> Tensor:
     """x (B, N, D) with the tokens that take no part set to 0."""
     return x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0.0)
+
+
+def finish(out: Tensor, mask: Tensor | None) -> Tensor:
+    """What a mixer returns: `zero_masked`, as a tensor of its own and never the view that `nn.Linear` makes of tokens.
+
+    FSDP2 fetches the weights for the backward pass by a hook on what a module returns, which writing into a view drops.
+    """
+    if mask is not None:
+        return zero_masked(out, mask)
+    return out.clone() if out.requires_grad else out

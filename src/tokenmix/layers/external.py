@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokenmix.layers.base import Capabilities, Mixer, check_map, check_mask, check_tokens, zero_masked
+from tokenmix.layers.base import Capabilities, Mixer, check_map, check_mask, check_tokens, finish
 from tokenmix.layers.memory import Memory, MemoryOptions, takes_memory_options
 
 __all__ = ["ExternalAttention", "ExternalAttention2d"]
@@ -62,7 +62,7 @@ class ExternalAttention(Mixer):
         check_tokens(self, x)
         mask = check_mask(mask, x, x.shape[1])
         mixed = self.memory(self.query(x).unsqueeze(1), mask).squeeze(1)
-        return zero_masked(self.dropout(self.out(mixed)), mask)
+        return finish(self.dropout(self.out(mixed)), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """A (B, 1, N, num_slots)."""

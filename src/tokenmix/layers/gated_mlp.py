@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
+from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, finish, zero_masked
 from tokenmix.layers.spatial_gating import GateKind, SpatialGatingUnit
 from tokenmix.layers.tiny_attention import TinyAttention
 from tokenmix.ops.gating import GateVariant
@@ -91,7 +91,7 @@ class GatedMLP(Mixer):
         x = zero_masked(x, mask)
         z = self.act(self.proj_in(x))
         addend = None if self.tiny_attention is None else self.tiny_attention(x, mask)
-        return zero_masked(self.dropout(self.proj_out(self.gating(z, mask, addend=addend))), mask)
+        return finish(self.dropout(self.proj_out(self.gating(z, mask, addend=addend))), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The (N, N) matrix W that the tokens of x met, see `SpatialGatingUnit.attention_map`."""

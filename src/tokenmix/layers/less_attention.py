@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, replace_parameter, zero_masked
+from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, finish, replace_parameter, zero_masked
 from tokenmix.layers.self_attention import check_heads
 from tokenmix.ops.attention import attention_probabilities
 from tokenmix.ops.less import (
@@ -124,7 +124,7 @@ class LessAttention(Mixer):
         value = self.v(x).unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2)
         dropout = self.attention_dropout if self.training else 0.0
         out = attention_from_scores(scores, value, mask=mask, dropout=dropout)
-        return zero_masked(self.drop(self.proj(out.transpose(1, 2).flatten(2))), mask), scores
+        return finish(self.drop(self.proj(out.transpose(1, 2).flatten(2))), mask), scores
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The map (B, H, N, N): rows are queries and sum to 1, those of masked tokens are 0."""

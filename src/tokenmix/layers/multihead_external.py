@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
+from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, finish
 from tokenmix.layers.memory import Memory, MemoryOptions, takes_memory_options
 
 __all__ = ["MultiHeadExternalAttention"]
@@ -71,7 +71,7 @@ class MultiHeadExternalAttention(Mixer):
         check_tokens(self, x)
         mask = check_mask(mask, x, x.shape[1])
         mixed = self.memory(self._heads(x), mask, self.attention_dropout if self.training else 0.0)
-        return zero_masked(self.dropout(self.out(mixed.transpose(1, 2).flatten(2))), mask)
+        return finish(self.dropout(self.out(mixed.transpose(1, 2).flatten(2))), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """A (B, expansion * num_heads, N, num_slots), before dropout."""

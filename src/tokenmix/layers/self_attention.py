@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
+from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, finish, zero_masked
 from tokenmix.ops.attention import AttentionNormalization, attention, attention_probabilities
 from tokenmix.ops.less import Scores
 
@@ -119,7 +119,7 @@ class SelfAttention(Mixer):
             normalization=self.normalization,
             dropout=self.attention_dropout if self.training else 0.0,
         )
-        return zero_masked(self.drop(self.proj(out.transpose(1, 2).flatten(2))), mask), query, key
+        return finish(self.drop(self.proj(out.transpose(1, 2).flatten(2))), mask), query, key
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The map (B, H, N, N): rows are queries and sum to 1, those of masked tokens are 0."""

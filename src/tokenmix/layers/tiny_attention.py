@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
+from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, finish, zero_masked
 from tokenmix.ops.attention import attention, attention_probabilities
 
 __all__ = ["TinyAttention"]
@@ -60,7 +60,7 @@ class TinyAttention(Mixer):
         mask = check_mask(mask, x, x.shape[1])
         query, key, value = self._project(zero_masked(x, mask))
         mixed = attention(query, key, value, mask=mask, causal=self.causal)
-        return zero_masked(self.proj(mixed.squeeze(1)), mask)
+        return finish(self.proj(mixed.squeeze(1)), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, 1, N, N): what token i took from token j."""

@@ -5,11 +5,14 @@ arXiv:2105.02358. The released code calls the models T2t_vit_7, _14 and _19.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
+import torch.fx
+from timm.layers.drop import calculate_drop_path_rates
 from timm.layers.weight_init import trunc_normal_
-from timm.models import generate_default_cfgs, register_model
+from timm.models import adapt_input_conv, generate_default_cfgs, register_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,6 +25,8 @@ from tokenmix.models.stems import Stem, pair
 from tokenmix.ops.external.api import external_attention
 
 __all__ = ["EAMLP", "Split", "StemAttention", "T2TStem"]
+
+torch.fx.wrap("external_attention")
 
 # (kernel, stride, padding) of the three overlapping unfoldings.
 Split = tuple[int, int, int]
@@ -178,7 +183,7 @@ class EAMLP(IsotropicNet):
         stem = T2TStem(
             embed_dim, img_size=img_size, in_chans=in_chans, num_splits=num_splits, dropout=attn_drop_rate, **factory
         )
-        rates = torch.linspace(0, drop_path_rate, depth).tolist()
+        rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
         blocks = [
             MixerBlock(
                 MultiHeadExternalAttention(embed_dim, num_heads=num_heads, num_slots=num_slots, **factory),
@@ -212,8 +217,26 @@ class EAMLP(IsotropicNet):
         if self.cls_token is not None:
             trunc_normal_(self.cls_token, std=0.02)
 
+    def adapt_channels(self, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A state dict for images of three channels as one for `in_chans`, as timm does it with a first convolution.
 
-# The stem unfolds pixels, so there is no first convolution that timm could adapt to other channels.
+        The first layers are a LayerNorm over unfolded pixels and a linear map, W (g n + b) + c. With W diag(g) in the
+        place of W and W b + c in that of c they are one convolution of n, and the norm has no weights. A grey image
+        of one channel then gives what it gave as three equal ones.
+        """
+        adapted, first = dict(state_dict), "stem.attentions.0"
+        names = [f"{first}.{name}" for name in ("norm1.weight", "norm1.bias", "query.weight", "query.bias")]
+        assert isinstance(self.stem, T2TStem)
+        kernel = self.stem.splits[0][0]
+        if self.in_chans == 3 or not set(names) <= set(adapted) or adapted[names[0]].numel() != 3 * kernel**2:
+            return adapted
+        scale, shift, weight, bias = (adapted[name] for name in names)
+        filters = adapt_input_conv(self.in_chans, (weight * scale).unflatten(1, (3, kernel, kernel))).flatten(1)
+        plain = (scale.new_ones(filters.shape[1]), scale.new_zeros(filters.shape[1]))
+        return {**adapted, **dict(zip(names, (*plain, filters, bias + weight @ shift)))}
+
+
+# timm adapts first convolutions to other channels; the stem unfolds pixels instead, see `EAMLP.adapt_channels`.
 _CFG = {**IMAGENET, "first_conv": None, "crop_pct": 0.9}
 default_cfgs = generate_default_cfgs(
     {

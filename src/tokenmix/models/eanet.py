@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+import torch.fx
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -16,13 +17,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.external import ExternalAttention2d
 from tokenmix.layers.memory import Tie
-from tokenmix.models.isotropic import BlockMap
+from tokenmix.models.isotropic import BlockMap, mix
 from tokenmix.models.presets import IMAGENET, SMALL, create
 from tokenmix.models.pretrained import timm_resnet
 from tokenmix.models.stems import pair
 from tokenmix.models.timm_interface import Classifier, record_input_size, take_indices
 
 __all__ = ["EABlock", "EANet"]
+
+torch.fx.wrap("mix")
 
 
 class EABlock(nn.Module):
@@ -34,7 +37,7 @@ class EABlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Mix a map (B, C, H, W)."""
-        return self.mixer(x)
+        return mix(self.mixer, x)[0]
 
 
 class EANet(Classifier):
@@ -238,13 +241,10 @@ def _shrink_stem(backbone: Any, in_chans: int, factory: Mapping[str, Any]) -> No
         entry["reduction"] //= 2 if i == 0 else 4
 
 
-_CFG = {**IMAGENET, "fixed_input_size": False, "first_conv": "backbone.conv1", "classifier": "backbone.fc"}
+_RESNET = {"fixed_input_size": False, "first_conv": "backbone.conv1", "classifier": "backbone.fc"}
+_CFG = {**IMAGENET, **_RESNET, "pool_size": (7, 7)}
 default_cfgs = generate_default_cfgs(
-    {
-        "eanet_resnet50": _CFG,
-        "eanet_resnet101": _CFG,
-        "eanet_nano": {**SMALL, "fixed_input_size": False, "first_conv": "backbone.conv1", "classifier": "backbone.fc"},
-    }
+    {"eanet_resnet50": _CFG, "eanet_resnet101": _CFG, "eanet_nano": {**SMALL, **_RESNET, "pool_size": (4, 4)}}
 )
 
 

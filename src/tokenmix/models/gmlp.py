@@ -6,19 +6,22 @@ Paper: Liu, Dai, So, Le, "Pay Attention to MLPs", 2021, arXiv:2105.08050.
 from typing import Any, Literal
 
 import torch
-from timm.layers.drop import DropPath
+import torch.fx
+from timm.layers.drop import DropPath, calculate_drop_path_rates
 from timm.layers.weight_init import lecun_normal_
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from tokenmix.errors import unknown_name
 from tokenmix.layers.gated_mlp import GatedMLP
-from tokenmix.models.isotropic import IsotropicNet
+from tokenmix.models.isotropic import IsotropicNet, mix
 from tokenmix.models.presets import HALF, IMAGENET, SMALL, create
 from tokenmix.models.stems import PatchStem
 from tokenmix.ops.less import Scores
 
 __all__ = ["GMLP", "GMLPBlock"]
+
+torch.fx.wrap("mix")
 
 
 class GMLPBlock(nn.Module):
@@ -34,7 +37,7 @@ class GMLPBlock(nn.Module):
         self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, Scores | None]:
         """Tokens (B, N, D) to tokens; `carry` goes on untouched."""
-        out, carry = self.mixer.mix(self.norm1(x), carry, mask)
+        out, carry = mix(self.mixer, self.norm1(x), carry, mask)
         return x + self.drop_path(out), carry
 
     def macs(self, num_tokens: int) -> int:
@@ -91,7 +94,7 @@ class GMLP(IsotropicNet):
                 dropout=proj_drop_rate, **factory,
             )  # fmt: skip
 
-        rates = torch.linspace(0, drop_path_rate, depth).tolist()
+        rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
         super().__init__(
             stem,
             [GMLPBlock(branch(), drop_path=rate, **factory) for rate in rates],

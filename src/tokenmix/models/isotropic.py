@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.fx
 from timm.layers.drop import DropPath
 from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.layers.weight_init import trunc_normal_
@@ -22,6 +23,7 @@ __all__ = [
     "GridMixer",
     "IsotropicNet",
     "MixerBlock",
+    "mix",
     "sinusoid_table",
 ]
 
@@ -72,12 +74,29 @@ class GridMixer(Mixer):
         self.grid = (new[0], new[1])
 
 
+@torch.fx.wrap
+def mix(
+    mixer: Mixer, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None, **more: Any
+) -> tuple[Tensor, Scores | None]:
+    """`mixer.mix`, for torch.fx one call that it does not look into: a mixer checks sizes and chooses by them.
+
+    Where it is imported, `torch.fx.wrap("mix")` has to be said again: FX looks for it among a module's own names.
+    """
+    return mixer.mix(x, carry, mask, **more)
+
+
 class TokenBatchNorm(nn.BatchNorm1d):
     """BatchNorm of each channel over images and tokens: (B, N, D) to (B, N, D)."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise tokens (B, N, D)."""
-        return super().forward(input.transpose(1, 2)).transpose(1, 2)
+        return _batch_norm(self, input.transpose(1, 2)).transpose(1, 2)
+
+
+@torch.fx.wrap
+def _batch_norm(norm: nn.BatchNorm1d, x: Tensor) -> Tensor:
+    """BatchNorm looks at the number of axes, which torch.fx does not know."""
+    return nn.BatchNorm1d.forward(norm, x)
 
 
 class MixerBlock(nn.Module):
@@ -110,7 +129,7 @@ class MixerBlock(nn.Module):
         self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, Scores | None]:
         """Tokens (B, N, D) and the scores of the block before, to the same for the block after."""
-        out, carry = self.mixer.mix(self.norm1(x), carry, mask)
+        out, carry = mix(self.mixer, self.norm1(x), carry, mask)
         x = x + self.drop_path(out)
         return x + self.drop_path(self.mlp(self.norm2(x))), carry
 

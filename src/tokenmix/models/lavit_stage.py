@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
+import torch.fx
 from timm.layers.drop import DropPath
 from timm.layers.weight_init import trunc_normal_
 from torch import Tensor, nn
@@ -14,12 +15,15 @@ from tokenmix.layers.attention_residual import AttentionResidual
 from tokenmix.layers.base import Mixer, replace_parameter
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.layers.self_attention import SelfAttention
-from tokenmix.models.isotropic import BlockMap
+from tokenmix.models.isotropic import BlockMap, mix
 from tokenmix.models.lavit_layout import BlockCost, Grid, Mode, StageSpec, less_macs, shrunk
 from tokenmix.models.reduced_attention import ReducedAttention, padded
 from tokenmix.ops.less import Scores
 
 __all__ = ["LaViTBlock", "LaViTStage"]
+
+torch.fx.wrap("mix")
+torch.fx.wrap("padded")
 
 
 class LaViTBlock(nn.Module):
@@ -42,7 +46,7 @@ class LaViTBlock(nn.Module):
 
     def forward(self, x: Tensor, carry: Scores | None, residual: Tensor | None) -> tuple[Tensor, Scores]:
         """Tokens and the scores of the block before, to the same for the block after; the residual joins the scores."""
-        out, scores = self.mixer.mix(self.norm1(x), carry, **_given(residual))
+        out, scores = mix(self.mixer, self.norm1(x), carry, **_given(residual))
         assert scores is not None
         x = x + self.drop_path(self.scale1 * out)
         return x + self.drop_path(self.scale2 * self.mlp(self.norm2(x))), scores
@@ -55,6 +59,11 @@ class LaViTBlock(nn.Module):
 def _given(residual: Tensor | None) -> dict[str, Any]:
     """Only vanilla attention, the first of a stage, has an argument for it."""
     return {} if residual is None else {"residual": residual}
+
+
+@torch.fx.wrap
+def _residual(layer: AttentionResidual, scores: Scores, height: int, width: int) -> Tensor:
+    return layer(scores, (height, width))
 
 
 class LaViTStage(nn.Module):
@@ -115,7 +124,7 @@ class LaViTStage(nn.Module):
         x = self.embed(padded(image, self.stride)).flatten(2).transpose(1, 2)
         if self.residual is None or carry is None:
             return self.norm(x) + self.pos_embed, None
-        return self.norm(x) + self.pos_embed, self.residual(carry, (image.shape[-2], image.shape[-1]))
+        return self.norm(x) + self.pos_embed, _residual(self.residual, carry, image.shape[-2], image.shape[-1])
 
     def forward(self, image: Tensor, carry: Scores | None) -> tuple[Tensor, Scores, list[Scores]]:
         """The stage's map, its last scores, and those that its less-attention layers made."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
+from timm.layers.drop import calculate_drop_path_rates
 from timm.models import generate_default_cfgs, register_model
 
 from tokenmix.errors import UserError
@@ -68,7 +69,7 @@ class MixerNet(IsotropicNet):
             {"num_heads": num_heads, **factory},
             mixer_kwargs or {},
         )
-        rates = torch.linspace(0, drop_path_rate, depth).tolist()
+        rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
         blocks = [
             MixerBlock(m, mlp_ratio=mlp_ratio, drop=drop_rate, drop_path=rate, **factory)
             for m, rate in zip(mixers, rates, strict=True)

@@ -1,6 +1,6 @@
 """Weights that somebody else trained: where they are, in which layout, for which image size."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -82,9 +82,12 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: nn.Module) -> 
     """A checkpoint as timm's loaders hand it over, in our layout and at the model's image size.
 
     Known layouts are ours, the authors' EAMLP and timm's gMLP. timm itself drops a head of other classes and adapts a
-    first convolution to other channels.
+    first convolution to other channels; EAMLP has none and adapts its stem itself.
     """
     state_dict = checkpoints.rename(state_dict, model)
+    adapt: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = getattr(model, "adapt_channels", None)
+    if adapt is not None:
+        state_dict = adapt(state_dict)
     if not hasattr(model, "set_input_size"):
         return state_dict
     return checkpoints.resize(state_dict, model, img_size=_saved_size(model))

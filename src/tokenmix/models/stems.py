@@ -2,12 +2,16 @@
 
 from typing import Any
 
+import torch.fx
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.models.timm_interface import check_images
 
 __all__ = ["PatchStem", "Stem", "pair"]
+
+# What looks at sizes is one call for torch.fx, which knows none.
+torch.fx.wrap("check_images")
 
 
 def pair(size: int | tuple[int, int]) -> tuple[int, int]:

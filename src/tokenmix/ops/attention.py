@@ -1,6 +1,6 @@
 """Scaled dot-product attention over tokens, with softmax or double normalisation of its N x N map."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -31,8 +31,10 @@ def attention(
 
         out = Norm(scale * Q K^T + bias) V
 
-    With `"softmax"` it runs in PyTorch's fused kernels, which never write the N x S map. `"double"` is a softmax over
-    the queries and then L1 over the keys; it writes the map.
+    With `"softmax"` it runs in PyTorch's fused kernels, which never write the N x S map. They have first derivatives in
+    reverse mode only: in forward mode, and for a gradient that is to be differentiated again (`create_graph=True`,
+    torch.func's derivatives), the map is written. `"double"` is a softmax over the queries and then L1 over the keys;
+    it writes the map.
 
     Papers: Vaswani et al., arXiv 1706.03762, equation 1; for `"double"`, Guo et al., arXiv 2105.02358, equation 6, with
     keys in place of memory slots.
@@ -56,20 +58,11 @@ def attention(
         UserError: an unknown normalisation, or a causal double one.
     """
     if normalization == "softmax":
-        out = _fused(query, key, value, mask, key_mask, bias, causal, scale, dropout)
-        return _zero_rows(out, mask, key_mask)
+        return _zero_rows(_softmax(query, key, value, mask, key_mask, bias, causal, scale, dropout), mask, key_mask)
     return reference(
-        query,
-        key,
-        value,
-        mask=mask,
-        key_mask=key_mask,
-        bias=bias,
-        causal=causal,
-        normalization=normalization,
-        scale=scale,
-        dropout=dropout,
-    )
+        query, key, value, mask=mask, key_mask=key_mask, bias=bias, causal=causal, normalization=normalization,
+        scale=scale, dropout=dropout,
+    )  # fmt: skip
 
 
 def reference(
@@ -127,6 +120,80 @@ def attention_probabilities(
     if allowed is not None:
         logits = logits.masked_fill(~allowed, -torch.inf)
     return _zero_rows(logits.softmax(-1).to(query.dtype), mask, key_mask)
+
+
+def _softmax(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    key_mask: Tensor | None,
+    bias: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    dropout: float,
+) -> Tensor:
+    given = query, key, value, mask, key_mask, bias, causal, scale
+    try:
+        out = _fused(*given, dropout)
+    except NotImplementedError:
+        # What PyTorch raises in forward mode, for which its fused kernels have no rule.
+        return reference(
+            query, key, value, mask=mask, key_mask=key_mask, bias=bias, causal=causal, scale=scale, dropout=dropout
+        )
+    in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    # With dropout the entries that a kernel dropped are not known.
+    if dropout > 0.0 or in_graph or not (torch.is_grad_enabled() and out.requires_grad):
+        return out
+    return _DifferentiableTwice.apply(out, *given)  # pyright: ignore[reportReturnType]
+
+
+class _DifferentiableTwice(torch.autograd.Function):
+    """The identity on what a fused kernel gave, whose gradient cannot be differentiated.
+
+    A gradient that autograd records is written out instead, past the kernel; any other goes on to the kernel's own.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(out: Tensor, *_: Any) -> Tensor:
+        return out.view_as(out)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, *tensors, ctx.causal, ctx.scale = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        if not torch.is_grad_enabled():
+            return grad_outputs[0], *[None] * 8
+        found = _written_gradients(grad_outputs[0], *ctx.saved_tensors, ctx.causal, ctx.scale)
+        return None, *found[:3], None, None, found[3], None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *grad_inputs: Any) -> Tensor:
+        return grad_inputs[0].view_as(grad_inputs[0])
+
+
+def _written_gradients(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    key_mask: Tensor | None,
+    bias: Tensor | None,
+    causal: bool,
+    scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of query, key, value and bias, as expressions that can be differentiated again."""
+    shares = attention_probabilities(query, key, mask=mask, key_mask=key_mask, bias=bias, causal=causal, scale=scale)
+    back = grad @ value.mT
+    scores = shares * (back - (shares * back).sum(-1, keepdim=True))
+    scaled = scores * _scale(query, scale)
+    return scaled @ key, scaled.mT @ query, shares.mT @ grad, None if bias is None else scores.sum_to_size(bias.shape)
 
 
 def _fused(

@@ -1,6 +1,6 @@
-"""Another mixer in the place of the attention of timm's, torchvision's, transformers' and anybody's models."""
+"""Another mixer in place of the attention of timm's, torchvision's, transformers' and anybody's models."""
 
-from tokenmix.swap.report import Skipped, SwapReport, SwapRow
-from tokenmix.swap.swapping import swap_attention
+from tokenmix.swap.report import SkippedAttention, SwapReport, SwapRow
+from tokenmix.swap.swap import swap_attention
 
-__all__ = ["Skipped", "SwapReport", "SwapRow", "swap_attention"]
+__all__ = ["SkippedAttention", "SwapReport", "SwapRow", "swap_attention"]

@@ -21,9 +21,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
 from tokenmix.models.stems import pair
-from tokenmix.swap.host import Call, Host
+from tokenmix.swap.adapter import AttentionAdapter, ObservedCall
 
-__all__ = ["Probe", "check_runs", "count_alone", "count_macs", "example_of", "look"]
+__all__ = ["Probe", "check_runs", "count_alone", "count_macs", "example_of", "probe_model"]
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Probe:
     """
 
     macs: int | None = None
-    calls: dict[int, list[Call]] = field(default_factory=dict)
+    calls: dict[int, list[ObservedCall]] = field(default_factory=dict)
     note: str = ""
 
 
@@ -65,29 +65,31 @@ def _own_size(model: Any) -> tuple[int, int] | None:
     return None if size is None else pair(tuple(size) if isinstance(size, Sequence) else size)
 
 
-def look(model: nn.Module, attentions: Sequence[tuple[nn.Module, Host]], example: Sequence[Any] | None) -> Probe:
+def probe_model(
+    model: nn.Module, attentions: Sequence[tuple[nn.Module, AttentionAdapter]], example: Sequence[Any] | None
+) -> Probe:
     """Run the model on an example, watching these modules."""
     if example is None:
         return Probe(note="the model does not tell its input: give example_inputs or img_size")
     probe = Probe()
     with ExitStack() as stack:
-        for module, host in attentions:
-            stack.enter_context(_watched(module, host, probe.calls.setdefault(id(module), [])))
+        for module, adapter in attentions:
+            stack.enter_context(_watched(module, adapter, probe.calls.setdefault(id(module), [])))
         try:
             probe.macs = count_macs(model, example)
         except Exception as error:  # whatever a stranger's forward pass may raise
-            return Probe(note=f"its forward pass on the example fails with {_told(error)}")
+            return Probe(note=f"its forward pass on the example fails with {_summary_of(error)}")
     return probe
 
 
 @contextmanager
-def _watched(module: nn.Module, host: Host, calls: list[Call]) -> Iterator[None]:
+def _watched(module: nn.Module, adapter: AttentionAdapter, calls: list[ObservedCall]) -> Iterator[None]:
     """Note each call of the module; our stacks call `mix` and not the module."""
 
     def note(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         bound = inspect.signature(function).bind(*args, **kwargs)
         bound.apply_defaults()
-        calls.append(host.see(module, bound.arguments))
+        calls.append(adapter.observe(module, bound.arguments))
 
     handle = module.register_forward_pre_hook(lambda m, args, kwargs: note(m.forward, args, kwargs), with_kwargs=True)
     if isinstance(module, Mixer):
@@ -120,23 +122,23 @@ def count_macs(model: nn.Module, inputs: Sequence[Any]) -> int:
     return counter.get_total_flops() // 2
 
 
-def count_alone(module: nn.Module, host: Host, dim: int, num_tokens: int) -> int:
+def count_alone(module: nn.Module, adapter: AttentionAdapter, dim: int, num_tokens: int) -> int:
     """Multiply-adds of one attention: from our equations, or counted on tokens alone."""
     if isinstance(module, Mixer):
         return module.macs(num_tokens)
     tokens = torch.zeros(1, num_tokens, dim, dtype=next(module.parameters()).dtype)
-    return count_macs(_Alone(module, host), (tokens,))
+    return count_macs(_Alone(module, adapter), (tokens,))
 
 
 class _Alone(nn.Module):
     """An attention as a model of its own."""
 
-    def __init__(self, module: nn.Module, host: Host) -> None:
+    def __init__(self, module: nn.Module, adapter: AttentionAdapter) -> None:
         super().__init__()
-        self.module, self.host = module, host
+        self.module, self.adapter = module, adapter
 
     def forward(self, x: Tensor) -> None:
-        self.host.run(self.module, x)
+        self.adapter.run(self.module, x)
 
 
 @contextmanager
@@ -151,18 +153,18 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def check_runs(model: nn.Module, example: Sequence[Any], undo: Callable[[], None]) -> int:
-    """Multiply-adds of a model that was changed; if it does not run any more, the change is undone and told."""
+    """Multiply-adds of a model that was changed; if it does not run any more, the change is undone and reported."""
     try:
         return count_macs(model, example)
     except Exception as error:
         undo()
         raise UserError(
-            f"the model does not run with the mixer in it, and is as it was: {_told(error)}; layers that hand scores "
-            "to each other go together or not at all"
+            f"the model does not run with the mixer in it, and is as it was: {_summary_of(error)}; layers that hand "
+            "scores to each other go together or not at all"
         ) from error
 
 
-def _told(error: Exception) -> str:
+def _summary_of(error: Exception) -> str:
     # An assertion often says nothing; then where it stands does.
     where = f"in {traceback.extract_tb(error.__traceback__)[-1].name}()"
     return f"{type(error).__name__} {' '.join(str(error).split()) or where}"

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
-__all__ = ["Skipped", "SwapReport", "SwapRow", "count_parameters"]
+__all__ = ["SkippedAttention", "SwapReport", "SwapRow", "count_parameters"]
 
 
 def count_parameters(module: nn.Module) -> int:
@@ -44,7 +44,7 @@ class SwapRow:
 
 
 @dataclass(frozen=True)
-class Skipped:
+class SkippedAttention:
     """An attention that was matched and stays as it is."""
 
     name: str
@@ -69,7 +69,7 @@ class SwapReport:
     model: nn.Module
     mixer: str
     rows: tuple[SwapRow, ...]
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[SkippedAttention, ...]
     parameters_before: int
     parameters_after: int
     macs_before: int | None

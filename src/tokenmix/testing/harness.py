@@ -36,7 +36,14 @@ TOKEN_COUNTS = ("num_tokens", "seq_len", "n_tokens", "num_patches", "sequence_le
 
 
 class PropertyFailure(AssertionError):
-    """A layer breaks a property; the message says in one line what was seen."""
+    """A layer breaks a property; the message says in one line what was seen.
+
+    `cause` is the cause where what was seen shows it; None for the property's usual one.
+    """
+
+    def __init__(self, message: str, cause: str | None = None) -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 class NotApplicable(Exception):

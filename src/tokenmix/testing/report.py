@@ -19,7 +19,7 @@ COLOURS = {"pass": "green", "FAIL": "bold red", "skipped": "dim"}
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of one property: what was asked for, what was seen, and what usually causes a failure."""
+    """The outcome of one property: what was asked for, what was seen, and a failure's cause, usual or seen."""
 
     property: str
     status: Status
@@ -30,7 +30,8 @@ class Verdict:
     def explanation(self) -> str:
         """One line for people."""
         if self.status == "FAIL":
-            return f"{self.detail}. Usual cause: {self.cause}."
+            usual = self.cause == PROPERTIES[self.property].cause
+            return f"{self.detail}. {'Usual cause' if usual else 'Cause'}: {self.cause}."
         return self.detail if self.status == "skipped" else self.about
 
 
@@ -96,14 +97,14 @@ def examine(build: Build, x: Tensor, only: Collection[str] | None = None) -> Ite
         if only is not None and name not in only:
             continue
         status: Status = "pass"
-        detail = ""
+        detail, cause = "", row.cause
         try:
             row.check(build, x)
         except NotApplicable as reason:
             status, detail = "skipped", str(reason)
         except PropertyFailure as failure:
-            status, detail = "FAIL", str(failure)
+            status, detail, cause = "FAIL", str(failure), failure.cause or row.cause
         except Exception as error:
             lines = str(error).strip().splitlines()
             status, detail = "FAIL", f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-        yield Verdict(name, status, row.about, detail.rstrip("."), row.cause)
+        yield Verdict(name, status, row.about, detail.rstrip("."), cause)

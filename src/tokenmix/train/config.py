@@ -34,6 +34,25 @@ def _numbers(args: list[str]) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
+def _switch(args: list[str]) -> float | None:
+    if args[0].lower() == "none":
+        return None
+    try:
+        return float(args[0])
+    except ValueError:
+        raise ValueError(f"takes a number or none, got {args[0]!r}") from None
+
+
+Switch = Annotated[
+    float | None,
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="{none}|FLOAT",
+        instance_from_str=_switch,
+        is_instance=lambda x: x is None or isinstance(x, float | int),
+        str_from_instance=lambda x: [str(x).lower()],
+    ),
+]
 Pairs = Annotated[
     dict[str, Any],
     PrimitiveConstructorSpec(
@@ -98,7 +117,7 @@ class Budget:
     """Epsilon of the optimiser; its own if not given."""
     weight_decay: float = 0.05
     """Weight decay; never on norms, biases and what a model's no_weight_decay names."""
-    clip_grad: float | None = 1.0
+    clip_grad: Switch = 1.0
     """Largest gradient norm; none switches clipping off."""
     accumulate: int = 1
     """Parts into which a batch is cut, one backward pass each."""
@@ -117,7 +136,7 @@ class Budget:
     """CutMix alpha (timm); image classification alone."""
     smoothing: float = 0.1
     """Label smoothing, where the task classifies images or clouds."""
-    ema: float | None = None
+    ema: Switch = None
     """Decay of the exponential moving average of the weights; none switches it off."""
     precision: Literal["32", "bf16-mixed", "16-mixed", "bf16"] = "32"
     """Numbers that the model computes in."""

@@ -102,6 +102,8 @@ class Recorder(L.Callback):
             pl_module.draw(self.path.parent / "samples", progress.step)
         if not self.quiet:
             print(self._line(pl_module), file=sys.stderr, flush=True)
+        # `settle`, before the epoch's checkpoint, must not count the evaluation as training.
+        self.started = time.perf_counter()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Close what is open."""

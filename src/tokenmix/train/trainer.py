@@ -98,6 +98,13 @@ class Bar(RichProgressBar):
         super().__init__(refresh_rate=max(1, batches // 100), console_kwargs={"stderr": True})
         self.recorder, self.headline = recorder, headline
 
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Count epochs from 1; Lightning calls the second of two "Epoch 1/1"."""
+        super().on_train_epoch_start(trainer, pl_module)
+        if self.progress is not None and self.train_progress_bar_id is not None:
+            shown = f"Epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
+            self.progress.update(self.train_progress_bar_id, description=shown)
+
     def get_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
         """Loss and headline metric."""
         latest = self.recorder.latest

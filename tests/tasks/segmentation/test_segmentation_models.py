@@ -98,6 +98,11 @@ def test_the_authors_whole_network_loads_and_answers_the_same() -> None:
     with torch.no_grad():
         assert torch.equal(first(images), second(images))
     assert rename(theirs, second).keys() == second.state_dict().keys(), "for --init-from"
+    parallel = {f"module.{key}": value for key, value in theirs.items()}
+    for found in (convert(parallel, "eanet", to=second), rename(parallel, second)):
+        assert all(torch.equal(found[key], value) for key, value in second.state_dict().items())
+    old = {key: value for key, value in theirs.items() if "num_batches_tracked" not in key}
+    assert convert(old, "eanet", to=second).keys() == second.state_dict().keys()
     del theirs["fc2.bias"]
     with pytest.raises(UserError, match=r"lacks 'classifier\.bias'"):
         convert(theirs, "eanet", to=second)

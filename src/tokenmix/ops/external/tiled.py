@@ -285,16 +285,15 @@ class _Tiles(torch.autograd.Function):
             if tensor is not None
         ]
         # The transpose of the transpose: forward mode has no second level inside a rule of its own.
-        out, pull = torch.func.vjp(written, *there)
+        out, pull = torch.func.vjp(written, *there)[:2]
         return torch.func.vjp(pull, torch.zeros_like(out))[1](tuple(directions))[0], None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         if in_dims[0] is not None and all(dim is None for dim in in_dims[1:5]):
-            query, mask = (
-                t if dim is None else t.movedim(dim, 0) for t, dim in ((args[0], in_dims[0]), (args[5], in_dims[5]))
-            )
-            return _Tiles.apply(query, *args[1:5], mask, *args[6:]), (0, 1)  # pyright: ignore[reportReturnType]
+            mask = args[5] if in_dims[5] is None else args[5].movedim(in_dims[5], 0)
+            together = args[0].movedim(in_dims[0], 0), *args[1:5], mask, *args[6:]
+            return _Tiles.apply(*together), (0, 1)  # pyright: ignore[reportReturnType]
         # A memory for each call: one call after the other.
         calls = [
             _Tiles.apply(*(arg if dim is None else arg.select(dim, i) for arg, dim in zip(args, in_dims, strict=True)))

@@ -26,6 +26,13 @@ def _with_mask(layer: nn.Module, build: Build, x: Tensor) -> None:
         raise NotApplicable("takes no mask")
 
 
+def _check_used(layer: nn.Module, x: Tensor, mask: Tensor) -> None:
+    """Raise `PropertyFailure` if the mask changes nothing at all, so that no other bug is blamed for it."""
+    with torch.no_grad():
+        if torch.equal(call(layer, x, mask), call(layer, x)):
+            raise PropertyFailure("the mask changes nothing", "forward takes a mask and never uses it")
+
+
 def full_mask(build: Build, x: Tensor) -> None:
     """A mask that leaves nothing out gives the answer without a mask."""
     layer, x, tolerance = exact(build, x)
@@ -59,6 +66,8 @@ def polarity(build: Build, x: Tensor) -> None:
     if gap(within, expected) <= tolerance:
         seen = "they see those under False instead: the mask is inverted" if gap(without, expected) > tolerance else ""
         raise PropertyFailure(f"tokens under True are not seen by the others; {seen}".rstrip("; "))
+    if gap(without, expected) > tolerance:
+        _check_used(layer, x, mask)
     assert_close(without, expected, tolerance, "tokens under False are seen by the others")
 
 
@@ -75,16 +84,19 @@ def padding(build: Build, x: Tensor) -> None:
     with torch.no_grad():
         padded = to_tokens(call(layer, _replace(x, slice(kept, count), 5), mask))
         if known.declared and padded[:, kept:].any():
+            _check_used(layer, x, mask)
             raise PropertyFailure("the answer at a place under False is not 0")
         if known.length not in ("any", "up-to"):
             return
         cropped = x[:, :kept] if x.dim() == 3 else x[:, :, :-2]
         expected = to_tokens(call(layer, cropped))
+    if gap(padded[:, :kept], expected) > tolerance:
+        _check_used(layer, x, mask)
     assert_close(padded[:, :kept], expected, tolerance, "padding under a mask changes the answer")
 
 
 def empty_row(build: Build, x: Tensor) -> None:
-    """A sample without any token: its answer is 0, the others' unchanged, all gradients finite."""
+    """A sample without any token: finite, 0 if `capabilities` promise it, the others unchanged, gradients finite."""
     layer = awake(build)
     _with_mask(layer, build, x)
     mask = torch.ones(x.shape[0], to_tokens(x).shape[1], dtype=torch.bool)
@@ -96,6 +108,7 @@ def empty_row(build: Build, x: Tensor) -> None:
     if not torch.isfinite(out).all():
         raise PropertyFailure("a sample without any token gives NaN or infinity")
     if traits(layer, build, x).declared and out[0].any():
+        _check_used(layer, x, mask)
         raise PropertyFailure(f"a sample without any token gives {out[0].abs().max():.1e} instead of 0")
     assert_close(out[1:], expected, 1e-5, "a sample without any token changes the others")
     out.square().mean().backward()

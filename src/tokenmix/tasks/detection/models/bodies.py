@@ -113,7 +113,7 @@ class ResNetBody(Body):
         given |= {"features_only": True, "out_indices": tuple(levels), "device": device}
         net = timm_resnet(backbone, pretrained=pretrained_backbone, **given)
         if norm == "frozen":
-            with torch.device(device or "cpu"):
+            with torch.device(device or torch.get_default_device()):
                 net = freeze_batch_norm_2d(net)
         self.net: Any = net
         for name, parameter in self.net.named_parameters():

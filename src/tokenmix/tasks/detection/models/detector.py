@@ -100,7 +100,7 @@ class Detector(nn.Module):
         self.num_classes, self.img_size, self.sizes = num_classes, img_size, sizes
         self.mean, self.std, self.fixed_size = tuple(mean), tuple(std), fixed_size
         self.background = 0 if kind == "retinanet" else 1
-        with torch.device(device or "cpu"):
+        with torch.device(device or torch.get_default_device()):
             pyramid = Pyramid(body, sizes)
         self.net: Any = build_network(
             kind, pyramid, sizes, num_classes=num_classes, answers=answers,

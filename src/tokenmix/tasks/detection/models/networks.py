@@ -109,7 +109,7 @@ def build_network(
         resize: arguments of torchvision's transform: sizes, mean and std.
         device: of the weights.
     """
-    with torch.device(device or "cpu"):
+    with torch.device(device or torch.get_default_device()):
         if kind == "retinanet":
             return RetinaNet(
                 pyramid, num_classes, anchor_generator=_anchors(sizes), score_thresh=answers.score,

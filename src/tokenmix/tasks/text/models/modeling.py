@@ -175,7 +175,7 @@ class GMLPModel(GMLPPreTrainedModel):
 
 def _check_vocabulary(ids: Tensor, vocab_size: int) -> None:
     """Where looking is cheap: not in a graph, and not where a GPU must be awaited, which has a check of its own."""
-    if torch.compiler.is_compiling() or ids.device.type != "cpu" or not ids.numel():
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or ids.device.type != "cpu" or not ids.numel():
         return
     largest = int(ids.max())
     if largest >= vocab_size:

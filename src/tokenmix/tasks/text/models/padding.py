@@ -31,11 +31,13 @@ def read_mask(attention_mask: Tensor | None, size: int, length: int) -> Tensor |
 
 
 def _keeps_all(mask: Tensor) -> bool:
-    """Whether the mask leaves out nothing, where looking is cheap: not in a graph, and not where a GPU must be awaited.
+    """Whether the mask leaves out nothing, where looking is cheap: not in a graph, whose masks may leave out other
+    tokens than the example's, and not where a GPU must be awaited.
 
     A training step of gmlp_text_nano takes 231 ms with such a mask and 180 without (B 32, N 128, 2 CPU cores).
     """
-    return not torch.compiler.is_compiling() and mask.device.type == "cpu" and bool(mask.all())
+    in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return not in_graph and mask.device.type == "cpu" and bool(mask.all())
 
 
 def first_token(mask: Tensor) -> Tensor:

@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from tokenmix.layers.base import Mixer
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.models.isotropic import GridMixer
-from tokenmix.swap.host import Affine, Call, Host, Source, is_causal
+from tokenmix.swap.adapter import Affine, AttentionAdapter, AttentionWeights, ObservedCall, is_causal
 
-__all__ = ["TokenmixHost"]
+__all__ = ["TokenmixAdapter"]
 
 
-class TokenmixHost(Host):
-    """A mixer of tokens; another takes its place without anything around it, so that stacks go on calling `mix`."""
+class TokenmixAdapter(AttentionAdapter):
+    """A mixer of tokens; another replaces it without anything around it, so that stacks go on calling `mix`."""
 
     about = "tokenmix's own mixers of tokens"
 
@@ -22,19 +22,19 @@ class TokenmixHost(Host):
         """Mixers of maps are no match: what is around them holds maps."""
         return isinstance(module, GridMixer) or (isinstance(module, Mixer) and module.capabilities.layout == "tokens")
 
-    def read(self, module: nn.Module) -> Source:
+    def read(self, module: nn.Module) -> AttentionWeights:
         """The projections of self-attention; other mixers have none that another could use."""
         assert isinstance(module, Mixer)
         like, causal = next(module.parameters(), None), is_causal(module)
         if type(module) is not SelfAttention:
             remark = f"{type(module).__name__} has no projections of attention"
-            return Source(
+            return AttentionWeights(
                 dim=module.dim, num_heads=getattr(module, "num_heads", None), like=like, causal=causal, remark=remark
             )
         weights = module.qkv.weight.chunk(3)
         biases = (None,) * 3 if module.qkv.bias is None else module.qkv.bias.chunk(3)
         query, key, value = (Affine(w, b) for w, b in zip(weights, biases, strict=True))
-        return Source(
+        return AttentionWeights(
             dim=module.dim, num_heads=module.num_heads, like=like, query=query, key=key, value=value,
             out=Affine.of(module.proj), qkv_bias=module.qkv.bias is not None, causal=causal, dropout=module.drop.p,
             attention_dropout=module.attention_dropout,
@@ -44,10 +44,12 @@ class TokenmixHost(Host):
         """Call it on tokens alone."""
         module(tokens)
 
-    def see(self, module: nn.Module, arguments: Mapping[str, Any]) -> Call:
+    def observe(self, module: nn.Module, arguments: Mapping[str, Any]) -> ObservedCall:
         """An attention residual is added to scores, which other mixers do not have."""
         residual = arguments.get("residual") is not None
-        return Call(arguments["x"].shape[1], refusal="an attention residual is added to its scores" if residual else "")
+        return ObservedCall(
+            arguments["x"].shape[1], refusal="an attention residual is added to its scores" if residual else ""
+        )
 
     def adapt(self, module: nn.Module, mixer: Mixer) -> nn.Module:
         """The mixer itself."""

@@ -7,9 +7,17 @@ from timm.layers import Attention
 from torch import Tensor, nn
 
 from tokenmix.layers.base import Mixer
-from tokenmix.swap.host import Affine, Call, Host, Refused, Source, check_causal, shared_mask
+from tokenmix.swap.adapter import (
+    Affine,
+    AttentionAdapter,
+    AttentionWeights,
+    ObservedCall,
+    SwapError,
+    check_causal,
+    shared_mask,
+)
 
-__all__ = ["MixerInTimm", "TimmHost"]
+__all__ = ["MixerInTimm", "TimmAdapter"]
 
 
 class MixerInTimm(nn.Module):
@@ -30,7 +38,7 @@ class MixerInTimm(nn.Module):
         return self.mixer(x, None if mask is None else mask.expand(x.shape[0], -1))
 
 
-class TimmHost(Host):
+class TimmAdapter(AttentionAdapter):
     """timm's `Attention`, and what inherits its forward pass."""
 
     about = "timm.layers.Attention (ViT, DeiT and what has their blocks)"
@@ -39,12 +47,12 @@ class TimmHost(Host):
         """Whether the module computes what timm's `Attention` does."""
         return isinstance(module, Attention) and type(module).forward is Attention.forward
 
-    def read(self, module: nn.Module) -> Source:
+    def read(self, module: nn.Module) -> AttentionWeights:
         """Its projections; those beside norms of their own or a gate are left out."""
         assert isinstance(module, Attention)
         dim = module.qkv.in_features
         if module.proj.out_features != dim:
-            raise Refused(f"it makes tokens of width {module.proj.out_features} from width {dim}")
+            raise SwapError(f"it makes tokens of width {module.proj.out_features} from width {dim}")
         query = key = value = out = None
         remarks = []
         if module.attn_dim != dim:
@@ -60,7 +68,7 @@ class TimmHost(Host):
         if not isinstance(module.norm, nn.Identity) or module.gate is not None:
             out = None
             remarks.append("the output projection stood behind a norm or a gate")
-        return Source(
+        return AttentionWeights(
             dim=dim, num_heads=module.num_heads, like=module.proj.weight, query=query, key=key, value=value, out=out,
             qkv_bias=module.qkv.bias is not None, dropout=module.proj_drop.p, attention_dropout=module.attn_drop.p,
             remark="; ".join(remarks),
@@ -70,12 +78,12 @@ class TimmHost(Host):
         """Call it on tokens alone."""
         module(tokens)
 
-    def see(self, module: nn.Module, arguments: Mapping[str, Any]) -> Call:
+    def observe(self, module: nn.Module, arguments: Mapping[str, Any]) -> ObservedCall:
         """Masks of pairs cannot be honoured."""
         mask = arguments.get("attn_mask")
         pairs = mask is not None and mask.shape[-2] != 1
         reason = "its attention mask says which pairs of tokens meet" if pairs else ""
-        return Call(arguments["x"].shape[1], bool(arguments.get("is_causal")), reason)
+        return ObservedCall(arguments["x"].shape[1], bool(arguments.get("is_causal")), reason)
 
     def adapt(self, module: nn.Module, mixer: Mixer) -> nn.Module:
         """See `MixerInTimm`."""

@@ -1,4 +1,4 @@
-"""Another mixer in the place of a model's attention."""
+"""Another mixer in place of a model's attention."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,10 +8,10 @@ from torch import nn
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
 from tokenmix.layers.table import get_spec
-from tokenmix.swap.places import Where, choose, find_places
-from tokenmix.swap.planning import Order, Plan, make_plans
-from tokenmix.swap.probe import check_runs, example_of, look
+from tokenmix.swap.probe import check_runs, example_of, probe_model
+from tokenmix.swap.replacements import Replacement, SwapRequest, plan_replacements
 from tokenmix.swap.report import SwapReport, count_parameters
+from tokenmix.swap.sites import Where, find_sites, select_sites
 
 __all__ = ["swap_attention"]
 
@@ -26,7 +26,7 @@ def swap_attention(
     example_inputs: Sequence[Any] | None = None,
     mixer_kwargs: Mapping[str, Any] | None = None,
 ) -> SwapReport:
-    """Put a mixer in the place of a model's attention layers, in place.
+    """Put a mixer in place of a model's attention layers, in place.
 
         softmax(Q K^T / sqrt(d)) V W_o   ->   mixer(x),   with those of W_q, W_k, W_v, W_o that have a meaning there
 
@@ -39,7 +39,7 @@ def swap_attention(
         model: any of these models, or a module that contains them.
         mixer: a name of `tokenmix.list_mixers()`, or a class of mixers.
         where: a glob over the names of modules, a list of names, or a function of name and module. What a glob or a
-            function means and cannot be swapped is left, and told in the report; in a list it is an error.
+            function means and cannot be swapped is skipped and listed in the report; in a list it is an error.
         num_tokens: N, for mechanisms that learn over tokens; found by a forward pass if not given.
         img_size: of that pass; the model's own if not given.
         example_inputs: arguments of that pass, for a model that is not of images.
@@ -49,7 +49,7 @@ def swap_attention(
         The report; `report.model` is `model`.
 
     Raises:
-        UserError: an unknown mixer or argument; nothing that `where` means; a place that cannot be swapped, if it is
+        UserError: an unknown mixer or argument; nothing that `where` means; a site that cannot be swapped, if it is
             named or the only one; a model that would not run.
     """
     if not isinstance(model, nn.Module):
@@ -57,21 +57,21 @@ def swap_attention(
             f"model must be an nn.Module, got {model!r}; build it first, for example with timm.create_model"
         )
     label, layer, fixed = _resolve(mixer)
-    places = find_places(model)
-    chosen = choose(places, where)
+    sites = find_sites(model)
+    chosen = select_sites(sites, where)
     example = example_of(model, img_size) if example_inputs is None else tuple(example_inputs)
-    probe = look(model, [(place.module, place.host) for place in chosen], example)
+    probe = probe_model(model, [(site.module, site.adapter) for site in chosen], example)
     if probe.note and example_inputs is not None:
         raise UserError(f"example_inputs do not fit the model: {probe.note}")
-    order = Order(
+    request = SwapRequest(
         label=label, layer=layer, kwargs={**fixed, **(mixer_kwargs or {})}, num_tokens=num_tokens, grid=_grid(model),
         probe=probe, strict=not isinstance(where, str) and not callable(where),
     )  # fmt: skip
-    plans, skipped = make_plans(chosen, order)
+    replacements, skipped = plan_replacements(chosen, request)
     before = count_parameters(model)
-    undo, notes = _put(model, plans, label, whole=len(plans) == len(places))
+    undo, notes = _put(model, replacements, label, whole=len(replacements) == len(sites))
     return SwapReport(
-        model=model, mixer=label, rows=tuple(plan.row for plan in plans), skipped=tuple(skipped),
+        model=model, mixer=label, rows=tuple(replacement.row for replacement in replacements), skipped=tuple(skipped),
         parameters_before=before, parameters_after=count_parameters(model), macs_before=probe.macs,
         macs_after=None if probe.macs is None else check_runs(model, example or (), undo),
         notes=(*notes, f"multiply-adds of the model are not known: {probe.note}") if probe.note else notes,
@@ -97,11 +97,11 @@ def _grid(model: Any) -> tuple[int, int] | None:
 
 
 def _put(
-    model: nn.Module, plans: Sequence[Plan], label: str, *, whole: bool
+    model: nn.Module, replacements: Sequence[Replacement], label: str, *, whole: bool
 ) -> tuple[Callable[[], None], tuple[str, ...]]:
     """Put the replacements in; how to take them out again, and what else had to be changed."""
-    _set(model, [(plan, plan.replacement) for plan in plans])
-    new = {id(plan.replacement) for plan in plans}
+    _set(model, [(replacement, replacement.replacement) for replacement in replacements])
+    new = {id(replacement.replacement) for replacement in replacements}
     # PyTorch's encoder packs padded batches when it evaluates, and reads its first attention's weights to decide.
     encoders = [m for m in model.modules() if isinstance(m, nn.TransformerEncoder) and m.use_nested_tensor]
     packing = [m for m in encoders if any(id(part) in new for part in m.modules())]
@@ -113,7 +113,7 @@ def _put(
         model.mixer_name = label if whole else f"{old_name}, {label}"  # type: ignore[assignment]
 
     def undo() -> None:
-        _set(model, [(plan, plan.place.module) for plan in plans])
+        _set(model, [(replacement, replacement.site.module) for replacement in replacements])
         for encoder in packing:
             encoder.use_nested_tensor = True
         if isinstance(old_name, str):
@@ -123,7 +123,7 @@ def _put(
     return undo, (note,) if packing else ()
 
 
-def _set(model: nn.Module, modules: Sequence[tuple[Plan, nn.Module]]) -> None:
-    for plan, module in modules:
-        for name in plan.place.names:
+def _set(model: nn.Module, modules: Sequence[tuple[Replacement, nn.Module]]) -> None:
+    for replacement, module in modules:
+        for name in replacement.site.names:
             model.set_submodule(name, module)

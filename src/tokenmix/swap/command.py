@@ -14,7 +14,7 @@ from torch import nn
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.models import create_model, list_models
 from tokenmix.models.families import list_all_models
-from tokenmix.swap.swapping import swap_attention
+from tokenmix.swap.swap import swap_attention
 from tokenmix.tasks.fitting import what_for
 
 __all__ = ["run"]

@@ -7,9 +7,17 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
-from tokenmix.swap.host import Affine, Call, Host, Refused, Source, is_causal, shared_mask
+from tokenmix.swap.adapter import (
+    Affine,
+    AttentionAdapter,
+    AttentionWeights,
+    ObservedCall,
+    SwapError,
+    is_causal,
+    shared_mask,
+)
 
-__all__ = ["MixerInTransformers", "TransformersHost"]
+__all__ = ["MixerInTransformers", "TransformersAdapter"]
 
 # transformers copies its code from model to model: these have one and the same forward pass.
 CLASSES = (
@@ -43,7 +51,7 @@ class MixerInTransformers(nn.Module):
         return self.mixer(hidden_states, None if mask is None else mask.expand(hidden_states.shape[0], -1)), None
 
 
-class TransformersHost(Host):
+class TransformersAdapter(AttentionAdapter):
     """`ViTAttention` of transformers 5, and its copies in DeiT, MAE, MSN, I-JEPA and DINOv2."""
 
     about = "transformers' ViTAttention (ViT, DeiT, MAE, MSN, I-JEPA, DINOv2)"
@@ -52,16 +60,16 @@ class TransformersHost(Host):
         """By name, so that transformers need not be there."""
         return type(module).__module__.startswith("transformers.") and type(module).__name__ in CLASSES
 
-    def read(self, module: nn.Module) -> Source:
+    def read(self, module: nn.Module) -> AttentionWeights:
         """Its four projections."""
         if not all(isinstance(getattr(module, name, None), nn.Linear) for name in PROJECTIONS):
-            raise Refused("this version of transformers keeps its projections elsewhere; 5.x has q_proj, ..., o_proj")
+            raise SwapError("this version of transformers keeps its projections elsewhere; 5.x has q_proj, ..., o_proj")
         if getattr(getattr(module, "config", None), "output_attentions", False):
-            raise Refused("its config has output_attentions=True, which no mixer can fill; set it to False")
+            raise SwapError("its config has output_attentions=True, which no mixer can fill; set it to False")
         query, key, value, out = (Affine.of(getattr(module, name)) for name in PROJECTIONS)
         dim, inner = out.weight.shape
         fits = inner == dim
-        return Source(
+        return AttentionWeights(
             dim=dim, num_heads=int(module.num_attention_heads), like=out.weight,  # type: ignore[arg-type]
             query=query if fits else None, key=key if fits else None, value=value if fits else None,
             out=out if fits else None, qkv_bias=query.bias is not None,
@@ -73,12 +81,12 @@ class TransformersHost(Host):
         """Call it on tokens alone."""
         module(tokens)
 
-    def see(self, module: nn.Module, arguments: Mapping[str, Any]) -> Call:
+    def observe(self, module: nn.Module, arguments: Mapping[str, Any]) -> ObservedCall:
         """Its masks are those of padding."""
-        return Call(arguments["hidden_states"].shape[1])
+        return ObservedCall(arguments["hidden_states"].shape[1])
 
     def adapt(self, module: nn.Module, mixer: Mixer) -> nn.Module:
         """See `MixerInTransformers`."""
         if is_causal(mixer):
-            raise Refused("transformers' vision attention is not causal; leave out causal=True")
+            raise SwapError("transformers' vision attention is not causal; leave out causal=True")
         return MixerInTransformers(mixer)

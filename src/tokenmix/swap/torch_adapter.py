@@ -8,9 +8,17 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
-from tokenmix.swap.host import Affine, Call, Host, Refused, Source, check_causal, from_added
+from tokenmix.swap.adapter import (
+    Affine,
+    AttentionAdapter,
+    AttentionWeights,
+    ObservedCall,
+    SwapError,
+    check_causal,
+    from_added,
+)
 
-__all__ = ["MixerInTorch", "TorchHost"]
+__all__ = ["MixerInTorch", "TorchAdapter"]
 
 PAIRS = "its attn_mask says which pairs of tokens meet"
 CROSS = "query, key and value are not one tensor: a mixer mixes one set of tokens"
@@ -21,7 +29,7 @@ class MixerInTorch(nn.Module):
 
     key_padding_mask is True for tokens to ignore, as PyTorch has it, or added (0 and -inf). The second result is the
     map (B, N, N), or (B, H, N, N) unless `average_attn_weights`, of a mixer that has one between tokens, and else None.
-    A place that is ignored comes out 0.
+    A site that is ignored comes out 0.
 
     Raises:
         UserError: query, key and value that are not one tensor; attn_mask, unless it is the causal mask that
@@ -85,7 +93,7 @@ def _taking_part(key_padding_mask: Tensor | None) -> Tensor | None:
     return ~mask if mask.dtype == torch.bool else from_added(mask)
 
 
-class TorchHost(Host):
+class TorchAdapter(AttentionAdapter):
     """`nn.MultiheadAttention` on one set of tokens."""
 
     about = "torch.nn.MultiheadAttention (torchvision's ViT, nn.TransformerEncoderLayer, your own blocks)"
@@ -94,16 +102,16 @@ class TorchHost(Host):
         """Whether the module computes what `nn.MultiheadAttention` does."""
         return isinstance(module, nn.MultiheadAttention) and type(module).forward is nn.MultiheadAttention.forward
 
-    def read(self, module: nn.Module) -> Source:
+    def read(self, module: nn.Module) -> AttentionWeights:
         """Its projections; keys of its own make query and key another thing."""
         assert isinstance(module, nn.MultiheadAttention)
         if module.in_proj_weight is None:
-            raise Refused(f"keys of width {module.kdim}, values of width {module.vdim}: it attends to other tokens")
+            raise SwapError(f"keys of width {module.kdim}, values of width {module.vdim}: it attends to other tokens")
         weights = module.in_proj_weight.chunk(3)
         biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
         query, key, value = (Affine(w, b) for w, b in zip(weights, biases, strict=True))
         own_keys = module.bias_k is not None or module.add_zero_attn
-        return Source(
+        return AttentionWeights(
             dim=module.embed_dim, num_heads=module.num_heads, like=module.in_proj_weight,
             query=None if own_keys else query, key=None if own_keys else key, value=value,
             out=Affine.of(module.out_proj), qkv_bias=module.in_proj_bias is not None,
@@ -115,7 +123,7 @@ class TorchHost(Host):
         x = tokens if getattr(module, "batch_first", True) else tokens.transpose(0, 1)
         module(x, x, x, need_weights=False)
 
-    def see(self, module: nn.Module, arguments: Mapping[str, Any]) -> Call:
+    def observe(self, module: nn.Module, arguments: Mapping[str, Any]) -> ObservedCall:
         """Other keys than queries and masks of pairs cannot be honoured."""
         query, causal = arguments["query"], bool(arguments.get("is_causal"))
         reason = ""
@@ -124,7 +132,7 @@ class TorchHost(Host):
         elif arguments.get("attn_mask") is not None and not causal:
             reason = PAIRS
         axis = 1 if getattr(module, "batch_first", True) and query.dim() == 3 else 0
-        return Call(query.shape[axis], causal, reason)
+        return ObservedCall(query.shape[axis], causal, reason)
 
     def adapt(self, module: nn.Module, mixer: Mixer) -> nn.Module:
         """See `MixerInTorch`."""

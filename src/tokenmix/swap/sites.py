@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from torch import nn
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.swap.host import Host
-from tokenmix.swap.in_timm import TimmHost
-from tokenmix.swap.in_tokenmix import TokenmixHost
-from tokenmix.swap.in_torch import TorchHost
-from tokenmix.swap.in_transformers import TransformersHost
+from tokenmix.swap.adapter import AttentionAdapter
+from tokenmix.swap.timm_adapter import TimmAdapter
+from tokenmix.swap.tokenmix_adapter import TokenmixAdapter
+from tokenmix.swap.torch_adapter import TorchAdapter
+from tokenmix.swap.transformers_adapter import TransformersAdapter
 
-__all__ = ["HOSTS", "Place", "Where", "choose", "find_places"]
+__all__ = ["ADAPTERS", "AttentionSite", "Where", "find_sites", "select_sites"]
 
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
 
-HOSTS: tuple[Host, ...] = (TimmHost(), TorchHost(), TransformersHost(), TokenmixHost())
+ADAPTERS: tuple[AttentionAdapter, ...] = (TimmAdapter(), TorchAdapter(), TransformersAdapter(), TokenmixAdapter())
 
 
 @dataclass(frozen=True)
-class Place:
+class AttentionSite:
     """An attention module, under every name by which the model holds it."""
 
     names: tuple[str, ...]
     module: nn.Module
-    host: Host
+    adapter: AttentionAdapter
 
     @property
     def name(self) -> str:
@@ -39,39 +39,39 @@ class Place:
         return type(self.module).__name__
 
 
-def find_places(model: nn.Module) -> list[Place]:
+def find_sites(model: nn.Module) -> list[AttentionSite]:
     """All attention that can be swapped, of nested modules the outermost; `UserError` if there is none."""
-    found: dict[int, Place] = {}
+    found: dict[int, AttentionSite] = {}
     inside: list[str] = []
     for name, module in model.named_modules(remove_duplicate=False):
-        host = next((host for host in HOSTS if host.matches(module)), None)
-        if host is None or any(name.startswith(f"{outer}.") for outer in inside):
+        adapter = next((adapter for adapter in ADAPTERS if adapter.matches(module)), None)
+        if adapter is None or any(name.startswith(f"{outer}.") for outer in inside):
             continue
         if not name:
             raise UserError(f"the model is itself a {type(module).__name__}; swap in the module that holds it")
         inside.append(name)
         names = found[id(module)].names if id(module) in found else ()
-        found[id(module)] = Place((*names, name), module, host)
+        found[id(module)] = AttentionSite((*names, name), module, adapter)
     if not found:
         raise _nothing(model)
     return list(found.values())
 
 
-def choose(places: Sequence[Place], where: Where) -> list[Place]:
+def select_sites(sites: Sequence[AttentionSite], where: Where) -> list[AttentionSite]:
     """Those that `where` means; `UserError` if there are none, or a name in a list is none of theirs."""
-    names = [name for place in places for name in place.names]
+    names = [name for site in sites for name in site.names]
     if isinstance(where, str):
-        chosen = [p for p in places if any(fnmatch.fnmatchcase(name, where) for name in p.names)]
+        chosen = [p for p in sites if any(fnmatch.fnmatchcase(name, where) for name in p.names)]
     elif callable(where):
-        chosen = [p for p in places if any(where(name, p.module) for name in p.names)]
+        chosen = [p for p in sites if any(where(name, p.module) for name in p.names)]
     else:
         for name in where:
             if name not in names:
                 raise unknown_name("attention of the model", name, names)
-        chosen = [p for p in places if set(p.names) & set(where)]
+        chosen = [p for p in sites if set(p.names) & set(where)]
     if not chosen:
-        told = "the function" if callable(where) else repr(where)
-        raise UserError(f"where={told} matches no attention; there are {_listed(names)}")
+        reason = "the function" if callable(where) else repr(where)
+        raise UserError(f"where={reason} matches no attention; there are {_listed(names)}")
     return chosen
 
 
@@ -83,7 +83,7 @@ def _nothing(model: nn.Module) -> UserError:
         if _looks_like_attention(m)
     ]
     seen = f"what it has is {_listed(others)}" if others else "it has nothing called attention"
-    kinds = "; ".join(host.about for host in HOSTS)
+    kinds = "; ".join(adapter.about for adapter in ADAPTERS)
     return UserError(f"{type(model).__name__} has no attention that can be swapped: {seen}; looked for: {kinds}")
 
 

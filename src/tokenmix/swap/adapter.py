@@ -1,4 +1,4 @@
-"""What an attention module of some library is to a swap: what it holds, how it is called, what takes its place."""
+"""What an attention module of some library is to a swap: what it holds, how it is called, what replaces it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -11,11 +11,21 @@ from torch import Tensor, nn
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
 
-__all__ = ["Affine", "Call", "Host", "Refused", "Source", "check_causal", "from_added", "is_causal", "shared_mask"]
+__all__ = [
+    "Affine",
+    "AttentionAdapter",
+    "AttentionWeights",
+    "ObservedCall",
+    "SwapError",
+    "check_causal",
+    "from_added",
+    "is_causal",
+    "shared_mask",
+]
 
 
-class Refused(Exception):
-    """A place that cannot be swapped, with the reason."""
+class SwapError(Exception):
+    """A site that cannot be swapped, with the reason."""
 
 
 class Affine(NamedTuple):
@@ -32,7 +42,7 @@ class Affine(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class AttentionWeights:
     """What there was. A projection that is None has no meaning outside, and `remark` says why.
 
     Attributes:
@@ -62,7 +72,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Call:
+class ObservedCall:
     """One call that was seen: its number of tokens, whether it was causal, and why a mixer could not answer it."""
 
     num_tokens: int
@@ -70,7 +80,7 @@ class Call:
     refusal: str = ""
 
 
-class Host(ABC):
+class AttentionAdapter(ABC):
     """A kind of attention module that can be swapped."""
 
     about: ClassVar[str]
@@ -80,15 +90,15 @@ class Host(ABC):
         """Whether the module is of this kind."""
 
     @abstractmethod
-    def read(self, module: nn.Module) -> Source:
-        """What the module holds; `Refused` if no mixer can stand in its place."""
+    def read(self, module: nn.Module) -> AttentionWeights:
+        """What the module holds; `SwapError` if no mixer can replace it."""
 
     @abstractmethod
     def run(self, module: nn.Module, tokens: Tensor) -> None:
         """Call the module on tokens (B, N, D)."""
 
     @abstractmethod
-    def see(self, module: nn.Module, arguments: Mapping[str, Any]) -> Call:
+    def observe(self, module: nn.Module, arguments: Mapping[str, Any]) -> ObservedCall:
         """A call of the module with these arguments."""
 
     @abstractmethod

@@ -1,0 +1,163 @@
+"""A new mixer for each attention, before anything is changed."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from tokenmix.errors import UserError
+from tokenmix.layers.base import Mixer
+from tokenmix.layers.table import build
+from tokenmix.models.isotropic import GridMixer
+from tokenmix.swap.adapter import AttentionWeights, SwapError, is_causal
+from tokenmix.swap.probe import Probe, count_alone
+from tokenmix.swap.report import SkippedAttention, SwapRow, count_parameters
+from tokenmix.swap.sites import AttentionSite
+from tokenmix.swap.weights import KeptWeights, keep_weights
+
+__all__ = ["Replacement", "SwapRequest", "plan_replacements"]
+
+
+@dataclass(frozen=True)
+class SwapRequest:
+    """What is to be put in, and what is known of the model.
+
+    Attributes:
+        label: name of the mixer.
+        layer: its class.
+        kwargs: its arguments.
+        num_tokens: N if the user gave it.
+        grid: (height, width) on which the model's tokens lie, if it tells.
+        probe: what a forward pass showed.
+        strict: a site that cannot be swapped is an error.
+    """
+
+    label: str
+    layer: type[Mixer]
+    kwargs: Mapping[str, Any]
+    num_tokens: int | None
+    grid: tuple[int, int] | None
+    probe: Probe
+    strict: bool
+
+    def counts(self, site: AttentionSite) -> list[int]:
+        """Numbers of tokens that a site gets, one for each call in a forward pass."""
+        seen = [call.num_tokens for call in self.probe.calls.get(id(site.module), [])]
+        return seen or ([self.num_tokens] if self.num_tokens else [])
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A site, and what replaces it."""
+
+    site: AttentionSite
+    replacement: nn.Module
+    row: SwapRow
+
+
+def plan_replacements(
+    sites: Sequence[AttentionSite], request: SwapRequest
+) -> tuple[list[Replacement], list[SkippedAttention]]:
+    """The replacements, and the sites that are skipped; `UserError` if that is all of them, or any if `strict`."""
+    replacements, skipped = [], []
+    for site in sites:
+        try:
+            replacements.append(_plan_one(site, request))
+        except SwapError as refusal:
+            skipped.append(SkippedAttention(site.name, site.kind, str(refusal)))
+    if skipped and (request.strict or not replacements):
+        first = skipped[0]
+        more = f" (and {len(skipped) - 1} more)" if len(skipped) > 1 else ""
+        raise UserError(f"{first.name} ({first.kind}) cannot become {request.label}: {first.reason}{more}")
+    return replacements, skipped
+
+
+def _plan_one(site: AttentionSite, request: SwapRequest) -> Replacement:
+    old = site.adapter.read(site.module)
+    built = _build(site, old, request)
+    for call in request.probe.calls.get(id(site.module), []):
+        if call.refusal:
+            raise SwapError(call.refusal)
+        if call.causal and not is_causal(built):
+            raise SwapError(_not_causal(request, "it is called with is_causal=True"))
+    kept = keep_weights(old, built)
+    mixer = _on_grid(built, request, request.counts(site))
+    replacement = site.adapter.adapt(site.module, mixer).train(site.module.training)
+    return Replacement(site, replacement, _row(site, old, request, mixer, kept))
+
+
+def _build(site: AttentionSite, old: AttentionWeights, request: SwapRequest) -> Mixer:
+    """The mixer, with what it can take over from the attention; the user's arguments come first."""
+    parameters = inspect.signature(request.layer).parameters
+    if old.causal and not request.layer.capabilities.causal:
+        raise SwapError(_not_causal(request, "it is causal"))
+    offered = {
+        "num_heads": old.num_heads if old.num_heads and old.dim % old.num_heads == 0 else None,
+        "qkv_bias": old.qkv_bias,
+        "dropout": old.dropout or None,
+        "attention_dropout": old.attention_dropout or None,
+        "causal": old.causal or None,
+    }
+    args = {name: value for name, value in offered.items() if value is not None and name in parameters}
+    factory = {} if old.like is None else {"device": old.like.device, "dtype": old.like.dtype}
+    args = {**args, **factory, **request.kwargs}
+    return build(request.layer, f"mixer {request.label!r}", old.dim, _num_tokens(site, request), args)
+
+
+def _num_tokens(site: AttentionSite, request: SwapRequest) -> int | None:
+    """N to build for, None for a mixer that does not ask."""
+    if "num_tokens" not in inspect.signature(request.layer).parameters:
+        return None
+    counts = request.counts(site)
+    if request.layer.capabilities.length == "fixed" and len(set(counts)) > 1:
+        raise SwapError(
+            f"it is called with {sorted(set(counts))} tokens, and {request.label} takes one number of them only"
+        )
+    found = request.num_tokens or max(counts, default=None)
+    if found is None:
+        reason = request.probe.note or "the forward pass does not call it"
+        raise SwapError(f"{request.label} learns over tokens, and how many is not known: give num_tokens ({reason})")
+    return found
+
+
+def _not_causal(request: SwapRequest, what: str) -> str:
+    if request.layer.capabilities.causal:
+        return f"{what}, and {request.label} is not: give mixer_kwargs={{'causal': True}}"
+    return f"{what}, and {request.label} has no causal form"
+
+
+def _on_grid(mixer: Mixer, request: SwapRequest, counts: Sequence[int]) -> Mixer:
+    """A mixer of maps as one of tokens, which must lie on the model's grid."""
+    if mixer.capabilities.layout != "2d":
+        return mixer
+    if request.grid is None or not counts:
+        raise SwapError(f"{request.label} works on maps (B, C, H, W), and the model does not tell a grid of its tokens")
+    height, width = request.grid
+    other = next((count for count in counts if count != height * width), None)
+    if other is not None:
+        raise SwapError(
+            f"{request.label} works on maps, and {other} tokens are no {height} x {width} grid: a class token or "
+            "registers are among them; timm builds without by class_token=False, reg_tokens=0, global_pool='avg'"
+        )
+    return GridMixer(mixer, request.grid)
+
+
+def _row(site: AttentionSite, old: AttentionWeights, request: SwapRequest, mixer: Mixer, kept: KeptWeights) -> SwapRow:
+    counts, why = request.counts(site), kept.why
+    if old.attention_dropout and "attention_dropout" not in inspect.signature(request.layer).parameters:
+        why += f"; the dropout of {old.attention_dropout:g} on the map has no place in it"
+    alone = {n: count_alone(site.module, site.adapter, old.dim, n) for n in set(counts)}
+    return SwapRow(
+        name=site.name,
+        before=site.kind,
+        after=request.label,
+        num_tokens=max(counts, default=None),
+        parameters_before=count_parameters(site.module),
+        parameters_after=count_parameters(mixer),
+        macs_before=sum(alone[n] for n in counts) if counts else None,
+        macs_after=sum(mixer.macs(n) for n in counts) if counts else None,
+        kept=kept.names,
+        why=why,
+    )
