@@ -23,11 +23,11 @@ BELOW = {
     "ops": {"errors", "kernels"},
     "kernels": {"errors"},
     "losses": {"errors", "ops"},
-    "layers": {"errors", "ops"},
+    "layers": {"errors", "ops", "registry"},
     "checkpoints": {"errors"},
-    "models": {"errors", "ops", "layers", "checkpoints"},
+    "models": {"errors", "ops", "layers", "checkpoints", "registry"},
     "data": {"errors"},
-    "testing": {"errors", "ops", "layers"},
+    "testing": {"errors", "ops", "layers", "registry"},
     "train": {*LEAVES, *MECHANISMS, "data"},
 }
 BELOW["tasks"] = BELOW["train"] | {"train"}
@@ -38,7 +38,7 @@ BELOW["cpu"] = BELOW["swap"] = BELOW["inspect"] = BELOW["cost"] = BELOW["tasks"]
 BELOW["compare"] = BELOW["tasks"] | {"tasks", "inspect", "cost"}
 """Part of the package: the parts that it may import. The command stands above all."""
 
-TOP = {"cli", "__init__", "__main__", "_import_hook"}
+TOP = {"cli", "__init__", "__main__"}
 
 
 def _part(file: Path) -> str:
@@ -61,6 +61,65 @@ def _imports(tree: ast.AST, *, top_level: bool = False) -> Iterator[tuple[str, i
 
 def _type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+# Circles that are still to be mended; one that is none any more fails the test.
+CIRCLES = [
+    {"tokenmix.data.images.augment", "tokenmix.data.images.auto_augment"},
+    {f"tokenmix.tasks.text.data.{name}" for name in ("glue", "labelled", "real")},
+]
+
+
+def _module(file: Path) -> str:
+    parts = file.relative_to(SRC).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _imported_modules(tree: ast.AST, known: set[str]) -> set[str]:
+    """Modules of the package that a file names in any import; what only a type checker reads is left out."""
+    found = set()
+    for node in ast.iter_child_nodes(tree):
+        if _type_checking(node):
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module in known:
+            # `from package import name` names the package's module of that name, or else the package.
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names & known | ({node.module} if names - known else set())
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names} & known
+        else:
+            found |= _imported_modules(node, known)
+    return found
+
+
+def _circles(edges: dict[str, set[str]]) -> list[set[str]]:
+    """The strongly connected components of more than one module."""
+
+    def reached(start: str) -> set[str]:
+        seen, todo = set(), [start]
+        while todo:
+            for other in edges[todo.pop()] - seen:
+                seen.add(other)
+                todo.append(other)
+        return seen
+
+    beyond = {name: reached(name) for name in edges}
+    found: list[set[str]] = []
+    for name in sorted(edges):
+        circle = {other for other in beyond[name] if name in beyond[other]} - {name}
+        if circle and not any(name in known for known in found):
+            found.append(circle | {name})
+    return found
+
+
+def test_circles_are_found() -> None:
+    assert _circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a", "d"}}) == [{"b", "c"}]
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    known = {_module(file) for file in FILES}
+    edges = {_module(file): _imported_modules(ast.parse(file.read_text()), known) for file in FILES}
+    assert sorted(map(sorted, _circles(edges))) == sorted(map(sorted, CIRCLES))
 
 
 def _own_parts(name: str) -> str | None:
@@ -96,7 +155,6 @@ def test_imports_inside_the_package_are_absolute(file: Path) -> None:
 LIGHT = [
     "__init__",
     "cli/__init__",
-    "cli/catalogue",
     "cli/command",
     "cli/info",
     "cli/listing",
@@ -104,7 +162,14 @@ LIGHT = [
     "cli/runs",
     "errors",
     "registry",
-    "_import_hook",
+    "tasks/fitting",
+    "tasks/classification/presets",
+    "tasks/classification/timm_names",
+    "tasks/detection/presets",
+    "tasks/generation/presets",
+    "tasks/points/presets",
+    "tasks/segmentation/presets",
+    "tasks/text/presets",
     "train/config",
 ]
 
@@ -174,6 +239,19 @@ def test_import_and_command_line_load_nothing_heavy() -> None:
 def test_listing_loads_nothing_heavy(what: str) -> None:
     loaded = _python(
         f"import sys, tokenmix.cli; assert tokenmix.cli.main(['list', {what!r}]) == 0\n"
+        f"print('HEAVY', sorted({HEAVY!r} & set(sys.modules)))"
+    )
+    assert loaded.splitlines()[-1] == "HEAVY []"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["train", "--model", "vit_nanoo"], ["train", "detection", "--model", "vit_nano"], ["info", "vit_nanoo"],
+     ["train", "detecton"]],
+)  # fmt: skip
+def test_a_wrong_name_is_told_without_anything_heavy(words: list[str]) -> None:
+    loaded = _python(
+        f"import sys, tokenmix.cli; assert tokenmix.cli.main({words!r}) == 2\n"
         f"print('HEAVY', sorted({HEAVY!r} & set(sys.modules)))"
     )
     assert loaded.splitlines()[-1] == "HEAVY []"

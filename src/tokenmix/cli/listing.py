@@ -10,7 +10,7 @@ from rich.table import Table
 
 from tokenmix.errors import unknown_name
 
-__all__ = ["count_parameters", "fetch_data", "print_result", "print_rows", "show"]
+__all__ = ["fetch_data", "print_result", "print_rows", "show"]
 
 
 def show(what: str, *, as_json: bool = False) -> None:
@@ -46,17 +46,12 @@ def _short_data(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _models() -> list[dict[str, Any]]:
-    from tokenmix.cli.catalogue import MODELS
+    from tokenmix.registry import MODELS
 
-    return [row._asdict() for row in MODELS]
-
-
-def _short_model(row: dict[str, Any]) -> dict[str, Any]:
-    """A model's row with its parameters in millions."""
-    return {**row, "parameters": f"{row['parameters'] / 1e6:.2f} M"}
+    return [{"name": entry.name, "task": ", ".join(entry.tasks), "about": entry.about} for entry in MODELS]
 
 
-SHORT = {"mixers": _short_mixer, "models": _short_model, "data": _short_data}
+SHORT = {"mixers": _short_mixer, "data": _short_data}
 
 
 def _tasks() -> list[dict[str, Any]]:
@@ -114,7 +109,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
         return
     table = Table()
     for key in rows[0]:
-        table.add_column(str(key), no_wrap=key in ("name", "task"), overflow="fold")
+        table.add_column(str(key), no_wrap=key == "name", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
     Console().print(table)
@@ -131,8 +126,3 @@ def _cell(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{k} {_cell(v)}" for k, v in value.items())
     return str(value)
-
-
-def count_parameters(module: Any) -> int:
-    """Learned numbers of a module."""
-    return sum(p.numel() for p in module.parameters())

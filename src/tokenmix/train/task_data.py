@@ -1,7 +1,7 @@
-"""Numbered samples as what a task learns from."""
+"""Numbered samples as what a task learns from, and whether other data has the classes that a run was trained on."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from tokenmix.data.numbered import Numbered, limited, make_numbered_loader
 from tokenmix.errors import UserError
 from tokenmix.train.task import TaskData, TaskRecipe
 
-__all__ = ["NumberedData"]
+__all__ = ["NumberedData", "check_names"]
 
 
 class NumberedData(TaskData):
@@ -56,3 +56,20 @@ class NumberedData(TaskData):
         other = copy.copy(self)
         other._shared = {**self._shared, "rank": rank, "world_size": world_size}
         return other
+
+
+def check_names(spec: str, found: Sequence[str], trained: Sequence[str], what: str = "classes") -> None:
+    """Raise `UserError` unless both are the same names in one order.
+
+    Args:
+        spec: the data, as the user named it.
+        found: names that the data has.
+        trained: names in the run.
+        what: they are names of.
+    """
+    if list(found) != list(trained):
+        raise UserError(f"{spec!r} has the {what} {_first(found)}; the run was trained on {_first(trained)}")
+
+
+def _first(names: Sequence[str]) -> str:
+    return (", ".join(names[:3]) or "none") + (f", ... ({len(names)})" if len(names) > 3 else "")

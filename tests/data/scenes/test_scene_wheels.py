@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
+from tokenmix.data import fetch
 from tokenmix.data.fetch import FetchError
-from tokenmix.data.images import fetch
 from tokenmix.data.scenes import blue_marble, nuclei, trees, wheels
 from tokenmix.data.scenes.wheels import Wheel, read_members
 

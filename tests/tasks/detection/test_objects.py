@@ -14,7 +14,6 @@ from torchmetrics.detection import MeanAveragePrecision
 
 from tokenmix.data.scenes import DenseData, Objects, Scene, Scenes
 from tokenmix.errors import UserError
-from tokenmix.inspect.view import view_of
 from tokenmix.tasks.detection import task as objects
 from tokenmix.tasks.detection.boxes import Detection
 from tokenmix.tasks.detection.metrics import AveragePrecision
@@ -336,7 +335,7 @@ def test_maps_lie_over_the_whole_image(runs: dict[str, Path], tmp_path: Path):
     file = tmp_path / "wide.png"
     Image.fromarray(image.permute(1, 2, 0).numpy()).save(file)
     model, _, description = load_run(runs["boxes"])
-    view = view_of(model.eval(), file, description)
+    view = Detection.view(model.eval(), file, description)
     # 72 pixels become 64, the most that this run looks at, and 36 become 32; no padding of the square is looked at.
     assert view.shown.shape == (3, 32, 64)
     small = torch.nn.functional.interpolate(image[None] / 255, (32, 64), mode="bilinear")[0]

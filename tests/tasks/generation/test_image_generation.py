@@ -21,7 +21,7 @@ from tokenmix.tasks.generation.features import InceptionFeatures, RunFeatures
 from tokenmix.tasks.generation.generate import generate
 from tokenmix.tasks.generation.samples import between, noise_of
 from tokenmix.tasks.generation.task import ImageGeneration
-from tokenmix.train import callbacks
+from tokenmix.train import trainer
 from tokenmix.train.checkpoint import read_checkpoint
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.export import export
@@ -89,7 +89,7 @@ class Killed(BaseException):
 def test_resume_is_bit_equal_in_mid_epoch(tmp_path, monkeypatch, model):
     config = dataclasses.replace(CONFIG, model=model)
     whole = train(dataclasses.replace(config, out=tmp_path / "whole"), quiet=True)
-    step, steps = callbacks.Position.on_train_batch_start, [0]
+    step, steps = trainer.TrainingLoop.start_batch, [0]
 
     def killed(self: Any, *args: Any) -> None:
         steps[0] += 1
@@ -98,7 +98,7 @@ def test_resume_is_bit_equal_in_mid_epoch(tmp_path, monkeypatch, model):
         step(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(callbacks.Position, "on_train_batch_start", killed)
+        patch.setattr(trainer.TrainingLoop, "start_batch", killed)
         with pytest.raises(Killed):
             train(dataclasses.replace(config, out=tmp_path / "run"), quiet=True)
     saved = read_checkpoint(tmp_path / "run" / "checkpoints" / "last")

@@ -13,7 +13,7 @@ from tokenmix.data.scenes.scenes import Scene, Scenes
 from tokenmix.errors import UserError
 from tokenmix.inspect import inspect_run
 from tokenmix.tasks.segmentation import task as semantic_segmentation
-from tokenmix.train import callbacks
+from tokenmix.train import trainer
 from tokenmix.train.checkpoint import read_weights
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.export import export
@@ -118,7 +118,7 @@ def test_settings_may_differ_for_an_evaluation(run):
 
 
 def test_stopped_and_resumed_is_bit_equal(run, tmp_path, monkeypatch):
-    step = callbacks.Position.on_train_batch_start
+    step = trainer.TrainingLoop.start_batch
 
     def killed(self, *args):
         if self.progress.step == 10:
@@ -127,7 +127,7 @@ def test_stopped_and_resumed_is_bit_equal(run, tmp_path, monkeypatch):
 
     again = tmp_path / "again"
     with monkeypatch.context() as patch:
-        patch.setattr(callbacks.Position, "on_train_batch_start", killed)
+        patch.setattr(trainer.TrainingLoop, "start_batch", killed)
         with pytest.raises(KeyError):
             train(dataclasses.replace(CONFIG, out=again), quiet=True)
     train(TrainConfig(resume=again), quiet=True)

@@ -47,7 +47,7 @@ class RandomScale(v2.Transform):
 
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
         """Of one part."""
-        return self._call_kernel(F.resize, inpt, params["size"], antialias=True)
+        return F.resize(inpt, params["size"], antialias=True)
 
 
 class _Drawn:

@@ -20,12 +20,16 @@ from tokenmix.data.images.erase import Erase
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.losses import DiagonalityForm, diagonality_loss
-from tokenmix.models import create_model, list_models
+from tokenmix.models import create_model
 from tokenmix.ops.less import Scores
-from tokenmix.tasks.fitting import check_own, unfit
+from tokenmix.registry import MODELS, list_models
+from tokenmix.tasks.classification.view import image_view
+from tokenmix.tasks.fitting import check_own, incompatible_model_error
+from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.metrics import CrossEntropy
-from tokenmix.train.same_classes import check_names
+from tokenmix.train.programs import View
 from tokenmix.train.task import TaskData, TaskModule, TaskRecipe
+from tokenmix.train.task_data import check_names
 
 __all__ = ["CrossEntropy", "ImageClassification", "LabelledImages"]
 
@@ -82,6 +86,9 @@ class ImageClassification(TaskModule):
     headline: ClassVar[str] = "accuracy"
     direction: ClassVar[Literal["max", "min"]] = "max"
     tables: ClassVar[frozenset[str]] = frozenset({"confusion"})
+    looks_at: ClassVar[Literal["images", "text", "nothing"]] = "images"
+    comparison: ClassVar[str | None] = None
+    has_example_input: ClassVar[bool] = True
 
     def __init__(self, model: nn.Module, config: TaskRecipe, data: Mapping[str, Any]) -> None:
         super().__init__(model, config, data)
@@ -116,7 +123,7 @@ class ImageClassification(TaskModule):
             return create_model(config.model, **given, **config.model_kwargs)
         except TypeError as error:
             # Of timm's models the convolutional ones have no such argument: they take images of any size.
-            if config.model in list_models() or "img_size" not in str(error):
+            if config.model in MODELS or "img_size" not in str(error):
                 raise
             del given["img_size"]
             return create_model(config.model, **given, **config.model_kwargs)
@@ -124,8 +131,9 @@ class ImageClassification(TaskModule):
     @classmethod
     def check(cls, config: TaskRecipe, batch_size: int) -> None:
         """Mixup pairs the images of a batch; a model's name is looked up before any data is fetched."""
-        if config.model not in list_models() and not timm.is_model(config.model):
-            raise unfit("model", config.model, config.task, list_models())
+        ours = {*list_models(task="image-classification"), *list_models(task=config.task)}
+        if config.model not in ours and not timm.is_model(config.model):
+            raise incompatible_model_error("image-classification", config.model)
         if (config.mixup or config.cutmix) and batch_size % 2:
             raise UserError(
                 f"mixup and cutmix pair the images of a batch: {batch_size} is odd; give an even --batch-size"
@@ -139,6 +147,32 @@ class ImageClassification(TaskModule):
             raise unknown_name("diagonality_form", config.diagonality_form, get_args(DiagonalityForm))
         if config.smoothing >= 1:
             raise UserError(f"smoothing must lie in [0, 1), got {config.smoothing}")
+
+    @classmethod
+    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Its parts, and the published figures."""
+        return summarize_image_model(name, sizes, model_kwargs)
+
+    @classmethod
+    def example_input(cls, model: nn.Module, size: int, *, device: torch.device | str, dtype: torch.dtype) -> Tensor:
+        """A square image of noise."""
+        first = next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 3)
+        channels: Any = getattr(model, "in_chans", first)
+        return torch.randn(1, int(channels), size, size, device=device, dtype=dtype)
+
+    @classmethod
+    def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
+        """The middle of the image."""
+        return image_view(read_image(file, data["channels"], tuple(data["img_size"])), data["mean"], data["std"])
+
+    @classmethod
+    @torch.no_grad()
+    def name_prediction(cls, model: nn.Module, inputs: Tensor, data: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The most probable class."""
+        if not data.get("classes"):
+            return None
+        top = model(inputs).softmax(-1)[0].max(-1)
+        return {"label": data["classes"][int(top.indices)], "probability": float(top.values)}
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy; with mixed images against mixed targets, which hold the smoothing already."""

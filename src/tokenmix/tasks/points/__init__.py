@@ -1,6 +1,9 @@
 """Point clouds: classification and part segmentation."""
 
 from tokenmix.registry import TASKS, TaskEntry
+from tokenmix.tasks.points import presets
+
+__all__ = ["presets"]
 
 TASKS.register(
     TaskEntry(

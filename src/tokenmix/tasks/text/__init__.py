@@ -1,6 +1,9 @@
 """Text: masked-language modelling, sentence classification, question answering."""
 
 from tokenmix.registry import TASKS, TaskEntry
+from tokenmix.tasks.text import presets
+
+__all__ = ["presets"]
 
 TASKS.register(
     TaskEntry(

@@ -1,14 +1,11 @@
-"""Configurations by name: the paper's sizes, and small ones with equal parameters for short runs."""
+"""Text models by name: the paper's sizes, and small ones with equal parameters for short runs."""
 
-import dataclasses
-import fnmatch
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmix.errors import UserError, unknown_name
-from tokenmix.tasks.text.models.config import GMLPConfig
+from tokenmix.registry import MODELS, ModelEntry
 
-__all__ = ["PRESETS", "Preset", "create_config", "list_configs"]
+__all__ = ["PRESETS", "Preset"]
 
 
 @dataclass(frozen=True)
@@ -59,24 +56,15 @@ PRESETS: dict[str, Preset] = {
     ),
 }  # fmt: skip
 
-
-def list_configs(pattern: str = "*") -> list[str]:
-    """The names of our text configurations that match a glob."""
-    return [name for name in PRESETS if fnmatch.fnmatch(name, pattern)]
-
-
-def create_config(name: str, **overrides: Any) -> GMLPConfig:
-    """A text configuration by name.
-
-    Args:
-        name: a name of `list_configs()`.
-        **overrides: fields of `GMLPConfig`, or of transformers' `PreTrainedConfig`, such as `num_labels`. Another
-            keyword is a `UserError`.
-    """
-    if name not in PRESETS:
-        raise unknown_name("text model", name, PRESETS)
-    known = {field.name for field in dataclasses.fields(GMLPConfig)} | {"num_labels"}
-    unknown = sorted(set(overrides) - known)
-    if unknown:
-        raise UserError(f"GMLPConfig has no field {unknown[0]!r}; it takes {', '.join(sorted(known))}")
-    return GMLPConfig(**{**PRESETS[name].fields, **overrides})
+MODELS.register(
+    *(
+        ModelEntry(
+            name=name,
+            tasks=("masked-lm", "text-classification", "question-answering"),
+            about=preset.about,
+            build="tokenmix.tasks.text.models.builder:create_text_model",
+            arguments={"name": name},
+        )
+        for name, preset in PRESETS.items()
+    )
+)

@@ -9,18 +9,34 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
 
 from tokenmix.errors import UserError
 from tokenmix.train.config import TrainConfig
 
-__all__ = ["Elsewhere", "Ranks", "any_of", "check_ranks", "joined", "mean", "most", "ranks", "together"]
+__all__ = [
+    "DistributedInfo",
+    "PeerFailure",
+    "all_reduce_any",
+    "all_reduce_max",
+    "broadcast_buffers",
+    "check_ranks",
+    "distributed_info",
+    "full_state_dict",
+    "mean",
+    "process_group",
+    "raise_on_all_ranks",
+    "sharded_state_dict",
+]
 
 
-class Elsewhere(Exception):
+class PeerFailure(Exception):
     """Another process of the run stops it, and says why."""
 
     def __init__(self, code: int) -> None:
@@ -29,7 +45,7 @@ class Elsewhere(Exception):
 
 
 @dataclass(frozen=True)
-class Ranks:
+class DistributedInfo:
     """This process among those of the run: its number, and that on its machine."""
 
     rank: int = 0
@@ -48,16 +64,16 @@ class Ranks:
         return self.world_size // self.local_world_size
 
 
-def ranks() -> Ranks:
+def distributed_info() -> DistributedInfo:
     """Where this process stands, from torchrun's variables; alone without them."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     values = [os.environ.get(name) for name in names]
-    return Ranks(*map(int, values)) if all(values) else Ranks()  # type: ignore[arg-type]
+    return DistributedInfo(*map(int, values)) if all(values) else DistributedInfo()  # type: ignore[arg-type]
 
 
 def check_ranks(config: TrainConfig) -> None:
     """Raise `UserError` unless as many processes run as the config asks for."""
-    here = ranks()
+    here = distributed_info()
     devices, nodes = config.devices or here.local_world_size, config.num_nodes or here.num_nodes
     if (devices, nodes) != (here.local_world_size, here.num_nodes):
         several = f"--nnodes {nodes} --rdzv_endpoint FIRST_MACHINE:29500 --rdzv_backend c10d " if nodes > 1 else ""
@@ -74,9 +90,9 @@ def check_ranks(config: TrainConfig) -> None:
 
 
 @contextmanager
-def joined(device: str) -> Iterator[None]:
+def process_group(device: str) -> Iterator[None]:
     """Join the other processes for the block; nothing to do for one alone."""
-    here = ranks()
+    here = distributed_info()
     if here.world_size == 1 or dist.is_initialized():
         yield
         return
@@ -94,13 +110,13 @@ def joined(device: str) -> Iterator[None]:
         gc.collect()
 
 
-def _check_devices(here: Ranks) -> None:
-    """Raise `UserError` in the first process, and `Elsewhere` in the others, if some would have no GPU."""
+def _check_devices(here: DistributedInfo) -> None:
+    """Raise `UserError` in the first process, and `PeerFailure` in the others, if some would have no GPU."""
     count = torch.cuda.device_count()
     if here.local_world_size <= count:
         return
     if here.local_rank:
-        raise Elsewhere(2)
+        raise PeerFailure(2)
     raise UserError(
         f"{here.local_world_size} processes are asked for and this machine has {count} CUDA device{'s' * (count > 1)}; "
         f"give --devices {count}, and --batch-size with --accumulate to keep the images of a step, or --device cpu"
@@ -116,7 +132,7 @@ def mean(values: Tensor) -> Tensor:
     return values / dist.get_world_size()
 
 
-def most(count: int) -> int:
+def all_reduce_max(count: int) -> int:
     """The largest count of any process."""
     if not dist.is_initialized():
         return count
@@ -125,14 +141,21 @@ def most(count: int) -> int:
     return int(value)
 
 
-def any_of(flag: bool) -> bool:
+def all_reduce_any(flag: bool) -> bool:
     """Whether the flag is up in any process."""
-    return bool(most(int(flag)))
+    return bool(all_reduce_max(int(flag)))
+
+
+def broadcast_buffers(module: nn.Module) -> None:
+    """Give every process the first one's buffers, such as the running statistics of a batch norm."""
+    if dist.is_initialized():
+        for buffer in module.buffers():
+            dist.broadcast(buffer, src=0)
 
 
 @contextmanager
-def together() -> Iterator[None]:
-    """Let what fails in the block of one process stop the others too, which raise `Elsewhere`.
+def raise_on_all_ranks() -> Iterator[None]:
+    """Let what fails in the block of one process stop the others too, which raise `PeerFailure`.
 
     The block must not wait for other processes itself.
     """
@@ -151,4 +174,34 @@ def together() -> Iterator[None]:
         return
     if error is not None and first == dist.get_rank():
         raise error
-    raise Elsewhere(codes[first]) from error
+    raise PeerFailure(codes[first]) from error
+
+
+def full_state_dict(value: Any) -> Any:
+    """The state with every tensor of which fsdp left a part on this process made whole; all processes must call it.
+
+    So a run's checkpoints are the same whatever its strategy.
+    """
+    if isinstance(value, DTensor):
+        return value.full_tensor()
+    if isinstance(value, dict):
+        return {key: full_state_dict(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [full_state_dict(one) for one in value]
+    return value
+
+
+def sharded_state_dict(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """The full state dict of an optimiser, sharded as its own parameters are."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    moments = {place: dict(values) for place, values in state["state"].items()}
+    for place, values in moments.items():
+        parameter = parameters[place]
+        if not isinstance(parameter, DTensor):
+            continue
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                values[name] = distribute_tensor(
+                    value.to(parameter.device), parameter.device_mesh, parameter.placements
+                )
+    return {**state, "state": moments}

@@ -1,8 +1,6 @@
-"""GANs by name: SAGAN's networks at the published widths, with its attention, with external attention, with none."""
+"""How a GAN is built from its preset."""
 
-import fnmatch
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -14,63 +12,12 @@ from tokenmix.tasks.generation.models.discriminator import Discriminator
 from tokenmix.tasks.generation.models.gan import GAN
 from tokenmix.tasks.generation.models.generator import Generator
 from tokenmix.tasks.generation.models.norm import spectral
+from tokenmix.tasks.generation.presets import GANS, Attention, Preset
 
-__all__ = ["GANS", "Attention", "create_gan", "list_gans"]
+__all__ = ["create_gan"]
 
-Attention = Literal["none", "sagan", "external"]
 Variant = Literal["official", "paper", "compact"]
-ATTENTIONS = ("none", "sagan", "external")
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Widths in units of a preset's width, and where attention stands.
-
-    Attributes:
-        generator: at 4 x 4 pixels and after each block.
-        discriminator: after each block.
-        num_halvings: first blocks of the discriminator that halve the sides.
-        after: block of the generator, and of the discriminator, that attention follows.
-    """
-
-    generator: tuple[int, ...]
-    discriminator: tuple[int, ...]
-    num_halvings: int
-    after: tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A GAN: unit of width, length of the noise, attention, and its layout for each image size."""
-
-    width: int
-    latent_dim: int
-    attention: Attention
-    layouts: dict[int, Layout]
-
-
-# PyTorch-StudioGAN's of 2021, with which EANet compared (papers.md 2.9).
-PUBLISHED = {
-    32: Layout((4, 4, 4, 4), (2, 2, 2, 2), 2, (2, 1)),
-    64: Layout((16, 8, 4, 2, 1), (1, 2, 4, 8, 16), 4, (3, 1)),
-    128: Layout((16, 16, 8, 4, 2, 1), (1, 2, 4, 8, 16, 16), 5, (4, 1)),
-}
-# At 32 px three quarters of the published generator's work are its last block; for a CPU it narrows towards there.
-NANO = {**PUBLISHED, 32: Layout((8, 4, 2, 2), (2, 2, 4, 8), 3, (2, 1))}
-
-GANS: dict[str, Preset] = {
-    "sagan": Preset(64, 128, "sagan", PUBLISHED),
-    "eagan": Preset(64, 128, "external", PUBLISHED),
-    "resnet_gan": Preset(64, 128, "none", PUBLISHED),
-    "sagan_nano": Preset(16, 64, "sagan", NANO),
-    "eagan_nano": Preset(16, 64, "external", NANO),
-    "resnet_gan_nano": Preset(16, 64, "none", NANO),
-}
-
-
-def list_gans(pattern: str = "*") -> list[str]:
-    """The names of our GANs that match a glob."""
-    return [name for name in GANS if fnmatch.fnmatch(name, pattern)]
+ATTENTIONS = get_args(Attention)
 
 
 def create_gan(
@@ -94,7 +41,7 @@ def create_gan(
     block in both networks, with spectral norm on its two convolutions.
 
     Args:
-        name: a name of `list_gans()`.
+        name: one of `GANS`.
         num_classes: classes.
         img_size: 32, 64 or 128.
         channels: 1 or 3.
