@@ -1,6 +1,7 @@
 """Imports run one way, and what must start at once imports nothing heavy."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -177,10 +178,34 @@ def test_nothing_heavy_at_the_top_of(name: str) -> None:
 
 def test_ops_need_only_torch() -> None:
     outside = set()
-    for file in (PACKAGE / "ops").glob("*.py"):
+    for file in (PACKAGE / "ops").rglob("*.py"):
         names = {module.split(".")[0] for module, _ in _imports(ast.parse(file.read_text()))}
         outside |= names - set(sys.stdlib_module_names) - {"tokenmix", "torch"}
     assert not outside
+
+
+PRIVATE = {
+    "torch._subclasses.fake_tensor.FakeTensorMode",
+    "torch.utils._python_dispatch.TorchDispatchMode",
+    "torch.utils._pytree.tree_leaves",
+}
+"""What the package takes of torch without a promise, outside of cpu/, whose operators are in cpu/operators.py."""
+
+
+def _private_of_torch(tree: ast.AST) -> set[str]:
+    used = {name for name, _ in _imports(tree)}
+    used |= {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return {name for name in used if re.match(r"torch(\.\w+)*?\._(?!_)", name)}
+
+
+def test_private_names_of_torch() -> None:
+    found = {name for file in FILES if _part(file) != "cpu" for name in _private_of_torch(ast.parse(file.read_text()))}
+    assert found == PRIVATE
+
+
+def test_private_operators_of_the_cpu_are_in_one_file() -> None:
+    files = [file for file in FILES if _part(file) == "cpu" and _private_of_torch(ast.parse(file.read_text()))]
+    assert [file.name for file in files] == ["operators.py"]
 
 
 def _python(code: str) -> str:
