@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from tokenmix.cost.other_work import OtherWork
 from tokenmix.data.images import ImageData, load_images
 from tokenmix.data.images.augment import make_augment
-from tokenmix.data.images.image_loader import normalize
+from tokenmix.data.images.samples import normalize
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
 from tokenmix.models import create_model
@@ -140,7 +140,7 @@ class BareLoop:
         data: ImageData = load_images(
             config.data.data, limit=config.data.limit, limit_eval=config.data.limit_eval, seed=config.loop.seed
         )
-        pixels, _ = data.train.read(
+        pixels, _ = data.train.pixels(
             torch.arange(min(len(data.train), (config.loop.max_steps or 1) * config.loop.batch_size))
         )
         self.images, self.labels = normalize(pixels, data.mean, data.std), data.train.labels[: len(pixels)]

@@ -2,14 +2,9 @@
 products that none of them can do without."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
-
-from tokenmix.cost import time_interleaved
-from tokenmix.ops.onednn import onednn_products
 
 __all__ = ["bare_products", "dense_less_attention", "external_attention", "gated", "with_gradients"]
 
@@ -44,39 +39,14 @@ def with_gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor], gr
 
 
 def bare_products(pairs: Sequence[tuple[Tensor, Tensor]], times: int = 1) -> Callable[[], None]:
-    """Batched products (G, M, K) (G, K, N) alone, all of them `times` times over, into memory that is there already.
-
-    Each by the library that was faster in a first round: what a network or a layer with these products takes at least,
-    however little else it does.
+    """Batched products (G, M, K) (G, K, N) alone, all of them `times` times over, into memory that is there already:
+    what a network or a layer with these products takes at least, however little else it does.
     """
     products = [(torch.bmm(left, right), left, right) for left, right in pairs]
-    ways = [_faster_way(*product) for product in products]
 
     def run() -> None:
         for _ in range(times):
-            for way, product in zip(ways, products):
-                with way():
-                    _into(*product)
+            for out, left, right in products:
+                torch.bmm(left, right, out=out)
 
     return run
-
-
-def _into(out: Tensor, left: Tensor, right: Tensor) -> None:
-    torch.bmm(left, right, out=out)
-
-
-def _faster_way(out: Tensor, left: Tensor, right: Tensor) -> Callable[[], AbstractContextManager[Any]]:
-    """PyTorch's own way, or oneDNN's where that is another."""
-    if out.device.type != "cpu":
-        return nullcontext
-
-    def call(way: Callable[[], AbstractContextManager[Any]]) -> Callable[[], None]:
-        def run() -> None:
-            with way():
-                _into(out, left, right)
-
-        return run
-
-    ways: dict[str, Callable[[], AbstractContextManager[Any]]] = {"own": nullcontext, "onednn": onednn_products}
-    times = time_interleaved({name: call(way) for name, way in ways.items()}, repeats=9, warmup=2)
-    return ways[min(times, key=lambda name: times[name].median)]

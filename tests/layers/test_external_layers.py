@@ -1,6 +1,7 @@
 """The three layers of external attention: published sizes, ties, parity, and what a stack asks of them."""
 
 import copy
+import inspect
 import io
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
 from tokenmix.layers.external import ExternalAttention, ExternalAttention2d
+from tokenmix.layers.memory import Memory, MemoryOptions
 from tokenmix.layers.multihead_external import MultiHeadExternalAttention
+from tokenmix.layers.table import create_mixer
 
 TIES = ("none", "init", "hard")
 BUILD: dict[str, Callable[..., Mixer]] = {
@@ -354,7 +357,6 @@ def test_capabilities(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"causal": True}, "cannot be causal.*'gating' and 'self'"),
         ({"normalization": "l1"}, "unknown normalization 'l1'"),
         ({"num_steps": 0}, "num_steps must be at least 1, got 0"),
         ({"chunk_size": 0}, "chunk_size must be at least 1 token, got 0"),
@@ -363,6 +365,20 @@ def test_capabilities(name: str) -> None:
 def test_options_that_cannot_be(name: str, options: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         build(name, **options)
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_there_is_no_causal_form(name: str) -> None:
+    with pytest.raises(UserError, match=rf"mixer '{name}' has no argument 'causal'; it takes .*num_slots"):
+        create_mixer(name, 16, causal=True)
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_the_shared_options_are_spelled_out_and_the_same(name: str) -> None:
+    shared = set(MemoryOptions.__annotations__)
+    ours, memory = (inspect.signature(cls).parameters for cls in (type(BUILD[name]()), Memory))
+    assert {n: ours[n] for n in shared} == {n: memory[n] for n in shared}
+    assert all(parameter.kind is not parameter.VAR_KEYWORD for parameter in ours.values())
 
 
 @pytest.mark.parametrize(

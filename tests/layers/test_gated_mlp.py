@@ -173,40 +173,6 @@ def test_dropout_acts_in_training_only():
     assert not (branch.eval()(x) == 0).any()
 
 
-@pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.parametrize("attention_dim", [0, 4])
-def test_a_few_samples_at_a_time_without_gradients(attention_dim, masked, monkeypatch):
-    monkeypatch.setattr("tokenmix.layers.gated_mlp._NUMBERS_AT_ONCE", 2 * 6 * 16)
-    branch = _shaken(GatedMLP(8, 6, attention_dim=attention_dim))
-    sizes, project = [], branch.proj_in.forward
-    monkeypatch.setattr(branch.proj_in, "forward", lambda x: sizes.append(len(x)) or project(x))
-    x, mask = torch.randn(5, 6, 8), torch.rand(5, 6) < 0.7 if masked else None
-    together = branch(x, mask)
-    with torch.no_grad():
-        apart = branch(x, mask)
-    assert sizes == [5, 2, 2, 1]
-    torch.testing.assert_close(apart, together, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("attention_dim", [0, 4])
-@pytest.mark.parametrize("masked", [True, False])
-def test_in_halves_or_whole_it_is_the_same(attention_dim, masked):
-    branch = _shaken(GatedMLP(8, 6, attention_dim=attention_dim)).double()
-    x, mask = torch.randn(5, 6, 8, dtype=torch.float64), torch.rand(5, 6) < 0.7 if masked else None
-    assert branch._in_halves(x)
-    found = _with_gradients(branch, x, mask)
-    with torch.no_grad():
-        torch.testing.assert_close(branch(x, mask), found[0], rtol=1e-10, atol=1e-12)
-    called = []
-    handle = branch.proj_in.register_forward_hook(lambda *_: called.append(None))
-    expected = _with_gradients(branch, x, mask)
-    assert len(called) == 1
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
-    handle.remove()
-    assert branch._in_halves(x)
-
-
 @pytest.mark.parametrize("watch", ["register_forward_pre_hook", "register_full_backward_hook", "forward", "type"])
 @pytest.mark.parametrize("learns", [True, False])
 @pytest.mark.parametrize("name", ["proj_in", "gating", "act"])
@@ -230,7 +196,6 @@ def test_modules_that_somebody_listens_to_or_replaced_are_called(name, learns, w
     if learns:
         branch(x).sum().backward()
     elif watch == "register_full_backward_hook":  # Without gradients nobody calls it.
-        assert not branch._in_halves(x)
         return
     else:
         with torch.no_grad():
@@ -265,13 +230,6 @@ def test_a_weight_of_another_type_is_not_cut():
         branch.proj_in.weight = nn.Parameter(weight, requires_grad=False)
         assert type(branch.proj_in.weight) is _OnlyMultiplies
         torch.testing.assert_close(branch(x), expected, rtol=1e-5, atol=1e-6)
-
-
-def _with_gradients(branch, x, mask):
-    x = x.clone().requires_grad_()
-    out = branch(x, mask)
-    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
-    return out, *torch.autograd.grad((out * weights).sum(), [x, *branch.parameters()])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

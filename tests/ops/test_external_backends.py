@@ -12,7 +12,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.errors import UserError
 from tokenmix.layers.multihead_external import MultiHeadExternalAttention
-from tokenmix.ops import linear
 from tokenmix.ops.external import api as external
 from tokenmix.ops.external import tiled as streaming
 from tokenmix.ops.external.api import external_attention
@@ -70,9 +69,10 @@ def test_tiles_change_nothing(interleaved: bool, masked: bool, num_steps: int, c
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("std", [1.0, 1000.0])
 @pytest.mark.parametrize("entries", [500, 1000, 2000])
-def test_tiles_by_onednn(entries: int, std: float, interleaved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads of many samples in a tile, of one, and a part of one's; single precision is where oneDNN comes in."""
-    monkeypatch.setattr(linear, "_LEAST_INPUT", 1)
+def test_tiles_in_single_precision(
+    entries: int, std: float, interleaved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads of many samples in a tile, of one, and a part of one's."""
     monkeypatch.setattr(streaming, "TILE_ENTRIES", entries)
     tensors = problem(3, 4, 50, 8, dtype=torch.float32, std=std)
     if interleaved:
@@ -84,18 +84,6 @@ def test_tiles_by_onednn(entries: int, std: float, interleaved: bool, monkeypatc
     for ours, plain, reference in zip([out, *grads(out, tensors)], [written, *grads(written, tensors)], references):
         error = (plain.double() - reference).abs().max().item()
         assert (ours.double() - reference).abs().max() <= 3 * error + 1e-5 * reference.abs().max()
-
-
-@pytest.mark.parametrize("shape", [(2, 1, 40, 6), (2, 3, 40, 6), (2, 40, 6)])
-def test_the_written_map_by_onednn(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors = problem(*shape, dtype=torch.float32)
-    expected = call(tensors, backend="eager")
-    monkeypatch.setattr(linear, "_LEAST_INPUT", 1)
-    found = call(tensors, backend="eager")
-    torch.testing.assert_close(found, expected)
-    # Other tensors than the bias of M_k, whose gradient is rounding alone.
-    for i, (ours, reference) in enumerate(zip(grads(found, tensors), grads(expected, tensors))):
-        torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-4 if i != 3 else 1e-3)
 
 
 @pytest.mark.parametrize("std", [0.01, 30.0, 1000.0])
@@ -187,18 +175,18 @@ def test_who_is_chosen(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
         assert calls == [expected], options
 
 
-def test_transforms_choose_the_written_map(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_exporting_and_tracing_choose_the_written_map(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(external, "LEAST_ENTRIES", 100)
-    tensors = [t.detach() for t in problem(2, 3, 9, 4)]
-    reference = call(tensors, backend="eager")
-    calls.clear()
-    over_heads = torch.vmap(lambda query: call([query, *tensors[1:]]))(tensors[0][None])
-    torch.testing.assert_close(over_heads[0], reference)
-    torch.func.jvp(lambda query: call([query, *tensors[1:]]), (tensors[0],), (tensors[0],))
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(tensors[0], torch.ones_like(tensors[0]))
-        assert forward_ad.unpack_dual(call([dual, *tensors[1:]])).tangent is not None
+    tensors = tuple(t.detach() for t in problem(2, 3, 9, 4))
+    torch.export.export(_Op(), tensors)
+    torch.jit.trace(_Op(), tensors, check_trace=False)
     assert set(calls) == {"eager"}
+
+
+class _Op(torch.nn.Module):
+    def forward(self, *tensors: Tensor) -> Tensor:
+        return call(list(tensors))
 
 
 @pytest.mark.parametrize(
@@ -237,28 +225,88 @@ def test_elsewhere_than_on_a_cpu_the_tokens_are_summed_by_a_kernel_that_spreads_
     assert not any("log_softmax" in name for name in seen)
 
 
-CALLS: list[dict[str, Any]] = [{"chunk_size": 3}, {"backend": "tiled"}]
+DERIVED: list[dict[str, Any]] = [
+    {},
+    {"num_steps": 2},
+    {"normalization": "softmax"},
+    {"mask": torch.tensor([[1, 0, 1, 1, 1], [0] * 5]).bool()},
+]
 
 
-@pytest.mark.parametrize("which", [0, 1, 2])
-@pytest.mark.parametrize("options", CALLS)
-def test_tiles_refuse_derivatives_that_they_would_answer_wrongly(options: dict[str, Any], which: int) -> None:
-    """In forward mode a registered operator without a rule answers 0."""
-    tensors = [torch.randn(shape) for shape in ((2, 2, 9, 4), (3, 4), (3, 4))]
+def _pair(options: dict[str, Any], chunk_size: int | None) -> tuple[list[Tensor], Any, Any]:
+    """Five tensors, and the tiles and the written map as functions of them."""
+    tensors = [tensor.detach() for tensor in problem(2, 3, 5, 4)]
+    tiled = lambda *t: call(list(t), backend="tiled", chunk_size=chunk_size, **options)  # noqa: E731
+    return tensors, tiled, lambda *t: call(list(t), backend="eager", **options)
 
-    def call(tensor: Tensor) -> Tensor:
-        return external_attention(*(tensor if i == which else t for i, t in enumerate(tensors)), **options)
 
-    with pytest.raises(UserError, match="no forward-mode derivative"):
-        torch.func.jvp(call, (tensors[which],), (tensors[which],))
-    with pytest.raises(UserError, match=r"no rule for torch\.func"):
-        torch.func.grad(lambda tensor: call(tensor).sum())(tensors[which])
-    with forward_ad.dual_level(), pytest.raises(UserError, match="no forward-mode derivative"):
-        call(forward_ad.make_dual(tensors[which], tensors[which]))
+def _square(function: Any) -> Any:
+    return lambda *tensors: function(*tensors).square().sum()
+
+
+@pytest.mark.parametrize("chunk_size", [None, 3])
+@pytest.mark.parametrize("options", DERIVED)
+def test_tiles_compose_with_derivatives_of_any_mode(options: dict[str, Any], chunk_size: int | None) -> None:
+    tensors, tiled, eager = _pair(options, chunk_size)
+    primals, tangents = tuple(tensors), tuple(torch.randn_like(t) for t in tensors)
+    every = tuple(range(5))
+
+    def found(function: Any) -> list[Any]:
+        once = torch.func.grad(_square(function), every)
+        return [
+            torch.func.jvp(function, primals, tangents),
+            once(*primals),
+            torch.func.jvp(once, primals, tangents),
+            torch.func.grad(lambda *t: sum(g.square().sum() for g in once(*t)), every)(*primals),
+        ]
+
+    torch.testing.assert_close(found(tiled), found(eager))
 
 
 @pytest.mark.parametrize("which", [0, 1, 2, 3, 4])
-def test_a_tangent_of_any_tensor_takes_the_default_off_the_tiles(which: int) -> None:
+def test_tiles_hand_a_tangent_on_in_forward_mode(which: int) -> None:
+    tensors, tiled, eager = _pair({}, 3)
+    with forward_ad.dual_level():
+        tensors[which] = forward_ad.make_dual(tensors[which], torch.randn_like(tensors[which]))
+        ours, expected = (forward_ad.unpack_dual(f(*tensors)).tangent for f in (tiled, eager))
+    torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("in_dims", [(0, None, None), (2, None, None), (None, 0, None), (0, None, 0), (0, 0, 0)])
+def test_tiles_compose_with_vmap(in_dims: tuple[int | None, ...]) -> None:
+    tensors, tiled, eager = _pair({}, 3)
+    some = [
+        tensor if dim is None else torch.stack([tensor, 2 * tensor, -tensor], dim)
+        for tensor, dim in zip(tensors, in_dims)
+    ]
+
+    def found(function: Any) -> list[Any]:
+        def one(*t: Tensor) -> Tensor:
+            return function(*t, *tensors[3:])
+
+        each = torch.func.vmap(torch.func.grad(_square(one), (0, 1, 2)), in_dims)(*some)
+        return [torch.func.vmap(one, in_dims)(*some), each]
+
+    torch.testing.assert_close(found(tiled), found(eager))
+
+
+@pytest.mark.parametrize("in_dims", [(0, 0), (None, 1), (0, None)])
+def test_a_mask_of_each_call_under_vmap(in_dims: tuple[int | None, int | None]) -> None:
+    query, *rest = (tensor.detach() for tensor in problem(2, 3, 5, 4))
+    mask = torch.rand(3, 2, 5) > 0.4
+    given = (
+        query if in_dims[0] is None else torch.stack([query, 2 * query, -query]),
+        mask[0] if in_dims[1] is None else mask.movedim(0, in_dims[1]),
+    )
+    ours, expected = (
+        torch.func.vmap(lambda q, m, b=backend: call([q, *rest], mask=m, backend=b), in_dims)(*given)
+        for backend in ("tiled", "eager")
+    )
+    torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2, 3, 4])
+def test_a_tangent_of_any_tensor_reaches_the_result_of_the_default(which: int) -> None:
     shapes = (1, 4, 2**15, 4), (3, 4), (3, 4), (3,), (4,)
     tensors = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
     direction = torch.randn_like(tensors[which])
@@ -276,7 +324,7 @@ def test_a_tangent_of_any_tensor_takes_the_default_off_the_tiles(which: int) -> 
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("options", CALLS)
+@pytest.mark.parametrize("options", [{"chunk_size": 3}, {"backend": "tiled"}])
 @pytest.mark.parametrize("empty", ["samples", "tokens", "slots"])
 def test_tiles_of_nothing_are_what_eager_makes_of_it(options: dict[str, Any], empty: str) -> None:
     samples, tokens, slots = (

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import torch
 
-from tokenmix.ops.cpu import AVX512
-from tokenmix.ops.linear import inner_product
-
 __all__ = ["Ceilings", "measure_ceilings"]
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -33,8 +30,7 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     """The best of a few runs of each, a second or two in all.
 
     The triad c = a + 2 b reads two arrays and writes one, each larger than the last-level cache; the reading of lines
-    that are written into is not counted, as in STREAM. The product is of two square matrices, by
-    the fastest library that PyTorch has for it.
+    that are written into is not counted, as in STREAM. The product is of two square matrices.
     """
     size = _array_bytes(device)
     a, b, c = (torch.ones(size // 4, device=device) for _ in range(3))
@@ -42,9 +38,6 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     side = SIDE[device.type]
     left, right, out = (torch.ones(side, side, device=device, dtype=dtype) for _ in range(3))
     product = _least_seconds(lambda: torch.mm(left, right, out=out), device)
-    if device.type == "cpu" and dtype == torch.float32 and AVX512:
-        # MKL multiplies these, oneDNN inner products: neither is the faster one on every CPU, and layers use both.
-        product = min(product, _least_seconds(lambda: inner_product(left, right), device))
     threads, name = torch.get_num_threads(), str(dtype).removeprefix("torch.")
     return Ceilings(3 * size / triad, side**3 / product, threads, name, size, side)
 

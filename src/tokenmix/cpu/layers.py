@@ -2,24 +2,22 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, ParamSpec
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor, nn
 
+from tokenmix.cpu.operators import Activation, int8_linear, int8_matmul, pack_weight
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer, check_mask, check_tokens, zero_masked
 from tokenmix.layers.spatial_gating import SpatialGatingUnit, check_addend
 from tokenmix.ops.gating import resize_gate
 
-__all__ = ["Activation", "Int8Gate", "Int8Linear", "Range", "check_unfollowed", "outside_graphs", "samples_at_a_time"]
+__all__ = ["Int8Gate", "Int8Linear", "Range", "check_unfollowed", "outside_graphs", "samples_at_a_time"]
 
 Range = tuple[float, float]
-Activation = Literal["none", "gelu", "gelu-tanh"]
 
 P = ParamSpec("P")
-
-_POST_OPS = {"none": ("none", "none"), "gelu": ("gelu", "none"), "gelu-tanh": ("gelu", "tanh")}
 
 
 def outside_graphs(forward: Callable[P, Tensor]) -> Callable[P, Tensor]:
@@ -105,10 +103,7 @@ class Int8Linear(nn.Module):
     def multiply(self, q: Tensor) -> Tensor:
         """y (..., out_features) in float32, from q."""
         scale, zero, _, weight, zeros = self._ready()
-        post_op, algorithm = _POST_OPS[self.act]
-        y = torch.ops.onednn.qlinear_pointwise(
-            q, scale, zero, weight, self.scale, zeros, self.bias, 1.0, 0, torch.float32, post_op, [], algorithm
-        )
+        y = int8_linear(q, scale, zero, weight, self.scale, zeros, self.bias, self.act)
         # Of nothing oneDNN makes (0, out_features), whatever the other sizes.
         return y.view(*q.shape[:-1], self.out_features)
 
@@ -123,7 +118,7 @@ class Int8Linear(nn.Module):
         low, high = self.range.tolist()
         scale = (high - low) / 255.0
         zero = round(-low / scale)
-        weight = torch.ops.onednn.qlinear_prepack(self.qweight, None)
+        weight = pack_weight(self.qweight)
         zeros = torch.zeros(self.out_features, dtype=torch.int64)
         return scale, zero, torch.tensor(zero + 0.5), weight, zeros
 
@@ -197,7 +192,7 @@ class Int8Gate(Mixer):
         # One sample at a time, so that what lies between stays in the cache.
         for sample, made in zip(gated, out):
             q = torch.div(sample, step).round_().clamp_(-127.0, 127.0).to(torch.int8)
-            torch.addcmul(bias, torch._int_mm(weight, q).float(), rows, out=made)
+            torch.addcmul(bias, int8_matmul(weight, q).float(), rows, out=made)
         if addend is not None:
             out += addend
         out *= content

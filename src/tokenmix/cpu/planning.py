@@ -12,7 +12,8 @@ from tokenmix.cpu.external import (
     folded,
     folds,
 )
-from tokenmix.cpu.layers import Activation, Int8Gate, Int8Linear, Range
+from tokenmix.cpu.layers import Int8Gate, Int8Linear, Range
+from tokenmix.cpu.operators import Activation
 from tokenmix.cpu.stem import Int8T2TStem
 from tokenmix.errors import UserError
 from tokenmix.layers.spatial_gating import SpatialGatingUnit
@@ -75,9 +76,8 @@ def _gates(module: SpatialGatingUnit) -> bool:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    # Others' subclasses of nn.Linear are there because something reads their weight, or they compute something else.
-    kind = type(module)
-    return kind is nn.Linear or (issubclass(kind, nn.Linear) and kind.__module__.startswith("tokenmix."))
+    # Subclasses of nn.Linear are there because something reads their weight, or they compute something else.
+    return type(module) is nn.Linear
 
 
 def make_plan(model: nn.Module, seen: set[str]) -> Plan:

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tokenmix.cpu.operators import require_operators
 from tokenmix.cpu.planning import fill, install, kind_of, make_plan, observe, plan_of
 from tokenmix.errors import UserError
 
@@ -136,8 +137,7 @@ def _first(error: Exception) -> str:
 
 
 def _check(model: nn.Module) -> None:
-    if "onednn" not in torch.backends.quantized.supported_engines:
-        raise UserError("this PyTorch has no oneDNN, whose int8 kernels are needed; install the wheel of pytorch.org")
+    require_operators()
     if any(kind_of(m) is not None for m in model.modules()):
         raise UserError(f"{type(model).__name__} is in int8 already; give the float32 model")
     for name, tensor in model.named_parameters():

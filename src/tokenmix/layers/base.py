@@ -21,6 +21,7 @@ __all__ = [
     "check_map",
     "check_mask",
     "check_tokens",
+    "finish",
     "replace_parameter",
     "zero_masked",
 ]
@@ -122,20 +123,12 @@ def _check_dtype(layer: Mixer, x: Tensor) -> None:
     name = type(layer).__name__
     if not x.is_floating_point():
         raise UserError(f"{name} takes floating-point input, got {x.dtype}; convert it, for example x.float()")
-    weight = _first_parameter(layer)
+    weight = next(layer.parameters(), None)
     if weight is not None and weight.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
         raise UserError(
             f"{name} has {weight.dtype} weights and got {x.dtype} input; "
             "convert one of them with .to(dtype), or run under torch.autocast"
         )
-
-
-def _first_parameter(module: nn.Module) -> nn.Parameter | None:
-    # `next(module.parameters())` goes through generators that take as long as a small product.
-    for parameter in module._parameters.values():
-        if parameter is not None:
-            return parameter
-    return next((p for m in module._modules.values() if m is not None and (p := _first_parameter(m)) is not None), None)
 
 
 def check_mask(mask: Tensor | None, x: Tensor, num_tokens: int) -> Tensor | None:
@@ -154,3 +147,13 @@ def check_mask(mask: Tensor | None, x: Tensor, num_tokens: int) -> Tensor | None
 def zero_masked(x: Tensor, mask: Tensor | None) -> Tensor:
     """x (B, N, D) with the tokens that take no part set to 0."""
     return x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0.0)
+
+
+def finish(out: Tensor, mask: Tensor | None) -> Tensor:
+    """What a mixer returns: `zero_masked`, as a tensor of its own and never the view that `nn.Linear` makes of tokens.
+
+    FSDP2 fetches the weights for the backward pass by a hook on what a module returns, which writing into a view drops.
+    """
+    if mask is not None:
+        return zero_masked(out, mask)
+    return out.clone() if out.requires_grad else out

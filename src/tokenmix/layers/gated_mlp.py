@@ -1,6 +1,5 @@
 """The residual branch of a gMLP block, and with tiny attention that of an aMLP block."""
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,18 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
-from tokenmix.layers.linear import Linear
+from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, finish, zero_masked
 from tokenmix.layers.spatial_gating import GateKind, SpatialGatingUnit
 from tokenmix.layers.tiny_attention import TinyAttention
 from tokenmix.ops.gating import GateVariant
-from tokenmix.ops.linear import linear
 
 __all__ = ["GatedMLP"]
-
-# Hidden numbers of the samples that go through the branch together on a CPU, 4 MiB in float32. Larger temporaries cost
-# cache misses, and page faults at each allocation.
-_NUMBERS_AT_ONCE = 2**20
 
 
 class GatedMLP(Mixer):
@@ -47,10 +40,6 @@ class GatedMLP(Mixer):
     Raises:
         UserError: a hidden width that cannot be halved, or more than n tokens.
 
-    Without gradients on a CPU a few samples at a time pass the whole branch, as many as fit the caches; the answer is
-    the same. `gmlp_small`, 8 / 32 images of 224 px, 2 cores of an AMD EPYC: 478 / 2,587 ms with all at once, 309 /
-    1,268 ms with two at a time.
-
     Tiny attention reads x, before U, and is added inside the gate. The paper does not say how it starts: here its
     output projection starts as W does, near zero, so that the branch starts as the plain MLP on Z_1, V GELU(U_1 x).
     """
@@ -75,7 +64,7 @@ class GatedMLP(Mixer):
         hidden = _hidden(dim, expansion, variant)
         factory = {"device": device, "dtype": dtype}
         self.dim, self.num_tokens, self.hidden = dim, num_tokens, hidden
-        self.proj_in = Linear(dim, hidden, **factory)
+        self.proj_in = nn.Linear(dim, hidden, **factory)
         self.act = nn.GELU()
         self.gating = SpatialGatingUnit(hidden, num_tokens, variant=variant, gate=gate, causal=causal, **factory)
         width = self.gating.out_dim
@@ -85,8 +74,9 @@ class GatedMLP(Mixer):
             else None
         )
         if self.tiny_attention is not None:
-            self.tiny_attention.proj.init_std = self.gating.init_std
-        self.proj_out = Linear(width, dim, **factory)
+            # For networks that draw the weights of all linear layers.
+            self.tiny_attention.proj.init_std = self.gating.init_std  # pyright: ignore[reportArgumentType]
+        self.proj_out = nn.Linear(width, dim, **factory)
         self.dropout = nn.Dropout(dropout)
         self.reset_gate()
 
@@ -104,61 +94,10 @@ class GatedMLP(Mixer):
         """
         check_tokens(self, x)
         mask = check_mask(mask, x, x.shape[1])
-        at_once = self._samples_at_once(x)
-        if at_once is None or at_once >= len(x) or attention is not None:
-            return self._branch(x, mask, attention)
-        masks = itertools.repeat(None) if mask is None else mask.split(at_once)
-        return torch.cat([self._branch(part, m) for part, m in zip(x.split(at_once), masks)])
-
-    def _samples_at_once(self, x: Tensor) -> int | None:
-        """How many samples go through the branch together, if not all: without gradients, what fits a CPU's caches."""
-        recorded = torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing()
-        if recorded or x.device.type != "cpu":
-            return None
-        return max(1, _NUMBERS_AT_ONCE // max(1, x.shape[1] * self.hidden))
-
-    def _branch(self, x: Tensor, mask: Tensor | None, attention: Tensor | None = None) -> Tensor:
         x = zero_masked(x, mask)
+        z = self.act(self.proj_in(x))
         addend = None if self.tiny_attention is None else self.tiny_attention(x, mask, weights=attention)
-        if self._in_halves(x):
-            rows = zip(self.proj_in.weight.chunk(2), self.proj_in.bias.chunk(2))
-            content, gated = (self._activated(x, *each) for each in rows)
-            gated = self.gating.gate_halves(content, gated, mask, addend=addend)
-        else:
-            gated = self.gating(self._expanded(x), mask, addend=addend)
-        return zero_masked(self.dropout(self.proj_out(gated)), mask)
-
-    def _expanded(self, x: Tensor) -> Tensor:
-        """Z = GELU(U x)."""
-        if self._owns(self.proj_in, Linear):
-            return self._activated(x, self.proj_in.weight, self.proj_in.bias)
-        return self.act(self.proj_in(x))
-
-    def _activated(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """GELU(weight x + bias), in one call if nobody listens to the activation."""
-        if self._owns(self.act, nn.GELU) and self.act.approximate == "none":
-            return linear(x, weight, bias, gelu=True)
-        return self.act(linear(x, weight, bias))
-
-    def _in_halves(self, x: Tensor) -> bool:
-        """Whether U is applied in halves, on a CPU, so that no norm has to copy a half of Z out of it, and no gradient
-        of a half into one of Z."""
-        if x.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
-            return False
-        own = self._owns(self.proj_in, Linear) and self._owns(self.gating, SpatialGatingUnit)
-        if not own or not self._owns(self.act, nn.GELU):
-            return False
-        # A weight of another type, such as a quantised one, may have no halves.
-        plain = type(self.proj_in.weight) in (Tensor, nn.Parameter) and self.proj_in.bias is not None
-        return plain and self.gating.variant == "split"
-
-    @staticmethod
-    def _owns(module: nn.Module, kind: type) -> bool:
-        """Whether a module need not be called itself: no other stands in its place, and nobody listens to it."""
-        hooks = module._forward_hooks or module._forward_pre_hooks
-        hooks = hooks or module._backward_hooks or module._backward_pre_hooks
-        # Some packages put another forward on the instance.
-        return type(module) is kind and not hooks and "forward" not in vars(module)
+        return finish(self.dropout(self.proj_out(self.gating(z, mask, addend=addend))), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The (N, N) matrix W that the tokens of x met, see `SpatialGatingUnit.attention_map`."""

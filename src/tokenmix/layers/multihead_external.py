@@ -1,13 +1,13 @@
 """Multi-head external attention: EAMLP's token mixer."""
 
+from typing import Unpack
+
 import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
-from tokenmix.layers.external import Memory, check_options
-from tokenmix.layers.linear import Linear
-from tokenmix.ops.external.api import Backend, Normalization
+from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, finish
+from tokenmix.layers.memory import Memory, MemoryOptions, takes_memory_options
 
 __all__ = ["MultiHeadExternalAttention"]
 
@@ -31,55 +31,39 @@ class MultiHeadExternalAttention(Mixer):
         dim: width D.
         num_heads: H, the heads before expansion; the width of every head is dim / num_heads (64 as published).
         expansion: e, how many times wider and with how many times more heads the inside is.
-        num_slots: S, rows of each memory.
-        normalization, num_steps, chunk_size, backend, causal: as in `ExternalAttention`.
         memory_bias: the memories have biases b_k (S,) and b_v (d,). Under double normalisation b_k cancels exactly.
         dropout: of the output.
         attention_dropout: of the map; not together with chunk_size.
+        **options: num_slots, tie, normalization, num_steps, chunk_size and backend, see `MemoryOptions`.
 
     Raises:
-        UserError: num_heads does not divide dim, causal=True, an unknown option, or input that does not fit.
+        UserError: num_heads does not divide dim, an unknown option, or input that does not fit. There is no causal
+            form, see `ExternalAttention`.
     """
 
     capabilities = Capabilities(linear=True, map="slots")
 
+    @takes_memory_options
     def __init__(
         self,
         dim: int,
         *,
         num_heads: int = 8,
         expansion: int = 4,
-        num_slots: int = 64,
-        normalization: Normalization = "double",
-        num_steps: int = 1,
         memory_bias: bool = True,
-        chunk_size: int | None = None,
-        backend: Backend | None = None,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
-        causal: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **options: Unpack[MemoryOptions],
     ) -> None:
         super().__init__()
-        check_options(
-            "MultiHeadExternalAttention", causal, normalization, num_steps, chunk_size, backend, attention_dropout
-        )
         _check_heads(dim, num_heads, expansion)
         self.dim, self.num_heads, self.expansion, self.attention_dropout = dim, num_heads, expansion, attention_dropout
-        self.query = Linear(dim, expansion * dim, device=device, dtype=dtype)
-        self.memory = Memory(
-            dim // num_heads,
-            num_slots=num_slots,
-            bias=memory_bias,
-            normalization=normalization,
-            num_steps=num_steps,
-            chunk_size=chunk_size,
-            backend=backend,
-            device=device,
-            dtype=dtype,
-        )
-        self.out = Linear(expansion * dim, dim, device=device, dtype=dtype)
+        self.query = nn.Linear(dim, expansion * dim, device=device, dtype=dtype)
+        self.memory = Memory(dim // num_heads, **options, bias=memory_bias, device=device, dtype=dtype)
+        self.memory.check_dropout(attention_dropout)
+        self.out = nn.Linear(expansion * dim, dim, device=device, dtype=dtype)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -87,7 +71,7 @@ class MultiHeadExternalAttention(Mixer):
         check_tokens(self, x)
         mask = check_mask(mask, x, x.shape[1])
         mixed = self.memory(self._heads(x), mask, self.attention_dropout if self.training else 0.0)
-        return zero_masked(self.dropout(self.out(mixed.transpose(1, 2).flatten(2))), mask)
+        return finish(self.dropout(self.out(mixed.transpose(1, 2).flatten(2))), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """A (B, expansion * num_heads, N, num_slots), before dropout."""

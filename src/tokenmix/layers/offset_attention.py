@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
-from tokenmix.layers.linear import Linear
 from tokenmix.layers.masked_norm import MaskedBatchNorm
 from tokenmix.ops.attention import attention, attention_probabilities
 from tokenmix.ops.double_attention import double_attention
@@ -27,7 +26,7 @@ class Offset(nn.Module):
 
     def __init__(self, dim: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
-        self.linear = Linear(dim, dim, device=device, dtype=dtype)
+        self.linear = nn.Linear(dim, dim, device=device, dtype=dtype)
         self.norm = MaskedBatchNorm(dim, device=device, dtype=dtype)
 
     def forward(self, x: Tensor, mixed: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -80,8 +79,8 @@ class OffsetAttention(Mixer):
         if chunk_size is not None and chunk_size < 1:
             raise UserError(f"chunk_size must be at least 1, got {chunk_size}; leave it out to write the whole map")
         self.dim, self.chunk_size = dim, chunk_size
-        self.query = Linear(dim, dim // reduction, bias=False, device=device, dtype=dtype)
-        self.value = Linear(dim, dim, device=device, dtype=dtype)
+        self.query = nn.Linear(dim, dim // reduction, bias=False, device=device, dtype=dtype)
+        self.value = nn.Linear(dim, dim, device=device, dtype=dtype)
         self.offset = Offset(dim, device=device, dtype=dtype)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
-from tokenmix.layers.linear import Linear
+from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, finish, zero_masked
 from tokenmix.ops.attention import AttentionNormalization, attention, attention_probabilities
 from tokenmix.ops.less import Scores
 
@@ -81,8 +80,8 @@ class SelfAttention(Mixer):
             )
         self.normalization: AttentionNormalization = normalization
         self.causal, self.attention_dropout = causal, attention_dropout
-        self.qkv = Linear(dim, 3 * dim, bias=qkv_bias, **factory)
-        self.proj = Linear(dim, dim, **factory)
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias, **factory)
+        self.proj = nn.Linear(dim, dim, **factory)
         self.drop = nn.Dropout(dropout)
 
     def extra_repr(self) -> str:
@@ -121,20 +120,15 @@ class SelfAttention(Mixer):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The result, and the query and key that it was made with."""
         query, key, value = self._heads(x, mask)
+        dropout = self.attention_dropout if self.training else 0.0
         if weights is not None:
-            out = F.dropout(weights, self.attention_dropout, self.training) @ value
+            out = F.dropout(weights, dropout) @ value
         else:
             out = attention(
-                query,
-                key,
-                value,
-                mask=mask,
-                bias=residual,
-                causal=self.causal,
-                normalization=self.normalization,
-                dropout=self.attention_dropout if self.training else 0.0,
-            )
-        return zero_masked(self.drop(self.proj(out.transpose(1, 2).flatten(2))), mask), query, key
+                query, key, value, mask=mask, bias=residual, causal=self.causal, normalization=self.normalization,
+                dropout=dropout,
+            )  # fmt: skip
+        return finish(self.drop(self.proj(out.transpose(1, 2).flatten(2))), mask), query, key
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The map (B, H, N, N): rows are queries and sum to 1, those of masked tokens are 0."""

@@ -5,8 +5,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
-from tokenmix.layers.linear import Fresh, Linear
+from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, finish, zero_masked
 from tokenmix.ops.attention import attention, attention_probabilities
 
 __all__ = ["SimplifiedSelfAttention"]
@@ -55,7 +54,7 @@ class SimplifiedSelfAttention(Mixer):
     ) -> None:
         super().__init__()
         self.dim, self.scale, self.attention_dropout = dim, scale, attention_dropout
-        self.proj = Linear(dim, dim, device=device, dtype=dtype) if output_projection else Fresh()
+        self.proj = nn.Linear(dim, dim, device=device, dtype=dtype) if output_projection else nn.Identity()
         self.drop = nn.Dropout(dropout)
 
     def extra_repr(self) -> str:
@@ -67,7 +66,7 @@ class SimplifiedSelfAttention(Mixer):
         features = self._features(x, mask)
         dropout = self.attention_dropout if self.training else 0.0
         out = attention(features, features, features, mask=mask, scale=self.scale, dropout=dropout)
-        return zero_masked(self.drop(self.proj(out.squeeze(1))), mask)
+        return finish(self.drop(self.proj(out.squeeze(1))), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The map (B, 1, N, N): rows are queries and sum to 1, those of masked tokens are 0."""

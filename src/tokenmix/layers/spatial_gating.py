@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, replace_parameter, zero_masked
-from tokenmix.ops.gating import GateVariant, gate_matrix, resize_gate, spatial_gate
+from tokenmix.ops.gating import GateVariant, fft_macs, gate_matrix, resize_gate, spatial_gate
 
 __all__ = ["GateKind", "SpatialGatingUnit", "check_addend"]
 
@@ -92,17 +92,11 @@ class SpatialGatingUnit(Mixer):
         check_tokens(self, x)
         mask = check_mask(mask, x, x.shape[1])
         check_addend(addend, x, self.out_dim)
-        return spatial_gate(zero_masked(x, mask), self.weight, self.bias, addend=addend, mask=mask, **self._options())
-
-    def gate_halves(
-        self, content: Tensor, gated: Tensor, mask: Tensor | None = None, *, addend: Tensor | None = None
-    ) -> Tensor:
-        """`forward` of a split unit on Z_1 and Z_2 apart, (B, N, C/2) each and finite where the mask leaves out."""
-        return spatial_gate((content, gated), self.weight, self.bias, addend=addend, mask=mask, **self._options())
-
-    def _options(self) -> dict[str, Any]:
         method = "fft" if self.gate == "toeplitz-fft" else "dense"
-        return {"variant": self.variant, "norm": self.norm, "causal": self.causal, "method": method}
+        return spatial_gate(
+            zero_masked(x, mask), self.weight, self.bias, variant=self.variant, norm=self.norm, addend=addend,
+            mask=mask, causal=self.causal, method=method,
+        )  # fmt: skip
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The (N, N) matrix W that the tokens of x met. It has no batch axis: a mask, which is per sample, is checked
@@ -141,14 +135,6 @@ class SpatialGatingUnit(Mixer):
     def extra_repr(self) -> str:
         """The arguments that shape the unit."""
         return f"{self.dim}, {self.num_tokens}, variant={self.variant!r}, gate={self.gate!r}, causal={self.causal}"
-
-
-def fft_macs(num_tokens: int, channels: int) -> int:
-    """Multiply-adds of a Toeplitz product by radix-2 real FFTs of length L = 2N: L log2 L each for two transforms a
-    channel and one of the weights, and 4 for each of the L/2 + 1 complex products."""
-    length = 2 * num_tokens
-    transform = length * (length - 1).bit_length()
-    return (2 * channels + 1) * transform + 4 * (num_tokens + 1) * channels
 
 
 def check_addend(addend: Tensor | None, x: Tensor, out_dim: int) -> None:

@@ -3,11 +3,10 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
-from tokenmix.layers.linear import Linear
+from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, finish, zero_masked
 from tokenmix.ops.attention import attention, attention_probabilities
 
 __all__ = ["TinyAttention"]
@@ -52,8 +51,8 @@ class TinyAttention(Mixer):
             raise UserError(f"widths must be positive, got {dim=}, {out_dim=}, {attention_dim=}")
         factory = {"device": device, "dtype": dtype}
         self.dim, self.out_dim, self.attention_dim, self.causal = dim, out_dim, attention_dim, causal
-        self.qkv = Linear(dim, 3 * attention_dim, **factory)
-        self.proj = Linear(attention_dim, out_dim, **factory)
+        self.qkv = nn.Linear(dim, 3 * attention_dim, **factory)
+        self.proj = nn.Linear(attention_dim, out_dim, **factory)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, *, weights: Tensor | None = None) -> Tensor:
         """Attend over the tokens of x (B, N, D); `weights` (B, 1, N, N) replaces the layer's own map."""
@@ -64,7 +63,7 @@ class TinyAttention(Mixer):
             mixed = attention(query, key, value, mask=mask, causal=self.causal)
         else:
             mixed = weights @ value
-        return zero_masked(self.proj(mixed.squeeze(1)), mask)
+        return finish(self.proj(mixed.squeeze(1)), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, 1, N, N): what token i took from token j."""

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.layers.external import Memory
-from tokenmix.layers.linear import Linear
+from tokenmix.layers.memory import Memory
 from tokenmix.layers.multihead_external import MultiHeadExternalAttention
 from tokenmix.models.isotropic import IsotropicNet, MixerBlock
 from tokenmix.models.stems import Stem, pair
@@ -48,13 +47,13 @@ class StemAttention(nn.Module):
         super().__init__()
         self.in_dim, self.dim, self.num_slots = in_dim, dim, num_slots
         self.norm1 = nn.LayerNorm(in_dim, **factory)
-        self.query = Linear(in_dim, dim, **factory)
+        self.query = nn.Linear(in_dim, dim, **factory)
         self.key_memory = nn.Parameter(torch.empty(num_slots, dim, **factory))
         self.value_memory = nn.Parameter(torch.empty(num_slots, dim, **factory))
         self.value_bias = nn.Parameter(torch.zeros(dim, **factory))
-        self.proj = Linear(dim, dim, **factory)
+        self.proj = nn.Linear(dim, dim, **factory)
         self.norm2 = nn.LayerNorm(dim, **factory)
-        self.mlp = nn.Sequential(Linear(dim, dim, **factory), nn.GELU(), Linear(dim, dim, **factory))
+        self.mlp = nn.Sequential(nn.Linear(dim, dim, **factory), nn.GELU(), nn.Linear(dim, dim, **factory))
         self.drop = nn.Dropout(dropout)
         for memory in (self.key_memory, self.value_memory):
             trunc_normal_(memory, std=0.02)
@@ -100,7 +99,7 @@ class T2TStem(Stem):
         self.attentions = nn.ModuleList(
             StemAttention(width, token_dim, num_slots, dropout=dropout, **factory) for width in widths[:-1]
         )
-        self.project = Linear(widths[-1], dim, **factory)
+        self.project = nn.Linear(widths[-1], dim, **factory)
         self.set_input_size(img_size)
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.layers.external import ExternalAttention2d, Tie
+from tokenmix.layers.external import ExternalAttention2d
+from tokenmix.layers.memory import Tie
 from tokenmix.models.isotropic import BlockMap, mix
 from tokenmix.models.pretrained import timm_resnet
 from tokenmix.models.stems import pair

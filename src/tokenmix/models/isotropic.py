@@ -14,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Capabilities, Mixer, replace_parameter
 from tokenmix.layers.less_attention import LessAttention
-from tokenmix.layers.linear import Linear
 from tokenmix.models.stems import Stem
 from tokenmix.models.timm_interface import Classifier, make_head, record_input_size, take_indices
 from tokenmix.ops.less import Scores
@@ -121,7 +120,7 @@ class MixerBlock(nn.Module):
         self.mixer = mixer
         self.norm2 = make_norm(dim, **factory)
         self.mlp = nn.Sequential(
-            Linear(dim, hidden, **factory), nn.GELU(), Linear(hidden, dim, **factory), nn.Dropout(drop)
+            nn.Linear(dim, hidden, **factory), nn.GELU(), nn.Linear(hidden, dim, **factory), nn.Dropout(drop)
         )
         self.hidden = hidden
         self.drop_path = DropPath(drop_path)

@@ -14,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 from tokenmix.layers.attention_residual import AttentionResidual
 from tokenmix.layers.base import Mixer, replace_parameter
 from tokenmix.layers.less_attention import LessAttention
-from tokenmix.layers.linear import Linear
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.models.isotropic import BlockMap, mix
 from tokenmix.models.lavit_layout import BlockCost, Grid, Mode, StageSpec, less_macs, shrunk
@@ -39,7 +38,7 @@ class LaViTBlock(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(dim, **factory), nn.LayerNorm(dim, **factory)
         self.mixer = mixer
         self.mlp = nn.Sequential(
-            Linear(dim, self.hidden, **factory), nn.GELU(), Linear(self.hidden, dim, **factory), nn.Dropout(drop)
+            nn.Linear(dim, self.hidden, **factory), nn.GELU(), nn.Linear(self.hidden, dim, **factory), nn.Dropout(drop)
         )
         self.scale1 = nn.Parameter(torch.full((dim,), layer_scale, **factory))
         self.scale2 = nn.Parameter(torch.full((dim,), layer_scale, **factory))

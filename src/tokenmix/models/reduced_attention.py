@@ -8,7 +8,6 @@ from torch.nn import functional as F
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Capabilities, Mixer, check_tokens
-from tokenmix.layers.linear import Linear
 from tokenmix.layers.self_attention import check_heads
 from tokenmix.models.lavit_layout import Grid, shrunk
 from tokenmix.ops.attention import attention, attention_probabilities
@@ -41,11 +40,11 @@ class ReducedAttention(Mixer):
         super().__init__()
         self.dim, self.grid, self.num_heads, self.reduction = dim, grid, num_heads, reduction
         self.head_dim = check_heads(dim, num_heads)
-        self.q = Linear(dim, dim, **factory)
+        self.q = nn.Linear(dim, dim, **factory)
         self.reduce = nn.Conv2d(dim, dim, reduction, reduction, groups=dim, **factory)
         self.norm = nn.LayerNorm(dim, **factory)
-        self.kv = Linear(dim, 2 * dim, **factory)
-        self.proj = Linear(dim, dim, **factory)
+        self.kv = nn.Linear(dim, 2 * dim, **factory)
+        self.proj = nn.Linear(dim, dim, **factory)
         nn.init.constant_(self.reduce.weight, reduction**-2)
         nn.init.zeros_(self.reduce.bias)  # type: ignore[arg-type]
 

@@ -7,10 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.ops.attention_onednn import attention_by_onednn, rows_of, serves
 from tokenmix.ops.normalize import slot_offset
 
-__all__ = ["AttentionNormalization", "attention", "attention_probabilities"]
+__all__ = ["AttentionNormalization", "attention", "attention_probabilities", "reference"]
 
 AttentionNormalization = Literal["softmax", "double"]
 
@@ -58,11 +57,35 @@ def attention(
     Raises:
         UserError: an unknown normalisation, or a causal double one.
     """
-    given = query, key, value, mask, key_mask, bias, causal, scale
     if normalization == "softmax":
-        out = _softmax(*given, dropout)
-    else:
-        out = _written(*given, dropout, normalization)
+        return _zero_rows(_softmax(query, key, value, mask, key_mask, bias, causal, scale, dropout), mask, key_mask)
+    return reference(
+        query, key, value, mask=mask, key_mask=key_mask, bias=bias, causal=causal, normalization=normalization,
+        scale=scale, dropout=dropout,
+    )  # fmt: skip
+
+
+def reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    causal: bool = False,
+    normalization: AttentionNormalization = "softmax",
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """The equation of `attention` with its map materialized, which the fused kernels are tested against.
+
+    out = Norm(scale * Q K^T + bias) V
+    """
+    weights = attention_probabilities(
+        query, key, mask=mask, key_mask=key_mask, bias=bias, causal=causal, normalization=normalization, scale=scale
+    )
+    out = (F.dropout(weights, dropout) if dropout else weights) @ value
     return _zero_rows(out, mask, key_mask)
 
 
@@ -99,31 +122,6 @@ def attention_probabilities(
     return _zero_rows(logits.softmax(-1).to(query.dtype), mask, key_mask)
 
 
-def _written(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    key_mask: Tensor | None,
-    bias: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    dropout: float,
-    normalization: AttentionNormalization,
-) -> Tensor:
-    weights = attention_probabilities(
-        query,
-        key,
-        mask=mask,
-        key_mask=key_mask,
-        bias=bias,
-        causal=causal,
-        normalization=normalization,
-        scale=scale,
-    )
-    return (F.dropout(weights, dropout) if dropout else weights) @ value
-
-
 def _softmax(
     query: Tensor,
     key: Tensor,
@@ -140,7 +138,9 @@ def _softmax(
         out = _fused(*given, dropout)
     except NotImplementedError:
         # What PyTorch raises in forward mode, for which its fused kernels have no rule.
-        return _written(*given, dropout, "softmax")
+        return reference(
+            query, key, value, mask=mask, key_mask=key_mask, bias=bias, causal=causal, scale=scale, dropout=dropout
+        )
     in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
     # With dropout the entries that a kernel dropped are not known.
     if dropout > 0.0 or in_graph or not (torch.is_grad_enabled() and out.requires_grad):
@@ -169,7 +169,7 @@ class _DifferentiableTwice(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         if not torch.is_grad_enabled():
             return grad_outputs[0], *[None] * 8
-        found = _written_gradients(grad_outputs[0], *ctx.saved_tensors, ctx.causal, ctx.scale)
+        found = _written_gradients(grad_outputs[0], *ctx.saved_tensors, ctx.causal, ctx.scale)  # pyright: ignore[reportCallIssue]
         return None, *found[:3], None, None, found[3], None, None
 
     @staticmethod
@@ -214,8 +214,6 @@ def _fused(
     if bias is not None:
         allowed = bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
         allowed = allowed.to(query.dtype)
-    if dropout == 0.0 and serves(query, key, value, bias):
-        return attention_by_onednn(query, key, value, allowed, only_causal, scale)
     query, key, value = _equal_widths(query, key, value)
     out = F.scaled_dot_product_attention(
         query, key, value, attn_mask=allowed, dropout_p=dropout, is_causal=only_causal, scale=scale
@@ -276,7 +274,13 @@ def _equal_widths(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Te
         width = -(-width // 8) * 8
     if not _fused_kernels_enabled():
         width = 0
-    return rows_of(query, width), rows_of(key, width), rows_of(value, width)
+    return _padded(query, width), _padded(key, width), _padded(value, width)
+
+
+def _padded(x: Tensor, width: int) -> Tensor:
+    """x with zeros up to a head width, each head's features contiguous: else the fused kernels refuse it."""
+    wide = F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x
+    return wide if wide.stride(-1) == 1 else wide.contiguous()
 
 
 def _fused_kernels_enabled() -> bool:

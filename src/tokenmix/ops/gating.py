@@ -9,13 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.ops.onednn import batched_product, batches_gain, takes_onednn
 
 __all__ = [
     "GateBackend",
     "GateMethod",
     "GateVariant",
+    "fft_macs",
     "gate_matrix",
+    "reference",
     "resize_gate",
     "spatial_gate",
     "spatial_projection",
@@ -29,7 +30,7 @@ GateBackend = Literal["eager", "triton"]
 
 
 def spatial_gate(
-    z: Tensor | tuple[Tensor, Tensor],
+    z: Tensor,
     weight: Tensor,
     bias: Tensor,
     *,
@@ -51,8 +52,7 @@ def spatial_gate(
         Liu et al., Pay Attention to MLPs (arXiv 2105.08050), section 2.1 and table 3; `split` is the gating unit.
 
     Args:
-        z: (B, N, C) features; `split` takes the first C/2 channels as Z_1 and the rest as Z_2, which may also be given
-            as a pair that does not lie in one Z.
+        z: (B, N, C) features; `split` takes the first C/2 channels as Z_1 and the rest as Z_2.
         weight: W, (n, n) with n >= N, of which the leading N x N block is used; or (2n-1,), a Toeplitz W.
         bias: b, (n,), one number per token.
         variant: which of the four forms.
@@ -73,14 +73,9 @@ def spatial_gate(
     The paper masks nothing: without `mask` its behaviour.
     """
     _check_options(variant, method)
-    if isinstance(z, tuple):
-        content, gated = z
-    elif variant != "split":
-        content, gated = z, z
-    elif z.shape[-1] % 2:
+    if variant == "split" and z.shape[-1] % 2:
         raise UserError(f"a split gate halves its channels, got {z.shape[-1]}; give an even number of channels")
-    else:
-        content, gated = z.chunk(2, dim=-1)
+    content, gated = z.chunk(2, dim=-1) if variant == "split" else (z, z)
     _check_fit(gated, weight, bias, mask)
     mask = None if mask is None else mask.expand(gated.shape[:2])
     if norm is not None:
@@ -94,6 +89,32 @@ def spatial_gate(
         gate = gate + addend
     out = _combine(content, gate, variant)
     return out if mask is None else out.masked_fill(~mask.unsqueeze(-1), 0.0)
+
+
+def reference(
+    z: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    variant: GateVariant = "split",
+    norm: Callable[[Tensor], Tensor] | None = None,
+    addend: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+) -> Tensor:
+    """The equations of `spatial_gate` as the paper writes them, which its methods and backends are tested against."""
+    n = z.shape[1]
+    left_out = torch.zeros(1, n, 1, dtype=torch.bool, device=z.device) if mask is None else ~mask.unsqueeze(-1)
+    content, gated = z.chunk(2, dim=-1) if variant == "split" else (z, z)
+    if norm is not None:
+        gated = norm(gated)
+    matrix = toeplitz_matrix(weight, n) if weight.dim() == 1 else weight[:n, :n]
+    if causal:
+        matrix = matrix.tril()
+    gate = matrix @ gated.masked_fill(left_out, 0.0) + bias[:n, None]
+    if addend is not None:
+        gate = gate + addend
+    return _combine(content, gate, variant).masked_fill(left_out, 0.0)
 
 
 def _check_options(variant: str, method: str) -> None:
@@ -154,10 +175,7 @@ def spatial_projection(
     """The linear map over the tokens, f(Z) = W Z + b 1^T.
 
     Arguments are those of `spatial_gate`; (B, N, C) to (B, N, C). W acts from the left as one batched product, so
-    nothing is transposed; where `tokenmix.ops.onednn.takes_onednn`, by oneDNN.
-
-    Measured on 2 cores of an AMD EPYC (Zen 4), C 768, N 196, PyTorch's product (MKL) / here: B 8 3.2 / 2.7 ms; B 3
-    1.4 / 1.1 ms.
+    nothing is transposed.
     """
     size, n = z.shape[:2]
     if mask is not None:
@@ -165,8 +183,6 @@ def spatial_projection(
     if method == "fft":
         return toeplitz_apply(weight, z, method="fft", causal=causal) + bias[:n, None].to(z.dtype)
     matrix = gate_matrix(weight, n, causal=causal)
-    if takes_onednn(z, weight, bias) and batches_gain(z.numel(), n, size):
-        return batched_product(matrix, z, bias[:n])
     return torch.baddbmm(bias[:n, None], matrix.expand(size, n, n), z)
 
 
@@ -242,6 +258,14 @@ def toeplitz_apply(weight: Tensor, z: Tensor, *, method: GateMethod = "dense", c
     # Along the last axis the transform was measured up to twice as fast on a CPU as along the strided token axis.
     spectrum = torch.fft.rfft(z.transpose(1, 2).to(real).contiguous(), n=2 * n) * torch.fft.rfft(w, n=2 * n)
     return torch.fft.irfft(spectrum, n=2 * n)[..., n - 1 : 2 * n - 1].transpose(1, 2).to(z.dtype)
+
+
+def fft_macs(num_tokens: int, channels: int) -> int:
+    """Multiply-adds of a Toeplitz product by radix-2 real FFTs of length L = 2N: L log2 L each for two transforms a
+    channel and one of the weights, and 4 for each of the L/2 + 1 complex products."""
+    length = 2 * num_tokens
+    transform = length * (length - 1).bit_length()
+    return (2 * channels + 1) * transform + 4 * (num_tokens + 1) * channels
 
 
 def resize_gate(

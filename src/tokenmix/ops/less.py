@@ -10,20 +10,17 @@ from torch import Tensor
 from tokenmix.errors import UserError
 from tokenmix.ops.attention import attention
 from tokenmix.ops.gating import resize_gate
-from tokenmix.ops.onednn import batched_product, batches_gain, is_followed, takes_onednn
 
 __all__ = [
     "Scores",
     "attention_from_scores",
+    "check_scores",
     "next_scores",
+    "reference",
     "resize_score_transform",
     "transform_factored",
     "transform_scores",
 ]
-
-
-# Common scores of so many entries are cheaper as a map than as further columns of each image's factors, on a CPU.
-MOST_COMMON = 2**20
 
 
 class Scores(NamedTuple):
@@ -66,7 +63,7 @@ def transform_scores(
     *,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Less-attention's rule on a dense map of scores: the reference, 2 H N^3 multiply-adds.
+    """Less-attention's rule on a dense map of scores, as printed: 2 H N^3 multiply-adds.
 
         A' = Psi(Theta(A)^T)^T = U A W^T + (U 1) b^T + c 1^T,   Theta(X) = X W^T + 1 b^T,  Psi(X) = X U^T + 1 c^T
 
@@ -89,11 +86,38 @@ def transform_scores(
     left_out = None if mask is None else ~(mask[:, None, :, None] & mask[:, None, None, :])
     if left_out is not None:
         scores = scores.masked_fill(left_out, 0.0)
-    mixed = _mix_keys(theta, theta_bias, scores)
+    rows = scores @ theta.mT
+    if theta_bias is not None:
+        rows = rows + _row(theta_bias, num_tokens).unsqueeze(-2)
     if mask is not None:  # So that b is not summed over rows that take no part.
-        mixed = mixed.masked_fill(~mask[:, None, :, None], 0.0)
-    out = _mix_queries(psi, psi_bias, mixed)
+        rows = rows.masked_fill(~mask[:, None, :, None], 0.0)
+    out = psi @ rows
+    if psi_bias is not None:
+        out = out + _row(psi_bias, num_tokens).unsqueeze(-1)
     return out if left_out is None else out.masked_fill(left_out, 0.0)
+
+
+def reference(
+    scores: Tensor,
+    theta: Tensor,
+    theta_bias: Tensor,
+    psi: Tensor,
+    psi_bias: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Less-attention with every map materialized, which the factored form is tested against: softmax(A') V.
+
+    Arguments are those of `transform_scores`; the value is (B, H, N, d).
+    """
+    mixed = transform_scores(scores, theta, theta_bias, psi, psi_bias, mask=mask)
+    if mask is None:
+        return torch.softmax(mixed, dim=-1) @ value
+    # A sample without any token: all keys, and its rows are 0 below.
+    seen = mask | ~mask.any(-1, keepdim=True)
+    shares = torch.softmax(mixed.masked_fill(~seen[:, None, None, :], -torch.inf), dim=-1)
+    return (shares @ value).masked_fill(~mask[:, None, :, None], 0.0)
 
 
 def transform_factored(
@@ -151,7 +175,10 @@ def next_scores(
 
     query, key = (kept(_mix_tokens(w, kept(x))) for w, x in ((psi, scores.query), (theta, scores.key)))
     if scores.dense is not None:
-        return Scores(query, key, transform_scores(_with_common(scores), theta, theta_bias, psi, psi_bias, mask=mask))
+        rest = scores.dense
+        if scores.common_query is not None and scores.common_key is not None:
+            rest = rest + scores.common_query @ scores.common_key.mT
+        return Scores(query, key, transform_scores(rest, theta, theta_bias, psi, psi_bias, mask=mask))
     b, c = _row(theta_bias, num_tokens), _row(psi_bias, num_tokens)
     common_query = _columns(query, _row_sums(psi, mask), c)
     common_key = _columns(key, b, torch.ones_like(b))
@@ -164,7 +191,7 @@ def next_scores(
 def attention_from_scores(scores: Scores, value: Tensor, *, mask: Tensor | None = None, dropout: float = 0.0) -> Tensor:
     """softmax(A) V for scores that were handed on, (B, H, N, d).
 
-    Without a dense part it runs in the fused kernels and no map of each image and head is made.
+    It runs in the fused kernels: only a dense part of the scores is a map of each image and head.
 
     Args:
         scores: A, the scale already in it.
@@ -172,27 +199,23 @@ def attention_from_scores(scores: Scores, value: Tensor, *, mask: Tensor | None 
         mask: (B, N) bool, True = the token takes part; the row of any other token is 0.
         dropout: probability that an entry of the map is dropped; the caller switches it off for evaluation.
     """
-    if scores.dense is not None or _common_is_small(scores, value):
-        query, key, bias = scores.query, scores.key, _with_common(scores)
-    else:
-        query, key, bias = scores.joined()[:3]
+    query, key, bias = scores.joined()[:3]
     return attention(query, key, value, mask=mask, bias=bias, scale=1.0, dropout=dropout)
 
 
-def _common_is_small(scores: Scores, value: Tensor) -> bool:
-    """Whether the common scores are better added as a map: a small one on a CPU, which nobody follows."""
-    query, key = scores.common_query, scores.common_key
-    if query is None or key is None or query.device.type != "cpu" or is_followed(*scores[:2], query, key, value):
-        return False
-    return query.shape[:-1].numel() * key.shape[-2] <= MOST_COMMON
-
-
-def _with_common(scores: Scores) -> Tensor:
-    """What is left of A beside query and key: the dense and the common part, broadcasting to (B, H, N, N)."""
-    parts = [] if scores.dense is None else [scores.dense]
-    if scores.common_query is not None and scores.common_key is not None:
-        parts.append(scores.common_query @ scores.common_key.mT)
-    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+def check_scores(scores: Scores | None, expected: tuple[int, int, int]) -> Scores:
+    """The scores; `UserError` where there are none, or not of (B, H, N)."""
+    if scores is None:
+        raise UserError(
+            "LessAttention(scores_from='previous') has no query and key: call mix(x, carry) with the scores that "
+            "SelfAttention.mix returned, or build it with scores_from='own'"
+        )
+    if tuple(scores.query.shape[:3]) != expected:
+        raise UserError(
+            f"LessAttention needs scores of (B, H, N) = {expected}, got {tuple(scores.query.shape[:3])}; give both "
+            "layers the same num_heads, and use AttentionResidual between stages"
+        )
+    return scores
 
 
 def resize_score_transform(
@@ -248,25 +271,6 @@ def _row_sums(psi: Tensor, mask: Tensor | None) -> Tensor:
     return sums.unsqueeze(1) if psi.dim() == 2 else sums.transpose(0, 1)
 
 
-def _mix_keys(weight: Tensor, bias: Tensor | None, scores: Tensor) -> Tensor:
-    """A W^T + 1 b^T of a dense map; one product over all rows when the heads share W."""
-    row = None if bias is None else _row(bias, scores.shape[-1])
-    if weight.dim() == 2:
-        return F.linear(scores, weight, None if row is None else row[0])
-    out = _mix_tokens(weight, scores.mT).mT
-    return out if row is None else out + row.unsqueeze(-2)
-
-
-def _mix_queries(weight: Tensor, bias: Tensor | None, scores: Tensor) -> Tensor:
-    """U A + c 1^T of a dense map."""
-    if weight.dim() == 2:
-        flat = scores.flatten(0, 1)
-        out = torch.bmm(weight.expand(flat.shape[0], -1, -1), flat).view_as(scores)
-    else:
-        out = _mix_tokens(weight, scores)
-    return out if bias is None else out + _row(bias, scores.shape[-1]).unsqueeze(-1)
-
-
 def _mix_tokens(weight: Tensor, x: Tensor) -> Tensor:
     """weight @ x for x (B, H, N, r).
 
@@ -275,14 +279,10 @@ def _mix_tokens(weight: Tensor, x: Tensor) -> Tensor:
     it for each image.
     """
     batch, heads, num_tokens, width = x.shape
-    count = batch if weight.dim() == 2 else heads
-    by_onednn = takes_onednn(x, weight) and batches_gain(x.numel(), num_tokens, count)
     if weight.dim() == 2:
-        flat = x.transpose(1, 2).flatten(2)
-        flat = batched_product(weight, flat) if by_onednn else torch.bmm(weight.expand(batch, -1, -1), flat)
+        flat = torch.bmm(weight.expand(batch, -1, -1), x.transpose(1, 2).flatten(2))
         return flat.unflatten(2, (heads, width)).transpose(1, 2)
-    product = batched_product if by_onednn else torch.bmm
-    flat = product(weight, x.permute(1, 2, 0, 3).reshape(heads, num_tokens, -1))
+    flat = torch.bmm(weight, x.permute(1, 2, 0, 3).reshape(heads, num_tokens, -1))
     return flat.view(heads, num_tokens, batch, width).permute(2, 0, 1, 3)
 
 

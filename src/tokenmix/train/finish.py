@@ -52,7 +52,7 @@ def resume_config(config: TrainConfig, run: Path) -> TrainConfig:
 
 def _check_same(config: TrainConfig, run: Path) -> None:
     before = _plain(saved_config(run))
-    for name, value in _plain(get_task(config.task).located(config)).items():
+    for name, value in _plain(get_task(config.task).with_absolute_paths(config)).items():
         if name not in FREE and value != before.get(name):
             raise UserError(
                 f"{run} holds a run with {name}={before.get(name)!r} in the place of {value!r}; remove it, or give "

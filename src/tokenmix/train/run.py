@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tokenmix.data.spec import located, short_name
+from tokenmix.data.lookup import short_name, with_absolute_paths
 from tokenmix.environment import environment
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.registry import get_task
@@ -102,7 +102,7 @@ def evaluate(
     task, config, description = load_task(run, options)
     config = config.replace(data=data or config.data.data, device=device, limit_eval=limit or config.data.limit_eval)
     check_device(config)
-    source = type(task).load_data(config.replace(data=located(config.data.data)), like=description)
+    source = type(task).load_data(config.replace(data=with_absolute_paths(config.data.data)), like=description)
     if change is not None:
         change(task, source)
     results = validate(task, source, config, config.loop.batch_size)
@@ -163,7 +163,7 @@ def load_task(run: Path, options: Mapping[str, Any] | None = None) -> tuple[Task
 
 
 def _start(config: TrainConfig, quiet: bool) -> Path:
-    config = get_task(config.task).located(config)
+    config = get_task(config.task).with_absolute_paths(config)
     run = config.loop.out or Path("runs") / f"{config.model.model}-{short_name(config.data.data)}-{config.loop.seed}"
     with raise_on_all_ranks():
         config = _check_settings(config)
@@ -330,7 +330,7 @@ def _peak_memory() -> dict[str, int | None]:
 def _merged(given: TrainConfig, saved: TrainConfig, run: Path) -> TrainConfig:
     """The saved config, with what may be changed; anything else that differs is refused."""
     own, changes = saved.flat(), {}
-    for name, value in get_task(saved.task).located(given).flat().items():
+    for name, value in get_task(saved.task).with_absolute_paths(given).flat().items():
         if value == own.get(name) or name == "resume" or (name == "out" and value == run):
             continue
         if name not in RESUMABLE:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torchmetrics import MetricCollection
 
-from tokenmix.data.spec import located
+from tokenmix.data.lookup import with_absolute_paths
 from tokenmix.errors import UserError
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.optimizer import make_optimizer, make_schedule
@@ -110,9 +110,9 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
         """A new model for data of this description."""
 
     @classmethod
-    def located(cls, config: TrainConfig) -> TrainConfig:
+    def with_absolute_paths(cls, config: TrainConfig) -> TrainConfig:
         """The config with full paths, so that its run can be used from anywhere."""
-        return config.replace(data=located(config.data.data))
+        return config.replace(data=with_absolute_paths(config.data.data))
 
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:

@@ -9,11 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tokenmix.errors import UserError, unknown_name
+from tokenmix.ops.external.reference import Normalization, reference_map
 from tokenmix.ops.external.sdpa import external_by_sdpa
 from tokenmix.ops.external.tiled import stream_external
-from tokenmix.ops.linear import linear
 from tokenmix.ops.normalize import broadcast_mask, double_normalize
-from tokenmix.ops.onednn import has_tangent, is_differentiated_by_func, is_followed
 
 __all__ = [
     "Backend",
@@ -28,9 +27,8 @@ __all__ = [
 ]
 
 Backend = Literal["eager", "tiled", "sdpa", "triton"]
-Normalization = Literal["double", "softmax"]
 
-# From so many entries of the map on, several heads are worked on in tiles.
+# Several heads whose maps have more entries than this are worked on in tiles.
 LEAST_ENTRIES = 2**18
 
 
@@ -83,19 +81,17 @@ def external_attention(
         normalization: `"double"`, see `double_normalize`; `"softmax"`, over the slots alone, mixes no tokens.
         num_steps: Sinkhorn steps of `"double"`.
         chunk_size: tokens that are worked on at a time, forward and backward. Working memory is then
-            O(chunk_size * S) a head, whatever N; the tokens are read num_steps + 1 times. None does all at once. Not in
-            forward mode and not under torch.func's derivatives.
+            O(chunk_size * S) a head, whatever N; the tokens are read num_steps + 1 times. None does all at once.
         dropout: probability of dropping an entry of A; not with chunk_size.
-        backend: who computes it; one that is named computes it or raises. `"eager"` writes the map. `"tiled"` works
-            on groups of heads whose map stays in the cache and makes it again for the gradient; it has no forward-mode
-            derivative, none by torch.func, and no dropout. None is `"tiled"` where chunk_size is given; also on a CPU,
-            without dropout, for several heads whose maps have more than 2^18 entries, unless the call is exported,
-            traced or transformed by torch.func; else `"eager"`. `"triton"` is fused on a CUDA device and never writes
-            the map; `"sdpa"` is PyTorch's attention over the slots. Both have one Sinkhorn step, and no dropout.
+        backend: an implementation by name; it computes the call or raises. `"eager"` materializes the map. `"tiled"`
+            works on groups of heads whose map stays in the cache and recomputes it for the gradient; no dropout. None
+            is `"tiled"` if chunk_size is given, and on a CPU, without dropout, for several heads whose maps have more
+            than 2^18 entries, unless the call is exported or traced; else `"eager"`. `"triton"` is fused on a CUDA
+            device and never materializes the map; `"sdpa"` is PyTorch's attention over the slots. Both have one
+            Sinkhorn step, and no dropout.
 
-    Measured, float32, two cores of an AMD EPYC (LOG.md), in times of the two bare products, which go to another
-    library: 32 heads, S 64, N 196, batch 8: 0.6 to 0.9; N 4,096: 0.6 to 1.0; one head, d 512, N 16,384: 0.7. Forward
-    and backward: 1.1 to 1.3, 0.8 to 1.1, 0.7. More on other CPUs: `benchmarks/intel/` and `benchmarks/zen4/`.
+    All backends compute `tokenmix.ops.external.reference.reference`. How long they take next to the two bare products:
+    docs/benchmarks.md.
 
     Returns:
         (..., N, d_v), in the query's type; half types are normalised in float32.
@@ -110,8 +106,7 @@ def external_attention(
         raise UserError(f"dropout must lie between 0 and 1, got {dropout}")
     check_chunks(chunk_size, dropout)
     check_backend(backend, chunk_size, dropout)
-    learned = key_memory, value_memory, key_bias, value_bias
-    chosen = backend or _choose(query, learned, chunk_size, dropout)
+    chosen = backend or _choose(query, key_memory.shape[0], chunk_size, dropout)
     full = None if mask is None else broadcast_mask(mask, query)
     return _BACKENDS[chosen].run(
         Problem(
@@ -141,7 +136,9 @@ def external_attention_map(
     """The map A (..., N, S) that `external_attention` uses with the same arguments; rows of masked tokens are 0."""
     check_normalization(normalization, num_steps)
     _check_keys(query, key_memory, key_bias)
-    return _map(query, key_memory, key_bias, mask, normalization, num_steps)
+    return reference_map(
+        query, key_memory, key_bias=key_bias, mask=mask, normalization=normalization, num_steps=num_steps
+    )
 
 
 def check_normalization(normalization: str, num_steps: int) -> None:
@@ -200,43 +197,45 @@ def _check_keys(query: Tensor, key_memory: Tensor, key_bias: Tensor | None) -> N
         raise UserError(f"key_bias must be (S,) = {tuple(key_memory.shape[:1])}, got {tuple(key_bias.shape)}")
 
 
-def _choose(
-    query: Tensor, learned: tuple[Tensor, Tensor, Tensor | None, Tensor | None], chunk_size: int | None, dropout: float
-) -> Backend:
+def _choose(query: Tensor, num_slots: int, chunk_size: int | None, dropout: float) -> Backend:
     if chunk_size is not None:
         return "tiled"
     if query.device.type != "cpu" or dropout > 0.0 or query.dim() < 3:
         return "eager"
-    if torch.compiler.is_exporting() or torch.jit.is_tracing() or _is_transformed(query, *learned):
+    # A saved graph holds PyTorch's operators only.
+    if torch.compiler.is_exporting() or torch.jit.is_tracing():
         return "eager"
-    heads, map_entries = query.shape[-3], query.shape[:-1].numel() * learned[0].shape[0]
+    heads, map_entries = query.shape[-3], query.shape[:-1].numel() * num_slots
     return "tiled" if heads > 1 and map_entries > LEAST_ENTRIES else "eager"
 
 
-def _is_transformed(*tensors: Tensor | None) -> bool:
-    """Under vmap, jvp and the like, for which the tiles have a slow rule or none."""
-    return torch._C._are_functorch_transforms_active() or _has_tangents(*tensors)
-
-
-def _has_tangents(*tensors: Tensor | None) -> bool:
-    return any(tensor is not None and has_tangent(tensor) for tensor in tensors)
-
-
 def _eager(problem: Problem) -> Tensor:
-    shares = _map(
-        problem.query,
-        problem.key_memory,
-        problem.key_bias,
-        problem.mask,
-        problem.normalization,
-        problem.num_steps,
-    )
+    shares = _map(problem)
     if problem.dropout > 0.0:
         shares = F.dropout(shares, problem.dropout)
-    out = linear(shares, problem.value_memory.mT, problem.value_bias)
+    out = F.linear(shares, problem.value_memory.mT, problem.value_bias)
     if problem.mask is None or problem.value_bias is None:
         return out
     return out.masked_fill(~problem.mask.unsqueeze(-1), 0.0)
+
+
+def _map(problem: Problem) -> Tensor:
+    plain = problem.mask is None and problem.key_bias is None and problem.normalization == "double"
+    if plain and problem.num_steps == 1 and problem.query.device.type == "cpu":
+        logits = F.linear(problem.query, problem.key_memory)
+        if logits.dtype in (torch.float32, torch.float64):
+            # The same in two fused softmaxes. They cannot have a slot that is closed by -inf, which only a bias or
+            # float16 brings; on CUDA the first would have one block of threads for all tokens of a head.
+            return torch.softmax(torch.log_softmax(logits, dim=-2), dim=-1)
+        return double_normalize(logits)
+    return reference_map(
+        problem.query,
+        problem.key_memory,
+        key_bias=problem.key_bias,
+        mask=problem.mask,
+        normalization=problem.normalization,
+        num_steps=problem.num_steps,
+    )
 
 
 def _eager_obstacle(chunk_size: int | None, _: float) -> str | None:
@@ -246,15 +245,9 @@ def _eager_obstacle(chunk_size: int | None, _: float) -> str | None:
 
 
 def _tiled(problem: Problem) -> Tensor:
-    tensors = problem.query, problem.key_memory, problem.value_memory, problem.key_bias, problem.value_bias
-    if is_differentiated_by_func() or _has_tangents(*tensors):
-        # In forward mode a registered operator without a rule answers 0 in silence.
-        raise UserError(
-            "the tiles have no forward-mode derivative and no rule for torch.func: use backend='eager', no chunk_size"
-        )
-    tensors = _autocast(*tensors)
+    tensors = _autocast(problem.query, problem.key_memory, problem.value_memory, problem.key_bias, problem.value_bias)
     steps = problem.num_steps if problem.normalization == "double" else 0
-    return stream_external(*tensors, problem.mask, steps, problem.chunk_size)[0]  # pyright: ignore[reportCallIssue]
+    return stream_external(*tensors, problem.mask, steps, problem.chunk_size)  # pyright: ignore[reportCallIssue]
 
 
 def _tiled_obstacle(_: int | None, dropout: float) -> str | None:
@@ -303,30 +296,6 @@ _BACKENDS: dict[str, _Way] = {
     "sdpa": _Way(_sdpa, _fused_obstacle),
     "triton": _Way(_triton, _fused_obstacle),
 }
-
-
-def _map(
-    query: Tensor,
-    key_memory: Tensor,
-    key_bias: Tensor | None,
-    mask: Tensor | None,
-    normalization: Normalization,
-    num_steps: int,
-) -> Tensor:
-    logits = linear(query, key_memory, key_bias)
-    if normalization == "double":
-        fused = logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64)
-        if fused and mask is None and key_bias is None and num_steps == 1:
-            # Two fused kernels. They cannot have a slot that is closed by -inf, which only a bias or float16 brings. On
-            # CUDA the first would have one block of threads for all tokens of a head.
-            if is_followed(logits):
-                return torch.softmax(torch.log_softmax(logits, dim=-2), dim=-1)
-            # In place: what is written last is still in the cache.
-            torch.log_softmax(logits, dim=-2, out=logits)
-            return torch.softmax(logits, dim=-1, out=logits)
-        return double_normalize(logits, mask=mask, num_steps=num_steps)
-    shares = torch.softmax(logits, dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32)).to(logits.dtype)
-    return shares if mask is None else shares.masked_fill(~broadcast_mask(mask, logits).unsqueeze(-1), 0.0)
 
 
 def _autocast(*tensors: Tensor | None) -> tuple[Tensor, ...]:

@@ -4,23 +4,21 @@ The heads are taken in groups whose slot map stays in the caches, the tokens of 
 with chunks, working memory is independent of N. Nothing of the size of the map is kept for the backward pass, which
 makes each tile's map again. Equations: `tokenmix.ops.external.tiles`.
 
-These are registered operators and not an `autograd.Function`, so that `torch.compile` and `torch.export` keep the loop
-over tiles as one node, for any N. A derivative of the derivative (create_graph=True) goes through the written map;
-forward-mode derivatives and those of torch.func are not there, and vmap runs them one by one.
+The loop over tiles is a registered operator, which `torch.compile` keeps as one node, for any N, and on which counters
+see both products. An `autograd.Function` around it adds the rules that an operator cannot have: the forward-mode
+derivative, vmap and a derivative of the derivative, which differentiate the reference instead.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
+from tokenmix.ops.external.reference import reference
 from tokenmix.ops.external.tiles import Heads, HeadsBackward
-from tokenmix.ops.normalize import double_normalize
-from tokenmix.ops.onednn import is_followed
 
 __all__ = ["TILE_ENTRIES", "stream_external"]
 
@@ -38,8 +36,8 @@ def stream_external(
     mask: Tensor | None,
     num_steps: int,
     chunk_size: int | None,
-) -> tuple[Tensor, Tensor]:
-    """External attention by tiles: the output (..., N, d_v) and the offsets L^1 .. L^K, (K, ..., 1, S).
+) -> Tensor:
+    """External attention by tiles, (..., N, d_v).
 
     The output is laid out as the query is: heads cut out of (B, N, H d) come back that way.
 
@@ -53,10 +51,8 @@ def stream_external(
         num_steps: Sinkhorn steps K; 0 for the plain softmax over slots.
         chunk_size: tokens in a tile; None for all.
     """
-    tensors = query, key_memory, value_memory, key_bias, value_bias
-    followed = query.is_meta or is_followed(*(t for t in tensors if t is not None))
-    stream = _operator if followed else _stream
-    return stream(*tensors, mask, num_steps, chunk_size)
+    args = query, key_memory, value_memory, key_bias, value_bias, mask, num_steps, chunk_size
+    return (_operator(*args) if torch.compiler.is_compiling() else _Tiles.apply(*args))[0]  # pyright: ignore[reportIndexIssue]
 
 
 def _stream(
@@ -69,6 +65,7 @@ def _stream(
     num_steps: int,
     chunk_size: int | None,
 ) -> tuple[Tensor, Tensor]:
+    """The output, and the offsets L^1 .. L^K, (K, ..., 1, S)."""
     with torch.autocast(query.device.type, enabled=False):
         out = _new_output(query, value_memory.shape[1])
         offsets = _new_offsets(query, key_memory.shape[0], num_steps)
@@ -233,25 +230,74 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     *tensors, offsets = ctx.saved_tensors
     if torch.is_grad_enabled():
-        return *_differentiable_gradients(grad, tensors, ctx.needs_input_grad, ctx.num_steps), None, None, None
+        # Somebody differentiates once more, for which the reference is an expression.
+        written, there = _written(tensors, ctx.num_steps)
+        found = iter(torch.func.vjp(written, *there)[1](grad))
+        return *(next(found) if t is not None else None for t in tensors[:5]), None, None, None
     grads = _stream_backward(grad, *tensors, offsets, ctx.chunk_size)
     biases = (g if there is not None else None for g, there in zip(grads[3:], tensors[3:5], strict=True))
     return *grads[:3], *biases, None, None, None
 
 
-def _differentiable_gradients(
-    grad: Tensor, tensors: list[Tensor], needed: tuple[bool, ...], num_steps: int
-) -> list[Tensor | None]:
-    """The gradients of the five inputs as expressions that can be differentiated again."""
-    query, key_memory, value_memory, key_bias, value_bias, mask = tensors
-    logits = F.linear(query, key_memory, key_bias)
-    shares = double_normalize(logits, mask=mask, num_steps=num_steps) if num_steps else torch.softmax(logits, -1)
-    out = F.linear(shares, value_memory.mT, value_bias)
-    if mask is not None:
-        out = out.masked_fill(~mask.unsqueeze(-1), 0.0)
-    wanted = [tensor for tensor, need in zip(tensors[:5], needed) if need]
-    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
-    return [next(found) if need else None for need in needed[:5]]
+def _written(tensors: Sequence[Any], num_steps: int) -> tuple[Callable[..., Tensor], list[Tensor]]:
+    """The reference as a function of those of its five factors that are there, and these."""
+
+    def run(*there: Tensor) -> Tensor:
+        found = iter(there)
+        query, key_memory, value_memory, key_bias, value_bias = (
+            next(found) if tensor is not None else None for tensor in tensors[:5]
+        )
+        return reference(
+            query, key_memory, value_memory, key_bias=key_bias, value_bias=value_bias, mask=tensors[5],  # pyright: ignore[reportArgumentType]
+            normalization="double" if num_steps else "softmax", num_steps=max(1, num_steps),
+        )  # fmt: skip
+
+    return run, [tensor for tensor in tensors[:5] if tensor is not None]
 
 
 _operator.register_autograd(_differentiate, setup_context=_save)
+
+
+class _Tiles(torch.autograd.Function):
+    """The operator with the rules of forward mode and vmap."""
+
+    @staticmethod
+    def forward(*args: Any) -> tuple[Tensor, Tensor]:
+        return _operator(*args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        _save(ctx, inputs, output)
+        ctx.save_for_forward(*inputs[:6])
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        return _differentiate(ctx, grad_outputs[0], None)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor, None]:
+        tensors = ctx.saved_tensors
+        written, there = _written(tensors, ctx.num_steps)
+        directions = [
+            torch.zeros_like(tensor) if tangent is None else tangent
+            for tensor, tangent in zip(tensors[:5], tangents[:5], strict=True)
+            if tensor is not None
+        ]
+        # The transpose of the transpose: forward mode has no second level inside a rule of its own.
+        out, pull = torch.func.vjp(written, *there)[:2]
+        return torch.func.vjp(pull, torch.zeros_like(out))[1](tuple(directions))[0], None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        if in_dims[0] is not None and all(dim is None for dim in in_dims[1:5]):
+            mask = args[5] if in_dims[5] is None else args[5].movedim(in_dims[5], 0)
+            together = args[0].movedim(in_dims[0], 0), *args[1:5], mask, *args[6:]
+            return _Tiles.apply(*together), (0, 1)  # pyright: ignore[reportReturnType]
+        # A memory for each call: one call after the other.
+        calls = [
+            _Tiles.apply(*(arg if dim is None else arg.select(dim, i) for arg, dim in zip(args, in_dims, strict=True)))
+            for i in range(info.batch_size)
+        ]
+        out, offsets = (torch.stack(each) for each in zip(*calls, strict=True))  # pyright: ignore[reportArgumentType]
+        return (out, offsets), (0, 0)

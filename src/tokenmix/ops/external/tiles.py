@@ -25,8 +25,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from tokenmix.ops.linear import linear, linear_into, weight_gradient
+from torch.nn import functional as F
 
 __all__ = ["Heads", "HeadsBackward", "ThroughMap", "Tile"]
 
@@ -145,7 +144,7 @@ class Heads:
 
     def project(self, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """rows (b, g, n, a) weight^T (a, c) + bias (c,)."""
-        found, width = linear(self._list(rows), weight, bias), weight.shape[0]
+        found, width = F.linear(self._list(rows), weight, bias), weight.shape[0]
         if not self.interleaved:
             return found.view(*rows.shape[:3], width)
         return found.view(rows.shape[0], rows.shape[2], rows.shape[1], width).transpose(1, 2)
@@ -153,19 +152,21 @@ class Heads:
     def project_into(self, out: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
         """`project`, written into `out` (b, g, n, c)."""
         flat = out.transpose(1, 2) if self.interleaved else out
-        if flat.is_contiguous():
-            linear_into(flat.view(1, -1, out.shape[-1]), self._list(rows), weight, bias)
-        else:
+        if not flat.is_contiguous():
             out.copy_(self.project(rows, weight, bias))
+        elif bias is None:
+            torch.mm(self._list(rows), weight.mT, out=flat.view(-1, out.shape[-1]))
+        else:
+            torch.addmm(bias, self._list(rows), weight.mT, out=flat.view(-1, out.shape[-1]))
 
     def product(self, left: Tensor, right: Tensor) -> Tensor:
         """The sum over heads and tokens (b, g, n, a)^T (b, g, n, c), (a, c)."""
-        return weight_gradient(self._list(left), self._list(right))
+        return self._list(left).mT @ self._list(right)
 
     def _list(self, rows: Tensor) -> Tensor:
-        """All heads' tokens one after the other (1, b g n, a), without a copy if they lie like that."""
+        """All heads' tokens one after the other (b g n, a), without a copy if they are stored like that."""
         count = rows.shape[:3].numel()
-        return (rows.transpose(1, 2) if self.interleaved else rows).reshape(1, count, rows.shape[-1])
+        return (rows.transpose(1, 2) if self.interleaved else rows).reshape(count, rows.shape[-1])
 
     def only_step(self) -> tuple[Tensor, Tensor] | None:
         """P and L^1 of all tokens, if that can be had in one go, see `Tile.only_step`."""

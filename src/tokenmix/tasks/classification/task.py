@@ -1,7 +1,6 @@
 """Image classification: cross-entropy, accuracy, confusion matrix."""
 
-import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -15,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
-from tokenmix.data.images import ImageData, load_images, make_augment, make_loader, read_image
-from tokenmix.data.images.erase import Erase
+from tokenmix.data.images import ImageData, ImageSamples, load_images, make_augment, read_image
+from tokenmix.data.images.augment import Erase
 from tokenmix.errors import UserError
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.losses import diagonality_loss
@@ -27,54 +26,22 @@ from tokenmix.tasks.classification.options import ClassificationOptions
 from tokenmix.tasks.fitting import check_own, incompatible_model_error
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.metrics import CrossEntropy
-from tokenmix.train.task import TaskData, TaskModule
-from tokenmix.train.task_data import check_names
+from tokenmix.train.task import TaskModule
+from tokenmix.train.task_data import IndexedData, check_names
 
-__all__ = ["CrossEntropy", "ImageClassification", "LabelledImages"]
+__all__ = ["CrossEntropy", "ImageClassification", "image_data"]
 
 CONFUSION_CLASSES = 200
 FROM_DATA = {"num_classes": "--data", "in_chans": "--data", "img_size": "--img-size"}
 
 
-class LabelledImages(TaskData):
-    """Images of `tokenmix.data.images`, normalised with `mean` and `std`."""
-
-    def __init__(
-        self, images: ImageData, config: TrainConfig, mean: Sequence[float], std: Sequence[float], **augment: Any
-    ) -> None:
-        self.images, self.augment = images, augment
-        self.num_train, self.num_test = len(images.train), len(images.test)
-        self._shared: dict[str, Any] = {
-            "mean": mean, "std": std, "seed": config.loop.seed, "workers": config.data.workers,
-            "pin_memory": torch.cuda.is_available(),
-        }  # fmt: skip
-
-    def describe(self) -> dict[str, Any]:
-        """Classes, channels, size, normalisation, source and what was skipped."""
-        return self.images.describe()
-
-    def train_batches(self, *, batch_size: int, epoch: int, start: int) -> Iterable[Any]:
-        """Augmented batches of an epoch from batch `start` on."""
-        loader = make_loader(
-            self.images.train, batch_size=batch_size, shuffle=True, drop_last=True, start_batch=start,
-            **self.augment, **self._shared,
-        )  # fmt: skip
-        loader.set_epoch(epoch)
-        return loader
-
-    def test_batches(self, *, batch_size: int) -> Iterable[Any]:
-        """The test images, as they are."""
-        return make_loader(
-            self.images.test, batch_size=batch_size, shuffle=False, augment="none", drop_last=False, **self._shared
-        )
-
-    def part(self, rank: int, world_size: int) -> "LabelledImages":
-        """The same images, of which each process reads its share."""
-        if self.num_test < world_size:
-            raise UserError(f"{self.num_test} test images are too few for {world_size} processes; give more images")
-        other = copy.copy(self)
-        other._shared = {**self._shared, "rank": rank, "world_size": world_size}
-        return other
+def image_data(
+    images: ImageData, config: TrainConfig, mean: Sequence[float], std: Sequence[float], **augment: Any
+) -> IndexedData:
+    """Images normalised with `mean` and `std`, for training augmented; `images` has the config's limits already."""
+    train = ImageSamples(images.train, mean=mean, std=std, seed=config.loop.seed, **augment)
+    test = ImageSamples(images.test, mean=mean, std=std)
+    return IndexedData(train, test, config=config, description=images.describe())
 
 
 class ImageClassification(TaskModule):
@@ -105,8 +72,8 @@ class ImageClassification(TaskModule):
             )
 
     @classmethod
-    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> LabelledImages:
-        """Read the images of `config.data.data`; `UserError` if `like` has other classes or channels."""
+    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:
+        """Read the images of the data; `UserError` if `like` has other classes or channels."""
         options: ClassificationOptions = config.options
         size = options.img_size if like is None else tuple(like["img_size"])
         images = load_images(
@@ -117,7 +84,7 @@ class ImageClassification(TaskModule):
             _check_like(config.data.data, images, like)
         mean, std = (images.mean, images.std) if like is None else (like["mean"], like["std"])
         augment = {name: getattr(options, name) for name in ("augment", "color_jitter", "reprob")}
-        return LabelledImages(images, config, mean, std, **augment)
+        return image_data(images, config, mean, std, **augment)
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.data.images.image_set import Skipped
-from tokenmix.data.numbered import limited
-from tokenmix.data.scenes import DenseData, ObjectAugment, ObjectSamples, Often, load_dense
+from tokenmix.data.indexed import subset
+from tokenmix.data.scenes import ObjectAugment, ObjectSamples, RepeatedScenes, SceneData, load_scenes
 from tokenmix.errors import UserError
 from tokenmix.models.registry import create_model
 from tokenmix.registry import MODELS, load_object
@@ -26,7 +26,7 @@ from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.programs import View
 from tokenmix.train.task import TaskModule
-from tokenmix.train.task_data import NumberedData, check_names
+from tokenmix.train.task_data import IndexedData, check_names
 
 __all__ = ["ObjectTask"]
 
@@ -53,17 +53,17 @@ class ObjectTask(TaskModule):
     want: ClassVar[Literal["boxes", "masks"]]
 
     @classmethod
-    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> NumberedData:
+    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:
         """Read the scenes of `config.data.data`."""
-        data = load_dense(config.data.data, want=cls.want, seed=config.loop.seed)
+        data = load_scenes(config.data.data, want=cls.want, seed=config.loop.seed)
         if like is not None:
             check_names(config.data.data, data.classes, like["classes"])
         options = config.options
-        scenes = Often(data.train, options.crops)
+        scenes = RepeatedScenes(data.train, options.crops)
         if like is None:
             _check_learnable(ObjectSamples(scenes), config, cls.want)
         train = ObjectSamples(scenes, _augment(config, options, data))
-        return NumberedData(train, ObjectSamples(data.test), config=config, description=_describe(config, data, like))
+        return IndexedData(train, ObjectSamples(data.test), config=config, description=_describe(config, data, like))
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
@@ -170,7 +170,7 @@ class ObjectTask(TaskModule):
 
 def _check_learnable(whole: ObjectSamples, config: TrainConfig, want: Literal["boxes", "masks"]) -> None:
     """Raise `UserError` if no training image shows an object to learn; the first that does ends the search."""
-    samples = limited(whole, config.data.limit)
+    samples = subset(whole, config.data.limit)
     targets = (samples.read(torch.tensor([place]), 0)["targets"][0] for place in range(len(samples)))
     if not any((~target["iscrowd"]).any() for target in targets):
         taken = "" if config.data.limit is None else f" that --limit {config.data.limit} takes"
@@ -186,7 +186,7 @@ def _without_crowds(target: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: target[name][keep] for name in ("boxes", "labels", "masks") if name in target}
 
 
-def _augment(config: TrainConfig, options: ObjectOptions, data: DenseData) -> ObjectAugment | None:
+def _augment(config: TrainConfig, options: ObjectOptions, data: SceneData) -> ObjectAugment | None:
     if options.augment == "none":
         return None
     crop = data.crop if options.crop is None else (options.crop, options.crop)
@@ -196,7 +196,7 @@ def _augment(config: TrainConfig, options: ObjectOptions, data: DenseData) -> Ob
     )  # fmt: skip
 
 
-def _describe(config: TrainConfig, data: DenseData, like: Mapping[str, Any] | None) -> dict[str, Any]:
+def _describe(config: TrainConfig, data: SceneData, like: Mapping[str, Any] | None) -> dict[str, Any]:
     """What the run folder keeps."""
     mean, std = IMAGENET if config.model.model_kwargs.get("pretrained_backbone") else (data.mean, data.std)
     side = config.options.img_size or _argument(config.model.model, "img_size")

@@ -13,7 +13,7 @@ from torchmetrics import Metric, MetricCollection
 from tokenmix.data.images import load_images
 from tokenmix.errors import UserError
 from tokenmix.models.registry import create_model
-from tokenmix.tasks.classification.task import LabelledImages
+from tokenmix.tasks.classification.task import image_data
 from tokenmix.tasks.fitting import check_model
 from tokenmix.tasks.generation.classes import keep_classes
 from tokenmix.tasks.generation.features import INCEPTION, Features, features_kind, make_features
@@ -24,6 +24,7 @@ from tokenmix.tasks.generation.samples import noise_of, save_grid, strips
 from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.task import TaskModule
+from tokenmix.train.task_data import IndexedData
 
 __all__ = ["ImageGeneration"]
 
@@ -63,8 +64,8 @@ class ImageGeneration(TaskModule):
             self.headline = kind.headline  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @classmethod
-    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> LabelledImages:
-        """The images of `config.data.data` and of the classes asked for, in -1 .. 1."""
+    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:
+        """The images of the data and of the classes asked for, in -1 .. 1."""
         options: GenerationOptions = config.options
         images = load_images(
             config.data.data, img_size=options.img_size, seed=config.loop.seed, crop_pct=options.crop_pct
@@ -89,7 +90,7 @@ class ImageGeneration(TaskModule):
         if options.features is not None:
             make_features(options.features).check(images.classes, images.channels)
         # The task mirrors them itself. Shifts, of which `light` has some, are what the generator would learn to make.
-        return LabelledImages(images, config, half, half, augment="none")
+        return image_data(images, config, half, half, augment="none")
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
@@ -108,9 +109,9 @@ class ImageGeneration(TaskModule):
         return gan if config.options.ema is None else gan.keep_average()
 
     @classmethod
-    def located(cls, config: Any) -> Any:
+    def with_absolute_paths(cls, config: Any) -> Any:
         """The path of the judge as well as that of the data."""
-        config, judge = super().located(config), config.options.features
+        config, judge = super().with_absolute_paths(config), config.options.features
         if judge is None or judge == INCEPTION:
             return config
         return config.replace(features=str(Path(judge).expanduser().absolute()))

@@ -18,7 +18,7 @@ from tokenmix.tasks.points.models import create_point_model
 from tokenmix.tasks.points.options import CloudOptions
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.task import TaskModule
-from tokenmix.train.task_data import NumberedData, check_names
+from tokenmix.train.task_data import IndexedData, check_names
 
 __all__ = ["CloudFile", "PointTask", "stretched", "voted"]
 
@@ -60,7 +60,7 @@ class PointTask(TaskModule):
     usual_points: ClassVar[int]
 
     @classmethod
-    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> NumberedData:
+    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:
         """The clouds of `config.data.data`; with `like` as wide as that run's, and of the same classes and parts."""
         options: CloudOptions = config.options
         data = load_points(config.data.data, want=cls.want)
@@ -76,7 +76,7 @@ class PointTask(TaskModule):
         }  # fmt: skip
         augment = {} if options.augment == "none" else {k: getattr(options, k) for k in AUGMENTATION}
         still = "farthest" if options.choice == "farthest" else "first"
-        return NumberedData(
+        return IndexedData(
             CloudSamples(data.train, choice=options.choice, **shared, **augment),
             CloudSamples(data.test, choice=still, **shared),
             config=config,

@@ -11,8 +11,8 @@ from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
-from tokenmix.data.numbered import limited
-from tokenmix.data.scenes import DenseData, Often, PixelAugment, PixelSamples, load_dense
+from tokenmix.data.indexed import subset
+from tokenmix.data.scenes import PixelAugment, PixelSamples, RepeatedScenes, SceneData, load_scenes
 from tokenmix.errors import UserError
 from tokenmix.models.registry import create_model
 from tokenmix.tasks.classification.output import check_stems, stored_images
@@ -26,7 +26,7 @@ from tokenmix.tasks.segmentation.windows import both_sides
 from tokenmix.train.config import OptimConfig, TrainConfig
 from tokenmix.train.optimizer import check_optimizer, make_schedule
 from tokenmix.train.task import TaskModule
-from tokenmix.train.task_data import NumberedData, check_names
+from tokenmix.train.task_data import IndexedData, check_names
 
 __all__ = ["PixelData", "SemanticSegmentation"]
 
@@ -34,10 +34,10 @@ FROM_DATA = {"num_classes": "--data", "img_size": "--crop"}
 MOST_CLASSES = 256
 
 
-class PixelData(NumberedData):
+class PixelData(IndexedData):
     """Crops for training, and whole images for testing, `test_batch` at a time."""
 
-    def __init__(self, data: DenseData, config: TrainConfig) -> None:
+    def __init__(self, data: SceneData, config: TrainConfig) -> None:
         options: SegmentationOptions = config.options
         crop = both_sides(options.crop) if options.crop else data.crop
         still = options.augment == "none"
@@ -48,7 +48,7 @@ class PixelData(NumberedData):
         self.test_batch = options.test_batch
         size = crop or tuple(data.train.scene(0).image.shape[1:])
         super().__init__(
-            PixelSamples(data, Often(data.train, options.crops), augment), PixelSamples(data, data.test),
+            PixelSamples(data, RepeatedScenes(data.train, options.crops), augment), PixelSamples(data, data.test),
             config=config,
             description={
                 "classes": data.classes, "ignore": data.ignore, "palette": data.palette, "mean": data.mean,
@@ -80,7 +80,7 @@ class SemanticSegmentation(TaskModule):
     @classmethod
     def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> PixelData:
         """The scenes of `config.data.data`; with `like` normalised as that run's, and of the same classes."""
-        data = load_dense(config.data.data, want="classes", seed=config.loop.seed)
+        data = load_scenes(config.data.data, want="classes", seed=config.loop.seed)
         if len(data.classes) > MOST_CLASSES:
             raise UserError(
                 f"{config.data.data!r} has {len(data.classes)} classes; a mask has colours for {MOST_CLASSES}"
@@ -192,9 +192,9 @@ class SemanticSegmentation(TaskModule):
             yield image, classes, told
 
 
-def _check_learnable(data: DenseData, crops: int, limit: int | None) -> None:
+def _check_learnable(data: SceneData, crops: int, limit: int | None) -> None:
     """Raise `UserError` if no pixel of the training images counts; the first image with one ends the search."""
-    samples = limited(PixelSamples(data, Often(data.train, crops)), limit)
+    samples = subset(PixelSamples(data, RepeatedScenes(data.train, crops)), limit)
     batches = (samples.read(torch.tensor([place]), 0) for place in range(len(samples)))
     if not any((batch["classes"] != data.ignore).any() for batch in batches):
         raise UserError(

@@ -7,7 +7,7 @@ from tokenmix.tasks.text.data import Sequences
 from tokenmix.tasks.text.tokenizer import save_tokenizer
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.sources import TOKENIZER
-from tokenmix.train.task_data import NumberedData
+from tokenmix.train.task_data import IndexedData
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["TextData"]
 
 
-class TextData(NumberedData):
+class TextData(IndexedData):
     """Sequences for training and testing.
 
     Args:

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.base import Mixer
-from tokenmix.layers.external import Tie
+from tokenmix.layers.memory import Tie
 from tokenmix.models.isotropic import BlockMap
 from tokenmix.models.lavit import LaViT
 from tokenmix.models.pretrained import timm_resnet

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenmix.errors import UserError
-from tokenmix.layers.external import Tie
+from tokenmix.layers.memory import Tie
 from tokenmix.models.stems import pair
 from tokenmix.tasks.detection.models.bodies import LaViTBody, Norm, ResNetBody
 from tokenmix.tasks.detection.models.detector import IMAGENET, Detector, Resize

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import zero_masked
-from tokenmix.layers.linear import Linear
 from tokenmix.layers.masked_norm import MaskedBatchNorm
 from tokenmix.ops.points import farthest_points, gather_points, group_points, nearest_neighbours, sort_points
 
@@ -42,7 +41,7 @@ class LBR(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.linear = Linear(in_dim, out_dim, bias=bias, device=device, dtype=dtype)
+        self.linear = nn.Linear(in_dim, out_dim, bias=bias, device=device, dtype=dtype)
         self.norm = MaskedBatchNorm(out_dim, device=device, dtype=dtype)
         self.slope = slope
 

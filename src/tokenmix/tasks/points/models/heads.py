@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.layers.linear import Linear
 from tokenmix.layers.masked_norm import MaskedBatchNorm
 from tokenmix.tasks.points.models.embedding import LBR
 from tokenmix.tasks.points.models.pct import PCT, count_parameters
@@ -49,7 +48,7 @@ class PointClassifier(nn.Module):
         self.layers = nn.Sequential(
             LBR(trunk.out_dim, first, **place), nn.Dropout(drop_rate),
             LBR(first, second, bias=True, **place), nn.Dropout(drop_rate),
-            Linear(second, num_classes, **place),
+            nn.Linear(second, num_classes, **place),
         )  # fmt: skip
 
     def forward(self, points: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -110,13 +109,13 @@ class PointSegmenter(nn.Module):
             raise UserError("a label for each point needs all of them: give centres='all', or the naive embedding")
         place = {"device": device, "dtype": dtype}
         self.trunk, self.num_parts, self.num_categories = trunk, num_parts, num_categories
-        self.category = Linear(num_categories, label_dim, bias=False, **place)
+        self.category = nn.Linear(num_categories, label_dim, bias=False, **place)
         self.category_norm = MaskedBatchNorm(label_dim, **place)
         first, second = head_dims
         self.first = LBR(3 * trunk.out_dim + label_dim, first, bias=True, **place)
         self.drop = nn.Dropout(drop_rate)
         self.second = LBR(first, second, bias=True, **place)
-        self.last = Linear(second, num_parts, **place)
+        self.last = nn.Linear(second, num_parts, **place)
 
     def forward(self, points: Tensor, category: Tensor, mask: Tensor | None = None) -> Tensor:
         """Logits (B, N, num_parts)."""

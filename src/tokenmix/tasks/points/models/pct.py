@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.base import Mixer
-from tokenmix.layers.linear import Linear
 from tokenmix.layers.offset_attention import Offset, OffsetAttention
 from tokenmix.layers.table import create_mixer, get_spec
 from tokenmix.tasks.points.models.embedding import LBR, NaiveEmbedding, NeighbourEmbedding
@@ -100,7 +99,7 @@ class PCT(nn.Module):
         place = {"device": device, "dtype": dtype}
         self.embedding, self.blocks, self.out_dim = embedding, nn.ModuleList(blocks), fuse_dim
         self.mixer_name = name
-        self.position = Linear(3, embedding.dim, bias=False, **place) if position == "each-layer" else None
+        self.position = nn.Linear(3, embedding.dim, bias=False, **place) if position == "each-layer" else None
         self.fuse = LBR(len(blocks) * embedding.dim + embedding.skip_dim, fuse_dim, slope=0.2, **place)
 
     def forward(self, points: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:

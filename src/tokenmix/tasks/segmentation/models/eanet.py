@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tokenmix.layers.external import Tie
+from tokenmix.layers.memory import Tie
 from tokenmix.ops.external.api import Normalization
 from tokenmix.tasks.segmentation.models.backbones import make_dilated
 from tokenmix.tasks.segmentation.models.base import Segmenter, Upsampling

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenmix.errors import UserError
-from tokenmix.layers.external import Tie
+from tokenmix.layers.memory import Tie
 from tokenmix.models.registry import create_model
 from tokenmix.ops.external.api import Normalization
 from tokenmix.registry import list_models

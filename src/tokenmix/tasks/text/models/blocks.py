@@ -6,7 +6,6 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tokenmix.layers.gated_mlp import GatedMLP
-from tokenmix.layers.linear import Linear
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.layers.spatial_gating import GateKind
 from tokenmix.ops.gating import GateVariant
@@ -74,7 +73,7 @@ class SelfAttentionLayer(GradientCheckpointingLayer):
         self.relative = RelativePositions(heads, config.max_position_embeddings) if relative else None
         self.mlp_norm = nn.LayerNorm(dim, eps=config.layer_norm_eps)
         self.mlp = nn.Sequential(
-            Linear(dim, hidden), nn.GELU(), Linear(hidden, dim), nn.Dropout(config.hidden_dropout_prob)
+            nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim), nn.Dropout(config.hidden_dropout_prob)
         )
         self.hidden = hidden
 

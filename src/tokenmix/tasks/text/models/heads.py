@@ -6,7 +6,6 @@ from torch import Tensor, nn
 from transformers.utils.generic import can_return_tuple
 
 from tokenmix.errors import UserError
-from tokenmix.layers.linear import Linear
 from tokenmix.tasks.text.models.config import GMLPConfig
 from tokenmix.tasks.text.models.modeling import GMLPModel, GMLPPreTrainedModel
 from tokenmix.tasks.text.models.outputs import GMLPClassifierOutput, GMLPMaskedLMOutput, GMLPQuestionAnsweringOutput
@@ -36,7 +35,7 @@ class GMLPForMaskedLM(GMLPPreTrainedModel):
     def __init__(self, config: GMLPConfig) -> None:
         super().__init__(config)
         self.gmlp = GMLPModel(config, add_pooling_layer=False)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
 
     @can_return_tuple
@@ -64,8 +63,7 @@ class GMLPForMaskedLM(GMLPPreTrainedModel):
         features = out.last_hidden_state
         if labels is not None and self.config.predict == "labelled":
             labelled = labels != NO_LABEL
-            # As one long sequence, since `Linear` has its fast path for (B, N, D).
-            logits, labels = self.lm_head(features[labelled][None])[0], labels[labelled]
+            logits, labels = self.lm_head(features[labelled]), labels[labelled]
         else:
             logits = self.lm_head(features)
         loss = None

@@ -10,7 +10,6 @@ from transformers import initialization as init
 from transformers.utils.generic import can_return_tuple
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.layers.linear import Linear
 from tokenmix.layers.spatial_gating import SpatialGatingUnit
 from tokenmix.tasks.text.models.blocks import GMLPLayer, SelfAttentionLayer, create_layer
 from tokenmix.tasks.text.models.config import GMLPConfig
@@ -38,8 +37,9 @@ class GMLPPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         # Called for modules that have parameters of their own, and not for what merely holds such modules. The
         # functions of `init` leave alone what has been loaded.
-        if isinstance(module, Linear) and module.init_std is not None:
-            init.normal_(module.weight, std=module.init_std)
+        std = getattr(module, "init_std", None)
+        if isinstance(module, nn.Linear) and std is not None:
+            init.normal_(module.weight, std=std)
             init.zeros_(module.bias)
         elif isinstance(module, (SpatialGatingUnit, RelativePositions)):
             fresh = copy.deepcopy(module)

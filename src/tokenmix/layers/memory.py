@@ -1,0 +1,136 @@
+"""The two learned memories that every layer of external attention reads, and the options that these layers share."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.ops.external.api import (
+    Backend,
+    Normalization,
+    check_backend,
+    check_chunks,
+    check_normalization,
+    external_attention,
+    external_attention_map,
+)
+
+__all__ = ["Memory", "MemoryOptions", "Tie", "takes_memory_options"]
+
+Tie = Literal["none", "init", "hard"]
+
+
+class MemoryOptions(TypedDict, total=False):
+    """Options of every layer of external attention; `Memory` has the defaults.
+
+    num_slots: S, rows of each memory.
+    tie: `"none"`, two memories; `"init"`, equal at the start and trained apart (the released code on a GPU); `"hard"`,
+        one memory used for both.
+    normalization: `"double"`, or `"softmax"` over the slots, the ablation, in which tokens do not mix at all.
+    num_steps: Sinkhorn steps of `"double"`.
+    chunk_size: tokens worked on at a time, see `tokenmix.ops.external_attention`; None does all at once.
+    backend: implementation of the mixing, see `tokenmix.ops.external_attention`.
+    """
+
+    num_slots: int
+    tie: Tie
+    normalization: Normalization
+    num_steps: int
+    chunk_size: int | None
+    backend: Backend | None
+
+
+class Memory(nn.Module):
+    """The two memories of external attention, M_k (S, d) and M_v (S, d).
+
+        out = Norm(F M_k^T + b_k) M_v + b_v
+
+    Both start normal with std sqrt(2 / d), which is what the released EANet code amounts to: logits have sqrt(2) times
+    the std of the queries. (With std 0.001, as in one popular port, the map starts uniform.) Biases start at 0.
+
+    `tie="hard"` holds one parameter, `key_memory`, and uses it for both: `value_memory` is None. `"init"` copies the
+    numbers once. No two parameters ever share storage, so a copy, `.half()`, a move or a reload train as before.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        num_slots: int = 64,
+        tie: Tie = "none",
+        normalization: Normalization = "double",
+        num_steps: int = 1,
+        chunk_size: int | None = None,
+        backend: Backend | None = None,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if tie not in ("none", "init", "hard"):
+            raise unknown_name("tie", tie, ("none", "init", "hard"))
+        if num_slots < 1:
+            raise UserError(f"num_slots must be at least 1, got {num_slots}; the papers use 64")
+        check_normalization(normalization, num_steps)
+        self.tie, self.num_steps, self.chunk_size = tie, num_steps, chunk_size
+        self.normalization: Normalization = normalization
+        self.backend: Backend | None = backend
+        self.check_dropout(0.0)
+        factory = {"device": device, "dtype": dtype}
+        self.key_memory = nn.Parameter(torch.empty(num_slots, dim, **factory))
+        self.value_memory = None if tie == "hard" else nn.Parameter(torch.empty(num_slots, dim, **factory))
+        self.key_bias = nn.Parameter(torch.empty(num_slots, **factory)) if bias else None
+        self.value_bias = nn.Parameter(torch.empty(dim, **factory)) if bias else None
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the memories anew."""
+        std = (2.0 / self.key_memory.shape[1]) ** 0.5
+        self.key_memory.normal_(std=std)
+        if self.tie == "init" and self.value_memory is not None:
+            self.value_memory.copy_(self.key_memory)
+        elif self.value_memory is not None:
+            self.value_memory.normal_(std=std)
+        for bias in (self.key_bias, self.value_bias):
+            if bias is not None:
+                bias.zero_()
+
+    def check_dropout(self, dropout: float) -> None:
+        """Raise `UserError` if chunks or the backend exclude this dropout of the map, or each other."""
+        check_chunks(self.chunk_size, dropout)
+        check_backend(self.backend, self.chunk_size, dropout)
+
+    def forward(self, query: Tensor, mask: Tensor | None = None, dropout: float = 0.0) -> Tensor:
+        """query (B, H, N, d) to (B, H, N, d); masked tokens come out 0."""
+        values = self.key_memory if self.value_memory is None else self.value_memory
+        return external_attention(
+            query, self.key_memory, values, key_bias=self.key_bias, value_bias=self.value_bias, mask=mask,
+            normalization=self.normalization, num_steps=self.num_steps, chunk_size=self.chunk_size, dropout=dropout,
+            backend=self.backend,
+        )  # fmt: skip
+
+    def attention_map(self, query: Tensor, mask: Tensor | None = None) -> Tensor:
+        """A (B, H, N, S)."""
+        options: Any = {"normalization": self.normalization, "num_steps": self.num_steps}
+        return external_attention_map(query, self.key_memory, key_bias=self.key_bias, mask=mask, **options)
+
+    def macs(self, num_tokens: int) -> int:
+        """Multiply-adds of one head: both products. Not counted: chunks make the logits num_steps times more."""
+        return 2 * num_tokens * self.key_memory.numel()
+
+    def extra_repr(self) -> str:
+        slots, width = self.key_memory.shape
+        return f"num_slots={slots}, width={width}, tie={self.tie!r}, normalization={self.normalization!r}"
+
+
+def takes_memory_options(init: Callable[..., None]) -> Callable[..., None]:
+    """Spell out the **options of a constructor in its signature, for help() and for programs that look arguments up."""
+    own = inspect.signature(init)
+    shared = [p for name, p in inspect.signature(Memory).parameters.items() if name in MemoryOptions.__annotations__]
+    named = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    init.__signature__ = own.replace(parameters=[*named, *shared])  # pyright: ignore[reportFunctionMemberAccess]
+    return init

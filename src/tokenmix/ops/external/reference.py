@@ -1,0 +1,54 @@
+"""External attention, the equation itself: what a reader compares with the paper, and every backend is tested against.
+
+A   = Norm(F M_k^T + b_k)          (N x S)
+out = A M_v + b_v                  (N x d_v)
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tokenmix.ops.normalize import broadcast_mask, double_normalize
+
+__all__ = ["Normalization", "reference", "reference_map"]
+
+Normalization = Literal["double", "softmax"]
+
+
+def reference(
+    query: Tensor,
+    key_memory: Tensor,
+    value_memory: Tensor,
+    *,
+    key_bias: Tensor | None = None,
+    value_bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    normalization: Normalization = "double",
+    num_steps: int = 1,
+) -> Tensor:
+    """Arguments are those of `external_attention`, in any dtype; the map is materialized."""
+    attention = reference_map(
+        query, key_memory, key_bias=key_bias, mask=mask, normalization=normalization, num_steps=num_steps
+    )
+    out = F.linear(attention, value_memory.mT, value_bias)
+    return out if mask is None else out.masked_fill(~broadcast_mask(mask, query).unsqueeze(-1), 0.0)
+
+
+def reference_map(
+    query: Tensor,
+    key_memory: Tensor,
+    *,
+    key_bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    normalization: Normalization = "double",
+    num_steps: int = 1,
+) -> Tensor:
+    """A (..., N, S): double normalisation over tokens and slots, or a softmax over the slots only."""
+    logits = F.linear(query, key_memory, key_bias)
+    if normalization == "double":
+        return double_normalize(logits, mask=mask, num_steps=num_steps)
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    attention = torch.softmax(logits, dim=-1, dtype=wide).to(logits.dtype)
+    return attention if mask is None else attention.masked_fill(~broadcast_mask(mask, logits).unsqueeze(-1), 0.0)
