@@ -11,7 +11,6 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from tokenmix.tasks.points.metrics import BalancedAccuracy
-from tokenmix.tasks.points.options import CloudClassificationOptions
 from tokenmix.tasks.points.task import PointTask
 from tokenmix.train.metrics import Accuracy, CrossEntropy
 
@@ -27,7 +26,6 @@ class PointClassification(PointTask):
     direction: ClassVar[Literal["max", "min"]] = "max"
     tables: ClassVar[frozenset[str]] = frozenset({"confusion"})
     want: ClassVar[Literal["class", "parts"]] = "class"
-    options: CloudClassificationOptions
     usual_points: ClassVar[int] = 1024
     comparison: ClassVar[str | None] = "--model pct_cls_nano --model-kwargs mixer=offset, then self, then external"
 
@@ -40,7 +38,7 @@ class PointClassification(PointTask):
         """Cross-entropy of the clouds' classes."""
         points, mask = self.inputs(batch)
         logits = self.model(points, mask).float()
-        return F.cross_entropy(logits, batch["label"], label_smoothing=self.options.smoothing), {}
+        return F.cross_entropy(logits, batch["label"], label_smoothing=self.config.options.smoothing), {}
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> None:
         """The votes on each cloud against its class."""
