@@ -111,7 +111,7 @@ def test_settings_may_differ_for_an_evaluation(run):
     several = evaluate(run, device="cpu", options={"scales": (1, 1.5), "mirror": "yes"})
     assert len({whole["loss"], sliding["loss"], several["loss"]}) == 3
     assert min(sliding["miou"], several["miou"]) > 0.5
-    with pytest.raises(UserError, match="option of evaluating a run of .* 'windo'; did you mean window"):
+    with pytest.raises(UserError, match=r"option of evaluating a run of .* 'windo'; did you mean window"):
         evaluate(run, options={"windo": 16})
     with pytest.raises(UserError, match="leaves gaps"):
         evaluate(run, options={"way": "sliding", "window": 16, "stride": 17})
