@@ -23,9 +23,12 @@ from tokenmix.models import create_model
 from tokenmix.ops.less import Scores
 from tokenmix.registry import MODELS, list_models
 from tokenmix.tasks.classification.options import ClassificationOptions
+from tokenmix.tasks.classification.view import image_view
 from tokenmix.tasks.fitting import check_own, incompatible_model_error
+from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.metrics import CrossEntropy
+from tokenmix.train.programs import View
 from tokenmix.train.task import TaskModule
 from tokenmix.train.task_data import IndexedData, check_names
 
@@ -113,6 +116,32 @@ class ImageClassification(TaskModule):
             )
         make_augment(options.augment, seed=0, flip=True, fill=None, color_jitter=options.color_jitter)
         Erase(options.reprob, 0)
+
+    @classmethod
+    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Its parts, and the published figures."""
+        return summarize_image_model(name, sizes, model_kwargs)
+
+    @classmethod
+    def example_input(cls, model: nn.Module, size: int, *, device: torch.device | str, dtype: torch.dtype) -> Tensor:
+        """A square image of noise."""
+        first = next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 3)
+        channels: Any = getattr(model, "in_chans", first)
+        return torch.randn(1, int(channels), size, size, device=device, dtype=dtype)
+
+    @classmethod
+    def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
+        """The middle of the image."""
+        return image_view(read_image(file, data["channels"], tuple(data["img_size"])), data["mean"], data["std"])
+
+    @classmethod
+    @torch.no_grad()
+    def name_prediction(cls, model: nn.Module, inputs: Tensor, data: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The most probable class."""
+        if not data.get("classes"):
+            return None
+        top = model(inputs).softmax(-1)[0].max(-1)
+        return {"label": data["classes"][int(top.indices)], "probability": float(top.values)}
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy; with mixed images against mixed targets, which hold the smoothing already."""

@@ -11,11 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.tasks.fitting import check_model, check_own
+from tokenmix.models.registry import create_on_meta
+from tokenmix.tasks.fitting import check_model, check_own, task_of_model
 from tokenmix.tasks.points.data import Cloud, CloudSamples, PointData, load_points, read_points
 from tokenmix.tasks.points.data.packing import unit_ball
 from tokenmix.tasks.points.models import create_point_model
+from tokenmix.tasks.points.models.pct import count_parameters
 from tokenmix.tasks.points.options import CloudOptions
+from tokenmix.tasks.summary import published_beside
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.task import TaskModule
 from tokenmix.train.task_data import IndexedData, check_names
@@ -104,6 +107,30 @@ class PointTask(TaskModule):
         check_model(config.task, config.model.model)
         if batch_size < 2:
             raise UserError("BatchNorm needs two clouds to learn from; give --batch-size 2 or more")
+
+    @classmethod
+    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Its parts for a cloud of `num_points`, and the published figures."""
+        other = next((size for size in sizes if size != "num_points"), None)
+        if other is not None:
+            flag = f"--{other.replace('_', '-')} {sizes[other]}"
+            raise UserError(f"{name} looks at points; give --num-points N in the place of {flag}")
+        n = sizes.get("num_points", cls.usual_points)
+        if n < 1:
+            raise UserError(f"a cloud has at least 1 point, got --num-points {n}")
+        model: Any = create_on_meta(name, **model_kwargs)
+        return {
+            "model": name,
+            "task": task_of_model(name),
+            "mixer": model.mixer_name,
+            "points": n,
+            "tokens": model.trunk.embedding.num_tokens(n),
+            "parameters": count_parameters(model),
+            "macs": model.macs(n),
+            "blocks": [row._asdict() for row in model.cost_table(n)],
+            "warnings": [],
+            **published_beside(name),
+        }
 
     def macs(self) -> int:
         """Multiply-adds of one cloud."""

@@ -11,11 +11,13 @@ from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
+from tokenmix.data.images import read_image
 from tokenmix.data.indexed import subset
 from tokenmix.data.scenes import PixelAugment, PixelSamples, RepeatedScenes, SceneData, load_scenes
 from tokenmix.errors import UserError
 from tokenmix.models.registry import create_model
 from tokenmix.tasks.classification.output import check_stems, stored_images
+from tokenmix.tasks.classification.view import image_view
 from tokenmix.tasks.fitting import check_model, check_own
 from tokenmix.tasks.segmentation.inference import pixel_logits
 from tokenmix.tasks.segmentation.loss import pixel_entropy, soft_iou_loss
@@ -23,8 +25,10 @@ from tokenmix.tasks.segmentation.metrics import ClassIoU, MeanIoU, PixelAccuracy
 from tokenmix.tasks.segmentation.options import SegmentationOptions
 from tokenmix.tasks.segmentation.output import shares, write_answer
 from tokenmix.tasks.segmentation.windows import both_sides
+from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.config import OptimConfig, TrainConfig
 from tokenmix.train.optimizer import check_optimizer, make_schedule
+from tokenmix.train.programs import View
 from tokenmix.train.task import TaskModule
 from tokenmix.train.task_data import IndexedData, check_names
 
@@ -105,6 +109,31 @@ class SemanticSegmentation(TaskModule):
     def check(cls, config: TrainConfig, batch_size: int) -> None:
         """The model's name, before any data is fetched."""
         check_model(config.task, config.model.model)
+
+    @classmethod
+    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Its parts, and the published figures."""
+        return summarize_image_model(name, sizes, model_kwargs)
+
+    @classmethod
+    def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
+        """The whole image as it is.
+
+        Its middle for a model that takes one size alone, or has self-attention: a map of N x N places would not fit.
+        """
+        segmenter: Any = model
+        if segmenter.fixed_size or segmenter.mixer_name == "self":
+            pixels = read_image(file, data["channels"], tuple(data["img_size"]))
+        else:
+            ((_, pixels),) = stored_images([file])
+        return image_view(pixels, data["mean"], data["std"])
+
+    @classmethod
+    @torch.no_grad()
+    def name_prediction(cls, model: nn.Module, inputs: Tensor, data: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The share of each class."""
+        classes = data.get("classes")
+        return {"shares": shares(model(inputs)[0].argmax(0), classes)} if classes else None
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy over the pixels of this step's crops that are not ignored, plus `iou_loss` of the soft IoU."""
