@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy
 
 from tokenmix.cost.memory import peak_memory
 from tokenmix.cost.speed import time_interleaved
-from tokenmix.data.scenes import Scenes, load_dense
+from tokenmix.data.scenes import Scenes, load_scenes
 from tokenmix.environment import environment
 from tokenmix.layers import ExternalAttention2d
 from tokenmix.layers.base import Mixer
@@ -252,7 +252,7 @@ def _cost_row(name: str, row: Mapping[str, Any]) -> str:
 
 def draw_answers(folders: Mapping[str, Path], data: str, file: Path) -> None:
     """Tiles of the test columns: the photograph, the truth, and what each head answers."""
-    scenes = load_dense(data, want="classes")
+    scenes = load_scenes(data, want="classes")
     palette = np.array(scenes.palette, dtype=np.uint8)
     tasks: dict[str, Any] = {head: load_task(folder, next(iter(LOOKS.values())))[0] for head, folder in folders.items()}
     chosen = _varied(scenes.test)

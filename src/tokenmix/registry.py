@@ -112,11 +112,15 @@ class DataEntry:
     Attributes:
         name: what `--data` begins with.
         kinds: what it holds; a task reads those that it can learn from.
-        about: how much there is, in what layout, and megabytes to fetch.
+        about: how much there is, in what layout, and megabytes to fetch; for files of the user's it begins with
+            `name:PATH`.
         licence: of the content.
         origin: where it comes from, in the order of trying.
-        load: the reader, called with a `DataRequest`.
-        variant: what may follow the name and a colon: nothing, a path, a number, or one of some names.
+        load: the reader, called with a `tokenmix.data.DataRequest`. It returns what `load_images`, `load_scenes` or
+            their like are written for: `LoadedImages`, `SceneData`, `PointData`, `Corpus`, `LabelledData` or
+            `QuestionData`.
+        variant: what follows the name and a colon. A path must; patterns of shards must; a number or a name, which the
+            reader checks, may.
         stored: names in the cache; empty if nothing is fetched.
     """
 
@@ -126,7 +130,7 @@ class DataEntry:
     licence: str
     origin: str
     load: Target
-    variant: Literal["none", "path", "number"] | tuple[str, ...] = "none"
+    variant: Literal["none", "path", "shards", "number", "name"] = "none"
     stored: tuple[str, ...] = ()
 
 

@@ -8,9 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tokenmix.errors import unknown_name
-
-__all__ = ["fetch_data", "print_result", "print_rows", "show"]
+__all__ = ["print_result", "print_rows", "show"]
 
 
 def show(what: str, *, as_json: bool = False) -> None:
@@ -42,7 +40,7 @@ def _short_mixer(row: dict[str, Any]) -> dict[str, Any]:
 
 def _short_data(row: dict[str, Any]) -> dict[str, Any]:
     """A data set's row that fits a terminal; --json has all of it."""
-    return {key: row[key] for key in ("name", "size", "licence", "cached")}
+    return {key: row[key] for key in ("name", "about", "licence", "cached")}
 
 
 def _models() -> list[dict[str, Any]]:
@@ -61,28 +59,9 @@ def _tasks() -> list[dict[str, Any]]:
 
 
 def _data() -> list[dict[str, Any]]:
-    from tokenmix.data.images import list_data
-    from tokenmix.data.scenes import list_dense
-    from tokenmix.tasks.points.data import list_points
-    from tokenmix.tasks.text.data import list_text
+    from tokenmix.data import list_data
 
-    return [asdict(entry) for entry in (*list_data(), *list_text(), *list_dense(), *list_points())]
-
-
-def fetch_data(name: str) -> str:
-    """Fetch a data set of any kind unless it is in the cache; returns the line that says where it came from."""
-    from tokenmix.data.images import DATA_SETS, get
-    from tokenmix.data.scenes import DENSE, get_dense
-    from tokenmix.tasks.points.data import POINT_SETS, get_points
-    from tokenmix.tasks.text.data import get_text
-    from tokenmix.tasks.text.data.table import CORPORA, LABELLED
-
-    kind = name.partition(":")[0]
-    texts = {**CORPORA, **LABELLED}
-    for known, fetch in ((DATA_SETS, get), (texts, get_text), (DENSE, get_dense), (POINT_SETS, get_points)):
-        if kind in known:
-            return fetch(name)
-    raise unknown_name("data set", name, (*DATA_SETS, *texts, *DENSE, *POINT_SETS))
+    return [asdict(entry) for entry in list_data()]
 
 
 MOST_NAMED, MOST_LISTED = 40, 6

@@ -179,7 +179,7 @@ class Data:
             return 0
         if self.name is None:
             raise UserError("tokenmix data get needs a name; see tokenmix data list")
-        from tokenmix.cli.listing import fetch_data
+        from tokenmix.data import fetch_data
 
         print(fetch_data(self.name))
         return 0

@@ -34,7 +34,7 @@ def make_examples(
     if not models:
         return [], []
     places = torch.linspace(0, len(images.test) - 1, min(CANDIDATES, len(images.test))).long()
-    pixels, places = images.test.read(places)
+    pixels, places = images.test.pixels(places)
     labels = images.test.labels[places]
     mean, std = (torch.tensor(description[key]).view(-1, 1, 1) for key in ("mean", "std"))
     inputs = pixels.float().div(255).sub(mean).div(std)

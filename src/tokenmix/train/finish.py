@@ -51,7 +51,7 @@ def resume_config(config: TrainConfig, run: Path) -> TrainConfig:
 def _check_same(config: TrainConfig, run: Path) -> None:
     before = read_json(run / "config.json")["config"]
     # As JSON would give it back.
-    now = json.loads(json.dumps(dataclasses.asdict(get_task(config.task).located(config)), default=str))
+    now = json.loads(json.dumps(dataclasses.asdict(get_task(config.task).with_absolute_paths(config)), default=str))
     for name, value in now.items():
         if name not in FREE and value != before.get(name):
             raise UserError(

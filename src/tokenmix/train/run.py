@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tokenmix.data.spec import located, short_name
+from tokenmix.data.lookup import short_name, with_absolute_paths
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
 from tokenmix.registry import get_task
@@ -102,7 +102,7 @@ def evaluate(
     changes = {"data": data or config.data, "device": device, "limit_eval": limit or config.limit_eval}
     config = dataclasses.replace(config, **changes)
     check_device(config)
-    source = type(task).load_data(dataclasses.replace(config, data=located(config.data)), like=description)
+    source = type(task).load_data(dataclasses.replace(config, data=with_absolute_paths(config.data)), like=description)
     if change is not None:
         change(task, source)
     results = validate(task, source, config, config.batch_size)
@@ -162,7 +162,7 @@ def load_task(
 
 
 def _start(config: TrainConfig, quiet: bool) -> Path:
-    config = get_task(config.task).located(config)
+    config = get_task(config.task).with_absolute_paths(config)
     run = config.out or Path("runs") / f"{config.model}-{short_name(config.data)}-{config.seed}"
     with raise_on_all_ranks():
         config = _check_settings(config)

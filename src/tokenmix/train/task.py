@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torchmetrics import MetricCollection
 
-from tokenmix.data.spec import located
+from tokenmix.data.lookup import with_absolute_paths
 from tokenmix.errors import UserError
 from tokenmix.losses import DiagonalityForm
 from tokenmix.train.optimizer import Recipe, make_optimizer, make_schedule
@@ -183,9 +183,9 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
         return make_settings(cls.settings_type, config.task_kwargs, config.task)
 
     @classmethod
-    def located(cls, config: Any) -> Any:
+    def with_absolute_paths(cls, config: Any) -> Any:
         """The config with full paths, so that its run can be used from anywhere."""
-        return replace(config, data=located(config.data))
+        return replace(config, data=with_absolute_paths(config.data))
 
     @classmethod
     def check(cls, config: TaskRecipe, batch_size: int) -> None:

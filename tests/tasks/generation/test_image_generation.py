@@ -253,7 +253,7 @@ def test_a_judge_of_other_data_is_refused(judge, run):
 def test_the_judge_sees_images_as_it_was_trained(judge):
     features = RunFeatures(judge)
     digits = load_images("digits", limit_eval=8).test
-    images, _ = digits.read(torch.arange(8))
+    images, _ = digits.pixels(torch.arange(8))
     task, _, data = load_task(judge)
     wanted = (images.float() / 255 - data["mean"][0]) / data["std"][0]
     with torch.no_grad():
@@ -303,7 +303,7 @@ def test_classes_of_files_keep_their_numbers(tmp_path):
     images = load_images(f"folder:{tmp_path}", img_size=32)
     kept = keep_classes(images, ["cat", "apple"], limit=6, limit_eval=None, seed=0)
     assert kept.classes == ["cat", "apple"]
-    pictures, _ = kept.train.read(torch.arange(6))
+    pictures, _ = kept.train.pixels(torch.arange(6))
     red = pictures[:, 0].float().mean((1, 2)).round().tolist()
     assert [{200.0: 0, 0.0: 1}[level] for level in red] == kept.train.labels.tolist()
     assert sorted(kept.train.labels.tolist()) == [0, 0, 0, 1, 1, 1]

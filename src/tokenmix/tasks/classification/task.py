@@ -1,7 +1,6 @@
 """Image classification: cross-entropy, accuracy, confusion matrix."""
 
-import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
@@ -15,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
-from tokenmix.data.images import ImageData, load_images, make_augment, make_loader, read_image
-from tokenmix.data.images.erase import Erase
+from tokenmix.data.images import ImageData, ImageSamples, load_images, make_augment, read_image
+from tokenmix.data.images.augment import Erase
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.losses import DiagonalityForm, diagonality_loss
@@ -28,52 +27,23 @@ from tokenmix.tasks.fitting import check_own, incompatible_model_error
 from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.metrics import CrossEntropy
 from tokenmix.train.programs import View
-from tokenmix.train.task import TaskData, TaskModule, TaskRecipe
-from tokenmix.train.task_data import check_names
+from tokenmix.train.task import TaskModule, TaskRecipe
+from tokenmix.train.task_data import IndexedData, check_names
 
-__all__ = ["CrossEntropy", "ImageClassification", "LabelledImages"]
+__all__ = ["CrossEntropy", "ImageClassification", "image_data"]
 
 CONFUSION_CLASSES = 200
 FROM_DATA = {"num_classes": "--data", "in_chans": "--data", "img_size": "--img-size"}
 
 
-class LabelledImages(TaskData):
-    """Images of `tokenmix.data.images`, normalised with `mean` and `std`."""
-
-    def __init__(self, images: ImageData, config: TaskRecipe, mean: Sequence[float], std: Sequence[float]) -> None:
-        self.images, self.config = images, config
-        self.num_train, self.num_test = len(images.train), len(images.test)
-        self._shared: dict[str, Any] = {
-            "mean": mean, "std": std, "seed": config.seed, "workers": config.workers,
-            "pin_memory": torch.cuda.is_available(),
-        }  # fmt: skip
-
-    def describe(self) -> dict[str, Any]:
-        """Classes, channels, size, normalisation, source and what was skipped."""
-        return self.images.describe()
-
-    def train_batches(self, *, batch_size: int, epoch: int, start: int) -> Iterable[Any]:
-        """Augmented batches of an epoch from batch `start` on."""
-        loader = make_loader(
-            self.images.train, batch_size=batch_size, shuffle=True, augment=self.config.augment, drop_last=True,
-            color_jitter=self.config.color_jitter, reprob=self.config.reprob, start_batch=start, **self._shared,
-        )  # fmt: skip
-        loader.set_epoch(epoch)
-        return loader
-
-    def test_batches(self, *, batch_size: int) -> Iterable[Any]:
-        """The test images, as they are."""
-        return make_loader(
-            self.images.test, batch_size=batch_size, shuffle=False, augment="none", drop_last=False, **self._shared
-        )
-
-    def part(self, rank: int, world_size: int) -> "LabelledImages":
-        """The same images, of which each process reads its share."""
-        if self.num_test < world_size:
-            raise UserError(f"{self.num_test} test images are too few for {world_size} processes; give more images")
-        other = copy.copy(self)
-        other._shared = {**self._shared, "rank": rank, "world_size": world_size}
-        return other
+def image_data(
+    images: ImageData, config: TaskRecipe, mean: Sequence[float], std: Sequence[float], *, augment: str
+) -> IndexedData:
+    """Images normalised with `mean` and `std`, for training augmented; `images` has the config's limits already."""
+    options: dict[str, Any] = {"color_jitter": config.color_jitter, "reprob": config.reprob, "seed": config.seed}
+    train = ImageSamples(images.train, mean=mean, std=std, augment=augment, **options)
+    test = ImageSamples(images.test, mean=mean, std=std)
+    return IndexedData(train, test, config=config, description=images.describe())
 
 
 class ImageClassification(TaskModule):
@@ -102,7 +72,7 @@ class ImageClassification(TaskModule):
             )
 
     @classmethod
-    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> LabelledImages:
+    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> IndexedData:
         """Read the images of `config.data`; `UserError` if `like` has other classes or channels."""
         size = config.img_size if like is None else tuple(like["img_size"])
         images = load_images(
@@ -110,9 +80,9 @@ class ImageClassification(TaskModule):
             crop_pct=config.crop_pct,
         )  # fmt: skip
         if like is None:
-            return LabelledImages(images, config, images.mean, images.std)
+            return image_data(images, config, images.mean, images.std, augment=config.augment)
         _check_like(config.data, images, like)
-        return LabelledImages(images, config, like["mean"], like["std"])
+        return image_data(images, config, like["mean"], like["std"], augment=config.augment)
 
     @classmethod
     def build_model(cls, config: TaskRecipe, data: Mapping[str, Any]) -> nn.Module:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.data.images.image_set import Skipped
-from tokenmix.data.numbered import limited
-from tokenmix.data.scenes import DenseData, ObjectAugment, ObjectSamples, Often, load_dense
+from tokenmix.data.indexed import subset
+from tokenmix.data.scenes import ObjectAugment, ObjectSamples, RepeatedScenes, SceneData, load_scenes
 from tokenmix.errors import UserError
 from tokenmix.models.registry import create_model
 from tokenmix.registry import MODELS, load_object
@@ -25,7 +25,7 @@ from tokenmix.tasks.fitting import check_model, check_own
 from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.programs import View
 from tokenmix.train.task import TaskModule, TaskRecipe
-from tokenmix.train.task_data import NumberedData, check_names
+from tokenmix.train.task_data import IndexedData, check_names
 
 __all__ = ["ObjectSettings", "ObjectTask"]
 
@@ -85,17 +85,17 @@ class ObjectTask(TaskModule):
     want: ClassVar[Literal["boxes", "masks"]]
 
     @classmethod
-    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> NumberedData:
+    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> IndexedData:
         """Read the scenes of `config.data`."""
-        data = load_dense(config.data, want=cls.want, seed=config.seed)
+        data = load_scenes(config.data, want=cls.want, seed=config.seed)
         if like is not None:
             check_names(config.data, data.classes, like["classes"])
         settings = cls.settings_of(config)
-        scenes = Often(data.train, settings.crops)
+        scenes = RepeatedScenes(data.train, settings.crops)
         if like is None:
             _check_learnable(ObjectSamples(scenes), config, cls.want)
         train = ObjectSamples(scenes, _augment(config, settings, data))
-        return NumberedData(train, ObjectSamples(data.test), config=config, description=_describe(config, data, like))
+        return IndexedData(train, ObjectSamples(data.test), config=config, description=_describe(config, data, like))
 
     @classmethod
     def build_model(cls, config: TaskRecipe, data: Mapping[str, Any]) -> nn.Module:
@@ -200,7 +200,7 @@ class ObjectTask(TaskModule):
 
 def _check_learnable(whole: ObjectSamples, config: TaskRecipe, want: Literal["boxes", "masks"]) -> None:
     """Raise `UserError` if no training image shows an object to learn; the first that does ends the search."""
-    samples = limited(whole, config.limit)
+    samples = subset(whole, config.limit)
     targets = (samples.read(torch.tensor([place]), 0)["targets"][0] for place in range(len(samples)))
     if not any((~target["iscrowd"]).any() for target in targets):
         taken = "" if config.limit is None else f" that --limit {config.limit} takes"
@@ -216,7 +216,7 @@ def _without_crowds(target: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: target[name][keep] for name in ("boxes", "labels", "masks") if name in target}
 
 
-def _augment(config: TaskRecipe, settings: ObjectSettings, data: DenseData) -> ObjectAugment | None:
+def _augment(config: TaskRecipe, settings: ObjectSettings, data: SceneData) -> ObjectAugment | None:
     if config.augment == "none":
         return None
     crop = data.crop if settings.crop is None else (settings.crop, settings.crop)
@@ -226,7 +226,7 @@ def _augment(config: TaskRecipe, settings: ObjectSettings, data: DenseData) -> O
     )  # fmt: skip
 
 
-def _describe(config: TaskRecipe, data: DenseData, like: Mapping[str, Any] | None) -> dict[str, Any]:
+def _describe(config: TaskRecipe, data: SceneData, like: Mapping[str, Any] | None) -> dict[str, Any]:
     """What the run folder keeps."""
     mean, std = IMAGENET if config.model_kwargs.get("pretrained_backbone") else (data.mean, data.std)
     side = config.img_size or _argument(config.model, "img_size")

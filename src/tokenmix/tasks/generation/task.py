@@ -13,7 +13,7 @@ from torchmetrics import Metric, MetricCollection
 from tokenmix.data.images import load_images
 from tokenmix.errors import UserError
 from tokenmix.models.registry import create_model
-from tokenmix.tasks.classification.task import LabelledImages
+from tokenmix.tasks.classification.task import image_data
 from tokenmix.tasks.fitting import check_model
 from tokenmix.tasks.generation.classes import keep_classes
 from tokenmix.tasks.generation.features import INCEPTION, Features, features_kind, make_features
@@ -22,6 +22,7 @@ from tokenmix.tasks.generation.models import GAN
 from tokenmix.tasks.generation.samples import noise_of, save_grid, strips
 from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.task import TaskModule, TaskRecipe
+from tokenmix.train.task_data import IndexedData
 
 __all__ = ["GenerationSettings", "ImageGeneration"]
 
@@ -98,7 +99,7 @@ class ImageGeneration(TaskModule):
             self.headline = kind.headline  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @classmethod
-    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> LabelledImages:
+    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> IndexedData:
         """The images of `config.data` and of the classes asked for, in -1 .. 1."""
         settings = cls.settings_of(config)
         images = load_images(config.data, img_size=config.img_size, seed=config.seed, crop_pct=config.crop_pct)
@@ -121,8 +122,7 @@ class ImageGeneration(TaskModule):
         if settings.features is not None:
             make_features(settings.features).check(images.classes, images.channels)
         # The task mirrors them itself. Shifts, of which `light` has some, are what the generator would learn to make.
-        plain = dataclasses.replace(config, augment="none")  # type: ignore[type-var]
-        return LabelledImages(images, plain, half, half)
+        return image_data(images, config, half, half, augment="none")
 
     @classmethod
     def build_model(cls, config: TaskRecipe, data: Mapping[str, Any]) -> nn.Module:
@@ -139,9 +139,9 @@ class ImageGeneration(TaskModule):
         return gan if cls.settings_of(config).ema is None else gan.keep_average()
 
     @classmethod
-    def located(cls, config: Any) -> Any:
+    def with_absolute_paths(cls, config: Any) -> Any:
         """The path of the judge as well as that of the data."""
-        config, judge = super().located(config), config.task_kwargs.get("features")
+        config, judge = super().with_absolute_paths(config), config.task_kwargs.get("features")
         if not isinstance(judge, str) or judge == INCEPTION:
             return config
         path = str(Path(judge).expanduser().absolute())

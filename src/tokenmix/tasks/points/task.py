@@ -19,7 +19,7 @@ from tokenmix.tasks.points.models import create_point_model
 from tokenmix.tasks.points.models.pct import count_parameters
 from tokenmix.tasks.summary import published_beside
 from tokenmix.train.task import TaskModule, TaskRecipe
-from tokenmix.train.task_data import NumberedData, check_names
+from tokenmix.train.task_data import IndexedData, check_names
 
 __all__ = ["CloudFile", "PointSettings", "PointTask", "stretched", "voted"]
 
@@ -89,7 +89,7 @@ class PointTask(TaskModule):
     usual_points: ClassVar[int]
 
     @classmethod
-    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> NumberedData:
+    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> IndexedData:
         """The clouds of `config.data`; with `like` as wide as that run's, and of the same classes and parts."""
         settings: PointSettings = cls.settings_of(config)
         data = load_points(config.data, want=cls.want)
@@ -103,7 +103,7 @@ class PointTask(TaskModule):
         }  # fmt: skip
         augment = {} if config.augment == "none" else {k: getattr(settings, k) for k in AUGMENTATION}
         still = "farthest" if settings.choice == "farthest" else "first"
-        return NumberedData(
+        return IndexedData(
             CloudSamples(data.train, choice=settings.choice, **shared, **augment),
             CloudSamples(data.test, choice=still, **shared),
             config=config,

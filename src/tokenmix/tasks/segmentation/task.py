@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
 from tokenmix.data.images import read_image
-from tokenmix.data.numbered import limited
-from tokenmix.data.scenes import DenseData, Often, PixelAugment, PixelSamples, load_dense
+from tokenmix.data.indexed import subset
+from tokenmix.data.scenes import PixelAugment, PixelSamples, RepeatedScenes, SceneData, load_scenes
 from tokenmix.errors import UserError
 from tokenmix.models.registry import create_model
 from tokenmix.tasks.classification.output import check_stems, stored_images
@@ -28,7 +28,7 @@ from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.optimizer import check_optimizer, make_schedule
 from tokenmix.train.programs import View
 from tokenmix.train.task import TaskModule, TaskRecipe
-from tokenmix.train.task_data import NumberedData, check_names
+from tokenmix.train.task_data import IndexedData, check_names
 
 __all__ = ["PixelData", "SegmentationSettings", "SemanticSegmentation"]
 
@@ -69,10 +69,10 @@ class SegmentationSettings:
         return Inference(**{name: value for name, value in asdict(self).items() if name in names})
 
 
-class PixelData(NumberedData):
+class PixelData(IndexedData):
     """Crops for training, and whole images for testing, `test_batch` at a time."""
 
-    def __init__(self, data: DenseData, config: TaskRecipe, settings: SegmentationSettings) -> None:
+    def __init__(self, data: SceneData, config: TaskRecipe, settings: SegmentationSettings) -> None:
         crop = both_sides(settings.crop) if settings.crop else data.crop
         still = config.augment == "none"
         augment = PixelAugment(
@@ -82,7 +82,7 @@ class PixelData(NumberedData):
         self.test_batch = settings.test_batch
         size = crop or tuple(data.train.scene(0).image.shape[1:])
         super().__init__(
-            PixelSamples(data, Often(data.train, settings.crops), augment), PixelSamples(data, data.test),
+            PixelSamples(data, RepeatedScenes(data.train, settings.crops), augment), PixelSamples(data, data.test),
             config=config,
             description={
                 "classes": data.classes, "ignore": data.ignore, "palette": data.palette, "mean": data.mean,
@@ -114,7 +114,7 @@ class SemanticSegmentation(TaskModule):
     @classmethod
     def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> PixelData:
         """The scenes of `config.data`; with `like` normalised as that run's, and of the same classes."""
-        data = load_dense(config.data, want="classes", seed=config.seed)
+        data = load_scenes(config.data, want="classes", seed=config.seed)
         if len(data.classes) > MOST_CLASSES:
             raise UserError(f"{config.data!r} has {len(data.classes)} classes; a mask has colours for {MOST_CLASSES}")
         if like is not None:
@@ -271,9 +271,9 @@ class SemanticSegmentation(TaskModule):
             yield image, classes, told
 
 
-def _check_learnable(data: DenseData, crops: int, limit: int | None) -> None:
+def _check_learnable(data: SceneData, crops: int, limit: int | None) -> None:
     """Raise `UserError` if no pixel of the training images counts; the first image with one ends the search."""
-    samples = limited(PixelSamples(data, Often(data.train, crops)), limit)
+    samples = subset(PixelSamples(data, RepeatedScenes(data.train, crops)), limit)
     batches = (samples.read(torch.tensor([place]), 0) for place in range(len(samples)))
     if not any((batch["classes"] != data.ignore).any() for batch in batches):
         raise UserError(

@@ -9,22 +9,22 @@ from PIL import Image
 from timm.data.transforms import RandomResizedCropAndInterpolation
 from torch import Tensor
 
-from tokenmix.data.fetch import say
-from tokenmix.data.images.augment import hash_indices
+from tokenmix.data.fetch import log
 from tokenmix.data.images.decode import Box, UnreadableImage, decode, decode_part
 from tokenmix.data.images.image_set import ImageSet
-from tokenmix.data.seeded import restored_random_state, seed_all
+from tokenmix.data.seeding import hash_indices, restored_random_state, seed_all
 
-__all__ = ["CHANNELS", "CROP_PCT", "OpenedImages"]
+__all__ = ["CHANNELS", "CROP_PCT", "LazyImages"]
 
 CHANNELS = 3
 # timm's own if a model states none.
 CROP_PCT = 0.875
-PURPOSE = 1
+# Of `hash_indices`.
+RANDOM_CROP = 1
 NAMED = 10
 
 
-class OpenedImages(ImageSet):
+class LazyImages(ImageSet):
     """Images that are decoded each time they are read.
 
     One that has become unreadable is left out of its batch; the first ten are named on stderr, with their count.
@@ -50,23 +50,23 @@ class OpenedImages(ImageSet):
         """Where the image is, for a message."""
         return str(self.source(index))
 
-    def read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        return self._read(
+    def pixels(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        return self._decoded(
             indices, lambda index: decode(self.source(index), CHANNELS, self.size, crop_pct=self.crop_pct)
         )
 
-    def read_parts(self, indices: Tensor, seed: int, epoch: int) -> tuple[Tensor, Tensor]:
-        """As `read`, but a random part of each image, a function of (seed, epoch, index)."""
-        bits = dict(zip(indices.tolist(), hash_indices(seed, epoch, indices, PURPOSE)))
+    def random_crops(self, indices: Tensor, seed: int, epoch: int) -> tuple[Tensor, Tensor]:
+        """As `pixels`, but a random part of each image, a function of (seed, epoch, index)."""
+        bits = dict(zip(indices.tolist(), hash_indices(seed, epoch, indices, RANDOM_CROP)))
 
         def part(index: int) -> Tensor:
             seed_all(int(bits[index]))
             return decode_part(self.source(index), CHANNELS, self.size, _random_part)
 
         with restored_random_state():
-            return self._read(indices, part)
+            return self._decoded(indices, part)
 
-    def _read(self, indices: Tensor, one: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
+    def _decoded(self, indices: Tensor, one: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
         images, kept = [], []
         for index in indices.tolist():
             try:
@@ -82,7 +82,7 @@ class OpenedImages(ImageSet):
             return
         self._bad.add(index)
         if len(self._bad) <= NAMED:
-            say(f"left out: {self.name(index)} {reason} ({len(self._bad)} so far)")
+            log(f"left out: {self.name(index)} {reason} ({len(self._bad)} so far)")
 
 
 def _random_part(image: Image.Image) -> tuple[Box, Image.Resampling]:
