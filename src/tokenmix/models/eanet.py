@@ -6,6 +6,7 @@ arXiv:2105.02358.
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -16,12 +17,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.external import ExternalAttention2d
 from tokenmix.layers.memory import Tie
+from tokenmix.models.architecture import Architecture
 from tokenmix.models.isotropic import BlockMap, mix
 from tokenmix.models.pretrained import timm_resnet
 from tokenmix.models.stems import pair
 from tokenmix.models.timm_interface import Classifier, record_input_size, take_indices
 
-__all__ = ["EABlock", "EANet"]
+__all__ = ["EABlock", "EANet", "EANetArchitecture"]
 
 torch.fx.wrap("mix")
 
@@ -38,6 +40,26 @@ class EABlock(nn.Module):
         return mix(self.mixer, x)[0]
 
 
+@dataclass(frozen=True, kw_only=True)
+class EANetArchitecture(Architecture):
+    """What makes one EANet.
+
+    Attributes:
+        backbone: name of a ResNet of timm's.
+        backbone_kwargs: arguments of its constructor.
+        stem: `"large"`, that of the ResNet, which quarters the sides at once; `"small"`, one 3 x 3 convolution that
+            keeps them, for images of 28 to 64 px.
+        num_slots: memory slots.
+        tie: how the two memories are tied, see `ExternalAttention2d`.
+    """
+
+    backbone: str = "resnet50"
+    backbone_kwargs: Mapping[str, Any] | None = None
+    stem: Literal["large", "small"] = "large"
+    num_slots: int = 64
+    tie: Tie = "none"
+
+
 class EANet(Classifier):
     """A ResNet of timm's, the EANet block on its last map, mean over the map, a linear head.
 
@@ -50,16 +72,11 @@ class EANet(Classifier):
     and weights of a plain ResNet keep their answers.
 
     Args:
-        backbone: name of a ResNet of timm's.
-        backbone_kwargs: arguments of its constructor.
-        stem: `"large"`, that of the ResNet, which quarters the sides at once; `"small"`, one 3 x 3 convolution that
-            keeps them, for images of 28 to 64 px.
+        architecture: the ResNet and the block of this one.
         pretrained_backbone: start from timm's weights of the backbone.
         img_size: side of the images, or (height, width), for which `macs` counts; any size runs.
         in_chans: channels of the image.
         num_classes: width of the head; 0 for none.
-        num_slots: memory slots.
-        tie: how the two memories are tied, see `ExternalAttention2d`.
         global_pool: `"avg"`, or `""` for the map itself.
         drop_rate: dropout before the head.
         drop_path_rate: stochastic depth of the backbone's last block.
@@ -73,15 +90,12 @@ class EANet(Classifier):
 
     def __init__(
         self,
-        backbone: str = "resnet50",
-        backbone_kwargs: Mapping[str, Any] | None = None,
-        stem: Literal["large", "small"] = "large",
+        architecture: EANetArchitecture,
+        *,
         pretrained_backbone: bool = False,
         img_size: int | tuple[int, int] = 224,
         in_chans: int = 3,
         num_classes: int = 1000,
-        num_slots: int = 64,
-        tie: Tie = "none",
         global_pool: Literal["avg", ""] = "avg",
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
@@ -89,22 +103,23 @@ class EANet(Classifier):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if stem not in ("large", "small"):
-            raise unknown_name("stem", stem, ("large", "small"))
+        a = architecture
+        if a.stem not in ("large", "small"):
+            raise unknown_name("stem", a.stem, ("large", "small"))
         _check_unpooled(global_pool, num_classes)
         factory = {"device": device, "dtype": dtype}
         given = {
             "in_chans": in_chans, "num_classes": num_classes, "global_pool": self.checked_pool(global_pool),
-            "drop_rate": drop_rate, "drop_path_rate": drop_path_rate, **(backbone_kwargs or {}), **factory,
+            "drop_rate": drop_rate, "drop_path_rate": drop_path_rate, **(a.backbone_kwargs or {}), **factory,
         }  # fmt: skip
-        self.backbone = timm_resnet(backbone, pretrained=pretrained_backbone, **given)
-        if stem == "small":
+        self.backbone = timm_resnet(a.backbone, pretrained=pretrained_backbone, **given)
+        if a.stem == "small":
             _shrink_stem(self.backbone, in_chans, factory)
         self.in_chans, self.num_classes, self.global_pool = in_chans, num_classes, global_pool
         self.num_features = self.head_hidden_size = self.embed_dim = self.backbone.num_features
         self.feature_info = [{**entry, "module": f"backbone.{entry['module']}"} for entry in self.backbone.feature_info]
         self.feature_info[-1]["module"] = "blocks.0"
-        mixer = ExternalAttention2d(self.num_features, num_slots=num_slots, tie=tie, **factory)
+        mixer = ExternalAttention2d(self.num_features, num_slots=a.num_slots, tie=a.tie, **factory)
         nn.init.zeros_(mixer.norm.weight)
         self.blocks = nn.ModuleList([EABlock(mixer)])
         self.mixer_name = "external-2d"

@@ -3,6 +3,7 @@
 Paper: Liu, Dai, So, Le, "Pay Attention to MLPs", 2021, arXiv:2105.08050.
 """
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -13,11 +14,12 @@ from torch import Tensor, nn
 
 from tokenmix.errors import unknown_name
 from tokenmix.layers.gated_mlp import GatedMLP
+from tokenmix.models.architecture import Architecture
 from tokenmix.models.isotropic import IsotropicNet, mix
 from tokenmix.models.stems import PatchStem
 from tokenmix.ops.less import Scores
 
-__all__ = ["GMLP", "GMLPBlock"]
+__all__ = ["GMLP", "GMLPArchitecture", "GMLPBlock"]
 
 torch.fx.wrap("mix")
 
@@ -43,56 +45,69 @@ class GMLPBlock(nn.Module):
         return self.mixer.macs(num_tokens)
 
 
-class GMLP(IsotropicNet):
-    """gMLP, and with `attention_dim` aMLP.
+@dataclass(frozen=True, kw_only=True)
+class GMLPArchitecture(Architecture):
+    """What makes one gMLP.
 
-    Args:
-        img_size: side of the image, or (height, width); a multiple of the patch.
+    Attributes:
         patch_size: side of a patch.
-        in_chans: channels of the image.
-        num_classes: width of the head; 0 for none.
         embed_dim: width D of the tokens.
         depth: number of blocks.
         expansion: d_ffn / D, the width between U and the gate.
         attention_dim: width of tiny attention's one head; 0 for none.
         gate: `"dense"` as in the paper's vision models, or `"toeplitz"`.
+        init: `"timm"`, since the paper prints none; `"torch"`, that of the layers, which learns faster at first.
+    """
+
+    patch_size: int = 16
+    embed_dim: int = 256
+    depth: int = 30
+    expansion: float = 6.0
+    attention_dim: int = 0
+    gate: Literal["dense", "toeplitz"] = "dense"
+    init: Literal["timm", "torch"] = "timm"
+
+
+class GMLP(IsotropicNet):
+    """gMLP, and with `attention_dim` aMLP.
+
+    Args:
+        architecture: the numbers of this one.
+        img_size: side of the image, or (height, width); a multiple of the patch.
+        in_chans: channels of the image.
+        num_classes: width of the head; 0 for none.
         global_pool: `"avg"`, or `""` for the tokens themselves.
         drop_rate: dropout before the head.
         proj_drop_rate: dropout in the branches.
         drop_path_rate: stochastic depth of the last block, linear in depth.
-        init: `"timm"`, since the paper prints none; `"torch"`, that of the layers, which learns faster at first.
     """
 
     def __init__(
         self,
+        architecture: GMLPArchitecture,
+        *,
         img_size: int | tuple[int, int] = 224,
-        patch_size: int = 16,
         in_chans: int = 3,
         num_classes: int = 1000,
-        embed_dim: int = 256,
-        depth: int = 30,
-        expansion: float = 6.0,
-        attention_dim: int = 0,
-        gate: Literal["dense", "toeplitz"] = "dense",
         global_pool: Literal["avg", ""] = "avg",
         drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
-        init: Literal["timm", "torch"] = "timm",
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         factory = {"device": device, "dtype": dtype}
-        stem = PatchStem(embed_dim, img_size=img_size, patch_size=patch_size, in_chans=in_chans, **factory)
+        a, dim = architecture, architecture.embed_dim
+        stem = PatchStem(dim, img_size=img_size, patch_size=a.patch_size, in_chans=in_chans, **factory)
         num_tokens = stem.grid_size[0] * stem.grid_size[1]
 
         def branch() -> GatedMLP:
             return GatedMLP(
-                embed_dim, num_tokens, expansion=expansion, gate=gate, attention_dim=attention_dim,
+                dim, num_tokens, expansion=a.expansion, gate=a.gate, attention_dim=a.attention_dim,
                 dropout=proj_drop_rate, **factory,
             )  # fmt: skip
 
-        rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
+        rates: Any = calculate_drop_path_rates(drop_path_rate, a.depth)
         super().__init__(
             stem,
             [GMLPBlock(branch(), drop_path=rate, **factory) for rate in rates],
@@ -103,10 +118,10 @@ class GMLP(IsotropicNet):
             norm_eps=1e-6,
             **factory,
         )
-        self.mixer_name = "gating-attention" if attention_dim else "gating"
-        if init not in ("timm", "torch"):
-            raise unknown_name("init", init, ("timm", "torch"))
-        if init == "timm":
+        self.mixer_name = "gating-attention" if a.attention_dim else "gating"
+        if a.init not in ("timm", "torch"):
+            raise unknown_name("init", a.init, ("timm", "torch"))
+        if a.init == "timm":
             self.init_weights()
 
     @torch.no_grad()

@@ -5,6 +5,7 @@ arXiv:2406.00427. Neither code nor a layout was published: docs/models/lavit.md 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -14,31 +15,25 @@ from timm.layers.weight_init import trunc_normal_
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
+from tokenmix.models.architecture import Architecture
 from tokenmix.models.isotropic import BlockMap
-from tokenmix.models.lavit_layout import BlockCost, Mode, make_stages, shrunk, unpaid
+from tokenmix.models.lavit_layout import BlockCost, Mode, StageSpec, make_stages, shrunk, unpaid
 from tokenmix.models.lavit_stage import LaViTStage
 from tokenmix.models.stems import pair
 from tokenmix.models.timm_interface import Classifier, check_images, make_head, record_input_size, take_indices
 from tokenmix.ops.less import Scores
 
-__all__ = ["LaViT"]
+__all__ = ["LaViT", "LaViTArchitecture"]
 
 torch.fx.wrap("check_images")
 
 
-class LaViT(Classifier):
-    """Stages of vanilla attention, then less-attention, with an attention residual from stage to stage.
+@dataclass(frozen=True, kw_only=True)
+class LaViTArchitecture(Architecture):
+    """What makes one LaViT.
 
-        A_1 = Q K^T / sqrt(d) + R(A of the stage before),   A_l = Psi(Theta(A_(l-1))^T)^T behind the vanilla blocks
-
-    Each stage shrinks the grid by a convolution whose kernel is its stride, `patch_size` in the first, 2 in the others.
-    What does not divide is padded with zeros below and to the right: any image size goes, and sides round up.
-
-    Args:
-        img_size: side of the image, or (height, width).
+    Attributes:
         patch_size: side of a patch of the first stage.
-        in_chans: channels of the image.
-        num_classes: width of the head; 0 for none.
         embed_dims: width D of each stage.
         depths: blocks of each stage.
         num_vanilla: blocks at the front of each stage that keep vanilla attention.
@@ -50,6 +45,40 @@ class LaViT(Classifier):
         mlp_ratio: hidden width of the MLPs over D.
         less_mode: `"factored"`, or `"dense"`, the reference; the same result.
         layer_scale: LayerScale of the branches at the start.
+    """
+
+    patch_size: int = 4
+    embed_dims: Sequence[int] = (64, 128, 320, 640)
+    depths: Sequence[int] = (3, 2, 6, 3)
+    num_vanilla: Sequence[int] = (3, 2, 2, 1)
+    num_heads: Sequence[int] = (1, 2, 5, 10)
+    key_reductions: Sequence[int] = (4, 2, 1, 1)
+    residuals: Sequence[bool] = (True, True, True)
+    mlp_ratio: float = 4.0
+    less_mode: Mode = "factored"
+    layer_scale: float = 0.1
+
+    def stages(self) -> list[StageSpec]:
+        """One spec for each stage; `UserError` where the numbers do not fit each other."""
+        return make_stages(
+            self.embed_dims, self.depths, self.num_vanilla, self.num_heads, self.key_reductions, self.residuals,
+            self.mlp_ratio,
+        )  # fmt: skip
+
+
+class LaViT(Classifier):
+    """Stages of vanilla attention, then less-attention, with an attention residual from stage to stage.
+
+        A_1 = Q K^T / sqrt(d) + R(A of the stage before),   A_l = Psi(Theta(A_(l-1))^T)^T behind the vanilla blocks
+
+    Each stage shrinks the grid by a convolution whose kernel is its stride, `patch_size` in the first, 2 in the others.
+    What does not divide is padded with zeros below and to the right: any image size goes, and sides round up.
+
+    Args:
+        architecture: the numbers of this one.
+        img_size: side of the image, or (height, width).
+        in_chans: channels of the image.
+        num_classes: width of the head; 0 for none.
         global_pool: `"avg"`, or `""` for the tokens themselves.
         drop_rate: dropout before the head.
         proj_drop_rate: dropout behind the MLPs.
@@ -66,19 +95,11 @@ class LaViT(Classifier):
 
     def __init__(
         self,
+        architecture: LaViTArchitecture,
+        *,
         img_size: int | tuple[int, int] = 224,
-        patch_size: int = 4,
         in_chans: int = 3,
         num_classes: int = 1000,
-        embed_dims: Sequence[int] = (64, 128, 320, 640),
-        depths: Sequence[int] = (3, 2, 6, 3),
-        num_vanilla: Sequence[int] = (3, 2, 2, 1),
-        num_heads: Sequence[int] = (1, 2, 5, 10),
-        key_reductions: Sequence[int] = (4, 2, 1, 1),
-        residuals: Sequence[bool] = (True, True, True),
-        mlp_ratio: float = 4.0,
-        less_mode: Mode = "factored",
-        layer_scale: float = 0.1,
         global_pool: Literal["avg", ""] = "avg",
         drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
@@ -88,24 +109,24 @@ class LaViT(Classifier):
     ) -> None:
         super().__init__()
         factory = {"device": device, "dtype": dtype}
-        specs = make_stages(embed_dims, depths, num_vanilla, num_heads, key_reductions, residuals, mlp_ratio)
-        self.img_size, self.in_chans, self.patch_size, self.less_mode = pair(img_size), in_chans, patch_size, less_mode
+        specs, patch_size, width = architecture.stages(), architecture.patch_size, architecture.embed_dims[-1]
+        self.img_size, self.in_chans, self.patch_size = pair(img_size), in_chans, patch_size
+        self.less_mode = architecture.less_mode
         strides = [patch_size] + [2] * (len(specs) - 1)
-        rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
+        rates: Any = calculate_drop_path_rates(drop_path_rate, list(architecture.depths), stagewise=True)
         self.stages = nn.ModuleList(
             LaViTStage(
                 spec, specs[i - 1] if i else None, specs[i - 1].dim if i else in_chans, grid, stride=strides[i],
-                less_mode=less_mode, layer_scale=layer_scale, drop=proj_drop_rate, drop_path=rates[i],
-                **factory,
+                less_mode=self.less_mode, layer_scale=architecture.layer_scale, drop=proj_drop_rate,
+                drop_path=rates[i], **factory,
             )
             for i, (spec, grid) in enumerate(zip(specs, _grids(self.img_size, strides), strict=True))
         )  # fmt: skip
-        self.num_classes, self.num_features = num_classes, embed_dims[-1]
-        self.head_hidden_size = embed_dims[-1]
+        self.num_classes, self.num_features, self.head_hidden_size = num_classes, width, width
         self.global_pool = self.checked_pool(global_pool)
-        self.norm = nn.LayerNorm(embed_dims[-1], **factory)
+        self.norm = nn.LayerNorm(width, **factory)
         self.head_drop = nn.Dropout(drop_rate)
-        self.head = make_head(embed_dims[-1], num_classes, **factory)
+        self.head = make_head(width, num_classes, **factory)
         self.feature_info = [
             {"module": f"stages.{i}", "num_chs": spec.dim, "reduction": patch_size * 2**i}
             for i, spec in enumerate(specs)

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -10,27 +11,46 @@ from timm.layers.drop import calculate_drop_path_rates
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
 from tokenmix.layers.table import build, get_spec
+from tokenmix.models.architecture import Architecture
 from tokenmix.models.isotropic import GridMixer, IsotropicNet, MixerBlock
 from tokenmix.models.stems import PatchStem, pair
 
-__all__ = ["MixerNet"]
+__all__ = ["MixerNet", "MixerNetArchitecture"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixerNetArchitecture(Architecture):
+    """What makes one network of a comparison.
+
+    Attributes:
+        mixer: a name of `tokenmix.list_mixers()`.
+        mixer_kwargs: arguments of the mixer's constructor.
+        patch_size: side of a patch; 4, or 2 for images under 24 px, if not given.
+        embed_dim: width D of the tokens.
+        depth: number of blocks.
+        num_heads: heads of the mixers that have heads.
+        num_leading: with less-attention, the blocks at the front that keep vanilla attention.
+        mlp_ratio: hidden width of the MLP over D.
+    """
+
+    mixer: str = "self"
+    mixer_kwargs: Mapping[str, Any] | None = None
+    patch_size: int | None = None
+    embed_dim: int = 64
+    depth: int = 4
+    num_heads: int = 4
+    num_leading: int = 1
+    mlp_ratio: float = 2.0
 
 
 class MixerNet(IsotropicNet):
     """Patches, positions, blocks that differ only in their mixer, mean over tokens, a linear head.
 
     Args:
-        mixer: a name of `tokenmix.list_mixers()`.
-        mixer_kwargs: arguments of the mixer's constructor.
+        architecture: the mixer and the numbers of this one.
         img_size: side of the image, or (height, width); a multiple of the patch.
-        patch_size: side of a patch; 4, or 2 for images under 24 px, if not given.
         in_chans: channels of the image.
         num_classes: width of the head; 0 for none.
-        embed_dim: width D of the tokens.
-        depth: number of blocks.
-        num_heads: heads of the mixers that have heads.
-        num_leading: with less-attention, the blocks at the front that keep vanilla attention.
-        mlp_ratio: hidden width of the MLP over D.
         global_pool: `"avg"`, or `""` for the tokens themselves.
         drop_rate: dropout before the head and behind each MLP.
         drop_path_rate: stochastic depth of the last block, linear in depth.
@@ -38,17 +58,11 @@ class MixerNet(IsotropicNet):
 
     def __init__(
         self,
-        mixer: str = "self",
-        mixer_kwargs: Mapping[str, Any] | None = None,
+        architecture: MixerNetArchitecture,
+        *,
         img_size: int | tuple[int, int] = 32,
-        patch_size: int | None = None,
         in_chans: int = 3,
         num_classes: int = 10,
-        embed_dim: int = 64,
-        depth: int = 4,
-        num_heads: int = 4,
-        num_leading: int = 1,
-        mlp_ratio: float = 2.0,
         global_pool: Literal["avg", ""] = "avg",
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
@@ -56,49 +70,35 @@ class MixerNet(IsotropicNet):
         dtype: torch.dtype | None = None,
     ) -> None:
         factory = {"device": device, "dtype": dtype}
-        patch_size = patch_size or (4 if min(pair(img_size)) >= 24 else 2)
-        stem = PatchStem(embed_dim, img_size=img_size, patch_size=patch_size, in_chans=in_chans, **factory)
-        mixers = _mixers(
-            mixer,
-            depth,
-            num_leading,
-            embed_dim,
-            stem.grid_size,
-            {"num_heads": num_heads, **factory},
-            mixer_kwargs or {},
-        )
-        rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
+        a = architecture
+        patch_size = a.patch_size or (4 if min(pair(img_size)) >= 24 else 2)
+        stem = PatchStem(a.embed_dim, img_size=img_size, patch_size=patch_size, in_chans=in_chans, **factory)
+        mixers = _mixers(a, stem.grid_size, factory)
+        rates: Any = calculate_drop_path_rates(drop_path_rate, a.depth)
         blocks = [
-            MixerBlock(m, mlp_ratio=mlp_ratio, drop=drop_rate, drop_path=rate, **factory)
+            MixerBlock(m, mlp_ratio=a.mlp_ratio, drop=drop_rate, drop_path=rate, **factory)
             for m, rate in zip(mixers, rates, strict=True)
         ]
         super().__init__(stem, blocks, num_classes=num_classes, global_pool=global_pool, drop_rate=drop_rate, **factory)
-        self.mixer_name = mixer
+        self.mixer_name = a.mixer
 
 
-def _mixers(
-    name: str,
-    depth: int,
-    num_leading: int,
-    dim: int,
-    grid: tuple[int, int],
-    offered: Mapping[str, Any],
-    asked: Mapping[str, Any],
-) -> list[Mixer]:
+def _mixers(a: MixerNetArchitecture, grid: tuple[int, int], factory: Mapping[str, Any]) -> list[Mixer]:
     """One mixer for each block. What the skeleton offers goes to the layers that have such an argument; what the user
     asked for goes to every layer of the mixer's own class, which refuses what it does not know."""
-    spec = get_spec(name)
+    name, depth, asked = a.mixer, a.depth, a.mixer_kwargs or {}
+    spec, offered = get_spec(name), {"num_heads": a.num_heads, **factory}
 
     def make(layer: type[Mixer], row: Mapping[str, Any], asked: Mapping[str, Any]) -> Mixer:
         known = inspect.signature(layer).parameters
         args = {k: v for k, v in offered.items() if k in known}
-        built = build(layer, f"mixer {name!r}", dim, grid[0] * grid[1], {**args, **row, **asked})
+        built = build(layer, f"mixer {name!r}", a.embed_dim, grid[0] * grid[1], {**args, **row, **asked})
         return GridMixer(built, grid) if built.capabilities.layout == "2d" else built
 
     if spec.leader is None:
         return [make(spec.layer, spec.fixed, asked) for _ in range(depth)]
-    if not 1 <= num_leading < depth:
-        raise UserError(f"num_leading must lie in 1..{depth - 1} for {name!r} at depth {depth}, got {num_leading}")
+    if not 1 <= a.num_leading < depth:
+        raise UserError(f"num_leading must lie in 1..{depth - 1} for {name!r} at depth {depth}, got {a.num_leading}")
     shared = {k: v for k, v in asked.items() if k in inspect.signature(spec.leader).parameters}
-    leading = [make(spec.leader, {}, shared) for _ in range(num_leading)]
-    return leading + [make(spec.layer, {**spec.fixed, **spec.later}, asked) for _ in range(depth - num_leading)]
+    leading = [make(spec.leader, {}, shared) for _ in range(a.num_leading)]
+    return leading + [make(spec.layer, {**spec.fixed, **spec.later}, asked) for _ in range(depth - a.num_leading)]

@@ -1,6 +1,5 @@
 """A model by name: of the registry, or of timm's."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 from torch import nn
 
 from tokenmix.errors import UserError, unknown_name
+from tokenmix.models.architecture import flat_arguments, make_network, takes_any
 from tokenmix.models.timm_registry import register_with_timm
 from tokenmix.registry import MODELS, list_models, load_object
 
@@ -40,7 +40,7 @@ def create_model(name: str, **kwargs: Any) -> nn.Module:
     build = load_object(entry.build)
     if entry.pretrained_cfg is None:
         _check_arguments(name, build, kwargs)
-        return build(**_with_preset(entry.arguments, kwargs))
+        return make_network(build, **_with_preset(entry.arguments, kwargs))
     _check_arguments(name, build, kwargs, FACTORY)
     register_with_timm(entry)
     return timm.create_model(name, **kwargs)
@@ -56,10 +56,9 @@ def _check_arguments(
     name: str, build: Callable[..., Any], given: Mapping[str, Any], others: tuple[str, ...] = ()
 ) -> None:
     """Raise `UserError` for an argument that the model lacks; a builder that takes any checks them itself."""
-    parameters = inspect.signature(build).parameters
-    accepted = {*parameters, *others}
+    accepted = {*flat_arguments(build), *others}
     unknown = sorted(set(given) - accepted)
-    if unknown and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
+    if unknown and not takes_any(build):
         raise UserError(f"model {name!r} has no argument {unknown[0]!r}; it takes {', '.join(sorted(accepted))}")
 
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model, resolve_pretrained_cfg
 from torch import nn
 
+from tokenmix.models.architecture import make_network
 from tokenmix.models.pretrained import check_source, checkpoint_filter_fn, fetching
 from tokenmix.registry import ModelEntry, load_object
 
@@ -44,7 +46,7 @@ def _build(model: type[nn.Module], name: str, arguments: Mapping[str, Any], kwar
         check_source(name, source, kwargs.get("cache_dir"))
     with fetching(name) if pretrained else nullcontext():
         return build_model_with_cfg(
-            model,
+            partial(make_network, model),
             name,
             pretrained,
             pretrained_filter_fn=checkpoint_filter_fn,
