@@ -2,12 +2,14 @@
 
 from tokenmix.tasks.segmentation.models.base import Segmenter
 from tokenmix.tasks.segmentation.models.blocks import SelfAttention2d
-from tokenmix.tasks.segmentation.models.eanet import EANetSegmenter
-from tokenmix.tasks.segmentation.models.fpn import FPNSegmenter
+from tokenmix.tasks.segmentation.models.eanet import EANetSegmenter, EANetSegmenterArchitecture
+from tokenmix.tasks.segmentation.models.fpn import FPNSegmenter, FPNSegmenterArchitecture
 
 __all__ = [
     "EANetSegmenter",
+    "EANetSegmenterArchitecture",
     "FPNSegmenter",
+    "FPNSegmenterArchitecture",
     "Segmenter",
     "SelfAttention2d",
 ]

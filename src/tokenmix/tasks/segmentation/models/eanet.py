@@ -1,18 +1,33 @@
 """EANet for segmentation: a dilated ResNet, one block of external attention, a classifier for each pixel."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from tokenmix.layers.memory import Tie
-from tokenmix.ops.external.api import Normalization
 from tokenmix.tasks.segmentation.models.backbones import make_dilated
 from tokenmix.tasks.segmentation.models.base import Segmenter, Upsampling
-from tokenmix.tasks.segmentation.models.blocks import ContextName, conv_norm_relu, make_context
+from tokenmix.tasks.segmentation.models.blocks import ContextName, SegmenterArchitecture, conv_norm_relu
 
-__all__ = ["EANetSegmenter"]
+__all__ = ["EANetSegmenter", "EANetSegmenterArchitecture"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EANetSegmenterArchitecture(SegmenterArchitecture):
+    """What makes one EANet; `backbone` is a convolutional model of timm's that can be dilated.
+
+    Attributes:
+        stem: `"large"`, the backbone's own; `"small"`, see `make_dilated`.
+        output_stride: pixels on a side that become one place of the map: 8 or 16 as published; 4 with a small stem.
+    """
+
+    backbone: str = "resnet50s"
+    stem: Literal["large", "small"] = "large"
+    output_stride: int = 8
+    mixer: ContextName = "external"
+    width: int = 512
+    head_width: int = 256
 
 
 class EANetSegmenter(Segmenter):
@@ -29,16 +44,9 @@ class EANetSegmenter(Segmenter):
     Shapes: images (B, in_chans, H, W), any H and W, to logits (B, num_classes, H, W).
 
     Args:
+        architecture: backbone, block and widths of this one; with `mixer="none"` it is a plain FCN.
         num_classes: classes of a pixel.
-        backbone: name of a convolutional model of timm's that can be dilated.
-        backbone_kwargs: arguments of its constructor.
         pretrained_backbone: start from timm's weights of the backbone.
-        stem: `"large"`, the backbone's own; `"small"`, see `make_dilated`.
-        output_stride: pixels on a side that become one place of the map: 8 or 16 as published; 4 with a small stem.
-        mixer: `"external"`; `"self"`, the same block of self-attention; `"none"`, a plain FCN.
-        num_slots, tie, normalization, chunk_size: of external attention, see `ExternalAttention2d`; 64 slots, no tie,
-            double normalisation and all pixels at once if not given.
-        width, head_width: channels around the block, and before the classifier.
         drop_rate: dropout of whole channels before the classifier.
         img_size: size for which `macs` counts.
         in_chans: channels of the image.
@@ -50,19 +58,10 @@ class EANetSegmenter(Segmenter):
 
     def __init__(
         self,
+        architecture: EANetSegmenterArchitecture,
+        *,
         num_classes: int = 21,
-        backbone: str = "resnet50s",
-        backbone_kwargs: Mapping[str, Any] | None = None,
         pretrained_backbone: bool = False,
-        stem: Literal["large", "small"] = "large",
-        output_stride: int = 8,
-        mixer: ContextName = "external",
-        num_slots: int | None = None,
-        tie: Tie | None = None,
-        normalization: Normalization | None = None,
-        chunk_size: int | None = None,
-        width: int = 512,
-        head_width: int = 256,
         drop_rate: float = 0.1,
         img_size: int | tuple[int, int] = 513,
         in_chans: int = 3,
@@ -71,19 +70,19 @@ class EANetSegmenter(Segmenter):
         dtype: torch.dtype | None = None,
     ) -> None:
         factory = {"device": device, "dtype": dtype}
+        a = architecture
         maps = make_dilated(
-            backbone, output_stride=output_stride, stem=stem, in_chans=in_chans, pretrained=pretrained_backbone,
-            kwargs=backbone_kwargs or {}, factory=factory,
+            a.backbone, output_stride=a.output_stride, stem=a.stem, in_chans=in_chans, pretrained=pretrained_backbone,
+            kwargs=a.backbone_kwargs or {}, factory=factory,
         )  # fmt: skip
-        options = {"num_slots": num_slots, "tie": tie, "normalization": normalization, "chunk_size": chunk_size}
-        context = make_context(mixer, width, options, factory)
-        classifier = nn.Conv2d(head_width, num_classes, 1, **factory)
+        context = a.context(factory)
+        classifier = nn.Conv2d(a.head_width, num_classes, 1, **factory)
         super().__init__(
-            maps, context, classifier, name=mixer, img_size=img_size, in_chans=in_chans, upsampling=upsampling
+            maps, context, classifier, name=a.mixer, img_size=img_size, in_chans=in_chans, upsampling=upsampling
         )
-        self.feature_info[-1]["reduction"] = output_stride
-        self.reduce = conv_norm_relu(self.feature_info[-1]["num_chs"], width, **factory)
-        self.head = conv_norm_relu(width, head_width, **factory)
+        self.feature_info[-1]["reduction"] = a.output_stride
+        self.reduce = conv_norm_relu(self.feature_info[-1]["num_chs"], a.width, **factory)
+        self.head = conv_norm_relu(a.width, a.head_width, **factory)
         self.drop = nn.Dropout2d(drop_rate)
 
     def before_context(self, maps: list[Tensor]) -> Tensor:

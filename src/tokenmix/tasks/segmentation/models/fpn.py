@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,17 +10,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenmix.errors import UserError
-from tokenmix.layers.memory import Tie
 from tokenmix.models.registry import create_model
-from tokenmix.ops.external.api import Normalization
 from tokenmix.registry import list_models
 from tokenmix.tasks.segmentation.models.backbones import make_backbone
 from tokenmix.tasks.segmentation.models.base import Segmenter, Upsampling
-from tokenmix.tasks.segmentation.models.blocks import ContextName, make_context
+from tokenmix.tasks.segmentation.models.blocks import ContextName, SegmenterArchitecture
 
-__all__ = ["FPNSegmenter"]
+__all__ = ["FPNSegmenter", "FPNSegmenterArchitecture"]
 
 FINEST = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class FPNSegmenterArchitecture(SegmenterArchitecture):
+    """What makes one pyramid: the block is on its coarsest level, `width` is its channels, `head_width` the sum's."""
+
+    backbone: str = "resnet50"
+    mixer: ContextName = "none"
+    width: int = 256
+    head_width: int = 128
 
 
 class FPNSegmenter(Segmenter):
@@ -34,12 +43,9 @@ class FPNSegmenter(Segmenter):
     Shapes: images (B, in_chans, H, W) to logits (B, num_classes, H, W); a backbone of ours takes `img_size` alone.
 
     Args:
+        architecture: backbone, block and widths of this one.
         num_classes: classes of a pixel.
-        backbone: name of a model of timm's or ours.
-        backbone_kwargs: arguments of its constructor.
-        pretrained_backbone: start from its weights.
-        mixer, num_slots, tie, normalization, chunk_size: the block on the coarsest level, as in `EANetSegmenter`.
-        width, head_width: channels of the pyramid, and of what is summed.
+        pretrained_backbone: start from the backbone's weights.
         drop_rate: dropout of whole channels before the classifier.
         img_size: size of the images, or that for which `macs` counts.
         in_chans: channels of the image.
@@ -51,17 +57,10 @@ class FPNSegmenter(Segmenter):
 
     def __init__(
         self,
+        architecture: FPNSegmenterArchitecture,
+        *,
         num_classes: int = 21,
-        backbone: str = "resnet50",
-        backbone_kwargs: Mapping[str, Any] | None = None,
         pretrained_backbone: bool = False,
-        mixer: ContextName = "none",
-        num_slots: int | None = None,
-        tie: Tie | None = None,
-        normalization: Normalization | None = None,
-        chunk_size: int | None = None,
-        width: int = 256,
-        head_width: int = 128,
         drop_rate: float = 0.1,
         img_size: int | tuple[int, int] = 512,
         in_chans: int = 3,
@@ -70,20 +69,20 @@ class FPNSegmenter(Segmenter):
         dtype: torch.dtype | None = None,
     ) -> None:
         factory = {"device": device, "dtype": dtype}
-        given = {"in_chans": in_chans, **_own_arguments(backbone, img_size), **(backbone_kwargs or {})}
-        maps = make_backbone(backbone, pretrained=pretrained_backbone, kwargs=given, factory=factory)
-        options = {"num_slots": num_slots, "tie": tie, "normalization": normalization, "chunk_size": chunk_size}
-        context = make_context(mixer, width, options, factory)
-        classifier = nn.Conv2d(head_width, num_classes, 1, **factory)
+        a = architecture
+        given = {"in_chans": in_chans, **_own_arguments(a.backbone, img_size), **(a.backbone_kwargs or {})}
+        maps = make_backbone(a.backbone, pretrained=pretrained_backbone, kwargs=given, factory=factory)
+        context = a.context(factory)
+        classifier = nn.Conv2d(a.head_width, num_classes, 1, **factory)
         super().__init__(
-            maps, context, classifier, name=mixer, img_size=img_size, in_chans=in_chans, upsampling=upsampling
+            maps, context, classifier, name=a.mixer, img_size=img_size, in_chans=in_chans, upsampling=upsampling
         )
-        if self.own is not None and mixer == "none":
-            self.mixer_name = getattr(self.own, "mixer_name", mixer)
-        self.levels = _levels([entry["reduction"] for entry in self.feature_info], backbone)
+        if self.own is not None and a.mixer == "none":
+            self.mixer_name = getattr(self.own, "mixer_name", a.mixer)
+        self.levels = _levels([entry["reduction"] for entry in self.feature_info], a.backbone)
         chosen = [self.feature_info[i] for i in self.levels]
-        self.laterals = nn.ModuleList(nn.Conv2d(entry["num_chs"], width, 1, **factory) for entry in chosen)
-        self.ups = nn.ModuleList(_ladder(width, head_width, entry["reduction"], factory) for entry in chosen)
+        self.laterals = nn.ModuleList(nn.Conv2d(entry["num_chs"], a.width, 1, **factory) for entry in chosen)
+        self.ups = nn.ModuleList(_ladder(a.width, a.head_width, entry["reduction"], factory) for entry in chosen)
         self.drop = nn.Dropout2d(drop_rate)
 
     def before_context(self, maps: list[Tensor]) -> Tensor:
