@@ -1,6 +1,5 @@
 """What detection and instance segmentation share: their data, their detector, its losses, and its answers."""
 
-import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from tokenmix.data.images.image_set import Skipped
 from tokenmix.data.indexed import subset
 from tokenmix.data.scenes import ObjectAugment, ObjectSamples, RepeatedScenes, SceneData, load_scenes
 from tokenmix.errors import UserError
+from tokenmix.models.architecture import flat_arguments
 from tokenmix.models.registry import create_model
 from tokenmix.registry import MODELS, load_object
 from tokenmix.tasks.classification.output import check_stems, stored_images
@@ -215,12 +215,12 @@ def _skipped(one: Skipped) -> str:
 def _argument(model: str, name: str) -> Any:
     """What a model gives its builder, or the builder's own value."""
     entry = MODELS[model]
-    return entry.arguments.get(name, inspect.signature(load_object(entry.build)).parameters[name].default)
+    return entry.arguments.get(name, flat_arguments(load_object(entry.build))[name])
 
 
 def _fixed_size(model: str) -> bool:
     """Whether it looks at squares of one size alone."""
-    return "min_size" not in inspect.signature(load_object(MODELS[model].build)).parameters
+    return "min_size" not in flat_arguments(load_object(MODELS[model].build))
 
 
 def _sizes(config: TrainConfig, options: ObjectOptions) -> dict[str, Any]:
