@@ -1,5 +1,6 @@
 """PyTorch's private operators for int8 on CPUs: all that `tokenmix.cpu` calls without a promise of torch's."""
 
+import functools
 from typing import Any, Literal
 
 import torch
@@ -12,6 +13,7 @@ __all__ = [
     "Activation",
     "int8_linear",
     "int8_matmul",
+    "largest_weight",
     "missing_operators",
     "pack_weight",
     "require_operators",
@@ -39,6 +41,20 @@ def require_operators() -> None:
         raise UserError(
             f"torch {torch.__version__} has no operator {', '.join(missing)}, which int8 needs; install torch 2.14"
         )
+
+
+@functools.cache
+def largest_weight() -> int:
+    """The largest |Q| whose products with 8-bit inputs this CPU adds exactly: 127, or 64 on x86 without VNNI.
+
+    There oneDNN adds two neighbouring products in 16 bits, which end at 32,767 < 2 * 255 * 127. One such product says
+    so on any system, and 2 * 255 * 64 = 32,640 fits.
+    """
+    inputs = torch.full((1, 64), 255, dtype=torch.uint8)
+    weight = pack_weight(torch.full((1, 64), 127, dtype=torch.int8))
+    ones, zeros = torch.ones(1), torch.zeros(1, dtype=torch.int64)
+    found = int8_linear(inputs, 1.0, 0, weight, ones, zeros, None, "none")
+    return 127 if found.item() == 64 * 255 * 127 else 64
 
 
 def pack_weight(weight: Tensor) -> Tensor:
