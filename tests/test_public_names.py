@@ -16,7 +16,7 @@ NAMES: dict[str, list[str]] = {
         "list_mixers",
         "list_models",
         "list_tasks",
-        "quantize",
+        "optimize",
         "swap_attention",
     ],
     "tokenmix.layers": [
@@ -62,12 +62,15 @@ NAMES: dict[str, list[str]] = {
         "diagonality_loss",
     ],
     "tokenmix.cpu": [
+        "FoldedExternalAttention",
+        "FoldedT2TStem",
+        "FusedLinear",
         "Int8ExternalAttention",
         "Int8Gate",
         "Int8Linear",
-        "Int8T2TStem",
+        "TOLERANCES",
         "load_quantized",
-        "quantize",
+        "optimize",
         "save_quantized",
     ],
     "tokenmix.swap": [

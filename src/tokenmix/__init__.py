@@ -11,7 +11,7 @@ from tokenmix._import_hook import register_with_others
 from tokenmix.errors import UserError
 
 if TYPE_CHECKING:
-    from tokenmix.cpu import quantize
+    from tokenmix.cpu import optimize
     from tokenmix.layers.table import create_mixer, list_mixers
     from tokenmix.models.registry import create_model, list_models
     from tokenmix.registry import list_tasks
@@ -25,7 +25,7 @@ _LAZY = {
     "create_model": "tokenmix.models.registry",
     "list_models": "tokenmix.models.registry",
     "list_tasks": "tokenmix.registry",
-    "quantize": "tokenmix.cpu",
+    "optimize": "tokenmix.cpu",
     "swap_attention": "tokenmix.swap",
 }
 _MODULES = (
@@ -54,7 +54,7 @@ __all__ = [
     "list_mixers",
     "list_models",
     "list_tasks",
-    "quantize",
+    "optimize",
     "swap_attention",
 ]
 

@@ -44,20 +44,20 @@ class Eval:
     run_folder: Positional[Path]
     data: str | None = None
     """Other data than the run's own."""
-    weights: Literal["float32", "int8"] = "float32"
-    """int8: of the int8 copy that tokenmix.quantize makes, calibrated on training images; on the CPU."""
+    optimize: Literal["float32", "bfloat16", "int8"] | None = None
+    """Evaluate the copy for CPUs that tokenmix.optimize makes in this dtype, with training images as its example."""
     task_kwargs: Pairs = field(default_factory=dict)
     """Settings of the task in the place of the run's own, for example way=sliding scales=0.5,1,1.5 mirror=yes."""
     json: bool = False
     """Print JSON instead of a table."""
 
     def run(self) -> int:
-        if self.weights == "int8":
-            from tokenmix.cpu.run import evaluate as evaluate_int8
+        if self.optimize is not None:
+            from tokenmix.cpu.run import evaluate as evaluate_optimized
 
             if self.task_kwargs:
-                raise UserError("--weights int8 takes the run's own settings; leave --task-kwargs out")
-            result = evaluate_int8(self.run_folder, self.data)
+                raise UserError("--optimize takes the run's own settings; leave --task-kwargs out")
+            result = evaluate_optimized(self.run_folder, self.data, dtype=self.optimize)
         else:
             from tokenmix.train.run import evaluate
 

@@ -252,7 +252,7 @@ def check_unfollowed(layer: nn.Module, x: Tensor) -> None:
     if x.requires_grad and torch.is_grad_enabled():
         raise UserError(
             f"{type(layer).__name__} has no gradient and got an input that requires one; "
-            "call the int8 model under torch.no_grad(), or take gradients of the float32 model"
+            "call the copy under torch.no_grad(), or take gradients of the model that it was made from"
         )
 
 

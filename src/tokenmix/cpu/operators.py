@@ -1,16 +1,20 @@
-"""PyTorch's private operators for int8 on CPUs: all that `tokenmix.cpu` calls without a promise of torch's."""
+"""PyTorch's private operators for CPUs: all that `tokenmix.cpu` calls without a promise of torch's."""
 
 import functools
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from tokenmix.errors import UserError
 
 __all__ = [
     "OPERATORS",
     "Activation",
+    "Dtype",
+    "fused_linear",
+    "has_fused_linear",
     "int8_linear",
     "int8_matmul",
     "largest_weight",
@@ -21,26 +25,51 @@ __all__ = [
 
 Activation = Literal["none", "gelu", "gelu-tanh"]
 
-OPERATORS = ("onednn.qlinear_prepack", "onednn.qlinear_pointwise", "aten._int_mm")
-"""Their names under `torch.ops`."""
+Dtype = Literal["float32", "bfloat16", "int8"]
 
+OPERATORS: dict[Dtype, tuple[str, ...]] = {
+    "float32": ("mkldnn._linear_pointwise",),
+    "bfloat16": (),
+    "int8": ("onednn.qlinear_prepack", "onednn.qlinear_pointwise", "aten._int_mm"),
+}
+"""Their names under `torch.ops`, by the type of the products that need them."""
+
+_FUSED = {"none": ("none", [], ""), "gelu": ("gelu", [], "none"), "gelu-tanh": ("gelu", [], "tanh")}
 _POST_OPS = {"none": ("none", "none"), "gelu": ("gelu", "none"), "gelu-tanh": ("gelu", "tanh")}
 
 
-def missing_operators() -> list[str]:
+def missing_operators(dtype: Dtype) -> list[str]:
     """Those of `OPERATORS` that this PyTorch does not have."""
-    split = ((name, *name.split(".")) for name in OPERATORS)
+    split = ((name, *name.split(".")) for name in OPERATORS[dtype])
     return [name for name, library, operator in split if not hasattr(getattr(torch.ops, library), operator)]
 
 
-def require_operators() -> None:
-    """Raise `UserError` unless this PyTorch has the operators and the library behind them."""
-    if "onednn" not in torch.backends.quantized.supported_engines:
+def require_operators(dtype: Dtype) -> None:
+    """Raise `UserError` unless this PyTorch has the operators and, for int8, the library behind them."""
+    if dtype == "int8" and "onednn" not in torch.backends.quantized.supported_engines:
         raise UserError("this PyTorch has no oneDNN, whose int8 kernels are needed; install the wheel of pytorch.org")
-    if missing := missing_operators():
+    if missing := missing_operators(dtype):
         raise UserError(
-            f"torch {torch.__version__} has no operator {', '.join(missing)}, which int8 needs; install torch 2.14"
+            f"torch {torch.__version__} has no operator {', '.join(missing)}, which {dtype} needs; install torch 2.14"
         )
+
+
+@functools.cache
+def has_fused_linear() -> bool:
+    """Whether float32 products go to oneDNN: on AMD's CPUs, where PyTorch's MKL has as little as half of its speed.
+
+    On Intel's MKL is at nine tenths of what the CPU can do (LOG.md, 2026-11-22).
+    """
+    return torch.backends.mkldnn.is_available() and "AMD" in str(torch.cpu.get_capabilities().get("cpu_name"))
+
+
+def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: Activation) -> Tensor:
+    """act(x W^T + b), in one kernel where that gains; graphs that are saved or compiled hold PyTorch's operators."""
+    plain = x.dtype != torch.float32 or torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if plain or not has_fused_linear():
+        y = F.linear(x, weight, bias)
+        return y if act == "none" else F.gelu(y, approximate="none" if act == "gelu" else "tanh")
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, *_FUSED[act])
 
 
 @functools.cache
@@ -73,5 +102,10 @@ def int8_linear(
 
 
 def int8_matmul(left: Tensor, right: Tensor) -> Tensor:
-    """The int32 product of two int8 matrices."""
+    """The product of two int8 matrices, in int32, or in float32 where the CPU has no dot product of 8 bits.
+
+    There `_int_mm` takes five times as long as float32, which holds the sums of up to 1,040 products exactly.
+    """
+    if largest_weight() < 127:
+        return left.float() @ right.float()
     return torch._int_mm(left, right)
