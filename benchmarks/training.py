@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from tokenmix.cost.other_work import OtherWork
 from tokenmix.data.images import ImageData, load_images
 from tokenmix.data.images.augment import make_augment
-from tokenmix.data.images.image_loader import normalize
+from tokenmix.data.images.samples import normalize
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
 from tokenmix.models import create_model
@@ -137,7 +137,7 @@ class BareLoop:
 
     def __init__(self, config: TrainConfig) -> None:
         data: ImageData = load_images(config.data, limit=config.limit, limit_eval=config.limit_eval, seed=config.seed)
-        pixels, _ = data.train.read(torch.arange(min(len(data.train), (config.max_steps or 1) * config.batch_size)))
+        pixels, _ = data.train.pixels(torch.arange(min(len(data.train), (config.max_steps or 1) * config.batch_size)))
         self.images, self.labels = normalize(pixels, data.mean, data.std), data.train.labels[: len(pixels)]
         self.config = config
         self.model = create_model(

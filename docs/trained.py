@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tokenmix.data.images import ImageData, load_images, make_loader, normalize
+from tokenmix.data.images import ImageData, ImageSamples, load_images, normalize
+from tokenmix.data.loader import make_loader
 from tokenmix.models import create_model
 
 __all__ = ["GRID", "Trained", "test_images"]
@@ -36,7 +37,7 @@ def fashion() -> ImageData:
 def test_images(indices: list[int]) -> tuple[Tensor, Tensor]:
     """Test images as pictures in 0..1 (B, H, W), and as the networks take them (B, 1, H, W)."""
     data = fashion()
-    images, _ = data.test.read(torch.tensor(indices))
+    images, _ = data.test.pixels(torch.tensor(indices))
     return images[:, 0] / 255, normalize(images, data.mean, data.std)
 
 
@@ -71,7 +72,7 @@ class Trained:
 
 def _train(model: nn.Module) -> None:
     data = fashion()
-    loader = make_loader(data.train, batch_size=BATCH, shuffle=True, seed=0, mean=data.mean, std=data.std)
+    loader = make_loader(ImageSamples(data.train, mean=data.mean, std=data.std), batch_size=BATCH, shuffle=True, seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=STEPS)
     for _, batch in zip(range(STEPS), loader):
@@ -85,7 +86,7 @@ def _train(model: nn.Module) -> None:
 @torch.no_grad()
 def _accuracy(model: nn.Module) -> float:
     data = fashion()
-    loader = make_loader(data.test, batch_size=100, shuffle=False, seed=0, mean=data.mean, std=data.std)
+    loader = make_loader(ImageSamples(data.test, mean=data.mean, std=data.std), batch_size=100, shuffle=False, seed=0)
     right = [(model.eval()(batch["image"]).argmax(1) == batch["label"]).sum() for batch in loader]
     return int(sum(right)) / len(data.test)
 

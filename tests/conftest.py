@@ -1,7 +1,10 @@
 """What holds for every test."""
 
 import os
+import sys
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
 
 # The same examples in every run, so that a failure can be had again and a green run says something about the change;
@@ -9,3 +12,22 @@ from hypothesis import settings
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+
+@pytest.fixture
+def own_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test registers, and the modules that it does so from, are gone when it ends."""
+    from tokenmix.layers import MIXERS
+    from tokenmix.registry import DATA_SETS, MODELS, TASKS
+
+    for registry in (TASKS, MODELS, DATA_SETS):
+        registry.names()  # Before the copy: importing what registers must not fall into it.
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    mixers, modules = dict(MIXERS), set(sys.modules)
+    yield
+    for name in set(MIXERS) - set(mixers):
+        del MIXERS[name]
+    for name in set(sys.modules) - modules:
+        if "tests/plugins" in (getattr(sys.modules[name], "__file__", None) or ""):
+            del sys.modules[name]

@@ -16,7 +16,6 @@ import torch
 from tokenmix import cli, layers
 from tokenmix.errors import UserError
 from tokenmix.models import create_model, list_models
-from tokenmix.registry import TASKS, list_tasks
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -64,13 +63,12 @@ def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
             yield line, words[1:]
 
 
+# What a page adds for the reader's own code is gone when the page ends.
+@pytest.mark.usefixtures("own_names")
 @pytest.mark.parametrize("page", [p for p in PAGES if any(blocks(p, "python"))], ids=identifier)
 def test_code_runs(page, tmp_path, monkeypatch):
     """Blocks of a page share their names, in order. `no-run` needs a reason in the block's first line."""
     monkeypatch.chdir(tmp_path)
-    # What a page adds for the reader's own code is gone when the page ends.
-    list_tasks()
-    monkeypatch.setattr(TASKS, "_entries", dict(TASKS._entries))
     monkeypatch.setitem(sys.modules, "my_layers", types.ModuleType("my_layers"))
     torch.manual_seed(0)
     namespace: dict[str, object] = {"__name__": "page"}
@@ -198,7 +196,7 @@ def test_model_table_is_counted():
     rows = {
         m[1]: m for m in re.finditer(r"^\| `(\w+)` \|[^|]*\| (\d+) \| ([\d.]+) M \| ([\d.]+) \|", page, re.MULTILINE)
     }
-    assert set(rows) | {"eamlp_7_bn"} == set(list_models())
+    assert set(rows) | {"eamlp_7_bn"} == set(list_models(task="image-classification"))
     for name, row in rows.items():
         model = create_model(name, device="meta")
         million = sum(p.numel() for p in model.parameters()) / 1e6

@@ -1,6 +1,7 @@
 """Imports run one way, and what must start at once imports nothing heavy."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,11 +23,11 @@ BELOW = {
     "ops": {"errors", "kernels"},
     "kernels": {"errors"},
     "losses": {"errors", "ops"},
-    "layers": {"errors", "ops"},
+    "layers": {"errors", "ops", "registry"},
     "checkpoints": {"errors"},
-    "models": {"errors", "ops", "layers", "checkpoints"},
-    "data": {"errors"},
-    "testing": {"errors", "ops", "layers"},
+    "models": {"errors", "ops", "layers", "checkpoints", "registry"},
+    "data": {"errors", "registry"},
+    "testing": {"errors", "ops", "layers", "registry"},
     "train": {*LEAVES, *MECHANISMS, "data"},
 }
 BELOW["tasks"] = BELOW["train"] | {"train"}
@@ -37,7 +38,7 @@ BELOW["cpu"] = BELOW["swap"] = BELOW["inspect"] = BELOW["cost"] = BELOW["tasks"]
 BELOW["compare"] = BELOW["tasks"] | {"tasks", "inspect", "cost"}
 """Part of the package: the parts that it may import. The command stands above all."""
 
-TOP = {"cli", "__init__", "__main__", "_import_hook"}
+TOP = {"cli", "__init__", "__main__"}
 
 
 def _part(file: Path) -> str:
@@ -60,6 +61,58 @@ def _imports(tree: ast.AST, *, top_level: bool = False) -> Iterator[tuple[str, i
 
 def _type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def _module(file: Path) -> str:
+    parts = file.relative_to(SRC).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _imported_modules(tree: ast.AST, known: set[str]) -> set[str]:
+    """Modules of the package that a file names in any import; what only a type checker reads is left out."""
+    found = set()
+    for node in ast.iter_child_nodes(tree):
+        if _type_checking(node):
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module in known:
+            # `from package import name` names the package's module of that name, or else the package.
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names & known | ({node.module} if names - known else set())
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names} & known
+        else:
+            found |= _imported_modules(node, known)
+    return found
+
+
+def _circles(edges: dict[str, set[str]]) -> list[set[str]]:
+    """The strongly connected components of more than one module."""
+
+    def reached(start: str) -> set[str]:
+        seen, todo = set(), [start]
+        while todo:
+            for other in edges[todo.pop()] - seen:
+                seen.add(other)
+                todo.append(other)
+        return seen
+
+    beyond = {name: reached(name) for name in edges}
+    found: list[set[str]] = []
+    for name in sorted(edges):
+        circle = {other for other in beyond[name] if name in beyond[other]} - {name}
+        if circle and not any(name in known for known in found):
+            found.append(circle | {name})
+    return found
+
+
+def test_circles_are_found() -> None:
+    assert _circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a", "d"}}) == [{"b", "c"}]
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    known = {_module(file) for file in FILES}
+    edges = {_module(file): _imported_modules(ast.parse(file.read_text()), known) for file in FILES}
+    assert not _circles(edges)
 
 
 def _own_parts(name: str) -> str | None:
@@ -95,15 +148,23 @@ def test_imports_inside_the_package_are_absolute(file: Path) -> None:
 LIGHT = [
     "__init__",
     "cli/__init__",
-    "cli/catalogue",
     "cli/command",
     "cli/info",
     "cli/listing",
     "cli/names",
     "cli/runs",
+    "data/__init__",
+    "data/lookup",
     "errors",
     "registry",
-    "_import_hook",
+    "tasks/fitting",
+    "tasks/classification/presets",
+    "tasks/classification/timm_names",
+    "tasks/detection/presets",
+    "tasks/generation/presets",
+    "tasks/points/presets",
+    "tasks/segmentation/presets",
+    "tasks/text/presets",
     "train/config",
 ]
 
@@ -117,10 +178,34 @@ def test_nothing_heavy_at_the_top_of(name: str) -> None:
 
 def test_ops_need_only_torch() -> None:
     outside = set()
-    for file in (PACKAGE / "ops").glob("*.py"):
+    for file in (PACKAGE / "ops").rglob("*.py"):
         names = {module.split(".")[0] for module, _ in _imports(ast.parse(file.read_text()))}
         outside |= names - set(sys.stdlib_module_names) - {"tokenmix", "torch"}
     assert not outside
+
+
+PRIVATE = {
+    "torch._subclasses.fake_tensor.FakeTensorMode",
+    "torch.utils._python_dispatch.TorchDispatchMode",
+    "torch.utils._pytree.tree_leaves",
+}
+"""What the package takes of torch without a promise, outside of cpu/, whose operators are in cpu/operators.py."""
+
+
+def _private_of_torch(tree: ast.AST) -> set[str]:
+    used = {name for name, _ in _imports(tree)}
+    used |= {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return {name for name in used if re.match(r"torch(\.\w+)*?\._(?!_)", name)}
+
+
+def test_private_names_of_torch() -> None:
+    found = {name for file in FILES if _part(file) != "cpu" for name in _private_of_torch(ast.parse(file.read_text()))}
+    assert found == PRIVATE
+
+
+def test_private_operators_of_the_cpu_are_in_one_file() -> None:
+    files = [file for file in FILES if _part(file) == "cpu" and _private_of_torch(ast.parse(file.read_text()))]
+    assert [file.name for file in files] == ["operators.py"]
 
 
 def _python(code: str) -> str:
@@ -145,10 +230,23 @@ def test_import_and_command_line_load_nothing_heavy() -> None:
     assert loaded.splitlines()[-1] == "HEAVY []"
 
 
-@pytest.mark.parametrize("what", ["models", "tasks"])
+@pytest.mark.parametrize("what", ["models", "tasks", "data"])
 def test_listing_loads_nothing_heavy(what: str) -> None:
     loaded = _python(
         f"import sys, tokenmix.cli; assert tokenmix.cli.main(['list', {what!r}]) == 0\n"
+        f"print('HEAVY', sorted({HEAVY!r} & set(sys.modules)))"
+    )
+    assert loaded.splitlines()[-1] == "HEAVY []"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["train", "--model", "vit_nanoo"], ["train", "detection", "--model", "vit_nano"], ["info", "vit_nanoo"],
+     ["train", "detecton"]],
+)  # fmt: skip
+def test_a_wrong_name_is_told_without_anything_heavy(words: list[str]) -> None:
+    loaded = _python(
+        f"import sys, tokenmix.cli; assert tokenmix.cli.main({words!r}) == 2\n"
         f"print('HEAVY', sorted({HEAVY!r} & set(sys.modules)))"
     )
     assert loaded.splitlines()[-1] == "HEAVY []"

@@ -17,6 +17,7 @@ NAMES: dict[str, list[str]] = {
         "list_models",
         "list_tasks",
         "optimize",
+        "register_mixer",
         "swap_attention",
     ],
     "tokenmix.layers": [
@@ -38,6 +39,7 @@ NAMES: dict[str, list[str]] = {
         "TinyAttention",
         "create_mixer",
         "list_mixers",
+        "register_mixer",
     ],
     "tokenmix.ops": [
         "Scores",
@@ -93,7 +95,6 @@ NAMES: dict[str, list[str]] = {
         "Preset",
         "create_config",
         "describe",
-        "list_configs",
     ],
     "tokenmix.testing": [
         "Build",

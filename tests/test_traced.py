@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tokenmix import list_models
 from tokenmix.testing.cases import CASES, VARIANTS, builder, example
 from tokenmix.testing.harness import awake, to_tokens
 from tokenmix.text import (
@@ -15,7 +16,6 @@ from tokenmix.text import (
     GMLPForSequenceClassification,
     GMLPModel,
     create_config,
-    list_configs,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::FutureWarning")
@@ -64,7 +64,7 @@ def words() -> Tensor:
 
 
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: head.__name__)
-@pytest.mark.parametrize("name", list_configs("*_nano"))
+@pytest.mark.parametrize("name", list_models("*_nano", task="masked-lm"))
 def test_text_models(name: str, head: Any) -> None:
     check(text_model(head, name), (words(),), padded(3, 9).long())
 

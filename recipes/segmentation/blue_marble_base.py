@@ -15,7 +15,7 @@ import numpy as np
 from scipy.ndimage import uniform_filter
 from sklearn.ensemble import RandomForestClassifier
 
-from tokenmix.data.scenes import Scenes, load_dense
+from tokenmix.data.scenes import Scenes, load_scenes
 
 WINDOWS = {"color": (), "context": (9, 33)}
 LEARNT, TESTED = 100_000, 200_000
@@ -40,7 +40,7 @@ def features(images: np.ndarray, windows: tuple[int, ...]) -> np.ndarray:
 
 def measure(spec: str, windows: tuple[int, ...], seed: int) -> dict[str, object]:
     """Accuracy, mean IoU and the IoU of each class on the test tiles."""
-    data = load_dense(spec, want="classes")
+    data = load_scenes(spec, want="classes")
     images, classes = tiles(data.train)
     chosen = np.random.default_rng(seed).choice(classes.size, LEARNT, replace=False)
     inputs = features(images, windows)

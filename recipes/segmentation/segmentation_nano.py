@@ -26,11 +26,12 @@ from torch.nn.functional import cross_entropy
 
 from tokenmix.cost.memory import peak_memory
 from tokenmix.cost.speed import time_interleaved
-from tokenmix.data.scenes import Scenes, load_dense
+from tokenmix.data.scenes import Scenes, load_scenes
 from tokenmix.environment import environment
 from tokenmix.layers import ExternalAttention2d
 from tokenmix.layers.base import Mixer
-from tokenmix.tasks.segmentation.models import SelfAttention2d, create_segmenter
+from tokenmix.models import create_model
+from tokenmix.tasks.segmentation.models import SelfAttention2d
 from tokenmix.train.config import Numbers, TrainConfig
 from tokenmix.train.finish import finish_run
 from tokenmix.train.run import evaluate, load_task
@@ -136,7 +137,7 @@ def summarise(head: str, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]
 
 def step_bytes(head: str) -> int:
     """Peak memory of a training step on a batch of tiles."""
-    model = create_segmenter(SHARED["model"], num_classes=7, img_size=CROP, **NETWORK, **HEADS[head])
+    model = create_model(SHARED["model"], num_classes=7, img_size=CROP, **NETWORK, **HEADS[head])
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     images = torch.randn(SHARED["batch_size"], 3, CROP, CROP)
     classes = torch.randint(7, (SHARED["batch_size"], CROP, CROP))
@@ -251,7 +252,7 @@ def _cost_row(name: str, row: Mapping[str, Any]) -> str:
 
 def draw_answers(folders: Mapping[str, Path], data: str, file: Path) -> None:
     """Tiles of the test columns: the photograph, the truth, and what each head answers."""
-    scenes = load_dense(data, want="classes")
+    scenes = load_scenes(data, want="classes")
     palette = np.array(scenes.palette, dtype=np.uint8)
     tasks: dict[str, Any] = {head: load_task(folder, next(iter(LOOKS.values())))[0] for head, folder in folders.items()}
     chosen = _varied(scenes.test)

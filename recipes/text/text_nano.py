@@ -233,6 +233,8 @@ def markdown(found: Mapping[str, Any], command: str) -> str:
         f"WordPiece vocabulary of {TOKENS:,}, every model in the same order with the same masks. Seconds of one run,",
         f"where other programs were running too: for planning, not for comparing. {SECONDS_NOTE}",
         "",
+        # What was found out about the results afterwards; results made again have none.
+        *([found["note"], ""] if "note" in found else []),
         "| model | perplexity, held out | parameters | seconds |",
         "|---|---:|---:|---:|",
         *(_row(name, row) for name, row in found["families"].items()),

@@ -1,20 +1,19 @@
 """tokenmix: token mixing beyond self-attention.
 
-Nothing heavy is imported here: each public name is fetched when it is first used, and timm and transformers learn our
-model names when they themselves are imported.
+Nothing heavy is imported here: each public name is fetched when it is first used. `import tokenmix.models` registers
+our image classifiers with timm, `import tokenmix.text` our text models with transformers.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tokenmix._import_hook import register_with_others
 from tokenmix.errors import UserError
 
 if TYPE_CHECKING:
     from tokenmix.cpu import optimize
-    from tokenmix.layers.table import create_mixer, list_mixers
-    from tokenmix.models.registry import create_model, list_models
-    from tokenmix.registry import list_tasks
+    from tokenmix.layers.table import create_mixer, list_mixers, register_mixer
+    from tokenmix.models.registry import create_model
+    from tokenmix.registry import list_models, list_tasks
     from tokenmix.swap import swap_attention
 
 __version__ = "0.1.0"
@@ -23,9 +22,10 @@ _LAZY = {
     "create_mixer": "tokenmix.layers.table",
     "list_mixers": "tokenmix.layers.table",
     "create_model": "tokenmix.models.registry",
-    "list_models": "tokenmix.models.registry",
+    "list_models": "tokenmix.registry",
     "list_tasks": "tokenmix.registry",
     "optimize": "tokenmix.cpu",
+    "register_mixer": "tokenmix.layers.table",
     "swap_attention": "tokenmix.swap",
 }
 _MODULES = (
@@ -55,6 +55,7 @@ __all__ = [
     "list_models",
     "list_tasks",
     "optimize",
+    "register_mixer",
     "swap_attention",
 ]
 
@@ -69,6 +70,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_LAZY, *_MODULES})
-
-
-register_with_others()

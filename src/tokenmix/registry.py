@@ -9,10 +9,14 @@ by the entry point group `tokenmix.plugins`, whose modules register on import:
 """
 
 import importlib
+import importlib.util
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from tokenmix.errors import UserError, unknown_name
@@ -26,6 +30,8 @@ __all__ = [
     "Registry",
     "TaskEntry",
     "get_task",
+    "import_object",
+    "list_models",
     "list_tasks",
     "load_object",
     "load_plugin",
@@ -61,12 +67,15 @@ class TaskEntry:
         about: one line for `tokenmix list tasks`.
         task: its `TaskModule` class.
         options: dataclass of what only this task can be given; a module that PyTorch is not imported for.
+        other_models: function of a name that says, without PyTorch, whether it may be a model that the task takes
+            though the registry does not have it.
     """
 
     name: str
     about: str
     task: Target
     options: Any = None
+    other_models: Target | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +86,10 @@ class ModelEntry:
         name: for example `gmlp_small`.
         tasks: names of the tasks that train it.
         about: one line for `tokenmix list models`.
-        build: called with `arguments`, overridden by the caller's; returns the module.
+        build: called with `arguments`, overridden by the caller's, by `tokenmix.create_model`; returns the module.
         arguments: what makes this preset of `build`.
+        pretrained_cfg: of an image classifier with timm's interface: what timm keeps of it (size and normalisation of
+            images, source of weights and their `tag`), with which `import tokenmix.models` registers the name there.
     """
 
     name: str
@@ -86,10 +97,7 @@ class ModelEntry:
     about: str
     build: Target
     arguments: Mapping[str, Any] = field(default_factory=dict)
-
-    def create(self, **kwargs: Any) -> Any:
-        """The model."""
-        return load_object(self.build)(**{**self.arguments, **kwargs})
+    pretrained_cfg: Mapping[str, Any] | None = None
 
 
 Kind = Literal["images", "classes", "boxes", "masks", "clouds", "parts", "corpus", "labelled-text", "questions"]
@@ -104,11 +112,15 @@ class DataEntry:
     Attributes:
         name: what `--data` begins with.
         kinds: what it holds; a task reads those that it can learn from.
-        about: how much there is, in what layout, and megabytes to fetch.
+        about: how much there is, in what layout, and megabytes to fetch; for files of the user's it begins with
+            `name:PATH`.
         licence: of the content.
         origin: where it comes from, in the order of trying.
-        load: the reader, called with a `DataRequest`.
-        variant: what may follow the name and a colon: nothing, a path, a number, or one of some names.
+        load: the reader, called with a `tokenmix.data.DataRequest`. It returns what `load_images`, `load_scenes` or
+            their like are written for: `LoadedImages`, `SceneData`, `PointData`, `Corpus`, `LabelledData` or
+            `QuestionData`.
+        variant: what follows the name and a colon. A path must; patterns of shards must; a number or a name, which the
+            reader checks, may.
         stored: names in the cache; empty if nothing is fetched.
     """
 
@@ -118,7 +130,7 @@ class DataEntry:
     licence: str
     origin: str
     load: Target
-    variant: Literal["none", "path", "number"] | tuple[str, ...] = "none"
+    variant: Literal["none", "path", "shards", "number", "name"] = "none"
     stored: tuple[str, ...] = ()
 
 
@@ -182,11 +194,75 @@ def _load_all() -> None:
 
 
 def load_plugin(module: str) -> None:
-    """Import a module that registers tasks, models or data sets; `UserError` if it cannot be imported."""
+    """Import a module, or a file NAME.py as module NAME, which registers tasks, models, data sets or mixers.
+
+    Raises:
+        UserError: it cannot be imported, or the file has the name of another module.
+    """
     try:
-        importlib.import_module(module)
+        if module.endswith(".py"):
+            _import_file(Path(module))
+        else:
+            _search_here()
+            importlib.import_module(module)
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(f"the plug-in {module} cannot be imported ({type(error).__name__}: {error})") from error
+
+
+def _import_file(file: Path) -> None:
+    file = file.resolve()
+    if not file.is_file():
+        raise UserError(f"no file {file} to import; give a file NAME.py, or a module on PYTHONPATH")
+    known = sys.modules.get(file.stem) or importlib.util.find_spec(file.stem)
+    place = getattr(known, "__file__", None) or getattr(known, "origin", None)
+    if known is not None and (place is None or Path(place).resolve() != file):
+        raise UserError(f"{file} would hide the module {file.stem!r}; give the file another name")
+    if file.stem in sys.modules:
+        return
+    # Its own folder is searched as for `python FILE`, also when "module:Class" is imported later.
+    sys.path.insert(0, str(file.parent))
+    importlib.import_module(file.stem)
+
+
+def _search_here() -> None:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
+def import_object(target: str) -> Callable[..., Any]:
+    """The user's class or function that `module:name` means; the current folder is searched as well.
+
+    Raises:
+        UserError: it cannot be imported, or cannot be called.
+    """
+    module_name, _, name = target.partition(":")
+    if not module_name or not name:
+        raise UserError(f"{target!r} is not of the form module:Class, for example my_layers:MyAttention")
+    _search_here()
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        hint = f"no module {error.name!r} here or in the environment; run from the folder that holds it or install it"
+        raise UserError(f"cannot import {module_name!r}: {hint}") from error
+    except Exception as error:
+        raise UserError(
+            f"importing {module_name!r} fails with {type(error).__name__}: {' '.join(str(error).split())[:300]}; "
+            "python -c 'import ...' shows where"
+        ) from error
+    if not hasattr(module, name):
+        public = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
+        raise unknown_name(f"class in module {module_name!r}:", name, public)
+    found = getattr(module, name)
+    if not callable(found):
+        raise UserError(f"{target} is a {type(found).__name__}; name a class, or a function that builds one")
+    return found
+
+
+def list_models(pattern: str = "*", *, task: str | None = None) -> list[str]:
+    """The names of our models that match a glob, for example `list_models("eamlp*")`; with `task`, those it trains."""
+    return [name for name in MODELS.names(pattern) if task is None or task in MODELS[name].tasks]
 
 
 def list_tasks() -> list[str]:
@@ -197,7 +273,3 @@ def list_tasks() -> list[str]:
 def get_task(name: str) -> Any:
     """The class of a task; `UserError` with the nearest names if there is none."""
     return load_object(TASKS[name].task)
-
-
-# Goes once programs ask the task itself (DESIGN.md, "A name stands once").
-TEXT_TASKS = frozenset({"masked-lm", "text-classification", "question-answering"})

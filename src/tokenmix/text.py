@@ -1,13 +1,35 @@
-"""Text models in Hugging Face form, the public names of `tokenmix.tasks.text.models`; each is imported at first use."""
+"""Text models in Hugging Face form. Importing this registers them with transformers' `AutoConfig` and `AutoModel*`."""
 
-import importlib
-from typing import Any
+from tokenmix.tasks.text.models import (
+    GMLPClassifierOutput,
+    GMLPConfig,
+    GMLPForMaskedLM,
+    GMLPForQuestionAnswering,
+    GMLPForSequenceClassification,
+    GMLPMaskedLMOutput,
+    GMLPModel,
+    GMLPModelOutput,
+    GMLPQuestionAnsweringOutput,
+    create_config,
+    describe,
+)
+from tokenmix.tasks.text.models.auto import register_with_transformers
+from tokenmix.tasks.text.presets import PRESETS, Preset
 
-_models = importlib.import_module("tokenmix.tasks.text.models")
-__all__ = list(_models.__all__)
+__all__ = [
+    "PRESETS",
+    "GMLPClassifierOutput",
+    "GMLPConfig",
+    "GMLPForMaskedLM",
+    "GMLPForQuestionAnswering",
+    "GMLPForSequenceClassification",
+    "GMLPMaskedLMOutput",
+    "GMLPModel",
+    "GMLPModelOutput",
+    "GMLPQuestionAnsweringOutput",
+    "Preset",
+    "create_config",
+    "describe",
+]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(_models, name)
+register_with_transformers()

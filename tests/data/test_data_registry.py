@@ -1,23 +1,25 @@
 """Sets by name: the embedded digits always; the fetched ones where the cache has them."""
 
-import importlib
 import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from tokenmix.data.images import DATA_SETS, ImageData, ImageSet, get, list_data, load_images
+from tokenmix.cli import main
+from tokenmix.data import DataRequest, fetch_data, list_data
+from tokenmix.data.images import ImageData, ImageSet, InMemoryImages, LoadedImages, load_images
 from tokenmix.data.images.image_set import choose, resize_images
-from tokenmix.data.store import stored_path
+from tokenmix.data.lookup import stored_path
 from tokenmix.errors import UserError
+from tokenmix.registry import DATA_SETS, DataEntry, load_object
 
 
 def test_digits():
     data = load_images("digits")
     assert (len(data.train), len(data.test), data.channels, data.img_size) == (1437, 360, 1, (8, 8))
     assert not data.flip
-    pixels = data.train.read(torch.arange(1437))[0].double() / 255
+    pixels = data.train.pixels(torch.arange(1437))[0].double() / 255
     assert data.mean == pytest.approx((pixels.mean().item(),))
     assert data.std == pytest.approx((pixels.std(correction=0).item(),))
     assert torch.bincount(data.test.labels).tolist() == pytest.approx([36] * 10, abs=1)
@@ -65,7 +67,7 @@ def test_the_seed_chooses_training_images_and_no_others():
 
 
 def everything(part: ImageSet) -> torch.Tensor:
-    return part.read(torch.arange(len(part)))[0]
+    return part.pixels(torch.arange(len(part)))[0]
 
 
 def test_a_larger_limit_contains_the_smaller():
@@ -112,19 +114,73 @@ def test_folder_without_its_prefix(tmp_path: Path):
         load_images(str(tmp_path))
 
 
+def test_a_set_of_another_kind_says_which_have_the_kind():
+    with pytest.raises(
+        UserError, match="english has corpus, not images; give one of fashion-mnist, emoji, digits, fold"
+    ):
+        load_images("english")
+
+
+def test_a_variant_that_is_empty():
+    with pytest.raises(UserError, match="emoji has no variant '', got 'emoji:'; give emoji"):
+        load_images("emoji:")
+
+
 def test_table(tmp_path: Path):
     rows = {row.name: row for row in list_data(tmp_path)}
-    assert list(rows) == list(DATA_SETS)
+    assert list(rows) == DATA_SETS.names()
     assert rows["digits"].cached
     assert not rows["fashion-mnist"].cached
-    assert "embedded" in get("digits")
-    for spec in DATA_SETS.values():
-        assert callable(importlib.import_module(spec.module).load)
+    assert "embedded" in fetch_data("digits")
+    for entry in DATA_SETS:
+        assert callable(load_object(entry.load))
+        assert entry.variant != "path" or entry.about.startswith(f"{entry.name}:PATH")
+
+
+def load_toy(request: DataRequest) -> LoadedImages:
+    """Grey levels of 8 x 8: dark or bright."""
+    labels = torch.arange(20) % 2
+    levels = (60 + 120 * labels).byte().view(-1, 1, 1, 1).expand(-1, 1, *(request.img_size or (8, 8)))
+    images = InMemoryImages(levels.clone(), labels, flip=True, fill=None)
+    return LoadedImages(images.subset(torch.arange(12)), images.subset(torch.arange(12, 20)), ["dark", "bright"], "toy")
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A data set that is registered from outside the package, for one test."""
+    monkeypatch.setattr(DATA_SETS, "_entries", {entry.name: entry for entry in DATA_SETS})
+    DATA_SETS.register(
+        DataEntry(
+            name="toy-levels", kinds=("images",), about="20 grey levels", licence="CC0", origin="here", load=load_toy
+        )
+    )
+    return "toy-levels"
+
+
+def test_a_set_from_outside_is_listed_and_trained_on(toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["list", "data", "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)[-1]
+    assert row == {
+        "name": toy, "kinds": ["images"], "about": "20 grey levels", "licence": "CC0", "origin": "here", "cached": True
+    }  # fmt: skip
+    assert main(["data", "get", toy]) == 0
+    assert capsys.readouterr().out == "toy\n"
+    options = ["--model", "mixer_nano", "--data", toy, "--max-steps", "2", "--batch-size", "4", "--device", "cpu"]
+    assert main(["train", "image-classification", *options, "--out", str(tmp_path / "run")]) == 0
+    described = json.loads((tmp_path / "run" / "data.json").read_text())
+    assert (described["source"], described["train"], described["classes"]) == ("toy", 12, ["dark", "bright"])
+
+
+def test_a_name_is_registered_once(toy: str):
+    with pytest.raises(UserError, match="the data set 'toy-levels' is registered already"):
+        DATA_SETS.register(
+            DataEntry(name=toy, kinds=("images",), about="others", licence="CC0", origin="here", load=load_toy)
+        )
 
 
 def cached(name: str) -> ImageData:
-    stored = DATA_SETS[name].stored
-    if stored is None or not stored_path(stored).exists():
+    stored = {"emoji:twitter": "emoji-twitter"}.get(name) or DATA_SETS[name].stored[0]
+    if not stored_path(stored).exists():
         pytest.skip(f"{name} is not in the cache; `tokenmix data get {name}` fetches it")
     return load_images(name)
 

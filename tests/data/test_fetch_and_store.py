@@ -18,8 +18,9 @@ from torch import Tensor
 
 from tokenmix.data.fetch import FetchError, apt_package, check_digest, download, first_that_works, npm_package
 from tokenmix.data.images import fashion_mnist, load_images
-from tokenmix.data.images.idx import parse_idx, read_idx
-from tokenmix.data.store import cache_root, fetched, stored_path
+from tokenmix.data.images.fashion_mnist import parse_idx, read_idx
+from tokenmix.data.lookup import cache_root, stored_path
+from tokenmix.data.store import fetched
 from tokenmix.errors import UserError
 
 

@@ -13,7 +13,7 @@ from torchvision.models.feature_extraction import create_feature_extractor
 from tokenmix import create_model, list_mixers, list_models
 
 # As a graph, mixer_nano is vit_nano: it differs by its arguments alone.
-GRAPHS = [name for name in list_models("*_nano") if name != "mixer_nano"]
+GRAPHS = [name for name in list_models("*_nano", task="image-classification") if name != "mixer_nano"]
 # The exporter takes seconds for each; what a dynamic batch does to a model shows in torch.export already.
 IN_ONNX = [pytest.param(name, marks=[] if name == "gmlp_nano" else pytest.mark.slow) for name in GRAPHS]
 # A pyramid of four stages takes as long as all others together, and its own tests compile it.
@@ -106,7 +106,7 @@ def hooked(model: nn.Module, names: list[str], batch: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("name", "kwargs"),
     [
-        *((name, {}) for name in list_models("*_nano")),
+        *((name, {}) for name in list_models("*_nano", task="image-classification")),
         *(("mixer_nano", {"mixer": mixer}) for mixer in list_mixers()),
         ("eamlp_7_bn", BATCH_NORM),
     ],
@@ -123,7 +123,7 @@ def test_fx_extracts_what_hooks_see(name: str, kwargs: dict[str, Any]) -> None:
         torch.testing.assert_close(whole(batch), model(batch))
 
 
-@pytest.mark.parametrize("name", list_models("*_nano"))
+@pytest.mark.parametrize("name", list_models("*_nano", task="image-classification"))
 def test_timm_extracts_by_fx(name: str) -> None:
     model: Any = build(name)
     indices = tuple(range(len(model.feature_info)))

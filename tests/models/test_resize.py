@@ -15,7 +15,7 @@ from tokenmix.layers import GatedMLP, LessAttention, SpatialGatingUnit
 from tokenmix.models import GMLP, MixerNet
 from tokenmix.ops import resize_gate
 
-NANO = list_models("*_nano")
+NANO = list_models("*_nano", task="image-classification")
 
 
 def images(*shape: int) -> Tensor:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from tokenmix import UserError, create_model, list_models
 
-NANO = list_models("*_nano")
-LARGE = [name for name in list_models() if name not in NANO]
+NANO = list_models("*_nano", task="image-classification")
+LARGE = [name for name in list_models(task="image-classification") if name not in NANO]
 
 
 def build(name: str, **kwargs) -> nn.Module:
@@ -57,7 +57,7 @@ def test_data_settings(name) -> None:
     assert model.pretrained_cfg["num_classes"] == 10
 
 
-@pytest.mark.parametrize("name", list_models())
+@pytest.mark.parametrize("name", list_models(task="image-classification"))
 def test_the_default_cfg_is_that_of_the_model(name) -> None:
     model, side = create_model(name, device="meta"), 32 if name in NANO else 224
     cfg = model.pretrained_cfg

@@ -37,9 +37,9 @@ import dataclasses, errno, json, os, signal, sys
 from pathlib import Path
 from tokenmix.errors import UserError
 from tokenmix.registry import get_task
-from tokenmix.train import callbacks
+from tokenmix.train import checkpoint, trainer
 from tokenmix.train.config import TrainConfig
-from tokenmix.train.ranks import joined, ranks
+from tokenmix.train.distributed import distributed_info, process_group
 from tokenmix.train.run import train
 
 out, config = Path(sys.argv[1]), TrainConfig(**json.loads(sys.argv[2]))
@@ -56,18 +56,18 @@ class Killed(BaseException):
     pass
 
 def killed_and_resumed(name, **changes):
-    before, calls = callbacks.Position.on_train_batch_start, [0]
+    before, calls = trainer.TrainingLoop.start_batch, [0]
     def raising(self, *args):
         calls[0] += 1
         if calls[0] == 9:
             raise Killed
         before(self, *args)
-    callbacks.Position.on_train_batch_start = raising
+    trainer.TrainingLoop.start_batch = raising
     try:
         train(dataclasses.replace(config, out=out / name, **changes), quiet=True)
     except Killed:
         outcomes[name] = "killed"
-    callbacks.Position.on_train_batch_start = before
+    trainer.TrainingLoop.start_batch = before
     train(TrainConfig(resume=out / name), quiet=True)
 
 def nan_in_one_process():
@@ -76,33 +76,33 @@ def nan_in_one_process():
     def broken(self, batch):
         calls[0] += 1
         value, logs = loss(self, batch)
-        return (value * float("nan") if calls[0] == 10 and ranks().rank == 1 else value), logs
+        return (value * float("nan") if calls[0] == 10 and distributed_info().rank == 1 else value), logs
     kind.loss = broken
     attempt("nan")
     kind.loss = loss
 
 def disk_full_on_the_third_checkpoint():
-    before, calls = callbacks.save_checkpoint, [0]
+    before, calls = checkpoint.save_checkpoint, [0]
     def full(*args):
         calls[0] += 1
         if calls[0] == 3:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(args[0]))
         before(*args)
-    callbacks.save_checkpoint = full
+    checkpoint.save_checkpoint = full
     attempt("full")
-    callbacks.save_checkpoint = before
+    checkpoint.save_checkpoint = before
 
 def one_process_is_told_to_end():
-    before = callbacks.Position.on_train_batch_start
+    before = trainer.TrainingLoop.start_batch
     def told(self, *args):
-        if ranks().rank == 1 and self.progress.step == 4:
+        if distributed_info().rank == 1 and self.progress.step == 4:
             signal.raise_signal(signal.SIGTERM)
         before(self, *args)
-    callbacks.Position.on_train_batch_start = told
+    trainer.TrainingLoop.start_batch = told
     attempt("told")
-    callbacks.Position.on_train_batch_start = before
+    trainer.TrainingLoop.start_batch = before
 
-with joined("cpu"):
+with process_group("cpu"):
     attempt("ddp")
     attempt("fsdp", strategy="fsdp")
     killed_and_resumed("ddp-again")
@@ -113,7 +113,7 @@ with joined("cpu"):
     disk_full_on_the_third_checkpoint()
     one_process_is_told_to_end()
     attempt("too-large", batch_size=100)
-(out / f"outcomes-{ranks().rank}.json").write_text(json.dumps(outcomes))
+(out / f"outcomes-{distributed_info().rank}.json").write_text(json.dumps(outcomes))
 """
 
 

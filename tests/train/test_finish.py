@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 
 from tokenmix.errors import UserError
-from tokenmix.train import callbacks
+from tokenmix.train import trainer
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.finish import finish_run
 
@@ -26,7 +26,7 @@ class Killed(BaseException):
 
 def stopped_at(monkeypatch: pytest.MonkeyPatch, config: TrainConfig, batch: int) -> None:
     """Train until this batch begins."""
-    begin, calls = callbacks.Position.on_train_batch_start, [0]
+    begin, calls = trainer.TrainingLoop.start_batch, [0]
 
     def killed(self: Any, *args: Any) -> None:
         calls[0] += 1
@@ -35,7 +35,7 @@ def stopped_at(monkeypatch: pytest.MonkeyPatch, config: TrainConfig, batch: int)
         begin(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(callbacks.Position, "on_train_batch_start", killed)
+        patch.setattr(trainer.TrainingLoop, "start_batch", killed)
         with pytest.raises(Killed):
             finish_run(config, quiet=True)
 

@@ -16,7 +16,7 @@ import torch
 
 from tokenmix import cli
 from tokenmix.errors import UserError
-from tokenmix.train import callbacks, record
+from tokenmix.train import interrupt, record, trainer
 from tokenmix.train import run as runs
 from tokenmix.train.config import TrainConfig
 
@@ -57,7 +57,7 @@ class Killed(BaseException):
 
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, where: type, hook: str, count: int) -> None:
-    """Let a hook of a callback raise the `count`-th time it is called, before it does anything."""
+    """Let a method raise the `count`-th time it is called, before it does anything."""
     original, calls = getattr(where, hook), [0]
 
     def raising(self, *args, **kwargs):
@@ -72,11 +72,11 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, where: type, hook: str, count: int)
 @pytest.mark.parametrize(
     ("where", "hook", "count"),
     [
-        (callbacks.Position, "on_train_batch_start", 6),  # in the second half of an accumulated step
-        (callbacks.Position, "on_train_batch_start", 11),  # the first batch of the second epoch
-        (callbacks.Position, "on_train_batch_start", 16),  # past the checkpoints of both epochs
-        (record.Recorder, "on_validation_end", 2),  # in an evaluation
-        (callbacks.Checkpoints, "on_train_epoch_end", 2),  # evaluated, row written, not saved
+        (trainer.TrainingLoop, "start_batch", 6),  # in the second half of an accumulated step
+        (trainer.TrainingLoop, "start_batch", 11),  # the first batch of the second epoch
+        (trainer.TrainingLoop, "start_batch", 16),  # past the checkpoints of both epochs
+        (record.Recorder, "record_evaluation", 2),  # in an evaluation
+        (trainer.TrainingLoop, "save_epoch", 2),  # evaluated, row written, not saved
     ],
 )
 def test_resume_is_bit_equal(whole, tmp_path, monkeypatch, where, hook, count):
@@ -92,13 +92,13 @@ def test_resume_is_bit_equal(whole, tmp_path, monkeypatch, where, hook, count):
 SIGNALLED = """
 import os, signal, sys
 from tokenmix import cli
-from tokenmix.train import callbacks
-ready = callbacks.Position.on_train_batch_end
+from tokenmix.train import trainer
+ready = trainer.TrainingLoop.advance
 def send(self, *args):
     ready(self, *args)
     if self.progress.step == {step} and self.progress.batch % 2 == 0:
         os.killpg(os.getpgrp(), signal.{name})
-callbacks.Position.on_train_batch_end = send
+trainer.TrainingLoop.advance = send
 sys.exit(cli.main(sys.argv[1:]))
 """
 ARGUMENTS = [
@@ -161,10 +161,10 @@ def test_resume_takes_the_runs_own_settings(tmp_path, whole):
 
 
 def test_ctrl_c_twice_keeps_the_checkpoint_before(tmp_path, monkeypatch):
-    """The second Ctrl-C is an ordinary KeyboardInterrupt, which Lightning alone would turn into exit code 1."""
+    """The second Ctrl-C is an ordinary KeyboardInterrupt."""
     # A shell starts what runs in the background with Ctrl-C ignored, these tests too.
     before = signal.default_int_handler
-    inherited, step = signal.signal(signal.SIGINT, before), callbacks.Position.on_train_batch_start
+    inherited, step = signal.signal(signal.SIGINT, before), trainer.TrainingLoop.start_batch
 
     def pressed_twice(self, *args):
         if self.progress.step == 3:
@@ -173,7 +173,7 @@ def test_ctrl_c_twice_keeps_the_checkpoint_before(tmp_path, monkeypatch):
             signal.raise_signal(signal.SIGINT)
         step(self, *args)
 
-    monkeypatch.setattr(callbacks.Position, "on_train_batch_start", pressed_twice)
+    monkeypatch.setattr(trainer.TrainingLoop, "start_batch", pressed_twice)
     run = tmp_path / "run"
     try:
         with pytest.raises(KeyboardInterrupt, match="interrupted; the checkpoint of step 2 is kept, go on with"):
@@ -188,7 +188,7 @@ def press_ctrl_c() -> None:
 
 
 def test_processes_that_load_images_say_nothing_at_ctrl_c(capfd: pytest.CaptureFixture[str]):
-    with callbacks.listen() as request:
+    with interrupt.listen() as request:
         child = multiprocessing.get_context("fork").Process(target=press_ctrl_c)
         child.start()
         child.join()

@@ -16,10 +16,10 @@ from PIL import Image
 from tokenmix.errors import UserError
 from tokenmix.models import create_model
 from tokenmix.tasks.classification.task import CONFUSION_CLASSES, ImageClassification
-from tokenmix.train import callbacks
+from tokenmix.train import trainer
 from tokenmix.train.config import TrainConfig
+from tokenmix.train.distributed import DistributedInfo, PeerFailure, process_group
 from tokenmix.train.optimizer import make_optimizer, make_schedule
-from tokenmix.train.ranks import Elsewhere, Ranks, joined
 from tokenmix.train.run import evaluate, predict, train
 
 CONFIG = TrainConfig(
@@ -73,7 +73,7 @@ class Killed(BaseException):
 def test_a_run_on_shards_is_taken_up_in_mid_epoch(shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     settings = {"data": shards, "augment": "rand-m9-mstd0.5-inc1", "reprob": 0.5, "workers": 1}
     whole = train(config(tmp_path / "whole", **settings), quiet=True)
-    before, calls = callbacks.Position.on_train_batch_start, [0]
+    before, calls = trainer.TrainingLoop.start_batch, [0]
 
     def killed(self: Any, *args: Any) -> None:
         calls[0] += 1
@@ -82,7 +82,7 @@ def test_a_run_on_shards_is_taken_up_in_mid_epoch(shards: str, tmp_path: Path, m
         before(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(callbacks.Position, "on_train_batch_start", killed)
+        patch.setattr(trainer.TrainingLoop, "start_batch", killed)
         with pytest.raises(Killed):
             train(config(tmp_path / "run", **settings), quiet=True)
     run = train(TrainConfig(resume=tmp_path / "run", workers=0), quiet=True)
@@ -184,7 +184,7 @@ def test_the_optimisers_epsilon():
 
 
 def test_too_few_shards_are_told_before_anything_is_written(shards: str, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("tokenmix.train.run.ranks", lambda: Ranks(0, 0, 5, 5))
+    monkeypatch.setattr("tokenmix.train.run.distributed_info", lambda: DistributedInfo(0, 0, 5, 5))
     with pytest.raises(UserError, match=r"3 shards cannot be dealt out to 5 processes.* --devices 3 or less$"):
         train(dataclasses.replace(CONFIG, data=shards, batch_size=2, out=tmp_path / "run"), quiet=True)
     assert not (tmp_path / "run").exists()
@@ -195,11 +195,11 @@ def test_more_processes_than_gpus_are_one_line_of_the_first(monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(UserError, match="this machine has 1 CUDA device; give --devices 1"), joined("auto"):
+    with pytest.raises(UserError, match="this machine has 1 CUDA device; give --devices 1"), process_group("auto"):
         pass
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("LOCAL_RANK", "3")
-    with pytest.raises(Elsewhere), joined("cuda"):
+    with pytest.raises(PeerFailure), process_group("cuda"):
         pass
 
 

@@ -13,7 +13,7 @@ from torchmetrics import MeanMetric, MetricCollection
 
 from tokenmix.errors import UserError
 from tokenmix.registry import TASKS, TaskEntry, get_task, list_tasks
-from tokenmix.train import callbacks
+from tokenmix.train import trainer
 from tokenmix.train.checkpoint import read_weights
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.run import evaluate, predict, train
@@ -110,7 +110,7 @@ def test_two_networks_train_evaluate_and_resume(tmp_path, monkeypatch):
     assert evaluate(whole, device="cpu")["distance"] == pytest.approx(result["metrics"]["distance"])
     assert predict(whole, [tmp_path / "a"])[0]["file"].endswith("a")
 
-    step = callbacks.Position.on_train_batch_start
+    step = trainer.TrainingLoop.start_batch
 
     def killed(self, *args):
         if self.progress.step == 8:
@@ -119,7 +119,7 @@ def test_two_networks_train_evaluate_and_resume(tmp_path, monkeypatch):
 
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(callbacks.Position, "on_train_batch_start", killed)
+        patch.setattr(trainer.TrainingLoop, "start_batch", killed)
         with pytest.raises(KeyError):
             train(dataclasses.replace(CONFIG, out=run), quiet=True)
     train(TrainConfig(resume=run), quiet=True)

@@ -353,24 +353,23 @@ def test_eval_and_predict_before_the_first_epoch_ended(finished, tmp_path):
         load_run(tmp_path)
 
 
-def test_the_bar_is_fed_from_the_log(tmp_path, monkeypatch):
-    """On a terminal Lightning's bar is shown, and shows what metrics.csv has."""
-    shown = []
-    monkeypatch.setattr(trainer.sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(trainer.Bar, "_update_metrics", lambda bar, *a, **k: shown.append(bar.get_metrics(*a[:2])))
-    train(config(tmp_path / "run", epochs=2))
-    assert {"loss", "accuracy"} == set(shown[-1])
-
-
-def test_the_bar_counts_epochs_from_one(tmp_path, monkeypatch):
+def test_the_bar_counts_from_one_and_shows_what_the_log_has(tmp_path, monkeypatch):
     shown = []
 
-    class Watched(trainer.Bar):
-        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            super().on_train_epoch_end(trainer, pl_module)
-            shown.append(self.train_progress_bar.description)
+    class Watched(record.ProgressBar):
+        def advance(self) -> None:
+            super().advance()
+            line = self.rich.tasks[0]
+            shown.append((line.description, line.completed, line.total, line.fields["values"].split()[::2]))
 
     monkeypatch.setattr(trainer.sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(trainer, "Bar", Watched)
+    monkeypatch.setattr(trainer, "ProgressBar", Watched)
     train(config(tmp_path / "run", epochs=2))
-    assert shown == ["Epoch 1/2", "Epoch 2/2"]
+    lines = [[], ["loss"], ["loss"], ["loss", "accuracy"], ["loss", "accuracy"], ["loss", "accuracy"]]
+    places = [(f"epoch {epoch}/2", batch, 3) for epoch in (1, 2) for batch in (1, 2, 3)]
+    assert shown == [(*place, values) for place, values in zip(places, lines)]
+
+
+def test_no_bar_without_a_terminal(tmp_path, capfd):
+    train(config(tmp_path / "run", epochs=1))
+    assert capfd.readouterr().err.startswith("epoch 1/1  step 3/3  loss")

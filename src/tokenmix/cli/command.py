@@ -18,12 +18,16 @@ import tyro
 from tokenmix.cli.names import Cost, Data, Doctor, Info, List, Swap
 from tokenmix.cli.runs import Compare, Eval, Export, Generate, Inspect, Predict, Train, TrainTokenizer
 from tokenmix.errors import UserError
+from tokenmix.registry import load_plugin
 from tokenmix.train.launch import launch, processes_to_start
 from tokenmix.train.recipes import merge_kwargs, recipe_values
 
 __all__ = ["VERBS", "main", "parse"]
 
-ABOUT = "Token mixing beyond self-attention: drop one in, train it, see what it costs."
+ABOUT = (
+    "Token mixing beyond self-attention: drop one in, train it, see what it costs. "
+    "tokenmix --import MODULE_OR_FILE.py VERB ... first imports your own code, which registers tasks, models or mixers."
+)
 
 VERBS: dict[str, Any] = {
     "list": List,
@@ -44,7 +48,11 @@ VERBS: dict[str, Any] = {
 
 
 def parse(argv: Sequence[str]) -> Any:
-    """The command that argv asks for; `UserError` with one line where tyro would print a box."""
+    """The command that argv asks for; `UserError` with one line where tyro would print a box.
+
+    What stands behind `--import` in front of the verb is left to `main`.
+    """
+    _, argv = split_imports(argv)
     if sum(word.startswith("wds:") for word in argv) > 1:
         raise UserError("the shell has spelled the pattern of shards out; put it in quotes: --data 'wds:PATTERN'")
     text, config = io.StringIO(), (tyro.conf.OmitArgPrefixes,)
@@ -63,6 +71,20 @@ def parse(argv: Sequence[str]) -> Any:
         if stop.code in (0, None):
             raise
         raise UserError(_one_line(text.getvalue())) from None
+
+
+def split_imports(argv: Sequence[str]) -> tuple[list[str], Sequence[str]]:
+    """The modules and files behind each `--import` in front of the verb, and the words from the verb on."""
+    named = []
+    while argv and argv[0].partition("=")[0] == "--import":
+        word, equals, value = argv[0].partition("=")
+        if not equals:
+            argv, value = argv[1:], argv[1] if len(argv) > 1 else ""
+        if not value:
+            raise UserError(f"{word} needs a module or a file: tokenmix --import MODULE_OR_FILE.py VERB ...")
+        named.append(value)
+        argv = argv[1:]
+    return named, argv
 
 
 def _one_line(box: str) -> str:
@@ -93,6 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments, command = list(sys.argv[1:] if argv is None else argv), None
     try:
+        for module in split_imports(arguments)[0]:
+            load_plugin(module)
         command = parse(arguments)
         processes = processes_to_start(command) if isinstance(command, Train) else 1
         return command.run() if processes == 1 else launch(processes, arguments)

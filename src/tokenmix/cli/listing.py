@@ -8,9 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tokenmix.errors import unknown_name
-
-__all__ = ["count_parameters", "fetch_data", "print_result", "print_rows", "show"]
+__all__ = ["print_result", "print_rows", "show"]
 
 
 def show(what: str, *, as_json: bool = False) -> None:
@@ -42,21 +40,16 @@ def _short_mixer(row: dict[str, Any]) -> dict[str, Any]:
 
 def _short_data(row: dict[str, Any]) -> dict[str, Any]:
     """A data set's row that fits a terminal; --json has all of it."""
-    return {key: row[key] for key in ("name", "size", "licence", "cached")}
+    return {key: row[key] for key in ("name", "about", "licence", "cached")}
 
 
 def _models() -> list[dict[str, Any]]:
-    from tokenmix.cli.catalogue import MODELS
+    from tokenmix.registry import MODELS
 
-    return [row._asdict() for row in MODELS]
-
-
-def _short_model(row: dict[str, Any]) -> dict[str, Any]:
-    """A model's row with its parameters in millions."""
-    return {**row, "parameters": f"{row['parameters'] / 1e6:.2f} M"}
+    return [{"name": entry.name, "task": ", ".join(entry.tasks), "about": entry.about} for entry in MODELS]
 
 
-SHORT = {"mixers": _short_mixer, "models": _short_model, "data": _short_data}
+SHORT = {"mixers": _short_mixer, "data": _short_data}
 
 
 def _tasks() -> list[dict[str, Any]]:
@@ -66,28 +59,9 @@ def _tasks() -> list[dict[str, Any]]:
 
 
 def _data() -> list[dict[str, Any]]:
-    from tokenmix.data.images import list_data
-    from tokenmix.data.scenes import list_dense
-    from tokenmix.tasks.points.data import list_points
-    from tokenmix.tasks.text.data import list_text
+    from tokenmix.data import list_data
 
-    return [asdict(entry) for entry in (*list_data(), *list_text(), *list_dense(), *list_points())]
-
-
-def fetch_data(name: str) -> str:
-    """Fetch a data set of any kind unless it is in the cache; returns the line that says where it came from."""
-    from tokenmix.data.images import DATA_SETS, get
-    from tokenmix.data.scenes import DENSE, get_dense
-    from tokenmix.tasks.points.data import POINT_SETS, get_points
-    from tokenmix.tasks.text.data import get_text
-    from tokenmix.tasks.text.data.table import CORPORA, LABELLED
-
-    kind = name.partition(":")[0]
-    texts = {**CORPORA, **LABELLED}
-    for known, fetch in ((DATA_SETS, get), (texts, get_text), (DENSE, get_dense), (POINT_SETS, get_points)):
-        if kind in known:
-            return fetch(name)
-    raise unknown_name("data set", name, (*DATA_SETS, *texts, *DENSE, *POINT_SETS))
+    return [asdict(entry) for entry in list_data()]
 
 
 MOST_NAMED, MOST_LISTED = 40, 6
@@ -114,7 +88,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
         return
     table = Table()
     for key in rows[0]:
-        table.add_column(str(key), no_wrap=key in ("name", "task"), overflow="fold")
+        table.add_column(str(key), no_wrap=key == "name", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
     Console().print(table)
@@ -131,8 +105,3 @@ def _cell(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{k} {_cell(v)}" for k, v in value.items())
     return str(value)
-
-
-def count_parameters(module: Any) -> int:
-    """Learned numbers of a module."""
-    return sum(p.numel() for p in module.parameters())

@@ -65,9 +65,11 @@ class Info:
     """Print JSON instead of a table."""
 
     def run(self) -> int:
-        from tokenmix.cli.info import InfoRequest, info
+        from tokenmix.cli.info import info
 
-        info(InfoRequest(self.model, self.img_size, self.num_points, self.model_kwargs), as_json=self.json)
+        asked = {"img_size": self.img_size, "num_points": self.num_points}
+        sizes = {name: size for name, size in asked.items() if size is not None}
+        info(self.model, sizes=sizes, model_kwargs=self.model_kwargs, as_json=self.json)
         return 0
 
 
@@ -177,7 +179,7 @@ class Data:
             return 0
         if self.name is None:
             raise UserError("tokenmix data get needs a name; see tokenmix data list")
-        from tokenmix.cli.listing import fetch_data
+        from tokenmix.data import fetch_data
 
         print(fetch_data(self.name))
         return 0

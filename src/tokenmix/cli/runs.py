@@ -8,6 +8,7 @@ from typing import Any, Literal
 import tyro
 
 from tokenmix.errors import UserError
+from tokenmix.tasks.fitting import check_model_name
 from tokenmix.train.config import CompareConfig, Names, Pairs, TrainConfig
 
 __all__ = ["Compare", "Eval", "Export", "Generate", "Inspect", "Predict", "Train", "TrainTokenizer"]
@@ -20,6 +21,8 @@ class Train(TrainConfig):
     """Train a model; leaves a run folder."""
 
     def run(self) -> int:
+        if self.resume is None:
+            check_model_name(self.task, self.model)
         from tokenmix.train.run import train
 
         train(self)

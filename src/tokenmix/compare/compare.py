@@ -25,23 +25,12 @@ from tokenmix.cost.crossover import find_crossover
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
 from tokenmix.layers.table import get_spec
-from tokenmix.registry import TEXT_TASKS, get_task
+from tokenmix.registry import get_task
 from tokenmix.train.config import CompareConfig, TrainConfig
 from tokenmix.train.plan import check_config, make_plan
 from tokenmix.train.task import TaskData, TaskModule
 
 __all__ = ["compare", "repeat_command"]
-
-ONE_BY_ONE = {
-    "semantic-segmentation": "--model eanet_seg_nano --model-kwargs mixer=none, then self, then external",
-    "detection": "--model retinanet_nano --model-kwargs mixer=none, then self, then external",
-    "instance-segmentation": "--model mask_rcnn_nano --model-kwargs mixer=none, then self, then external",
-    "point-classification": "--model pct_cls_nano --model-kwargs mixer=offset, then self, then external",
-    "point-segmentation": "--model pct_part_nano --model-kwargs mixer=offset, then self, then external",
-    "image-generation": "--model resnet_gan_nano, then sagan_nano, then eagan_nano",
-    **dict.fromkeys(TEXT_TASKS, "--model gmlp_text_nano, then amlp_text_nano, then bert_text_nano"),
-}
-"""How twins of the tasks are trained whose models are no stack of blocks over one image."""
 
 
 def compare(config: CompareConfig, *, quiet: bool = False) -> Path:
@@ -55,10 +44,11 @@ def compare(config: CompareConfig, *, quiet: bool = False) -> Path:
     console = Console(quiet=quiet)
     for mixer in config.mixers:
         get_spec(mixer)
-    if config.task in ONE_BY_ONE:
+    task = get_task(config.task)
+    if task.comparison is not None:
         raise UserError(
             f"a comparison is of mixers in a classifier of images, got --task {config.task}; train its twins one by "
-            f"one, for example tokenmix train {config.task} {ONE_BY_ONE[config.task]}"
+            f"one, for example tokenmix train {config.task} {task.comparison}"
         )
     if not config.mixers or not config.seeds:
         raise UserError(
@@ -66,7 +56,6 @@ def compare(config: CompareConfig, *, quiet: bool = False) -> Path:
         )
     out = config.out or Path("runs") / f"compare-{config.data.replace(':', '-').replace('/', '-')}"
     plans = plan_runs(config, out)
-    task = get_task(config.task)
     check_config(plans[0].config)
     data = task.load_data(plans[0].config)
     make_plan(plans[0].config, data.num_train)

@@ -27,10 +27,10 @@ DIGITS: dict[str, Any] = {"data": "digits", "epochs": 20}
 def main() -> int:
     """Compare on Fashion-MNIST, or on the embedded digits where it cannot be had; returns the exit code."""
     from tokenmix.compare.compare import compare
-    from tokenmix.data import images as data
+    from tokenmix.data import fetch_data
 
     try:
-        print(data.get("fashion-mnist"), file=sys.stderr)
+        print(fetch_data("fashion-mnist"), file=sys.stderr)
         budget = FASHION
     except UserError as reason:
         print(f"tokenmix: {reason}", file=sys.stderr)

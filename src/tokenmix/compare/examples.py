@@ -11,6 +11,7 @@ from tokenmix.compare.results import Example
 from tokenmix.data.images import ImageData
 from tokenmix.inspect.maps import attention_maps
 from tokenmix.inspect.tiles import tiles_of
+from tokenmix.models import BlockMap
 
 __all__ = ["choose_images", "make_examples"]
 
@@ -33,14 +34,14 @@ def make_examples(
     if not models:
         return [], []
     places = torch.linspace(0, len(images.test) - 1, min(CANDIDATES, len(images.test))).long()
-    pixels, places = images.test.read(places)
+    pixels, places = images.test.pixels(places)
     labels = images.test.labels[places]
     mean, std = (torch.tensor(description[key]).view(-1, 1, 1) for key in ("mean", "std"))
     inputs = pixels.float().div(255).sub(mean).div(std)
     answers = {name: model.cpu().float().eval()(inputs).softmax(-1) for name, model in models.items()}
     right = torch.stack([a.argmax(-1) == labels for a in answers.values()])
     chosen = choose_images(right, labels, number)
-    maps = {name: attention_maps(model, inputs[chosen]) for name, model in models.items()}
+    maps = {name: _maps_of(model, inputs[chosen]) for name, model in models.items()}
     examples = [_example(int(places[i]), int(labels[i]), i, answers, images.classes) for i in chosen]
     shown = [
         ExampleMaps(
@@ -51,6 +52,12 @@ def make_examples(
         for row, i in enumerate(chosen)
     ]
     return examples, shown
+
+
+def _maps_of(model: Any, inputs: Tensor) -> list[BlockMap]:
+    """The maps of a twin; none if its mixer has none to show."""
+    shown = any(block.mixer.capabilities.map is not None for block in model.blocks)
+    return attention_maps(model, inputs) if shown else []
 
 
 def choose_images(right: Tensor, labels: Tensor, number: int) -> list[int]:

@@ -24,7 +24,7 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps] =
     """
     sections = [_head(results), _table(results), learning_section(results), cost_section(results)]
     sections += [confusion_section(results), maps_section(results, examples), _environment(results)]
-    style, script = (files("tokenmix.cost").joinpath(f"report.{kind}").read_text() for kind in ("css", "js"))
+    style, script = (files("tokenmix.compare").joinpath(f"report.{kind}").read_text() for kind in ("css", "js"))
     title = escape(_title(results))
     page = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

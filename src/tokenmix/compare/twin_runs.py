@@ -76,14 +76,14 @@ def run_twin(plan: RunPlan) -> str:
 
     One twin's failure is told in its row and does not stop the others. A full disk would, so that is passed on.
     """
-    from tokenmix.train.finish import taken_up
+    from tokenmix.train.finish import resume_config
     from tokenmix.train.run import train
 
     if is_finished(plan):
         return ""
     (plan.folder / "error.txt").unlink(missing_ok=True)
     try:
-        train(taken_up(plan.config, plan.folder), quiet=True)
+        train(resume_config(plan.config, plan.folder), quiet=True)
     except OSError:
         raise
     except UserError as error:

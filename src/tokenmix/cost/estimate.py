@@ -8,6 +8,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+# The package's only private names of torch outside of cpu/ (tests/test_imports.py). There is no public way to run a
+# call without its memory and see every storage that it would make: tensors without numbers on any device, a mode that
+# sees each operator, and the tensors in what an operator returns.
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves

@@ -15,9 +15,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from tokenmix.cost.estimate import Pass, overflowed
 from tokenmix.cost.specimen import make_specimen
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.layers.table import MIXERS, list_mixers
-from tokenmix.models import create_model, list_models
-from tokenmix.tasks.fitting import what_for
+from tokenmix.layers.table import is_mixer, list_mixers
+from tokenmix.models.registry import create_model, create_on_meta
+from tokenmix.registry import MODELS, get_task, list_models
+from tokenmix.tasks.classification.task import ImageClassification
+from tokenmix.tasks.fitting import task_of_model
+from tokenmix.train.task import TaskModule
 
 __all__ = ["Measurable", "MixerSubject", "ModelSubject", "Subject", "are_mixers", "counted_macs", "subjects_for"]
 
@@ -74,7 +77,6 @@ class ModelSpecimen:
 
     model: nn.Module
     images: Tensor
-    name: str
 
     @torch.no_grad()
     def forward(self) -> Tensor:
@@ -92,9 +94,8 @@ class ModelSpecimen:
 
     def macs(self) -> int:
         """From our equations; of another's model counted."""
-        if self.name in list_models():
-            return self.model.macs()  # type: ignore[operator]
-        return counted_macs(self.model, self.images)
+        macs: Any = getattr(self.model, "macs", None)
+        return counted_macs(self.model, self.images) if macs is None else macs()
 
     def traffic(self) -> int:
         """Bytes of image, weights and logits, each moved once."""
@@ -114,16 +115,15 @@ class ModelSubject:
 
     def own_size(self) -> int:
         """The side that the model is made for."""
-        if self.name in list_models():
-            return int(create_model(self.name, device="meta").img_size[0])  # type: ignore[index]
+        if self.name in MODELS:
+            return _own(create_on_meta(self.name))[0]
         config = timm.get_pretrained_cfg(self.name)
         return int(config.input_size[1]) if config is not None else 224
 
     def build(self, size: int) -> ModelSpecimen:
         """The model with one random image, of a size that `foresee` found to fit."""
         model = self._model(size, None).to(self.device, self.dtype).eval()
-        images = torch.randn(1, _channels(model), size, size, device=self.device, dtype=self.dtype)
-        return ModelSpecimen(model, images, self.name)
+        return ModelSpecimen(model, self._example(model, size, self.device))
 
     def outline(self, size: int) -> ModelSpecimen:
         """The model and an image with shapes alone; `UserError` if it does not take images of that size."""
@@ -134,8 +134,7 @@ class ModelSubject:
     def _outlined(self, size: int) -> ModelSpecimen:
         try:
             model = self._model(size, "meta").to(self.dtype).eval()
-            images = torch.empty(1, _channels(model), size, size, device="meta", dtype=self.dtype)
-            made = ModelSpecimen(model, images, self.name)
+            made = ModelSpecimen(model, self._example(model, size, "meta"))
             made.forward()
         except (AssertionError, ValueError, RuntimeError) as error:
             raise _wrong_size(self.name, size, error) from None
@@ -151,20 +150,23 @@ class ModelSubject:
         def build() -> Callable[[], object]:
             weights = {name: self._empty(p).requires_grad_() for name, p in model.named_parameters()}
             tensors = {**weights, **{name: self._empty(b) for name, b in model.named_buffers()}}
-            images = torch.empty(1, _channels(model), size, size, device=self.device, dtype=self.dtype)
+            images = self._example(model, size, self.device)
             return lambda: _pass(model, tensors, images, which)
 
         return build
+
+    def _example(self, model: nn.Module, size: int, device: torch.device | str) -> Tensor:
+        return _task_of(self.name).example_input(model, size, device=device, dtype=self.dtype)
 
     def _empty(self, like: Tensor) -> Tensor:
         dtype = self.dtype if like.is_floating_point() else like.dtype
         return torch.empty(like.shape, device=self.device, dtype=dtype)
 
     def _model(self, size: int, device: str | None) -> nn.Module:
-        if self.name in list_models():
-            model = create_model(self.name, device=device)
+        if self.name in MODELS:
+            model: Any = create_model(self.name) if device is None else create_on_meta(self.name)
             if _own(model) != (size, size):
-                model.set_input_size(size)  # type: ignore[operator]
+                model.set_input_size(size)
             return model
         with torch.device(device or "cpu"):
             try:
@@ -184,12 +186,13 @@ def _pass(model: nn.Module, tensors: Mapping[str, Tensor], images: Tensor, which
 
 
 def _own(model: Any) -> tuple[int, int]:
-    return tuple(model.img_size)
+    size = model.img_size
+    return (size, size) if isinstance(size, int) else tuple(size)
 
 
-def _channels(model: nn.Module) -> int:
-    first = next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 3)
-    return int(getattr(model, "in_chans", first))  # pyright: ignore[reportArgumentType]
+def _task_of(model: str) -> type[TaskModule]:
+    """The task that says what a model's input is like; models of timm's are classifiers."""
+    return get_task(MODELS[model].tasks[0]) if model in MODELS else ImageClassification
 
 
 def _wrong_size(name: str, size: int, error: Exception) -> UserError:
@@ -228,21 +231,21 @@ def subjects_for(
 def are_mixers(names: Sequence[str]) -> bool:
     """Whether the names are mixers, or else models; `UserError` for a name that is neither, and for both together."""
     for name in names:
-        if name not in MIXERS and not _is_model(name):
+        if not is_mixer(name) and not _is_model(name):
             raise _unknown(name)
-    mixers = [name for name in names if name in MIXERS]
+    mixers = [name for name in names if is_mixer(name)]
     if mixers and len(mixers) < len(names):
-        other = next(name for name in names if name not in MIXERS)
+        other = next(name for name in names if not is_mixer(name))
         raise UserError(f"{mixers[0]!r} is a mixer and {other!r} a model; ask for their costs one after the other")
     return bool(mixers)
 
 
 def _is_model(name: str) -> bool:
-    return name in list_models() or timm.is_model(name)
+    return _task_of(name).has_example_input if name in MODELS else timm.is_model(name)
 
 
 def _unknown(name: str) -> UserError:
-    task = what_for(name)
+    task = task_of_model(name)
     if task is not None:
         return UserError(f"{name!r} is a model of {task}, whose cost is counted by: tokenmix info {name}")
     told = unknown_name("mixer or model", name, {*list_mixers(), *list_models(), *timm.list_models()})

@@ -157,9 +157,9 @@ def install(model: nn.Module, plan: Plan, dtype: Dtype) -> None:
             if child is None or child not in new:
                 continue
             made = new[child]
-            parent._modules[name] = made
+            parent.add_module(name, made)
             if isinstance(made, FusedLinear | Int8Linear) and made.act != "none":
-                parent._modules[dict(_followed(parent))[name]] = nn.Identity()
+                parent.add_module(dict(_followed(parent))[name], nn.Identity())
     for module in model.modules():
         if type(module) is GatedMLP:
             # The same layer in all but its forward pass.

@@ -26,10 +26,10 @@ __all__ = [
     "check_digest",
     "download",
     "first_that_works",
+    "log",
     "npm_package",
     "pypi_sdist",
     "pypi_wheel",
-    "say",
 ]
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class FetchError(Exception):
     """Why a source could not be used, in a few words."""
 
 
-def say(message: str) -> None:
+def log(message: str) -> None:
     """One line on stderr."""
     print(f"tokenmix: {message}", file=sys.stderr, flush=True)
 
@@ -50,11 +50,11 @@ def first_that_works(what: str, sources: Sequence[tuple[str, Callable[[], T]]]) 
     """The answer of the first source that has one; `FetchError` naming each one's reason if none has."""
     reasons = []
     for name, fetch in sources:
-        say(f"fetching {what} from {name}")
+        log(f"fetching {what} from {name}")
         try:
             return fetch()
         except FetchError as reason:
-            say(f"{name}: {reason}")
+            log(f"{name}: {reason}")
             reasons.append(f"{name}: {reason}")
     raise FetchError("; ".join(reasons))
 

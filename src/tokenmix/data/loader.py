@@ -4,38 +4,31 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from tokenmix.data.indexed import IndexedDataset
 from tokenmix.errors import UserError
 
-__all__ = ["EpochLoader", "EpochSampler", "Key", "make_sampler"]
+__all__ = ["EpochLoader", "EpochSampler", "make_loader"]
 
 Key = tuple[int, Tensor]
-
-
-class Ordered(Protocol):
-    """What is sampled: samples in an order of their own for each epoch and process."""
-
-    def __len__(self) -> int: ...
-    def training_order(self, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray: ...
 
 
 class EpochSampler(Sampler[Key]):
     """Keys (epoch, indices) of the batches of one epoch for one of `world_size` processes.
 
     The epoch travels in the key, so that loader processes that outlive an epoch know it. While training, the data set
-    says what each rank takes, and it is as much for each; while evaluating, rank r takes each world_size-th image and
-    none comes twice.
+    says what each rank takes, and it is as much for each; while evaluating, rank r takes each world_size-th sample
+    and none comes twice.
     """
 
     def __init__(
         self,
-        dataset: Ordered,
+        dataset: IndexedDataset,
         *,
         batch_size: int,
         shuffle: bool,
@@ -72,12 +65,21 @@ class EpochSampler(Sampler[Key]):
             yield epoch, order[batch * self.batch_size : (batch + 1) * self.batch_size]
 
 
-class EpochLoader(DataLoader[Any]):
-    """A DataLoader over a set that answers the keys of an `EpochSampler` with whole batches."""
+class _Batches(Dataset[Any]):
+    def __init__(self, dataset: IndexedDataset) -> None:
+        self.dataset = dataset
 
-    def __init__(self, batches: Dataset[Any], sampler: EpochSampler, *, workers: int, pin_memory: bool) -> None:
+    def __getitem__(self, key: Key) -> Any:
+        epoch, indices = key
+        return self.dataset.read(indices, epoch)
+
+
+class EpochLoader(DataLoader[Any]):
+    """A DataLoader whose batches are those of `IndexedDataset.read`, in the order of an `EpochSampler`."""
+
+    def __init__(self, dataset: IndexedDataset, sampler: EpochSampler, *, workers: int, pin_memory: bool) -> None:
         super().__init__(
-            batches,
+            _Batches(dataset),
             # The sampler gives whole batches, so the loader itself must not collect any.
             batch_size=None,
             sampler=sampler,
@@ -96,19 +98,36 @@ class EpochLoader(DataLoader[Any]):
         self.sampler.set_epoch(epoch)
 
 
-def make_sampler(
-    dataset: Ordered,
-    unit: str,
+def make_loader(
+    dataset: IndexedDataset,
     *,
     batch_size: int,
     shuffle: bool,
     seed: int,
-    drop_last: bool,
-    start_batch: int,
-    rank: int,
-    world_size: int,
-) -> EpochSampler:
-    """The sampler of a loader; `UserError` for a batch size below 1, or no full batch although `drop_last`."""
+    workers: int = 0,
+    drop_last: bool = False,
+    start_batch: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+    pin_memory: bool = False,
+) -> EpochLoader:
+    """A loader whose batches are a function of (seed, epoch, rank); nothing of it draws from the global random state.
+
+    Args:
+        dataset: for example `ImageSamples`, or `PackedText`.
+        batch_size: samples of one batch of one process.
+        shuffle: in a new order each epoch (training); else in the set's own order.
+        seed: of the order.
+        workers: loader processes; the batches do not depend on it.
+        drop_last: leave out a last batch that is not full.
+        start_batch: the first pass begins at this batch without reading those before; `len` stays that of a whole pass.
+        rank, world_size: this process among those that share the samples.
+        pin_memory: copy batches to page-locked memory, for CUDA.
+
+    Raises:
+        UserError: a batch size below 1, no full batch although `drop_last`, or samples that so many processes cannot
+            share.
+    """
     if batch_size < 1:
         raise UserError(f"a batch size of {batch_size} is not possible; give 1 or more")
     sampler = EpochSampler(
@@ -117,10 +136,12 @@ def make_sampler(
     )  # fmt: skip
     if drop_last and not len(sampler):
         raise UserError(
-            f"a batch of {batch_size} x {world_size} does not fit into {len(dataset)} {unit}; "
+            f"a batch of {batch_size} x {world_size} does not fit into {len(dataset)} {dataset.unit}; "
             f"give a batch size of at most {max(len(dataset) // world_size, 1)}"
         )
-    return sampler
+    if shuffle:
+        dataset.check_shares(world_size)
+    return EpochLoader(dataset, sampler, workers=workers, pin_memory=pin_memory)
 
 
 def _same(batch: Any) -> Any:

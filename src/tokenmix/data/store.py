@@ -3,30 +3,21 @@
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tokenmix.data.fetch import FetchError, say
+from tokenmix.data.fetch import FetchError, log
+from tokenmix.data.lookup import stored_path
 from tokenmix.errors import UserError
 
-__all__ = ["Stored", "cache_root", "fetched", "locked", "stored_path"]
+__all__ = ["Names", "Stored", "fetched", "locked"]
 
 Stored = tuple[dict[str, Tensor], dict[str, str]]
-
-
-def cache_root(root: str | Path | None = None) -> Path:
-    """The folder of fetched data: `root`, else $TOKENMIX_DATA, else ~/.cache/tokenmix/data."""
-    chosen = root or os.environ.get("TOKENMIX_DATA") or Path.home() / ".cache" / "tokenmix" / "data"
-    return Path(chosen).expanduser()
-
-
-def stored_path(name: str, root: str | Path | None = None) -> Path:
-    """Where the data set of this name is, or will be."""
-    return cache_root(root) / f"{name}.safetensors"
 
 
 def fetched(
@@ -65,7 +56,7 @@ def _fetch_into(path: Path, fetch: Callable[[Path], Stored]) -> Stored:
         os.chmod(folder, 0o755)
         tensors, notes = fetch(Path(folder))
         _save(tensors, notes, Path(folder) / "stored", path)
-    say(f"{path.stem} is now in {path}")
+    log(f"{path.stem} is now in {path}")
     return tensors, notes
 
 
@@ -85,7 +76,7 @@ def _load(path: Path) -> Stored | None:
         with safe_open(path, framework="pt") as file:
             return {key: file.get_tensor(key) for key in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
     except SafetensorError as error:
-        say(f"{path} is damaged ({error}); it is fetched again")
+        log(f"{path} is damaged ({error}); it is fetched again")
         return None
 
 
@@ -100,3 +91,27 @@ def locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+class Names:
+    """Strings in little memory, as one uint8 tensor and where each ends (int64).
+
+    A million Python strings would be copied into every loader process.
+    """
+
+    def __init__(self, text: Tensor, ends: Tensor) -> None:
+        self.text, self.ends = text, ends
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> "Names":
+        """These strings."""
+        coded = [name.encode("utf-8", "surrogateescape") for name in names]
+        text = torch.frombuffer(bytearray(b"".join(coded)), dtype=torch.uint8) if any(coded) else torch.empty(0).byte()
+        return cls(text, torch.tensor([len(name) for name in coded], dtype=torch.int64).cumsum(0))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, index: int) -> str:
+        start = int(self.ends[index - 1]) if index else 0
+        return self.text[start : int(self.ends[index])].numpy().tobytes().decode("utf-8", "surrogateescape")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Mixer
+from tokenmix.layers.base import MapKind, Mixer
 from tokenmix.models import BlockMap
 
 __all__ = ["attention_maps"]
@@ -30,7 +30,7 @@ def attention_maps(model: nn.Module, images: Tensor) -> list[BlockMap]:
     maps: list[BlockMap] = own(images) if callable(own) else _watched(model, images)  # pyright: ignore[reportAssignmentType]
     if not maps:
         raise UserError(
-            f"{type(model).__name__} has no token mixer that was called, so there is no map to show; "
+            f"{type(model).__name__} has no token mixer with a map that was called, so there is none to show; "
             "take a model of `tokenmix list models`, or put a layer of tokenmix.layers into yours"
         )
     return maps
@@ -58,16 +58,17 @@ def _watched(model: nn.Module, images: Tensor) -> list[BlockMap]:
 def _note(name: str, found: list[BlockMap]) -> Callable[..., None]:
     def hook(mixer: Mixer, args: tuple[Any, ...], kwargs: dict[str, Any], _out: Tensor) -> None:
         given = dict(zip(("x", "mask"), args)) | kwargs
-        found.append(_block_map(name, mixer, given["x"], given.get("mask")))
+        if mixer.capabilities.map is not None:
+            found.append(_block_map(name, mixer, mixer.capabilities.map, given["x"], given.get("mask")))
 
     return hook
 
 
-def _block_map(name: str, mixer: Mixer, x: Tensor, mask: Tensor | None) -> BlockMap:
+def _block_map(name: str, mixer: Mixer, kind: MapKind, x: Tensor, mask: Tensor | None) -> BlockMap:
     used = mixer.attention_map(x, mask)
     num_tokens = used.shape[-2]
     grid = (int(x.shape[-2]), int(x.shape[-1])) if x.dim() == 4 else _near_square(num_tokens)
-    return BlockMap(name, mixer.capabilities.map, used, grid)
+    return BlockMap(name, kind, used, grid)
 
 
 def _near_square(num_tokens: int) -> tuple[int, int]:

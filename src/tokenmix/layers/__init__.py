@@ -11,7 +11,7 @@ from tokenmix.layers.sagan import SAGANAttention2d
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.layers.simplified import SimplifiedSelfAttention
 from tokenmix.layers.spatial_gating import SpatialGatingUnit
-from tokenmix.layers.table import MIXERS, MixerSpec, create_mixer, list_mixers
+from tokenmix.layers.table import MIXERS, MixerSpec, create_mixer, list_mixers, register_mixer
 from tokenmix.layers.tiny_attention import TinyAttention
 
 __all__ = [
@@ -33,4 +33,5 @@ __all__ = [
     "TinyAttention",
     "create_mixer",
     "list_mixers",
+    "register_mixer",
 ]

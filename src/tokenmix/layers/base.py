@@ -15,8 +15,19 @@ from tokenmix.errors import UserError
 from tokenmix.ops.less import Scores
 
 __all__ = [
-    "Capabilities", "Mixer", "check_map", "check_mask", "check_tokens", "finish", "replace_parameter", "zero_masked",
-]  # fmt: skip
+    "Capabilities",
+    "MapKind",
+    "Mixer",
+    "check_map",
+    "check_mask",
+    "check_tokens",
+    "finish",
+    "replace_parameter",
+    "zero_masked",
+]
+
+
+MapKind = Literal["slots", "tokens", "gate"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +40,8 @@ class Capabilities:
         causal: can be built so that token i never sees a token after i.
         length: `"any"` number of tokens; `"up-to"` the number it was built for; `"fixed"`, exactly that number.
         linear: cost grows linearly with N.
-        map: what `attention_map` returns: `"slots"` (B, H, N, S), `"tokens"` (B, H, N, N), `"gate"` (N, N).
+        map: what `attention_map` returns: `"slots"` (B, H, N, S), `"tokens"` (B, H, N, N), `"gate"` (N, N);
+            None if there is none: `inspect` and reports leave such a mixer out.
         equivariant: permuting the tokens permutes the output.
         independent: sample i of a batch never depends on the other samples while training (BatchNorm breaks this).
     """
@@ -39,7 +51,7 @@ class Capabilities:
     causal: bool = False
     length: Literal["any", "up-to", "fixed"] = "any"
     linear: bool = False
-    map: Literal["slots", "tokens", "gate"]
+    map: MapKind | None
     equivariant: bool = True
     independent: bool = True
 

@@ -73,6 +73,9 @@ class GatedMLP(Mixer):
             if attention_dim
             else None
         )
+        if self.tiny_attention is not None:
+            # For networks that draw the weights of all linear layers.
+            self.tiny_attention.proj.init_std = self.gating.init_std  # pyright: ignore[reportArgumentType]
         self.proj_out = nn.Linear(width, dim, **factory)
         self.dropout = nn.Dropout(dropout)
         self.reset_gate()
@@ -84,13 +87,16 @@ class GatedMLP(Mixer):
             nn.init.normal_(self.tiny_attention.proj.weight, std=self.gating.init_std)
             nn.init.zeros_(self.tiny_attention.proj.bias)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Mix the tokens of x (B, N, D)."""
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, attention: Tensor | None = None) -> Tensor:
+        """Mix the tokens of x (B, N, D).
+
+        `attention` (B, 1, N, N) replaces the map of tiny attention, so that gradients reach it; it costs more.
+        """
         check_tokens(self, x)
         mask = check_mask(mask, x, x.shape[1])
         x = zero_masked(x, mask)
         z = self.act(self.proj_in(x))
-        addend = None if self.tiny_attention is None else self.tiny_attention(x, mask)
+        addend = None if self.tiny_attention is None else self.tiny_attention(x, mask, weights=attention)
         return finish(self.dropout(self.proj_out(self.gating(z, mask, addend=addend))), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

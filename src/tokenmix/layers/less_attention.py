@@ -13,6 +13,7 @@ from tokenmix.ops.attention import attention_probabilities
 from tokenmix.ops.less import (
     Scores,
     attention_from_scores,
+    check_scores,
     next_scores,
     resize_score_transform,
     transform_scores,
@@ -26,23 +27,20 @@ class LessAttention(Mixer):
 
         out = concat_h [ softmax(A'_h) V_h ] W_o,   A' = U A W^T + (U 1) b^T + c 1^T = Psi(Theta(A)^T)^T
 
-    The layer starts with W = U = 1 and b = c = 0: it hands on the scores of the layer before.
-
     In factors, A = Q K^T gives A' = [U Q, U 1, c] [W K, b, 1]^T: the tokens of Q and K are mixed, and what follows is
-    ordinary attention in the fused kernels, without an N x N map for each image. Scores with a dense part (from
-    `AttentionResidual`) pay for a dense transform of that part.
+    ordinary attention in the fused kernels. Scores with a dense part (from `AttentionResidual`) pay for a dense
+    transform of that part. It starts with W = U = 1 and b = c = 0: the scores of the layer before.
 
     Paper: Zhang et al., You Only Need Less Attention at Each Stage in Vision Transformers, arXiv 2406.00427. It applies
-    the rule to the dense map, and prints an O(N^2) cost for what is 2 H N^3; `mode="dense"` does that. It leaves open
-    whether heads share Theta and Psi.
+    the rule to the dense map (`mode="dense"`), prints an O(N^2) cost for what is 2 H N^3, and leaves open whether heads
+    share Theta and Psi.
 
     Args:
         dim: width D.
         num_tokens: n, for which Theta and Psi are built; fewer tokens use their leading n x n block.
         num_heads: heads H, as many as the scores that come in have.
-        scores_from: `"previous"`: `mix` transforms the scores that it is given, and there are no query and key;
-            `"own"`: the layer has query and key of its own, so that it can stand alone.
-        mode: `"factored"`, or `"dense"`, the reference. Both give the same.
+        scores_from: `"previous"`: `mix` transforms the scores that it is given; `"own"`: the layer has query and key.
+        mode: `"factored"`, or `"dense"`, as printed. Both give the same.
         share_heads: one Theta and one Psi for all heads, 2 n^2 weights; else one for each, 2 H n^2.
         qkv_bias: give q, k and v a bias.
         dropout: on the output.
@@ -56,8 +54,8 @@ class LessAttention(Mixer):
     attention layer when N < D. Dense: 2 H N^3 in place of the mixing.
 
     Raises:
-        UserError: heads that do not divide dim, an unknown option, more tokens than num_tokens, no scores given where
-            they are needed, or x, mask or scores of a wrong shape or type.
+        UserError: heads that do not divide dim, an unknown option, more tokens than num_tokens, or x, mask or scores
+            that are missing or of a wrong shape or type.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(map="tokens", length="up-to", equivariant=False)
@@ -120,10 +118,9 @@ class LessAttention(Mixer):
     def mix(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> tuple[Tensor, Scores | None]:
         """`forward` for a stack: transforms the scores given, or the layer's own, and returns the transformed ones."""
         x = self._checked(x, mask)
-        scores = self._transform(self._scores(x, carry), mask)
-        value = self.v(x).unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2)
+        scores = self._scores(x, carry, mask)
         dropout = self.attention_dropout if self.training else 0.0
-        out = attention_from_scores(scores, value, mask=mask, dropout=dropout)
+        out = attention_from_scores(scores, _heads(self.v(x), self.num_heads), mask=mask, dropout=dropout)
         return finish(self.drop(self.proj(out.transpose(1, 2).flatten(2))), mask), scores
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -132,8 +129,7 @@ class LessAttention(Mixer):
 
     def mix_map(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> Tensor:
         """The map that `mix` used on the same arguments."""
-        scores = self._transform(self._scores(self._checked(x, mask), carry), mask)
-        query, key, dense = scores.joined()[:3]
+        query, key, dense = self._scores(self._checked(x, mask), carry, mask).joined()[:3]
         return attention_probabilities(query, key, mask=mask, bias=dense, scale=1.0)
 
     def set_grid(self, old: Sequence[int], new: Sequence[int]) -> None:
@@ -148,10 +144,21 @@ class LessAttention(Mixer):
         """The formula of the class with m = 0: as directly behind a vanilla layer, and without a dense part."""
         projections = (4 if self.qk is not None else 2) * num_tokens * self.dim**2
         if self.mode == "dense":
-            dense = self.num_heads * num_tokens**2 * (2 * num_tokens + self.head_dim)
-            return projections + dense + num_tokens**2 * self.dim
-        mixing = 2 * num_tokens**2 * self.dim
-        return projections + mixing + num_tokens**2 * (2 * self.dim + 2 * self.num_heads)
+            return projections + num_tokens**2 * (2 * self.num_heads * num_tokens + 2 * self.dim)
+        return projections + num_tokens**2 * (4 * self.dim + 2 * self.num_heads)
+
+    def _scores(self, x: Tensor, carry: Scores | None, mask: Tensor | None) -> Scores:
+        """A' of tokens that are checked already."""
+        if self.qk is not None:
+            query, key = (_heads(part, self.num_heads) for part in self.qk(x).chunk(2, dim=2))
+            carry = Scores(query * self.head_dim**-0.5, key)
+        scores = check_scores(carry, (x.shape[0], self.num_heads, x.shape[1]))
+        transform = self.theta, self.theta_bias, self.psi, self.psi_bias
+        if self.mode == "factored":
+            return next_scores(scores, *transform, mask=mask)
+        # A dense map has factors of width 0.
+        nothing = scores.query[..., :0]
+        return Scores(nothing, nothing, transform_scores(scores.matrix(), *transform, mask=mask))
 
     def _checked(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """x with padding, which may hold anything, set to 0."""
@@ -163,28 +170,7 @@ class LessAttention(Mixer):
             )
         return zero_masked(x, check_mask(mask, x, x.shape[1]))
 
-    def _scores(self, x: Tensor, carry: Scores | None) -> Scores:
-        if self.qk is not None:
-            parts = (part.unflatten(2, (self.num_heads, self.head_dim)) for part in self.qk(x).chunk(2, dim=2))
-            query, key = (part.transpose(1, 2) for part in parts)
-            return Scores(query * self.head_dim**-0.5, key)
-        if carry is None:
-            raise UserError(
-                "LessAttention(scores_from='previous') has no query and key: call mix(x, carry) with the scores that "
-                "SelfAttention.mix returned, or build it with scores_from='own'"
-            )
-        expected = (x.shape[0], self.num_heads, x.shape[1])
-        if tuple(carry.query.shape[:3]) != expected:
-            raise UserError(
-                f"LessAttention needs scores of (B, H, N) = {expected}, got {tuple(carry.query.shape[:3])}; give both "
-                "layers the same num_heads, and use AttentionResidual between stages"
-            )
-        return carry
 
-    def _transform(self, scores: Scores, mask: Tensor | None) -> Scores:
-        transform = self.theta, self.theta_bias, self.psi, self.psi_bias
-        if self.mode == "dense":
-            # A dense map has factors of width 0.
-            nothing = scores.query[..., :0]
-            return Scores(nothing, nothing, transform_scores(scores.matrix(), *transform, mask=mask))
-        return next_scores(scores, *transform, mask=mask)
+def _heads(x: Tensor, num_heads: int) -> Tensor:
+    """(B, N, D) as (B, H, N, d)."""
+    return x.unflatten(2, (num_heads, -1)).transpose(1, 2)

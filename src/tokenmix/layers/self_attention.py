@@ -3,6 +3,7 @@
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError, unknown_name
@@ -92,7 +93,13 @@ class SelfAttention(Mixer):
         return self._attend(x, mask, None)[0]
 
     def mix(
-        self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None, *, residual: Tensor | None = None
+        self,
+        x: Tensor,
+        carry: Scores | None = None,
+        mask: Tensor | None = None,
+        *,
+        residual: Tensor | None = None,
+        weights: Tensor | None = None,
     ) -> tuple[Tensor, Scores | None]:
         """`forward` for a stack, and the pre-softmax scores in factors.
 
@@ -102,23 +109,25 @@ class SelfAttention(Mixer):
                 own mask is not in the factors, so less-attention behind it would leak the future.
             mask: (B, N) bool, True = the token takes part.
             residual: (B, H, N, N) added to the scores, from `AttentionResidual`.
+            weights: the map (B, H, N, N) of `mix_map` on the same arguments, so that gradients reach it; the layer
+                then makes none of its own.
         """
-        out, query, key = self._attend(x, mask, residual)
+        out, query, key = self._attend(x, mask, residual, weights)
         return out, carry if self.causal else Scores(query * self.head_dim**-0.5, key, residual)
 
-    def _attend(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _attend(
+        self, x: Tensor, mask: Tensor | None, residual: Tensor | None, weights: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """The result, and the query and key that it was made with."""
         query, key, value = self._heads(x, mask)
-        out = attention(
-            query,
-            key,
-            value,
-            mask=mask,
-            bias=residual,
-            causal=self.causal,
-            normalization=self.normalization,
-            dropout=self.attention_dropout if self.training else 0.0,
-        )
+        dropout = self.attention_dropout if self.training else 0.0
+        if weights is not None:
+            out = F.dropout(weights, dropout) @ value
+        else:
+            out = attention(
+                query, key, value, mask=mask, bias=residual, causal=self.causal, normalization=self.normalization,
+                dropout=dropout,
+            )  # fmt: skip
         return finish(self.drop(self.proj(out.transpose(1, 2).flatten(2))), mask), query, key
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

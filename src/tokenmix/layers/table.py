@@ -1,4 +1,4 @@
-"""The one literal table of mixers, and how one is built by name."""
+"""The one table of mixers, and how one is built by name."""
 
 import inspect
 from collections.abc import Mapping
@@ -15,8 +15,9 @@ from tokenmix.layers.offset_attention import OffsetAttention
 from tokenmix.layers.sagan import SAGANAttention2d
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.layers.simplified import SimplifiedSelfAttention
+from tokenmix.registry import import_object
 
-__all__ = ["MIXERS", "MixerSpec", "create_mixer", "get_spec", "list_mixers"]
+__all__ = ["MIXERS", "MixerSpec", "create_mixer", "get_spec", "is_mixer", "list_mixers", "register_mixer"]
 
 
 @dataclass(frozen=True)
@@ -79,18 +80,53 @@ def list_mixers() -> list[str]:
     return list(MIXERS)
 
 
+def register_mixer(name: str, layer: type[Mixer], about: str = "", **fixed: Any) -> None:
+    """Add a mixer of yours to the table; from then on it goes by this name wherever a mixer's name does.
+
+    Args:
+        name: what it is called.
+        layer: its class.
+        about: one line for `tokenmix list mixers`; the first of the class's docstring if not given.
+        **fixed: arguments that the name stands for, where they are not the class's defaults.
+
+    Raises:
+        UserError: the name is another mixer's, or the class is none of mixers.
+    """
+    if ":" in name:
+        raise UserError(f"a mixer's name has no colon, which parts a module from a class; got {name!r}")
+    row = _spec(name, layer, about, fixed)
+    if MIXERS.setdefault(name, row) != row:
+        raise UserError(f"the mixer {name!r} is registered already; choose another name")
+
+
+def _spec(name: str, layer: Any, about: str = "", fixed: Mapping[str, Any] | None = None) -> MixerSpec:
+    if not (isinstance(layer, type) and issubclass(layer, Mixer) and hasattr(layer, "capabilities")):
+        raise UserError(
+            f"{name!r} is not a mixer: derive its class from tokenmix.layers.Mixer and state its capabilities, for "
+            "example Capabilities(map=None) if it has no attention map"
+        )
+    return MixerSpec(layer, about or (inspect.getdoc(layer) or "").partition("\n")[0], fixed or {})
+
+
+def is_mixer(name: str) -> bool:
+    """Whether `get_spec` takes the name for one of a mixer: a name of the table, or "module:Class"."""
+    return name in MIXERS or ":" in name
+
+
 def get_spec(name: str) -> MixerSpec:
-    """The row of the table for a name; `UserError` with the nearest names if there is none."""
-    if name not in MIXERS:
+    """The row of the table for a name, or one made for "module:Class"; `UserError` if there is no such mixer."""
+    if name in MIXERS:
+        return MIXERS[name]
+    if ":" not in name:
         raise unknown_name("mixer", name, MIXERS)
-    return MIXERS[name]
+    return _spec(name, import_object(name))
 
 
 def create_mixer(name: str, dim: int, *, num_tokens: int | None = None, **kwargs: Any) -> Mixer:
     """Build one mixer of the table.
 
     Args:
-        name: a name of `list_mixers()`.
+        name: a name of `list_mixers()`, or "module:Class".
         dim: width D of the tokens.
         num_tokens: N, needed by the mechanisms with a learned matrix over tokens and left out for the others.
         **kwargs: arguments of the layer's constructor; one that it does not have is a `UserError`.

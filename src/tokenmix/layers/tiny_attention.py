@@ -54,12 +54,15 @@ class TinyAttention(Mixer):
         self.qkv = nn.Linear(dim, 3 * attention_dim, **factory)
         self.proj = nn.Linear(attention_dim, out_dim, **factory)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attend over the tokens of x (B, N, D)."""
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, weights: Tensor | None = None) -> Tensor:
+        """Attend over the tokens of x (B, N, D); `weights` (B, 1, N, N) replaces the layer's own map."""
         check_tokens(self, x)
         mask = check_mask(mask, x, x.shape[1])
         query, key, value = self._project(zero_masked(x, mask))
-        mixed = attention(query, key, value, mask=mask, causal=self.causal)
+        if weights is None:
+            mixed = attention(query, key, value, mask=mask, causal=self.causal)
+        else:
+            mixed = weights @ value
         return finish(self.proj(mixed.squeeze(1)), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -1,4 +1,7 @@
-"""Models: one skeleton per family with its mixer passed in. Importing a family registers its presets with timm."""
+"""Models: one skeleton per family with its mixer passed in.
+
+Importing this package registers the image classifiers of the registry with timm.
+"""
 
 from tokenmix.models.eamlp import EAMLP
 from tokenmix.models.eanet import EANet
@@ -7,6 +10,8 @@ from tokenmix.models.isotropic import BlockMap, IsotropicNet, MixerBlock
 from tokenmix.models.lavit import LaViT
 from tokenmix.models.mixer_net import MixerNet
 from tokenmix.models.registry import create_model, list_models
+from tokenmix.models.timm_registry import register_with_timm
+from tokenmix.registry import MODELS
 
 __all__ = [
     "EAMLP",
@@ -19,4 +24,8 @@ __all__ = [
     "MixerNet",
     "create_model",
     "list_models",
+    "register_with_timm",
 ]
+
+for entry in MODELS:
+    register_with_timm(entry)

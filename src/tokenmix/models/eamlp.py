@@ -12,7 +12,7 @@ import torch
 import torch.fx
 from timm.layers.drop import calculate_drop_path_rates
 from timm.layers.weight_init import trunc_normal_
-from timm.models import adapt_input_conv, generate_default_cfgs, register_model
+from timm.models import adapt_input_conv
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,7 +20,6 @@ from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.memory import Memory
 from tokenmix.layers.multihead_external import MultiHeadExternalAttention
 from tokenmix.models.isotropic import IsotropicNet, MixerBlock
-from tokenmix.models.presets import IMAGENET, SMALL, create
 from tokenmix.models.stems import Stem, pair
 from tokenmix.ops.external.api import external_attention
 
@@ -234,48 +233,3 @@ class EAMLP(IsotropicNet):
         filters = adapt_input_conv(self.in_chans, (weight * scale).unflatten(1, (3, kernel, kernel))).flatten(1)
         plain = (scale.new_ones(filters.shape[1]), scale.new_zeros(filters.shape[1]))
         return {**adapted, **dict(zip(names, (*plain, filters, bias + weight @ shift)))}
-
-
-# timm adapts first convolutions to other channels; the stem unfolds pixels instead, see `EAMLP.adapt_channels`.
-_CFG = {**IMAGENET, "first_conv": None, "crop_pct": 0.9}
-default_cfgs = generate_default_cfgs(
-    {
-        "eamlp_7": _CFG,
-        "eamlp_7_bn": _CFG,
-        "eamlp_14": _CFG,
-        "eamlp_19": _CFG,
-        "eamlp_nano": {**SMALL, "first_conv": None},
-    }
-)
-
-
-@register_model
-def eamlp_7(**kwargs: Any) -> EAMLP:
-    """EAMLP-7: 7 blocks of width 256; 6.10 M parameters; 71.658 % top-1 at 384 px in the released log."""
-    return create(EAMLP, "eamlp_7", {}, kwargs)
-
-
-@register_model
-def eamlp_7_bn(**kwargs: Any) -> EAMLP:
-    """EAMLP-7 with BatchNorm for LayerNorm in the blocks; the author reports +1.1 points, no public code has it."""
-    return create(EAMLP, "eamlp_7_bn", {"norm": "batch"}, kwargs)
-
-
-@register_model
-def eamlp_14(**kwargs: Any) -> EAMLP:
-    """EAMLP-14: 14 blocks of width 384; 29.80 M parameters; 78.9 % top-1 (a third party's table)."""
-    return create(EAMLP, "eamlp_14", {"embed_dim": 384, "depth": 14, "num_heads": 6, "mlp_ratio": 3.0}, kwargs)
-
-
-@register_model
-def eamlp_19(**kwargs: Any) -> EAMLP:
-    """EAMLP-19: 19 blocks of width 448; 54.47 M parameters; 79.4 % top-1 (a third party's table)."""
-    return create(EAMLP, "eamlp_19", {"embed_dim": 448, "depth": 19, "num_heads": 7, "mlp_ratio": 3.0}, kwargs)
-
-
-@register_model
-def eamlp_nano(**kwargs: Any) -> EAMLP:
-    """Four blocks of width 64 behind a stem of two unfoldings, for images of 28 to 64 px."""
-    # Measured, Fashion-MNIST, 18,000 images seen: 0.63, 0.65 with the layers' start, 0.34, 0.24 with the paper's.
-    nano = {"embed_dim": 64, "depth": 4, "num_slots": 32, "num_splits": 2, "init": "torch"}
-    return create(EAMLP, "eamlp_nano", nano, kwargs)

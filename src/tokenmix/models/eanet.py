@@ -5,12 +5,11 @@ arXiv:2105.02358.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 import torch.fx
-from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -18,7 +17,6 @@ from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.external import ExternalAttention2d
 from tokenmix.layers.memory import Tie
 from tokenmix.models.isotropic import BlockMap, mix
-from tokenmix.models.presets import IMAGENET, SMALL, create
 from tokenmix.models.pretrained import timm_resnet
 from tokenmix.models.stems import pair
 from tokenmix.models.timm_interface import Classifier, record_input_size, take_indices
@@ -239,30 +237,3 @@ def _shrink_stem(backbone: Any, in_chans: int, factory: Mapping[str, Any]) -> No
     backbone.maxpool = nn.Identity()
     for i, entry in enumerate(backbone.feature_info):
         entry["reduction"] //= 2 if i == 0 else 4
-
-
-_RESNET = {"fixed_input_size": False, "first_conv": "backbone.conv1", "classifier": "backbone.fc"}
-_CFG = {**IMAGENET, **_RESNET, "pool_size": (7, 7)}
-default_cfgs = generate_default_cfgs(
-    {"eanet_resnet50": _CFG, "eanet_resnet101": _CFG, "eanet_nano": {**SMALL, **_RESNET, "pool_size": (4, 4)}}
-)
-
-
-@register_model
-def eanet_resnet50(**kwargs: Any) -> EANet:
-    """ResNet-50 with the block on its 2048 channels; no published figures for classification."""
-    return create(EANet, "eanet_resnet50", {"backbone": "resnet50"}, kwargs)
-
-
-@register_model
-def eanet_resnet101(**kwargs: Any) -> EANet:
-    """ResNet-101 with the block on its 2048 channels; no published figures for classification."""
-    return create(EANet, "eanet_resnet101", {"backbone": "resnet101"}, kwargs)
-
-
-@register_model
-def eanet_nano(**kwargs: Any) -> EANet:
-    """Four stages of one basic block, 32 to 128 channels, for images of 28 to 64 px."""
-    thin: Mapping[str, Sequence[int]] = {"layers": (1, 1, 1, 1), "channels": (32, 32, 64, 128)}
-    numbers = {"img_size": 32, "backbone": "resnet18", "backbone_kwargs": thin, "stem": "small", "num_slots": 32}
-    return create(EANet, "eanet_nano", numbers, kwargs)

@@ -9,13 +9,11 @@ import torch
 import torch.fx
 from timm.layers.drop import DropPath, calculate_drop_path_rates
 from timm.layers.weight_init import lecun_normal_
-from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from tokenmix.errors import unknown_name
 from tokenmix.layers.gated_mlp import GatedMLP
 from tokenmix.models.isotropic import IsotropicNet, mix
-from tokenmix.models.presets import HALF, IMAGENET, SMALL, create
 from tokenmix.models.stems import PatchStem
 from tokenmix.ops.less import Scores
 
@@ -131,64 +129,3 @@ class GMLP(IsotropicNet):
         if isinstance(self.head, nn.Linear):
             nn.init.zeros_(self.head.weight)
             nn.init.zeros_(self.head.bias)
-
-
-_CFG = {**IMAGENET, **HALF, "first_conv": "stem.proj"}
-_NANO = {**SMALL, "first_conv": "stem.proj"}
-default_cfgs = generate_default_cfgs(
-    {
-        "gmlp_tiny": _CFG,
-        "gmlp_small.ra3_in1k": {**_CFG, "hf_hub_id": "timm/gmlp_s16_224.ra3_in1k"},
-        "gmlp_base": _CFG,
-        "amlp_tiny": _CFG,
-        "amlp_small": _CFG,
-        "gmlp_nano": _NANO,
-        "amlp_nano": _NANO,
-    }
-)
-
-
-@register_model
-def gmlp_tiny(**kwargs: Any) -> GMLP:
-    """gMLP-Ti: 30 blocks of width 128; paper 5.9 M parameters, 72.3 % top-1."""
-    return create(GMLP, "gmlp_tiny", {"embed_dim": 128}, kwargs)
-
-
-@register_model
-def gmlp_small(**kwargs: Any) -> GMLP:
-    """gMLP-S: 30 blocks of width 256; paper 19.5 M parameters, 79.6 % top-1. `pretrained=True` has timm's weights."""
-    return create(GMLP, "gmlp_small", {"embed_dim": 256}, kwargs)
-
-
-@register_model
-def gmlp_base(**kwargs: Any) -> GMLP:
-    """gMLP-B: 30 blocks of width 512; paper 73.4 M parameters, 81.6 % top-1."""
-    return create(GMLP, "gmlp_base", {"embed_dim": 512}, kwargs)
-
-
-@register_model
-def amlp_tiny(**kwargs: Any) -> GMLP:
-    """gMLP-Ti with tiny attention of width 64 in every block; no published figures for images."""
-    return create(GMLP, "amlp_tiny", {"embed_dim": 128, "attention_dim": 64}, kwargs)
-
-
-@register_model
-def amlp_small(**kwargs: Any) -> GMLP:
-    """gMLP-S with tiny attention of width 64 in every block; no published figures for images."""
-    return create(GMLP, "amlp_small", {"embed_dim": 256, "attention_dim": 64}, kwargs)
-
-
-# Measured, Fashion-MNIST, 18,000 images seen: 0.80, 0.80 with the layers' start, 0.72, 0.70 with timm's.
-NANO = {"patch_size": 4, "embed_dim": 64, "depth": 4, "expansion": 4.0, "init": "torch"}
-
-
-@register_model
-def gmlp_nano(**kwargs: Any) -> GMLP:
-    """Four blocks of width 64 for images of 28 to 64 px."""
-    return create(GMLP, "gmlp_nano", NANO, kwargs)
-
-
-@register_model
-def amlp_nano(**kwargs: Any) -> GMLP:
-    """gmlp_nano with tiny attention of width 32."""
-    return create(GMLP, "amlp_nano", {**NANO, "attention_dim": 32}, kwargs)

@@ -336,14 +336,14 @@ class IsotropicNet(Classifier):
 
     @torch.no_grad()
     def attention_maps(self, images: Tensor) -> list[BlockMap]:
-        """The map that each block used on these images, from the first block to the last."""
+        """The map that each block used on these images, from the first to the last; of mixers without one none."""
         x, carry, maps = self.tokens(images), None, []
         for i, block in enumerate(self.blocks):
             mixer: Mixer = block.mixer  # type: ignore[assignment]
-            used = mixer.mix_map(block.norm1(x), carry)  # type: ignore[operator]
-            maps.append(
-                BlockMap(f"blocks.{i}.mixer", mixer.capabilities.map, used, self.grid_size, self.num_prefix_tokens)
-            )
+            kind = mixer.capabilities.map
+            if kind is not None:
+                used = mixer.mix_map(block.norm1(x), carry)  # type: ignore[operator]
+                maps.append(BlockMap(f"blocks.{i}.mixer", kind, used, self.grid_size, self.num_prefix_tokens))
             x, carry = block(x, carry)
         return maps
 

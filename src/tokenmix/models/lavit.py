@@ -11,14 +11,12 @@ import torch
 import torch.fx
 from timm.layers.drop import calculate_drop_path_rates
 from timm.layers.weight_init import trunc_normal_
-from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.models.isotropic import BlockMap
 from tokenmix.models.lavit_layout import BlockCost, Mode, make_stages, shrunk, unpaid
 from tokenmix.models.lavit_stage import LaViTStage
-from tokenmix.models.presets import IMAGENET, SMALL, create
 from tokenmix.models.stems import pair
 from tokenmix.models.timm_interface import Classifier, check_images, make_head, record_input_size, take_indices
 from tokenmix.ops.less import Scores
@@ -288,44 +286,3 @@ def _init_linear(module: nn.Module) -> None:
         trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
-
-
-_PYRAMID = {"first_conv": "stages.0.embed"}
-default_cfgs = generate_default_cfgs(
-    {
-        **{f"lavit_{size}": {**IMAGENET, **_PYRAMID, "pool_size": (7, 7)} for size in ("tiny", "small", "base")},
-        "lavit_nano": {**SMALL, **_PYRAMID, "pool_size": (2, 2)},
-    }
-)
-
-
-@register_model
-def lavit_tiny(**kwargs: Any) -> LaViT:
-    """LaViT-T in our layout: 10.90 M parameters, 1.62 GMAC; paper 10.9 M, 1.6 G, 79.2 % top-1."""
-    numbers = {
-        "embed_dims": (48, 96, 240, 432), "num_heads": (1, 2, 5, 9),
-        "depths": (2, 2, 5, 3), "num_vanilla": (2, 2, 2, 1),
-    }  # fmt: skip
-    return create(LaViT, "lavit_tiny", numbers, kwargs)
-
-
-@register_model
-def lavit_small(**kwargs: Any) -> LaViT:
-    """LaViT-S in our layout: 22.64 M parameters, 3.30 GMAC; paper 22.4 M, 3.3 G, 82.6 % top-1."""
-    return create(LaViT, "lavit_small", {}, kwargs)
-
-
-@register_model
-def lavit_base(**kwargs: Any) -> LaViT:
-    """LaViT-B in our layout: 40.16 M parameters, 5.94 GMAC; paper 39.6 M, 6.1 G, 83.1 % top-1."""
-    return create(LaViT, "lavit_base", {"depths": (3, 3, 14, 5), "num_vanilla": (3, 3, 4, 1)}, kwargs)
-
-
-@register_model
-def lavit_nano(**kwargs: Any) -> LaViT:
-    """Four narrow stages behind patches of 2 px, for images of 28 to 64 px."""
-    nano = {
-        "patch_size": 2, "embed_dims": (32, 64, 96, 128), "num_heads": (1, 2, 3, 4),
-        "depths": (1, 1, 4, 2), "num_vanilla": (1, 1, 2, 1), "mlp_ratio": 2.0,
-    }  # fmt: skip
-    return create(LaViT, "lavit_nano", nano, kwargs)

@@ -6,13 +6,11 @@ from typing import Any, Literal
 
 import torch
 from timm.layers.drop import calculate_drop_path_rates
-from timm.models import generate_default_cfgs, register_model
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
 from tokenmix.layers.table import build, get_spec
 from tokenmix.models.isotropic import GridMixer, IsotropicNet, MixerBlock
-from tokenmix.models.presets import SMALL, create
 from tokenmix.models.stems import PatchStem, pair
 
 __all__ = ["MixerNet"]
@@ -104,19 +102,3 @@ def _mixers(
     shared = {k: v for k, v in asked.items() if k in inspect.signature(spec.leader).parameters}
     leading = [make(spec.leader, {}, shared) for _ in range(num_leading)]
     return leading + [make(spec.layer, {**spec.fixed, **spec.later}, asked) for _ in range(depth - num_leading)]
-
-
-_CFG = {**SMALL, "first_conv": "stem.proj"}
-default_cfgs = generate_default_cfgs({"mixer_nano": _CFG, "vit_nano": _CFG})
-
-
-@register_model
-def mixer_nano(**kwargs: Any) -> MixerNet:
-    """The skeleton of comparisons at 64 x 4: give `mixer=`."""
-    return create(MixerNet, "mixer_nano", {}, kwargs)
-
-
-@register_model
-def vit_nano(**kwargs: Any) -> MixerNet:
-    """The self-attention twin."""
-    return create(MixerNet, "vit_nano", {"mixer": "self"}, kwargs)

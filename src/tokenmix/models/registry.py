@@ -1,20 +1,19 @@
-"""Models by name: ours, kept in timm's registry."""
+"""A model by name: of the registry, or of timm's."""
 
-import fnmatch
 import inspect
-import typing
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import timm
-from timm.models import model_entrypoint
+import torch
 from torch import nn
 
 from tokenmix.errors import UserError, unknown_name
+from tokenmix.models.timm_registry import register_with_timm
+from tokenmix.registry import MODELS, list_models, load_object
 
-__all__ = ["create_model", "list_models"]
+__all__ = ["create_model", "create_on_meta", "list_models"]
 
-# The modules of this package whose presets are registered, in the order in which they are listed.
-FAMILIES = ("mixer_net", "gmlp", "eamlp", "lavit", "eanet")
 # Arguments of timm's factory, beside those of a model.
 FACTORY = (
     "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir", "features_only",
@@ -22,34 +21,49 @@ FACTORY = (
 )  # fmt: skip
 
 
-def list_models(pattern: str = "*") -> list[str]:
-    """The names of our models that match a glob, for example `list_models("eamlp*")`."""
-    names = [name for family in FAMILIES for name in timm.list_models(module=family)]
-    return [name for name in names if fnmatch.fnmatch(name, pattern)]
-
-
 def create_model(name: str, **kwargs: Any) -> nn.Module:
-    """Build one of our models, or any model of timm's, by name.
+    """Build a model of `list_models()`, or any of timm's, by name.
 
     Args:
         name: a name of `list_models()` or of `timm.list_models()`; `"local-dir:PATH"` for a folder that
             `timm.models.save_for_hf` wrote, `"hf-hub:OWNER/NAME"` for one on the hub.
-        **kwargs: arguments of the model: `num_classes`, `in_chans`, `img_size`, `drop_path_rate`, ..., or of timm's
-            factory: `pretrained`, `checkpoint_path`, `features_only`, `out_indices`, ... One that neither has is a
-            `UserError`, never ignored.
+        **kwargs: arguments of the model: `num_classes`, `in_chans`, `img_size`, `mixer`, ...; of an image classifier
+            also of timm's factory: `pretrained`, `checkpoint_path`, `features_only`, `out_indices`, ... One that the
+            model does not have is a `UserError`, never ignored.
     """
-    if name.split(".")[0] not in list_models():
+    architecture = name.split(".")[0]
+    if architecture not in MODELS:
         if timm.is_model(name) or name.startswith(("hf-hub:", "local-dir:")):
             return timm.create_model(name, **kwargs)
-        raise unknown_name("model", name, list_models())
-    _check_arguments(name, kwargs)
+        raise unknown_name("model", name, MODELS.names())
+    entry = MODELS[architecture]
+    build = load_object(entry.build)
+    if entry.pretrained_cfg is None:
+        _check_arguments(name, build, kwargs)
+        return build(**_with_preset(entry.arguments, kwargs))
+    _check_arguments(name, build, kwargs, FACTORY)
+    register_with_timm(entry)
     return timm.create_model(name, **kwargs)
 
 
-def _check_arguments(name: str, kwargs: dict[str, Any]) -> None:
-    model = typing.get_type_hints(model_entrypoint(name.split(".")[0]))["return"]
-    accepted = {*inspect.signature(model).parameters, *FACTORY}
-    unknown = sorted(set(kwargs) - accepted)
-    if unknown:
-        known = ", ".join(sorted(accepted))
-        raise UserError(f"model {name!r} has no argument {unknown[0]!r}; it takes {known}")
+def create_on_meta(name: str, **kwargs: Any) -> nn.Module:
+    """The model with shapes alone."""
+    with torch.device("meta"):
+        return create_model(name, **kwargs)
+
+
+def _check_arguments(
+    name: str, build: Callable[..., Any], given: Mapping[str, Any], others: tuple[str, ...] = ()
+) -> None:
+    """Raise `UserError` for an argument that the model lacks; a builder that takes any checks them itself."""
+    parameters = inspect.signature(build).parameters
+    accepted = {*parameters, *others}
+    unknown = sorted(set(given) - accepted)
+    if unknown and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
+        raise UserError(f"model {name!r} has no argument {unknown[0]!r}; it takes {', '.join(sorted(accepted))}")
+
+
+def _with_preset(preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The preset's arguments, and over them the caller's; `backbone_kwargs` are of the preset's own backbone."""
+    kept = {key: value for key, value in preset.items() if key != "backbone_kwargs" or "backbone" not in given}
+    return {**kept, **given}

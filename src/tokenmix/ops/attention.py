@@ -169,7 +169,7 @@ class _DifferentiableTwice(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         if not torch.is_grad_enabled():
             return grad_outputs[0], *[None] * 8
-        found = _written_gradients(grad_outputs[0], *ctx.saved_tensors, ctx.causal, ctx.scale)
+        found = _written_gradients(grad_outputs[0], *ctx.saved_tensors, ctx.causal, ctx.scale)  # pyright: ignore[reportCallIssue]
         return None, *found[:3], None, None, found[3], None, None
 
     @staticmethod

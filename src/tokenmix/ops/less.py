@@ -14,6 +14,7 @@ from tokenmix.ops.gating import resize_gate
 __all__ = [
     "Scores",
     "attention_from_scores",
+    "check_scores",
     "next_scores",
     "reference",
     "resize_score_transform",
@@ -200,6 +201,21 @@ def attention_from_scores(scores: Scores, value: Tensor, *, mask: Tensor | None 
     """
     query, key, bias = scores.joined()[:3]
     return attention(query, key, value, mask=mask, bias=bias, scale=1.0, dropout=dropout)
+
+
+def check_scores(scores: Scores | None, expected: tuple[int, int, int]) -> Scores:
+    """The scores; `UserError` where there are none, or not of (B, H, N)."""
+    if scores is None:
+        raise UserError(
+            "LessAttention(scores_from='previous') has no query and key: call mix(x, carry) with the scores that "
+            "SelfAttention.mix returned, or build it with scores_from='own'"
+        )
+    if tuple(scores.query.shape[:3]) != expected:
+        raise UserError(
+            f"LessAttention needs scores of (B, H, N) = {expected}, got {tuple(scores.query.shape[:3])}; give both "
+            "layers the same num_heads, and use AttentionResidual between stages"
+        )
+    return scores
 
 
 def resize_score_transform(

@@ -12,10 +12,9 @@ from rich.console import Console
 from torch import nn
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.models import create_model, list_models
-from tokenmix.models.families import list_all_models
+from tokenmix.models.registry import create_model, create_on_meta
+from tokenmix.registry import MODELS, get_task, list_models
 from tokenmix.swap.swap import swap_attention
-from tokenmix.tasks.fitting import what_for
 
 __all__ = ["run"]
 
@@ -63,13 +62,14 @@ def _model(target: str, img_size: int | None) -> nn.Module:
 
         return load_run(Path(target))[0]
     size = {} if img_size is None else {"img_size": img_size}
-    if target in list_models():
-        return create_model(target, device="meta", **size)
+    if target in MODELS:
+        _check_swappable(target)
+        return create_on_meta(target, **size)
     with torch.device("meta"):
         if target.startswith("torchvision:"):
             return _torchvision(target.removeprefix("torchvision:"), img_size)
         if not timm.is_model(target):
-            raise _no_classifier(target)
+            raise unknown_name("model", target, [*list_models(), *timm.list_models()])
         try:
             return create_model(target, **size)
         except TypeError as error:
@@ -78,13 +78,13 @@ def _model(target: str, img_size: int | None) -> nn.Module:
             raise UserError(f"{target} is built without an image size; leave out --img-size ({error})") from None
 
 
-def _no_classifier(target: str) -> UserError:
-    task = what_for(target)
-    if task is None:
-        return unknown_name("model", target, [*list_all_models(), *timm.list_models()])
-    return UserError(
-        f"{target} is a model of {task}, whose mixer is one of its arguments; by name swap takes classifiers of images"
-    )
+def _check_swappable(target: str) -> None:
+    tasks = MODELS[target].tasks
+    if get_task(tasks[0]).comparison is not None:
+        raise UserError(
+            f"{target} is a model of {', '.join(tasks)}, whose mixer is one of its arguments; by name swap takes "
+            "classifiers of images"
+        )
 
 
 def _torchvision(name: str, img_size: int | None) -> nn.Module:

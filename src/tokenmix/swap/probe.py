@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.fx.node import map_aggregate
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.errors import UserError
@@ -116,9 +116,9 @@ def count_macs(model: nn.Module, inputs: Sequence[Any]) -> int:
     """Multiply-adds of a forward pass in evaluation mode: convolutions, linear maps, products of attention."""
     # Detached, for the counter follows whatever needs a gradient into the backward pass, which there is not.
     tensors = {name: t.detach().to("meta") for name, t in chain(model.named_parameters(), model.named_buffers())}
-    inputs = tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, tuple(inputs))
+    given: Any = map_aggregate(tuple(inputs), lambda x: x.to("meta") if isinstance(x, Tensor) else x)
     with _evaluating(model), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        functional_call(model, tensors, inputs)
+        functional_call(model, tensors, given)
     return counter.get_total_flops() // 2
 
 

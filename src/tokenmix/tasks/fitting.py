@@ -1,36 +1,38 @@
-"""What to say of a model that a task cannot train, and of arguments of a model that are set elsewhere."""
+"""Whether a task trains a model, and arguments of a model that are set elsewhere."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.models.families import task_of
-from tokenmix.registry import TEXT_TASKS
+from tokenmix.registry import MODELS, TASKS, list_models, load_object
 
-__all__ = ["check_own", "unfit", "what_for"]
-
-
-def what_for(model: str) -> str | None:
-    """What a model is for: its task, of a text model all of text's; None if there is no such model."""
-    # A task on images does without transformers until it has to tell a name of text apart.
-    from tokenmix.tasks.text import models as text
-
-    return f"text ({', '.join(sorted(TEXT_TASKS))})" if model in text.list_configs() else task_of(model)
+__all__ = ["check_model", "check_model_name", "check_own", "incompatible_model_error", "task_of_model"]
 
 
-def unfit(kind: str, model: str, task: str, fitting: Sequence[str]) -> UserError:
-    """The error that tells what the model is for and one that fits, or the nearest names if there is no such model.
+def task_of_model(model: str) -> str | None:
+    """The tasks that train a model of the registry, as a list in words; None if there is no such model."""
+    return ", ".join(MODELS[model].tasks) if model in MODELS else None
 
-    Args:
-        kind: what a model of this task is called.
-        model: the name that was given.
-        task: the name of the task.
-        fitting: the names that it takes.
-    """
-    other = what_for(model)
+
+def check_model(task: str, model: str) -> None:
+    """Raise `UserError` unless the model is one of the registry that this task trains."""
+    if model not in list_models(task=task):
+        raise incompatible_model_error(task, model)
+
+
+def check_model_name(task: str, model: str) -> None:
+    """The same without PyTorch, as far as that goes: where other models may be meant, the task itself decides."""
+    other = TASKS[task].other_models
+    if list_models(task=task) and not (other is not None and load_object(other)(model)):
+        check_model(task, model)
+
+
+def incompatible_model_error(task: str, model: str) -> UserError:
+    """What the model is for and one that fits the task, or the nearest names if there is no such model."""
+    fitting, other = list_models(task=task), task_of_model(model)
     if other is None:
-        return unknown_name(kind, model, fitting)
-    small = next((name for name in fitting if name.endswith("_nano")), fitting[0])
+        return unknown_name(f"model of {task}", model, fitting)
+    small = next((name for name in fitting if name.endswith("_nano")), next(iter(fitting), "NAME"))
     return UserError(f"{model} is a model of {other}, not of {task}; give another, for example --model {small}")
 
 

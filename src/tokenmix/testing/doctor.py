@@ -1,20 +1,18 @@
 """`tokenmix doctor module:Class`: the property suite on a user's own layer."""
 
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import UserError
+from tokenmix.registry import import_object
 from tokenmix.testing.harness import TOKEN_COUNTS, Builder, fresh, noise
 from tokenmix.testing.report import Report, examine
 
-__all__ = ["doctor", "load", "run"]
+__all__ = ["doctor", "run"]
 
 WIDTHS = (
     "dim",
@@ -63,7 +61,7 @@ def doctor(
     Raises:
         UserError: the target cannot be imported, built or run.
     """
-    make = load(target)
+    make = import_object(target)
     builder = Builder(make, _arguments(target, make, dim, num_tokens, kwargs))
     layer = _build(target, builder)
     if not isinstance(layer, nn.Module):
@@ -71,31 +69,6 @@ def doctor(
     x = _example(target, builder, layer, dim, num_tokens)
     verdicts = tuple(examine(builder, x, only))
     return Report(target, f"{type(layer).__name__}({_shown(builder)})", tuple(x.shape), verdicts)
-
-
-def load(target: str) -> Callable[..., Any]:
-    """The class or function that `module:name` means."""
-    module_name, _, name = target.partition(":")
-    if not module_name or not name:
-        raise UserError(f"{target!r} is not of the form module:Class, for example my_layers:MyAttention")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        hint = f"no module {error.name!r} here or in the environment; run from the folder that holds it or install it"
-        raise UserError(f"cannot import {module_name!r}: {hint}") from error
-    except Exception as error:
-        raise UserError(
-            f"importing {module_name!r} fails with {_one_line(error)}; python -c 'import ...' shows where"
-        ) from error
-    if not hasattr(module, name):
-        public = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
-        raise unknown_name(f"class in module {module_name!r}:", name, public)
-    found = getattr(module, name)
-    if not callable(found):
-        raise UserError(f"{target} is a {type(found).__name__}; name an nn.Module class or a function that builds one")
-    return found
 
 
 def _one_line(error: Exception) -> str:

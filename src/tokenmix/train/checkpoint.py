@@ -17,10 +17,19 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.train.files import read_json, replace_file, replace_folder, settled, write_bytes, write_json
+from tokenmix.train.distributed import distributed_info, raise_on_all_ranks
+from tokenmix.train.files import (
+    latest_complete_checkpoint,
+    read_json,
+    replace_file,
+    replace_folder,
+    write_bytes,
+    write_json,
+)
 
 __all__ = [
     "Checkpoint",
+    "CheckpointWriter",
     "copy_checkpoint",
     "put_weights",
     "read_checkpoint",
@@ -82,6 +91,33 @@ def copy_checkpoint(source: Path, folder: Path) -> None:
         shutil.rmtree(beside, ignore_errors=True)
 
 
+class CheckpointWriter:
+    """Writes a run's checkpoints `last` and `best`, from its first process; all of them must call each method."""
+
+    def __init__(self, run: Path) -> None:
+        self.run, self.last, self.best = run, run / "checkpoints" / "last", run / "checkpoints" / "best"
+
+    def save_step(self, checkpoint: Checkpoint) -> None:
+        """Save `last` within an epoch."""
+        with raise_on_all_ranks():
+            if distributed_info().first:
+                save_checkpoint(self.last, checkpoint)
+
+    def save_epoch(self, checkpoint: Checkpoint, best: Mapping[str, Tensor] | None) -> None:
+        """Save `last`; before that, if this epoch is the best, its weights `best` as the run's own, and `best`.
+
+        `last` comes at the end: a kill before it repeats the epoch and writes the others once more.
+        """
+        if best is None:
+            self.save_step(checkpoint)
+            return
+        with raise_on_all_ranks():
+            if distributed_info().first:
+                save_weights(self.run / WEIGHTS, best)
+                save_checkpoint(self.best, checkpoint)
+                copy_checkpoint(self.best, self.last)
+
+
 def _empty(folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -90,7 +126,7 @@ def _empty(folder: Path) -> Path:
 
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Read a checkpoint folder; `UserError` if there is none or it is damaged."""
-    folder = settled(folder)
+    folder = latest_complete_checkpoint(folder)
     if not (folder / META).is_file():
         raise UserError(f"{folder} holds no checkpoint; start a new run")
     try:

@@ -14,11 +14,11 @@ __all__ = [
     "DISK_ERRORS",
     "DiskError",
     "disk_remedy",
+    "latest_complete_checkpoint",
     "make_folder",
     "read_json",
     "replace_file",
     "replace_folder",
-    "settled",
     "write_bytes",
     "write_json",
 ]
@@ -87,8 +87,8 @@ def read_json(path: Path) -> Any:
 def replace_folder(beside: Path, path: Path) -> None:
     """Rename a finished folder to `path`.
 
-    A folder cannot be renamed over a full one, so the one before steps aside first; `settled` finds it if a kill falls
-    between the two renames.
+    A folder cannot be renamed over a full one, so the one before steps aside first; `latest_complete_checkpoint` finds
+    it if a kill falls between the two renames.
     """
     aside = _aside(path)
     _sync_folder(beside)
@@ -100,7 +100,7 @@ def replace_folder(beside: Path, path: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def settled(path: Path) -> Path:
+def latest_complete_checkpoint(path: Path) -> Path:
     """`path`, or the folder that had stepped aside for it when the process was killed."""
     aside = _aside(path)
     return aside if aside.exists() and not path.exists() else path

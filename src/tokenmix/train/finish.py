@@ -8,10 +8,10 @@ from pathlib import Path
 from tokenmix.errors import UserError
 from tokenmix.registry import get_task
 from tokenmix.train.config import TrainConfig
-from tokenmix.train.files import read_json, settled
+from tokenmix.train.files import latest_complete_checkpoint, read_json
 from tokenmix.train.run import train
 
-__all__ = ["finish_run", "taken_up"]
+__all__ = ["finish_run", "resume_config"]
 
 # Where, how fast and how often, not what: these may differ when a run is taken up again.
 FREE = (
@@ -36,12 +36,12 @@ def finish_run(config: TrainConfig, *, quiet: bool = False) -> Path:
     _check_same(config, run)
     if (run / "result.json").exists():
         return run
-    return train(taken_up(config, run), quiet=quiet)
+    return train(resume_config(config, run), quiet=quiet)
 
 
-def taken_up(config: TrainConfig, run: Path) -> TrainConfig:
+def resume_config(config: TrainConfig, run: Path) -> TrainConfig:
     """The config that goes on with a half-done run; a folder without a checkpoint is removed and begun anew."""
-    if settled(run / "checkpoints" / "last").exists():
+    if latest_complete_checkpoint(run / "checkpoints" / "last").exists():
         return TrainConfig(resume=run, device=config.device, workers=config.workers, threads=config.threads)
     if run.exists():
         shutil.rmtree(run)
@@ -51,7 +51,7 @@ def taken_up(config: TrainConfig, run: Path) -> TrainConfig:
 def _check_same(config: TrainConfig, run: Path) -> None:
     before = read_json(run / "config.json")["config"]
     # As JSON would give it back.
-    now = json.loads(json.dumps(dataclasses.asdict(get_task(config.task).located(config)), default=str))
+    now = json.loads(json.dumps(dataclasses.asdict(get_task(config.task).with_absolute_paths(config)), default=str))
     for name, value in now.items():
         if name not in FREE and value != before.get(name):
             raise UserError(

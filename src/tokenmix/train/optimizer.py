@@ -1,19 +1,30 @@
 """Optimiser and learning-rate schedule of a run."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import torch
 from timm.optim import create_optimizer_v2, get_optimizer_info
 from timm.optim import list_optimizers as timm_optimizers
-from torch import nn
+from timm.utils.model_ema import ModelEmaV3
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from tokenmix.errors import UserError, unknown_name
 
-__all__ = ["Recipe", "Warmup", "check_optimizer", "make_optimizer", "make_schedule"]
+__all__ = [
+    "Recipe",
+    "Warmup",
+    "WeightEMA",
+    "check_optimizer",
+    "make_optimizer",
+    "make_schedule",
+    "optimizers_and_schedules",
+]
 
 
 class Recipe(Protocol):
@@ -101,3 +112,65 @@ def make_schedule(optimizer: Optimizer, recipe: Recipe, total_steps: int) -> Lam
         warmup = round(recipe.warmup_epochs / recipe.epochs * total_steps)
     falling = total_steps - round(recipe.cooldown_epochs / recipe.epochs * total_steps)
     return LambdaLR(optimizer, Warmup(recipe.schedule, warmup, falling, recipe.min_lr / recipe.lr))
+
+
+def optimizers_and_schedules(configured: Any) -> tuple[list[Optimizer], list[dict[str, Any]]]:
+    """The optimisers, and the schedules with their `interval`, in any form that Lightning's `configure_optimizers` has.
+
+    As in Lightning, a schedule moves on after each epoch unless its interval is "step".
+    """
+    if isinstance(configured, Optimizer | Mapping):
+        configured = [configured]
+    if len(configured) == 2 and all(isinstance(part, list | tuple) for part in configured):
+        optimizers, schedules = configured
+    else:
+        optimizers = [one if isinstance(one, Optimizer) else one["optimizer"] for one in configured]
+        schedules = [one["lr_scheduler"] for one in configured if isinstance(one, Mapping) and "lr_scheduler" in one]
+    given = [schedule if isinstance(schedule, Mapping) else {"scheduler": schedule} for schedule in schedules]
+    return list(optimizers), [{"interval": "epoch", **schedule} for schedule in given]
+
+
+class WeightEMA:
+    """Exponential moving average of the weights: it is what is evaluated, and what a run folder's weights are."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        addresses = [tensor.data_ptr() for tensor in model.state_dict().values() if tensor.numel()]
+        if len(set(addresses)) < len(addresses):
+            raise UserError(
+                "ema would average twice what this model has in two places, such as embeddings that are its head's "
+                "as well; leave --ema out"
+            )
+        self.model = model
+        # With warm-up the first averages are short: else a run of a few hundred steps would keep its first weights.
+        self.average = ModelEmaV3(model, decay=decay, use_warmup=True)
+        self.average.requires_grad_(False)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The averaged weights."""
+        return self.average.module.state_dict()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The averaged weights, for the checkpoint."""
+        return {k: v.detach().cpu().clone() for k, v in self.weights().items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from the average of a checkpoint."""
+        self.average.module.load_state_dict(state_dict)
+
+    def update(self, step: int) -> None:
+        """Take the weights after this step into the average."""
+        self.average.update(self.model, step=step)
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """The model has the averaged weights within the block, and its own after it."""
+        self._swap()
+        yield
+        self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for own, averaged in zip(self.model.state_dict().values(), self.weights().values()):
+            kept = own.clone()
+            own.copy_(averaged)
+            averaged.copy_(kept)

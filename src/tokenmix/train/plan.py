@@ -11,11 +11,11 @@ import torch
 from tokenmix.errors import UserError
 from tokenmix.train.config import TrainConfig
 
-__all__ = ["Plan", "Progress", "check_config", "make_plan", "seed_everything", "warmup_note"]
+__all__ = ["Progress", "TrainingPlan", "check_config", "make_plan", "seed_everything", "warmup_note"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """The arithmetic of a run.
 
     An optimiser step takes `accumulate` batches of `batch_size` from each of `processes`; none spans two epochs.
@@ -54,23 +54,23 @@ class Progress:
         return asdict(self)
 
 
-def make_plan(config: TrainConfig, num_train: int, processes: int = 1, unit: str = "images") -> Plan:
+def make_plan(config: TrainConfig, num_train: int, processes: int = 1, unit: str = "images") -> TrainingPlan:
     """The plan for this many training samples; `UserError` if they do not fill one batch of every process."""
-    together = config.batch_size * processes
-    if together > num_train:
+    global_batch = config.batch_size * processes
+    if global_batch > num_train:
         raise UserError(
             f"batch size {config.batch_size}{f' of {processes} processes' * (processes > 1)} is larger than the "
             f"{num_train} training {unit}; give --batch-size {max(1, num_train // (2 * processes))} or less"
         )
-    steps_per_epoch = num_train // together
+    steps_per_epoch = num_train // global_batch
     total = config.epochs * steps_per_epoch
     if config.max_steps is not None:
         total = min(total, config.max_steps)
     micro = config.batch_size // config.accumulate
-    return Plan(micro, config.accumulate, steps_per_epoch, math.ceil(total / steps_per_epoch), total, processes)
+    return TrainingPlan(micro, config.accumulate, steps_per_epoch, math.ceil(total / steps_per_epoch), total, processes)
 
 
-def warmup_note(config: TrainConfig, plan: Plan) -> str | None:
+def warmup_note(config: TrainConfig, plan: TrainingPlan) -> str | None:
     """What to say of a warm-up that the run ends in, as with a recipe for a larger set; None of any other."""
     if config.warmup_steps is None or config.warmup_steps < plan.total_steps:
         return None

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from tokenmix import checkpoints
 from tokenmix.errors import UserError
 from tokenmix.train.checkpoint import read_weights
+from tokenmix.train.distributed import distributed_info
 from tokenmix.train.files import read_json
-from tokenmix.train.ranks import ranks
 
 __all__ = ["initial_weights"]
 
@@ -39,7 +39,7 @@ def _started(weights: dict[str, Tensor], model: Any, source: Path) -> dict[str, 
         fitted, line = model.starting_weights(weights, _trained_size(source))
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
-    if line is not None and ranks().first:
+    if line is not None and distributed_info().first:
         print(f"tokenmix: {source}: {line}", file=sys.stderr)
     return fitted
 
@@ -73,7 +73,7 @@ def _with_fresh_head(weights: dict[str, Tensor], model: Any, source: Path) -> di
     # A head of another width is of another model.
     if not other or any(value.shape[1:] != own[key].shape[1:] for key, value in other.items()):
         return weights
-    if ranks().first:
+    if distributed_info().first:
         theirs, ours = (next(iter(part.values())).shape[0] for part in (other, own))
         print(f"tokenmix: the head starts fresh: {source} has {theirs} classes, this run {ours}", file=sys.stderr)
     return {**weights, **own}

@@ -1,4 +1,4 @@
-"""metrics.csv, TensorBoard and the line after each epoch; and the check that the loss is a number."""
+"""metrics.csv, TensorBoard, the bar and the line after each epoch; and the check that the loss is finite."""
 
 import csv
 import io
@@ -8,19 +8,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
 from torch import Tensor
 
 from tokenmix.errors import UserError
-from tokenmix.train.plan import Plan, Progress
-from tokenmix.train.ranks import Elsewhere, mean, ranks
+from tokenmix.train.distributed import PeerFailure, distributed_info, mean
+from tokenmix.train.plan import Progress, TrainingPlan
 from tokenmix.train.task import TaskModule
 
-__all__ = ["Recorder"]
+__all__ = ["ProgressBar", "Recorder"]
 
 
-class Recorder(L.Callback):
+class Recorder:
     """Writes one row every `log_every` steps and one after each epoch; a row has the mean loss since the row before.
 
     Losses stay on the device until a row is due, so that a step never waits for the device. Of several processes the
@@ -28,15 +30,18 @@ class Recorder(L.Callback):
     unit, such as images or sequences.
     """
 
-    def __init__(self, run: Path, plan: Plan, progress: Progress, *, log_every: int, quiet: bool, unit: str) -> None:
-        self.path, self.plan, self.progress = run / "metrics.csv", plan, progress
+    def __init__(
+        self, run: Path, plan: TrainingPlan, progress: Progress, task: TaskModule, *,
+        log_every: int, quiet: bool, unit: str,
+    ) -> None:  # fmt: skip
+        self.path, self.plan, self.progress, self.task = run / "metrics.csv", plan, progress, task
         self.log_every, self.quiet, self.unit = log_every, quiet, unit
         self.counted = unit
         self.pending: list[dict[str, Tensor]] = []
-        self.first = ranks().first
+        self.first = distributed_info().first
         self.started = self.lr = self.rate = 0.0
         self.row_start = (progress.images, progress.train_seconds)
-        self.evaluated: list[str] = []
+        self.evaluated = task.numbers()
         if self.first:
             self.board = _board(run / "tensorboard", progress.step)
             self.columns = _cut(self.path, progress.csv_bytes)
@@ -57,57 +62,37 @@ class Recorder(L.Callback):
         self.pending = [dict(zip(pending, values)) for values in zip(*(column.unbind() for column in pending.values()))]
         self.row_start = (int(state_dict["row_start"][0]), float(state_dict["row_start"][1]))
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Ask the task which of its metrics are numbers."""
-        assert isinstance(pl_module, TaskModule)
-        self.evaluated = pl_module.numbers()
-
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock of training, which stands still during evaluation."""
+    def start_clock(self) -> None:
+        """Start the clock of training, or of evaluation: one of them stands still while the other runs."""
         self.started = time.perf_counter()
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """Note the rate that this step uses; the schedule moves on before the step's end is announced."""
-        self.lr = trainer.optimizers[0].param_groups[0]["lr"]
+    def record_batch(self, logs: dict[str, Tensor], lr: float) -> None:
+        """Keep the loss of a batch and the rate that its step used; write a row if one is due.
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Keep the loss; write a row if one is due. The last batch of an epoch goes into the epoch's own row."""
-        progress = self.progress
-        self.pending.append(outputs["logs"])
+        The last batch of an epoch goes into the epoch's own row.
+        """
+        progress, self.lr = self.progress, lr
+        self.pending.append(logs)
         if progress.batch == self.plan.batches(progress.epoch):
             self.settle()
         elif progress.batch % self.plan.accumulate == 0 and progress.step % self.log_every == 0:
             self.settle()
             self._write(self._train_values())
 
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Evaluation has its own clock."""
-        self.started = time.perf_counter()
-
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write the epoch's row and say how it went."""
-        assert isinstance(pl_module, TaskModule)
-        progress, results = self.progress, pl_module.results
+    def record_evaluation(self) -> None:
+        """Write the epoch's row and say how it went; training's clock starts again."""
+        progress, results = self.progress, self.task.results
         progress.eval_seconds += time.perf_counter() - self.started
         progress.final = dict(results)
-        if progress.best_epoch is None or _better(pl_module, results, progress.best):
+        if progress.best_epoch is None or _better(self.task, results, progress.best):
             progress.best_epoch, progress.best = progress.epoch + 1, dict(results)
         values = {**self._train_values(), **{f"val_{name}": results[name] for name in self.evaluated}}
         self._write(values)
         if self.first:
-            pl_module.draw(self.path.parent / "samples", progress.step)
+            self.task.draw(self.path.parent / "samples", progress.step)
         if not self.quiet:
-            print(self._line(pl_module), file=sys.stderr, flush=True)
-        # `settle`, before the epoch's checkpoint, must not count the evaluation as training.
-        self.started = time.perf_counter()
-
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Close what is open."""
-        self.close()
+            print(self._line(), file=sys.stderr, flush=True)
+        self.start_clock()
 
     def close(self) -> None:
         """Close metrics.csv and the TensorBoard log."""
@@ -116,7 +101,7 @@ class Recorder(L.Callback):
             self.board.close()
 
     def settle(self) -> None:
-        """Bring the clock up to date; `UserError` if a loss since the last row is not a number."""
+        """Bring the clock up to date; `UserError` if a loss since the last row is not finite."""
         now = time.perf_counter()
         self.progress.train_seconds += now - self.started
         self.started = now
@@ -132,9 +117,9 @@ class Recorder(L.Callback):
             raise self.diverged(f"the loss is {losses[first].item()}", before // self.plan.accumulate + 1)
 
     def diverged(self, what: str, step: int) -> Exception:
-        """The error for a run whose numbers are no numbers any more; all processes see it, the first one tells it."""
+        """The error for a run whose numbers are not finite any more; all processes see it, the first one reports it."""
         if not self.first:
-            return Elsewhere(2)
+            return PeerFailure(2)
         return UserError(
             f"{what} at step {step} (learning rate {self.lr:.3g}); lower --lr, raise --warmup-steps or set --clip-grad"
         )
@@ -171,13 +156,55 @@ class Recorder(L.Callback):
         self.file.flush()
         self.progress.csv_bytes = self.file.tell()
 
-    def _line(self, task: TaskModule) -> str:
-        progress, latest = self.progress, self.latest
+    def _line(self) -> str:
+        task, progress, latest = self.task, self.progress, self.latest
         return (
             f"epoch {progress.epoch + 1}/{self.plan.epochs}  step {progress.step}/{self.plan.total_steps}  "
             f"loss {latest['train_loss']:.4f}  {task.headline} {latest['val_' + task.headline]:.4f}  "
             f"{latest[f'{self.counted}_per_second']:,.0f} {self.unit}/s"
         )
+
+
+class ProgressBar:
+    """A line on the terminal for each epoch: its number, batches, and what was last written to metrics.csv.
+
+    Used as a context; nothing is shown where `shown` is False.
+    """
+
+    def __init__(self, recorder: Recorder, *, shown: bool) -> None:
+        self.recorder = recorder
+        self.rich = RichProgress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            TimeRemainingColumn(), TextColumn("{task.fields[values]}"),
+            console=Console(stderr=True), refresh_per_second=4, transient=True, disable=not shown,
+        )  # fmt: skip
+        self.line = self.rich.add_task("", values="")
+
+    def __enter__(self) -> "ProgressBar":
+        self.rich.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.rich.stop()
+
+    def start_epoch(self) -> None:
+        """Begin a line at the batch where the epoch goes on."""
+        plan, progress = self.recorder.plan, self.recorder.progress
+        self.rich.reset(
+            self.line, description=f"epoch {progress.epoch + 1}/{plan.epochs}", total=plan.batches(progress.epoch),
+            completed=progress.batch,
+        )  # fmt: skip
+
+    def advance(self) -> None:
+        """One batch more."""
+        if not self.rich.disable:
+            self.rich.update(self.line, advance=1, values=self.values())
+
+    def values(self) -> str:
+        """Loss and headline metric, as far as there are any."""
+        latest, headline = self.recorder.latest, self.recorder.task.headline
+        shown = {"loss": latest.get("train_loss"), headline: latest.get(f"val_{headline}")}
+        return "  ".join(f"{name} {value:.4f}" for name, value in shown.items() if value is not None)
 
 
 def _better(task: TaskModule, results: dict[str, Any], best: dict[str, Any]) -> bool:

@@ -25,19 +25,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from tokenmix.data.spec import located, short_name
+from tokenmix.data.lookup import short_name, with_absolute_paths
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
 from tokenmix.registry import get_task
-from tokenmix.train.callbacks import Interrupted
 from tokenmix.train.checkpoint import Checkpoint, put_weights, read_checkpoint, read_weights
 from tokenmix.train.config import TrainConfig
-from tokenmix.train.files import DISK_ERRORS, DiskError, make_folder, read_json, settled, write_json
+from tokenmix.train.distributed import PeerFailure, check_ranks, distributed_info, process_group, raise_on_all_ranks
+from tokenmix.train.engine import check_device
+from tokenmix.train.files import DISK_ERRORS, DiskError, latest_complete_checkpoint, make_folder, read_json, write_json
+from tokenmix.train.interrupt import Interrupted
 from tokenmix.train.optimizer import check_optimizer
-from tokenmix.train.plan import Plan, Progress, check_config, make_plan, seed_everything, warmup_note
-from tokenmix.train.ranks import Elsewhere, check_ranks, joined, ranks, together
+from tokenmix.train.plan import Progress, TrainingPlan, check_config, make_plan, seed_everything, warmup_note
 from tokenmix.train.task import TOKENIZER, TaskData, TaskModule
-from tokenmix.train.trainer import check_device, fit, validate
+from tokenmix.train.trainer import fit, validate
 
 __all__ = ["DiskError", "evaluate", "load_run", "load_task", "predict", "train"]
 
@@ -52,7 +53,7 @@ class Session:
     config: TrainConfig
     task: TaskModule
     data: TaskData
-    plan: Plan
+    plan: TrainingPlan
     counts: dict[str, int | None]
 
 
@@ -70,10 +71,10 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Path:
     """
     try:
         check_device(config)
-        with joined(config.device):
-            quiet = quiet or not ranks().first
+        with process_group(config.device):
+            quiet = quiet or not distributed_info().first
             return _start(config, quiet) if config.resume is None else _resume(config.resume, config, quiet)
-    except Elsewhere as stop:
+    except PeerFailure as stop:
         raise SystemExit(stop.code) from None
 
 
@@ -101,7 +102,7 @@ def evaluate(
     changes = {"data": data or config.data, "device": device, "limit_eval": limit or config.limit_eval}
     config = dataclasses.replace(config, **changes)
     check_device(config)
-    source = type(task).load_data(dataclasses.replace(config, data=located(config.data)), like=description)
+    source = type(task).load_data(dataclasses.replace(config, data=with_absolute_paths(config.data)), like=description)
     if change is not None:
         change(task, source)
     results = validate(task, source, config, config.batch_size)
@@ -161,21 +162,21 @@ def load_task(
 
 
 def _start(config: TrainConfig, quiet: bool) -> Path:
-    config = get_task(config.task).located(config)
+    config = get_task(config.task).with_absolute_paths(config)
     run = config.out or Path("runs") / f"{config.model}-{short_name(config.data)}-{config.seed}"
-    with together():
+    with raise_on_all_ranks():
         config = _check_settings(config)
-        if ranks().first:
+        if distributed_info().first:
             _claim(run)
     try:
-        with together():
+        with raise_on_all_ranks():
             session = _prepare(config)
             if config.init_from is not None:
                 put_weights(session.task.model, session.task.initial_weights(config.init_from), config.init_from)
-            if ranks().first:
+            if distributed_info().first:
                 _write_setup(run, config, session)
     except BaseException:
-        if ranks().first:
+        if distributed_info().first:
             _remove_unstarted(run)
         raise
     if not quiet and (note := warmup_note(session.config, session.plan)):
@@ -200,19 +201,19 @@ def _write_setup(run: Path, config: TrainConfig, session: Session) -> None:
 
 
 def _resume(run: Path, given: TrainConfig, quiet: bool) -> Path:
-    with together():
-        session, checkpoint = _taken_up(run, given)
+    with raise_on_all_ranks():
+        session, checkpoint = _restored(run, given)
     return _work(run, session, Progress(**checkpoint.meta["progress"]), checkpoint.state, quiet)
 
 
-def _taken_up(run: Path, given: TrainConfig) -> tuple[Session, Checkpoint]:
+def _restored(run: Path, given: TrainConfig) -> tuple[Session, Checkpoint]:
     config = _merged(given, _read_config(run), run)
     if (run / "result.json").exists():
         raise UserError(
             f"{run} is finished; evaluate it with: tokenmix eval {run}, or start from it with --init-from {run}"
         )
     last = run / "checkpoints" / "last"
-    if not settled(last).exists():
+    if not latest_complete_checkpoint(last).exists():
         raise UserError(f"{run} was stopped before its first checkpoint; remove the folder and start again")
     checkpoint = read_checkpoint(last)
     session = _prepare(_check_settings(config))
@@ -230,7 +231,7 @@ def _check_settings(config: TrainConfig) -> TrainConfig:
     check_optimizer(config.opt, config.opt_eps)
     get_task(config.task).settings_of(config)
     get_task(config.task).check(config, config.batch_size // config.accumulate)
-    here = ranks()
+    here = distributed_info()
     if here.world_size == 1:
         return config
     return dataclasses.replace(config, devices=here.local_world_size, num_nodes=here.num_nodes)
@@ -242,7 +243,7 @@ def _prepare(config: TrainConfig) -> Session:
         torch.set_num_threads(config.threads)
     kind = get_task(config.task)
     data = kind.load_data(config)
-    here = ranks()
+    here = distributed_info()
     plan = make_plan(config, data.num_train, here.world_size, data.unit)
     # As JSON would give it back, so that a run that goes on sees what its first start saw.
     description = json.loads(json.dumps(data.describe()))
@@ -282,8 +283,8 @@ def _work(run: Path, session: Session, progress: Progress, state: dict[str, Any]
         if progress.epoch < plan.epochs:
             fit(session.task, session.data, config, run, plan, progress, state, quiet=quiet)
         result = _result(session, progress)
-        with together():
-            if ranks().first:
+        with raise_on_all_ranks():
+            if distributed_info().first:
                 write_json(run / "result.json", result)
     if not quiet:
         headline, unit = session.task.headline, session.data.unit
@@ -378,10 +379,9 @@ def _one_line_errors(run: Path) -> Iterator[None]:
     """What stops a run from outside as one line that says what is kept and how to go on."""
     try:
         yield
-    except (Interrupted, SystemExit):
-        if not ranks().first:
-            raise Elsewhere(130) from None
-        # Lightning turns a KeyboardInterrupt, here from a second Ctrl-C, into SystemExit.
+    except (Interrupted, KeyboardInterrupt):
+        if not distributed_info().first:
+            raise PeerFailure(130) from None
         raise KeyboardInterrupt(f"tokenmix: interrupted; {_kept(run)}") from None
     except DiskError:
         raise
@@ -398,7 +398,7 @@ def _one_line_errors(run: Path) -> Iterator[None]:
 
 
 def _kept(run: Path) -> str:
-    last = settled(run / "checkpoints" / "last")
+    last = latest_complete_checkpoint(run / "checkpoints" / "last")
     if not (last / "meta.json").is_file():
         return "no checkpoint was written yet"
     step = read_json(last / "meta.json")["progress"]["step"]

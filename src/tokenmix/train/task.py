@@ -7,7 +7,7 @@ well.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -16,24 +16,18 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torchmetrics import MetricCollection
 
-from tokenmix.data.spec import located
+from tokenmix.data.lookup import with_absolute_paths
 from tokenmix.errors import UserError
 from tokenmix.losses import DiagonalityForm
 from tokenmix.train.optimizer import Recipe, make_optimizer, make_schedule
 from tokenmix.train.pretrained_weights import initial_weights
+from tokenmix.train.programs import ProgramHooks
 from tokenmix.train.settings import NoSettings, make_settings
 
-__all__ = ["TOKENIZER", "Repeated", "TaskData", "TaskModule", "TaskRecipe"]
+__all__ = ["TOKENIZER", "TaskData", "TaskModule", "TaskRecipe"]
 
 # The folder in a run folder that holds the tokenizer of a text task.
 TOKENIZER = "tokenizer"
-
-
-@dataclass
-class Repeated:
-    """A test batch that has been evaluated before: a process keeps step with others that have one more."""
-
-    batch: Any
 
 
 class TaskRecipe(Recipe, Protocol):
@@ -136,8 +130,8 @@ class TaskData(ABC):
         )
 
 
-class TaskModule(L.LightningModule, ABC):
-    """A network with its loss and metrics.
+class TaskModule(ProgramHooks, L.LightningModule, ABC):
+    """A network with its loss and metrics; `ProgramHooks` has what further programs ask of it.
 
     All that is learnt must lie in `model`, since that is what is saved; a task with two networks puts both there.
 
@@ -153,7 +147,8 @@ class TaskModule(L.LightningModule, ABC):
         settings: one of them, from `config.task_kwargs`.
         writes: `predict_into` writes files, such as masks.
         tables: those of `metrics()` that are no single number, such as a confusion matrix.
-        total_steps: optimiser steps of the whole run; the trainer sets it before training.
+        total_steps: optimiser steps of the whole run; our loop sets it before training.
+        prepared_optimizers: those of `configure_optimizers`, as our loop's Fabric steps them.
         results: the values of `metrics()` after the last evaluation.
     """
 
@@ -169,6 +164,7 @@ class TaskModule(L.LightningModule, ABC):
         self.settings: Any = self.settings_of(config)
         self.scores = self.metrics()
         self.total_steps = 0
+        self.prepared_optimizers: list[Any] = []
         self.results: dict[str, Any] = {}
 
     @classmethod
@@ -187,9 +183,9 @@ class TaskModule(L.LightningModule, ABC):
         return make_settings(cls.settings_type, config.task_kwargs, config.task)
 
     @classmethod
-    def located(cls, config: Any) -> Any:
+    def with_absolute_paths(cls, config: Any) -> Any:
         """The config with full paths, so that its run can be used from anywhere."""
-        return replace(config, data=located(config.data))
+        return replace(config, data=with_absolute_paths(config.data))
 
     @classmethod
     def check(cls, config: TaskRecipe, batch_size: int) -> None:
@@ -245,9 +241,13 @@ class TaskModule(L.LightningModule, ABC):
         return self.model
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        """The loss for Lightning, and under `logs` what the trainer writes to metrics.csv as train_*."""
+        """The loss, and under `logs` what is written to metrics.csv as train_*."""
         loss, logs = self.loss(batch)
         return {"loss": loss, "logs": {"loss": loss.detach(), **logs}}
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Log `logs` under Lightning's Trainer; our own loop records them itself."""
+        self.log_dict({f"train_{name}": value for name, value in outputs["logs"].items()})
 
     def on_validation_epoch_start(self) -> None:
         """Forget the evaluation before."""
@@ -255,17 +255,7 @@ class TaskModule(L.LightningModule, ABC):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """`evaluate`, under Lightning's name."""
-        if not isinstance(batch, Repeated):
-            self.evaluate(batch)
-            return
-        kept, self.scores = self.scores, self.scores.clone()
-        self.evaluate(batch.batch)
-        self.scores = kept
-
-    def configure_model(self) -> None:
-        """Cut the model into parts if the run's strategy is fsdp; Lightning calls this once it knows the processes."""
-        if self.device_mesh is not None:
-            self.shard(self.device_mesh["data_parallel"])
+        self.evaluate(batch)
 
     def shard(self, mesh: DeviceMesh) -> None:
         """Leave on each process a part of every block's parameters, and of the rest; blocks come together when used."""
@@ -277,8 +267,9 @@ class TaskModule(L.LightningModule, ABC):
         fully_shard(self.model, mesh=mesh)
 
     def on_validation_epoch_end(self) -> None:
-        """Keep the metrics as plain values."""
+        """Keep the metrics as plain values, and log the numbers among them where Lightning's Trainer has loggers."""
         self.results = {name: _plain(value) for name, value in self.scores.compute().items()}
+        self.log_dict({f"val_{name}": self.results[name] for name in self.numbers()})
 
     def name_classes(self, *tables: str) -> None:
         """Results of these names, a number for each class, become one by the name of the class."""
@@ -287,10 +278,19 @@ class TaskModule(L.LightningModule, ABC):
             values = self.results[table] if isinstance(self.results[table], list) else [self.results[table]]
             self.results[table] = dict(zip(self.data["classes"], values, strict=True))
 
+    def optimizers(self, use_pl_optimizer: bool = True) -> Any:
+        """The optimisers for a `training_step` of manual optimisation, in our loop and under Lightning's Trainer."""
+        prepared = self.prepared_optimizers
+        if not prepared:
+            return super().optimizers(use_pl_optimizer)
+        return prepared if len(prepared) > 1 else prepared[0]
+
     def configure_optimizers(self) -> Any:
         """timm's optimiser, with the recipe's schedule after linear warm-up, step by step."""
         optimizer = make_optimizer(self.model, self.config)
-        schedule = make_schedule(optimizer, self.config, self.total_steps)
+        # Lightning's own Trainer knows how many there will be.
+        total_steps = self.total_steps or int(self.trainer.estimated_stepping_batches)
+        schedule = make_schedule(optimizer, self.config, total_steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 

@@ -1,32 +1,35 @@
-"""Numbered samples as what a task learns from."""
+"""Indexed samples as what a task learns from, and whether other data has the classes that a run was trained on."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
-from tokenmix.data.numbered import Numbered, limited, make_numbered_loader
+from tokenmix.data.indexed import IndexedDataset, subset
+from tokenmix.data.loader import make_loader
 from tokenmix.errors import UserError
 from tokenmix.train.task import TaskData, TaskRecipe
 
-__all__ = ["NumberedData"]
+__all__ = ["IndexedData", "check_names"]
 
 
-class NumberedData(TaskData):
+class IndexedData(TaskData):
     """Samples for training and testing.
 
     Args:
         train: samples to learn from.
         test: those held out.
         config: the run's config; its limits are taken here.
-        description: what the run folder keeps beside the numbers of samples.
+        description: what the run folder keeps as well as the numbers of samples.
     """
 
-    def __init__(self, train: Numbered, test: Numbered, *, config: TaskRecipe, description: dict[str, Any]) -> None:
+    def __init__(
+        self, train: IndexedDataset, test: IndexedDataset, *, config: TaskRecipe, description: dict[str, Any]
+    ) -> None:
         self.unit = train.unit
-        self.train = limited(train, config.limit)
-        self.test = limited(test, config.limit_eval)
+        self.train = subset(train, config.limit)
+        self.test = subset(test, config.limit_eval)
         self.num_train, self.num_test = len(self.train), len(self.test)
         self.description = {"train": self.num_train, "test": self.num_test, **description}
         self._shared: dict[str, Any] = {
@@ -39,7 +42,7 @@ class NumberedData(TaskData):
 
     def train_batches(self, *, batch_size: int, epoch: int, start: int) -> Iterable[Any]:
         """Full batches of an epoch from batch `start` on."""
-        loader = make_numbered_loader(
+        loader = make_loader(
             self.train, batch_size=batch_size, shuffle=True, drop_last=True, start_batch=start, **self._shared
         )
         loader.set_epoch(epoch)
@@ -47,12 +50,29 @@ class NumberedData(TaskData):
 
     def test_batches(self, *, batch_size: int) -> Iterable[Any]:
         """The test samples in their order."""
-        return make_numbered_loader(self.test, batch_size=batch_size, shuffle=False, **self._shared)
+        return make_loader(self.test, batch_size=batch_size, shuffle=False, **self._shared)
 
-    def part(self, rank: int, world_size: int) -> "NumberedData":
+    def part(self, rank: int, world_size: int) -> "IndexedData":
         """The same samples, of which each process reads its share."""
         if self.num_test < world_size:
             raise UserError(f"{self.num_test} test {self.unit} are too few for {world_size} processes; give more")
         other = copy.copy(self)
         other._shared = {**self._shared, "rank": rank, "world_size": world_size}
         return other
+
+
+def check_names(spec: str, found: Sequence[str], trained: Sequence[str], what: str = "classes") -> None:
+    """Raise `UserError` unless both are the same names in one order.
+
+    Args:
+        spec: the data, as the user named it.
+        found: names that the data has.
+        trained: names in the run.
+        what: they are names of.
+    """
+    if list(found) != list(trained):
+        raise UserError(f"{spec!r} has the {what} {_first(found)}; the run was trained on {_first(trained)}")
+
+
+def _first(names: Sequence[str]) -> str:
+    return (", ".join(names[:3]) or "none") + (f", ... ({len(names)})" if len(names) > 3 else "")

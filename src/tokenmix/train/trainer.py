@@ -1,130 +1,39 @@
-"""Lightning's Trainer, set up for one run.
-
-Where a run continues is not restored through Lightning's own loop state: resuming it in mid-epoch depends on the order
-in which its private counters are advanced around each hook, which differs between its versions. Here an epoch that
-continues is to Lightning an epoch whose loader begins at the next batch and is that much shorter. The loader is asked
-for anew each epoch, so every length is right, also that of a last epoch which --max-steps cuts short.
+"""The training loop. Devices, precision and processes are Lightning Fabric's; which batch, step and epoch comes next is
+decided here alone, since a run that goes on in mid-epoch has to do so bit for bit.
 """
 
 import itertools
-import logging
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import lightning as L
 import torch
-from lightning.pytorch.callbacks import RichProgressBar
-from lightning.pytorch.plugins.environments import TorchElasticEnvironment
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+import torch.distributed as dist
+from lightning.fabric import Fabric
+from torch import Tensor
 
-from tokenmix.errors import UserError
-from tokenmix.train.callbacks import Average, Checkpoints, Position, listen
+from tokenmix.train.checkpoint import Checkpoint, CheckpointWriter
 from tokenmix.train.config import TrainConfig
-from tokenmix.train.plan import Plan, Progress
-from tokenmix.train.ranks import most, ranks, together
-from tokenmix.train.record import Recorder
-from tokenmix.train.task import Repeated, TaskData, TaskModule
+from tokenmix.train.distributed import (
+    all_reduce_any,
+    all_reduce_max,
+    broadcast_buffers,
+    distributed_info,
+    full_state_dict,
+    raise_on_all_ranks,
+    sharded_state_dict,
+)
+from tokenmix.train.engine import make_fabric
+from tokenmix.train.interrupt import Interrupted, StopRequest, listen
+from tokenmix.train.optimizer import WeightEMA, optimizers_and_schedules
+from tokenmix.train.plan import Progress, TrainingPlan, seed_everything
+from tokenmix.train.record import ProgressBar, Recorder
+from tokenmix.train.task import TaskData, TaskModule
 
-__all__ = ["check_device", "fit", "validate"]
-
-ACCELERATORS = {"auto": "auto", "cpu": "cpu", "cuda": "gpu", "mps": "mps"}
-PRECISIONS: dict[str, Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true"]] = {
-    "32": "32-true",
-    "bf16-mixed": "bf16-mixed",
-    "16-mixed": "16-mixed",
-    "bf16": "bf16-true",
-}
-
-
-class Remaining:
-    """The batches of an epoch from `start` to `stop`."""
-
-    def __init__(self, data: TaskData, plan: Plan, epoch: int, start: int) -> None:
-        self.data, self.plan, self.epoch, self.start = data, plan, epoch, start
-
-    def __len__(self) -> int:
-        return self.plan.batches(self.epoch) - self.start
-
-    def __iter__(self) -> Iterator[Any]:
-        # A generator: Lightning makes iterators that it never uses, and they must not start worker processes.
-        batches = self.data.train_batches(batch_size=self.plan.batch_size, epoch=self.epoch, start=self.start)
-        yield from itertools.islice(batches, len(self))
-
-
-class Even:
-    """The test batches of this process, and its last one again if another process has more of them.
-
-    What processes do together, such as gathering the parts of a block, they must do equally often.
-    """
-
-    def __init__(self, batches: Any) -> None:
-        self.batches, self.count = batches, most(len(batches))
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __iter__(self) -> Iterator[Any]:
-        batch = None
-        for batch in self.batches:
-            yield batch
-        for _ in range(self.count - len(self.batches)):
-            yield Repeated(batch)
-
-
-class Batches(L.LightningDataModule):
-    """Hands Lightning the rest of the epoch where the run stands."""
-
-    def __init__(self, data: TaskData, plan: Plan, progress: Progress) -> None:
-        super().__init__()
-        self.data, self.plan, self.progress = data, plan, progress
-
-    def train_dataloader(self) -> Remaining:
-        """The rest of the current epoch."""
-        return Remaining(self.data, self.plan, self.progress.epoch, self.progress.batch)
-
-    def val_dataloader(self) -> Any:
-        """The test samples."""
-        return Even(self.data.test_batches(batch_size=self.plan.batch_size))
-
-
-class Bar(RichProgressBar):
-    """Lightning's bar, redrawn a hundred times an epoch at most, with what was last written to metrics.csv."""
-
-    def __init__(self, recorder: Recorder, headline: str, batches: int) -> None:
-        super().__init__(refresh_rate=max(1, batches // 100), console_kwargs={"stderr": True})
-        self.recorder, self.headline = recorder, headline
-
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Count epochs from 1; Lightning calls the second of two "Epoch 1/1"."""
-        super().on_train_epoch_start(trainer, pl_module)
-        if self.progress is not None and self.train_progress_bar_id is not None:
-            shown = f"Epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
-            self.progress.update(self.train_progress_bar_id, description=shown)
-
-    def get_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
-        """Loss and headline metric."""
-        latest = self.recorder.latest
-        shown = {"loss": latest.get("train_loss"), self.headline: latest.get(f"val_{self.headline}")}
-        return {name: f"{value:.4f}" for name, value in shown.items() if value is not None}
-
-
-def check_device(config: TrainConfig) -> None:
-    """Raise `UserError` for a device that is not there, or a precision that it cannot compute in."""
-    if config.device not in ACCELERATORS:
-        raise UserError(f"unknown device {config.device!r}; known: {', '.join(ACCELERATORS)}")
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("no CUDA device is available; give --device cpu")
-    if config.device == "mps" and not torch.backends.mps.is_available():
-        raise UserError("no MPS device is available; give --device cpu")
-    on_cpu = config.device == "cpu" or (
-        config.device == "auto" and not (torch.cuda.is_available() or torch.backends.mps.is_available())
-    )
-    if config.precision == "16-mixed" and on_cpu:
-        raise UserError("precision 16-mixed needs a GPU; give --precision bf16-mixed or 32")
+__all__ = ["TrainingLoop", "fit", "validate"]
 
 
 def fit(
@@ -132,97 +41,232 @@ def fit(
     data: TaskData,
     config: TrainConfig,
     run: Path,
-    plan: Plan,
+    plan: TrainingPlan,
     progress: Progress,
     state: dict[str, Any] | None,
     *,
     quiet: bool,
 ) -> None:
     """Train from where `progress` stands to the end of the plan, leaving checkpoints and logs in the run folder."""
-    with together():
-        recorder = Recorder(run, plan, progress, log_every=config.log_every, quiet=quiet, unit=data.unit)
-    average = None if config.ema is None else Average(task.model, config.ema, plan, progress)
-    if state is not None:
-        recorder.load_state_dict(state["recorder"])
-        if average is not None:
-            average.load_state_dict(state["average"])
-    task.total_steps = plan.total_steps
-    with _quiet_lightning(), listen() as request:
-        checkpoints = Checkpoints(
-            run, plan, progress, recorder, average, request, every=config.checkpoint_every, state=state
-        )
-        # In this order: the position moves first, and what is saved has been averaged and recorded.
-        callbacks = [Position(plan, progress, config.seed), average, recorder, checkpoints]
-        shown = not quiet and sys.stderr.isatty()
-        bar = Bar(recorder, task.headline, plan.batches(progress.epoch)) if shown else None
-        trainer = L.Trainer(
-            max_epochs=plan.epochs,
-            # A task that steps its optimisers itself accumulates and clips itself as well.
-            accumulate_grad_batches=plan.accumulate if task.automatic_optimization else 1,
-            gradient_clip_val=config.clip_grad if task.automatic_optimization else None,
-            num_sanity_val_steps=0,
-            reload_dataloaders_every_n_epochs=1,
-            enable_progress_bar=shown,
-            callbacks=[callback for callback in (*callbacks, bar) if callback is not None],
-            **_engine(config),
-            **_processes(config, task),
-        )
-        counted = trainer.fit_loop.epoch_progress.current
-        for name in ("ready", "started", "processed", "completed"):
-            setattr(counted, name, progress.epoch)
-        trainer.fit(task, datamodule=Batches(data, plan, progress))
-    recorder.close()
+    with raise_on_all_ranks():
+        recorder = Recorder(run, plan, progress, task, log_every=config.log_every, quiet=quiet, unit=data.unit)
+    with closing(recorder), _expected_warnings_ignored(), listen() as request:
+        loop = TrainingLoop(task, data, config, plan, progress, recorder, CheckpointWriter(run), request)
+        if state is not None:
+            loop.load_state_dict(state)
+        with ProgressBar(recorder, shown=not quiet and sys.stderr.isatty()) as bar:
+            loop.run(bar)
 
 
 def validate(task: TaskModule, data: TaskData, config: TrainConfig, batch_size: int) -> dict[str, Any]:
-    """Metrics of the task's model on the test samples."""
-    with _quiet_lightning():
-        trainer = L.Trainer(enable_progress_bar=False, devices=1, **_engine(config))
-        trainer.validate(task, dataloaders=data.test_batches(batch_size=batch_size), verbose=False)
+    """Metrics of the task's model on the test samples; the task is on the CPU afterwards."""
+    with _expected_warnings_ignored():
+        fabric = make_fabric(config, task, alone=True)
+        fabric.setup_module(task)
+        _evaluate(fabric, task, ((batch, True) for batch in data.test_batches(batch_size=batch_size)))
+        task.cpu()
     return task.results
 
 
-def _engine(config: TrainConfig) -> dict[str, Any]:
-    return {
-        "accelerator": ACCELERATORS[config.device],
-        "precision": PRECISIONS[config.precision],
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_model_summary": False,
-        "use_distributed_sampler": False,
-        "benchmark": False,
-    }
+class TrainingLoop:
+    """One process's part of a run: epochs of batches, each epoch followed by an evaluation and a checkpoint.
+
+    Args:
+        task: what is learnt; its `configure_optimizers` is called once it is on its device.
+        data: this process's part of the data.
+        config: the run's config.
+        plan: how many batches make a step and an epoch.
+        progress: where the run stands; it is moved on.
+        recorder: writes metrics.csv.
+        checkpoints: writes the run's checkpoints.
+        request: whether the run was asked to stop.
+    """
+
+    def __init__(
+        self, task: TaskModule, data: TaskData, config: TrainConfig, plan: TrainingPlan, progress: Progress,
+        recorder: Recorder, checkpoints: CheckpointWriter, request: StopRequest,
+    ) -> None:  # fmt: skip
+        self.task, self.data, self.config, self.plan, self.progress = task, data, config, plan, progress
+        self.recorder, self.checkpoints, self.request = recorder, checkpoints, request
+        task.total_steps = plan.total_steps
+        self.fabric = make_fabric(config, task)
+        self.precision = self.fabric.strategy.precision
+        self.module = self.fabric.setup_module(task)
+        # fsdp moves no more than the model.
+        task.scores.to(self.fabric.device)
+        self.optimizers, self.schedules = optimizers_and_schedules(task.configure_optimizers())
+        task.prepared_optimizers = [self.fabric.setup_optimizers(optimizer) for optimizer in self.optimizers]
+        self.ema = None if config.ema is None else WeightEMA(task.model, config.ema)
+
+    def run(self, bar: ProgressBar) -> None:
+        """Train to the end of the plan."""
+        while self.progress.epoch < self.plan.epochs:
+            bar.start_epoch()
+            self.recorder.start_clock()
+            for batch in self._batches():
+                self.start_batch()
+                rate = self.optimizers[0].param_groups[0]["lr"]
+                logs = self._train(batch)
+                self.advance()
+                self._finish_batch(logs, rate)
+                bar.advance()
+            self.evaluate()
+            self.end_epoch()
+            self.save_epoch()
+
+    def _batches(self) -> Iterator[Any]:
+        """The rest of the current epoch, on the device."""
+        progress, plan = self.progress, self.plan
+        batches = self.data.train_batches(batch_size=plan.batch_size, epoch=progress.epoch, start=progress.batch)
+        for batch in itertools.islice(batches, plan.batches(progress.epoch) - progress.batch):
+            yield self.precision.convert_input(self.fabric.to_device(batch))
+
+    def start_batch(self) -> None:
+        """Seed: dropout, mixup and the like of this batch depend on (seed, epoch, batch, rank) alone."""
+        seed_everything(self.config.seed, self.progress.epoch + 1, self.progress.batch, distributed_info().rank)
+
+    def _train(self, batch: Any) -> dict[str, Tensor]:
+        """Forward and backward pass, and a step of the optimiser where one is due; what there is to log."""
+        number = self.progress.batch
+        if not self.task.automatic_optimization:
+            with self.fabric.autocast():
+                return self.module.training_step(batch, number)["logs"]
+        due = (number + 1) % self.plan.accumulate == 0
+        with self.fabric.no_backward_sync(self.module, enabled=not due):
+            with self.fabric.autocast():
+                outputs = self.module.training_step(batch, number)
+            self.fabric.backward(outputs["loss"] / self.plan.accumulate)
+        if due:
+            self._step()
+        return outputs["logs"]
+
+    def _step(self) -> None:
+        """Clip, step, and move the schedules on that count steps."""
+        for optimizer in self.task.prepared_optimizers:
+            if self.config.clip_grad is not None:
+                # Weights that are not finite are reported with the checkpoint.
+                self.fabric.clip_gradients(
+                    self.module, optimizer, max_norm=self.config.clip_grad, error_if_nonfinite=False
+                )
+            optimizer.step()
+            optimizer.zero_grad()
+        self._move_schedules("step")
+
+    def _move_schedules(self, interval: str) -> None:
+        for schedule in self.schedules:
+            # As in Lightning, a task that steps its optimisers itself moves its schedules on itself.
+            if schedule["interval"] == interval and self.task.automatic_optimization:
+                schedule["scheduler"].step()
+
+    def advance(self) -> None:
+        """Move on by one batch."""
+        progress = self.progress
+        progress.batch += 1
+        progress.images += self.plan.batch_size * self.plan.processes
+        progress.step += progress.batch % self.plan.accumulate == 0
+
+    def _finish_batch(self, logs: dict[str, Tensor], rate: float) -> None:
+        """Average, record and save where a step ends; the end of an epoch is saved after its evaluation."""
+        progress = self.progress
+        step_ends = progress.batch % self.plan.accumulate == 0
+        if self.ema is not None and step_ends:
+            self.ema.update(progress.step)
+        self.recorder.record_batch(logs, rate)
+        if not step_ends or progress.batch == self.plan.batches(progress.epoch):
+            return
+        asked = all_reduce_any(self.request.asked)
+        if asked or progress.step % self.config.checkpoint_every == 0:
+            self.checkpoints.save_step(self.checkpoint())
+        if asked:
+            raise Interrupted
+
+    def evaluate(self) -> None:
+        """Evaluate the weights, or their average if there is one, and write the epoch's row."""
+        self.recorder.start_clock()
+        with nullcontext() if self.ema is None else self.ema.swapped_in():
+            broadcast_buffers(self.task.model)
+            batches = self.data.test_batches(batch_size=self.plan.batch_size)
+            _evaluate(self.fabric, self.task, _evenly_padded(batches))
+        self.recorder.record_evaluation()
+
+    def end_epoch(self) -> None:
+        """Move on to the next epoch."""
+        self.progress.epoch, self.progress.batch = self.progress.epoch + 1, 0
+        self._move_schedules("epoch")
+
+    def save_epoch(self) -> None:
+        """Save `last`, and `best` if this epoch is the best so far."""
+        checkpoint, progress = self.checkpoint(), self.progress
+        evaluated = checkpoint.weights if self.ema is None else self.ema.weights()
+        self.checkpoints.save_epoch(checkpoint, evaluated if progress.best_epoch == progress.epoch else None)
+        if all_reduce_any(self.request.asked) and progress.step < self.plan.total_steps:
+            raise Interrupted
+
+    def checkpoint(self) -> Checkpoint:
+        """The run at this place; `UserError` if its losses or weights are not finite. All processes must call it."""
+        self.recorder.settle()
+        weights = full_state_dict(self.task.model.state_dict())
+        broken = next((k for k, v in weights.items() if not v.isfinite().all()), None)
+        if broken is not None:
+            raise self.recorder.diverged(f"the weights {broken} are not finite", self.progress.step)
+        state = {
+            "optimizers": [full_state_dict(optimizer.state_dict()) for optimizer in self.optimizers],
+            "schedules": [schedule["scheduler"].state_dict() for schedule in self.schedules],
+            "precision": self.precision.state_dict(),
+            "recorder": self.recorder.state_dict(),
+            "average": self.ema.state_dict() if self.ema else None,
+        }
+        return Checkpoint(weights, state, {"format": 1, "progress": self.progress.as_dict()})
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from the `state` of a checkpoint; the model has its weights already."""
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(sharded_state_dict(saved, optimizer))
+        for schedule, saved in zip(self.schedules, state["schedules"], strict=True):
+            schedule["scheduler"].load_state_dict(saved)
+        self.precision.load_state_dict(state["precision"])
+        self.recorder.load_state_dict(state["recorder"])
+        if self.ema is not None:
+            self.ema.load_state_dict(state["average"])
 
 
-def _processes(config: TrainConfig, task: TaskModule) -> dict[str, Any]:
-    here = ranks()
-    if here.world_size == 1:
-        return {"devices": 1}
-    # A backward pass of one of several networks leaves the others' parameters without a gradient.
-    strategy = DDPStrategy(find_unused_parameters=not task.automatic_optimization)
-    if config.strategy == "fsdp":
-        strategy = ModelParallelStrategy(data_parallel_size=here.world_size, tensor_parallel_size=1)
-    return {
-        "devices": here.local_world_size,
-        "num_nodes": here.num_nodes,
-        "strategy": strategy,
-        "plugins": [TorchElasticEnvironment()],
-    }
+def _evaluate(fabric: Fabric, task: TaskModule, batches: Iterable[tuple[Any, bool]]) -> None:
+    """Set the task's results from test batches; of those that come with False nothing is counted."""
+    training = [module for module in task.modules() if module.training]
+    task.eval()
+    # Inference mode would not let processes put the parts of a block together.
+    with torch.no_grad() if dist.is_initialized() else torch.inference_mode():
+        task.on_validation_epoch_start()
+        for number, (batch, counted) in enumerate(batches):
+            batch = fabric.strategy.precision.convert_input(fabric.to_device(batch))
+            scores = task.scores
+            task.scores = scores if counted else scores.clone()
+            with fabric.autocast():
+                task.validation_step(batch, number)
+            task.scores = scores
+        task.on_validation_epoch_end()
+    for module in training:
+        module.training = True
+
+
+def _evenly_padded(batches: Any) -> Iterator[tuple[Any, bool]]:
+    """This process's test batches, and its last one, uncounted, as often as another process has more of them.
+
+    What processes do together, such as gathering the parts of a block, they must do equally often.
+    """
+    missing = all_reduce_max(len(batches)) - len(batches)
+    batch = None
+    for batch in batches:
+        yield batch, True
+    for _ in range(missing):
+        yield batch, False
 
 
 @contextmanager
-def _quiet_lightning() -> Iterator[None]:
-    """Hold back Lightning's remarks on the machine and on settings that are ours."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "lightning")]
-    levels = [logger.level for logger in loggers]
+def _expected_warnings_ignored() -> Iterator[None]:
+    """Hold back Fabric's remarks on the machine and on settings that are ours."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"lightning\..*")
         # Scores that a block hands on are views, and nothing is written into them.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
-        try:
-            for logger in loggers:
-                logger.setLevel(logging.ERROR)
-            yield
-        finally:
-            for logger, level in zip(loggers, levels):
-                logger.setLevel(level)
+        yield

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tokenmix.data.images import make_augment
-from tokenmix.data.images.augment import hash_indices, shift_and_flip
+from tokenmix.data.images.augment import shift_and_flip
+from tokenmix.data.seeding import hash_indices
 from tokenmix.errors import UserError
 
 RAND = "rand-m9-mstd0.5-inc1"

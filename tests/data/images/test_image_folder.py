@@ -10,7 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tokenmix.data.images import ImageData, load_images, make_loader
+from tokenmix.data.images import ImageData, ImageSamples, load_images
+from tokenmix.data.loader import make_loader
 from tokenmix.errors import UserError
 
 Make = Callable[..., Path]
@@ -123,7 +124,8 @@ def test_file_that_breaks_later_is_left_out_of_its_batch(
     monkeypatch.setattr("tokenmix.data.images.folder.MEMORY_BYTES", 0)
     data = load(folder)
     data.train.items[2].path.write_bytes(b"")  # type: ignore[attr-defined]
-    loader = make_loader(data.train, batch_size=8, shuffle=False, seed=0, augment="light", mean=data.mean, std=data.std)
+    samples = ImageSamples(data.train, augment="light", mean=data.mean, std=data.std)
+    loader = make_loader(samples, batch_size=8, shuffle=False, seed=0)
     for _ in range(2):
         (batch,) = loader
         assert batch["index"].tolist() == [0, 1, 3, 4, 5, 6, 7]

@@ -8,28 +8,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tokenmix.data.images import MemoryImages, load_images, make_loader, normalize
-from tokenmix.data.images.image_loader import ImageLoader
+from tokenmix.data.images import ImageSamples, InMemoryImages, load_images, normalize
+from tokenmix.data.loader import EpochLoader, make_loader
 from tokenmix.errors import UserError
 
 
-def image_set(count: int, size: int = 8) -> MemoryImages:
+def image_set(count: int, size: int = 8) -> InMemoryImages:
     pixels = torch.randint(
         0, 256, (count, 1, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
     )
-    return MemoryImages(pixels, torch.arange(count) % 7, flip=True, fill=0)
+    return InMemoryImages(pixels, torch.arange(count) % 7, flip=True, fill=0)
 
 
-def loader(count: int = 50, epoch: int = 0, **options: Any) -> ImageLoader:
-    chosen: dict[str, Any] = {
-        "batch_size": 8, "shuffle": True, "seed": 0, "augment": "light", "mean": (0.4,), "std": (0.2,), **options,
-    }  # fmt: skip
-    made = make_loader(image_set(count), **chosen)
+def loader(count: int = 50, epoch: int = 0, **options: Any) -> EpochLoader:
+    augment, seed = options.pop("augment", "light"), options.pop("seed", 0)
+    samples = ImageSamples(image_set(count), mean=(0.4,), std=(0.2,), augment=augment, seed=seed)
+    made = make_loader(samples, **{"batch_size": 8, "shuffle": True, "seed": seed, **options})
     made.set_epoch(epoch)
     return made
 
 
-def order(made: ImageLoader) -> list[int]:
+def order(made: EpochLoader) -> list[int]:
     return torch.cat([batch["index"] for batch in made]).tolist()
 
 
@@ -80,14 +79,15 @@ def test_resuming_gives_the_rest_of_the_epoch(start: int):
 def test_resuming_reads_nothing_of_what_was_seen():
     seen = []
 
-    class Watched(MemoryImages):
-        def read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    class Watched(InMemoryImages):
+        def pixels(self, indices: Tensor) -> tuple[Tensor, Tensor]:
             seen.extend(indices.tolist())
-            return super().read(indices)
+            return super().pixels(indices)
 
     whole = image_set(50)
     watched = Watched(whole.images, whole.labels, flip=True, fill=0)
-    rest = make_loader(watched, batch_size=8, shuffle=True, seed=0, mean=(0,), std=(1,), start_batch=5)
+    samples = ImageSamples(watched, mean=(0,), std=(1,))
+    rest = make_loader(samples, batch_size=8, shuffle=True, seed=0, start_batch=5)
     assert sum(len(batch["index"]) for batch in rest) == 10
     assert len(seen) == 10
 
@@ -156,9 +156,10 @@ def test_lightning_sets_the_epoch():
 
 def test_digits_are_never_mirrored():
     data = load_images("digits")
-    made = make_loader(data.train, batch_size=64, shuffle=False, seed=0, augment="light", mean=(0,), std=(1 / 255,))
+    samples = ImageSamples(data.train, augment="light", mean=(0,), std=(1 / 255,))
+    made = make_loader(samples, batch_size=64, shuffle=False, seed=0)
     batch = next(iter(made))
-    for image, original in zip(batch["image"].round().byte(), data.train.read(batch["index"])[0]):
+    for image, original in zip(batch["image"].round().byte(), data.train.pixels(batch["index"])[0]):
         padded = torch.nn.functional.pad(original, (1, 1, 1, 1))
         windows = [padded[:, y : y + 8, x : x + 8] for y in range(3) for x in range(3)]
         assert any(torch.equal(image, window) for window in windows)

@@ -12,11 +12,12 @@ from PIL import Image
 from timm.data.transforms import RandomResizedCropAndInterpolation
 from timm.data.transforms_factory import transforms_imagenet_eval
 
-from tokenmix.data.images import ImageData, load_images, make_loader, read_image
+from tokenmix.data.images import ImageData, ImageSamples, load_images, read_image
 from tokenmix.data.images import decode as decoding
-from tokenmix.data.images.augment import hash_indices
-from tokenmix.data.images.erase import Erase
-from tokenmix.data.images.opened import PURPOSE, OpenedImages
+from tokenmix.data.images.augment import Erase
+from tokenmix.data.images.lazy import RANDOM_CROP, LazyImages
+from tokenmix.data.loader import make_loader
+from tokenmix.data.seeding import hash_indices
 from tokenmix.errors import UserError
 
 
@@ -44,8 +45,10 @@ def load(folder: Path, **options: Any) -> ImageData:
 
 
 def batches(data: ImageData, **options: Any) -> list[dict[str, torch.Tensor]]:
-    chosen = {"batch_size": 4, "shuffle": True, "seed": 0, "augment": "light", "mean": data.mean, "std": data.std}
-    loader = make_loader(data.train, **{**chosen, **options})
+    chosen = {"augment": "light", "seed": 0, **options}
+    order = {key: chosen.pop(key) for key in ("batch_size", "shuffle", "workers") if key in chosen}
+    samples = ImageSamples(data.train, mean=data.mean, std=data.std, **chosen)
+    loader = make_loader(samples, **{"batch_size": 4, "shuffle": True, "seed": chosen["seed"], **order})
     loader.set_epoch(1)
     return list(loader)
 
@@ -93,10 +96,10 @@ def test_testing_sees_the_centre(imagenet: Path):
 
 def test_training_sees_timms_random_part(imagenet: Path):
     data = load(imagenet)
-    assert isinstance(data.train, OpenedImages)
+    assert isinstance(data.train, LazyImages)
     indices = torch.tensor([5, 0])
-    images, _ = data.train.read_parts(indices, 3, 2)
-    for image, index, bits in zip(images, indices.tolist(), hash_indices(3, 2, indices, PURPOSE)):
+    images, _ = data.train.random_crops(indices, 3, 2)
+    for image, index, bits in zip(images, indices.tolist(), hash_indices(3, 2, indices, RANDOM_CROP)):
         random.seed(int(bits))
         with Image.open(data.train.source(index)) as photograph:
             expected = RandomResizedCropAndInterpolation(24, interpolation="random")(photograph)

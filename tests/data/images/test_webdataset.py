@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tokenmix.data.images import ImageData, load_images, make_loader
+from tokenmix.data.images import ImageData, ImageSamples, load_images
 from tokenmix.data.images import decode as decoding
-from tokenmix.data.images.image_loader import ImageLoader
 from tokenmix.data.images.shards import expand
 from tokenmix.data.images.webdataset import ShardImages, shuffled
-from tokenmix.data.spec import located, short_name
+from tokenmix.data.loader import EpochLoader, make_loader
+from tokenmix.data.lookup import short_name, with_absolute_paths
 from tokenmix.errors import UserError
 
 
@@ -68,9 +68,10 @@ def shards(tmp_path: Path) -> Callable[..., str]:
     return make
 
 
-def loader(data: ImageData, epoch: int = 0, **options: Any) -> ImageLoader:
-    chosen = {"batch_size": 4, "shuffle": True, "seed": 0, "augment": "light", "mean": (0, 0, 0), "std": (1, 1, 1)}
-    made = make_loader(data.train, **{**chosen, **options})
+def loader(data: ImageData, epoch: int = 0, **options: Any) -> EpochLoader:
+    order = {"batch_size": 4, "shuffle": True, "seed": 0, **options}
+    samples = ImageSamples(data.train, mean=(0, 0, 0), std=(1, 1, 1), augment="light", seed=order["seed"])
+    made = make_loader(samples, **order)
     made.set_epoch(epoch)
     return made
 
@@ -135,8 +136,9 @@ def test_processes_read_shards_of_their_own(shards: Callable[..., str]):
     assert read[0] != {int(train.index.shard[i]) for i in order(data, epoch=0, rank=0, world_size=2)}
     with pytest.raises(UserError, match="4 shards cannot be dealt out to 5 processes"):
         order(data, rank=0, world_size=5)
+    samples = ImageSamples(train, mean=data.mean, std=data.std)
     with pytest.raises(UserError, match="give --devices 4 or less"):
-        make_loader(train, batch_size=2, shuffle=True, seed=0, mean=data.mean, std=data.std, world_size=5)
+        make_loader(samples, batch_size=2, shuffle=True, seed=0, world_size=5)
 
 
 def test_workers_change_nothing(shards: Callable[..., str]):
@@ -225,7 +227,12 @@ def test_a_damaged_shard_is_one_clear_line(shards: Callable[..., str], tmp_path:
 
 @pytest.mark.parametrize(
     ("spec", "message"),
-    [("wds:", "wds needs one pattern"), ("wds:a,b,c", "wds needs one pattern"), ("wds:/no/*.tar", "no file fits it")],
+    [
+        ("wds:", "wds needs a path: give --data wds:PATH/train-"),
+        ("wds:,", "wds needs one pattern"),
+        ("wds:a,b,c", "wds needs one pattern"),
+        ("wds:/no/*.tar", "no file fits it"),
+    ],
 )
 def test_mistakes_in_the_pattern(spec: str, message: str):
     with pytest.raises(UserError, match=message):
@@ -238,6 +245,6 @@ def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert [p.name for p in expand(f"{tmp_path}/a-{{08..10}}.tar")] == ["a-08.tar", "a-09.tar", "a-10.tar"]
     assert [p.name for p in expand(f"{tmp_path}/a-*.tar")] == ["a-08.tar", "a-09.tar", "a-10.tar"]
     monkeypatch.chdir(tmp_path)
-    assert located("wds:a-*.tar,b.tar") == f"wds:{tmp_path}/a-*.tar,{tmp_path}/b.tar"
+    assert with_absolute_paths("wds:a-*.tar,b.tar") == f"wds:{tmp_path}/a-*.tar,{tmp_path}/b.tar"
     assert short_name("wds:/data/flowers/a-{0..9}.tar,/data/flowers/b.tar") == "wds-flowers"
-    assert located("digits") == short_name("digits") == "digits"
+    assert with_absolute_paths("digits") == short_name("digits") == "digits"

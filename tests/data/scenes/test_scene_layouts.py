@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tokenmix.data.scenes import ObjectSamples, PixelSamples, load_dense
+from tokenmix.data.scenes import ObjectSamples, PixelSamples, load_scenes
 from tokenmix.data.scenes.rle import decode_mask, encode_mask
 from tokenmix.errors import UserError
 
@@ -70,7 +70,7 @@ def voc(tmp_path: Path) -> Path:
 
 def test_voc_classes(voc: Path):
     for path in (voc, voc.parent, voc.parent.parent):
-        data = load_dense(f"voc:{path}", want="classes")
+        data = load_scenes(f"voc:{path}", want="classes")
         assert (len(data.train), len(data.test), len(data.classes), data.ignore) == (1, 1, 21, 255)
     classes = data.train.scene(0).classes
     assert classes is not None
@@ -85,13 +85,13 @@ def test_voc_trains_on_the_augmented_list_where_there_is_one(voc: Path):
     lines(voc / "ImageSets" / "Segmentation" / "trainaug.txt", "/JPEGImages/a.jpg /SegmentationClassAug/a.png", "c")
     for name in ("a", "c"):
         labels(voc / "SegmentationClassAug" / f"{name}.png", [7])
-    data = load_dense(f"voc:{voc}", want="classes")
+    data = load_scenes(f"voc:{voc}", want="classes")
     assert len(data.train) == 2
     assert "trainaug" in data.source
 
 
 def test_voc_boxes(voc: Path):
-    data = load_dense(f"voc:{voc}", want="boxes")
+    data = load_scenes(f"voc:{voc}", want="boxes")
     objects, none = data.train.scene(0).objects, data.train.scene(1).objects
     assert objects is not None
     assert objects.boxes.tolist() == [[0, 1, 12, 10]]
@@ -125,65 +125,65 @@ def test_voc_boxes(voc: Path):
 def test_broken_xml(voc: Path, text: str, message: str):
     (voc / "Annotations" / "a.xml").write_text(text)
     with pytest.raises(UserError, match=message):
-        load_dense(f"voc:{voc}", want="boxes")
+        load_scenes(f"voc:{voc}", want="boxes")
 
 
 @pytest.mark.parametrize(("name", "purpose"), [("a", "learn from"), ("b", "evaluate on")])
 def test_voc_without_any_box(voc: Path, name: str, purpose: str):
     (voc / "Annotations" / f"{name}.xml").unlink()
     with pytest.raises(UserError, match=rf"no image of .*\.txt has an object in .*Annotations to {purpose}"):
-        load_dense(f"voc:{voc}", want="boxes")
+        load_scenes(f"voc:{voc}", want="boxes")
 
 
 def test_boxes_that_do_not_fit(voc: Path):
     annotation = voc / "Annotations" / "a.xml"
     xml(annotation, ("unicorn", 1, 1, 4, 4))
     with pytest.raises(UserError, match=r"a\.xml has an object 'unicorn'"):
-        load_dense(f"voc:{voc}", want="boxes")
+        load_scenes(f"voc:{voc}", want="boxes")
     xml(annotation, ("dog", 5, 1, 4, 4))
     with pytest.raises(UserError, match="corners exchanged"):
-        load_dense(f"voc:{voc}", want="boxes")
+        load_scenes(f"voc:{voc}", want="boxes")
     xml(annotation, ("dog", 1, 1, 40, 4))
     with pytest.raises(UserError, match=r"a\.jpg has a box beyond its 12 x 10"):
-        load_dense(f"voc:{voc}", want="boxes").train.scene(0)
+        load_scenes(f"voc:{voc}", want="boxes").train.scene(0)
     xml(annotation, ("dog", 1, 1, 4, 4), size=(99, 99))
     with pytest.raises(UserError, match=r"a\.jpg has height x width \(10, 12\)"):
-        load_dense(f"voc:{voc}", want="boxes").train.scene(0)
+        load_scenes(f"voc:{voc}", want="boxes").train.scene(0)
 
 
 def test_label_pictures_that_do_not_fit(voc: Path):
     mask = voc / "SegmentationClass" / "a.png"
     labels(mask, [0, 21], "P")
     with pytest.raises(UserError, match=r"a\.png has the label 21, out of range: known are 0 to 20, 255"):
-        load_dense(f"voc:{voc}", want="classes").train.scene(0)
+        load_scenes(f"voc:{voc}", want="classes").train.scene(0)
     Image.new("L", (5, 10)).save(mask)
     with pytest.raises(UserError, match=r"a\.png has 5 x 10 pixels, its image .*a\.jpg 12 x 10"):
-        load_dense(f"voc:{voc}", want="classes").train.scene(0)
+        load_scenes(f"voc:{voc}", want="classes").train.scene(0)
     Image.new("RGB", SIZE).save(mask)
     with pytest.raises(UserError, match=r"a\.png is a picture of mode RGB"):
-        load_dense(f"voc:{voc}", want="classes").train.scene(0)
+        load_scenes(f"voc:{voc}", want="classes").train.scene(0)
     mask.write_bytes(b"")
     with pytest.raises(UserError, match=r"a\.png is empty"):
-        load_dense(f"voc:{voc}", want="classes").train.scene(0)
+        load_scenes(f"voc:{voc}", want="classes").train.scene(0)
     mask.unlink()
     with pytest.raises(UserError, match=r"a\.jpg has no label picture .*a\.png"):
-        load_dense(f"voc:{voc}", want="classes")
+        load_scenes(f"voc:{voc}", want="classes")
 
 
 def test_missing_images_and_lists(voc: Path):
     (voc / "JPEGImages" / "b.jpg").write_bytes(b"no image")
     with pytest.raises(UserError, match=r"b\.jpg is not an image"):
-        load_dense(f"voc:{voc}", want="classes").test.scene(0)
+        load_scenes(f"voc:{voc}", want="classes").test.scene(0)
     (voc / "JPEGImages" / "b.jpg").unlink()
     for want in ("classes", "boxes"):
         with pytest.raises(UserError, match=r"b\.jpg does not exist"):
-            load_dense(f"voc:{voc}", want=want)
+            load_scenes(f"voc:{voc}", want=want)
     lines(voc / "ImageSets" / "Segmentation" / "val.txt", "")
     with pytest.raises(UserError, match=r"val\.txt is empty"):
-        load_dense(f"voc:{voc}", want="classes")
+        load_scenes(f"voc:{voc}", want="classes")
     (voc / "ImageSets" / "Segmentation" / "val.txt").unlink()
     with pytest.raises(UserError, match=r"cannot read .*val\.txt"):
-        load_dense(f"voc:{voc}", want="classes")
+        load_scenes(f"voc:{voc}", want="classes")
 
 
 def test_ade20k(tmp_path: Path):
@@ -191,7 +191,7 @@ def test_ade20k(tmp_path: Path):
     for part in ("training", "validation"):
         image(root / "images" / part / "ADE_1.jpg")
         labels(root / "annotations" / part / "ADE_1.png", [0, 1, 150])
-    data = load_dense(f"ade20k:{tmp_path}", want="classes")
+    data = load_scenes(f"ade20k:{tmp_path}", want="classes")
     classes = data.train.scene(0).classes
     assert classes is not None
     assert classes[:3, 0].tolist() == [255, 0, 149]
@@ -202,7 +202,7 @@ def test_ade20k(tmp_path: Path):
     (root / "objectInfo150.txt").write_text(
         "Idx\tRatio\tTrain\tVal\tName\n" + "".join(f"{i}\t0\t0\t0\tthing {i}, other\n" for i in range(1, 151))
     )
-    assert load_dense(f"ade20k:{root}", want="classes").classes[::149] == ["thing 1", "thing 150"]
+    assert load_scenes(f"ade20k:{root}", want="classes").classes[::149] == ["thing 1", "thing 150"]
 
 
 def test_cityscapes(tmp_path: Path):
@@ -210,13 +210,13 @@ def test_cityscapes(tmp_path: Path):
         stem = f"{city}_000000_000019"
         image(tmp_path / "leftImg8bit" / part / city / f"{stem}_leftImg8bit.png")
         labels(tmp_path / "gtFine" / part / city / f"{stem}_gtFine_labelIds.png", [7, 33, 0, 26, 255])
-    data = load_dense(f"cityscapes:{tmp_path}", want="classes")
+    data = load_scenes(f"cityscapes:{tmp_path}", want="classes")
     classes = data.train.scene(0).classes
     assert classes is not None
     assert classes[:5, 0].tolist() == [0, 18, 255, 13, 255]
     assert (len(data.classes), data.classes[13]) == (19, "car")
     labels(tmp_path / "gtFine" / "train" / "aachen" / "aachen_000000_000019_gtFine_labelTrainIds.png", [18, 255])
-    classes = load_dense(f"cityscapes:{tmp_path}", want="classes").train.scene(0).classes
+    classes = load_scenes(f"cityscapes:{tmp_path}", want="classes").train.scene(0).classes
     assert classes is not None
     assert classes[:2, 0].tolist() == [18, 255]
 
@@ -230,32 +230,32 @@ def own(tmp_path: Path) -> Path:
 
 
 def test_own_masks_grey_and_of_16_bits(own: Path):
-    data = load_dense(f"masks:{own}", want="classes")
+    data = load_scenes(f"masks:{own}", want="classes")
     assert data.classes == ["class 0", "class 1", "class 2"]
     assert torch.equal(data.train.scene(0).image, data.test.scene(0).image), "16 bits become 8"
     lines(own / "classes.txt", "sea", "land", "sea")
     with pytest.raises(UserError, match="names 'sea' more than once"):
-        load_dense(f"masks:{own}", want="classes")
+        load_scenes(f"masks:{own}", want="classes")
     (own / "classes.txt").write_text("")
     with pytest.raises(UserError, match="is empty; it lists the classes"):
-        load_dense(f"masks:{own}", want="classes")
+        load_scenes(f"masks:{own}", want="classes")
     lines(own / "classes.txt", "sea", "land")
     with pytest.raises(UserError, match="label 2, out of range: known are 0 to 1, 255"):
-        load_dense(f"masks:{own}", want="classes").train.scene(0)
+        load_scenes(f"masks:{own}", want="classes").train.scene(0)
 
 
 def test_own_masks_that_are_not_there(own: Path, tmp_path: Path):
     (own / "val" / "masks" / "x.png").unlink()
     with pytest.raises(UserError, match="has no label picture"):
-        load_dense(f"masks:{own}", want="classes")
+        load_scenes(f"masks:{own}", want="classes")
     (own / "val" / "images" / "x.png").unlink()
     with pytest.raises(UserError, match="has no images"):
-        load_dense(f"masks:{own}", want="classes")
+        load_scenes(f"masks:{own}", want="classes")
     (own / "val").rename(own / "other")
     with pytest.raises(UserError, match="neither val nor test"):
-        load_dense(f"masks:{own}", want="classes")
+        load_scenes(f"masks:{own}", want="classes")
     with pytest.raises(UserError, match="no folder train"):
-        load_dense(f"masks:{tmp_path / 'none'}", want="classes")
+        load_scenes(f"masks:{tmp_path / 'none'}", want="classes")
 
 
 def coco_part(root: Path, part: str, **changes: Any) -> dict[str, Any]:
@@ -287,7 +287,7 @@ def coco(tmp_path: Path) -> Path:
 
 
 def test_coco(coco: Path):
-    data = load_dense(f"coco:{coco}", want="masks")
+    data = load_scenes(f"coco:{coco}", want="masks")
     assert data.classes == ["person", "toothbrush"]
     assert data.notes == {"category_ids": [1, 90], "boxes_without_area": 2}
     scene = data.train.scene(0)
@@ -302,7 +302,7 @@ def test_coco(coco: Path):
     empty = ObjectSamples(data.train).read(torch.tensor([1]), 0)["targets"][0]
     assert empty["masks"].shape == (0, 10, 12)
     assert empty["image_id"] == 2
-    boxes = load_dense(f"coco:{coco}", want="boxes").train.scene(0).objects
+    boxes = load_scenes(f"coco:{coco}", want="boxes").train.scene(0).objects
     assert boxes is not None
     assert boxes.masks is None
 
@@ -311,9 +311,9 @@ def test_boxes_of_coco_need_no_pycocotools(coco: Path, monkeypatch: pytest.Monke
     import sys
 
     monkeypatch.setitem(sys.modules, "pycocotools", None)
-    assert load_dense(f"coco:{coco}", want="boxes").train.scene(0).objects is not None
+    assert load_scenes(f"coco:{coco}", want="boxes").train.scene(0).objects is not None
     with pytest.raises(UserError, match=r"pip install \"tokenmix\[coco\]\""):
-        load_dense(f"coco:{coco}", want="masks").train.scene(0)
+        load_scenes(f"coco:{coco}", want="masks").train.scene(0)
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ def test_boxes_of_coco_need_no_pycocotools(coco: Path, monkeypatch: pytest.Monke
 def test_masks_that_do_not_decode(coco: Path, segmentation: Any, message: str):
     entry = {"id": 8, "image_id": 2, "category_id": 1, "bbox": [1, 1, 4, 4], "segmentation": segmentation}
     coco_part(coco, "val", annotations=[entry])
-    data = load_dense(f"coco:{coco}", want="masks")
+    data = load_scenes(f"coco:{coco}", want="masks")
     with pytest.raises(UserError, match=rf"instances_val2017\.json, annotation 8 of .*2\.jpg: .*{message}"):
         data.test.scene(1)
 
@@ -373,14 +373,14 @@ def test_masks_that_do_not_decode(coco: Path, segmentation: Any, message: str):
 def test_annotation_files_that_are_wrong(coco: Path, changes: dict[str, Any], message: str):
     coco_part(coco, "train", **changes)
     with pytest.raises(UserError, match=rf"instances_train2017\.json.*{message}"):
-        load_dense(f"coco:{coco}", want="boxes")
+        load_scenes(f"coco:{coco}", want="boxes")
 
 
 def test_a_box_outside_its_image_is_one_of_no_area(coco: Path):
     told = coco_part(coco, "train")
     beyond = {"id": 8, "image_id": 2, "category_id": 1, "bbox": [-9, 3, 9, 4]}
     coco_part(coco, "train", annotations=[*told["annotations"], beyond])
-    data = load_dense(f"coco:{coco}", want="boxes")
+    data = load_scenes(f"coco:{coco}", want="boxes")
     assert data.notes["boxes_without_area"] == 3
     assert [Path(one.path).name for one in data.skipped] == ["1.jpg", "2.jpg", "1.jpg"]
 
@@ -388,11 +388,11 @@ def test_a_box_outside_its_image_is_one_of_no_area(coco: Path):
 def test_nothing_to_evaluate_on(coco: Path):
     coco_part(coco, "val", annotations=[])
     with pytest.raises(UserError, match=r"instances_val2017\.json has no annotations .*nothing to evaluate on"):
-        load_dense(f"coco:{coco}", want="boxes")
+        load_scenes(f"coco:{coco}", want="boxes")
     crowd = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 9, 9], "iscrowd": 1}
     coco_part(coco, "val", annotations=[crowd])
     with pytest.raises(UserError, match=r"val2017.*that are no crowd, so there is nothing to evaluate on"):
-        load_dense(f"coco:{coco}", want="boxes")
+        load_scenes(f"coco:{coco}", want="boxes")
 
 
 def test_coco_files_that_are_broken(coco: Path):
@@ -400,17 +400,17 @@ def test_coco_files_that_are_broken(coco: Path):
     told["images"][0]["width"] = 13
     coco_part(coco, "val", images=told["images"])
     with pytest.raises(UserError, match=r"1\.jpg has 12 x 10 pixels, .*says 13 x 10"):
-        load_dense(f"coco:{coco}", want="boxes").test.scene(0)
+        load_scenes(f"coco:{coco}", want="boxes").test.scene(0)
     (coco / "val2017" / "1.jpg").unlink()
     with pytest.raises(UserError, match=r"1\.jpg does not exist"):
-        load_dense(f"coco:{coco}", want="boxes").test.scene(0)
+        load_scenes(f"coco:{coco}", want="boxes").test.scene(0)
     annotations = coco / "annotations" / "instances_val2017.json"
     annotations.write_text('{"images": [')
     with pytest.raises(UserError, match=r"instances_val2017\.json is no JSON"):
-        load_dense(f"coco:{coco}", want="boxes")
+        load_scenes(f"coco:{coco}", want="boxes")
     annotations.unlink()
     with pytest.raises(UserError, match=r"instances_val2017\.json does not exist"):
-        load_dense(f"coco:{coco}", want="boxes")
+        load_scenes(f"coco:{coco}", want="boxes")
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -8,20 +8,20 @@ import pytest
 import torch
 from torchvision.ops import masks_to_boxes
 
-from tokenmix.data.numbered import make_numbered_loader
+from tokenmix.data.loader import make_loader
 from tokenmix.data.scenes import (
-    DenseData,
     ObjectAugment,
     Objects,
     ObjectSamples,
     PixelAugment,
     PixelSamples,
     Scene,
+    SceneData,
     Scenes,
     scale_steps,
 )
 from tokenmix.data.scenes.cut import CutScenes, Window, cut, starts
-from tokenmix.data.scenes.objects import no_objects, objects_of_boxes, objects_of_masks
+from tokenmix.data.scenes.scenes import no_objects, objects_of_boxes, objects_of_masks
 from tokenmix.errors import UserError
 
 
@@ -47,10 +47,10 @@ def pixels(seed: int, height: int = 20, width: int = 30) -> Scene:
     return Scene((10 * classes).byte().expand(3, -1, -1).contiguous(), f"scene {seed}", classes=classes)
 
 
-def set_of(*scenes: Scene) -> DenseData:
+def set_of(*scenes: Scene) -> SceneData:
     part = Listed(*scenes)
     zero, one = (0.0,) * 3, (1.0,) * 3
-    return DenseData("none", part, part, list("abcde"), 255, [(0, 0, 0)] * 5, zero, one, None, "made here")
+    return SceneData("none", part, part, list("abcde"), 255, [(0, 0, 0)] * 5, zero, one, None, "made here")
 
 
 def items() -> Objects:
@@ -105,7 +105,7 @@ def test_batches_are_a_function_of_seed_epoch_and_index():
 def test_a_loader_reads_scenes():
     data = set_of(*(pixels(seed) for seed in range(5)))
     samples = PixelSamples(data, data.train, PixelAugment(seed=1, crop=(8, 8), ignore=255))
-    batches = list(make_numbered_loader(samples, batch_size=2, shuffle=True, seed=0))
+    batches = list(make_loader(samples, batch_size=2, shuffle=True, seed=0))
     assert sorted(torch.cat([b["index"] for b in batches]).tolist()) == [0, 1, 2, 3, 4]
 
 

@@ -6,18 +6,18 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tokenmix.cli.listing import fetch_data
-from tokenmix.data.scenes import DENSE, ObjectSamples, get_dense, list_dense, load_dense, whole_map
+from tokenmix.data import fetch_data, list_data
+from tokenmix.data.lookup import stored_path, with_absolute_paths
+from tokenmix.data.scenes import ObjectSamples, load_scenes, whole_map
 from tokenmix.data.scenes.blue_marble import CLASSES, is_test_column
 from tokenmix.data.scenes.scenes import Scene
-from tokenmix.data.spec import located
-from tokenmix.data.store import stored_path
 from tokenmix.errors import UserError
+from tokenmix.registry import DATA_SETS
 
 
 def test_table(tmp_path: Path):
-    rows = {row.name: row for row in list_dense(tmp_path)}
-    assert list(rows) == list(DENSE)
+    rows = {row.name: row for row in list_data(tmp_path)}
+    assert rows["voc"].kinds == ("classes", "boxes", "masks")
     assert not rows["blue-marble"].cached
     assert rows["voc"].cached
 
@@ -29,7 +29,7 @@ def test_table(tmp_path: Path):
         ("blue-marble", "boxes", "has classes, not boxes; give one of trees, composed, nuclei, voc:PATH, coco:PATH"),
         ("blue-marble:1000", "classes", "16 to 450"),
         ("blue-marble:", "classes", "no variant ''"),
-        ("nuclei:64", "masks", "no variant '64'"),
+        ("nuclei:64", "masks", "nuclei has no variants, got 'nuclei:64'"),
         ("trees:x", "boxes", "64 to 2000"),
         ("composed:8", "masks", "64 to 450"),
         ("voc", "classes", "voc needs a path"),
@@ -39,29 +39,29 @@ def test_table(tmp_path: Path):
 )
 def test_what_cannot_be_had(spec: str, want: str, message: str):
     with pytest.raises(UserError, match=message):
-        load_dense(spec, want=want)  # type: ignore[arg-type]
+        load_scenes(spec, want=want)  # type: ignore[arg-type]
 
 
 def test_a_folder_that_is_in_no_layout(tmp_path: Path):
     for name, want in (("voc", "classes"), ("ade20k", "classes"), ("cityscapes", "classes"), ("coco", "boxes")):
         with pytest.raises(UserError, match=f"{tmp_path} has no .* so it is not in the layout of"):
-            load_dense(f"{name}:{tmp_path}", want=want)
-    with pytest.raises(UserError, match="give voc:, coco: or masks:"):
-        load_dense(str(tmp_path), want="classes")
+            load_scenes(f"{name}:{tmp_path}", want=want)
+    with pytest.raises(UserError, match=f"give voc:{tmp_path}, or ade20k:, cityscapes:, masks: before it"):
+        load_scenes(str(tmp_path), want="classes")
 
 
 def test_paths_of_layouts_are_made_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    for name, row in DENSE.items():
+    for name, row in ((entry.name, entry) for entry in DATA_SETS if entry.variant != "shards"):
         expected = f"{name}:{tmp_path / 'x'}" if row.variant == "path" else f"{name}:x"
-        assert located(f"{name}:x") == expected
+        assert with_absolute_paths(f"{name}:x") == expected
 
 
 def test_get_by_name():
     with pytest.raises(UserError, match="did you mean blue-marble"):
         fetch_data("blue-marbel")
     with pytest.raises(UserError, match="unknown data set 'tree'; did you mean trees"):
-        get_dense("tree")
+        fetch_data("tree")
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def columns_of(scene: Scene) -> torch.Tensor:
 
 @pytest.mark.parametrize(("spec", "side"), [("blue-marble", 112), ("blue-marble:224", 224)])
 def test_tiles_lie_in_blocks_of_their_part(small_world: Path, spec: str, side: int):
-    data = load_dense(spec, want="classes", root=small_world)
+    data = load_scenes(spec, want="classes", root=small_world)
     per_block = 450 // side * (2 if side == 112 else 1)  # rows of tiles that begin above row 200, with enough land
     assert (len(data.train), len(data.test), data.crop) == (8 * per_block, 4 * per_block, (side, side))
     for part, blocks in ((data.train, {0, 1, 3, 4, 6, 7, 9, 10}), (data.test, {2, 5, 8, 11})):
@@ -112,7 +112,7 @@ def test_the_whole_map_counts_what_it_is_asked_to(small_world: Path):
 
 
 def test_composed_scenes_are_a_function_of_seed_and_index(small_world: Path):
-    first, again, other = (load_dense("composed", want="masks", seed=s, root=small_world) for s in (0, 0, 1))
+    first, again, other = (load_scenes("composed", want="masks", seed=s, root=small_world) for s in (0, 0, 1))
     for index in (0, 7, 1999):
         assert torch.equal(first.train.scene(index).image, again.train.scene(index).image)
         assert not torch.equal(first.train.scene(index).image, other.train.scene(index).image)
@@ -121,7 +121,7 @@ def test_composed_scenes_are_a_function_of_seed_and_index(small_world: Path):
 
 
 def test_composed_scenes_share_neither_items_nor_places(small_world: Path):
-    data = load_dense("composed", want="masks", root=small_world)
+    data = load_scenes("composed", want="masks", root=small_world)
     for part, label, blocks in ((data.train, 0, {0, 1, 3, 4, 6, 7, 9, 10}), (data.test, 1, {2, 5, 8, 11})):
         for index in range(20):
             scene = part.scene(index)
@@ -141,20 +141,20 @@ def test_composed_scenes_share_neither_items_nor_places(small_world: Path):
 
 
 def test_boxes_of_composed_scenes_are_those_of_their_masks(small_world: Path):
-    masks, boxes = (load_dense("composed:96", want=want, root=small_world) for want in ("masks", "boxes"))
+    masks, boxes = (load_scenes("composed:96", want=want, root=small_world) for want in ("masks", "boxes"))
     one, other = (ObjectSamples(d.test).read(torch.tensor([3]), 0)["targets"][0] for d in (masks, boxes))
     assert torch.equal(one["boxes"], other["boxes"])
     assert "masks" not in other
 
 
 def cached(name: str) -> None:
-    if not all(stored_path(stored).exists() for stored in DENSE[name].stored):
+    if not all(stored_path(stored).exists() for stored in DATA_SETS[name].stored):
         pytest.skip(f"{name} is not in the cache; tokenmix data get {name}")
 
 
 def test_the_real_map():
     cached("blue-marble")
-    data = load_dense("blue-marble:64", want="classes")
+    data = load_scenes("blue-marble:64", want="classes")
     assert (len(data.train), len(data.test)) == (1128, 439)
     labels = torch.cat([c.flatten() for i in range(439) if (c := data.test.scene(i).classes) is not None])
     assert set(labels.unique().tolist()) == set(range(7))
@@ -162,7 +162,7 @@ def test_the_real_map():
 
 def test_the_real_trees():
     cached("trees")
-    data = load_dense("trees", want="boxes")
+    data = load_scenes("trees", want="boxes")
     assert list(data.notes["boxes"].values()) == [574, 279, 61, 37]
     assert (len(data.train), len(data.test)) == (64, 11)
     counts = [len(o.labels) for i in range(11) if (o := data.test.scene(i).objects) is not None]
@@ -177,7 +177,7 @@ def test_the_real_trees():
 
 def test_the_real_nuclei():
     cached("nuclei")
-    data = load_dense("nuclei", want="masks")
+    data = load_scenes("nuclei", want="masks")
     for part in (data.train, data.test):
         assert len(part) == 8
         objects = part.scene(0).objects

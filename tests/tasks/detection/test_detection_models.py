@@ -9,17 +9,16 @@ from torchvision.models.detection import (
     retinanet_resnet50_fpn,
 )
 
+from tokenmix import create_model, list_models
 from tokenmix.errors import UserError
-from tokenmix.models import create_model
-from tokenmix.models.families import build_model, list_all_models
-from tokenmix.tasks.detection.models import create_detector, list_detectors
 
 THEIRS = {
     "retinanet_resnet50": (retinanet_resnet50_fpn, 91),
     "faster_rcnn_resnet50": (fasterrcnn_resnet50_fpn, 90),
     "mask_rcnn_resnet50": (maskrcnn_resnet50_fpn, 90),
 }
-NANO = list_detectors("*_nano")
+DETECTORS = [*list_models(task="detection"), *list_models(task="instance-segmentation")]
+NANO = [name for name in DETECTORS if name.endswith("_nano")]
 
 
 def count(model: nn.Module) -> int:
@@ -43,10 +42,10 @@ def test_without_a_block_it_is_torchvisions(name: str):
     build, classes = THEIRS[name]
     with torch.device("meta"):
         theirs = build(weights=None, weights_backbone=None, num_classes=91)
-    ours = create_detector(name, mixer="none", num_classes=classes, device="meta")
+    ours = create_model(name, mixer="none", num_classes=classes, device="meta")
     assert count(ours) == count(theirs)
     # torchvision's published weights have a frozen BatchNorm, whose scale and shift are no parameters.
-    frozen = create_detector(name, mixer="none", norm="frozen", num_classes=classes, device="meta")
+    frozen = create_model(name, mixer="none", norm="frozen", num_classes=classes, device="meta")
     norms = sum(count(m) for m in theirs.modules() if isinstance(m, nn.BatchNorm2d))
     assert count(frozen) == count(theirs) - norms == {
         "retinanet_resnet50": 34_014_999, "faster_rcnn_resnet50": 41_755_286, "mask_rcnn_resnet50": 44_401_393
@@ -56,21 +55,21 @@ def test_without_a_block_it_is_torchvisions(name: str):
 @pytest.mark.parametrize(("name", "published"), [("retinanet_resnet50", 151.54), ("faster_rcnn_resnet50", 134.38)])
 def test_multiply_adds_are_those_that_torchvision_publishes(name: str, published: float):
     classes = THEIRS[name][1]
-    assert create_detector(name, mixer="none", num_classes=classes, device="meta").macs() / 1e9 == pytest.approx(
+    assert create_model(name, mixer="none", num_classes=classes, device="meta").macs() / 1e9 == pytest.approx(
         published, abs=0.005
     )
 
 
 def test_the_block_costs_what_its_equation_says():
-    none, external = (create_detector("retinanet_resnet50", mixer=m, device="meta") for m in ("none", "external"))
+    none, external = (create_model("retinanet_resnet50", mixer=m, device="meta") for m in ("none", "external"))
     block = external.body.block  # type: ignore[attr-defined]
     assert count(external) - count(none) == count(block)
     assert external.macs() - none.macs() == block.macs(25 * 25)
 
 
-@pytest.mark.parametrize("name", list_detectors())
+@pytest.mark.parametrize("name", DETECTORS)
 def test_parts_make_up_the_whole(name: str):
-    model = create_detector(name, num_classes=3, device="meta")
+    model = create_model(name, num_classes=3, device="meta")
     table = model.cost_table()
     assert sum(row.parameters for row in table) == count(model)
     assert sum(row.macs for row in table) == model.macs() > 0
@@ -84,7 +83,7 @@ def test_parts_make_up_the_whole(name: str):
 @pytest.mark.parametrize("mixer", ["none", "self", "external"])
 def test_losses_and_detections(name: str, mixer: str):
     torch.manual_seed(0)
-    model = create_detector(name, num_classes=2, mixer=mixer, min_size=64, max_size=96, score=0.0, detections=7)
+    model = create_model(name, num_classes=2, mixer=mixer, min_size=64, max_size=96, score=0.0, detections=7)
     images = [torch.rand(3, 64, 80), torch.rand(3, 48, 48)]
     losses = model(images, targets(2, "mask" in name))
     sum(losses.values()).backward()
@@ -101,7 +100,7 @@ def test_losses_and_detections(name: str, mixer: str):
 
 def test_maps_do_not_depend_on_the_other_images_of_a_size():
     torch.manual_seed(1)
-    model = create_detector("retinanet_nano", num_classes=2).eval()
+    model = create_model("retinanet_nano", num_classes=2).eval()
     images = torch.rand(2, 3, 64, 64)
     for together, alone in zip(model.net.backbone(images).values(), model.net.backbone(images[:1]).values()):
         torch.testing.assert_close(together[:1], alone, atol=1e-5, rtol=1e-4)
@@ -110,7 +109,7 @@ def test_maps_do_not_depend_on_the_other_images_of_a_size():
 def small_lavit(kind: str, **kwargs):
     thin = {"embed_dims": (16, 16, 32, 32), "num_heads": (1, 1, 2, 2), "depths": (1, 1, 2, 2),
             "num_vanilla": (1, 1, 1, 1)}  # fmt: skip
-    return create_detector(f"{kind}_lavit_tiny", backbone_kwargs=thin, num_classes=2, **{"img_size": 64, **kwargs})
+    return create_model(f"{kind}_lavit_tiny", backbone_kwargs=thin, num_classes=2, **{"img_size": 64, **kwargs})
 
 
 def test_lavit_takes_images_of_any_size_in_the_corner_of_its_square():
@@ -150,16 +149,16 @@ def test_it_starts_from_a_classifier():
 def test_an_eanet_hands_its_block_on():
     kwargs = {"backbone": "resnet18", "backbone_kwargs": {"layers": (1, 1, 1, 1), "channels": (8, 8, 8, 16)}}
     classifier = create_model("eanet_resnet50", num_classes=5, num_slots=4, **kwargs)
-    model = create_detector("retinanet_nano", norm="batch", num_slots=4, num_classes=2, **kwargs)
+    model = create_model("retinanet_nano", norm="batch", num_slots=4, num_classes=2, **kwargs)
     fitted, _ = model.starting_weights(classifier.state_dict())
     torch.testing.assert_close(fitted["net.backbone.body.block.conv1.weight"], classifier.blocks[0].mixer.conv1.weight)
-    other = create_detector("retinanet_nano", num_slots=4, num_classes=2, **kwargs)
+    other = create_model("retinanet_nano", num_slots=4, num_classes=2, **kwargs)
     with pytest.raises(UserError, match="GroupNorm"):
         other.starting_weights(classifier.state_dict())
 
 
 def test_other_classes_start_fresh():
-    source, model = (create_detector("faster_rcnn_nano", num_classes=n) for n in (2, 3))
+    source, model = (create_model("faster_rcnn_nano", num_classes=n) for n in (2, 3))
     fitted, line = model.starting_weights(source.state_dict())
     assert line is not None
     model.load_state_dict(fitted)
@@ -169,7 +168,7 @@ def test_other_classes_start_fresh():
 
 def test_autocast_keeps_boxes_in_float32():
     torch.manual_seed(0)
-    model = create_detector("faster_rcnn_nano", num_classes=2, min_size=64, max_size=64, score=0.0).eval()
+    model = create_model("faster_rcnn_nano", num_classes=2, min_size=64, max_size=64, score=0.0).eval()
     seen = []
     model.net.backbone.fpn.register_forward_hook(lambda m, args, out: seen.append(out["0"].dtype))
     with torch.autocast("cpu", torch.bfloat16):
@@ -182,7 +181,7 @@ def test_checkpointing_changes_no_gradient():
     losses = []
     for enable in (False, True):
         torch.manual_seed(0)
-        model = create_detector("retinanet_nano", num_classes=2, min_size=64, max_size=64)
+        model = create_model("retinanet_nano", num_classes=2, min_size=64, max_size=64)
         model.set_grad_checkpointing(enable)
         loss = sum(model([torch.rand(3, 64, 64)], targets(2, False)[:1]).values())
         loss.backward()
@@ -191,7 +190,7 @@ def test_checkpointing_changes_no_gradient():
 
 
 def test_frozen_stages_and_maps():
-    model = create_detector("faster_rcnn_nano", num_classes=2, frozen_stages=2)
+    model = create_model("faster_rcnn_nano", num_classes=2, frozen_stages=2)
     frozen = {n.split(".")[4] for n, p in model.named_parameters() if not p.requires_grad}
     assert frozen == {"conv1", "bn1", "layer1"}
     (block,) = model.eval().attention_maps(torch.rand(1, 3, 64, 96))
@@ -200,8 +199,7 @@ def test_frozen_stages_and_maps():
 
 
 def test_models_are_listed_and_built_by_name():
-    assert set(list_detectors()) <= set(list_all_models())
-    assert build_model("retinanet_nano", num_classes=4).num_classes == 4
+    assert create_model("retinanet_nano", num_classes=4).num_classes == 4
 
 
 @pytest.mark.parametrize(
@@ -221,11 +219,11 @@ def test_models_are_listed_and_built_by_name():
 )
 def test_mistakes_are_told(name: str, kwargs: dict, told: str):
     with pytest.raises(UserError, match=told):
-        create_detector(name, **kwargs, device="meta")
+        create_model(name, **kwargs, device="meta")
 
 
 def test_images_that_are_no_list_are_told():
-    model = create_detector("retinanet_nano", num_classes=2)
+    model = create_model("retinanet_nano", num_classes=2)
     with pytest.raises(UserError, match="list of images"):
         model(torch.rand(1, 3, 64, 64))
     with pytest.raises(UserError, match="needs targets"):

@@ -12,9 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torchmetrics.detection import MeanAveragePrecision
 
-from tokenmix.data.scenes import DenseData, Objects, Scene, Scenes
+from tokenmix.data.scenes import Objects, Scene, SceneData, Scenes
 from tokenmix.errors import UserError
-from tokenmix.inspect.view import view_of
 from tokenmix.tasks.detection import task as objects
 from tokenmix.tasks.detection.boxes import Detection
 from tokenmix.tasks.detection.metrics import AveragePrecision
@@ -64,9 +63,9 @@ class Squares(Scenes):
         return Scene(image, self.name(index), objects=there, key=index)
 
 
-def squares(spec: str, *, want: str, seed: int = 0, root: Path | None = None) -> DenseData:
+def squares(spec: str, *, want: str, seed: int = 0, root: Path | None = None) -> SceneData:
     one = spec == "one-class"
-    return DenseData(
+    return SceneData(
         spec, Squares(8, 1), Squares(3, 2), CLASSES[:1] if one else CLASSES, 255, [(0, 255, 0), (255, 0, 0)],
         (0.45,) * 3, (0.2,) * 3, None, "made by the test", notes={"category_ids": [7, 9]},
     )  # fmt: skip
@@ -74,7 +73,7 @@ def squares(spec: str, *, want: str, seed: int = 0, root: Path | None = None) ->
 
 @pytest.fixture(autouse=True)
 def made_scenes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects, "load_dense", squares)
+    monkeypatch.setattr(objects, "load_scenes", squares)
 
 
 def config(out: Path, **changes: Any) -> TrainConfig:
@@ -90,7 +89,7 @@ def config(out: Path, **changes: Any) -> TrainConfig:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder, made = tmp_path_factory.mktemp("objects"), {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(objects, "load_dense", squares)
+        patch.setattr(objects, "load_scenes", squares)
         made["boxes"] = train(config(folder / "boxes"), quiet=True)
         made["masks"] = train(
             config(folder / "masks", task="instance-segmentation", model="mask_rcnn_nano"), quiet=True
@@ -336,7 +335,7 @@ def test_maps_lie_over_the_whole_image(runs: dict[str, Path], tmp_path: Path):
     file = tmp_path / "wide.png"
     Image.fromarray(image.permute(1, 2, 0).numpy()).save(file)
     model, _, description = load_run(runs["boxes"])
-    view = view_of(model.eval(), file, description)
+    view = Detection.view(model.eval(), file, description)
     # 72 pixels become 64, the most that this run looks at, and 36 become 32; no padding of the square is looked at.
     assert view.shown.shape == (3, 32, 64)
     small = torch.nn.functional.interpolate(image[None] / 255, (32, 64), mode="bilinear")[0]

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from tokenmix import create_model, list_models
 from tokenmix.errors import UserError
-from tokenmix.models.families import build_model
-from tokenmix.tasks.generation.models import create_gan, list_gans
+from tokenmix.tasks.generation.models import create_gan
 from tokenmix.tasks.generation.models.discriminator import DiscriminatorBlock
 from tokenmix.tasks.generation.models.generator import GeneratorBlock
 from tokenmix.tasks.generation.models.norm import ConditionalBatchNorm2d, orthogonal_start, spectral
@@ -24,7 +24,7 @@ def test_the_generator_has_the_published_parameters(size, classes, published):
 
 
 @pytest.mark.parametrize("size", [32, 64, 128])
-@pytest.mark.parametrize("name", list_gans("*_nano"))
+@pytest.mark.parametrize("name", list_models("*_nano", task="image-generation"))
 def test_shapes_and_where_attention_stands(name, size):
     gan = create_gan(name, num_classes=3, img_size=size, channels=1, device="meta")
     seen = []
@@ -159,4 +159,4 @@ def test_mistakes(arguments, message):
 def test_unknown_name():
     with pytest.raises(UserError, match="did you mean sagan"):
         create_gan("sagann", num_classes=2)
-    assert build_model("eagan_nano", device="meta").mixer_name == "external-2d"
+    assert create_model("eagan_nano", device="meta").mixer_name == "external-2d"

@@ -15,13 +15,13 @@ import json, sys
 from pathlib import Path
 import torch
 from tokenmix.tasks.generation.task import ImageGeneration
-from tokenmix.train import callbacks
+from tokenmix.train import trainer
 from tokenmix.train.config import TrainConfig
-from tokenmix.train.ranks import joined, ranks
+from tokenmix.train.distributed import distributed_info, process_group
 from tokenmix.train.run import train
 
 out, seen, calls = Path(sys.argv[1]), [], [0]
-draw, step = ImageGeneration._noise, callbacks.Position.on_train_batch_start
+draw, step = ImageGeneration._noise, trainer.TrainingLoop.start_batch
 
 def noted(self, classes):
     noise = draw(self, classes)
@@ -46,27 +46,25 @@ def killed(self, *args):
 
 def put(name, run):
     weights = {}
-    def kept(self, trainer, module):
-        weights.update({k: v.clone() for k, v in module.model.named_parameters()})
-    end = callbacks.Position.on_train_epoch_end
-    def both(self, trainer, module):
-        end(self, trainer, module)
-        kept(self, trainer, module)
-    callbacks.Position.on_train_epoch_end = both
+    end = trainer.TrainingLoop.end_epoch
+    def kept(self):
+        end(self)
+        weights.update({k: v.clone() for k, v in self.task.model.named_parameters()})
+    trainer.TrainingLoop.end_epoch = kept
     run()
-    callbacks.Position.on_train_epoch_end = end
-    torch.save(weights, out / f"{name}-{ranks().rank}.pt")
+    trainer.TrainingLoop.end_epoch = end
+    torch.save(weights, out / f"{name}-{distributed_info().rank}.pt")
 
-with joined("cpu"):
+with process_group("cpu"):
     from dataclasses import replace
     put("whole", lambda: train(replace(config, out=out / "whole"), quiet=True))
-    (out / f"noise-{ranks().rank}.json").write_text(json.dumps(seen))
-    callbacks.Position.on_train_batch_start = killed
+    (out / f"noise-{distributed_info().rank}.json").write_text(json.dumps(seen))
+    trainer.TrainingLoop.start_batch = killed
     try:
         train(replace(config, out=out / "again"), quiet=True)
     except Killed:
         pass
-    callbacks.Position.on_train_batch_start = step
+    trainer.TrainingLoop.start_batch = step
     put("again", lambda: train(TrainConfig(resume=out / "again"), quiet=True))
 """
 

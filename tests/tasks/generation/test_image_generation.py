@@ -21,7 +21,7 @@ from tokenmix.tasks.generation.features import InceptionFeatures, RunFeatures
 from tokenmix.tasks.generation.generate import generate
 from tokenmix.tasks.generation.samples import between, noise_of
 from tokenmix.tasks.generation.task import ImageGeneration
-from tokenmix.train import callbacks
+from tokenmix.train import trainer
 from tokenmix.train.checkpoint import read_checkpoint
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.export import export
@@ -89,7 +89,7 @@ class Killed(BaseException):
 def test_resume_is_bit_equal_in_mid_epoch(tmp_path, monkeypatch, model):
     config = dataclasses.replace(CONFIG, model=model)
     whole = train(dataclasses.replace(config, out=tmp_path / "whole"), quiet=True)
-    step, steps = callbacks.Position.on_train_batch_start, [0]
+    step, steps = trainer.TrainingLoop.start_batch, [0]
 
     def killed(self: Any, *args: Any) -> None:
         steps[0] += 1
@@ -98,7 +98,7 @@ def test_resume_is_bit_equal_in_mid_epoch(tmp_path, monkeypatch, model):
         step(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(callbacks.Position, "on_train_batch_start", killed)
+        patch.setattr(trainer.TrainingLoop, "start_batch", killed)
         with pytest.raises(Killed):
             train(dataclasses.replace(config, out=tmp_path / "run"), quiet=True)
     saved = read_checkpoint(tmp_path / "run" / "checkpoints" / "last")
@@ -253,7 +253,7 @@ def test_a_judge_of_other_data_is_refused(judge, run):
 def test_the_judge_sees_images_as_it_was_trained(judge):
     features = RunFeatures(judge)
     digits = load_images("digits", limit_eval=8).test
-    images, _ = digits.read(torch.arange(8))
+    images, _ = digits.pixels(torch.arange(8))
     task, _, data = load_task(judge)
     wanted = (images.float() / 255 - data["mean"][0]) / data["std"][0]
     with torch.no_grad():
@@ -303,7 +303,7 @@ def test_classes_of_files_keep_their_numbers(tmp_path):
     images = load_images(f"folder:{tmp_path}", img_size=32)
     kept = keep_classes(images, ["cat", "apple"], limit=6, limit_eval=None, seed=0)
     assert kept.classes == ["cat", "apple"]
-    pictures, _ = kept.train.read(torch.arange(6))
+    pictures, _ = kept.train.pixels(torch.arange(6))
     red = pictures[:, 0].float().mean((1, 2)).round().tolist()
     assert [{200.0: 0, 0.0: 1}[level] for level in red] == kept.train.labels.tolist()
     assert sorted(kept.train.labels.tolist()) == [0, 0, 0, 1, 1, 1]

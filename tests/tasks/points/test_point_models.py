@@ -6,9 +6,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.errors import UserError
-from tokenmix.tasks.points.models import POINT_MODELS, create_point_model, list_point_models
+from tokenmix.tasks.points.models import create_point_model
+from tokenmix.tasks.points.presets import POINT_MODELS
 
-NANO = list_point_models("*_nano")
+NANO = [name for name in POINT_MODELS if name.endswith("_nano")]
 BN = 2
 
 

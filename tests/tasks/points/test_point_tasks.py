@@ -21,8 +21,8 @@ from tokenmix.tasks.points.metrics import (
     part_counts,
 )
 from tokenmix.tasks.points.task import stretched, voted
-from tokenmix.train import callbacks
 from tokenmix.train import run as runs
+from tokenmix.train import trainer
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.export import export
 
@@ -145,7 +145,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
 ) -> None:
     plan = config(folder, task, tmp_path / "whole", checkpoint_every=1)
     runs.train(plan, quiet=True)
-    original, calls = callbacks.Position.on_train_batch_start, [0]
+    original, calls = trainer.TrainingLoop.start_batch, [0]
 
     def stopping(self, *args, **kwargs):
         calls[0] += 1
@@ -153,7 +153,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
             raise KeyboardInterrupt
         return original(self, *args, **kwargs)
 
-    monkeypatch.setattr(callbacks.Position, "on_train_batch_start", stopping)
+    monkeypatch.setattr(trainer.TrainingLoop, "start_batch", stopping)
     with pytest.raises(BaseException):  # noqa: B017  (what Lightning makes of it is its own affair)
         runs.train(dataclasses.replace(plan, out=tmp_path / "cut"), quiet=True)
     monkeypatch.undo()

@@ -235,7 +235,13 @@ WRONG = [
     ("modelnet", meshes, only_train, "class", "no .off file for test"),
     ("modelnet", resampled, without("airplane/airplane_0001.txt"), "class", "1 of 2 files of modelnet40_train.txt"),
     ("modelnet", resampled, without("modelnet40_test.txt"), "class", "cannot read"),
-    ("modelnet", meshes, None, "parts", "modelnet has no parts"),
+    (
+        "modelnet",
+        meshes,
+        None,
+        "parts",
+        "has clouds, not parts; give one of ldraw, clouds:PATH, shapenet-part:PATH",
+    ),
     ("shapenet-part", shapenet, without("02773838/val02773838.txt"), "parts", "1 of 2 files"),
     ("shapenet-part", shapenet, without("synsetoffset2category.txt"), "parts", "cannot read"),
     (
@@ -267,7 +273,7 @@ def test_what_cannot_be_used_is_one_line(tmp_path: Path, kind: str, make, change
     [
         ("ldrw", "did you mean ldraw"),
         ("ldraw:all", "no variants"),
-        ("modelnet", "needs a folder"),
+        ("modelnet", "modelnet needs a path: give --data modelnet:PATH"),
         ("clouds:/nowhere", "needs a folder"),
         ("shapenet-part:/nowhere", "needs a folder"),
     ],

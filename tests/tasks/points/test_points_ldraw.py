@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tokenmix.data.fetch import FetchError
-from tokenmix.data.store import stored_path
+from tokenmix.data.lookup import stored_path
 from tokenmix.errors import UserError
 from tokenmix.tasks.points.data import PackedClouds, load_points
 from tokenmix.tasks.points.data.bricks import Mould, families, label_of, moulds, split

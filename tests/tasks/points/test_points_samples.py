@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tokenmix.data.names import Names
-from tokenmix.data.numbered import make_numbered_loader
+from tokenmix.data.loader import make_loader
+from tokenmix.data.store import Names
 from tokenmix.errors import UserError
 from tokenmix.tasks.points.data import NO_PART, CloudSamples, PackedClouds
 from tokenmix.tasks.points.data.cloud import Cloud
@@ -148,7 +148,7 @@ def test_the_farthest_spread_wider_than_the_first():
 
 def test_the_loader_takes_them():
     samples = CloudSamples(clouds(), num_points=16, **TRAINING)
-    batches = list(make_numbered_loader(samples, batch_size=2, shuffle=True, seed=0, drop_last=True))
+    batches = list(make_loader(samples, batch_size=2, shuffle=True, seed=0, drop_last=True))
     assert sorted(torch.cat([batch["index"] for batch in batches]).tolist()) == [0, 1, 2, 3]
 
 

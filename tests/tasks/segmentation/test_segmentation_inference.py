@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import jaccard_score
 
+from tokenmix import create_model
 from tokenmix.cost.memory import peak_memory
 from tokenmix.layers import ExternalAttention2d
 from tokenmix.tasks.segmentation.inference import Inference, pixel_logits
 from tokenmix.tasks.segmentation.metrics import ClassIoU, MeanIoU, PixelAccuracy, PixelEntropy
-from tokenmix.tasks.segmentation.models import create_segmenter
 
 KWARGS = {
     "backbone": "resnet18", "backbone_kwargs": {"layers": (1, 1, 1, 1), "channels": (8, 8, 8, 8)}, "width": 8,
@@ -31,7 +31,7 @@ class Pointwise(torch.nn.Module):
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    return create_segmenter("eanet_seg_nano", **KWARGS).eval()
+    return create_model("eanet_seg_nano", **KWARGS).eval()
 
 
 @settings(max_examples=30, deadline=None)

@@ -4,10 +4,8 @@ import pytest
 import timm
 import torch
 
-from tokenmix import UserError
+from tokenmix import UserError, create_model, list_models
 from tokenmix.checkpoints import convert, rename
-from tokenmix.models.families import build_model, list_all_models
-from tokenmix.tasks.segmentation.models import create_segmenter, list_segmenters
 
 HEAD = 9 * 2048 * 512 + 2 * 512 + 9 * 512 * 256 + 2 * 256 + 256 * 21 + 21
 """The two 3 x 3 convolutions with their BatchNorms, and the classifier of 21 classes."""
@@ -20,16 +18,16 @@ def count(module: torch.nn.Module) -> int:
 
 def small(name: str = "eanet_seg_nano", **kwargs):
     given = {"backbone": "resnet18", "backbone_kwargs": T8, "width": 16, "head_width": 16, "num_classes": 5}
-    return create_segmenter(name, **{**given, **kwargs})
+    return create_model(name, **{**given, **kwargs})
 
 
 @pytest.mark.parametrize("depth", [50, 101])
 def test_counts_of_the_published_networks(depth: int) -> None:
-    model = create_segmenter(f"eanet_seg_resnet{depth}", device="meta")
+    model = create_model(f"eanet_seg_resnet{depth}", device="meta")
     resnet = timm.create_model(f"resnet{depth}s", num_classes=0, device="meta")
     assert count(model.context) == 591_360
     assert count(model) == count(resnet) + 591_360 + HEAD
-    tied = create_segmenter(f"eanet_seg_resnet{depth}", tie="hard", device="meta")
+    tied = create_model(f"eanet_seg_resnet{depth}", tie="hard", device="meta")
     assert count(tied.context) == 558_592
     # The stem that the authors' ResNet has, and what it was pretrained as.
     assert [c.out_channels for c in model.backbone.conv1 if isinstance(c, torch.nn.Conv2d)] == [64, 64, 128]
@@ -39,7 +37,7 @@ def test_block_takes_the_published_multiply_adds() -> None:
     """9.66 G at 512 x 128 x 128, which is an image of 1024 px at output stride 8; the self-attention twin 292 G."""
     costs = {}
     for mixer in ("external", "self", "none"):
-        model = create_segmenter("eanet_seg_resnet50", mixer=mixer, img_size=1024, device="meta")
+        model = create_model("eanet_seg_resnet50", mixer=mixer, img_size=1024, device="meta")
         backbone, block, head = model.cost_table()
         costs[mixer] = (backbone.macs, block.macs, head.macs)
     assert costs["external"][1] == 128**2 * (2 * 512**2 + 2 * 512 * 64) == 9_663_676_416
@@ -52,7 +50,7 @@ def test_block_takes_the_published_multiply_adds() -> None:
 
 @pytest.mark.parametrize(("stride", "dilations"), [(8, ((1, 2, 2), (2, 8, 16))), (16, ((1, 1, 1), (1, 4, 8)))])
 def test_strides_and_multi_grid_of_the_released_network(stride: int, dilations: tuple) -> None:
-    model = create_segmenter("eanet_seg_resnet50", output_stride=stride, device="meta").eval()
+    model = create_model("eanet_seg_resnet50", output_stride=stride, device="meta").eval()
     found = tuple(
         tuple(block.conv2.dilation[0] for block in list(stage)[:3])
         for stage in (model.backbone.layer3, model.backbone.layer4)
@@ -87,8 +85,7 @@ def test_the_authors_whole_network_loads_and_answers_the_same() -> None:
     torch.manual_seed(0)
     kwargs = {"layers": (1, 1, 1, 1)}
     first, second = (
-        create_segmenter("eanet_seg_resnet50", backbone_kwargs=kwargs, num_classes=3, num_slots=8).eval()
-        for _ in range(2)
+        create_model("eanet_seg_resnet50", backbone_kwargs=kwargs, num_classes=3, num_slots=8).eval() for _ in range(2)
     )
     theirs = authors_keys(first)
     assert "extractor.0.0.weight" in theirs
@@ -150,7 +147,7 @@ def test_maps_of_the_block() -> None:
 def test_our_backbones_in_a_pyramid(backbone: str) -> None:
     torch.manual_seed(0)
     kwargs = {"backbone": backbone, "img_size": 32, "width": 16, "head_width": 16, "num_classes": 5}
-    model = create_segmenter("fpn_seg_nano", **kwargs).eval()
+    model = create_model("fpn_seg_nano", **kwargs).eval()
     assert model.fixed_size
     assert model(torch.randn(1, 3, 32, 32)).shape == (1, 5, 32, 32)
     assert len(model.attention_maps(torch.randn(1, 3, 32, 32))) > 1
@@ -163,15 +160,15 @@ def test_our_backbones_in_a_pyramid(backbone: str) -> None:
 
 
 def test_a_large_pyramid_has_every_scale() -> None:
-    model = create_segmenter("fpn_seg_lavit_tiny", device="meta")
+    model = create_model("fpn_seg_lavit_tiny", device="meta")
     assert [model.feature_info[i]["reduction"] for i in model.levels] == [4, 8, 16, 32]
     assert [len(list(steps)) for steps in model.ups] == [1, 1, 2, 3]
 
 
 def test_names() -> None:
-    assert list_segmenters("fpn_seg_lavit_*") == ["fpn_seg_lavit_tiny", "fpn_seg_lavit_small", "fpn_seg_lavit_base"]
-    assert set(list_segmenters()) < set(list_all_models())
-    model = build_model("eanet_seg_nano", mixer="none", device="meta")
+    assert list_models("fpn_seg_lavit_*") == ["fpn_seg_lavit_tiny", "fpn_seg_lavit_small", "fpn_seg_lavit_base"]
+    assert "eanet_seg_nano" in list_models(task="semantic-segmentation")
+    model = create_model("eanet_seg_nano", mixer="none", device="meta")
     assert (model.mixer_name, model.num_tokens) == ("none", 256)
     model.reset_classifier(3)
     assert model.get_classifier().out_channels == model.num_classes == 3
@@ -193,11 +190,11 @@ def test_names() -> None:
 )
 def test_mistakes(kwargs: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        create_segmenter("eanet_seg_nano", device="meta", **kwargs)
+        create_model("eanet_seg_nano", device="meta", **kwargs)
 
 
 def test_a_name_that_does_not_exist() -> None:
-    with pytest.raises(UserError, match="unknown segmenter 'eanet_seg'"):
-        create_segmenter("eanet_seg")
+    with pytest.raises(UserError, match="unknown model 'eanet_seg'"):
+        create_model("eanet_seg")
     with pytest.raises(UserError, match="takes images"):
         small()(torch.zeros(1, 1, 32, 32))

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenmix import cli
+from tokenmix import cli, create_model
 from tokenmix.registry import get_task
-from tokenmix.tasks.segmentation.models import create_segmenter
 from tokenmix.train.recipes import list_recipes, load_recipe
 
 ROOT = Path(__file__).parents[3]
@@ -29,7 +28,7 @@ def test_it_is_checked_and_its_steps_come_before_its_epochs(name):
     steps = config.epochs * (IMAGES[name] // (config.batch_size * config.devices))
     assert config.max_steps <= steps < 1.02 * config.max_steps
     kwargs = {key: value for key, value in config.model_kwargs.items() if key != "pretrained_backbone"}
-    model = create_segmenter(config.model, device="meta", **kwargs)
+    model = create_model(config.model, device="meta", **kwargs)
     assert model.feature_info[-1]["reduction"] == 8
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from PIL import Image, ImageColor
 
-from tokenmix.data.scenes import DenseData
+from tokenmix.data.scenes import SceneData
 from tokenmix.data.scenes.scenes import Scene, Scenes
 from tokenmix.errors import UserError
 from tokenmix.inspect import inspect_run
 from tokenmix.tasks.segmentation import task as semantic_segmentation
-from tokenmix.train import callbacks
+from tokenmix.train import trainer
 from tokenmix.train.checkpoint import read_weights
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.export import export
@@ -55,8 +55,8 @@ class Unlabelled(Fields):
         return dataclasses.replace(scene, classes=torch.full_like(scene.classes, IGNORE))
 
 
-def fields(spec: str, **_: object) -> DenseData:
-    return DenseData(
+def fields(spec: str, **_: object) -> SceneData:
+    return SceneData(
         spec=spec, train=Fields(16, 0), test=Fields(5, 1), classes=NAMES, ignore=IGNORE,
         palette=[tuple(colour) for colour in COLOURS.tolist()], mean=(0.4, 0.5, 0.5), std=(0.3, 0.3, 0.3),
         crop=(24, 24), source="made here",
@@ -73,13 +73,13 @@ CONFIG = TrainConfig(
 
 @pytest.fixture(autouse=True)
 def _data(monkeypatch):
-    monkeypatch.setattr(semantic_segmentation, "load_dense", fields)
+    monkeypatch.setattr(semantic_segmentation, "load_scenes", fields)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(semantic_segmentation, "load_dense", fields)
+        patch.setattr(semantic_segmentation, "load_scenes", fields)
         return train(dataclasses.replace(CONFIG, out=tmp_path_factory.mktemp("seg") / "run"), quiet=True)
 
 
@@ -118,7 +118,7 @@ def test_settings_may_differ_for_an_evaluation(run):
 
 
 def test_stopped_and_resumed_is_bit_equal(run, tmp_path, monkeypatch):
-    step = callbacks.Position.on_train_batch_start
+    step = trainer.TrainingLoop.start_batch
 
     def killed(self, *args):
         if self.progress.step == 10:
@@ -127,7 +127,7 @@ def test_stopped_and_resumed_is_bit_equal(run, tmp_path, monkeypatch):
 
     again = tmp_path / "again"
     with monkeypatch.context() as patch:
-        patch.setattr(callbacks.Position, "on_train_batch_start", killed)
+        patch.setattr(trainer.TrainingLoop, "start_batch", killed)
         with pytest.raises(KeyError):
             train(dataclasses.replace(CONFIG, out=again), quiet=True)
     train(TrainConfig(resume=again), quiet=True)
@@ -177,7 +177,7 @@ def test_nothing_to_measure(run, monkeypatch):
     def unlabelled(spec, **_):
         return dataclasses.replace(fields(spec), test=Unlabelled(3, 1))
 
-    monkeypatch.setattr(semantic_segmentation, "load_dense", unlabelled)
+    monkeypatch.setattr(semantic_segmentation, "load_scenes", unlabelled)
     with pytest.raises(UserError, match="every pixel of the test images of 'fields' is of the ignored class 255"):
         evaluate(run, device="cpu")
 
@@ -188,7 +188,7 @@ def test_nothing_to_learn(tmp_path, monkeypatch):
     def unlabelled(spec, **_):
         return dataclasses.replace(fields(spec), train=Unlabelled(3, 0))
 
-    monkeypatch.setattr(semantic_segmentation, "load_dense", unlabelled)
+    monkeypatch.setattr(semantic_segmentation, "load_scenes", unlabelled)
     with pytest.raises(UserError, match=r"every pixel of the training images of 'fields' .* nothing can be learnt"):
         train(dataclasses.replace(CONFIG, limit=2, out=tmp_path / "run"), quiet=True)
     assert not (tmp_path / "run").exists()
@@ -207,7 +207,7 @@ def test_starts_from_another_run_with_other_classes(run, tmp_path, monkeypatch, 
     wider = dataclasses.replace(
         fields("fields"), classes=[*NAMES, "snow"], palette=[*map(tuple, COLOURS.tolist()), (1, 1, 1)]
     )
-    monkeypatch.setattr(semantic_segmentation, "load_dense", lambda *_, **__: wider)
+    monkeypatch.setattr(semantic_segmentation, "load_scenes", lambda *_, **__: wider)
     second = train(
         dataclasses.replace(CONFIG, max_steps=1, init_from=run, lr=1e-9, out=tmp_path / "second"), quiet=True
     )

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tokenmix.data.spec import located, short_name
-from tokenmix.data.store import stored_path
+from tokenmix.data import fetch_data, list_data
+from tokenmix.data.lookup import short_name, stored_path, with_absolute_paths
 from tokenmix.errors import UserError
-from tokenmix.tasks.text.data import corpus, get_text, list_text, load_text
+from tokenmix.registry import DATA_SETS
+from tokenmix.tasks.text.data import corpus, load_text
 from tokenmix.tasks.text.data.books import _html_text, _without_markup
 from tokenmix.tasks.text.data.split import choose_test, is_test
-from tokenmix.tasks.text.data.table import CORPORA
 from tokenmix.tasks.text.data.wordnet import parse
 
 
@@ -155,18 +155,18 @@ def test_wordnet_lines():
 
 
 def test_table_and_names(tmp_path: Path):
-    rows = {row.name: row for row in list_text(tmp_path)}
+    rows = {row.name: row for row in list_data(tmp_path)}
     assert not rows["english"].cached
     assert rows["text"].cached
     with pytest.raises(UserError, match="unknown data set 'sotuu'; did you mean sotu"):
-        get_text("sotuu")
-    assert located("jsonl:a/b.jsonl#text") == f"jsonl:{Path('a/b.jsonl').absolute()}#text"
+        fetch_data("sotuu")
+    assert with_absolute_paths("jsonl:a/b.jsonl#text") == f"jsonl:{Path('a/b.jsonl').absolute()}#text"
     assert short_name("jsonl:a/b.jsonl#text") == "jsonl-b.jsonl"
 
 
 @pytest.mark.parametrize(("name", "train", "test"), [("sotu", 209, 24), ("bible", 1099, 90), ("moby-dick", 126, 14)])
 def test_named_corpus_if_cached(name: str, train: int, test: int):
-    if not all(stored_path(stored).exists() for stored in CORPORA[name].stored):
+    if not all(stored_path(stored).exists() for stored in DATA_SETS[name].stored):
         pytest.skip(f"{name} is not in the cache; `tokenmix data get {name}` fetches it")
     learnt, held = sides(name)
     assert (len(learnt), len(held)) == (train, test)

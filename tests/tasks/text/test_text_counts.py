@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenmix import UserError
-from tokenmix.text import PRESETS, GMLPConfig, GMLPForMaskedLM, create_config, describe, list_configs
+from tokenmix import UserError, list_models
+from tokenmix.text import PRESETS, GMLPConfig, GMLPForMaskedLM, create_config, describe
 
 # Millions of parameters, and billions of FLOPs with the head on 76 of 512 places, which is what explains the paper's.
 COUNTS = {
@@ -41,7 +41,7 @@ def test_counts_of_the_paper(name):
 
 
 def test_nano_sizes_have_equal_parameters():
-    counts = {name: count(on_meta(create_config(name))) for name in list_configs("*_nano")}
+    counts = {name: count(on_meta(create_config(name))) for name in list_models("*_nano", task="masked-lm")}
     assert set(counts) == {"gmlp_text_nano", "amlp_text_nano", "bert_text_nano"}
     assert max(counts.values()) < 1.001 * min(counts.values())
     assert 1e6 < min(counts.values()) < 3e6

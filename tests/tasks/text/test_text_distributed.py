@@ -18,12 +18,12 @@ WORKER = """
 import json, sys
 from pathlib import Path
 from tokenmix.train.config import TrainConfig
-from tokenmix.train.ranks import joined
+from tokenmix.train.distributed import process_group
 from tokenmix.train.run import train
 
 out, values = Path(sys.argv[1]), json.loads(sys.argv[2])
 values["tokenizer"] = Path(values["tokenizer"])
-with joined("cpu"):
+with process_group("cpu"):
     for strategy in ("ddp", "fsdp"):
         train(TrainConfig(**{**values, "strategy": strategy, "out": out / strategy}), quiet=True)
 """

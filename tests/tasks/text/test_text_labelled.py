@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tokenmix.data.numbered import make_numbered_loader
-from tokenmix.data.store import stored_path
+from tokenmix.data.loader import make_loader
+from tokenmix.data.lookup import stored_path
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data import (
     EncodedQuestions,
@@ -160,7 +160,7 @@ def test_encoded_text(tmp_path: Path, tokenizer: Any):
     assert (batch["input_ids"][1, length:] == tokenizer.pad_token_id).all()
     assert batch["labels"].tolist() == data.train.labels[[3, 0, 7]].tolist()
     assert 0 < encoded.cut < len(encoded)
-    loader = make_numbered_loader(encoded, batch_size=5, shuffle=False, seed=0)
+    loader = make_loader(encoded, batch_size=5, shuffle=False, seed=0)
     assert sum(len(b["index"]) for b in loader) == len(encoded) == len(data.train)
     with pytest.raises(UserError, match="give 5 or more"):
         EncodedText(data.train, tokenizer, max_length=4)

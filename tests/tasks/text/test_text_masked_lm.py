@@ -15,7 +15,7 @@ from tokenmix import cli
 from tokenmix.errors import UserError
 from tokenmix.inspect.gates import toeplitz_share
 from tokenmix.tasks.text.masked_lm import MaskedLM
-from tokenmix.train import callbacks
+from tokenmix.train import trainer
 from tokenmix.train.checkpoint import read_weights
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.run import evaluate, load_task, predict, train
@@ -112,7 +112,7 @@ def test_texts_that_have_no_answer(finished: Path, text: str, message: str):
 
 
 def test_resuming_in_mid_epoch_is_bit_equal(config, finished, tmp_path, monkeypatch):
-    run, step, calls = tmp_path / "run", callbacks.Position.on_train_batch_start, [0]
+    run, step, calls = tmp_path / "run", trainer.TrainingLoop.start_batch, [0]
 
     def killed(self, *args):
         calls[0] += 1
@@ -121,7 +121,7 @@ def test_resuming_in_mid_epoch_is_bit_equal(config, finished, tmp_path, monkeypa
         step(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(callbacks.Position, "on_train_batch_start", killed)
+        patch.setattr(trainer.TrainingLoop, "start_batch", killed)
         with pytest.raises(KeyError):
             train(dataclasses.replace(config, out=run), quiet=True)
     meta = json.loads((run / "checkpoints" / "last" / "meta.json").read_text())

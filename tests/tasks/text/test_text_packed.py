@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tokenmix.data.numbered import make_numbered_loader
+from tokenmix.data.loader import make_loader
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data import PackedText, load_text, tokenized
 from tokenmix.tasks.text.data.masking import IGNORED
@@ -134,9 +134,7 @@ def test_loader_resumes_and_shares(tokens: Any, tokenizer: Any):
     packed = PackedText(tokens[0], tokenizer, length=16, part="train", seed=3)
 
     def batches(epoch: int = 1, **options: Any) -> list[dict[str, torch.Tensor]]:
-        loader = make_numbered_loader(
-            packed, **{"batch_size": 4, "shuffle": True, "seed": 3, "drop_last": True, **options}
-        )
+        loader = make_loader(packed, **{"batch_size": 4, "shuffle": True, "seed": 3, "drop_last": True, **options})
         loader.set_epoch(epoch)
         return list(loader)
 
@@ -170,6 +168,6 @@ def test_impossible_packing(tokens: Any, tokenizer: Any, options: Any, message: 
 def test_batch_that_does_not_fit(tokens: Any, tokenizer: Any):
     packed = PackedText(tokens[1], tokenizer, length=16, part="test")
     with pytest.raises(UserError, match="give a batch size of at most"):
-        make_numbered_loader(packed, batch_size=10_000, shuffle=True, seed=0, drop_last=True)
+        make_loader(packed, batch_size=10_000, shuffle=True, seed=0, drop_last=True)
     with pytest.raises(UserError, match="give 1 or more"):
-        make_numbered_loader(packed, batch_size=0, shuffle=True, seed=0)
+        make_loader(packed, batch_size=0, shuffle=True, seed=0)

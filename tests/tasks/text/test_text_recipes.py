@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from tokenmix import cli, text
-from tokenmix.registry import TEXT_TASKS, get_task
+from tokenmix.registry import MODELS, get_task
 from tokenmix.train.recipes import list_recipes, load_recipe
 
 ROOT = Path(__file__).parents[3]
+TEXT_TASKS = set(MODELS["gmlp_text_nano"].tasks)
 NAMES = [name for name in list_recipes() if load_recipe(name).task in TEXT_TASKS]
 
 

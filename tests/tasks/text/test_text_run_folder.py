@@ -11,7 +11,7 @@ import pytest
 from transformers import pipeline
 
 from tokenmix.tasks.text.tokenizer import load_tokenizer
-from tokenmix.train import callbacks
+from tokenmix.train import trainer
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.export import export
 from tokenmix.train.run import load_run, predict, train
@@ -86,7 +86,7 @@ def test_a_folder_from_before_goes_on(
 ):
     """The header had `images` in every task; a checkpoint notes the file's size, which changes with the name."""
     run = tmp_path / "run"
-    original, calls = callbacks.Position.on_train_batch_start, []
+    original, calls = trainer.TrainingLoop.start_batch, []
 
     def stop(self, *args, **kwargs):
         calls.append(1)
@@ -95,7 +95,7 @@ def test_a_folder_from_before_goes_on(
         return original(self, *args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(callbacks.Position, "on_train_batch_start", stop)
+        patch.setattr(trainer.TrainingLoop, "start_batch", stop)
         with pytest.raises(Killed):
             train(dataclasses.replace(classification, out=run, checkpoint_every=4), quiet=True)
     table, meta = run / "metrics.csv", run / "checkpoints" / "last" / "meta.json"

@@ -4,20 +4,33 @@ Hence the number of workers, the batch size, the order and a resumed run change 
 comes out the same.
 """
 
+import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
+from timm.data import auto_augment as timm_augment
+from timm.data.random_erasing import RandomErasing
 from torch import Tensor
+from torchvision.transforms import ColorJitter
 
+from tokenmix.data.seeding import hash_indices, restored_random_state, seed_all
 from tokenmix.errors import UserError
 
-__all__ = ["Augment", "Light", "hash_indices", "make_augment", "shift_and_flip"]
+__all__ = ["Augment", "Erase", "ShiftFlip", "make_augment", "shift_and_flip"]
 
 # (images uint8 (B, C, H, W), epoch, indices int64 (B,)) -> images of the same shape.
 Augment = Callable[[Tensor, int, Tensor], Tensor]
 # What timm's auto-augment strings start with.
 POLICIES = ("rand", "augmix", "original", "originalr", "v0", "v0r", "3a")
+Transform = Callable[[Image.Image], Image.Image]
+MAKERS = {"rand": timm_augment.rand_augment_transform, "augmix": timm_augment.augment_and_mix_transform}
+# A section that timm does not understand would often be ignored by it.
+SECTION = re.compile(r"[a-z]+\d+(\.\d+)?|t[a-z0-9]+")
+# Of `hash_indices`.
+ERASE = 2
 
 
 def make_augment(
@@ -45,31 +58,16 @@ def make_augment(
         )
     if name == "none":
         return _unchanged
-    light = Light(seed=seed, flip=flip, fill=fill, shift=shift)
+    shift_flip = ShiftFlip(seed=seed, flip=flip, fill=fill, shift=shift)
     if policy or (name == "light" and color_jitter):
-        from tokenmix.data.images.auto_augment import AutoAugment
-
-        return AutoAugment(name if policy else f"jitter-{color_jitter}", light)
+        return AutoAugment(name if policy else f"jitter-{color_jitter}", shift_flip)
     if name == "light":
-        return light
+        return shift_flip
     raise UserError(f"unknown augmentation {name!r}; known: none, light, or a timm string such as rand-m9-mstd0.5-inc1")
 
 
 def _unchanged(images: Tensor, epoch: int, indices: Tensor) -> Tensor:
     return images
-
-
-def hash_indices(seed: int, epoch: int, indices: Tensor, purpose: int = 0) -> np.ndarray:
-    """64 random bits for each index, a pure function of (seed, epoch, index); others for each `purpose`.
-
-    The finaliser is splitmix64's (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
-    """
-    words = [abs(seed), epoch, purpose] if purpose else [abs(seed), epoch]
-    key = np.random.SeedSequence(words).generate_state(1, np.uint64)
-    bits = indices.numpy().astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + key
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))
 
 
 def _draw(bits: np.ndarray, place: int, count: int) -> Tensor:
@@ -78,7 +76,7 @@ def _draw(bits: np.ndarray, place: int, count: int) -> Tensor:
     return torch.from_numpy(((part * np.uint64(count)) >> np.uint64(16)).astype(np.int64))
 
 
-class Light:
+class ShiftFlip:
     """Random shift by padding, and horizontal flip."""
 
     def __init__(self, *, seed: int, flip: bool, fill: int | None, shift: bool = True) -> None:
@@ -111,3 +109,92 @@ def shift_and_flip(images: Tensor, down: Tensor, right: Tensor, flips: Tensor, f
 
 def _reach(shift: Tensor) -> int:
     return int(shift.abs().max()) if len(shift) else 0
+
+
+class AutoAugment:
+    """`light`, and then timm's policy or `jitter-0.4`, on one image after the other."""
+
+    def __init__(self, policy: str, shift_flip: ShiftFlip) -> None:
+        self.policy, self.shift_flip = policy, shift_flip
+        self._transforms: dict[int, Transform] = {}
+        self._transform(32)  # a policy that timm cannot read fails here, not in the first batch
+
+    def __call__(self, images: Tensor, epoch: int, indices: Tensor) -> Tensor:
+        if not len(images):
+            return images
+        images = self.shift_flip(images, epoch, indices)
+        transform = self._transform(min(images.shape[-2:]))
+        # Other bits than those of the shift.
+        seeds = hash_indices(self.shift_flip.seed, epoch, ~indices)
+        with restored_random_state():
+            return torch.stack([_transformed(image, int(seed), transform) for image, seed in zip(images, seeds)])
+
+    def __getstate__(self) -> dict[str, Any]:
+        # timm's operations are closures, which cannot be pickled for a loader process that is not forked.
+        return {**self.__dict__, "_transforms": {}}
+
+    def _transform(self, size: int) -> Transform:
+        if size not in self._transforms:
+            self._transforms[size] = _make_transform(self.policy, size, self.shift_flip.fill)
+        return self._transforms[size]
+
+
+def _make_transform(policy: str, size: int, fill: int | None) -> Transform:
+    kind, *sections = policy.split("-")
+    if kind == "jitter":
+        return ColorJitter(*(3 * [float(sections[0])]))
+    level = 128 if fill is None else fill
+    hints = {"translate_const": int(0.45 * size), "img_mean": (level,) * 3}
+    try:
+        wrong = [section for section in sections if not SECTION.fullmatch(section)]
+        if wrong:
+            raise ValueError(f"unknown section {wrong[0]!r}")
+        transform = MAKERS.get(kind, timm_augment.auto_augment_transform)(policy, hints)
+    except (AssertionError, ValueError, KeyError) as error:
+        raise UserError(
+            f"timm cannot read the augmentation {policy!r} ({error}); an example is rand-m9-mstd0.5-inc1"
+        ) from None
+    for operation in _operations(transform):
+        if operation.aug_fn is timm_augment.posterize:
+            operation.aug_fn = _posterize
+    return transform
+
+
+def _operations(transform: Any) -> list[Any]:
+    if hasattr(transform, "ops"):
+        return list(transform.ops)
+    return [operation for chain in transform.policy for operation in chain]
+
+
+def _posterize(image: Image.Image, bits: int, **options: Any) -> Image.Image:
+    """timm's operation asks for 0 bits at its strongest, which newer releases of Pillow refuse."""
+    return timm_augment.posterize(image, max(bits, 1), **options)
+
+
+def _transformed(image: Tensor, seed: int, transform: Transform) -> Tensor:
+    seed_all(seed)
+    # timm's operations fill with a colour, so grey images make the trip as RGB.
+    array = image.expand(3, -1, -1).permute(1, 2, 0).numpy()
+    changed = transform(Image.fromarray(np.ascontiguousarray(array)))
+    if image.shape[0] == 1:
+        changed = changed.convert("L")
+    return torch.from_numpy(np.array(changed)).reshape(*image.shape[1:], -1).permute(2, 0, 1)
+
+
+class Erase:
+    """timm's random erasing: with probability `reprob` a box of an image becomes normal noise.
+
+    Paper: Random Erasing Data Augmentation, arXiv:1708.04896. The box has 2 % to a third of the image.
+    """
+
+    def __init__(self, reprob: float, seed: int) -> None:
+        if not 0 <= reprob <= 1:
+            raise UserError(f"reprob is a probability in [0, 1], got {reprob}")
+        self.seed, self.erase = seed, RandomErasing(reprob, mode="pixel", device="cpu")
+
+    def __call__(self, images: Tensor, epoch: int, indices: Tensor) -> None:
+        """Erase in normalised images (B, C, H, W), in place."""
+        with restored_random_state():
+            for image, bits in zip(images, hash_indices(self.seed, epoch, indices, ERASE)):
+                seed_all(int(bits))
+                self.erase(image)

@@ -23,12 +23,12 @@ from PIL import Image
 from torch import Tensor
 
 from tokenmix.data.fetch import FetchError, check_digest, download, first_that_works, npm_package
-from tokenmix.data.images.image_set import MemoryImages, resize_images
-from tokenmix.data.images.loaded import Loaded
-from tokenmix.data.store import Stored, fetched, stored_path
+from tokenmix.data.images.image_set import InMemoryImages, LoadedImages, resize_images
+from tokenmix.data.lookup import DataRequest, stored_path
+from tokenmix.data.store import Stored, fetched
 from tokenmix.errors import unknown_name
 
-__all__ = ["VENDORS", "Picture", "composite", "concept_of", "load", "pictures_of", "split_concepts"]
+__all__ = ["VENDORS", "Picture", "composite", "concept_of", "load_emoji", "pictures_of", "split_concepts"]
 
 VERSION = "16.0.0"
 TEST_SHARE = 0.2
@@ -67,18 +67,18 @@ class Picture:
     concept: str
 
 
-def load(variant: str, size: tuple[int, int] | None, root: Path | None) -> Loaded:
+def load_emoji(request: DataRequest) -> LoadedImages:
     """The drawings of a vendor (`google` if none is named) on white, fetched once."""
-    vendor = variant or "google"
+    vendor = request.variant or "google"
     if vendor not in VENDORS:
         raise unknown_name("emoji vendor", vendor, VENDORS)
     name = f"emoji-{vendor}"
-    tensors, notes = fetched(name, root, partial(fetch, vendor))
-    images = resize_images(composite(tensors["images"]), size)
+    tensors, notes = fetched(name, request.root, partial(fetch_emoji, vendor))
+    images = resize_images(composite(tensors["images"]), request.img_size)
     sides = [torch.nonzero(tensors["test"] == side).flatten() for side in (0, 1)]
-    whole = MemoryImages(images, tensors["labels"], flip=True, fill=255)
-    source = f"emoji: {notes['source']}, {VENDORS[vendor].licence}, in {stored_path(name, root)}"
-    return Loaded(whole.subset(sides[0]), whole.subset(sides[1]), json.loads(notes["classes"]), source)
+    whole = InMemoryImages(images, tensors["labels"], flip=True, fill=255)
+    source = f"emoji: {notes['source']}, {VENDORS[vendor].licence}, in {stored_path(name, request.root)}"
+    return LoadedImages(whole.subset(sides[0]), whole.subset(sides[1]), json.loads(notes["classes"]), source)
 
 
 def composite(images: Tensor, level: int = 255) -> Tensor:
@@ -90,7 +90,7 @@ def composite(images: Tensor, level: int = 255) -> Tensor:
     return torch.cat(parts)
 
 
-def fetch(vendor: str, folder: Path) -> Stored:
+def fetch_emoji(vendor: str, folder: Path) -> Stored:
     """From the registry by HTTPS, else by the npm client, which knows the user's own registry."""
     package = f"emoji-datasource-{vendor}"
     sources = [

@@ -3,22 +3,27 @@
 Xiao, Rasul and Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms", 2017.
 """
 
+import gzip
+import math
+import struct
 from functools import partial
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from tokenmix.data.fetch import FetchError, apt_package, check_digest, download, first_that_works
-from tokenmix.data.images.idx import read_idx
-from tokenmix.data.images.image_set import MemoryImages, resize_images
-from tokenmix.data.images.loaded import Loaded
-from tokenmix.data.store import Stored, fetched, stored_path
+from tokenmix.data.images.image_set import InMemoryImages, LoadedImages, resize_images
+from tokenmix.data.lookup import DataRequest, stored_path
+from tokenmix.data.store import Stored, fetched
 from tokenmix.errors import UserError
 
-__all__ = ["load"]
+__all__ = ["fetch_fashion_mnist", "load_fashion_mnist", "parse_idx", "read_idx"]
 
 HOME = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 PACKAGE = "dataset-fashion-mnist"
+# In an idx file: two zero bytes, a type, the number of axes, their lengths, the values.
+UNSIGNED_BYTE = 0x08
 CLASSES = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
 # md5 of the publisher's files; apt checks the package itself.
 FILES = {
@@ -35,20 +40,20 @@ SHAPES = {
 }
 
 
-def load(variant: str, size: tuple[int, int] | None, root: Path | None) -> Loaded:
+def load_fashion_mnist(request: DataRequest) -> LoadedImages:
     """The publisher's split, fetched once."""
-    tensors, notes = fetched("fashion-mnist", root, fetch)
-    train, test = (_part(tensors, part, size) for part in ("train", "t10k"))
-    source = f"Fashion-MNIST: {notes['source']}, MIT, in {stored_path('fashion-mnist', root)}"
-    return Loaded(train, test, CLASSES, source)
+    tensors, notes = fetched("fashion-mnist", request.root, fetch_fashion_mnist)
+    train, test = (_part(tensors, part, request.img_size) for part in ("train", "t10k"))
+    source = f"Fashion-MNIST: {notes['source']}, MIT, in {stored_path('fashion-mnist', request.root)}"
+    return LoadedImages(train, test, CLASSES, source)
 
 
-def _part(tensors: dict[str, Tensor], part: str, size: tuple[int, int] | None) -> MemoryImages:
+def _part(tensors: dict[str, Tensor], part: str, size: tuple[int, int] | None) -> InMemoryImages:
     images = resize_images(tensors[f"{part}_images"].unsqueeze(1), size)
-    return MemoryImages(images, tensors[f"{part}_labels"].long(), flip=True, fill=0)
+    return InMemoryImages(images, tensors[f"{part}_labels"].long(), flip=True, fill=0)
 
 
-def fetch(folder: Path) -> Stored:
+def fetch_fashion_mnist(folder: Path) -> Stored:
     """From the publisher, else from the Debian package."""
     sources = [
         (HOME, partial(_from_home, folder)),
@@ -82,3 +87,29 @@ def read_files(folder: Path) -> dict[str, Tensor]:
         if tuple(tensor.shape) != SHAPES[key]:
             raise FetchError(f"{key} has shape {tuple(tensor.shape)}, expected {SHAPES[key]}")
     return tensors
+
+
+def read_idx(path: str | Path) -> Tensor:
+    """The uint8 tensor of an idx file, gzipped or not; `UserError` naming the file if it is none."""
+    raw = Path(path).read_bytes()
+    try:
+        return parse_idx(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
+    except (EOFError, OSError, ValueError) as error:
+        raise UserError(f"{path} is no readable idx file ({error}); remove it and fetch it again") from None
+
+
+def parse_idx(raw: bytes) -> Tensor:
+    """The uint8 tensor of an idx file's bytes; `ValueError` if they are none."""
+    if len(raw) < 4 or raw[:2] != b"\0\0":
+        raise ValueError("it does not start with the idx magic number")
+    kind, axes = raw[2], raw[3]
+    if kind != UNSIGNED_BYTE:
+        raise ValueError(f"type 0x{kind:02x} instead of unsigned bytes")
+    start = 4 + 4 * axes
+    if axes == 0 or len(raw) < start:
+        raise ValueError("its head is cut off")
+    shape = struct.unpack(f">{axes}I", raw[4:start])
+    if len(raw) - start != math.prod(shape):
+        raise ValueError(f"{len(raw) - start} values for shape {shape}")
+    # The copy gives a tensor that owns its memory: the bytes are read-only.
+    return torch.frombuffer(bytearray(raw[start:]), dtype=torch.uint8).reshape(shape)

@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from tokenmix.data.fetch import say
+from tokenmix.data.fetch import log
 from tokenmix.data.images.decode import UnreadableImage, decode, probe
-from tokenmix.data.images.image_set import ImageSet, MemoryImages, Skipped
-from tokenmix.data.images.loaded import Loaded
-from tokenmix.data.images.opened import CHANNELS, OpenedImages
+from tokenmix.data.images.image_set import ImageSet, InMemoryImages, LoadedImages, Skipped
+from tokenmix.data.images.lazy import CHANNELS, LazyImages
+from tokenmix.data.lookup import DataRequest
 from tokenmix.errors import UserError
 
-__all__ = ["FileImages", "load"]
+__all__ = ["FileImages", "load_folder"]
 
 DEFAULT_SIZE = (64, 64)
 TEST_SHARE = 0.2
@@ -39,7 +39,7 @@ class Item:
     label: int
 
 
-class FileImages(OpenedImages):
+class FileImages(LazyImages):
     """Images that are decoded from their files each time."""
 
     def __init__(self, items: Sequence[Item], size: tuple[int, int]) -> None:
@@ -53,16 +53,13 @@ class FileImages(OpenedImages):
         return FileImages([self.items[i] for i in indices.tolist()], self.size)
 
 
-def load(variant: str, size: tuple[int, int] | None, root: Path | None) -> Loaded:
+def load_folder(request: DataRequest) -> LoadedImages:
     """The images of a folder, as RGB, resized and cropped about the centre.
 
     train/ and test/ (or val/) are taken where they are there; else a fifth of each class is kept for testing, chosen by
     the files' contents: the same files give the same split, and copies of one file stay on one side.
     """
-    if not variant:
-        raise UserError(f"folder needs a path: give --data folder:PATH with {LAYOUT}")
-    folder = Path(variant).expanduser()
-    size = size or DEFAULT_SIZE
+    folder, size = request.path, request.img_size or DEFAULT_SIZE
     train, test, classes = _find(folder)
     skipped: list[Skipped] = []
     in_memory = (len(train) + len(test)) * CHANNELS * size[0] * size[1] <= MEMORY_BYTES
@@ -78,9 +75,9 @@ def load(variant: str, size: tuple[int, int] | None, root: Path | None) -> Loade
         train_set, test_set = _split(parts[0], _readable(train, skipped), classes)
     if skipped:
         first = "; ".join(f"{s.path} {s.reason}" for s in skipped[:3])
-        say(f"{len(skipped)} file{'s' * (len(skipped) > 1)} of {folder} left out: {first}{'; …' * (len(skipped) > 3)}")
+        log(f"{len(skipped)} file{'s' * (len(skipped) > 1)} of {folder} left out: {first}{'; …' * (len(skipped) > 3)}")
     held = "in memory" if in_memory else "read from files"
-    return Loaded(train_set, test_set, classes, f"folder: {folder.resolve()}, {held}", skipped)
+    return LoadedImages(train_set, test_set, classes, f"folder: {folder.resolve()}, {held}", skipped)
 
 
 def _find(folder: Path) -> tuple[list[Item], list[Item], list[str]]:
@@ -135,7 +132,7 @@ def _files(folder: Path) -> list[Path]:
     return found
 
 
-def _decode_all(items: Sequence[Item], size: tuple[int, int], label: str) -> tuple[MemoryImages, list[Skipped]]:
+def _decode_all(items: Sequence[Item], size: tuple[int, int], label: str) -> tuple[InMemoryImages, list[Skipped]]:
     images = torch.empty(len(items), CHANNELS, *size, dtype=torch.uint8)
 
     def one(place: int) -> Skipped | None:
@@ -150,7 +147,7 @@ def _decode_all(items: Sequence[Item], size: tuple[int, int], label: str) -> tup
     labels = torch.tensor([item.label for item in items], dtype=torch.int64)
     if len(kept) < len(items):
         images, labels = images[kept], labels[kept]
-    return MemoryImages(images, labels, flip=True, fill=None), [b for b in bad if b is not None]
+    return InMemoryImages(images, labels, flip=True, fill=None), [b for b in bad if b is not None]
 
 
 def _probe_all(items: Sequence[Item], size: tuple[int, int]) -> tuple[FileImages, list[Skipped]]:

@@ -11,10 +11,20 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from tokenmix.data.spec import short_name
+from tokenmix.data.indexed import shared_permutation
+from tokenmix.data.lookup import short_name
 from tokenmix.errors import UserError
 
-__all__ = ["ImageData", "ImageSet", "MemoryImages", "Skipped", "channel_statistics", "choose", "resize_images"]
+__all__ = [
+    "ImageData",
+    "ImageSet",
+    "InMemoryImages",
+    "LoadedImages",
+    "Skipped",
+    "channel_statistics",
+    "choose",
+    "resize_images",
+]
 
 STATISTICS_SAMPLE = 2048
 
@@ -28,7 +38,9 @@ class Skipped:
 
 
 class ImageSet(Dataset[tuple[Tensor, int]]):
-    """A map-style data set of images of one size; item i is (uint8 (C, H, W), label).
+    """Images of one size with labels, as they are stored; item i is (uint8 (C, H, W), label).
+
+    `ImageSamples` makes batches of them.
 
     Attributes:
         labels: int64 (N,).
@@ -49,12 +61,12 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
         if not -len(self) <= index < len(self):
             raise IndexError(f"image {index} of {len(self)}")
         index %= len(self)
-        images, kept = self.read(torch.tensor([index]))
+        images, kept = self.pixels(torch.tensor([index]))
         if not len(kept):
             raise UserError(f"image {index} cannot be read any more")
         return images[0], int(self.labels[index])
 
-    def read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def pixels(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Images uint8 (B, C, H, W), and those of the indices that could be read."""
         raise NotImplementedError
 
@@ -62,22 +74,16 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
         """The images at these places, in this order."""
         raise NotImplementedError
 
+    def training_order(self, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray:
+        """The places that one of `world_size` processes takes in an epoch, as many for each."""
+        return shared_permutation(len(self), seed, epoch, rank, world_size)
+
     def check_shares(self, world_size: int) -> None:
-        """Raise `UserError` if the images cannot be shared among so many processes."""
+        """Raise `UserError` if the images cannot be shared among this many processes."""
         return
 
-    def training_order(self, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray:
-        """The places that one of `world_size` processes takes in an epoch, as many for each.
 
-        Here each takes every world_size-th of one permutation, so that together they read what one process would read
-        with batches as many times larger.
-        """
-        order = np.random.default_rng([abs(seed), epoch]).permutation(len(self))
-        # Topped up from the start, so that every process takes the same number of steps.
-        return np.resize(order, -(-len(self) // world_size) * world_size)[rank::world_size]
-
-
-class MemoryImages(ImageSet):
+class InMemoryImages(ImageSet):
     """Images uint8 (N, C, H, W) held in memory."""
 
     in_memory = True
@@ -85,11 +91,22 @@ class MemoryImages(ImageSet):
     def __init__(self, images: Tensor, labels: Tensor, *, flip: bool, fill: int | None) -> None:
         self.images, self.labels, self.flip, self.fill = images, labels, flip, fill
 
-    def read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def pixels(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         return self.images.index_select(0, indices), indices
 
-    def subset(self, indices: Tensor) -> "MemoryImages":
-        return MemoryImages(self.images[indices], self.labels[indices], flip=self.flip, fill=self.fill)
+    def subset(self, indices: Tensor) -> "InMemoryImages":
+        return InMemoryImages(self.images[indices], self.labels[indices], flip=self.flip, fill=self.fill)
+
+
+@dataclass(frozen=True)
+class LoadedImages:
+    """A data set as its reader gives it: whole, at the size that was asked for."""
+
+    train: ImageSet
+    test: ImageSet
+    classes: list[str]
+    source: str
+    skipped: Sequence[Skipped] = ()
 
 
 @dataclass(frozen=True)
@@ -198,7 +215,7 @@ def channel_statistics(data: ImageSet) -> tuple[tuple[float, ...], tuple[float, 
         places = torch.linspace(0, len(data) - 1, STATISTICS_SAMPLE).long()
     counts: Tensor | int = 0
     for part in places.split(4096):
-        images, _ = data.read(part)
+        images, _ = data.pixels(part)
         counts = counts + torch.stack(
             [torch.from_numpy(np.bincount(c.numpy().ravel(), minlength=256)) for c in images.unbind(1)]
         )

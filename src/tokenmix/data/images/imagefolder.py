@@ -7,12 +7,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tokenmix.data.images.loaded import Loaded
-from tokenmix.data.images.opened import CROP_PCT, OpenedImages
-from tokenmix.data.names import Names
+from tokenmix.data.images.image_set import LoadedImages
+from tokenmix.data.images.lazy import CROP_PCT, LazyImages
+from tokenmix.data.lookup import DataRequest
+from tokenmix.data.store import Names
 from tokenmix.errors import UserError
 
-__all__ = ["Photographs", "load"]
+__all__ = ["ImageFolderDataset", "load_imagefolder"]
 
 SIZE = (224, 224)
 TEST_NAMES = ("val", "validation", "test")
@@ -20,7 +21,7 @@ ENDINGS = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".
 LAYOUT = "train/CLASS/*.JPEG and val/CLASS/*.JPEG"
 
 
-class Photographs(OpenedImages):
+class ImageFolderDataset(LazyImages):
     """Files below one folder; which image is which place of `paths` is kept apart, so that a subset is small."""
 
     photographs = True
@@ -35,17 +36,15 @@ class Photographs(OpenedImages):
     def source(self, index: int) -> Path:
         return self.folder / self.paths[int(self.places[index])]
 
-    def subset(self, indices: Tensor) -> "Photographs":
-        kept = Photographs(self.folder, self.paths, self.labels[indices], self.size, self.places[indices])
+    def subset(self, indices: Tensor) -> "ImageFolderDataset":
+        kept = ImageFolderDataset(self.folder, self.paths, self.labels[indices], self.size, self.places[indices])
         kept.crop_pct = self.crop_pct
         return kept
 
 
-def load(variant: str, size: tuple[int, int] | None, root: Path | None) -> Loaded:
+def load_imagefolder(request: DataRequest) -> LoadedImages:
     """The photographs of a folder in ImageNet's layout; the classes are the sub-folders of train/, sorted."""
-    if not variant:
-        raise UserError(f"imagefolder needs a path: give --data imagefolder:PATH with {LAYOUT}")
-    folder = Path(variant).expanduser()
+    folder = request.path
     train = folder / "train"
     tests = [folder / name for name in TEST_NAMES if (folder / name).is_dir()]
     if not train.is_dir() or not tests:
@@ -58,13 +57,13 @@ def load(variant: str, size: tuple[int, int] | None, root: Path | None) -> Loade
     unknown = sorted(set(_classes(tests[0])) - set(classes))
     if unknown:
         raise UserError(f"{tests[0]} has the class {unknown[0]!r}, which {train} has not; rename or remove it")
-    parts = [_part(part, classes, size or SIZE) for part in (train, tests[0])]
+    parts = [_part(part, classes, request.img_size or SIZE) for part in (train, tests[0])]
     empty = torch.bincount(parts[0].labels, minlength=len(classes)).eq(0).nonzero()
     if len(empty):
         raise UserError(f"there are no images in {train / classes[int(empty[0])]}; {LAYOUT} is needed")
     if not len(parts[1]):
         raise UserError(f"there are no images in {tests[0]}; {LAYOUT} is needed")
-    return Loaded(parts[0], parts[1], classes, f"imagefolder: {folder.resolve()}, read from files")
+    return LoadedImages(parts[0], parts[1], classes, f"imagefolder: {folder.resolve()}, read from files")
 
 
 def _classes(part: Path) -> list[str]:
@@ -74,13 +73,13 @@ def _classes(part: Path) -> list[str]:
     return names
 
 
-def _part(part: Path, classes: list[str], size: tuple[int, int]) -> Photographs:
+def _part(part: Path, classes: list[str], size: tuple[int, int]) -> ImageFolderDataset:
     paths, labels = [], []
     for label, name in enumerate(classes):
         found = sorted(_files(part / name, name)) if (part / name).is_dir() else []
         paths += found
         labels += [label] * len(found)
-    return Photographs(part, Names.of(paths), torch.tensor(labels, dtype=torch.int64), size)
+    return ImageFolderDataset(part, Names.of(paths), torch.tensor(labels, dtype=torch.int64), size)
 
 
 def _files(folder: Path, prefix: str) -> Iterator[str]:

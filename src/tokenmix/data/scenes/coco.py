@@ -16,16 +16,22 @@ from typing import Any
 import torch
 
 from tokenmix.data.images.image_set import Skipped
-from tokenmix.data.scenes.objects import no_objects, objects_of_boxes
+from tokenmix.data.lookup import DataRequest
 from tokenmix.data.scenes.pairs import folder_in, read_stored
-from tokenmix.data.scenes.palettes import bit_palette
-from tokenmix.data.scenes.request import Request
 from tokenmix.data.scenes.rle import decode_mask
-from tokenmix.data.scenes.scenes import DenseData, Objects, Scene, Scenes
-from tokenmix.data.scenes.statistics import IMAGENET
+from tokenmix.data.scenes.scenes import (
+    IMAGENET,
+    Objects,
+    Scene,
+    SceneData,
+    Scenes,
+    bit_palette,
+    no_objects,
+    objects_of_boxes,
+)
 from tokenmix.errors import UserError
 
-__all__ = ["CocoScenes", "load"]
+__all__ = ["CocoScenes", "load_coco"]
 
 YEARS = ("2017", "2014")
 # What is read of an entry, and of which types it is.
@@ -102,7 +108,7 @@ class CocoScenes(Scenes):
             ) from None
 
 
-def load(request: Request) -> DenseData:
+def load_coco(request: DataRequest) -> SceneData:
     """Training and validation images of the folder that has annotations/instances_train2017.json, or 2014."""
     root = folder_in(request.path, ("", "coco"), "annotations", "COCO")
     year = next((y for y in YEARS if (root / "annotations" / f"instances_train{y}.json").is_file()), YEARS[0])
@@ -113,11 +119,11 @@ def load(request: Request) -> DenseData:
         _check_any(part, purpose)
     labels = {number: label for label, number in enumerate(train.categories)}
     scenes = [
-        CocoScenes(part, root / f"{folder}{year}", labels, with_masks=request.want == "masks")
+        CocoScenes(part, root / f"{folder}{year}", labels, with_masks=request.kind == "masks")
         for part, folder in ((train, "train"), (test, "val"))
     ]
     dropped = [(scene.folder / name, count) for scene in scenes for name, count in scene.instances.dropped.items()]
-    return DenseData(
+    return SceneData(
         spec=request.spec,
         train=scenes[0],
         test=scenes[1],
@@ -146,7 +152,7 @@ def read_instances(path: Path) -> Instances:
     annotations: list[list[dict[str, Any]]] = [[] for _ in images]
     dropped: dict[str, int] = {}
     for entry in _entries(told, "annotations", ANNOTATION, path):
-        _check(entry, places, categories, path)
+        _check_annotation(entry, places, categories, path)
         place = places[entry["image_id"]]
         if not _has_area(entry["bbox"], images[place]):
             dropped[images[place]["file_name"]] = dropped.get(images[place]["file_name"], 0) + 1
@@ -204,7 +210,7 @@ def _has_area(box: Sequence[float], image: Mapping[str, Any]) -> bool:
     return min(box[0] + box[2], image["width"]) > left and min(box[1] + box[3], image["height"]) > top
 
 
-def _check(entry: dict[str, Any], places: dict[int, int], categories: dict[int, str], path: Path) -> None:
+def _check_annotation(entry: dict[str, Any], places: dict[int, int], categories: dict[int, str], path: Path) -> None:
     where = f"{path}, annotation {entry['id']},"
     if entry["image_id"] not in places:
         raise UserError(f"{where} is of image {entry['image_id']}, which is not among the images")

@@ -13,15 +13,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tokenmix.data.images import fashion_mnist
+from tokenmix.data.lookup import DataRequest
 from tokenmix.data.scenes import blue_marble
-from tokenmix.data.scenes.objects import objects_of_masks
-from tokenmix.data.scenes.request import Request
-from tokenmix.data.scenes.scenes import DenseData, Objects, Scene, Scenes
-from tokenmix.data.scenes.statistics import channel_statistics
+from tokenmix.data.scenes.scenes import Objects, Scene, SceneData, Scenes, channel_statistics, objects_of_masks
 from tokenmix.data.store import fetched
 from tokenmix.errors import UserError
 
-__all__ = ["ComposedScenes", "load"]
+__all__ = ["ComposedScenes", "load_composed"]
 
 SIDE = 128
 COUNTS = {"train": 2000, "test": 400}
@@ -125,11 +123,11 @@ def _paste(image: Tensor, owner: Tensor, item: Tensor, placed: _Placed, rng: np.
     return False
 
 
-def load(request: Request) -> DenseData:
+def load_composed(request: DataRequest) -> SceneData:
     """2,000 scenes for training under the seed, 400 for testing that are the same for every seed."""
     side = _side(request.variant)
     world = blue_marble.whole_map(request.root)
-    items, notes = fetched("fashion-mnist", request.root, fashion_mnist.fetch)
+    items, notes = fetched("fashion-mnist", request.root, fashion_mnist.fetch_fashion_mnist)
     scenes = {
         part: ComposedScenes(
             _parts(world.image, items, part),
@@ -137,12 +135,12 @@ def load(request: Request) -> DenseData:
             seed=request.seed if part == "train" else 0,
             side=side,
             count=COUNTS[part],
-            with_masks=request.want == "masks",
+            with_masks=request.kind == "masks",
         )
         for part in COUNTS
     }
     mean, std = channel_statistics(scenes["train"].scene(i).image for i in range(64))
-    return DenseData(
+    return SceneData(
         spec=request.spec,
         train=scenes["train"],
         test=scenes["test"],

@@ -12,20 +12,18 @@ from pathlib import Path
 
 import torch
 
+from tokenmix.data.lookup import DataRequest
 from tokenmix.data.scenes.pairs import PairScenes, images_below, lines_of, numbers_table, read_numbers
-from tokenmix.data.scenes.palettes import bit_palette
-from tokenmix.data.scenes.request import Request
-from tokenmix.data.scenes.scenes import DenseData
-from tokenmix.data.scenes.statistics import IMAGENET
+from tokenmix.data.scenes.scenes import IMAGENET, SceneData, bit_palette
 from tokenmix.errors import UserError
 
-__all__ = ["load"]
+__all__ = ["load_masks"]
 
 IGNORE = 255
 LAYOUT = "train/images, train/masks, val/images and val/masks"
 
 
-def load(request: Request) -> DenseData:
+def load_masks(request: DataRequest) -> SceneData:
     """Training and validation images; without classes.txt the training masks say how many classes there are."""
     root = request.path
     if not (root / "train").is_dir():
@@ -36,7 +34,7 @@ def load(request: Request) -> DenseData:
     train, test = (_pairs(root / part) for part in ("train", held_out))
     classes = _names(root, train)
     table = numbers_table({IGNORE: IGNORE, **{i: i for i in range(len(classes))}})
-    return DenseData(
+    return SceneData(
         spec=request.spec,
         train=PairScenes(train, table),
         test=PairScenes(test, table),

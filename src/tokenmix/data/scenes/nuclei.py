@@ -11,15 +11,13 @@ import torch
 
 from tokenmix.data.fetch import FetchError
 from tokenmix.data.images.decode import UnreadableImage, decode_numbers
+from tokenmix.data.lookup import DataRequest, stored_path
 from tokenmix.data.scenes.cut import CutScenes, Window
-from tokenmix.data.scenes.objects import objects_of_masks
-from tokenmix.data.scenes.request import Request
-from tokenmix.data.scenes.scenes import DenseData, Objects, Scene
-from tokenmix.data.scenes.statistics import channel_statistics
+from tokenmix.data.scenes.scenes import Objects, Scene, SceneData, channel_statistics, objects_of_masks
 from tokenmix.data.scenes.wheels import Wheel, read_members
-from tokenmix.data.store import Stored, fetched, stored_path
+from tokenmix.data.store import Stored, fetched
 
-__all__ = ["fetch", "load"]
+__all__ = ["fetch_nuclei", "load_nuclei"]
 
 NAME = "nuclei"
 TILE = 128
@@ -30,13 +28,13 @@ WHEEL = Wheel(
 )
 
 
-def load(request: Request) -> DenseData:
+def load_nuclei(request: DataRequest) -> SceneData:
     """Eight tiles of 128 pixels of the left half, and eight of the right."""
-    tensors, notes = fetched(NAME, request.root, fetch)
+    tensors, notes = fetched(NAME, request.root, fetch_nuclei)
     numbers = tensors["objects"].long()
     masks = numbers == torch.arange(1, int(numbers.max()) + 1)[:, None, None]
     objects = objects_of_masks(masks[masks.flatten(1).any(1)], [0] * int(masks.flatten(1).any(1).sum()))
-    if request.want == "boxes":
+    if request.kind == "boxes":
         objects = Objects(objects.boxes, objects.labels, None, objects.crowd)
     whole = Scene(tensors["image"].expand(3, -1, -1), NAME, objects=objects)
     height, width = numbers.shape
@@ -45,7 +43,7 @@ def load(request: Request) -> DenseData:
         for first, last in ((0, width // 2), (width // 2, width))
     )
     mean, std = channel_statistics([whole.image[:, :, : width // 2]])
-    return DenseData(
+    return SceneData(
         spec=request.spec,
         train=CutScenes([whole], train),
         test=CutScenes([whole], test),
@@ -59,7 +57,7 @@ def load(request: Request) -> DenseData:
     )
 
 
-def fetch(folder: Path) -> Stored:
+def fetch_nuclei(folder: Path) -> Stored:
     """From the package of PyPI."""
     names = [f"stardist/data/images/{name}.tif" for name in ("img2d", "mask2d")]
     contents, source = read_members(WHEEL, names, folder)

@@ -6,17 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmix.data.images.image_loader import normalize
-from tokenmix.data.numbered import Numbered
-from tokenmix.data.scenes.scenes import DenseData, Objects, Scene, Scenes
+from tokenmix.data.images.samples import normalize
+from tokenmix.data.indexed import IndexedDataset
+from tokenmix.data.scenes.scenes import Objects, Scene, SceneData, Scenes
 from tokenmix.data.scenes.transforms import ObjectAugment, PixelAugment, left_over
 from tokenmix.errors import UserError
 
-__all__ = ["DenseSamples", "ObjectSamples", "PixelSamples"]
+__all__ = ["ObjectSamples", "PixelSamples", "SceneSamples"]
 
 
-class DenseSamples(Numbered):
-    """Numbered scenes as a task takes them; what a sample is, `PixelSamples` and `ObjectSamples` say."""
+class SceneSamples(IndexedDataset):
+    """Scenes as a task takes them; what a sample is, `PixelSamples` and `ObjectSamples` say."""
 
     unit = "images"
 
@@ -27,7 +27,7 @@ class DenseSamples(Numbered):
         return len(self.scenes)
 
 
-class PixelSamples(DenseSamples):
+class PixelSamples(SceneSamples):
     """Images with the class of each pixel.
 
     `read` gives {"image": float32 (B, 3, H, W), normalised, "classes": int64 (B, H, W), "index": int64 (B,)}. Whole
@@ -43,7 +43,7 @@ class PixelSamples(DenseSamples):
         UserError: a scene without classes.
     """
 
-    def __init__(self, data: DenseData, scenes: Scenes, augment: PixelAugment | None = None) -> None:
+    def __init__(self, data: SceneData, scenes: Scenes, augment: PixelAugment | None = None) -> None:
         super().__init__(scenes)
         self.mean, self.std, self.ignore, self.augment = data.mean, data.std, data.ignore, augment
 
@@ -60,13 +60,13 @@ class PixelSamples(DenseSamples):
     def _one(self, index: int, epoch: int) -> tuple[Tensor, Tensor]:
         scene = self.scenes.scene(index)
         if scene.classes is None:
-            raise UserError(f"{scene.name} has no classes of its pixels; load_dense with want='classes'")
+            raise UserError(f"{scene.name} has no classes of its pixels; load_scenes with want='classes'")
         if self.augment is None:
             return scene.image, scene.classes
         return self.augment(scene.image, scene.classes, epoch, index)
 
 
-class ObjectSamples(DenseSamples):
+class ObjectSamples(SceneSamples):
     """Images with their objects, as torchvision's detectors take them.
 
     `read` gives {"images": list of float32 (3, H, W) in 0..1, not normalised since the detectors do it, "targets": list
@@ -96,7 +96,7 @@ class ObjectSamples(DenseSamples):
         scene = self.scenes.scene(index)
         image, objects = scene.image, scene.objects
         if objects is None:
-            raise UserError(f"{scene.name} has no objects; load_dense with want='boxes' or 'masks'")
+            raise UserError(f"{scene.name} has no objects; load_scenes with want='boxes' or 'masks'")
         if self.augment is None:
             objects = left_over(objects.boxes, objects, objects.masks, 0.0)
         else:

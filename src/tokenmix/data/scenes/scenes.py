@@ -1,15 +1,39 @@
-"""An image with what is known of its pixels and objects, and sets of them."""
+"""An image with what is known of its pixels and objects, sets of them, and what their readers share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, get_args
 
+import numpy as np
+import torch
 from torch import Tensor
+from torchvision.ops import masks_to_boxes
 
 from tokenmix.data.images.image_set import Skipped
+from tokenmix.data.lookup import load_data
+from tokenmix.errors import UserError
 
-__all__ = ["DenseData", "Objects", "Often", "Scene", "Scenes"]
+__all__ = [
+    "IMAGENET",
+    "Objects",
+    "RepeatedScenes",
+    "Scene",
+    "SceneData",
+    "Scenes",
+    "Want",
+    "bit_palette",
+    "channel_statistics",
+    "load_scenes",
+    "no_objects",
+    "objects_of_boxes",
+    "objects_of_masks",
+]
+
+Want = Literal["classes", "boxes", "masks"]
+# Of photographs in a folder nothing is decoded at the start.
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 @dataclass(frozen=True)
@@ -18,7 +42,7 @@ class Objects:
 
     Attributes:
         boxes: float32 (M, 4), left, top, right, bottom in pixels.
-        labels: int64 (M,), counted from 0 as in `DenseData.classes`; a detector adds its background itself.
+        labels: int64 (M,), counted from 0 as in `SceneData.classes`; a detector adds its background itself.
         masks: bool (M, H, W), or None where only boxes are known.
         crowd: bool (M,), regions that COCO marks as a crowd: neither learnt nor counted as missed.
     """
@@ -36,7 +60,7 @@ class Scene:
     Attributes:
         image: uint8 (3, H, W).
         name: its file, or what else finds it again.
-        classes: int64 (H, W), the class of each pixel or `DenseData.ignore`; None for tasks on objects.
+        classes: int64 (H, W), the class of each pixel or `SceneData.ignore`; None for tasks on objects.
         objects: None for tasks on pixels.
         key: the number that a published layout gives the image, such as COCO's image_id; else its place.
     """
@@ -64,7 +88,7 @@ class Scenes(ABC):
         """Where it is, for a message, without opening it."""
 
 
-class Often(Scenes):
+class RepeatedScenes(Scenes):
     """Scenes of which each comes `times` times in a row, so that any even spread over the numbers has many scenes."""
 
     def __init__(self, scenes: Scenes, times: int) -> None:
@@ -83,11 +107,11 @@ class Often(Scenes):
 
 
 @dataclass(frozen=True)
-class DenseData:
+class SceneData:
     """Scenes for training and testing.
 
     Attributes:
-        spec: what `load_dense` was asked for.
+        spec: what `load_scenes` was asked for.
         train, test: scenes.
         classes: name of each label.
         ignore: label of pixels that are neither learnt nor counted.
@@ -111,3 +135,74 @@ class DenseData:
     source: str
     skipped: Sequence[Skipped] = ()
     notes: dict[str, Any] = field(default_factory=dict)
+
+
+def load_scenes(spec: str, *, want: Want, seed: int = 0, root: Path | None = None) -> SceneData:
+    """Scenes with the classes of their pixels, or with boxes or masks of their objects.
+
+    Which scenes are for testing, and what they show, never depends on the seed.
+
+    Args:
+        spec: a name of `tokenmix list data`, or a published layout with its folder, such as `voc:PATH`.
+        want: what is to be known of the images.
+        seed: of training scenes that are composed on the fly; real ones do not depend on it.
+        root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if not given.
+
+    Raises:
+        UserError: unknown set, one that lacks what is wanted, unusable folder, or a set that can be had from nowhere.
+    """
+    if want not in get_args(Want):
+        raise UserError(f"want is one of {', '.join(get_args(Want))}, got {want!r}")
+    return load_data(spec, want, root=root, seed=seed)
+
+
+def objects_of_boxes(
+    boxes: np.ndarray | Tensor, labels: Tensor | list[int], crowd: list[bool] | None = None
+) -> Objects:
+    """Objects of which only boxes are known, (M, 4) left, top, right, bottom."""
+    corners = torch.as_tensor(boxes, dtype=torch.float32).reshape(-1, 4)
+    return Objects(corners, _int(labels), None, _crowd(crowd, len(corners)))
+
+
+def objects_of_masks(masks: Tensor, labels: Tensor | list[int], crowd: list[bool] | None = None) -> Objects:
+    """Objects by their masks, bool (M, H, W), each with a pixel or more; the boxes end behind the last pixel."""
+    boxes = masks_to_boxes(masks).float() + torch.tensor([0.0, 0.0, 1.0, 1.0])
+    return Objects(boxes.reshape(-1, 4), _int(labels), masks, _crowd(crowd, len(masks)))
+
+
+def no_objects(size: tuple[int, int] | None) -> Objects:
+    """None of them, with masks of this size (height, width) if one is given."""
+    none = objects_of_boxes(torch.empty(0, 4), [])
+    masks = None if size is None else torch.empty((0, *size), dtype=torch.bool)
+    return Objects(none.boxes, none.labels, masks, none.crowd)
+
+
+def _int(labels: Tensor | list[int]) -> Tensor:
+    return torch.as_tensor(labels, dtype=torch.int64)
+
+
+def _crowd(crowd: list[bool] | None, count: int) -> Tensor:
+    return torch.zeros(count, dtype=torch.bool) if crowd is None else torch.tensor(crowd, dtype=torch.bool)
+
+
+def bit_palette(count: int) -> list[tuple[int, int, int]]:
+    """Colours of classes 0 to count - 1, as Pascal VOC gives them: the bits of the number, dealt to red, green, blue.
+
+    Bits 0, 3 and 6 of a number are the highest bits of its red, bits 1, 4 and 7 of its green, 2, 5 and 8 of its blue.
+    """
+    return [
+        tuple(sum((n >> 3 * place + c & 1) << 7 - place for place in range(8)) for c in range(3)) for n in range(count)
+    ]  # type: ignore[misc]
+
+
+def channel_statistics(images: Iterable[Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel in 0..1, exact, of images uint8 (3, H, W)."""
+    counts = torch.zeros(3, 256, dtype=torch.float64)
+    for image in images:
+        counts += torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in image])
+    weights = counts / counts.sum(1, keepdim=True)
+    levels = torch.arange(256, dtype=torch.float64) / 255
+    mean = (weights * levels).sum(1)
+    std = (weights * (levels - mean[:, None]).square()).sum(1).sqrt()
+    # Images of one level have no spread; dividing by less than one level would only blow up rounding.
+    return tuple(mean.tolist()), tuple(std.clamp_min(1 / 255).tolist())

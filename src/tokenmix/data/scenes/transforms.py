@@ -15,9 +15,8 @@ from torchvision.ops import masks_to_boxes
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from tokenmix.data.images.augment import hash_indices
 from tokenmix.data.scenes.scenes import Objects
-from tokenmix.data.seeded import restored_random_state, seed_all
+from tokenmix.data.seeding import hash_indices, restored_random_state, seed_all
 from tokenmix.errors import UserError
 
 __all__ = ["ObjectAugment", "PixelAugment", "RandomScale", "scale_steps"]
@@ -47,7 +46,7 @@ class RandomScale(v2.Transform):
 
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
         """Of one part."""
-        return self._call_kernel(F.resize, inpt, params["size"], antialias=True)
+        return F.resize(inpt, params["size"], antialias=True)
 
 
 class _Drawn:
@@ -96,7 +95,7 @@ class PixelAugment:
     _drawn: _Drawn = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _check(self.crop, self.scales, self.flip, self.color_jitter)
+        _check_settings(self.crop, self.scales, self.flip, self.color_jitter)
         if self.crop is None and set(self.scales) != {1.0}:
             raise UserError(
                 f"scales {self.scales} without a crop give images of several sizes; give a crop, or scale 1"
@@ -139,7 +138,7 @@ class ObjectAugment:
     _drawn: _Drawn = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _check(self.crop, self.scales, self.flip, self.color_jitter)
+        _check_settings(self.crop, self.scales, self.flip, self.color_jitter)
         steps: list[v2.Transform] = [] if self.scales == (1.0,) else [RandomScale(self.scales)]
         steps += [] if self.crop is None else [_crop(self.crop, self.fill, 0)]
         steps += _flip_and_colors(self.flip, self.color_jitter)
@@ -178,7 +177,7 @@ def _flip_and_colors(flip: float, jitter: float) -> list[v2.Transform]:
     return [*flips, v2.ColorJitter(jitter, jitter, jitter)] if jitter else flips or [v2.Identity()]
 
 
-def _check(crop: tuple[int, int] | None, scales: Sequence[float], flip: float, jitter: float) -> None:
+def _check_settings(crop: tuple[int, int] | None, scales: Sequence[float], flip: float, jitter: float) -> None:
     if crop is not None and min(crop) < 1:
         raise UserError(f"a crop of {crop[0]} x {crop[1]} is not possible; give at least 1 x 1")
     if not scales or min(scales) <= 0:

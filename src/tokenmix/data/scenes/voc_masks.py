@@ -7,9 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tokenmix.data.scenes.objects import no_objects, objects_of_masks
 from tokenmix.data.scenes.pairs import PairScenes, numbers_table
-from tokenmix.data.scenes.scenes import Scene, Scenes
+from tokenmix.data.scenes.scenes import Scene, Scenes, no_objects, objects_of_masks
 from tokenmix.errors import UserError
 
 __all__ = ["MaskScenes"]

@@ -1,11 +1,15 @@
 """Image classification."""
 
 from tokenmix.registry import TASKS, TaskEntry
+from tokenmix.tasks.classification import presets
+
+__all__ = ["presets"]
 
 TASKS.register(
     TaskEntry(
         name="image-classification",
         about="one label for each image; accuracy",
         task="tokenmix.tasks.classification.task:ImageClassification",
+        other_models="tokenmix.tasks.classification.timm_names:may_be_timms",
     ),
 )

@@ -1,7 +1,6 @@
 """Image classification: cross-entropy, accuracy, confusion matrix."""
 
-import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
@@ -15,61 +14,36 @@ from torch.utils.checkpoint import checkpoint
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
-from tokenmix.data.images import ImageData, load_images, make_augment, make_loader, read_image
-from tokenmix.data.images.erase import Erase
+from tokenmix.data.images import ImageData, ImageSamples, load_images, make_augment, read_image
+from tokenmix.data.images.augment import Erase
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.losses import DiagonalityForm, diagonality_loss
-from tokenmix.models import create_model, list_models
+from tokenmix.models import create_model
 from tokenmix.ops.less import Scores
-from tokenmix.tasks.fitting import check_own, unfit
+from tokenmix.registry import MODELS, list_models
+from tokenmix.tasks.classification.view import image_view
+from tokenmix.tasks.fitting import check_own, incompatible_model_error
+from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.metrics import CrossEntropy
-from tokenmix.train.same_classes import check_names
-from tokenmix.train.task import TaskData, TaskModule, TaskRecipe
+from tokenmix.train.programs import View
+from tokenmix.train.task import TaskModule, TaskRecipe
+from tokenmix.train.task_data import IndexedData, check_names
 
-__all__ = ["CrossEntropy", "ImageClassification", "LabelledImages"]
+__all__ = ["CrossEntropy", "ImageClassification", "image_data"]
 
 CONFUSION_CLASSES = 200
 FROM_DATA = {"num_classes": "--data", "in_chans": "--data", "img_size": "--img-size"}
 
 
-class LabelledImages(TaskData):
-    """Images of `tokenmix.data.images`, normalised with `mean` and `std`."""
-
-    def __init__(self, images: ImageData, config: TaskRecipe, mean: Sequence[float], std: Sequence[float]) -> None:
-        self.images, self.config = images, config
-        self.num_train, self.num_test = len(images.train), len(images.test)
-        self._shared: dict[str, Any] = {
-            "mean": mean, "std": std, "seed": config.seed, "workers": config.workers,
-            "pin_memory": torch.cuda.is_available(),
-        }  # fmt: skip
-
-    def describe(self) -> dict[str, Any]:
-        """Classes, channels, size, normalisation, source and what was skipped."""
-        return self.images.describe()
-
-    def train_batches(self, *, batch_size: int, epoch: int, start: int) -> Iterable[Any]:
-        """Augmented batches of an epoch from batch `start` on."""
-        loader = make_loader(
-            self.images.train, batch_size=batch_size, shuffle=True, augment=self.config.augment, drop_last=True,
-            color_jitter=self.config.color_jitter, reprob=self.config.reprob, start_batch=start, **self._shared,
-        )  # fmt: skip
-        loader.set_epoch(epoch)
-        return loader
-
-    def test_batches(self, *, batch_size: int) -> Iterable[Any]:
-        """The test images, as they are."""
-        return make_loader(
-            self.images.test, batch_size=batch_size, shuffle=False, augment="none", drop_last=False, **self._shared
-        )
-
-    def part(self, rank: int, world_size: int) -> "LabelledImages":
-        """The same images, of which each process reads its share."""
-        if self.num_test < world_size:
-            raise UserError(f"{self.num_test} test images are too few for {world_size} processes; give more images")
-        other = copy.copy(self)
-        other._shared = {**self._shared, "rank": rank, "world_size": world_size}
-        return other
+def image_data(
+    images: ImageData, config: TaskRecipe, mean: Sequence[float], std: Sequence[float], *, augment: str
+) -> IndexedData:
+    """Images normalised with `mean` and `std`, for training augmented; `images` has the config's limits already."""
+    options: dict[str, Any] = {"color_jitter": config.color_jitter, "reprob": config.reprob, "seed": config.seed}
+    train = ImageSamples(images.train, mean=mean, std=std, augment=augment, **options)
+    test = ImageSamples(images.test, mean=mean, std=std)
+    return IndexedData(train, test, config=config, description=images.describe())
 
 
 class ImageClassification(TaskModule):
@@ -82,6 +56,9 @@ class ImageClassification(TaskModule):
     headline: ClassVar[str] = "accuracy"
     direction: ClassVar[Literal["max", "min"]] = "max"
     tables: ClassVar[frozenset[str]] = frozenset({"confusion"})
+    looks_at: ClassVar[Literal["images", "text", "nothing"]] = "images"
+    comparison: ClassVar[str | None] = None
+    has_example_input: ClassVar[bool] = True
 
     def __init__(self, model: nn.Module, config: TaskRecipe, data: Mapping[str, Any]) -> None:
         super().__init__(model, config, data)
@@ -95,7 +72,7 @@ class ImageClassification(TaskModule):
             )
 
     @classmethod
-    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> LabelledImages:
+    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> IndexedData:
         """Read the images of `config.data`; `UserError` if `like` has other classes or channels."""
         size = config.img_size if like is None else tuple(like["img_size"])
         images = load_images(
@@ -103,9 +80,9 @@ class ImageClassification(TaskModule):
             crop_pct=config.crop_pct,
         )  # fmt: skip
         if like is None:
-            return LabelledImages(images, config, images.mean, images.std)
+            return image_data(images, config, images.mean, images.std, augment=config.augment)
         _check_like(config.data, images, like)
-        return LabelledImages(images, config, like["mean"], like["std"])
+        return image_data(images, config, like["mean"], like["std"], augment=config.augment)
 
     @classmethod
     def build_model(cls, config: TaskRecipe, data: Mapping[str, Any]) -> nn.Module:
@@ -116,7 +93,7 @@ class ImageClassification(TaskModule):
             return create_model(config.model, **given, **config.model_kwargs)
         except TypeError as error:
             # Of timm's models the convolutional ones have no such argument: they take images of any size.
-            if config.model in list_models() or "img_size" not in str(error):
+            if config.model in MODELS or "img_size" not in str(error):
                 raise
             del given["img_size"]
             return create_model(config.model, **given, **config.model_kwargs)
@@ -124,8 +101,9 @@ class ImageClassification(TaskModule):
     @classmethod
     def check(cls, config: TaskRecipe, batch_size: int) -> None:
         """Mixup pairs the images of a batch; a model's name is looked up before any data is fetched."""
-        if config.model not in list_models() and not timm.is_model(config.model):
-            raise unfit("model", config.model, config.task, list_models())
+        ours = {*list_models(task="image-classification"), *list_models(task=config.task)}
+        if config.model not in ours and not timm.is_model(config.model):
+            raise incompatible_model_error("image-classification", config.model)
         if (config.mixup or config.cutmix) and batch_size % 2:
             raise UserError(
                 f"mixup and cutmix pair the images of a batch: {batch_size} is odd; give an even --batch-size"
@@ -139,6 +117,32 @@ class ImageClassification(TaskModule):
             raise unknown_name("diagonality_form", config.diagonality_form, get_args(DiagonalityForm))
         if config.smoothing >= 1:
             raise UserError(f"smoothing must lie in [0, 1), got {config.smoothing}")
+
+    @classmethod
+    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Its parts, and the published figures."""
+        return summarize_image_model(name, sizes, model_kwargs)
+
+    @classmethod
+    def example_input(cls, model: nn.Module, size: int, *, device: torch.device | str, dtype: torch.dtype) -> Tensor:
+        """A square image of noise."""
+        first = next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 3)
+        channels: Any = getattr(model, "in_chans", first)
+        return torch.randn(1, int(channels), size, size, device=device, dtype=dtype)
+
+    @classmethod
+    def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
+        """The middle of the image."""
+        return image_view(read_image(file, data["channels"], tuple(data["img_size"])), data["mean"], data["std"])
+
+    @classmethod
+    @torch.no_grad()
+    def name_prediction(cls, model: nn.Module, inputs: Tensor, data: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The most probable class."""
+        if not data.get("classes"):
+            return None
+        top = model(inputs).softmax(-1)[0].max(-1)
+        return {"label": data["classes"][int(top.indices)], "probability": float(top.values)}
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy; with mixed images against mixed targets, which hold the smoothing already."""

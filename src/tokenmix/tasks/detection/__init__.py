@@ -1,6 +1,9 @@
 """Object detection and instance segmentation."""
 
 from tokenmix.registry import TASKS, TaskEntry
+from tokenmix.tasks.detection import presets
+
+__all__ = ["presets"]
 
 TASKS.register(
     TaskEntry(

@@ -8,7 +8,6 @@ from torchmetrics import MetricCollection
 
 from tokenmix.errors import UserError
 from tokenmix.tasks.detection.metrics import NUMBERS, AveragePrecision
-from tokenmix.tasks.detection.models.networks import Kind
 from tokenmix.tasks.detection.task import ObjectTask
 
 __all__ = ["Detection"]
@@ -18,8 +17,8 @@ class Detection(ObjectTask):
     """Boxes by RetinaNet or Faster R-CNN; COCO's average precision of boxes."""
 
     tables: ClassVar[frozenset[str]] = frozenset({"per_class"})
+    comparison: ClassVar[str | None] = "--model retinanet_nano --model-kwargs mixer=none, then self, then external"
     want: ClassVar[Literal["boxes", "masks"]] = "boxes"
-    kinds: ClassVar[tuple[Kind, ...]] = ("retinanet", "faster-rcnn")
 
     def metrics(self) -> MetricCollection:
         """The numbers of `AveragePrecision`."""

@@ -6,7 +6,6 @@ from torchmetrics import MetricCollection
 
 from tokenmix.errors import UserError
 from tokenmix.tasks.detection.metrics import NUMBERS, AveragePrecision
-from tokenmix.tasks.detection.models.networks import Kind
 from tokenmix.tasks.detection.task import ObjectTask
 
 __all__ = ["InstanceSegmentation"]
@@ -16,8 +15,8 @@ class InstanceSegmentation(ObjectTask):
     """Masks by Mask R-CNN; COCO's average precision of masks, and under `box_*` that of its boxes."""
 
     tables: ClassVar[frozenset[str]] = frozenset({"per_class", "box_per_class"})
+    comparison: ClassVar[str | None] = "--model mask_rcnn_nano --model-kwargs mixer=none, then self, then external"
     want: ClassVar[Literal["boxes", "masks"]] = "masks"
-    kinds: ClassVar[tuple[Kind, ...]] = ("mask-rcnn",)
 
     def metrics(self) -> MetricCollection:
         """The numbers of `AveragePrecision`, of masks and of boxes."""

@@ -39,29 +39,26 @@ class AveragePrecision(MeanAveragePrecision):
             super().__init__(
                 iou_type="bbox" if iou == "bbox" else ("bbox", "segm"), extended_summary=True,
                 max_detection_thresholds=[1, min(10, count), count], backend="pycocotools",
+                sync_on_compute=False,
             )  # fmt: skip
         except ModuleNotFoundError:
             raise UserError("COCO's average precision needs pycocotools; pip install 'tokenmix[coco]'") from None
         self.warn_on_many_detections = False
         self.num_classes = num_classes
 
-    def _sync_dist(self, dist_sync_fn: Any = None, process_group: Any = None) -> None:
-        """The images of all processes in the order of one, process r having every R-th.
-
-        torchmetrics gathers image by image, and waits for ever, or mixes them up, where one process has one more.
-        """
-        parts: list[Any] = [None] * dist.get_world_size(process_group)
-        mine = {name: [_moved(value, "cpu") for value in getattr(self, name)] for name in self._reductions}
-        dist.all_gather_object(parts, mine, group=process_group)
-        for name in self._reductions:
-            rows = zip_longest(*(part[name] for part in parts))
-            setattr(self, name, [_moved(value, self.device) for value in chain(*rows) if value is not None])
-
     def compute(self) -> dict[str, Any]:
         """The numbers of `NUMBERS`, and `per_class` (num_classes,)."""
+        own = self.metric_state
+        if dist.is_initialized():
+            self._take(_of_all_processes(own))
         found = super().compute()
+        self._take(own)
         named = {ours: self._numbers(found, theirs) for ours, theirs in self.kinds.items()}
         return {f"{prefix}{name}": value for prefix, values in named.items() for name, value in values.items()}
+
+    def _take(self, state: dict[str, Any]) -> None:
+        for name, values in state.items():
+            setattr(self, name, [_moved(value, self.device) for value in values])
 
     def _numbers(self, found: dict[str, Any], kind: str) -> dict[str, Tensor]:
         shape = (10, 101, 0, 4, 3)
@@ -84,3 +81,14 @@ def _mean(values: Tensor) -> Tensor:
     """The mean over what COCO evaluated; it marks the rest by -1."""
     known = values[values > -1]
     return known.mean() if len(known) else torch.tensor(-1.0)
+
+
+def _of_all_processes(state: dict[str, Any]) -> dict[str, Any]:
+    """The images of all processes in the order of one, process r having every R-th.
+
+    torchmetrics gathers image by image, and waits for ever, or mixes them up, where one process has one more.
+    """
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, {name: [_moved(value, "cpu") for value in values] for name, values in state.items()})
+    rows = {name: chain(*zip_longest(*(part[name] for part in parts))) for name in state}
+    return {name: [value for value in values if value is not None] for name, values in rows.items()}

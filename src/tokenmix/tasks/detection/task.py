@@ -1,5 +1,6 @@
 """What detection and instance segmentation share: their data, their detector, its losses, and its answers."""
 
+import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,20 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.data.images.image_set import Skipped
-from tokenmix.data.numbered import limited
-from tokenmix.data.scenes import DenseData, ObjectAugment, ObjectSamples, Often, load_dense
+from tokenmix.data.indexed import subset
+from tokenmix.data.scenes import ObjectAugment, ObjectSamples, RepeatedScenes, SceneData, load_scenes
 from tokenmix.errors import UserError
+from tokenmix.models.registry import create_model
+from tokenmix.registry import MODELS, load_object
 from tokenmix.tasks.classification.output import check_stems, stored_images
-from tokenmix.tasks.detection.models import create_detector, list_detectors
+from tokenmix.tasks.classification.view import channel_columns, shown_image
 from tokenmix.tasks.detection.models.detector import IMAGENET
-from tokenmix.tasks.detection.models.networks import Kind
-from tokenmix.tasks.detection.models.presets import preset_of
 from tokenmix.tasks.detection.output import coco_results, draw_objects, image_numbers, object_rows, save_picture
 from tokenmix.tasks.detection.tiling import Found, check_windows, find_in_windows
-from tokenmix.tasks.fitting import check_own, unfit
-from tokenmix.train.same_classes import check_names
+from tokenmix.tasks.fitting import check_model, check_own
+from tokenmix.tasks.summary import summarize_image_model
+from tokenmix.train.programs import View
 from tokenmix.train.task import TaskModule, TaskRecipe
-from tokenmix.train.task_data import NumberedData
+from tokenmix.train.task_data import IndexedData, check_names
 
 __all__ = ["ObjectSettings", "ObjectTask"]
 
@@ -31,6 +33,7 @@ __all__ = ["ObjectSettings", "ObjectTask"]
 FROM_ELSEWHERE = {
     "num_classes": "--data", "image_mean": "--data", "image_std": "--data", "img_size": "--img-size",
     **dict.fromkeys(("min_size", "max_size", "score", "nms", "detections"), "--task-kwargs"),
+    **dict.fromkeys(("kind", "heads"), "another --model"),
 }  # fmt: skip
 
 
@@ -78,21 +81,21 @@ class ObjectTask(TaskModule):
     direction: ClassVar[Literal["max", "min"]] = "max"
     settings_type: ClassVar[type] = ObjectSettings
     writes: ClassVar[bool] = True
+    looks_at: ClassVar[Literal["images", "text", "nothing"]] = "images"
     want: ClassVar[Literal["boxes", "masks"]]
-    kinds: ClassVar[tuple[Kind, ...]]
 
     @classmethod
-    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> NumberedData:
+    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> IndexedData:
         """Read the scenes of `config.data`."""
-        data = load_dense(config.data, want=cls.want, seed=config.seed)
+        data = load_scenes(config.data, want=cls.want, seed=config.seed)
         if like is not None:
             check_names(config.data, data.classes, like["classes"])
         settings = cls.settings_of(config)
-        scenes = Often(data.train, settings.crops)
+        scenes = RepeatedScenes(data.train, settings.crops)
         if like is None:
             _check_learnable(ObjectSamples(scenes), config, cls.want)
         train = ObjectSamples(scenes, _augment(config, settings, data))
-        return NumberedData(train, ObjectSamples(data.test), config=config, description=_describe(config, data, like))
+        return IndexedData(train, ObjectSamples(data.test), config=config, description=_describe(config, data, like))
 
     @classmethod
     def build_model(cls, config: TaskRecipe, data: Mapping[str, Any]) -> nn.Module:
@@ -104,20 +107,32 @@ class ObjectTask(TaskModule):
             "score": settings.score, "nms": settings.nms, "detections": settings.detections,
             "img_size": tuple(data["img_size"]),
         }  # fmt: skip
-        return create_detector(config.model, **given, **_sizes(config, settings), **config.model_kwargs)
+        return create_model(config.model, **given, **_sizes(config, settings), **config.model_kwargs)
 
     @classmethod
     def check(cls, config: TaskRecipe, batch_size: int) -> None:
         """A detector that this task can train, and settings that it can have."""
-        fitting = [name for name in list_detectors() if preset_of(name).kind in cls.kinds]
-        if config.model not in fitting:
-            raise unfit("detector", config.model, config.task, fitting)
+        check_model(config.task, config.model)
         for name in ("mixup", "cutmix", "reprob"):
             if getattr(config, name):
                 raise UserError(f"{config.task} has no {name}, got {getattr(config, name)}; leave it out")
         if config.precision == "bf16":
             raise UserError("boxes need float32: give --precision bf16-mixed, in which the backbone alone is bfloat16")
         _check_settings(config, cls.settings_of(config))
+
+    @classmethod
+    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Its parts, and the published figures."""
+        return summarize_image_model(name, sizes, model_kwargs)
+
+    @classmethod
+    def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
+        """The whole image at the detector's own scale."""
+        detector: Any = model
+        ((_, pixels),) = stored_images([file])
+        seen, _ = detector.net.transform([pixels.float().div(255)])
+        levels = seen.tensors[0] * channel_columns(detector.std) + channel_columns(detector.mean)
+        return View(shown_image(levels), seen.tensors)
 
     def loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """The sum of torchvision's losses, and each of them for the log."""
@@ -185,7 +200,7 @@ class ObjectTask(TaskModule):
 
 def _check_learnable(whole: ObjectSamples, config: TaskRecipe, want: Literal["boxes", "masks"]) -> None:
     """Raise `UserError` if no training image shows an object to learn; the first that does ends the search."""
-    samples = limited(whole, config.limit)
+    samples = subset(whole, config.limit)
     targets = (samples.read(torch.tensor([place]), 0)["targets"][0] for place in range(len(samples)))
     if not any((~target["iscrowd"]).any() for target in targets):
         taken = "" if config.limit is None else f" that --limit {config.limit} takes"
@@ -201,7 +216,7 @@ def _without_crowds(target: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: target[name][keep] for name in ("boxes", "labels", "masks") if name in target}
 
 
-def _augment(config: TaskRecipe, settings: ObjectSettings, data: DenseData) -> ObjectAugment | None:
+def _augment(config: TaskRecipe, settings: ObjectSettings, data: SceneData) -> ObjectAugment | None:
     if config.augment == "none":
         return None
     crop = data.crop if settings.crop is None else (settings.crop, settings.crop)
@@ -211,10 +226,10 @@ def _augment(config: TaskRecipe, settings: ObjectSettings, data: DenseData) -> O
     )  # fmt: skip
 
 
-def _describe(config: TaskRecipe, data: DenseData, like: Mapping[str, Any] | None) -> dict[str, Any]:
+def _describe(config: TaskRecipe, data: SceneData, like: Mapping[str, Any] | None) -> dict[str, Any]:
     """What the run folder keeps."""
     mean, std = IMAGENET if config.model_kwargs.get("pretrained_backbone") else (data.mean, data.std)
-    side = config.img_size or preset_of(config.model).argument("img_size")
+    side = config.img_size or _argument(config.model, "img_size")
     own = {"mean": list(mean), "std": list(std), "img_size": [side, side]}
     kept = own if like is None else {key: like[key] for key in own}
     return {
@@ -227,9 +242,20 @@ def _skipped(one: Skipped) -> str:
     return f"{one.path}: {one.reason}"
 
 
+def _argument(model: str, name: str) -> Any:
+    """What a model gives its builder, or the builder's own value."""
+    entry = MODELS[model]
+    return entry.arguments.get(name, inspect.signature(load_object(entry.build)).parameters[name].default)
+
+
+def _fixed_size(model: str) -> bool:
+    """Whether it looks at squares of one size alone."""
+    return "min_size" not in inspect.signature(load_object(MODELS[model].build)).parameters
+
+
 def _sizes(config: TaskRecipe, settings: ObjectSettings) -> dict[str, Any]:
     """Arguments of a detector that looks at images of any size."""
-    if preset_of(config.model).fixed_size:
+    if _fixed_size(config.model):
         return {}
     wanted = {"min_size": settings.min_size, "max_size": settings.max_size}
     if config.img_size is not None:
@@ -239,7 +265,7 @@ def _sizes(config: TaskRecipe, settings: ObjectSettings) -> dict[str, Any]:
 
 def _check_settings(config: TaskRecipe, settings: ObjectSettings) -> None:
     check_windows(settings.window, settings.overlap)
-    if preset_of(config.model).fixed_size and (settings.min_size or settings.max_size):
+    if _fixed_size(config.model) and (settings.min_size or settings.max_size):
         raise UserError(
             f"{config.model} looks at squares of one size, whose learned matrices it is built for: give --img-size "
             "instead of min_size and max_size"

@@ -1,6 +1,9 @@
 """Image generation by GANs."""
 
 from tokenmix.registry import TASKS, TaskEntry
+from tokenmix.tasks.generation import presets
+
+__all__ = ["presets"]
 
 TASKS.register(
     TaskEntry(

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from tokenmix.data.fetch import FetchError, download, say
+from tokenmix.data.fetch import FetchError, download, log
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.tasks.classification.task import ImageClassification
 from tokenmix.tasks.generation.metrics import ClassMatch, ClassScore, FeatureFrechet, FeatureKernel
@@ -170,7 +170,7 @@ def _inception_weights() -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_suffix(".partial")
         try:
-            say(f"fetching {WEIGHTS} (95 MB)")
+            log(f"fetching {WEIGHTS} (95 MB)")
             download(HOME, beside)
             _check_weights(beside)
             beside.replace(path)

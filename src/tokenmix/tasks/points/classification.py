@@ -28,6 +28,8 @@ class PointClassification(PointTask):
     direction: ClassVar[Literal["max", "min"]] = "max"
     tables: ClassVar[frozenset[str]] = frozenset({"confusion"})
     want: ClassVar[Literal["class", "parts"]] = "class"
+    usual_points: ClassVar[int] = 1024
+    comparison: ClassVar[str | None] = "--model pct_cls_nano --model-kwargs mixer=offset, then self, then external"
 
     @classmethod
     def answers(cls, data: Mapping[str, Any]) -> dict[str, int]:

@@ -32,6 +32,8 @@ class PointSegmentation(PointTask):
     direction: ClassVar[Literal["max", "min"]] = "max"
     tables: ClassVar[frozenset[str]] = frozenset({"iou_by_category", "iou_by_part"})
     want: ClassVar[Literal["class", "parts"]] = "parts"
+    usual_points: ClassVar[int] = 2048
+    comparison: ClassVar[str | None] = "--model pct_part_nano --model-kwargs mixer=offset, then self, then external"
     writes: ClassVar[bool] = True
 
     def __init__(self, model: Any, config: TaskRecipe, data: Mapping[str, Any]) -> None:

@@ -11,13 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.tasks.fitting import check_own, unfit
+from tokenmix.models.registry import create_on_meta
+from tokenmix.tasks.fitting import check_model, check_own, task_of_model
 from tokenmix.tasks.points.data import Cloud, CloudSamples, PointData, load_points, read_points
 from tokenmix.tasks.points.data.packing import unit_ball
-from tokenmix.tasks.points.models import POINT_MODELS, create_point_model
-from tokenmix.train.same_classes import check_names
+from tokenmix.tasks.points.models import create_point_model
+from tokenmix.tasks.points.models.pct import count_parameters
+from tokenmix.tasks.summary import published_beside
 from tokenmix.train.task import TaskModule, TaskRecipe
-from tokenmix.train.task_data import NumberedData
+from tokenmix.train.task_data import IndexedData, check_names
 
 __all__ = ["CloudFile", "PointSettings", "PointTask", "stretched", "voted"]
 
@@ -79,13 +81,15 @@ class PointTask(TaskModule):
 
     Attributes:
         want: what the data has to say and the model to answer.
+        usual_points: of a cloud, in the data set on which such models are compared.
     """
 
     settings_type: ClassVar[type] = PointSettings
     want: ClassVar[Literal["class", "parts"]]
+    usual_points: ClassVar[int]
 
     @classmethod
-    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> NumberedData:
+    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> IndexedData:
         """The clouds of `config.data`; with `like` as wide as that run's, and of the same classes and parts."""
         settings: PointSettings = cls.settings_of(config)
         data = load_points(config.data, want=cls.want)
@@ -99,7 +103,7 @@ class PointTask(TaskModule):
         }  # fmt: skip
         augment = {} if config.augment == "none" else {k: getattr(settings, k) for k in AUGMENTATION}
         still = "farthest" if settings.choice == "farthest" else "first"
-        return NumberedData(
+        return IndexedData(
             CloudSamples(data.train, choice=settings.choice, **shared, **augment),
             CloudSamples(data.test, choice=still, **shared),
             config=config,
@@ -124,9 +128,7 @@ class PointTask(TaskModule):
     @classmethod
     def check(cls, config: TaskRecipe, batch_size: int) -> None:
         """The model's name and the settings, before any data is fetched."""
-        fitting = [name for name, preset in POINT_MODELS.items() if preset.answers == cls.want]
-        if config.model not in fitting:
-            raise unfit(f"model of {config.task}", config.model, config.task, fitting)
+        check_model(config.task, config.model)
         for name, default in OF_IMAGES.items():
             if getattr(config, name) != default:
                 raise UserError(f"{name}={getattr(config, name)!r} is a setting of images; leave it out for points")
@@ -141,6 +143,30 @@ class PointTask(TaskModule):
             raise UserError(
                 f"votes={settings.votes}, vote_scale={settings.vote_scale:g} is not possible; give 1 or more of each"
             )
+
+    @classmethod
+    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Its parts for a cloud of `num_points`, and the published figures."""
+        other = next((size for size in sizes if size != "num_points"), None)
+        if other is not None:
+            flag = f"--{other.replace('_', '-')} {sizes[other]}"
+            raise UserError(f"{name} looks at points; give --num-points N in the place of {flag}")
+        n = sizes.get("num_points", cls.usual_points)
+        if n < 1:
+            raise UserError(f"a cloud has at least 1 point, got --num-points {n}")
+        model: Any = create_on_meta(name, **model_kwargs)
+        return {
+            "model": name,
+            "task": task_of_model(name),
+            "mixer": model.mixer_name,
+            "points": n,
+            "tokens": model.trunk.embedding.num_tokens(n),
+            "parameters": count_parameters(model),
+            "macs": model.macs(n),
+            "blocks": [row._asdict() for row in model.cost_table(n)],
+            "warnings": [],
+            **published_beside(name),
+        }
 
     def macs(self) -> int:
         """Multiply-adds of one cloud."""

@@ -1,6 +1,9 @@
 """Semantic segmentation."""
 
 from tokenmix.registry import TASKS, TaskEntry
+from tokenmix.tasks.segmentation import presets
+
+__all__ = ["presets"]
 
 TASKS.register(
     TaskEntry(

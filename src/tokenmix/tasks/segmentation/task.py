@@ -11,21 +11,24 @@ from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
-from tokenmix.data.numbered import limited
-from tokenmix.data.scenes import DenseData, Often, PixelAugment, PixelSamples, load_dense
+from tokenmix.data.images import read_image
+from tokenmix.data.indexed import subset
+from tokenmix.data.scenes import PixelAugment, PixelSamples, RepeatedScenes, SceneData, load_scenes
 from tokenmix.errors import UserError
+from tokenmix.models.registry import create_model
 from tokenmix.tasks.classification.output import check_stems, stored_images
-from tokenmix.tasks.fitting import check_own, unfit
+from tokenmix.tasks.classification.view import image_view
+from tokenmix.tasks.fitting import check_model, check_own
 from tokenmix.tasks.segmentation.inference import Inference, pixel_logits
 from tokenmix.tasks.segmentation.loss import pixel_entropy, soft_iou_loss
 from tokenmix.tasks.segmentation.metrics import ClassIoU, MeanIoU, PixelAccuracy, PixelEntropy
-from tokenmix.tasks.segmentation.models import create_segmenter, list_segmenters
 from tokenmix.tasks.segmentation.output import shares, write_answer
 from tokenmix.tasks.segmentation.windows import both_sides
+from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.optimizer import check_optimizer, make_schedule
-from tokenmix.train.same_classes import check_names
+from tokenmix.train.programs import View
 from tokenmix.train.task import TaskModule, TaskRecipe
-from tokenmix.train.task_data import NumberedData
+from tokenmix.train.task_data import IndexedData, check_names
 
 __all__ = ["PixelData", "SegmentationSettings", "SemanticSegmentation"]
 
@@ -66,10 +69,10 @@ class SegmentationSettings:
         return Inference(**{name: value for name, value in asdict(self).items() if name in names})
 
 
-class PixelData(NumberedData):
+class PixelData(IndexedData):
     """Crops for training, and whole images for testing, `test_batch` at a time."""
 
-    def __init__(self, data: DenseData, config: TaskRecipe, settings: SegmentationSettings) -> None:
+    def __init__(self, data: SceneData, config: TaskRecipe, settings: SegmentationSettings) -> None:
         crop = both_sides(settings.crop) if settings.crop else data.crop
         still = config.augment == "none"
         augment = PixelAugment(
@@ -79,7 +82,7 @@ class PixelData(NumberedData):
         self.test_batch = settings.test_batch
         size = crop or tuple(data.train.scene(0).image.shape[1:])
         super().__init__(
-            PixelSamples(data, Often(data.train, settings.crops), augment), PixelSamples(data, data.test),
+            PixelSamples(data, RepeatedScenes(data.train, settings.crops), augment), PixelSamples(data, data.test),
             config=config,
             description={
                 "classes": data.classes, "ignore": data.ignore, "palette": data.palette, "mean": data.mean,
@@ -105,11 +108,13 @@ class SemanticSegmentation(TaskModule):
     tables: ClassVar[frozenset[str]] = frozenset({"class_iou"})
     settings_type: ClassVar[type] = SegmentationSettings
     writes: ClassVar[bool] = True
+    looks_at: ClassVar[Literal["images", "text", "nothing"]] = "images"
+    comparison: ClassVar[str | None] = "--model eanet_seg_nano --model-kwargs mixer=none, then self, then external"
 
     @classmethod
     def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> PixelData:
         """The scenes of `config.data`; with `like` normalised as that run's, and of the same classes."""
-        data = load_dense(config.data, want="classes", seed=config.seed)
+        data = load_scenes(config.data, want="classes", seed=config.seed)
         if len(data.classes) > MOST_CLASSES:
             raise UserError(f"{config.data!r} has {len(data.classes)} classes; a mask has colours for {MOST_CLASSES}")
         if like is not None:
@@ -124,15 +129,14 @@ class SemanticSegmentation(TaskModule):
         """The segmenter of that name, with the data's classes, built for its crops."""
         check_own(config.model_kwargs, FROM_DATA)
         given = {"num_classes": len(data["classes"]), "img_size": tuple(data["img_size"])}
-        model = create_segmenter(config.model, **given, **config.model_kwargs)
+        model: Any = create_model(config.model, **given, **config.model_kwargs)
         # Convolutions of a CPU and of half types on a GPU are faster with the channels last.
-        return model if model.fixed_size else model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model if model.fixed_size else model.to(memory_format=torch.channels_last)
 
     @classmethod
     def check(cls, config: TaskRecipe, batch_size: int) -> None:
         """The model's name, and settings that segmentation cannot take, before any data is fetched."""
-        if config.model not in list_segmenters():
-            raise unfit("segmenter", config.model, config.task, list_segmenters())
+        check_model(config.task, config.model)
         settings: SegmentationSettings = cls.settings_of(config)
         settings.inference()
         if settings.crop is not None and (len(settings.crop) > 2 or min(settings.crop) < 1):
@@ -155,6 +159,31 @@ class SemanticSegmentation(TaskModule):
         for name in ("mixup", "cutmix", "reprob", "diagonality"):
             if getattr(config, name):
                 raise UserError(f"{name} is for image classification, got {getattr(config, name)}; leave it out")
+
+    @classmethod
+    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Its parts, and the published figures."""
+        return summarize_image_model(name, sizes, model_kwargs)
+
+    @classmethod
+    def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
+        """The whole image as it is.
+
+        Its middle for a model that takes one size alone, or has self-attention: a map of N x N places would not fit.
+        """
+        segmenter: Any = model
+        if segmenter.fixed_size or segmenter.mixer_name == "self":
+            pixels = read_image(file, data["channels"], tuple(data["img_size"]))
+        else:
+            ((_, pixels),) = stored_images([file])
+        return image_view(pixels, data["mean"], data["std"])
+
+    @classmethod
+    @torch.no_grad()
+    def name_prediction(cls, model: nn.Module, inputs: Tensor, data: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The share of each class."""
+        classes = data.get("classes")
+        return {"shares": shares(model(inputs)[0].argmax(0), classes)} if classes else None
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy over the pixels of this step's crops that are not ignored, plus `iou_loss` of the soft IoU."""
@@ -242,9 +271,9 @@ class SemanticSegmentation(TaskModule):
             yield image, classes, told
 
 
-def _check_learnable(data: DenseData, crops: int, limit: int | None) -> None:
+def _check_learnable(data: SceneData, crops: int, limit: int | None) -> None:
     """Raise `UserError` if no pixel of the training images counts; the first image with one ends the search."""
-    samples = limited(PixelSamples(data, Often(data.train, crops)), limit)
+    samples = subset(PixelSamples(data, RepeatedScenes(data.train, crops)), limit)
     batches = (samples.read(torch.tensor([place]), 0) for place in range(len(samples)))
     if not any((batch["classes"] != data.ignore).any() for batch in batches):
         raise UserError(

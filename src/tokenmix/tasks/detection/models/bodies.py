@@ -19,7 +19,8 @@ from tokenmix.layers.memory import Tie
 from tokenmix.models.isotropic import BlockMap
 from tokenmix.models.lavit import LaViT
 from tokenmix.models.pretrained import timm_resnet
-from tokenmix.models.registry import create_model, list_models
+from tokenmix.models.registry import create_model
+from tokenmix.registry import list_models
 from tokenmix.tasks.segmentation.models.blocks import ContextName, make_context
 
 __all__ = ["Body", "LaViTBody", "Norm", "ResNetBody"]

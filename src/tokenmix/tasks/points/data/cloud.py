@@ -3,17 +3,19 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from tokenmix.data.fetch import log
 from tokenmix.data.images.image_set import Skipped
-from tokenmix.data.names import Names
-from tokenmix.data.spec import short_name
+from tokenmix.data.lookup import load_data, short_name
+from tokenmix.data.store import Names
 from tokenmix.errors import UserError
 
-__all__ = ["NO_PART", "Cloud", "Clouds", "PackedClouds", "PointData", "check_cloud"]
+__all__ = ["NO_PART", "Cloud", "Clouds", "PackedClouds", "PointData", "check_cloud", "load_points"]
 
 NO_PART = -100
 """Part of a point that is only padding: cross-entropy's own number for what is neither learnt nor counted."""
@@ -65,7 +67,7 @@ def check_cloud(cloud: Cloud) -> Cloud:
 
 
 class Clouds(ABC):
-    """Numbered clouds of any size."""
+    """IndexedDataset clouds of any size."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -181,3 +183,39 @@ class PointData:
 
     def _sides(self) -> list[tuple[str, Clouds]]:
         return [("train", self.train), ("test", self.test)]
+
+
+def load_points(spec: str, *, want: Literal["class", "parts"] = "class", root: Path | None = None) -> PointData:
+    """Training and test clouds of a data set.
+
+    Which are for testing never depends on a seed.
+
+    Args:
+        spec: `ldraw`, `modelnet:PATH`, `shapenet-part:PATH` or `clouds:PATH`.
+        want: what is to be learnt, the class of a cloud or the part of each point.
+        root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if not given.
+
+    Raises:
+        UserError: unknown set, unusable folder, no parts where they are wanted, a class that is in the test set alone,
+            or a set that can be had from nowhere.
+    """
+    data: PointData = load_data(spec, "parts" if want == "parts" else "clouds", root=root)
+    if data.skipped:
+        first = f"{data.skipped[0].path} {data.skipped[0].reason}"
+        log(f"{len(data.skipped)} file{'s' * (len(data.skipped) > 1)} of {spec} left out, the first: {first}")
+    _check_classes(data)
+    return data
+
+
+def _check_classes(data: PointData) -> None:
+    """Log classes without a cloud; `UserError` for one that would be tested and cannot be learnt."""
+    learnt, tested = (set(side.labels.tolist()) for side in (data.train, data.test))
+    for label, name in enumerate(data.classes):
+        if label in tested - learnt:
+            raise UserError(
+                f"{data.spec} has clouds of {name!r} for testing, and none that can be read for training; mend its "
+                "files, or take the class out"
+            )
+        if label not in tested:
+            found = "no cloud of {!r} for testing: it is not measured" if label in learnt else "no cloud of {!r} at all"
+            log(f"{data.spec} has {found.format(name)}")

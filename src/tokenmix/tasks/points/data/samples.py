@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenmix.data.numbered import Numbered
+from tokenmix.data.indexed import IndexedDataset
 from tokenmix.errors import UserError
 from tokenmix.tasks.points.data.cloud import NO_PART, Cloud, Clouds, check_cloud
 from tokenmix.tasks.points.data.packing import unit_ball
@@ -32,7 +32,7 @@ class _Row:
         )
 
 
-class CloudSamples(Numbered):
+class CloudSamples(IndexedDataset):
     """Clouds whose batches are a function of (seed, epoch, index).
 
     Each is put about the mean of its points and scaled so that the farthest has distance 1. One with more than

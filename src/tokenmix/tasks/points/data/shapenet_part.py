@@ -3,15 +3,15 @@
 import json
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import torch
 
+from tokenmix.data.lookup import DataRequest
 from tokenmix.errors import UserError
 from tokenmix.tasks.points.data.cloud import Cloud, PackedClouds, PointData
 from tokenmix.tasks.points.data.packing import Item, kept, read_item
 
-__all__ = ["PARTS", "load"]
+__all__ = ["PARTS", "load_shapenet_part"]
 
 PARTS: dict[str, range] = {
     "Airplane": range(4),
@@ -35,24 +35,28 @@ NUM_PARTS = 50
 LAYOUT = "synsetoffset2category.txt, train_test_split/shuffled_{train,val,test}_file_list.json and SYNSET/*.txt"
 
 
-def load(variant: str, want: Literal["class", "parts"], root: Path | None) -> PointData:
+def load_shapenet_part(request: DataRequest) -> PointData:
     """ShapeNet-part in the published split, training and validation together for training.
 
     Every point of a file is kept, with its normal and its part; read once and kept in the cache.
     """
-    folder = Path(variant).expanduser()
-    if not variant or not folder.is_dir():
-        raise UserError(f"shapenet-part needs a folder, got {variant!r}; give --data shapenet-part:PATH with {LAYOUT}")
+    folder = request.path
+    if not folder.is_dir():
+        raise UserError(
+            f"shapenet-part needs a folder, got {request.variant!r}; give --data shapenet-part:PATH with {LAYOUT}"
+        )
     classes, synsets = _categories(folder)
     train = _listed(folder, "train", synsets) + _listed(folder, "val", synsets)
     test = _listed(folder, "test", synsets)
-    (train_set, test_set), skipped = kept("shapenet-part", (train, test), root, partial(_checked, classes=classes))
-    parts = {name: list(PARTS[name]) for name in classes} if want == "parts" else {}
-    if want == "class":
+    (train_set, test_set), skipped = kept(
+        "shapenet-part", (train, test), request.root, partial(_checked, classes=classes)
+    )
+    parts = {name: list(PARTS[name]) for name in classes} if request.kind == "parts" else {}
+    if request.kind == "clouds":
         train_set, test_set = _without_parts(train_set), _without_parts(test_set)
-    names = _part_names() if want == "parts" else []
+    names = _part_names() if request.kind == "parts" else []
     source = f"shapenet-part: {folder.resolve()}"
-    return PointData(f"shapenet-part:{variant}", train_set, test_set, classes, parts, names, True, source, skipped)
+    return PointData(request.spec, train_set, test_set, classes, parts, names, True, source, skipped)
 
 
 def _part_names() -> list[str]:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,11 @@ from tokenmix.layers.base import Mixer
 from tokenmix.layers.offset_attention import Offset, OffsetAttention
 from tokenmix.layers.table import create_mixer, get_spec
 from tokenmix.tasks.points.models.embedding import LBR, NaiveEmbedding, NeighbourEmbedding
+from tokenmix.tasks.points.presets import Position
 from tokenmix.tasks.segmentation.models.base import PartCost
 
-__all__ = ["PCT", "OffsetBlock", "Position", "count_parameters", "make_block"]
+__all__ = ["PCT", "OffsetBlock", "count_parameters", "make_block"]
 
-Position = Literal["none", "each-layer"]
 
 # What stands in the place of q, k and v alone: the linear layer behind is that of the block.
 _INSIDE: dict[str, dict[str, Any]] = {"external": {"output_projection": False}}

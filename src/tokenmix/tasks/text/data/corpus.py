@@ -7,11 +7,21 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
+from tokenmix.data.lookup import DataRequest, load_data
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data.files import TableKind, check_columns, check_file, read_lines, read_rows
 from tokenmix.tasks.text.data.split import TEST_SHARE, choose_test, is_test
 
-__all__ = ["Corpus", "Documents", "digest_of", "find_parts", "from_folder_or_file", "from_table", "together"]
+__all__ = [
+    "Corpus",
+    "Documents",
+    "concatenated",
+    "digest_of",
+    "find_parts",
+    "load_text",
+    "load_text_files",
+    "table_corpus",
+]
 
 PIECE = 1 << 18
 """Characters after which a long file is cut at the end of a line, so that no file has to fit into memory."""
@@ -47,9 +57,26 @@ class Corpus:
     digest: str
 
 
-def from_folder_or_file(rest: str) -> Corpus:
+def load_text(spec: str, *, root: Path | None = None) -> Corpus:
+    """The documents of a corpus, for training and held out; streamed, so that it may be larger than memory.
+
+    What is held out never depends on a seed: whole speeches, books, chapters or sections of a named corpus, a tenth
+    of the files of a folder, the last tenth of a single file, a tenth of the rows of a table.
+
+    Args:
+        spec: `english` or one of its parts, `text:PATH`, `jsonl:PATH#column`, `csv:PATH#column` or
+            `parquet:PATH#column`; the column is `text` if not named.
+        root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if not given.
+
+    Raises:
+        UserError: unknown corpus, unreadable file, or a set that can be had from nowhere.
+    """
+    return load_data(spec, "corpus", root=root)
+
+
+def load_text_files(request: DataRequest) -> Corpus:
     """`text:PATH`: train/ and test/ of a folder; else a tenth of its files; of one file the last tenth."""
-    path = Path(rest).expanduser()
+    path = request.path
     if not path.exists():
         raise UserError(f"{str(path)!r} does not exist; give text:PATH of a file or a folder of text files")
     if path.is_file():
@@ -73,7 +100,7 @@ def from_folder_or_file(rest: str) -> Corpus:
     return Corpus(f"text:{path}", Documents(partial(_pieces, train)), Documents(partial(_pieces, test)), source, digest)
 
 
-def from_table(kind: TableKind, rest: str) -> Corpus:
+def table_corpus(kind: TableKind, rest: str) -> Corpus:
     """`jsonl:PATH#column` and its like, a document a row; train.* and test.* of a folder, else a tenth of the rows."""
     place, _, column = rest.partition("#")
     column = column or "text"
@@ -90,7 +117,7 @@ def from_table(kind: TableKind, rest: str) -> Corpus:
     return Corpus(f"{kind}:{rest}", train, test, f"{source}, a tenth of the rows held out", digest_of([path], column))
 
 
-def together(name: str, parts: Sequence[Corpus]) -> Corpus:
+def concatenated(name: str, parts: Sequence[Corpus]) -> Corpus:
     """Several corpora one after the other."""
     train, test = (
         Documents(partial(chain.from_iterable, [getattr(part, side) for part in parts])) for side in ("train", "test")

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenmix.data.fetch import say
+from tokenmix.data.fetch import log
+from tokenmix.data.lookup import DataRequest
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.tasks.text.data.files import check_file, read_lines
-from tokenmix.tasks.text.data.labelled import LabelledData, build
+from tokenmix.tasks.text.data.labelled import LabelledData, build_labelled
 
-__all__ = ["GLUE", "load"]
+__all__ = ["GLUE", "load_glue"]
 
 Table = list[tuple[str, ...]]
 
@@ -59,9 +60,9 @@ GLUE: dict[str, Layout] = {
 }
 
 
-def load(spec: str, rest: str) -> LabelledData:
+def load_glue(request: DataRequest) -> LabelledData:
     """`glue:PATH/SST-2`, or `glue:PATH#SST-2` if the folder has another name; #MNLI-MM tests on the mismatched part."""
-    place, _, named = rest.partition("#")
+    place, _, named = request.variant.partition("#")
     folder = Path(place).expanduser()
     tasks = {name.lower(): name for name in GLUE}
     wanted = named or folder.name
@@ -73,7 +74,9 @@ def load(spec: str, rest: str) -> LabelledData:
         raise UserError(f"{str(folder)!r} is no folder; give glue:PATH with train.tsv and {layout.dev} inside")
     train, test = (_read(check_file(folder / file), layout) for file in ("train.tsv", layout.dev))
     source = f"GLUE {name}: {folder.resolve()}, tested on {layout.dev}"
-    return build(spec, train, test, source, classes=layout.classes or "numbers", metrics=layout.metrics)
+    return build_labelled(
+        request.spec, train, test, source, classes=layout.classes or "numbers", metrics=layout.metrics
+    )
 
 
 def _read(path: Path, layout: Layout) -> Table:
@@ -90,7 +93,7 @@ def _read(path: Path, layout: Layout) -> Table:
         _check_label(path, number, row[-1], layout)
         rows.append(row)
     if left_out:
-        say(f"{path}: {left_out} lines without a label or with too few fields are left out")
+        log(f"{path}: {left_out} lines without a label or with too few fields are left out")
     return rows
 
 

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from tokenmix.data.images.image_set import choose
-from tokenmix.errors import UserError, unknown_name
-from tokenmix.tasks.text.data.corpus import find_parts
+from tokenmix.data.lookup import DataRequest, load_data
+from tokenmix.errors import UserError
+from tokenmix.tasks.text.data.corpus import Corpus, find_parts, table_corpus
 from tokenmix.tasks.text.data.files import Row, TableKind, check_columns, check_file, read_rows
 from tokenmix.tasks.text.data.split import is_test
 
-__all__ = ["LabelledData", "LabelledText", "build", "load_labelled"]
+__all__ = ["LabelledData", "LabelledText", "build_labelled", "load_labelled", "load_table"]
 
 MOST_CLASSES = 1000
-TABLES = ("jsonl", "csv", "parquet")
 
 
 @dataclass(frozen=True)
@@ -92,25 +92,18 @@ def load_labelled(
     Raises:
         UserError: unknown set, unreadable file, a column that is missing, or labels that are all the same.
     """
-    whole = _load(spec, root)
+    whole: LabelledData = load_data(spec, "labelled-text", root=root)
     return replace(
         whole, train=_limited(whole, whole.train, limit, seed), test=_limited(whole, whole.test, limit_eval, 0)
     )
 
 
-def _load(spec: str, root: Path | None) -> LabelledData:
-    from tokenmix.tasks.text.data import glue, real
-
-    name, _, rest = spec.partition(":")
-    if name in real.READERS:
-        return real.READERS[name](spec, rest, root)
-    if name == "glue" and rest:
-        return glue.load(spec, rest)
-    if name in TABLES and rest:
-        return _table(spec, name, rest)
-    if name in ("glue", *TABLES):
-        raise UserError(f"{name} needs a path: give --data {name}:PATH{'/SST-2' if name == 'glue' else '#text,label'}")
-    raise unknown_name("labelled text", spec, (*real.READERS, *(f"{kind}:PATH" for kind in ("glue", *TABLES))))
+def load_table(request: DataRequest) -> Corpus | LabelledData:
+    """`csv:PATH#text,label` and its like; as a corpus `csv:PATH#column`."""
+    kind: Any = request.name
+    if request.kind == "corpus":
+        return table_corpus(kind, request.variant)
+    return _labelled_table(request.spec, kind, request.variant)
 
 
 def _limited(data: LabelledData, part: LabelledText, limit: int | None, seed: int) -> LabelledText:
@@ -119,7 +112,7 @@ def _limited(data: LabelledData, part: LabelledText, limit: int | None, seed: in
     return part if kept is None else part.subset(kept)
 
 
-def _table(spec: str, kind: TableKind, rest: str) -> LabelledData:
+def _labelled_table(spec: str, kind: TableKind, rest: str) -> LabelledData:
     place, _, named = rest.partition("#")
     columns = tuple(named.split(",")) if named else ("text", "label")
     if len(columns) not in (2, 3) or not all(columns):
@@ -136,7 +129,7 @@ def _table(spec: str, kind: TableKind, rest: str) -> LabelledData:
         # By the texts: a sentence that stands there twice is on one side.
         train, test = ([r for r in rows if is_test(" ".join(r[:-1])) == side] for side in (False, True))
         source += ", a tenth of the rows held out"
-    return build(spec, train, test, source)
+    return build_labelled(spec, train, test, source)
 
 
 def _rows(path: Path, kind: TableKind, columns: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -162,7 +155,7 @@ def _values(row: Row, columns: tuple[str, ...]) -> tuple[str, ...]:
     return (*(str(text) for text in texts), str(label))
 
 
-def build(
+def build_labelled(
     spec: str,
     train: Sequence[tuple[str, ...]],
     test: Sequence[tuple[str, ...]],

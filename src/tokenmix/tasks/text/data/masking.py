@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenmix.data.images.augment import hash_indices
+from tokenmix.data.seeding import hash_indices
 
 __all__ = ["IGNORED", "Masking", "mask_tokens"]
 

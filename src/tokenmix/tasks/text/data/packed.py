@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenmix.data.images.augment import hash_indices
+from tokenmix.data.seeding import hash_indices
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data.masking import Masking, mask_tokens
 from tokenmix.tasks.text.data.sequences import Batch, Sequences

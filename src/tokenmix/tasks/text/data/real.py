@@ -9,20 +9,20 @@ import io
 import re
 import tarfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import combinations
 from pathlib import Path
 
 from tokenmix.data.fetch import FetchError
-from tokenmix.data.names import Names
+from tokenmix.data.lookup import DataRequest, stored_path
 from tokenmix.data.packages import members, pypi_archive
-from tokenmix.data.store import Stored, fetched, stored_path
+from tokenmix.data.store import Names, Stored, fetched
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.tasks.text.data.labelled import LabelledData, build
+from tokenmix.tasks.text.data.labelled import LabelledData, build_labelled
 from tokenmix.tasks.text.data.split import is_test
 from tokenmix.tasks.text.data.wordnet import NOUN_FILES, Synset, read_wordnet
 
-__all__ = ["DOMAINS", "READERS", "sense_pairs"]
+__all__ = ["DOMAINS", "load_definitions", "load_sense_pairs", "load_vader", "sense_pairs"]
 
 SHA256 = "6ea3b53f1835a1bb9125cbb9872e8740bd506ab1d9f2266d0c63109b858d71af"
 DOMAINS = {
@@ -37,23 +37,25 @@ SHARE = 5
 """One in so many is for testing."""
 
 
-def _vader(spec: str, rest: str, root: Path | None) -> LabelledData:
+def load_vader(request: DataRequest) -> LabelledData:
     """Positive or negative. Sentences of one review, and equal sentences, lie on the same side."""
-    wanted = rest.split(",") if rest else list(DOMAINS)
+    wanted = request.variant.split(",") if request.variant else list(DOMAINS)
     for domain in wanted:
         if domain not in DOMAINS:
             raise unknown_name("domain of vader", domain, DOMAINS)
-    if rest and len(wanted) > 2:
-        raise UserError(f"{spec!r} names {len(wanted)} domains; give one, or that of training and that of testing")
-    tensors, notes = fetched("vader", root, _fetch_vader, "use your own: --data csv:PATH#text,label")
+    if request.variant and len(wanted) > 2:
+        raise UserError(
+            f"{request.spec!r} names {len(wanted)} domains; give one, or that of training and that of testing"
+        )
+    tensors, notes = fetched("vader", request.root, _fetch_vader, "use your own: --data csv:PATH#text,label")
     names = Names(tensors["text"], tensors["ends"])
     rows = [names[i].split("\t") for i in range(len(names))]
-    train_on, test_on = (wanted[0], wanted[-1]) if rest else ("", "")
+    train_on, test_on = (wanted[0], wanted[-1]) if request.variant else ("", "")
     train = [r for r in rows if not _held(r) and (not train_on or r[0] == train_on)]
     test = [r for r in rows if _held(r) and (not test_on or r[0] == test_on)]
-    source = f"VADER: {notes['source']}, in {stored_path('vader', root)}"
+    source = f"VADER: {notes['source']}, in {stored_path('vader', request.root)}"
     learnt, tested = ([(r[3], _sign(r[2])) for r in part] for part in (train, test))
-    return build(spec, learnt, tested, source, classes=SIGNS)
+    return build_labelled(request.spec, learnt, tested, source, classes=SIGNS)
 
 
 SIGNS = ("negative", "positive")
@@ -94,26 +96,24 @@ def _rated(domain: str, table: str) -> Iterator[tuple[str, str, str, str]]:
             yield domain, number.partition("_")[0], rating, " ".join(sentence.split())
 
 
-def _definitions(spec: str, rest: str, root: Path | None) -> LabelledData:
+def load_definitions(request: DataRequest) -> LabelledData:
     """A noun's definition, and which of the 26 lexicographer files it is in. Equal definitions lie on the same side."""
-    _no_variants(spec, rest)
-    synsets, source, _ = read_wordnet(root)
+    synsets, source, _ = read_wordnet(request.root)
     rows = [(s.definition, NOUN_FILES[s.file - 3]) for s in synsets if s.part == "noun"]
     train, test = ([row for row in rows if is_test(row[0], SHARE) == side] for side in (False, True))
-    return build(spec, train, test, source, classes=NOUN_FILES)
+    return build_labelled(request.spec, train, test, source, classes=NOUN_FILES)
 
 
-def _pairs(spec: str, rest: str, root: Path | None) -> LabelledData:
+def load_sense_pairs(request: DataRequest) -> LabelledData:
     """Two example sentences with one word: whether it has the same sense in both. No word is on both sides."""
-    _no_variants(spec, rest)
-    synsets, source, _ = read_wordnet(root)
+    synsets, source, _ = read_wordnet(request.root)
     rows = balanced(sense_pairs(synsets))
     test = [row for row in rows if is_test(row[0], SHARE)]
     shown = {sentence for row in test for sentence in row[1:3]}
     # A sentence serves several words; what is tested on has not been seen with another.
     train = [row for row in rows if not is_test(row[0], SHARE) and not shown & {row[1], row[2]}]
     learnt, tested = ([(f"{word}: {one}", other, label) for word, one, other, label in p] for p in (train, test))
-    return build(spec, learnt, tested, source, classes=("different", "same"))
+    return build_labelled(request.spec, learnt, tested, source, classes=("different", "same"))
 
 
 Pair = tuple[str, str, str, str]
@@ -160,15 +160,3 @@ def _contains(sentence: str, word: str) -> bool:
     stem, last = re.escape(word.removesuffix("e") if len(word) > 3 else word), re.escape(word[-1:])
     endings = f"e|s|es|ed|d|ing|er|est|{last}ed|{last}ing"
     return re.search(rf"\b{stem}(?:{endings})?\b", sentence, re.IGNORECASE) is not None
-
-
-def _no_variants(spec: str, rest: str) -> None:
-    if rest:
-        raise UserError(f"{spec.partition(':')[0]} has no variants, got {spec!r}; leave {rest!r} out")
-
-
-READERS: dict[str, Callable[[str, str, Path | None], LabelledData]] = {
-    "vader": _vader,
-    "wordnet-definitions": _definitions,
-    "wordnet-pairs": _pairs,
-}

@@ -6,15 +6,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenmix.data.numbered import Numbered
+from tokenmix.data.indexed import IndexedDataset
 
 __all__ = ["Batch", "Sequences", "padded", "token_batch"]
 
 Batch = dict[str, Tensor]
 
 
-class Sequences(Numbered):
-    """Numbered sequences of token ids.
+class Sequences(IndexedDataset):
+    """Sequences of token ids.
 
     A batch holds input_ids and attention_mask int64 (B, N), what is to be learnt from them, and index int64 (B,).
     """

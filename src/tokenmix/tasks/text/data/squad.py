@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenmix.data.lookup import DataRequest, load_data
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data.files import check_file, read_lines
 
-__all__ = ["Question", "QuestionData", "load_questions", "read_squad"]
+__all__ = ["Question", "QuestionData", "load_questions", "load_squad", "read_squad"]
 
 VERSIONS = ("v2.0", "v1.1")
 
@@ -38,22 +39,28 @@ class QuestionData:
     source: str
 
 
-def load_questions(spec: str) -> QuestionData:
-    """`squad:PATH`: a folder with train-v1.1.json and dev-v1.1.json, or with those of v2.0.
+def load_questions(spec: str, *, root: Path | None = None) -> QuestionData:
+    """Questions about texts, for training and testing.
+
+    Args:
+        spec: `squad:PATH`, a folder with train-v1.1.json and dev-v1.1.json, or with those of v2.0.
+        root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if not given.
 
     Raises:
-        UserError: another layout, a damaged file, or an answer that does not stand in its context.
+        UserError: unknown set, another layout, a damaged file, or an answer that does not stand in its context.
     """
-    kind, _, place = spec.partition(":")
-    if kind != "squad" or not place:
-        raise UserError(f"unknown questions {spec!r}; give --data squad:PATH of a folder with train-v1.1.json")
-    folder = Path(place).expanduser()
+    return load_data(spec, "questions", root=root)
+
+
+def load_squad(request: DataRequest) -> QuestionData:
+    """A folder with train-v1.1.json and dev-v1.1.json, or with those of v2.0."""
+    folder = request.path
     for version in VERSIONS:
         files = [folder / f"{part}-{version}.json" for part in ("train", "dev")]
         if all(file.exists() for file in files):
             train, test = (read_squad(file) for file in files)
             none = any(not question.answers for question in [*train, *test])
-            return QuestionData(spec, train, test, none, f"SQuAD {version}: {folder.resolve()}")
+            return QuestionData(request.spec, train, test, none, f"SQuAD {version}: {folder.resolve()}")
     wanted = " or ".join(f"train-{version}.json with dev-{version}.json" for version in reversed(VERSIONS))
     raise UserError(f"{str(folder)!r} has no {wanted}; give the folder that holds them")
 
@@ -80,11 +87,11 @@ def _questions(path: Path, whole: Any) -> Iterator[Question]:
             for asked in paragraph["qas"]:
                 found = [] if asked.get("is_impossible") else asked["answers"]
                 answers = tuple((answer["text"], int(answer["answer_start"])) for answer in found)
-                _check(path, asked["id"], context, answers)
+                _check_answers(path, asked["id"], context, answers)
                 yield Question(str(asked["id"]), asked["question"], context, answers)
 
 
-def _check(path: Path, name: str, context: str, answers: tuple[tuple[str, int], ...]) -> None:
+def _check_answers(path: Path, name: str, context: str, answers: tuple[tuple[str, int], ...]) -> None:
     for text, start in answers:
         if not text or start < 0 or context[start : start + len(text)] != text:
             inside = f"there stands {context[max(start, 0) : max(start, 0) + len(text)]!r}"

@@ -14,8 +14,9 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from tokenmix.data.fetch import say
-from tokenmix.data.store import cache_root, locked
+from tokenmix.data.fetch import log
+from tokenmix.data.lookup import cache_root
+from tokenmix.data.store import locked
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data.corpus import Corpus
 
@@ -97,7 +98,7 @@ def _write(corpus: Corpus, tokenizer: "PreTrainedTokenizerFast", folder: Path) -
         beside.replace(folder)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    say(f"the tokens of {corpus.name} are now in {folder}")
+    log(f"the tokens of {corpus.name} are now in {folder}")
 
 
 def _write_side(documents: Iterable[str], tokenizer: Any, folder: Path, side: str, wide: np.dtype, label: str) -> int:

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 
 from tokenmix.data.fetch import FetchError, download
-from tokenmix.data.names import Names
+from tokenmix.data.lookup import stored_path
 from tokenmix.data.packages import debian_files
-from tokenmix.data.store import Stored, fetched, stored_path
+from tokenmix.data.store import Names, Stored, fetched
 
 __all__ = ["NOUN_FILES", "Synset", "parse", "read_wordnet"]
 
@@ -83,7 +83,7 @@ class Synset:
 
 def read_wordnet(root: Path | None = None) -> tuple[list[Synset], str, str]:
     """All synsets in the order of the files, where they came from, and the checksum of their store; fetched once."""
-    tensors, notes = fetched("wordnet", root, fetch, "use your own text")
+    tensors, notes = fetched("wordnet", root, fetch_wordnet, "use your own text")
     names = Names(tensors["text"], tensors["ends"])
     synsets = []
     for index in range(len(names)):
@@ -92,7 +92,7 @@ def read_wordnet(root: Path | None = None) -> tuple[list[Synset], str, str]:
     return synsets, f"WordNet 3.0: {notes['source']}, in {stored_path('wordnet', root)}", f"wordnet {len(names)}"
 
 
-def fetch(folder: Path) -> Stored:
+def fetch_wordnet(folder: Path) -> Stored:
     """From Princeton, else from the Debian package."""
     where, source = debian_files(PACKAGE, "usr/share/wordnet", folder, (HOME, partial(_from_home, folder)))
     synsets = [synset for part in PARTS for synset in parse(part, _lines(where / f"data.{part}"))]

@@ -1,39 +1,24 @@
-"""Our model type in transformers' automatic classes. Importing this tells them of the config, which costs nothing.
+"""Our model type in transformers' automatic classes, which have no entry point for plug-ins."""
 
-The models follow when the first config is made: only then is it sure that somebody wants one, and that nothing of
-transformers is half imported, as it is while `tokenmix._import_hook` runs.
-"""
-
-from functools import cache
-
-from transformers.models.auto.configuration_auto import AutoConfig
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+)
 
 from tokenmix.tasks.text.models.config import GMLPConfig
+from tokenmix.tasks.text.models.heads import GMLPForMaskedLM, GMLPForQuestionAnswering, GMLPForSequenceClassification
+from tokenmix.tasks.text.models.modeling import GMLPModel
 
-__all__ = ["register_models"]
-
-
-@cache
-def register_models() -> None:
-    """Tell transformers which model belongs to a config of type `gmlp` in which automatic class."""
-    from transformers import (
-        AutoModel,
-        AutoModelForMaskedLM,
-        AutoModelForQuestionAnswering,
-        AutoModelForSequenceClassification,
-    )
-
-    from tokenmix.tasks.text.models.heads import (
-        GMLPForMaskedLM,
-        GMLPForQuestionAnswering,
-        GMLPForSequenceClassification,
-    )
-    from tokenmix.tasks.text.models.modeling import GMLPModel
-
-    AutoModel.register(GMLPConfig, GMLPModel)
-    AutoModelForMaskedLM.register(GMLPConfig, GMLPForMaskedLM)
-    AutoModelForSequenceClassification.register(GMLPConfig, GMLPForSequenceClassification)
-    AutoModelForQuestionAnswering.register(GMLPConfig, GMLPForQuestionAnswering)
+__all__ = ["register_with_transformers"]
 
 
-AutoConfig.register(GMLPConfig.model_type, GMLPConfig)
+def register_with_transformers() -> None:
+    """Tell transformers of the config, and which model belongs to it in which automatic class."""
+    AutoConfig.register(GMLPConfig.model_type, GMLPConfig, exist_ok=True)
+    AutoModel.register(GMLPConfig, GMLPModel, exist_ok=True)
+    AutoModelForMaskedLM.register(GMLPConfig, GMLPForMaskedLM, exist_ok=True)
+    AutoModelForSequenceClassification.register(GMLPConfig, GMLPForSequenceClassification, exist_ok=True)
+    AutoModelForQuestionAnswering.register(GMLPConfig, GMLPForQuestionAnswering, exist_ok=True)

@@ -10,9 +10,15 @@ from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.layers.spatial_gating import GateKind
 from tokenmix.ops.gating import GateVariant
 from tokenmix.tasks.text.models.config import GMLPConfig
+from tokenmix.tasks.text.models.padding import map_as_given, map_from_start
 from tokenmix.tasks.text.models.relative import RelativePositions
 
 __all__ = ["GMLPLayer", "SelfAttentionLayer", "create_layer"]
+
+# What a block returns with its maps: tokens, the map of attention with the places as given, and the gate's matrix. Each
+# row of the tokens is turned so that the token at `start` is the first; the map is turned back before it is used, since
+# what a model returns must be what its result was made of: else no gradient reaches it.
+WithMaps = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 class GMLPLayer(GradientCheckpointingLayer):
@@ -33,15 +39,21 @@ class GMLPLayer(GradientCheckpointingLayer):
             dropout=config.hidden_dropout_prob,
         )
 
-    def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Tokens (B, N, D) to tokens; mask (B, N) is True for those that take part."""
-        return hidden_states + self.mixer(self.norm(hidden_states), mask)
+    def forward(
+        self, hidden_states: Tensor, mask: Tensor | None = None, start: Tensor | None = None, *, want_maps: bool = False
+    ) -> Tensor | WithMaps:
+        """Tokens (B, N, D) to tokens; mask (B, N) is True for those that take part.
 
-    def maps(self, hidden_states: Tensor, mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Tiny attention's map (B, 1, N, N), if there is one, and W (N, N)."""
+        With `want_maps` also tiny attention's map (B, 1, N, N), if there is one, and W (N, N).
+        """
         x = self.norm(hidden_states)
-        attention = None if self.mixer.tiny_attention is None else self.mixer.tiny_attention_map(x, mask)
-        return attention, self.mixer.attention_map(x, mask)
+        if not want_maps:
+            return hidden_states + self.mixer(x, mask)
+        attention = None
+        if self.mixer.tiny_attention is not None:
+            attention = map_as_given(self.mixer.tiny_attention_map(x, mask), start)
+        out = hidden_states + self.mixer(x, mask, attention=map_from_start(attention, start))
+        return out, attention, self.mixer.attention_map(x, mask)
 
     def macs(self, num_tokens: int) -> int:
         """Multiply-adds of one sample."""
@@ -65,16 +77,20 @@ class SelfAttentionLayer(GradientCheckpointingLayer):
         )
         self.hidden = hidden
 
-    def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Tokens (B, N, D) to tokens; mask (B, N) is True for those that take part."""
-        x = self.norm(hidden_states)
-        hidden_states = hidden_states + self.mixer.mix(x, None, mask, residual=self._bias(x))[0]
-        return hidden_states + self.mlp(self.mlp_norm(hidden_states))
+    def forward(
+        self, hidden_states: Tensor, mask: Tensor | None = None, start: Tensor | None = None, *, want_maps: bool = False
+    ) -> Tensor | WithMaps:
+        """Tokens (B, N, D) to tokens; mask (B, N) is True for those that take part.
 
-    def maps(self, hidden_states: Tensor, mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """The map (B, H, N, N), and no gate."""
+        With `want_maps` also the map (B, H, N, N), and no gate.
+        """
         x = self.norm(hidden_states)
-        return self.mixer.mix_map(x, None, mask, residual=self._bias(x)), None
+        bias = self._bias(x)
+        attention = map_as_given(self.mixer.mix_map(x, None, mask, residual=bias), start) if want_maps else None
+        weights = map_from_start(attention, start)
+        hidden_states = hidden_states + self.mixer.mix(x, None, mask, residual=bias, weights=weights)[0]
+        out = hidden_states + self.mlp(self.mlp_norm(hidden_states))
+        return (out, attention, None) if want_maps else out
 
     def _bias(self, x: Tensor) -> Tensor | None:
         return None if self.relative is None else self.relative(x.shape[1]).to(x.dtype)

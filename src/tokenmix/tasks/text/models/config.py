@@ -96,10 +96,6 @@ class GMLPConfig(PreTrainedConfig):
                 raise unknown_name(field, str(getattr(self, field)), values)
         self._check_mixer()
         super().__post_init__(**kwargs)
-        # Whoever has a config may ask an automatic class for its model; the models import this file.
-        from tokenmix.tasks.text.models.auto import register_models
-
-        register_models()
 
     def _check_sizes(self) -> None:
         for field in ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings"):

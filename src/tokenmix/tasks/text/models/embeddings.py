@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.models.config import GMLPConfig
-from tokenmix.tasks.text.models.padding import rotate
+from tokenmix.tasks.text.models.padding import from_start
 
 __all__ = ["GMLPEmbeddings"]
 
@@ -41,12 +41,12 @@ class GMLPEmbeddings(nn.Module):
         """
         self._check(token_type_ids, position_ids)
         if inputs_embeds is None:
-            x = self.word_embeddings(_turned(cast(Tensor, input_ids), start))
+            x = self.word_embeddings(from_start(cast(Tensor, input_ids), start))
         else:
-            x = _turned(inputs_embeds, start)
+            x = from_start(inputs_embeds, start)
         if self.token_type_embeddings is not None:
             table = self.token_type_embeddings
-            x = x + (table.weight[0] if token_type_ids is None else table(_turned(token_type_ids, start)))
+            x = x + (table.weight[0] if token_type_ids is None else table(from_start(token_type_ids, start)))
         if self.position_embeddings is not None:
             table = self.position_embeddings
             x = x + (table.weight[: x.shape[1]] if position_ids is None else table(_places(position_ids, x, start)))
@@ -65,10 +65,6 @@ class GMLPEmbeddings(nn.Module):
             )
 
 
-def _turned(x: Tensor, start: Tensor | None) -> Tensor:
-    return x if start is None else rotate(x, start)
-
-
 def _places(position_ids: Tensor, x: Tensor, start: Tensor | None) -> Tensor:
     """transformers gives one row (1, N) for all samples, or one for each."""
-    return _turned(position_ids.expand(x.shape[0], x.shape[1]), start)
+    return from_start(position_ids.expand(x.shape[0], x.shape[1]), start)

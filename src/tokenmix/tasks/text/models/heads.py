@@ -63,8 +63,7 @@ class GMLPForMaskedLM(GMLPPreTrainedModel):
         features = out.last_hidden_state
         if labels is not None and self.config.predict == "labelled":
             labelled = labels != NO_LABEL
-            # As one long sequence, since `Linear` has its fast path for (B, N, D).
-            logits, labels = self.lm_head(features[labelled][None])[0], labels[labelled]
+            logits, labels = self.lm_head(features[labelled]), labels[labelled]
         else:
             logits = self.lm_head(features)
         loss = None

@@ -1,19 +1,21 @@
 """gMLP for text as a transformers model, without a head."""
 
+import copy
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers import initialization as init
 from transformers.utils.generic import can_return_tuple
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.layers.gated_mlp import GatedMLP
+from tokenmix.layers.spatial_gating import SpatialGatingUnit
 from tokenmix.tasks.text.models.blocks import GMLPLayer, SelfAttentionLayer, create_layer
 from tokenmix.tasks.text.models.config import GMLPConfig
 from tokenmix.tasks.text.models.embeddings import GMLPEmbeddings
 from tokenmix.tasks.text.models.outputs import GMLPModelOutput
-from tokenmix.tasks.text.models.padding import first_token, read_mask, rotate
+from tokenmix.tasks.text.models.padding import as_given, first_token, from_start, read_mask, rotate
 from tokenmix.tasks.text.models.relative import PlaceRule, RelativePositions
 from tokenmix.tasks.text.models.resizing import resize_gated_mlp, resize_positions
 
@@ -33,12 +35,19 @@ class GMLPPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        # transformers marks what it has loaded; a gate is loaded as a whole or not at all.
-        if isinstance(module, GatedMLP) and not getattr(module.gating.weight, "_is_hf_initialized", False):
-            module.reset_gate()
-        if isinstance(module, RelativePositions) and not getattr(module.weight, "_is_hf_initialized", False):
-            module.reset_parameters()
+        # Called for modules that have parameters of their own, and not for what merely holds such modules. The
+        # functions of `init` leave alone what has been loaded.
+        std = getattr(module, "init_std", None)
+        if isinstance(module, nn.Linear) and std is not None:
+            init.normal_(module.weight, std=std)
+            init.zeros_(module.bias)
+        elif isinstance(module, (SpatialGatingUnit, RelativePositions)):
+            fresh = copy.deepcopy(module)
+            fresh.reset_parameters()
+            for parameter, value in zip(module.parameters(recurse=False), fresh.parameters(recurse=False)):
+                init.copy_(parameter, value)
+        else:
+            super()._init_weights(module)
 
     def resize_position_embeddings(self, new_num_position_embeddings: int, how: PlaceRule = "extend") -> None:
         """Go over to another longest sequence. Parameters are new: build the optimiser afterwards.
@@ -128,24 +137,26 @@ class GMLPModel(GMLPPreTrainedModel):
         if mask is not None and start is not None:
             mask = rotate(mask, start)
         x = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, start)
-        states, attentions, gates = [x], [], []
+        states, attentions, gates = [], [], []
         want_maps = self.config.output_attentions if output_attentions is None else output_attentions
+        want_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         for layer in self.blocks():
+            if want_states:
+                # On from what is returned, turned again: otherwise no gradient would reach it.
+                states.append(as_given(x, start))
+                x = from_start(states[-1], start)
             if want_maps:
-                attention, gate = layer.maps(x, mask)
+                x, attention, gate = layer(x, mask, start, want_maps=True)
                 attentions.append(attention)
                 gates.append(gate)
-            x = layer(x, mask)
-            states.append(x)
-        x = states[-1] = self.norm(x)
-        want_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        pooled = None if self.pooler is None else torch.tanh(self.pooler(x[:, 0]))
-        back = None if start is None else -start
+            else:
+                x = layer(x, mask)
+        last = as_given(self.norm(x), start)
         return GMLPModelOutput(
-            last_hidden_state=_turned(x, back),
-            pooler_output=pooled,
-            hidden_states=tuple(_turned(state, back) for state in states) if want_states else None,
-            attentions=_all_or_none([None if a is None else _turned(_turned(a, back, 2), back, 3) for a in attentions]),
+            last_hidden_state=last,
+            pooler_output=None if self.pooler is None else torch.tanh(self.pooler(_first(last, start))),
+            hidden_states=(*states, last) if want_states else None,
+            attentions=_all_or_none(attentions),
             gates=_all_or_none(gates),
         )
 
@@ -185,8 +196,9 @@ def _check_vocabulary(ids: Tensor, vocab_size: int) -> None:
         )
 
 
-def _turned(x: Tensor, places: Tensor | None, dim: int = 1) -> Tensor:
-    return x if places is None else rotate(x, places, dim)
+def _first(x: Tensor, start: Tensor | None) -> Tensor:
+    """The first token (B, D) of each row of x (B, N, D)."""
+    return x[:, 0] if start is None else x[torch.arange(x.shape[0], device=x.device), start]
 
 
 def _all_or_none(maps: list[Any]) -> tuple[Tensor, ...] | None:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 
-__all__ = ["first_token", "read_mask", "rotate"]
+__all__ = ["as_given", "first_token", "from_start", "map_as_given", "map_from_start", "read_mask", "rotate"]
 
 
 def read_mask(attention_mask: Tensor | None, size: int, length: int) -> Tensor | None:
@@ -58,3 +58,23 @@ def rotate(x: Tensor, places: Tensor, dim: int = 1) -> Tensor:
     shape = [1] * x.dim()
     shape[0], shape[dim] = x.shape[0], n
     return x.gather(dim, index.view(shape).expand_as(x))
+
+
+def from_start(x: Tensor, start: Tensor | None) -> Tensor:
+    """x (B, N, ...) with the token at `start` first in each row."""
+    return x if start is None else rotate(x, start)
+
+
+def as_given(x: Tensor, start: Tensor | None) -> Tensor:
+    """What `from_start` turned, as it was."""
+    return x if start is None else rotate(x, -start)
+
+
+def map_from_start(weights: Tensor | None, start: Tensor | None) -> Tensor | None:
+    """A map (B, H, N, N) with its rows and columns turned as the tokens by `from_start`."""
+    return weights if weights is None or start is None else rotate(rotate(weights, start, 2), start, 3)
+
+
+def map_as_given(weights: Tensor, start: Tensor | None) -> Tensor:
+    """What `map_from_start` turned, as it was."""
+    return weights if start is None else rotate(rotate(weights, -start, 2), -start, 3)

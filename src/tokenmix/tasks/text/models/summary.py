@@ -4,9 +4,10 @@ from typing import Any
 
 import torch
 
+from tokenmix.tasks.text.models.builder import create_config
 from tokenmix.tasks.text.models.config import GMLPConfig
 from tokenmix.tasks.text.models.heads import GMLPForMaskedLM
-from tokenmix.tasks.text.models.presets import PRESETS, create_config
+from tokenmix.tasks.text.presets import PRESETS
 
 __all__ = ["describe"]
 
@@ -18,7 +19,7 @@ def describe(name: str, **overrides: Any) -> dict[str, Any]:
     """What a preset's masked-language model costs, without building it in memory.
 
     Args:
-        name: a name of `list_configs()`.
+        name: one of `PRESETS`.
         **overrides: fields of `GMLPConfig`.
     """
     config = create_config(name, **overrides)

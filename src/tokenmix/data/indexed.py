@@ -1,0 +1,62 @@
+"""Indexed samples that are read a batch at a time: images, scenes, sequences of text, and point clouds."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+__all__ = ["IndexedDataset", "shared_permutation", "subset"]
+
+
+class IndexedDataset(ABC):
+    """Indexed samples; a batch is a function of the epoch and the indices in it, and of nothing else.
+
+    Attributes:
+        unit: what a sample is, in the plural.
+    """
+
+    unit: str = "samples"
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many there are, the same in each epoch."""
+
+    @abstractmethod
+    def read(self, indices: Tensor, epoch: int) -> Any:
+        """The batch of these samples, as the task takes it."""
+
+    def training_order(self, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray:
+        """The indices that one of `world_size` processes takes in an epoch, as many for each."""
+        return shared_permutation(len(self), seed, epoch, rank, world_size)
+
+    def check_shares(self, world_size: int) -> None:
+        """Raise `UserError` if the samples cannot be shared among this many processes."""
+        return
+
+
+def shared_permutation(count: int, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray:
+    """Every world_size-th of one permutation of `count` samples.
+
+    Together the processes read what one process would read with batches as many times larger.
+    """
+    order = np.random.default_rng([abs(seed), epoch]).permutation(count)
+    # Topped up from the start, so that every process takes the same number of steps.
+    return np.resize(order, -(-count // world_size) * world_size)[rank::world_size]
+
+
+def subset(dataset: IndexedDataset, count: int | None) -> IndexedDataset:
+    """`count` of the samples, evenly spread over them, so that no document or place has them all; all for None."""
+    return dataset if count is None or count >= len(dataset) else _Subset(dataset, count)
+
+
+class _Subset(IndexedDataset):
+    def __init__(self, dataset: IndexedDataset, count: int) -> None:
+        self.dataset, self.count, self.unit = dataset, count, dataset.unit
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, indices: Tensor, epoch: int) -> Any:
+        """The batch of these samples."""
+        return self.dataset.read(indices * len(self.dataset) // self.count, epoch)

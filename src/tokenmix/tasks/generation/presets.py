@@ -1,0 +1,67 @@
+"""GANs by name: SAGAN's networks at the published widths, with its attention, with external attention, with none."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tokenmix.registry import MODELS, ModelEntry
+
+__all__ = ["GANS", "Attention", "Preset"]
+
+Attention = Literal["none", "sagan", "external"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Widths in units of a preset's width, and where attention stands.
+
+    Attributes:
+        generator: at 4 x 4 pixels and after each block.
+        discriminator: after each block.
+        num_halvings: first blocks of the discriminator that halve the sides.
+        after: block of the generator, and of the discriminator, that attention follows.
+    """
+
+    generator: tuple[int, ...]
+    discriminator: tuple[int, ...]
+    num_halvings: int
+    after: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A GAN: unit of width, length of the noise, attention, its layout for each image size, and a line on it."""
+
+    width: int
+    latent_dim: int
+    attention: Attention
+    layouts: dict[int, Layout]
+    about: str
+
+
+# PyTorch-StudioGAN's of 2021, with which EANet compared (papers.md 2.9).
+PUBLISHED = {
+    32: Layout((4, 4, 4, 4), (2, 2, 2, 2), 2, (2, 1)),
+    64: Layout((16, 8, 4, 2, 1), (1, 2, 4, 8, 16), 4, (3, 1)),
+    128: Layout((16, 16, 8, 4, 2, 1), (1, 2, 4, 8, 16, 16), 5, (4, 1)),
+}
+# At 32 px three quarters of the published generator's work are its last block; for a CPU it narrows towards there.
+NANO = {**PUBLISHED, 32: Layout((8, 4, 2, 2), (2, 2, 4, 8), 3, (2, 1))}
+
+GANS: dict[str, Preset] = {
+    "sagan": Preset(64, 128, "sagan", PUBLISHED, "SAGAN at the published widths"),
+    "eagan": Preset(64, 128, "external", PUBLISHED, "the same networks with external attention"),
+    "resnet_gan": Preset(64, 128, "none", PUBLISHED, "the same networks without attention"),
+    "sagan_nano": Preset(16, 64, "sagan", NANO, "SAGAN at nano size"),
+    "eagan_nano": Preset(16, 64, "external", NANO, "external attention at nano size"),
+    "resnet_gan_nano": Preset(16, 64, "none", NANO, "no attention at nano size"),
+}
+
+MODELS.register(
+    *(
+        ModelEntry(
+            name=name, tasks=("image-generation",), about=preset.about,
+            build="tokenmix.tasks.generation.models.builder:create_gan", arguments={"name": name},
+        )
+        for name, preset in GANS.items()
+    )
+)  # fmt: skip

@@ -1,0 +1,207 @@
+"""The processes of one run: which of them this one is, and what they agree on.
+
+torchrun, or `tokenmix train --devices 2`, starts the processes and tells each its place by environment variables.
+Only the first process, rank 0, writes files and speaks; what stops one stops all, and one of them says why.
+"""
+
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+
+from tokenmix.errors import UserError
+from tokenmix.train.config import TrainConfig
+
+__all__ = [
+    "DistributedInfo",
+    "PeerFailure",
+    "all_reduce_any",
+    "all_reduce_max",
+    "broadcast_buffers",
+    "check_ranks",
+    "distributed_info",
+    "full_state_dict",
+    "mean",
+    "process_group",
+    "raise_on_all_ranks",
+    "sharded_state_dict",
+]
+
+
+class PeerFailure(Exception):
+    """Another process of the run stops it, and says why."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"another process of the run stopped it (exit code {code})")
+        self.code = code
+
+
+@dataclass(frozen=True)
+class DistributedInfo:
+    """This process among those of the run: its number, and that on its machine."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes the files."""
+        return self.rank == 0
+
+    @property
+    def num_nodes(self) -> int:
+        """Machines of the run."""
+        return self.world_size // self.local_world_size
+
+
+def distributed_info() -> DistributedInfo:
+    """Where this process stands, from torchrun's variables; alone without them."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    values = [os.environ.get(name) for name in names]
+    return DistributedInfo(*map(int, values)) if all(values) else DistributedInfo()  # type: ignore[arg-type]
+
+
+def check_ranks(config: TrainConfig) -> None:
+    """Raise `UserError` unless as many processes run as the config asks for."""
+    here = distributed_info()
+    devices, nodes = config.devices or here.local_world_size, config.num_nodes or here.num_nodes
+    if (devices, nodes) != (here.local_world_size, here.num_nodes):
+        several = f"--nnodes {nodes} --rdzv_endpoint FIRST_MACHINE:29500 --rdzv_backend c10d " if nodes > 1 else ""
+        raise UserError(
+            f"{devices * nodes} processes are asked for and {here.world_size} run; start them on each machine with: "
+            f"torchrun {several}--nproc_per_node {devices} -m tokenmix train ..."
+        )
+    if config.strategy != "auto" and here.world_size == 1:
+        raise UserError(f"strategy {config.strategy} is for several processes; give --devices 2 or more")
+    if config.strategy == "fsdp" and config.ema is not None:
+        raise UserError("ema keeps a whole copy of the weights, which fsdp avoids; leave --ema out or use ddp")
+    if config.strategy == "fsdp" and config.precision == "16-mixed":
+        raise UserError("fsdp cannot compute in 16-mixed; give --precision bf16-mixed or 32")
+
+
+@contextmanager
+def process_group(device: str) -> Iterator[None]:
+    """Join the other processes for the block; nothing to do for one alone."""
+    here = distributed_info()
+    if here.world_size == 1 or dist.is_initialized():
+        yield
+        return
+    cuda = device in ("auto", "cuda") and torch.cuda.is_available()
+    if cuda:
+        _check_devices(here)
+        torch.cuda.set_device(here.local_rank)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        # A thread of gloo's hands the tensors of its last work back to Python, and aborts if Python has begun to end.
+        # So the groups go now, and their threads with them.
+        gc.collect()
+
+
+def _check_devices(here: DistributedInfo) -> None:
+    """Raise `UserError` in the first process, and `PeerFailure` in the others, if some would have no GPU."""
+    count = torch.cuda.device_count()
+    if here.local_world_size <= count:
+        return
+    if here.local_rank:
+        raise PeerFailure(2)
+    raise UserError(
+        f"{here.local_world_size} processes are asked for and this machine has {count} CUDA device{'s' * (count > 1)}; "
+        f"give --devices {count}, and --batch-size with --accumulate to keep the images of a step, or --device cpu"
+    )
+
+
+def mean(values: Tensor) -> Tensor:
+    """The mean over the processes of a tensor on the CPU."""
+    if not dist.is_initialized():
+        return values
+    values = values.clone()
+    dist.all_reduce(values)
+    return values / dist.get_world_size()
+
+
+def all_reduce_max(count: int) -> int:
+    """The largest count of any process."""
+    if not dist.is_initialized():
+        return count
+    value = torch.tensor(count)
+    dist.all_reduce(value, dist.ReduceOp.MAX)
+    return int(value)
+
+
+def all_reduce_any(flag: bool) -> bool:
+    """Whether the flag is up in any process."""
+    return bool(all_reduce_max(int(flag)))
+
+
+def broadcast_buffers(module: nn.Module) -> None:
+    """Give every process the first one's buffers, such as the running statistics of a batch norm."""
+    if dist.is_initialized():
+        for buffer in module.buffers():
+            dist.broadcast(buffer, src=0)
+
+
+@contextmanager
+def raise_on_all_ranks() -> Iterator[None]:
+    """Let what fails in the block of one process stop the others too, which raise `PeerFailure`.
+
+    The block must not wait for other processes itself.
+    """
+    if not dist.is_initialized():
+        yield
+        return
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as caught:
+        error = caught
+    codes: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(codes, 0 if error is None else 2 if isinstance(error, UserError | OSError) else 1)
+    first = next((rank for rank, code in enumerate(codes) if code), None)
+    if first is None:
+        return
+    if error is not None and first == dist.get_rank():
+        raise error
+    raise PeerFailure(codes[first]) from error
+
+
+def full_state_dict(value: Any) -> Any:
+    """The state with every tensor of which fsdp left a part on this process made whole; all processes must call it.
+
+    So a run's checkpoints are the same whatever its strategy.
+    """
+    if isinstance(value, DTensor):
+        return value.full_tensor()
+    if isinstance(value, dict):
+        return {key: full_state_dict(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [full_state_dict(one) for one in value]
+    return value
+
+
+def sharded_state_dict(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """The full state dict of an optimiser, sharded as its own parameters are."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    moments = {place: dict(values) for place, values in state["state"].items()}
+    for place, values in moments.items():
+        parameter = parameters[place]
+        if not isinstance(parameter, DTensor):
+            continue
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                values[name] = distribute_tensor(
+                    value.to(parameter.device), parameter.device_mesh, parameter.placements
+                )
+    return {**state, "state": moments}

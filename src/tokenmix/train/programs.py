@@ -1,0 +1,78 @@
+"""What the programs (`info`, `compare`, `inspect`, `cost`) ask of a task about its models."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError
+from tokenmix.models.registry import create_on_meta
+from tokenmix.registry import MODELS
+
+__all__ = ["ProgramHooks", "View", "model_summary"]
+
+
+class View(NamedTuple):
+    """An input as it is drawn, (C, H, W), and as the model takes it, (1, C, H', W')."""
+
+    shown: Tensor
+    inputs: Tensor
+
+
+class ProgramHooks:
+    """The answers of a task that overrides none of them.
+
+    Attributes:
+        looks_at: what `inspect` can show: the maps of an image, of which `view` makes the model's input; the gates and
+            attention of a text; or nothing.
+        comparison: None if `compare` can put mixers into models of this task: they have `blocks` and tell their
+            `mixer_name`. Else how variants are trained one by one, as options of `tokenmix train TASK`.
+        has_example_input: `cost` measures models of this task over sizes, on what `example_input` makes.
+    """
+
+    looks_at: ClassVar[Literal["images", "text", "nothing"]] = "nothing"
+    comparison: ClassVar[str | None] = "--model NAME, then another"
+    has_example_input: ClassVar[bool] = False
+
+    @classmethod
+    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """What `tokenmix info` prints of a model.
+
+        Args:
+            name: of the registry.
+            sizes: of the input, as asked for: `img_size`, `num_points`; `UserError` for one that the model lacks.
+            model_kwargs: arguments of the model.
+        """
+        if sizes:
+            flag, value = next(iter(sizes.items()))
+            raise UserError(f"{name} has no --{flag.replace('_', '-')} {value}; give --model-kwargs that it takes")
+        return model_summary(name, create_on_meta(name, **model_kwargs))
+
+    @classmethod
+    def example_input(cls, model: nn.Module, size: int, *, device: torch.device | str, dtype: torch.dtype) -> Tensor:
+        """One random input of that size, as the model takes it."""
+        raise NotImplementedError(f"{cls.__name__} has no example_input")
+
+    @classmethod
+    def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
+        """The input in a file as `predict` would look at it; `data` is the run's description of its data."""
+        raise NotImplementedError(f"{cls.__name__} has no view")
+
+    @classmethod
+    def name_prediction(cls, model: nn.Module, inputs: Tensor, data: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The model's answer to what `view` made, in names; None if it has none that fits a line."""
+        return None
+
+
+def model_summary(name: str, model: nn.Module) -> dict[str, Any]:
+    """What can be told of any model of the registry."""
+    macs: Any = getattr(model, "macs", None)
+    return {
+        "model": name,
+        "task": ", ".join(MODELS[name].tasks),
+        "about": MODELS[name].about,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "macs": None if macs is None else macs(),
+    }

@@ -1,0 +1,101 @@
+"""Every registered model is what its name promises: its size and its mixer."""
+
+from typing import Any
+
+import pytest
+
+from tokenmix import list_models
+from tokenmix.models.registry import create_on_meta
+from tokenmix.registry import MODELS, TASKS
+
+EXPECTED: dict[str, tuple[str, int]] = {
+    "mixer_nano": ("self", 141_898),
+    "vit_nano": ("self", 141_898),
+    "amlp_nano": ("gating-attention", 163_530),
+    "amlp_small": ("gating-attention", 22_400_576),
+    "amlp_tiny": ("gating-attention", 7_359_168),
+    "gmlp_base": ("gating", 73_075_392),
+    "gmlp_nano": ("gating", 121_674),
+    "gmlp_small": ("gating", 19_422_656),
+    "gmlp_tiny": ("gating", 5_867_328),
+    "eamlp_7": ("multihead-external", 6_096_206),
+    "eamlp_7_bn": ("multihead-external", 6_096_206),
+    "eamlp_14": ("multihead-external", 29_801_422),
+    "eamlp_19": ("multihead-external", 54_470_798),
+    "eamlp_nano": ("multihead-external", 272_640),
+    "lavit_base": ("less", 40_162_075),
+    "lavit_nano": ("less", 638_719),
+    "lavit_small": ("less", 22_644_707),
+    "lavit_tiny": ("less", 10_900_149),
+    "eanet_nano": ("external-2d", 381_898),
+    "eanet_resnet50": ("external-2d", 34_213_928),
+    "eanet_resnet101": ("external-2d", 53_206_056),
+    "eanet_seg_resnet50": ("external", 34_846_933),
+    "eanet_seg_resnet101": ("external", 53_839_061),
+    "eanet_seg_nano": ("external", 468_053),
+    "fpn_seg_resnet50": ("none", 26_118_613),
+    "fpn_seg_lavit_tiny": ("less", 12_302_722),
+    "fpn_seg_lavit_small": ("less", 23_924_880),
+    "fpn_seg_lavit_base": ("less", 41_442_248),
+    "fpn_seg_nano": ("none", 623_893),
+    "retinanet_resnet50": ("external-2d", 42_496_820),
+    "faster_rcnn_resnet50": ("external-2d", 50_414_052),
+    "mask_rcnn_resnet50": ("external-2d", 53_057_589),
+    "retinanet_lavit_tiny": ("less", 27_640_113),
+    "retinanet_lavit_small": ("less", 41_708_039),
+    "mask_rcnn_lavit_tiny": ("less", 38_147_730),
+    "mask_rcnn_lavit_small": ("less", 52_219_784),
+    "retinanet_nano": ("external-2d", 861_940),
+    "faster_rcnn_nano": ("external-2d", 782_148),
+    "mask_rcnn_nano": ("external-2d", 836_949),
+    "pct_cls": ("offset", 2_876_136),
+    "pct_naive_cls": ("offset", 1_360_552),
+    "pct_part": ("offset", 2_446_130),
+    "eapct_cls": ("external", 2_941_672),
+    "eapct_part": ("external", 2_495_282),
+    "pct_cls_nano": ("offset", 190_088),
+    "pct_naive_cls_nano": ("offset", 152_488),
+    "pct_part_nano": ("offset", 261_330),
+    "eapct_cls_nano": ("external", 218_760),
+    "eapct_part_nano": ("external", 290_002),
+    "sagan": ("sagan", 5_461_894),
+    "eagan": ("external-2d", 5_573_636),
+    "resnet_gan": ("none", 5_359_492),
+    "sagan_nano": ("sagan", 630_502),
+    "eagan_nano": ("external-2d", 640_420),
+    "resnet_gan_nano": ("none", 627_940),
+    "gmlp_text_base": ("gating-toeplitz", 130_106_576),
+    "gmlp_text_large": ("gating-toeplitz", 365_308_064),
+    "gmlp_text_xlarge": ("gating-toeplitz", 940_616_816),
+    "amlp_text_base": ("gating-attention", 108_824_540),
+    "amlp_text_large": ("gating-attention", 315_661_496),
+    "gmlp_text_nano": ("gating-toeplitz", 1_931_066),
+    "amlp_text_nano": ("gating-attention", 1_931_847),
+    "bert_text_nano": ("self", 1_931_420),
+}
+"""The mixer of the model as its name alone builds it, and its parameters."""
+
+
+def test_every_model_is_here_and_is_trained_by_tasks_that_exist() -> None:
+    assert set(list_models()) == set(EXPECTED)
+    for entry in MODELS:
+        assert entry.about
+        assert entry.tasks
+        assert all(task in TASKS for task in entry.tasks)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_size_and_mixer(name: str) -> None:
+    model: Any = create_on_meta(name)
+    assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    assert sum(p.numel() for p in model.parameters()) == EXPECTED[name][1]
+    if MODELS[name].tasks[0] != "masked-lm":
+        assert model.mixer_name == EXPECTED[name][0]
+
+
+@pytest.mark.parametrize("name", list_models(task="masked-lm"))
+def test_a_text_model_says_its_mixer(name: str) -> None:
+    from tokenmix.text import describe
+
+    told = describe(name)
+    assert (told["mixer"], told["parameters"]) == EXPECTED[name]

@@ -1,0 +1,166 @@
+"""What is registered outside the package is known to every verb, and asked in its own words."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import tokenmix
+from tokenmix.cli import main
+from tokenmix.errors import UserError
+from tokenmix.layers import create_mixer
+from tokenmix.registry import MODELS, TASKS, load_plugin
+
+PLUGINS = Path(__file__).parent / "plugins"
+TASK = ["--import", str(PLUGINS / "toy_brightness.py")]
+NET = ["--import", str(PLUGINS / "toy_net.py")]
+DIGITS = ["--data", "digits", "--max-steps", "3", "--batch-size", "16", "--limit", "60", "--limit-eval", "20"]
+
+pytestmark = pytest.mark.usefixtures("own_names")
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    capsys.readouterr()
+    assert main(words) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    capsys.readouterr()
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    return error
+
+
+def test_they_are_listed_and_counted(capsys) -> None:
+    assert "brightness" not in TASKS
+    assert "brightness" in told(capsys, *TASK, "list", "tasks")
+    rows = json.loads(told(capsys, *TASK, *NET, "list", "models", "--json"))
+    assert {"name": "toy_line", "task": "brightness", "about": "a weighted mean"} in rows
+    assert "toy_net" in [row["name"] for row in rows]
+    assert "toy-roll" in told(capsys, *NET, "list", "mixers")
+    assert json.loads(told(capsys, *TASK, "info", "toy_line", "--json"))["parameters"] == 9
+    net = json.loads(told(capsys, *NET, "info", "toy_net", "--img-size", "8", "--json"))
+    assert net["parameters"] == sum(p.numel() for p in tokenmix.create_model("toy_net", img_size=8).parameters())
+    assert "toy_line is a model of brightness, not of detection" in refused(
+        capsys, *TASK, "train", "detection", "--model", "toy_line"
+    )
+    assert "has no argument 'depth'; it takes bias, width" in refused(
+        capsys, *TASK, "info", "toy_line", "--model-kwargs", "depth=2"
+    )
+
+
+def test_the_task_answers_for_the_programs(capsys, tmp_path) -> None:
+    assert "--model toy_line --model-kwargs bias=yes, then no" in refused(
+        capsys, *TASK, "compare", "--task", "brightness"
+    )
+    assert "toy_line is of brightness; inspect shows" in refused(
+        capsys, *TASK, "inspect", "toy_line", "x.png", "--out", str(tmp_path / "maps")
+    )
+    assert "a model of brightness, whose cost is counted by: tokenmix info toy_line" in refused(
+        capsys, *TASK, "cost", "toy_line"
+    )
+
+
+@pytest.mark.slow
+def test_a_task_of_ones_own_trains(capsys, tmp_path) -> None:
+    run, row = str(tmp_path / "run"), tmp_path / "row.txt"
+    row.write_text("0.5 " * 8)
+    words = ["--model", "toy_line", "--max-steps", "8", "--batch-size", "16", "--lr", "0.1", "--out", run]
+    told(capsys, *TASK, "train", "brightness", *words)
+    assert json.loads(told(capsys, *TASK, "eval", run, "--json"))["mse"] < 0.5
+    (answer,) = json.loads(told(capsys, *TASK, "predict", run, str(row), "--json"))
+    assert isinstance(answer["brightness"], float)
+    assert f"{run} is of brightness; inspect shows" in refused(capsys, *TASK, "inspect", run, str(row))
+
+
+@pytest.mark.slow
+def test_a_classifier_of_ones_own_trains_and_is_looked_into(capsys, tmp_path) -> None:
+    run, picture = str(tmp_path / "run"), tmp_path / "grey.png"
+    Image.new("L", (8, 8), 90).save(picture)
+    told(capsys, *NET, "train", "image-classification", "--model", "toy_net", *DIGITS, "--out", run)
+    assert 0 <= json.loads(told(capsys, *NET, "eval", run, "--json"))["accuracy"] <= 1
+    (answer,) = json.loads(told(capsys, *NET, "predict", run, str(picture), "--json"))
+    assert 0 < answer["probability"] <= 1
+    told(capsys, *NET, "inspect", run, str(picture), "--out", str(tmp_path / "maps"))
+    (block,) = json.loads((tmp_path / "maps" / "numbers.json").read_text())["blocks"]
+    assert block["kind"] == "tokens"
+    (cost, *_) = json.loads(told(capsys, *NET, "cost", "toy_net", "--img-size", "16", "--json"))["rows"]
+    assert cost["name"] == "toy_net"
+
+
+@pytest.mark.slow
+def test_mixers_of_ones_own_are_compared(capsys, tmp_path) -> None:
+    out = str(tmp_path / "out")
+    told(capsys, *NET, "compare", "--mixers", "toy-roll,toy_net:Roll,self", *DIGITS, "--out", out)
+    results = json.loads((Path(out) / "results.json").read_text())
+    assert [twin["mixer"] for twin in results["twins"]] == ["toy-roll", "toy_net:Roll", "self"]
+    assert [twin["mixer_macs"] for twin in results["twins"]][:2] == [0, 0]
+    assert all(run["status"] == "finished" for twin in results["twins"] for run in twin["runs"])
+
+
+def test_a_mixer_goes_by_its_name_or_by_its_class(capsys) -> None:
+    load_plugin(str(PLUGINS / "toy_net.py"))
+    x = torch.randn(2, 5, 6)
+    named, classed = (create_mixer(name, 6) for name in ("toy-roll", "toy_net:Roll"))
+    assert torch.equal(named(x), classed(x))
+    assert "toy-roll" in tokenmix.list_mixers()
+    assert tokenmix.create_model("mixer_nano", mixer="toy_net:Roll").mixer_name == "toy_net:Roll"
+    assert json.loads(told(capsys, "cost", "toy_net:Roll", "--tokens", "4,8", "--dim", "8", "--json"))["rows"]
+    for name, words in (
+        ("toy_net:Rol", "unknown class in module 'toy_net'"),
+        ("no_module:Roll", "cannot import 'no_module'"),
+        ("toy_net:Unmixed", "is not a mixer: derive its class from tokenmix.layers.Mixer"),
+        ("toy-rol", "did you mean toy-roll"),
+    ):
+        with pytest.raises(UserError, match=words):
+            create_mixer(name, 6)
+    with pytest.raises(UserError, match="the mixer 'self' is registered already"):
+        tokenmix.register_mixer("self", type(named))
+
+
+def test_a_plugin_that_cannot_be_imported_is_one_line(capsys, tmp_path) -> None:
+    broken = tmp_path / "broken_plugin.py"
+    broken.write_text("1 / 0\n")
+    assert "ZeroDivisionError" in refused(capsys, "--import", str(broken), "list", "tasks")
+    assert "no file" in refused(capsys, "--import", str(tmp_path / "gone.py"), "list", "tasks")
+    assert "no_such_plugin cannot be imported" in refused(capsys, "--import=no_such_plugin", "list", "tasks")
+    assert "--import needs" in refused(capsys, "--import")
+    hiding = tmp_path / "json.py"
+    hiding.write_text("")
+    assert "would hide the module 'json'" in refused(capsys, "--import", str(hiding), "list", "tasks")
+
+
+def test_an_installed_package_is_found_by_its_entry_point(tmp_path) -> None:
+    info = tmp_path / "toy_pack-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-pack\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[tokenmix.plugins]\ntoy = toy_brightness\n")
+    path = os.pathsep.join(map(str, (tmp_path, PLUGINS, Path(tokenmix.__file__).parents[1])))
+    done = subprocess.run(
+        [sys.executable, "-c", "import tokenmix; print(tokenmix.list_models('toy*'), tokenmix.list_tasks()[-1])"],
+        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.strip() == "['toy_line'] brightness", done.stderr
+
+
+def test_a_model_with_a_pretrained_cfg_is_timms_too() -> None:
+    import timm
+
+    from tokenmix.models import register_with_timm
+    from tokenmix.registry import ModelEntry
+
+    entry = ModelEntry(
+        name="toy_thin", tasks=("image-classification",), about="a thin gMLP", build="tokenmix.models.gmlp:GMLP",
+        arguments={"embed_dim": 16, "depth": 1}, pretrained_cfg={"input_size": (3, 32, 32), "num_classes": 4},
+    )  # fmt: skip
+    MODELS.register(entry)
+    assert tokenmix.create_model("toy_thin").num_classes == 4
+    register_with_timm(entry)
+    assert timm.create_model("toy_thin", num_classes=2).num_classes == 2

@@ -1,0 +1,61 @@
+"""A task is a LightningModule: it trains under Lightning's own Trainer, in a script without tokenmix's loop."""
+
+import csv
+import dataclasses
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+
+from tokenmix.registry import get_task
+from tokenmix.train.config import TrainConfig
+from tokenmix.train.plan import seed_everything
+from tokenmix.train.task import TaskModule
+
+CONFIG = TrainConfig(data="digits", model="vit_nano", model_kwargs={"depth": 1}, limit=64, limit_eval=32, threads=1)
+
+
+def under_lightning(config: TrainConfig, folder: Path) -> tuple[TaskModule, list[dict[str, str]]]:
+    """The task after two epochs of four batches, and the rows of Lightning's metrics.csv."""
+    kind = get_task(config.task)
+    data = kind.load_data(config)
+    description = data.describe()
+    seed_everything(0, 0, 0)
+    task = kind(kind.build_model(config, description), config, description)
+    trainer = L.Trainer(
+        max_epochs=2, accelerator="cpu", logger=CSVLogger(folder), log_every_n_steps=1, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(task, data.train_batches(batch_size=16, epoch=0, start=0), data.test_batches(batch_size=16))
+    with (folder / "lightning_logs" / "version_0" / "metrics.csv").open(newline="") as file:
+        return task, list(csv.DictReader(file))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_image_classification_under_lightnings_trainer(tmp_path: Path):
+    task, rows = under_lightning(CONFIG, tmp_path)
+    assert task.trainer.global_step == 8
+    losses = [float(row["train_loss"]) for row in rows if row["train_loss"]]
+    assert len(losses) == 8
+    assert losses[-1] < losses[0]
+    evaluated = [row for row in rows if row["val_accuracy"]]
+    assert len(evaluated) == 2
+    assert float(evaluated[-1]["val_accuracy"]) == pytest.approx(task.results["accuracy"])
+    assert "confusion" in task.results, "a table stays with the task"
+    # The schedule covers the eight steps that the Trainer foresees.
+    schedule = task.lr_schedulers()
+    assert isinstance(schedule, torch.optim.lr_scheduler.LambdaLR)
+    assert schedule.get_last_lr()[0] == pytest.approx(CONFIG.min_lr)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_two_optimisers_under_lightnings_trainer(tmp_path: Path):
+    config = dataclasses.replace(
+        CONFIG, task="image-generation", model="eagan_nano", model_kwargs={"width": 8, "latent_dim": 8}, img_size=32
+    )
+    task, rows = under_lightning(config, tmp_path)
+    assert task.trainer.global_step == 16, "each batch steps the discriminator and the generator"
+    assert len([row for row in rows if row["train_d_loss"]]) == 8
+    assert all(parameter.requires_grad for parameter in task.model.parameters())
