@@ -100,7 +100,7 @@ def test_masks_and_logits_of_any_size(scale: float) -> None:
 
 @torch.no_grad()
 def test_a_gated_mlp_on_a_few_samples_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenmix.cpu.fused.samples_at_a_time", lambda numbers: 2)
+    monkeypatch.setattr("tokenmix.cpu.fused.samples_at_a_time", lambda numbers, most: 2)
     torch.manual_seed(0)
     layer, x = GatedMLP(16, 9, attention_dim=8).eval(), torch.randn(5, 9, 16)
     nn.init.normal_(layer.gating.weight, std=0.3)
@@ -148,18 +148,6 @@ def test_a_copy_that_answers_otherwise_is_refused(monkeypatch: pytest.MonkeyPatc
     )
     with pytest.raises(UserError, match=r"float32 copy of Sequential is off by 1 .* at most 0\.001"):
         tokenmix.optimize(nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 3, 4))
-
-
-@pytest.mark.parametrize("dtype", operators.OPERATORS)
-def test_pytorch_has_the_private_operators(dtype: Any) -> None:
-    missing = operators.missing_operators(dtype)
-    assert not missing, f"torch {torch.__version__} has no {', '.join(missing)}, which tokenmix.cpu needs for {dtype}"
-
-
-def test_a_missing_operator_is_named_with_the_version_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(operators.OPERATORS, "float32", ("mkldnn._gone",))
-    with pytest.raises(UserError, match=rf"torch {torch.__version__.replace('+', '.')} has no operator mkldnn\._gone"):
-        tokenmix.optimize(nano_model("gmlp_nano"), nano_images(2))
 
 
 def test_nothing_is_said_on_the_way() -> None:

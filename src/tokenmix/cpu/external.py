@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tokenmix.cpu.fused import AnyLinear, make_linear
+from tokenmix.cpu.fused import GROUP, AnyLinear, make_linear
 from tokenmix.cpu.layers import Int8Linear, Range, outside_graphs, samples_at_a_time
 from tokenmix.cpu.operators import Dtype
 from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
@@ -100,7 +100,7 @@ class FoldedExternalAttention(Mixer):
     def _by_sums(self, x: Tensor) -> Tensor | None:
         """The answer without shifts of the logits; None where a sum nears the ends of the number range."""
         out = torch.empty_like(x)
-        together = samples_at_a_time(x.shape[1] * self.heads * self.num_slots)
+        together = samples_at_a_time(x.shape[1] * self.heads * self.num_slots, GROUP)
         for some, made in zip(x.split(together), out.split(together)):
             shares = self.scores(some).exp2_()
             columns = shares.sum(1, keepdim=True)

@@ -10,7 +10,12 @@ from tokenmix.cpu.layers import Int8Linear, Range, check_unfollowed, samples_at_
 from tokenmix.cpu.operators import Activation, Dtype, fused_linear
 from tokenmix.layers.gated_mlp import GatedMLP
 
-__all__ = ["AnyLinear", "FusedLinear", "GroupedGatedMLP", "make_linear"]
+__all__ = ["GROUP", "AnyLinear", "FusedLinear", "GroupedGatedMLP", "make_linear"]
+
+
+GROUP = 2**20
+"""Numbers worked on together, 4 MiB. Products of a quarter of that have too few rows; with three times as many the time
+may go to fresh memory pages (LOG.md, 2026-11-22)."""
 
 
 class FusedLinear(nn.Module):
@@ -68,7 +73,7 @@ class GroupedGatedMLP(GatedMLP):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mix the tokens of x (B, N, D)."""
-        together = samples_at_a_time(x.shape[1:-1].numel() * self.hidden)
+        together = samples_at_a_time(x.shape[1:-1].numel() * self.hidden, GROUP)
         if x.dim() != 3 or x.shape[0] <= together or torch.compiler.is_compiling() or torch.jit.is_tracing():
             return super().forward(x, mask)
         masks = [None] * len(x) if mask is None else mask.split(together)

@@ -266,12 +266,12 @@ def check_move(fn: Callable[[Tensor], Tensor]) -> None:
         )
 
 
-def samples_at_a_time(numbers: int) -> int:
+def samples_at_a_time(numbers: int, most: int = 2**18) -> int:
     """How many samples to work on together, if each takes so many numbers, for them to stay in the cache.
 
     It also keeps to memory that the process has already: fresh pages cost more than what is written to them.
     """
-    return max(1, 2**18 // max(1, numbers))
+    return max(1, most // max(1, numbers))
 
 
 def quantize_rows(weight: Tensor, largest: int = 127) -> tuple[Tensor, Tensor]:

@@ -56,11 +56,13 @@ def require_operators(dtype: Dtype) -> None:
 
 @functools.cache
 def has_fused_linear() -> bool:
-    """Whether float32 products go to oneDNN: on AMD's CPUs, where PyTorch's MKL has as little as half of its speed.
+    """Whether float32 products go to oneDNN: on AMD's CPUs with AVX-512, which PyTorch's MKL does not use there.
 
-    On Intel's MKL is at nine tenths of what the CPU can do (LOG.md, 2026-11-22).
+    On AMD's others and on Intel's, MKL is as fast or faster (LOG.md, 2026-11-22).
     """
-    return torch.backends.mkldnn.is_available() and "AMD" in str(torch.cpu.get_capabilities().get("cpu_name"))
+    found = torch.cpu.get_capabilities()
+    amd = "AMD" in str(found.get("cpu_name")) and bool(found.get("avx512_f"))
+    return torch.backends.mkldnn.is_available() and amd
 
 
 def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: Activation) -> Tensor:
