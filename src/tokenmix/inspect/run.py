@@ -44,7 +44,8 @@ def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
         if kind.looks_at == "text":
             from tokenmix.inspect.gates import inspect_text
 
-            return inspect_text(task, str(target), None if file is None else str(file), out)
+            text_task: Any = task
+            return inspect_text(text_task, str(target), None if file is None else str(file), out)
         model = task.model.cpu().float().eval()
     else:
         kind, model, description, trained = _load(target)

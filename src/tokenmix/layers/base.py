@@ -73,6 +73,12 @@ class Mixer(nn.Module):
         """The map that `forward` used on x, in the shape that `capabilities.map` names."""
         raise NotImplementedError
 
+    def map_kind(self) -> MapKind:
+        """What the map is over; `UserError` for a mixer without one."""
+        if self.capabilities.map is None:
+            raise UserError(f"{type(self).__name__} has no map")
+        return self.capabilities.map
+
     def macs(self, num_tokens: int) -> int:
         """Multiply-adds of one sample, from the equation; norms, biases and softmax are not counted."""
         raise NotImplementedError

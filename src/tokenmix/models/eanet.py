@@ -176,7 +176,7 @@ class EANet(Classifier):
         for i, block in enumerate(self.blocks):
             mixer: ExternalAttention2d = block.mixer  # type: ignore[assignment]
             grid = (x.shape[2], x.shape[3])
-            maps.append(BlockMap(f"blocks.{i}.mixer", mixer.capabilities.map, mixer.attention_map(x), grid))
+            maps.append(BlockMap(f"blocks.{i}.mixer", mixer.map_kind(), mixer.attention_map(x), grid))
             x = block(x)
         return maps
 

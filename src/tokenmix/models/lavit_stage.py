@@ -149,7 +149,7 @@ class LaViTStage(nn.Module):
         for i, block in enumerate(self.blocks):
             mixer: Mixer = block.mixer  # type: ignore[assignment]
             used = block.map(x, carry, residual)  # type: ignore[operator]
-            maps.append(BlockMap(f"{name}.blocks.{i}.mixer", mixer.capabilities.map, used, self.grid))
+            maps.append(BlockMap(f"{name}.blocks.{i}.mixer", mixer.map_kind(), used, self.grid))
             x, carry = block(x, carry, residual)
             residual = None
         return maps

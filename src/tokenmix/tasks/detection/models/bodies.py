@@ -139,7 +139,7 @@ class ResNetBody(Body):
         if not isinstance(self.block, Mixer):
             return []
         last = self.net(images)[-1]
-        return [BlockMap("block", self.block.capabilities.map, self.block.attention_map(last), tuple(last.shape[2:]))]
+        return [BlockMap("block", self.block.map_kind(), self.block.attention_map(last), tuple(last.shape[2:]))]
 
     @torch.no_grad()
     def macs(self, size: Size) -> int:

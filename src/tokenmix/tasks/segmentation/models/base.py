@@ -109,7 +109,7 @@ class Segmenter(nn.Module, ABC):
         found = [] if self.own is None else list(self.own.attention_maps(images))
         if isinstance(self.context, Mixer):
             x = self.before_context(self.forward_features(images))
-            kind, grid = self.context.capabilities.map, (x.shape[2], x.shape[3])
+            kind, grid = self.context.map_kind(), (x.shape[2], x.shape[3])
             found.append(BlockMap("context", kind, self.context.attention_map(x), grid))
         return found
 
