@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -32,6 +32,7 @@ from tokenmix.train import train
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.files import disk_remedy, make_folder, replace_file
 from tokenmix.train.optimizer import make_optimizer
+from tokenmix.train.sources import make_config
 
 SCHEMA = 1
 LOG_EVERY = 20
@@ -112,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _config(options: argparse.Namespace, model: str, augment: str) -> TrainConfig:
-    return TrainConfig(
+    return make_config(
         model=model, augment=augment, data=options.data, batch_size=options.batch_size, max_steps=options.steps,
         log_every=LOG_EVERY, limit_eval=options.batch_size, threads=options.threads, device="cpu",
     )  # fmt: skip
@@ -129,26 +130,30 @@ def _measure(config: TrainConfig, rounds: int) -> Row:
             else:
                 trainer.append(trainer_rate(config))
     ratios = [ours / floor for ours, floor in zip(trainer, bare)]
-    return Row(config.model, config.augment, bare, trainer, statistics.median(ratios))
+    return Row(config.model.model, config.options.augment, bare, trainer, statistics.median(ratios))
 
 
 class BareLoop:
     """A model and an optimiser of its own, and the training images as normalised floats."""
 
     def __init__(self, config: TrainConfig) -> None:
-        data: ImageData = load_images(config.data, limit=config.limit, limit_eval=config.limit_eval, seed=config.seed)
-        pixels, _ = data.train.pixels(torch.arange(min(len(data.train), (config.max_steps or 1) * config.batch_size)))
+        data: ImageData = load_images(
+            config.data.data, limit=config.data.limit, limit_eval=config.data.limit_eval, seed=config.loop.seed
+        )
+        pixels, _ = data.train.pixels(
+            torch.arange(min(len(data.train), (config.loop.max_steps or 1) * config.loop.batch_size))
+        )
         self.images, self.labels = normalize(pixels, data.mean, data.std), data.train.labels[: len(pixels)]
         self.config = config
         self.model = create_model(
-            config.model, num_classes=len(data.classes), in_chans=data.channels, img_size=data.img_size
+            config.model.model, num_classes=len(data.classes), in_chans=data.channels, img_size=data.img_size
         )
-        self.optimizer = make_optimizer(self.model, config)
+        self.optimizer = make_optimizer(self.model, config.optim)
 
     def rate(self) -> float:
         """Images per second of the steps behind the first `LOG_EVERY`, the trainer's share as well."""
         self.model.train()
-        size, steps = self.config.batch_size, self.config.max_steps or 1
+        size, steps = self.config.loop.batch_size, self.config.loop.max_steps or 1
         order = torch.randperm(len(self.images))
         start = 0.0
         for step in range(steps - 1):
@@ -159,18 +164,18 @@ class BareLoop:
 
     def _step(self, places: Tensor) -> None:
         logits = self.model(self.images[places])
-        loss = F.cross_entropy(logits, self.labels[places], label_smoothing=self.config.smoothing)
+        loss = F.cross_entropy(logits, self.labels[places], label_smoothing=self.config.options.smoothing)
         self.optimizer.zero_grad()
         loss.backward()
-        if self.config.clip_grad is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_grad)
+        if self.config.optim.clip_grad is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optim.clip_grad)
         self.optimizer.step()
 
 
 def trainer_rate(config: TrainConfig) -> float:
     """Images per second between the first row of metrics.csv and the last one of training."""
     with tempfile.TemporaryDirectory() as folder:
-        run = train(replace(config, out=Path(folder) / "run"), quiet=True)
+        run = train(config.replace(out=Path(folder) / "run"), quiet=True)
         with (run / "metrics.csv").open(newline="") as lines:
             rows = [row for row in csv.DictReader(lines) if row["train_loss"]]
     first, last = rows[0], rows[-1]

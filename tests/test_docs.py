@@ -16,6 +16,9 @@ import torch
 from tokenmix import cli, layers
 from tokenmix.errors import UserError
 from tokenmix.models import create_model, list_models
+from tokenmix.registry import list_tasks
+from tokenmix.train import sources
+from tokenmix.train.sources import make_config
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -88,15 +91,22 @@ def test_commands_exist(page):
 
 
 def misuse(words: list[str]) -> str:
-    """What the command's own parser says against it."""
-    try:
-        cli.parse(words)
-    except UserError as error:
-        # A verb alone, in running text, names it and leaves its arguments out.
-        return "" if words[1:] == [] and words[0] in cli.VERBS else str(error)
-    except SystemExit as stop:
-        return "" if stop.code == 0 else f"exit code {stop.code}"
-    return ""
+    """What the command's own parser says against it; a run folder that a page names may be of any task."""
+    said = ""
+    for task in list_tasks():
+        with pytest.MonkeyPatch.context() as patch:
+            for module in (cli.runs, sources):
+                patch.setattr(module, "read_config", lambda run, task=task: make_config(task))
+            try:
+                cli.parse(words)
+            except UserError as error:
+                said = str(error)
+            except SystemExit as stop:
+                return "" if stop.code == 0 else f"exit code {stop.code}"
+            else:
+                return ""
+    # A verb alone, in running text, names it and leaves its arguments out.
+    return "" if words[1:] == [] and words[0] in cli.VERBS else said
 
 
 @pytest.mark.parametrize("page", PAGES, ids=identifier)

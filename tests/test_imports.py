@@ -151,7 +151,9 @@ LIGHT = [
     "cli/command",
     "cli/info",
     "cli/listing",
+    "cli/errors",
     "cli/names",
+    "cli/parsing",
     "cli/runs",
     "data/__init__",
     "data/lookup",
@@ -166,6 +168,10 @@ LIGHT = [
     "tasks/segmentation/presets",
     "tasks/text/presets",
     "train/config",
+    "train/schema",
+    "train/sources",
+    "train/words",
+    *(f"tasks/{file.parent.name}/options" for file in PACKAGE.glob("tasks/*/options.py")),
 ]
 
 

@@ -14,8 +14,9 @@ import tyro
 from recipes.over_seeds import SECONDS_NOTE, over_seeds, read_result, seconds_and_commits, shown
 
 from tokenmix.environment import environment
-from tokenmix.train.config import Numbers, TrainConfig
+from tokenmix.train.config import Numbers
 from tokenmix.train.finish import finish_run
+from tokenmix.train.sources import make_config
 
 MODELS = ("vit_nano", "eamlp_nano", "gmlp_nano", "amlp_nano", "lavit_nano", "eanet_nano")
 BUDGETS: dict[str, dict[str, Any]] = {
@@ -39,7 +40,7 @@ class Args:
 def one_run(out: Path, data: str, model: str, seed: int) -> dict[str, Any]:
     """The result of one run, trained now, or to its end, if need be."""
     folder = out / f"{data}-{model}-{seed}"
-    finish_run(TrainConfig(model=model, data=data, seed=seed, out=folder, **SHARED, **BUDGETS[data]), quiet=True)
+    finish_run(make_config(model=model, data=data, seed=seed, out=folder, **SHARED, **BUDGETS[data]), quiet=True)
     result = read_result(folder)
     print(data, model, seed, f"{result['final']['accuracy']:.4f}", f"{result['seconds']:.0f} s", flush=True)
     return result

@@ -34,6 +34,7 @@ from tokenmix.train.config import Numbers, TrainConfig
 from tokenmix.train.finish import finish_run
 from tokenmix.train.plan import seed_everything
 from tokenmix.train.run import load_task
+from tokenmix.train.sources import make_config
 from tokenmix.train.trainer import validate
 
 HERE = Path(__file__).parent
@@ -53,14 +54,12 @@ JOBS: dict[str, dict[str, Any]] = {
     "trees": {
         "task": "detection", "data": "trees", "model": "faster_rcnn_nano", "epochs": 8, "batch_size": 4,
         "color_jitter": 0.2,
-        "task_kwargs": {
-            "crop": 256, "crops": 8, "min_size": 128, "max_size": 128, "window": 256, "overlap": 0.3,
-            "scales": (0.8, 1.0, 1.25),
-        },
+        "crop": 256, "crops": 8, "min_size": 128, "max_size": 128, "window": 256, "overlap": 0.3,
+        "scales": (0.8, 1.0, 1.25),
     },
     "composed": {
         "task": "instance-segmentation", "data": "composed", "model": "mask_rcnn_nano", "epochs": 2, "limit": 1300,
-        "limit_eval": 100, "task_kwargs": {"min_size": 128, "max_size": 128},
+        "limit_eval": 100, "min_size": 128, "max_size": 128,
     },
 }  # fmt: skip
 METRICS = {
@@ -89,32 +88,32 @@ def config_of(args: Args, job: str, mixer: str, seed: int) -> TrainConfig:
     settings = {**SHARED, **JOBS[job], "model_kwargs": {"mixer": mixer}, "seed": seed, "out": folder}
     if args.quick:
         settings |= {"max_steps": 4, "epochs": 1, "limit_eval": 2, "log_every": 1}
-    return TrainConfig(**settings)
+    return make_config(**settings)
 
 
 def untrained(config: TrainConfig) -> dict[str, float]:
     """What the run's first weights score."""
     kind = get_task(config.task)
     data = kind.load_data(config)
-    seed_everything(config.seed, 0, 0)
+    seed_everything(config.loop.seed, 0, 0)
     description = json.loads(json.dumps(data.describe()))
     task = kind(kind.build_model(config, description), config, description)
-    found = validate(task, data, config, config.batch_size)
-    return {name: found[name] for name in METRICS[config.data]}
+    found = validate(task, data, config, config.loop.batch_size)
+    return {name: found[name] for name in METRICS[config.data.data]}
 
 
 def train_one(config: TrainConfig) -> None:
     """One run, with what its first weights score beside it."""
-    assert config.out is not None
+    assert config.loop.out is not None
     first = untrained(config)
     finish_run(config, quiet=True)
-    (config.out / "untrained.json").write_text(json.dumps(first) + "\n")
+    (config.loop.out / "untrained.json").write_text(json.dumps(first) + "\n")
 
 
 def one_run(args: Args, job: str, mixer: str, seed: int) -> dict[str, Any]:
     """The result of one run, trained now, in a process of its own whose memory is measured, if need be."""
     config = config_of(args, job, mixer, seed)
-    folder = config.out
+    folder = config.loop.out
     assert folder is not None
     if not (folder / "untrained.json").exists():
         command = [

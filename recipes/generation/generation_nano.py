@@ -25,6 +25,7 @@ from tokenmix.environment import environment
 from tokenmix.tasks.generation.models import GAN, create_gan
 from tokenmix.train.config import Numbers, TrainConfig
 from tokenmix.train.finish import finish_run
+from tokenmix.train.sources import make_config
 
 HERE = Path(__file__).parent
 IMAGES = HERE.parents[1] / "docs" / "images"
@@ -77,7 +78,7 @@ def judge(args: Args, data: str) -> dict[str, Any]:
     """The classifier by which a data set's images are judged."""
     steps = QUICK if args.quick else {}
     return one_run(
-        TrainConfig(
+        make_config(
             model="gmlp_nano", data=data, batch_size=64, out=args.out / f"judge-{data}", **SHARED, **JUDGES[data],
             **steps,
         )
@@ -89,9 +90,9 @@ def gan(args: Args, data: str, attention: str, seed: int) -> dict[str, Any]:
     settings = {**SETTINGS, "features": str(args.out / f"judge-{data}"), "classes": CLASSES[data]}
     budget: dict[str, Any] = {**BUDGETS[data], **(QUICK if args.quick else {})}
     return one_run(
-        TrainConfig(
+        make_config(
             task="image-generation", model=MODELS[attention], data=data, batch_size=BATCH, seed=seed,
-            precision="bf16-mixed", task_kwargs=settings,
+            precision="bf16-mixed", **settings,
             out=args.out / f"{data}-{attention}-{seed}", **SHARED, **budget,
         )
     )  # fmt: skip

@@ -26,24 +26,26 @@ from tokenmix.environment import environment
 from tokenmix.layers import create_mixer
 from tokenmix.tasks.points.data import CloudSamples, load_points
 from tokenmix.tasks.points.output import scatter
-from tokenmix.train.config import Numbers, TrainConfig
+from tokenmix.train.config import Numbers
 from tokenmix.train.finish import finish_run
 from tokenmix.train.run import load_task
+from tokenmix.train.sources import make_config
 
 HERE = Path(__file__).parent
 IMAGES = HERE.parents[1] / "docs" / "images"
 SHARED: dict[str, Any] = {
-    "data": "ldraw", "batch_size": 16, "weight_decay": 0.01, "smoothing": 0.0, "model_kwargs": {"drop_rate": 0.1},
+    "data": "ldraw", "batch_size": 16, "weight_decay": 0.01, "model_kwargs": {"drop_rate": 0.1},
     "threads": 1, "device": "cpu",
 }  # fmt: skip
+CLOUDS: dict[str, Any] = {"num_points": 384, "scale": 1.25, "shift": 0.1}
 TASKS: dict[str, dict[str, Any]] = {
     "point-classification": {
-        "epochs": 28, "lr": 1.5e-3, "task_kwargs": {"num_points": 384, "scale": 1.25, "shift": 0.1},
+        "epochs": 28, "lr": 1.5e-3, "options": {"smoothing": 0.0},
         "metric": "accuracy", "also": ("balanced_accuracy",),
         "models": {"offset": "pct_cls_nano", "external": "eapct_cls_nano"},
     },
     "point-segmentation": {
-        "epochs": 4, "lr": 2e-3, "task_kwargs": {"num_points": 384, "scale": 1.25, "shift": 0.1}, "metric": "part_miou",
+        "epochs": 4, "lr": 2e-3, "metric": "part_miou",
         "also": ("instance_miou", "category_miou"),
         "models": {"offset": "pct_part_nano", "external": "eapct_part_nano"},
     },
@@ -75,9 +77,9 @@ def one_run(args: Args, task: str, mixer: str, seed: int) -> dict[str, Any]:
     plan, folder = TASKS[task], args.out / f"{task}-{mixer}-{seed}"
     short: dict[str, Any] = {"max_steps": 3, "limit_eval": 32} if args.quick else {}
     finish_run(
-        TrainConfig(
+        make_config(
             task=task, model=plan["models"][mixer], seed=seed, out=folder, epochs=plan["epochs"],
-            lr=plan["lr"], task_kwargs=plan["task_kwargs"], **SHARED, **short,
+            lr=plan["lr"], **CLOUDS, **plan.get("options", {}), **SHARED, **short,
         ),
         quiet=True,
     )  # fmt: skip

@@ -32,9 +32,10 @@ from tokenmix.layers import ExternalAttention2d
 from tokenmix.layers.base import Mixer
 from tokenmix.models import create_model
 from tokenmix.tasks.segmentation.models import SelfAttention2d
-from tokenmix.train.config import Numbers, TrainConfig
+from tokenmix.train.config import Numbers
 from tokenmix.train.finish import finish_run
 from tokenmix.train.run import evaluate, load_task
+from tokenmix.train.sources import make_config
 
 HERE = Path(__file__).parent
 IMAGES = HERE.parents[1] / "docs" / "images"
@@ -49,7 +50,7 @@ SHARED: dict[str, Any] = {
     "epochs": 5, "lr": 4e-3, "ema": 0.99, "precision": "bf16-mixed", "threads": 1, "device": "cpu",
     "log_every": 1000, "checkpoint_every": 100_000,
     "weight_decay": 0.5,
-    "task_kwargs": {"crop": CROP, "crops": 48, "train_scales": SCALES, "mirror": "yes", "iou_loss": 1.0},
+    "crop": CROP, "crops": 48, "train_scales": SCALES, "mirror": "yes", "iou_loss": 1.0,
 }  # fmt: skip
 LOOKS: dict[str, dict[str, Any]] = {
     "windows of 300": {"way": "sliding", "window": 300, "stride": 100},
@@ -90,7 +91,7 @@ def one_run(args: Args, head: str, seed: int) -> dict[str, Any]:
     folder = args.out / f"{head.replace(', ', '-').replace(' ', '')}-{seed}"
     less = {"max_steps": 3, "epochs": 1, "limit_eval": 3} if args.quick else {}
     settings = {**SHARED, "model_kwargs": {**NETWORK, **HEADS[head]}, **less}
-    finish_run(TrainConfig(out=folder, seed=seed, **settings), quiet=True)
+    finish_run(make_config(out=folder, seed=seed, **settings), quiet=True)
     result = read_result(folder)
     scores = ", ".join(f"{look} {looked(folder, look)['miou']:.4f}" for look in LOOKS)
     print(head, seed, scores, f"{result['seconds']:.0f} s", flush=True)
@@ -106,7 +107,7 @@ def looked(run: Path, look: str) -> dict[str, Any]:
         def last(task: Any, _: object) -> None:
             task.model.load_state_dict(state["average"])
 
-        found = evaluate(run, device="cpu", task_kwargs=LOOKS[look], change=last)
+        found = evaluate(run, device="cpu", options=LOOKS[look], change=last)
         scores = {"miou": found["miou"], "accuracy": found["accuracy"], "class_iou": list(found["class_iou"].values())}
         file.write_text(json.dumps(scores))
     return json.loads(file.read_text())

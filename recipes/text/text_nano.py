@@ -29,9 +29,10 @@ from tokenmix.tasks.text.data.baseline import tfidf_baseline
 from tokenmix.tasks.text.data.labelled import load_labelled
 from tokenmix.tasks.text.masked_lm import MaskedLM
 from tokenmix.tasks.text.tokenizer import save_tokenizer, train_tokenizer
-from tokenmix.train.config import Numbers, TrainConfig
+from tokenmix.train.config import Numbers
 from tokenmix.train.finish import finish_run
 from tokenmix.train.run import load_run
+from tokenmix.train.sources import make_config
 
 HERE = Path(__file__).parent
 PICTURE = HERE.parents[1] / "docs" / "images" / "text_toeplitz.png"
@@ -110,7 +111,7 @@ def one_run(args: Args, name: str, **settings: Any) -> dict[str, Any]:
     folder = args.out / name
     if args.quick:
         settings |= {"max_steps": 5, "limit_eval": 64, "warmup_steps": 1, "log_every": 2}
-    finish_run(TrainConfig(out=folder, **{**SHARED, **settings}), quiet=True)
+    finish_run(make_config(out=folder, **{**SHARED, **settings}), quiet=True)
     result = read_result(folder)
     result["folder"] = str(folder)
     found = {key: round(value, 4) for key, value in result["final"].items() if isinstance(value, float)}

@@ -66,7 +66,9 @@ class TaskEntry:
         name: for example `semantic-segmentation`.
         about: one line for `tokenmix list tasks`.
         task: its `TaskModule` class.
-        options: dataclass of what only this task can be given; a module that PyTorch is not imported for.
+        options: dataclass of what only this task can be given, a `tokenmix.train.config.TaskOptions` in a module that
+            PyTorch is not imported for.
+        optim: dataclass of optimiser and learning rate, where the task does without some of the usual ones.
         other_models: function of a name that says, without PyTorch, whether it may be a model that the task takes
             though the registry does not have it.
     """
@@ -74,7 +76,8 @@ class TaskEntry:
     name: str
     about: str
     task: Target
-    options: Any = None
+    options: Target = "tokenmix.train.config:TaskOptions"
+    optim: Target = "tokenmix.train.config:OptimConfig"
     other_models: Target | None = None
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -11,10 +12,12 @@ import pytest
 import torch
 from PIL import Image
 
-from tokenmix.cli import main
+from tokenmix.cli import VERBS, main
 from tokenmix.cli.command import parse
 from tokenmix.cli.listing import print_result
 from tokenmix.errors import UserError
+from tokenmix.registry import list_tasks
+from tokenmix.train.run import train
 
 BUDGET = ["--data", "digits", "--max-steps", "12", "--batch-size", "64", "--limit", "400", "--limit-eval", "100"]
 
@@ -119,7 +122,7 @@ def test_cost(capsys):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["trian"], "Unrecognized"),
+        (["trian"], "unknown verb 'trian'; did you mean train"),
         (["train", "image-clasification"], "image-classification"),
         (["train", "image-classification", "--model", "vit_nan", "--data", "digits"], "vit_nano"),
         (["train", "image-classification", "--data", "digts"], "digits"),
@@ -155,7 +158,7 @@ def test_a_mistake_reads_the_same_in_every_encoding(encoding: str):
         timeout=60,
         env={**os.environ, "PYTHONIOENCODING": encoding},
     )
-    assert done.stderr == "tokenmix: --dim takes INT, got 'x': invalid literal for int() with base 10: 'x'\n"
+    assert done.stderr == "tokenmix: --dim takes none|INT: invalid literal for int() with base 10: 'x'\n"
 
 
 def test_predict_refuses_a_broken_picture(run, tmp_path, capsys):
@@ -193,6 +196,70 @@ def test_a_folder_that_cannot_be_made(verb, picture, capsys):
 def test_what_can_be_switched_off_takes_none(verb: str, option: str, name: str) -> None:
     mixers = ["--mixers", "self"] if verb == "compare" else []
     for text, value in (("none", None), ("None", None), ("0.5", 0.5)):
-        assert getattr(parse([verb, "--data", "digits", *mixers, option, text]), name) == value
-    with pytest.raises(UserError, match=rf"{option}: takes a number or none, got 'off'"):
+        assert parse([verb, "--data", "digits", *mixers, option, text]).config.flat()[name] == value
+    with pytest.raises(UserError, match=rf"{option} takes none\|FLOAT: could not convert string to float: 'off'"):
         parse([verb, "--data", "digits", *mixers, option, "off"])
+
+
+def test_every_help_is_light() -> None:
+    """Help of every verb and of every task, in one process that must not have imported torch at the end."""
+    words = [["--help"], *([verb, "--help"] for verb in VERBS), *(["train", task, "--help"] for task in list_tasks())]
+    probe = f"""
+import sys
+from tokenmix.cli import main
+for words in {words!r}:
+    try:
+        print(main(words), words)
+    except SystemExit as stop:
+        assert stop.code == 0, words
+assert not {{'torch', 'timm', 'lightning', 'transformers'}} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for option in ("--mixup", "--iou-loss", "--lr-g", "--votes", "--mask-prob", "--detections", "--mixers"):
+        assert option in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "train semantic-segmentation --mixup 1",
+            "semantic-segmentation has no option --mixup, which is one of image-",
+        ),
+        ("train detection --cropp 4", "unknown option of detection '--cropp'; did you mean --crop or"),
+        ("train detection --augment rand-m9", "--augment cannot be 'rand-m9'; give one of none, light"),
+        ("train --lr fast", "--lr takes FLOAT: could not convert string to float: 'fast'"),
+        ("train --lr nan", "lr must be a finite number, got nan"),
+        ("train --devices 0", "devices must be at least 1, or none; got 0"),
+        ("train --lr", "--lr takes FLOAT; give a value"),
+        ("train --model vit_nano detection", "the task comes first: tokenmix train detection"),
+        ("train detection --recipe eanet_voc", "is for semantic-segmentation, got the task detection"),
+        ("predict", "tokenmix predict needs run-folder"),
+        ("compare --lrr 1", "unknown option '--lrr'; did you mean --lr"),
+    ],
+)
+def test_what_the_parser_refuses_is_one_line(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+    error = capsys.readouterr().err.strip()
+    assert said in error
+    assert len(error.splitlines()) == 1
+
+
+def test_without_tyros_private_module_tyro_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenmix.cli.errors.events", None)
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "--lrr", "1"])
+    assert stop.value.code == 2
+
+
+def test_an_option_that_is_given_again_is_given(run: Path, tmp_path: Path) -> None:
+    """A default that differs from the run's own value is refused like any other, an equal value is not."""
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    resume = ["train", "--resume", str(tmp_path / "run")]
+    with pytest.raises(UserError, match=r"own batch_size=64; leave 128 out"):
+        train(parse([*resume, "--batch-size", "128"]).config)
+    assert parse([*resume, "--batch-size", "64"]).config == parse(resume).config
+    given = parse([*resume, "--threads", "1"]).config
+    assert (given.loop.threads, given.loop.batch_size) == (1, 64)

@@ -7,7 +7,7 @@ import pytest
 
 from tokenmix.cli import main
 from tokenmix.registry import MODELS, get_task
-from tokenmix.train.config import TrainConfig
+from tokenmix.train.sources import make_config
 
 
 def told(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def test_a_warning_is_one_line_in_a_narrow_terminal(capsys, monkeypatch):
 def test_every_model_is_of_a_task_that_takes_it():
     for entry in MODELS:
         for task in entry.tasks:
-            get_task(task).check(TrainConfig(task=task, model=entry.name), 16)
+            get_task(task).check(make_config(task=task, model=entry.name), 16)
 
 
 @pytest.mark.parametrize(("points", "tokens"), [(512, 64), (2000, 64)])

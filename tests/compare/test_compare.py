@@ -28,7 +28,9 @@ def small(out: Path, **changes: Any) -> CompareConfig:
         "log_every": 2,
         "device": "cpu",
     }
-    return CompareConfig(**{**budget, "mixers": ("self", "external"), "model_kwargs": TINY, "out": out, **changes})  # type: ignore[arg-type]
+    return CompareConfig().replace(
+        **{**budget, "mixers": ("self", "external"), "model_kwargs": TINY, "out": out, **changes}
+    )  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +119,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, BaseException], l
     def install(mixer: str, error: BaseException) -> list[TrainConfig]:
         def train(config: TrainConfig, *, quiet: bool = False) -> Path:
             seen.append(config)
-            if f"{mixer}-seed" in str(config.resume or config.out):
+            if f"{mixer}-seed" in str(config.loop.resume or config.loop.out):
                 raise error
             return real(config, quiet=quiet)
 
@@ -154,7 +156,7 @@ def test_after_an_interruption_the_same_command_goes_on(tmp_path: Path, failing:
     seen = failing("external", UserError("stopped here"))
     seen.clear()
     compare(small(tmp_path / "out"), quiet=True)
-    assert [config.resume for config in seen] == [half_done]
+    assert [config.loop.resume for config in seen] == [half_done]
 
 
 def test_a_run_without_checkpoint_starts_anew(tmp_path: Path, failing: Callable):

@@ -171,5 +171,5 @@ def test_published_table_is_printed(capsys: pytest.CaptureFixture[str]):
     assert "591,360" in capsys.readouterr().out
     assert main(["cost", "--table", "eanet", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["schema"] == 1
+    assert document["schema"] == 2
     assert len(document["rows"]) == 12

@@ -7,16 +7,16 @@ import pytest
 
 from tokenmix.cli import main
 from tokenmix.cpu.run import evaluate
-from tokenmix.train.config import TrainConfig
 from tokenmix.train.run import evaluate as evaluate_run
 from tokenmix.train.run import train
+from tokenmix.train.sources import make_config
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of a minute's work on the embedded digits, cut short."""
     out = tmp_path_factory.mktemp("runs") / "digits"
-    config = TrainConfig(task="image-classification", model="gmlp_nano", data="digits", out=out, epochs=1, limit=640)
+    config = make_config(task="image-classification", model="gmlp_nano", data="digits", out=out, epochs=1, limit=640)
     return train(config, quiet=True)
 
 

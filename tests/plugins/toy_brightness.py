@@ -42,11 +42,11 @@ class Brightness(TaskModule):
 
     @classmethod
     def load_data(cls, config: Any, like: Any = None) -> Rows:
-        return Rows(config.seed)
+        return Rows(config.loop.seed)
 
     @classmethod
     def build_model(cls, config: Any, data: Any) -> nn.Module:
-        return make_line(width=data["width"], **config.model_kwargs)
+        return make_line(width=data["width"], **config.model.model_kwargs)
 
     def loss(self, batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         return (self.model(batch).squeeze(1) - batch.mean(1)).square().mean(), {}

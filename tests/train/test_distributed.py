@@ -20,14 +20,14 @@ import safetensors.torch
 import torch
 
 from tokenmix.errors import UserError
-from tokenmix.train.config import TrainConfig
 from tokenmix.train.launch import launch
 from tokenmix.train.plan import seed_everything
 from tokenmix.train.run import evaluate, train
+from tokenmix.train.sources import make_config
 
 # Without dropout, which each process draws for itself. 101 test images do not divide by two: with batches of 10 one
 # process has one batch more. One thread: sums of float32 differ by their order alone.
-CONFIG = TrainConfig(
+CONFIG = make_config(
     data="digits", model="vit_nano", model_kwargs={"depth": 2}, epochs=2, batch_size=10, accumulate=2, limit=170,
     limit_eval=101, threads=1, device="cpu", log_every=2, checkpoint_every=3, lr=1e-3,
 )  # fmt: skip
@@ -38,16 +38,16 @@ from pathlib import Path
 from tokenmix.errors import UserError
 from tokenmix.registry import get_task
 from tokenmix.train import checkpoint, trainer
-from tokenmix.train.config import TrainConfig
+from tokenmix.train.sources import make_config
 from tokenmix.train.distributed import distributed_info, process_group
 from tokenmix.train.run import train
 
-out, config = Path(sys.argv[1]), TrainConfig(**json.loads(sys.argv[2]))
+out, config = Path(sys.argv[1]), make_config(**json.loads(sys.argv[2]))
 outcomes = {}
 
 def attempt(name, **changes):
     try:
-        train(dataclasses.replace(config, out=out / name, **changes), quiet=True)
+        train(config.replace(out=out / name, **changes), quiet=True)
         outcomes[name] = "done"
     except (UserError, SystemExit, KeyboardInterrupt) as error:
         outcomes[name] = f"{type(error).__name__}: {error}"
@@ -64,11 +64,11 @@ def killed_and_resumed(name, **changes):
         before(self, *args)
     trainer.TrainingLoop.start_batch = raising
     try:
-        train(dataclasses.replace(config, out=out / name, **changes), quiet=True)
+        train(config.replace(out=out / name, **changes), quiet=True)
     except Killed:
         outcomes[name] = "killed"
     trainer.TrainingLoop.start_batch = before
-    train(TrainConfig(resume=out / name), quiet=True)
+    train(make_config(resume=out / name), quiet=True)
 
 def nan_in_one_process():
     kind, calls = get_task(config.task), [0]
@@ -139,7 +139,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run in one process, with batches twice as large."""
-    return train(dataclasses.replace(CONFIG, batch_size=20, out=tmp_path_factory.mktemp("one") / "run"), quiet=True)
+    return train(CONFIG.replace(batch_size=20, out=tmp_path_factory.mktemp("one") / "run"), quiet=True)
 
 
 def outcome(two: Path, rank: int) -> dict[str, str]:
@@ -203,7 +203,7 @@ def test_one_process_writes_and_the_folder_serves_one_process(two: Path):
     assert again["loss"] == pytest.approx(result(run)["metrics"]["loss"], rel=1e-5)
     assert again["confusion"] == result(run)["metrics"]["confusion"]
     with pytest.raises(UserError, match="is finished"):
-        train(TrainConfig(resume=run))
+        train(make_config(resume=run))
 
 
 def test_the_average_is_kept_and_blocks_may_be_computed_again(two: Path):
@@ -277,7 +277,7 @@ def test_a_mistake_is_told_by_one_process(two: Path):
 )
 def test_one_process_where_several_are_meant(tmp_path: Path, changes: dict[str, Any], message: str):
     with pytest.raises(UserError, match=message):
-        train(dataclasses.replace(CONFIG, out=tmp_path / "run", **changes))
+        train(CONFIG.replace(out=tmp_path / "run", **changes))
     assert not (tmp_path / "run").exists()
 
 

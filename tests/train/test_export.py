@@ -1,6 +1,7 @@
 """A disk that is full when a model is exported."""
 
 import errno
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ def test_a_write_that_fails_names_the_folder(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("tokenmix.train.run.predict", full)
-    assert main(["predict", "run", "a.png", "--out", str(tmp_path / "answers")]) == 2
+    (tmp_path / "config.json").write_text(json.dumps({"config": {"task": "image-classification"}}))
+    assert main(["predict", str(tmp_path), "a.png", "--out", str(tmp_path / "answers")]) == 2
     told = capsys.readouterr().err
     assert told == f"tokenmix: No space left on device: {tmp_path / 'answers'}; free space or give another --out\n"

@@ -1,6 +1,5 @@
 """A run that is asked for again is left, goes on or starts anew, whichever its folder needs."""
 
-import dataclasses
 import json
 import shutil
 from typing import Any
@@ -13,8 +12,9 @@ from tokenmix.errors import UserError
 from tokenmix.train import trainer
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.finish import finish_run
+from tokenmix.train.sources import make_config
 
-CONFIG = TrainConfig(
+CONFIG = make_config(
     data="digits", model="vit_nano", model_kwargs={"depth": 1}, epochs=2, batch_size=8, limit=24, limit_eval=10,
     threads=1, device="cpu", checkpoint_every=2,
 )  # fmt: skip
@@ -41,12 +41,12 @@ def stopped_at(monkeypatch: pytest.MonkeyPatch, config: TrainConfig, batch: int)
 
 
 def test_a_run_comes_to_its_end_whatever_is_there(tmp_path, monkeypatch):
-    whole = finish_run(dataclasses.replace(CONFIG, out=tmp_path / "whole"), quiet=True)
+    whole = finish_run(CONFIG.replace(out=tmp_path / "whole"), quiet=True)
     written = (whole / "result.json").stat().st_mtime_ns
-    assert finish_run(dataclasses.replace(CONFIG, out=whole, log_every=7), quiet=True) == whole
+    assert finish_run(CONFIG.replace(out=whole, log_every=7), quiet=True) == whole
     assert (whole / "result.json").stat().st_mtime_ns == written
     for batch, goes_on in ((2, False), (4, True)):  # before the first checkpoint, behind that of step 2
-        config = dataclasses.replace(CONFIG, out=tmp_path / f"stopped-{batch}")
+        config = CONFIG.replace(out=tmp_path / f"stopped-{batch}")
         stopped_at(monkeypatch, config, batch)
         assert (tmp_path / f"stopped-{batch}" / "checkpoints" / "last").exists() == goes_on
         run = finish_run(config, quiet=True)
@@ -55,10 +55,10 @@ def test_a_run_comes_to_its_end_whatever_is_there(tmp_path, monkeypatch):
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path):
-    config = dataclasses.replace(CONFIG, max_steps=1, out=tmp_path / "run")
+    config = CONFIG.replace(max_steps=1, out=tmp_path / "run")
     run = finish_run(config, quiet=True)
     with pytest.raises(UserError, match=r"run holds a run with max_steps=1 in the place of None; remove it, or give"):
-        finish_run(dataclasses.replace(config, max_steps=None), quiet=True)
+        finish_run(config.replace(max_steps=None), quiet=True)
     shutil.move(run / "config.json", tmp_path)
     with pytest.raises(UserError, match="exists already"):
         finish_run(config, quiet=True)

@@ -1,6 +1,5 @@
 """Starting from weights of another image size or with other classes; anything else that differs stays an error."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +10,23 @@ import torch
 from tokenmix.checkpoints import resize
 from tokenmix.errors import UserError
 from tokenmix.models import create_model
-from tokenmix.train.config import TrainConfig
 from tokenmix.train.pretrained_weights import initial_weights
 from tokenmix.train.run import train
+from tokenmix.train.sources import make_config
 
-CONFIG = TrainConfig(
+CONFIG = make_config(
     data="digits", model="gmlp_nano", model_kwargs={"depth": 1}, epochs=1, max_steps=1, batch_size=64, limit=64,
     limit_eval=32, img_size=8, threads=1, device="cpu", lr=1e-12, min_lr=0.0,
 )  # fmt: skip
 
 
 # Far from what any seed draws, so that what was taken over can be told from what was drawn.
-TRAINED = dataclasses.replace(CONFIG, lr=0.02, max_steps=4, epochs=4, seed=1)
+TRAINED = CONFIG.replace(lr=0.02, max_steps=4, epochs=4, seed=1)
 
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(dataclasses.replace(TRAINED, out=tmp_path_factory.mktemp("init") / "small"), quiet=True)
+    return train(TRAINED.replace(out=tmp_path_factory.mktemp("init") / "small"), quiet=True)
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -35,13 +34,13 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 def continued(start: Path, out: Path, **changes: Any) -> dict[str, torch.Tensor]:
-    return weights(train(dataclasses.replace(CONFIG, init_from=start, out=out, **changes), quiet=True))
+    return weights(train(CONFIG.replace(init_from=start, out=out, **changes), quiet=True))
 
 
 @pytest.mark.parametrize("model", ["gmlp_nano", "vit_nano"])
 def test_another_image_size(tmp_path: Path, model: str):
     """Gates and positions are interpolated as the model's own `set_input_size` does it."""
-    small = train(dataclasses.replace(TRAINED, model=model, out=tmp_path / "small"), quiet=True)
+    small = train(TRAINED.replace(model=model, out=tmp_path / "small"), quiet=True)
     large = continued(small, tmp_path / "large", model=model, img_size=16)
     wanted = create_model(model, img_size=16, in_chans=1, num_classes=10, depth=1)
     expected = resize(weights(small), wanted, img_size=8)
@@ -57,7 +56,7 @@ def test_other_classes_leave_the_head_fresh(start: Path, tmp_path: Path, capsys:
     safetensors.torch.save_file(weights_of_two, folder / "model.safetensors")
     fresh = continued(folder, tmp_path / "run")
     assert capsys.readouterr().err == f"tokenmix: the head starts fresh: {folder} has 2 classes, this run 10\n"
-    drawn = weights(train(dataclasses.replace(CONFIG, out=tmp_path / "drawn"), quiet=True))
+    drawn = weights(train(CONFIG.replace(out=tmp_path / "drawn"), quiet=True))
     for key, value in weights(start).items():
         expected = drawn[key] if key.startswith("head.") else value
         torch.testing.assert_close(fresh[key], expected, atol=1e-6, rtol=0)
@@ -115,8 +114,6 @@ def test_anything_else_is_an_error(start: Path, tmp_path: Path, changes: dict[st
 
 
 def test_a_model_of_timm(tmp_path: Path):
-    timms = train(
-        dataclasses.replace(CONFIG, model="resnet10t", model_kwargs={}, img_size=32, out=tmp_path / "a"), quiet=True
-    )
+    timms = train(CONFIG.replace(model="resnet10t", model_kwargs={}, img_size=32, out=tmp_path / "a"), quiet=True)
     again = continued(timms, tmp_path / "b", model="resnet10t", model_kwargs={}, img_size=48)
     assert torch.allclose(again["fc.weight"], weights(timms)["fc.weight"], atol=1e-6)

@@ -1,7 +1,6 @@
 """A task is a LightningModule: it trains under Lightning's own Trainer, in a script without tokenmix's loop."""
 
 import csv
-import dataclasses
 from pathlib import Path
 
 import lightning as L
@@ -12,9 +11,10 @@ from lightning.pytorch.loggers import CSVLogger
 from tokenmix.registry import get_task
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.plan import seed_everything
+from tokenmix.train.sources import make_config
 from tokenmix.train.task import TaskModule
 
-CONFIG = TrainConfig(data="digits", model="vit_nano", model_kwargs={"depth": 1}, limit=64, limit_eval=32, threads=1)
+CONFIG = make_config(data="digits", model="vit_nano", model_kwargs={"depth": 1}, limit=64, limit_eval=32, threads=1)
 
 
 def under_lightning(config: TrainConfig, folder: Path) -> tuple[TaskModule, list[dict[str, str]]]:
@@ -47,14 +47,15 @@ def test_image_classification_under_lightnings_trainer(tmp_path: Path):
     # The schedule covers the eight steps that the Trainer estimates.
     schedule = task.lr_schedulers()
     assert isinstance(schedule, torch.optim.lr_scheduler.LambdaLR)
-    assert schedule.get_last_lr()[0] == pytest.approx(CONFIG.min_lr)
+    assert schedule.get_last_lr()[0] == pytest.approx(CONFIG.optim.min_lr)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_two_optimisers_under_lightnings_trainer(tmp_path: Path):
-    config = dataclasses.replace(
-        CONFIG, task="image-generation", model="eagan_nano", model_kwargs={"width": 8, "latent_dim": 8}, img_size=32
-    )
+    config = make_config(
+        "image-generation", data="digits", model="eagan_nano", model_kwargs={"width": 8, "latent_dim": 8}, img_size=32,
+        limit=64, limit_eval=32, threads=1,
+    )  # fmt: skip
     task, rows = under_lightning(config, tmp_path)
     assert task.trainer.global_step == 16, "each batch steps the discriminator and the generator"
     assert len([row for row in rows if row["train_d_loss"]]) == 8

@@ -8,8 +8,9 @@ from torch import nn
 
 from tokenmix.errors import UserError
 from tokenmix.models import create_model
-from tokenmix.train.config import TrainConfig
+from tokenmix.train.config import OptimConfig
 from tokenmix.train.optimizer import Warmup, check_optimizer, make_optimizer, make_schedule
+from tokenmix.train.sources import make_config
 
 
 @given(warmup=st.integers(0, 50), rest=st.integers(1, 200), floor=st.floats(0, 0.5))
@@ -25,7 +26,7 @@ def test_rises_to_the_peak_once_then_falls_to_the_floor(warmup, rest, floor):
 
 def test_the_rates_that_a_run_uses():
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2e-3)
-    schedule = make_schedule(optimizer, TrainConfig(lr=2e-3, min_lr=1e-5), total_steps=100)
+    schedule = make_schedule(optimizer, OptimConfig(lr=2e-3, min_lr=1e-5), total_steps=100, epochs=10)
     rates = []
     for _ in range(100):
         rates.append(optimizer.param_groups[0]["lr"])
@@ -38,8 +39,10 @@ def test_the_rates_that_a_run_uses():
 @pytest.mark.parametrize("warmup", [0, 500])
 def test_steps_are_where_they_are_said_to_be_whatever_the_warm_up(warmup):
     """COCO's 1x, 16 images a step: a tenth after 8 of 12 epochs, a hundredth after 11."""
-    epoch, config = 7330, TrainConfig(lr=0.02, min_lr=0.0, warmup_steps=warmup, epochs=12, schedule="step")
-    factor = make_schedule(torch.optim.SGD([torch.zeros(1)], lr=config.lr), config, 12 * epoch).lr_lambdas[0]
+    epoch, config = 7330, make_config(lr=0.02, min_lr=0.0, warmup_steps=warmup, epochs=12, schedule="step")
+    factor = make_schedule(
+        torch.optim.SGD([torch.zeros(1)], lr=config.optim.lr), config.optim, 12 * epoch, 12
+    ).lr_lambdas[0]
     steps = [warmup, 8 * epoch - 1, 8 * epoch, 11 * epoch - 1, 11 * epoch, 12 * epoch - 1]
     assert [factor(step) for step in steps] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
 
@@ -50,7 +53,7 @@ def test_a_floor_does_not_raise_the_steps():
 
 def test_no_decay_on_norms_biases_and_what_the_model_names():
     model = create_model("vit_nano", img_size=8)
-    optimizer = make_optimizer(model, TrainConfig(weight_decay=0.05))
+    optimizer = make_optimizer(model, OptimConfig(weight_decay=0.05))
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in model.named_parameters():
         expected = 0.0 if parameter.ndim == 1 or name == "pos_embed" else 0.05

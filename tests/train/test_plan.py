@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmix.errors import UserError
-from tokenmix.train.config import TrainConfig
 from tokenmix.train.plan import check_config, make_plan, seed_everything, warmup_note
+from tokenmix.train.sources import make_config
 
 
 @given(
@@ -21,8 +21,8 @@ from tokenmix.train.plan import check_config, make_plan, seed_everything, warmup
     max_steps=st.none() | st.integers(1, 100),
 )
 def test_batches_of_all_epochs_make_the_steps(num_train, micro, accumulate, epochs, max_steps):
-    config = TrainConfig(batch_size=micro * accumulate, accumulate=accumulate, epochs=epochs, max_steps=max_steps)
-    if num_train < config.batch_size:
+    config = make_config(batch_size=micro * accumulate, accumulate=accumulate, epochs=epochs, max_steps=max_steps)
+    if num_train < config.loop.batch_size:
         with pytest.raises(UserError, match=f"larger than the {num_train} training images"):
             make_plan(config, num_train)
         return
@@ -30,16 +30,16 @@ def test_batches_of_all_epochs_make_the_steps(num_train, micro, accumulate, epoc
     batches = [plan.batches(epoch) for epoch in range(plan.epochs)]
     assert sum(batches) == plan.total_steps * accumulate
     assert all(0 < n <= num_train // micro and n % accumulate == 0 for n in batches)
-    assert plan.total_steps == min(epochs * (num_train // config.batch_size), max_steps or 10**9)
+    assert plan.total_steps == min(epochs * (num_train // config.loop.batch_size), max_steps or 10**9)
 
 
 def test_a_run_within_its_warm_up_is_told():
-    short = TrainConfig(batch_size=2, epochs=12, lr=0.01, warmup_steps=499)
+    short = make_config(batch_size=2, epochs=12, lr=0.01, warmup_steps=499)
     note = warmup_note(short, make_plan(short, 20))
     assert note is not None
     assert "120 steps end within the warm-up of 499, at a learning rate of 0.0024 of 0.01" in note
     assert warmup_note(short, make_plan(short, 100)) is None
-    assert warmup_note(TrainConfig(), make_plan(TrainConfig(), 1000)) is None
+    assert warmup_note(make_config(), make_plan(make_config(), 1000)) is None
 
 
 def drawn(*position: int) -> tuple[float, float, float]:
@@ -61,9 +61,10 @@ def test_random_numbers_are_a_function_of_the_place():
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"max_steps": 0}, "max_steps must be at least 1"),
         ({"lr": 0.0}, "lr must be a positive number, got 0.0"),
-        ({"lr": float("nan")}, "lr must be a positive number, got nan"),
-        ({"clip_grad": 0.0}, "clip_grad must be positive"),
-        ({"ema": 1.0}, r"ema is a decay in \(0, 1\)"),
+        ({"lr": float("nan")}, "lr must be a finite number, got nan"),
+        ({"lr": float("inf")}, "lr must be a finite number, got inf"),
+        ({"clip_grad": 0.0}, "clip_grad must be a positive number, or none; got 0.0"),
+        ({"ema": 1.0}, r"ema must be in \(0, 1\), or none; got 1.0"),
         ({"batch_size": 10, "accumulate": 3}, "batch size 10 cannot be cut into accumulate=3"),
         ({"workers": -1}, "workers must be at least 0"),
         ({"seed": -1}, "seed must be at least 0"),
@@ -71,6 +72,6 @@ def test_random_numbers_are_a_function_of_the_place():
     ],
 )
 def test_impossible_settings(change, message):
-    check_config(TrainConfig())
+    check_config(make_config())
     with pytest.raises(UserError, match=message):
-        check_config(TrainConfig(**change))
+        check_config(make_config(**change))

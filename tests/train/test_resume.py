@@ -1,7 +1,6 @@
 """A run that was killed goes on bit for bit as if it had not been."""
 
 import csv
-import dataclasses
 import json
 import multiprocessing
 import os
@@ -18,11 +17,11 @@ from tokenmix import cli
 from tokenmix.errors import UserError
 from tokenmix.train import interrupt, record, trainer
 from tokenmix.train import run as runs
-from tokenmix.train.config import TrainConfig
+from tokenmix.train.sources import make_config
 
 TIMES = ("seconds", "images_per_second")
 # Everything that keeps a state: dropout, stochastic depth, mixup, EMA, accumulation over an epoch of 5 steps.
-CONFIG = TrainConfig(
+CONFIG = make_config(
     data="digits", model="vit_nano", model_kwargs={"depth": 1, "drop_rate": 0.1, "drop_path_rate": 0.2},
     epochs=3, batch_size=32, accumulate=2, limit=170, limit_eval=40, mixup=0.4, cutmix=0.5, ema=0.9, threads=1,
     device="cpu", log_every=3, checkpoint_every=2,
@@ -49,7 +48,7 @@ def assert_equal_runs(run: Path, other: Path) -> None:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run, uninterrupted."""
-    return runs.train(dataclasses.replace(CONFIG, out=tmp_path_factory.mktemp("whole") / "run"), quiet=True)
+    return runs.train(CONFIG.replace(out=tmp_path_factory.mktemp("whole") / "run"), quiet=True)
 
 
 class Killed(BaseException):
@@ -84,8 +83,8 @@ def test_resume_is_bit_equal(whole, tmp_path, monkeypatch, where, hook, count):
     with monkeypatch.context() as patch:
         stop_at(patch, where, hook, count)
         with pytest.raises(Killed):
-            runs.train(dataclasses.replace(CONFIG, out=run), quiet=True)
-    runs.train(TrainConfig(resume=run), quiet=True)
+            runs.train(CONFIG.replace(out=run), quiet=True)
+    runs.train(make_config(resume=run), quiet=True)
     assert_equal_runs(whole, run)
 
 
@@ -137,27 +136,27 @@ def test_a_run_that_is_told_to_stop_saves_and_says_how_to_go_on(whole, tmp_path,
     assert meta["progress"]["step"] == 7, "the step in which it was told is saved"
     assert f"tokenmix train --resume {run}" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
-    runs.train(TrainConfig(resume=run), quiet=True)
+    runs.train(make_config(resume=run), quiet=True)
     assert_equal_runs(whole, run)
 
 
 def test_a_finished_run_is_not_resumed(whole):
     with pytest.raises(UserError, match=r"is finished; evaluate it with: tokenmix eval"):
-        runs.train(TrainConfig(resume=whole))
+        runs.train(make_config(resume=whole))
 
 
 def test_resume_needs_a_run_and_a_checkpoint(tmp_path, whole):
     with pytest.raises(UserError, match=r"is no run folder: it has no config\.json"):
-        runs.train(TrainConfig(resume=tmp_path))
+        runs.train(make_config(resume=tmp_path))
     (tmp_path / "config.json").write_bytes((whole / "config.json").read_bytes())
     with pytest.raises(UserError, match="stopped before its first checkpoint"):
-        runs.train(TrainConfig(resume=tmp_path))
+        runs.train(make_config(resume=tmp_path))
 
 
 def test_resume_takes_the_runs_own_settings(tmp_path, whole):
     (tmp_path / "config.json").write_bytes((whole / "config.json").read_bytes())
     with pytest.raises(UserError, match=r"own lr=0\.002; leave 0\.1 out"):
-        runs.train(TrainConfig(resume=tmp_path, lr=0.1))
+        runs.train(make_config(resume=tmp_path, lr=0.1))
 
 
 def test_ctrl_c_twice_keeps_the_checkpoint_before(tmp_path, monkeypatch):
@@ -177,7 +176,7 @@ def test_ctrl_c_twice_keeps_the_checkpoint_before(tmp_path, monkeypatch):
     run = tmp_path / "run"
     try:
         with pytest.raises(KeyboardInterrupt, match="interrupted; the checkpoint of step 2 is kept, go on with"):
-            runs.train(dataclasses.replace(CONFIG, out=run), quiet=True)
+            runs.train(CONFIG.replace(out=run), quiet=True)
         assert signal.getsignal(signal.SIGINT) is before
     finally:
         signal.signal(signal.SIGINT, inherited)

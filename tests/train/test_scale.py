@@ -1,7 +1,6 @@
 """Runs on photographs and shards, gradient checkpointing, and settings that only large runs have."""
 
 import csv
-import dataclasses
 import io
 import json
 import tarfile
@@ -21,8 +20,9 @@ from tokenmix.train.config import TrainConfig
 from tokenmix.train.distributed import DistributedInfo, PeerFailure, process_group
 from tokenmix.train.optimizer import make_optimizer, make_schedule
 from tokenmix.train.run import evaluate, predict, train
+from tokenmix.train.sources import make_config
 
-CONFIG = TrainConfig(
+CONFIG = make_config(
     model="vit_nano", model_kwargs={"depth": 1, "drop_rate": 0.1}, epochs=2, batch_size=8, img_size=16, threads=1,
     device="cpu", log_every=2, checkpoint_every=1,
 )  # fmt: skip
@@ -63,7 +63,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 
 def config(out: Path, **changes: Any) -> TrainConfig:
-    return dataclasses.replace(CONFIG, out=out, **changes)
+    return CONFIG.replace(out=out, **changes)
 
 
 class Killed(BaseException):
@@ -85,7 +85,7 @@ def test_a_run_on_shards_is_taken_up_in_mid_epoch(shards: str, tmp_path: Path, m
         patch.setattr(trainer.TrainingLoop, "start_batch", killed)
         with pytest.raises(Killed):
             train(config(tmp_path / "run", **settings), quiet=True)
-    run = train(TrainConfig(resume=tmp_path / "run", workers=0), quiet=True)
+    run = train(make_config(resume=tmp_path / "run", workers=0), quiet=True)
     assert all(torch.equal(value, weights(run)[key]) for key, value in weights(whole).items())
     assert rows(run) == rows(whole)
 
@@ -93,7 +93,7 @@ def test_a_run_on_shards_is_taken_up_in_mid_epoch(shards: str, tmp_path: Path, m
 def test_later_verbs_see_photographs_as_the_run_did(shards: str, tmp_path: Path):
     run = train(config(tmp_path / "run", data=shards, crop_pct=0.5), quiet=True)
     assert json.loads((run / "data.json").read_text())["crop_pct"] == 0.5
-    assert json.loads((run / "config.json").read_text())["config"]["data"] == shards
+    assert json.loads((run / "config.json").read_text())["config"]["data"]["data"] == shards
     result = json.loads((run / "result.json").read_text())["metrics"]
     assert evaluate(run, device="cpu")["loss"] == pytest.approx(result["loss"], abs=1e-6)
     # Half of it is another class: only the centre may be seen.
@@ -168,8 +168,10 @@ def test_mistakes_are_told_in_one_line(tmp_path: Path, changes: dict[str, Any], 
 
 
 def test_warm_up_and_cool_down_in_epochs():
-    settings = TrainConfig(epochs=10, warmup_epochs=2, cooldown_epochs=1, lr=1e-3, min_lr=1e-5)
-    schedule = make_schedule(torch.optim.SGD([torch.zeros(1)], lr=1e-3), settings, total_steps=100)
+    settings = make_config(epochs=10, warmup_epochs=2, cooldown_epochs=1, lr=1e-3, min_lr=1e-5)
+    schedule = make_schedule(
+        torch.optim.SGD([torch.zeros(1)], lr=1e-3), settings.optim, total_steps=100, epochs=settings.loop.epochs
+    )
     factor = schedule.lr_lambdas[0]
     assert factor(20) == pytest.approx(1)
     assert max(range(100), key=factor) == 20
@@ -179,14 +181,14 @@ def test_warm_up_and_cool_down_in_epochs():
 
 def test_the_optimisers_epsilon():
     model = create_model("vit_nano", img_size=8)
-    assert make_optimizer(model, TrainConfig(opt_eps=1e-6)).defaults["eps"] == 1e-6
-    assert make_optimizer(model, TrainConfig()).defaults["eps"] == 1e-8
+    assert make_optimizer(model, make_config(opt_eps=1e-6).optim).defaults["eps"] == 1e-6
+    assert make_optimizer(model, make_config().optim).defaults["eps"] == 1e-8
 
 
 def test_too_few_shards_are_told_before_anything_is_written(shards: str, tmp_path: Path, monkeypatch):
     monkeypatch.setattr("tokenmix.train.run.distributed_info", lambda: DistributedInfo(0, 0, 5, 5))
     with pytest.raises(UserError, match=r"3 shards cannot be dealt out to 5 processes.* --devices 3 or less$"):
-        train(dataclasses.replace(CONFIG, data=shards, batch_size=2, out=tmp_path / "run"), quiet=True)
+        train(CONFIG.replace(data=shards, batch_size=2, out=tmp_path / "run"), quiet=True)
     assert not (tmp_path / "run").exists()
 
 
@@ -206,7 +208,7 @@ def test_more_processes_than_gpus_are_one_line_of_the_first(monkeypatch):
 def test_no_confusion_matrix_of_a_thousand_classes():
     def metrics(classes: int) -> set[str]:
         data = {"classes": [str(i) for i in range(classes)]}
-        return {str(name) for name in ImageClassification(torch.nn.Linear(1, classes), TrainConfig(), data).scores}
+        return {str(name) for name in ImageClassification(torch.nn.Linear(1, classes), make_config(), data).scores}
 
     assert metrics(CONFUSION_CLASSES + 1) == {"accuracy", "loss", "top5"}
     assert metrics(CONFUSION_CLASSES) == {"accuracy", "loss", "top5", "confusion"}

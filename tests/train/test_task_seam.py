@@ -1,6 +1,5 @@
 """A task far from classification fits the seam: two networks, two optimisers, steps of its own; it resumes as well."""
 
-import dataclasses
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +16,7 @@ from tokenmix.train import trainer
 from tokenmix.train.checkpoint import read_weights
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.run import evaluate, predict, train
+from tokenmix.train.sources import make_config
 from tokenmix.train.task import TaskData, TaskModule
 
 
@@ -50,7 +50,7 @@ class Adversaries(TaskModule):
 
     @classmethod
     def load_data(cls, config: Any, like: Any = None) -> Numbers:
-        return Numbers(config.seed)
+        return Numbers(config.loop.seed)
 
     @classmethod
     def build_model(cls, config: Any, data: Any) -> nn.Module:
@@ -58,7 +58,7 @@ class Adversaries(TaskModule):
 
     def configure_optimizers(self) -> Any:
         networks = (self.model["generator"], self.model["discriminator"])  # type: ignore[index]
-        return [torch.optim.Adam(network.parameters(), lr=self.config.lr) for network in networks]
+        return [torch.optim.Adam(network.parameters(), lr=self.config.optim.lr) for network in networks]
 
     def loss(self, batch: torch.Tensor) -> Any:
         raise NotImplementedError("each network has its own")
@@ -86,8 +86,10 @@ class Adversaries(TaskModule):
         return [{"file": str(file)} for file in files]
 
 
-CONFIG = TrainConfig(task="adversaries", data="numbers", batch_size=8, epochs=3, lr=0.1, device="cpu", threads=1)
-CONFIG = dataclasses.replace(CONFIG, checkpoint_every=2, log_every=1)
+CONFIG = TrainConfig(task="adversaries").replace(
+    data="numbers", batch_size=8, epochs=3, lr=0.1, device="cpu", threads=1
+)
+CONFIG = CONFIG.replace(checkpoint_every=2, log_every=1)
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +100,7 @@ def _registered(monkeypatch):
 
 
 def test_two_networks_train_evaluate_and_resume(tmp_path, monkeypatch):
-    whole = train(dataclasses.replace(CONFIG, out=tmp_path / "whole"), quiet=True)
+    whole = train(CONFIG.replace(out=tmp_path / "whole"), quiet=True)
     result = json.loads((whole / "result.json").read_text())
     assert result["steps"] == 15
     header, *rows = [line.split(",") for line in (whole / "metrics.csv").read_text().splitlines()]
@@ -121,8 +123,8 @@ def test_two_networks_train_evaluate_and_resume(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(trainer.TrainingLoop, "start_batch", killed)
         with pytest.raises(KeyError):
-            train(dataclasses.replace(CONFIG, out=run), quiet=True)
-    train(TrainConfig(resume=run), quiet=True)
+            train(CONFIG.replace(out=run), quiet=True)
+    train(make_config(resume=run), quiet=True)
     weights, expected = read_weights(run / "checkpoints" / "last"), read_weights(whole / "checkpoints" / "last")
     assert all(torch.equal(weights[key], expected[key]) for key in expected)
 

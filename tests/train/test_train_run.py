@@ -1,7 +1,6 @@
 """Training, evaluating and predicting by run folder, on the embedded digits."""
 
 import csv
-import dataclasses
 import errno
 import json
 import os
@@ -27,15 +26,16 @@ from tokenmix.train.config import TrainConfig
 from tokenmix.train.optimizer import make_optimizer, make_schedule
 from tokenmix.train.plan import make_plan, seed_everything
 from tokenmix.train.run import DiskError, evaluate, load_run, predict, train
+from tokenmix.train.sources import make_config
 
-CONFIG = TrainConfig(
+CONFIG = make_config(
     data="digits", model="vit_nano", model_kwargs={"depth": 1}, epochs=2, batch_size=64, limit=200, limit_eval=100,
     threads=1, device="cpu", log_every=2, checkpoint_every=100,
 )  # fmt: skip
 
 
 def config(out: Path, **changes: Any) -> TrainConfig:
-    return dataclasses.replace(CONFIG, out=out, **changes)
+    return make_config(**{**CONFIG.flat(), "out": out, **changes})
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -57,16 +57,18 @@ def bare_loop(settings: TrainConfig) -> dict[str, torch.Tensor]:
     task = get_task(settings.task)
     data = task.load_data(settings)
     plan = make_plan(settings, data.num_train)
-    seed_everything(settings.seed, 0, 0)
+    seed_everything(settings.loop.seed, 0, 0)
     model = task.build_model(settings, data.describe()).train()
-    optimizer = make_optimizer(model, settings)
-    schedule = make_schedule(optimizer, settings, plan.total_steps)
+    optimizer = make_optimizer(model, settings.optim)
+    schedule = make_schedule(optimizer, settings.optim, plan.total_steps, settings.loop.epochs)
     for epoch in range(plan.epochs):
-        for i, batch in enumerate(data.train_batches(batch_size=settings.batch_size, epoch=epoch, start=0)):
-            seed_everything(settings.seed, epoch + 1, i)
+        for i, batch in enumerate(data.train_batches(batch_size=settings.loop.batch_size, epoch=epoch, start=0)):
+            seed_everything(settings.loop.seed, epoch + 1, i)
             optimizer.zero_grad()
-            F.cross_entropy(model(batch["image"]), batch["label"], label_smoothing=settings.smoothing).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_grad or 0)
+            F.cross_entropy(
+                model(batch["image"]), batch["label"], label_smoothing=settings.options.smoothing
+            ).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), settings.optim.clip_grad or 0)
             optimizer.step()
             schedule.step()
     return model.state_dict()
@@ -89,7 +91,7 @@ def test_a_run_folder_holds_what_later_verbs_need(finished):
         assert (finished / name).is_file(), name
     assert any((finished / "tensorboard").iterdir())
     saved = json.loads((finished / "config.json").read_text())
-    assert saved["config"]["lr"] == CONFIG.lr
+    assert saved["config"]["optim"]["lr"] == CONFIG.optim.lr
     assert torch.__version__.startswith(saved["environment"]["versions"]["torch"])
     result = json.loads((finished / "result.json").read_text())
     assert (result["steps"], result["images"], result["epochs"]) == (6, 384, 2)
@@ -281,7 +283,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, monkeypatch):
         ) as e:
             train(config(folder, checkpoint_every=2), quiet=True)
     assert isinstance(e.value, UserError)
-    train(TrainConfig(resume=folder), quiet=True)
+    train(make_config(resume=folder), quiet=True)
     assert json.loads((folder / "result.json").read_text())["steps"] == 6
 
 
@@ -323,14 +325,14 @@ def test_an_existing_run_is_not_overwritten(finished):
         ({"task": "image-clasification"}, "unknown task 'image-clasification'; did you mean image-classification"),
         ({"model": "vit_nanoo"}, "unknown model 'vit_nanoo'; did you mean vit_nano"),
         ({"opt": "adamww"}, "unknown optimiser 'adamww'; did you mean .*adamw"),
-        ({"device": "gpu"}, "unknown device 'gpu'; known: auto, cpu, cuda, mps"),
+        ({"device": "gpu"}, "device='gpu' is not possible; give one of auto, cpu, cuda, mps"),
         ({"precision": "16-mixed"}, "16-mixed needs a GPU; give --precision bf16-mixed"),
         ({"batch_size": 500}, "batch size 500 is larger than the 200 training images"),
         ({"batch_size": 33, "mixup": 0.2}, "33 is odd; give an even --batch-size"),
         ({"img_size": 9}, "image size 9 x 9 is not a multiple of the patch size"),
         ({"model_kwargs": {"img_size": 32}}, "img_size=32 is set elsewhere; use --img-size"),
         ({"model_kwargs": {"deph": 1}}, "has no argument 'deph'"),
-        ({"smoothing": 1.0}, r"smoothing must lie in \[0, 1\)"),
+        ({"smoothing": 1.0}, r"smoothing must be in \[0, 1\), got 1.0"),
         ({"data": "folder:/does/not/exist"}, "/does/not/exist"),
     ],
 )

@@ -4,23 +4,17 @@ A user's mistake is one line on stderr and exit code 2; an interrupted run is 13
 keeps its traceback.
 """
 
-import contextlib
-import dataclasses
 import errno
-import io
-import re
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-import tyro
-
 from tokenmix.cli.names import Cost, Data, Doctor, Info, List, Swap
+from tokenmix.cli.parsing import parse_into, parse_verb
 from tokenmix.cli.runs import Compare, Eval, Export, Generate, Inspect, Predict, Train, TrainTokenizer
 from tokenmix.errors import UserError
 from tokenmix.registry import load_plugin
 from tokenmix.train.launch import launch, processes_to_start
-from tokenmix.train.recipes import merge_kwargs, recipe_values
 
 __all__ = ["VERBS", "main", "parse"]
 
@@ -48,29 +42,18 @@ VERBS: dict[str, Any] = {
 
 
 def parse(argv: Sequence[str]) -> Any:
-    """The command that argv asks for; `UserError` with one line where tyro would print a box.
+    """The command that argv asks for; `UserError` with one line for a mistake.
 
     What stands behind `--import` in front of the verb is left to `main`.
     """
     _, argv = split_imports(argv)
     if sum(word.startswith("wds:") for word in argv) > 1:
         raise UserError("the shell has spelled the pattern of shards out; put it in quotes: --data 'wds:PATTERN'")
-    text, config = io.StringIO(), (tyro.conf.OmitArgPrefixes,)
-    recipe = recipe_values(argv) if argv and argv[0] == "train" else {}
-    try:
-        with contextlib.redirect_stderr(text):
-            if recipe:
-                command = tyro.cli(
-                    Train, prog="tokenmix train", args=list(argv[1:]), default=Train(**recipe), config=config
-                )
-                return dataclasses.replace(command, **merge_kwargs(recipe, command))
-            return tyro.extras.subcommand_cli_from_dict(
-                VERBS, prog="tokenmix", description=ABOUT, args=list(argv), config=config
-            )
-    except SystemExit as stop:
-        if stop.code in (0, None):
-            raise
-        raise UserError(_one_line(text.getvalue())) from None
+    if not argv or argv[0] not in VERBS:
+        return parse_verb(VERBS, argv, ABOUT)
+    verb, prog, rest = VERBS[argv[0]], f"tokenmix {argv[0]}", list(argv[1:])
+    # Verbs whose options depend on the task, the recipe or the run.
+    return verb.parse(prog, rest) if hasattr(verb, "parse") else parse_into(verb, prog, rest)
 
 
 def split_imports(argv: Sequence[str]) -> tuple[list[str], Sequence[str]]:
@@ -87,30 +70,6 @@ def split_imports(argv: Sequence[str]) -> tuple[list[str], Sequence[str]]:
     return named, argv
 
 
-def _one_line(box: str) -> str:
-    """tyro's framed message as one line: what is wrong and what was meant, without the pointers to --help."""
-    sections: list[list[str]] = [[]]
-    for framed in box.splitlines()[1:-1]:
-        line = framed.strip("│ ")
-        # tyro rules its boxes with hyphens where the output is not in UTF-8.
-        if line.startswith(("───", "---")):
-            sections.append([])
-        elif line:
-            sections[-1].append(line)
-    kept = [" ".join(s) for s in sections if s and not s[0].startswith(("For full helptext", "Argument helptext"))]
-    return _without_types("; ".join(kept)) or box.strip()
-
-
-def _without_types(told: str) -> str:
-    """What tyro says of a value that none of an option's types takes: the last type's reason, without their names."""
-    refused = r"Error parsing (\S+): no type matching \{None\}\|(.+) could be instantiated from \['(.*?)'\]"
-    found = re.match(refused, told)
-    if found is None:
-        return told
-    reason = re.split(r">: |\)\]: ", told)[-1]
-    return f"{found[1]} takes {found[2]}, got {found[3]!r}: {reason}"
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments, command = list(sys.argv[1:] if argv is None else argv), None
@@ -118,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for module in split_imports(arguments)[0]:
             load_plugin(module)
         command = parse(arguments)
-        processes = processes_to_start(command) if isinstance(command, Train) else 1
+        processes = processes_to_start(command.config) if isinstance(command, Train) else 1
         return command.run() if processes == 1 else launch(processes, arguments)
     except UserError as error:
         return _fail(str(error))

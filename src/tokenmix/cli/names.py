@@ -8,7 +8,7 @@ import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from tokenmix.errors import UserError
-from tokenmix.train.config import Numbers, Pairs
+from tokenmix.train.words import Numbers, Pairs
 
 __all__ = ["Cost", "Data", "Doctor", "Info", "List", "Swap"]
 

@@ -1,56 +1,112 @@
 """Verbs that make a run, a comparison or a tokenizer, and those that need a run folder."""
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import tyro
 
+from tokenmix.cli.parsing import parse_into, parse_known
 from tokenmix.errors import UserError
 from tokenmix.tasks.fitting import check_model_name
-from tokenmix.train.config import CompareConfig, Names, Pairs, TrainConfig
+from tokenmix.train.config import CompareConfig, TrainConfig
+from tokenmix.train.recipes import merge_kwargs
+from tokenmix.train.schema import Part
+from tokenmix.train.sources import base_config, read_config
+from tokenmix.train.words import Names
 
 __all__ = ["Compare", "Eval", "Export", "Generate", "Inspect", "Predict", "Train", "TrainTokenizer"]
 
 Positional = tyro.conf.Positional
 
 
-@dataclass(frozen=True, kw_only=True)
-class Train(TrainConfig):
+@dataclass(frozen=True)
+class Train:
     """Train a model; leaves a run folder."""
 
+    config: TrainConfig
+
+    @classmethod
+    def parse(cls, prog: str, args: Sequence[str]) -> "Train":
+        """A run with the options of its task; what is not given is the recipe's, or the resumed run's."""
+        task = args[0] if args and not args[0].startswith("-") else None
+        source = parse_known(Source, prog, args)
+        base = base_config(task, source.recipe, source.resume)
+        given = parse_into(TrainConfig, prog, args, base, cls.__doc__ or "")
+        if given.task not in (base.task, task):
+            raise UserError(f"the task comes first: {prog} {given.task} ..., got it behind other options")
+        return cls(merge_kwargs(base, given))
+
     def run(self) -> int:
-        if self.resume is None:
-            check_model_name(self.task, self.model)
+        if self.config.loop.resume is None:
+            check_model_name(self.config.task, self.config.model.model)
         from tokenmix.train.run import train
 
-        train(self)
+        train(self.config)
         return 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compare(CompareConfig):
+class Source:
+    """What the defaults of the other options depend on."""
+
+    recipe: str | None = None
+    resume: Path | None = None
+
+
+@dataclass(frozen=True)
+class Compare:
     """Train twins that differ only in their mixer, at equal budget; leaves a report."""
+
+    config: CompareConfig
+
+    @classmethod
+    def parse(cls, prog: str, args: Sequence[str]) -> "Compare":
+        """A comparison."""
+        return cls(parse_into(CompareConfig, prog, args, CompareConfig(), cls.__doc__ or ""))
 
     def run(self) -> int:
         from tokenmix.compare.compare import compare
 
-        compare(self)
+        compare(self.config)
         return 0
 
 
-@dataclass(frozen=True)
-class Eval:
-    """Evaluate a run on its own or other data."""
+@dataclass(frozen=True, kw_only=True)
+class RunCommand:
+    """Base of verbs on a run folder that take the options of its task's evaluation as well."""
 
     run_folder: Positional[Path]
+    """A run folder; behind it come the options of its task: see --help behind the folder."""
+    options: Annotated[Any, tyro.conf.arg(name="task")] = field(default_factory=Part)
+
+    @classmethod
+    def parse(cls, prog: str, args: Sequence[str]) -> Self:
+        """The command; options of the task that are not given are the run's own."""
+        plain = [field for field in fields(cls) if field.name not in ("run_folder", "inputs", "options")]
+        shared = [(field.name, field.type, field) for field in plain]
+        folder = make_dataclass("Folder", [("run_folder", Positional[str], ""), *shared], kw_only=True)
+        run = parse_known(folder, prog, args).run_folder
+        # Without a folder tyro gives the default, or an empty list behind an option that it does not know.
+        if not run:
+            return parse_into(cls, prog, args)
+        missing = {
+            field.name: tyro.MISSING for field in fields(cls) if field.default is field.default_factory is MISSING
+        }
+        default = cls(**missing, options=read_config(Path(run)).options.for_evaluation())
+        return parse_into(cls, prog, args, default)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eval(RunCommand):
+    """Evaluate a run on its own or other data."""
+
     data: str | None = None
     """Other data than the run's own."""
     weights: Literal["float32", "int8"] = "float32"
     """int8: of the int8 copy that tokenmix.quantize makes, calibrated on training images; on the CPU."""
-    task_kwargs: Pairs = field(default_factory=dict)
-    """Settings of the task in the place of the run's own, for example way=sliding scales=0.5,1,1.5 mirror=yes."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -58,35 +114,32 @@ class Eval:
         if self.weights == "int8":
             from tokenmix.cpu.run import evaluate as evaluate_int8
 
-            if self.task_kwargs:
-                raise UserError("--weights int8 takes the run's own settings; leave --task-kwargs out")
+            if self.options != read_config(self.run_folder).options.for_evaluation():
+                raise UserError("--weights int8 takes the run's own options; leave those of the task out")
             result = evaluate_int8(self.run_folder, self.data)
         else:
             from tokenmix.train.run import evaluate
 
-            result = evaluate(self.run_folder, self.data, task_kwargs=self.task_kwargs)
+            result = evaluate(self.run_folder, self.data, options=vars(self.options))
         _print(result, self.json)
         return 0
 
 
-@dataclass(frozen=True)
-class Predict:
+@dataclass(frozen=True, kw_only=True)
+class Predict(RunCommand):
     """Answers of a run for files, or for texts."""
 
-    run_folder: Positional[Path]
     inputs: Positional[tuple[str, ...]]
     """Images or point clouds; for a run on text its sentences, or files of them."""
     out: Path | None = None
     """Folder for masks, boxes and pictures of them, of tasks whose answers are such."""
-    task_kwargs: Pairs = field(default_factory=dict)
-    """Settings of the task in the place of the run's own, for example way=sliding window=512."""
     json: bool = False
     """Print JSON instead of a table."""
 
     def run(self) -> int:
         from tokenmix.train.run import predict
 
-        _print(predict(self.run_folder, self.inputs, self.out, task_kwargs=self.task_kwargs), self.json)
+        _print(predict(self.run_folder, self.inputs, self.out, options=vars(self.options)), self.json)
         return 0
 
 

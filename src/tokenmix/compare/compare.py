@@ -4,7 +4,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ def compare(config: CompareConfig, *, quiet: bool = False) -> Path:
         raise UserError(
             "a comparison needs at least one mixer and one seed, for example --mixers self,external --seeds 0"
         )
-    out = config.out or Path("runs") / f"compare-{config.data.replace(':', '-').replace('/', '-')}"
+    out = config.out or Path("runs") / f"compare-{config.data.data.replace(':', '-').replace('/', '-')}"
     plans = plan_runs(config, out)
     check_config(plans[0].config)
     data = task.load_data(plans[0].config)
@@ -89,8 +89,10 @@ def _new_twin(config: TrainConfig, data: TaskData) -> TaskModule:
     """A fresh twin, built before any training so that a wrong argument is told at once."""
     task, description = get_task(config.task), data.describe()
     model = task.build_model(config, description)
-    if getattr(model, "mixer_name", None) != config.model_kwargs["mixer"]:
-        raise UserError(f"{config.model!r} does not take a mixer; compare in mixer_nano or another isotropic skeleton")
+    if getattr(model, "mixer_name", None) != config.model.model_kwargs["mixer"]:
+        raise UserError(
+            f"{config.model.model!r} does not take a mixer; compare in mixer_nano or another isotropic skeleton"
+        )
     return task(model, config, description)
 
 
@@ -140,8 +142,8 @@ def _measure(
     from tokenmix.train.run import load_run
 
     first = runs[0][0].config
-    device = torch.device("cuda" if config.device in ("auto", "cuda") and torch.cuda.is_available() else "cpu")
-    batch_size = max(1, config.batch_size // config.accumulate)
+    device = torch.device("cuda" if config.loop.device in ("auto", "cuda") and torch.cuda.is_available() else "cpu")
+    batch_size = max(1, config.loop.batch_size // config.optim.accumulate)
     batch = next(iter(data.train_batches(batch_size=batch_size, epoch=0, start=0)))
     costs = measure_twins(twins, batch, first, device)
     finished = _first_of_each([plan for plan, run in runs if run.status == "finished"])
@@ -154,11 +156,11 @@ def _measure(
         command=repeat_command(config),
         metric=task.headline,
         higher=task.direction == "max",
-        config=asdict(config),
+        config=config.flat(),
         data=description,
         classes=list(description.get("classes", [])),
         skeleton=_skeleton(next(iter(twins.values())).model),
-        images=make_plan(first, data.num_train).total_steps * config.batch_size,
+        images=make_plan(first, data.num_train).total_steps * config.loop.batch_size,
         step_batch=batch_size,
         device=str(device),
         environment=environment(),
@@ -192,11 +194,10 @@ def _markdown(results: Results) -> str:
 
 def repeat_command(config: CompareConfig) -> str:
     """The command line that runs this comparison again."""
-    words, defaults = ["tokenmix", "compare"], CompareConfig()
-    for field in fields(CompareConfig):
-        value = getattr(config, field.name)
-        if value != getattr(defaults, field.name):
-            words += [f"--{field.name.replace('_', '-')}", *_words(value)]
+    words, defaults = ["tokenmix", "compare"], CompareConfig().flat()
+    for name, value in config.flat().items():
+        if value != defaults[name]:
+            words += [f"--{name.replace('_', '-')}", *_words(value)]
     return shlex.join(words)
 
 

@@ -37,7 +37,7 @@ def main() -> int:
         print("tokenmix: going on with scikit-learn's embedded digits (real 8 x 8 scans) instead", file=sys.stderr)
         budget = DIGITS
     try:
-        compare(CompareConfig(**SHARED, **budget))
+        compare(CompareConfig().replace(**SHARED, **budget))
     except UserError as error:
         print(f"tokenmix: {error}", file=sys.stderr)
         return 2

@@ -40,13 +40,13 @@ class _Bench:
     def __init__(
         self, module: TaskModule, batch: Mapping[str, Tensor], config: TrainConfig, device: torch.device
     ) -> None:
-        dtype = torch.bfloat16 if config.precision == "bf16" else None
+        dtype = torch.bfloat16 if config.loop.precision == "bf16" else None
         self.module, self.config, self.device = module.to(device, dtype), config, device
         self.batch = {name: _to(value, device, dtype) for name, value in batch.items()}
-        self.optimizer = make_optimizer(self.module.model, config)
+        self.optimizer = make_optimizer(self.module.model, config.optim)
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        mixed = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(self.config.precision)
+        mixed = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(self.config.loop.precision)
         return nullcontext() if mixed is None else torch.autocast(self.device.type, mixed)
 
     @torch.no_grad()
@@ -58,8 +58,8 @@ class _Bench:
         with self._autocast():
             loss, _ = self.module.loss(self.batch)
         loss.backward()
-        if self.config.clip_grad is not None:
-            nn.utils.clip_grad_norm_(self.module.model.parameters(), self.config.clip_grad)
+        if self.config.optim.clip_grad is not None:
+            nn.utils.clip_grad_norm_(self.module.model.parameters(), self.config.optim.clip_grad)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 

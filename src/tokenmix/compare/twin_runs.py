@@ -4,13 +4,13 @@ import csv
 import json
 import traceback
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from tokenmix.compare.results import Curve, Run
 from tokenmix.errors import UserError
-from tokenmix.train.config import Budget, CompareConfig, TrainConfig
+from tokenmix.train.config import BudgetConfig, CompareConfig, LoopConfig, TrainConfig
 from tokenmix.train.files import make_folder
 
 __all__ = ["RunPlan", "claim_folder", "is_finished", "plan_runs", "read_run", "run_twin"]
@@ -30,25 +30,21 @@ class RunPlan:
     @property
     def folder(self) -> Path:
         """Its run folder."""
-        assert self.config.out is not None
-        return self.config.out
+        assert self.config.loop.out is not None
+        return self.config.loop.out
 
 
 def plan_runs(config: CompareConfig, out: Path) -> list[RunPlan]:
     """One run for each seed and mixer, equal in all but the mixer."""
-    budget = {field.name: getattr(config, field.name) for field in fields(Budget)}
+    shared = {name: getattr(config, name) for name in ("task", "data", "model", "optim", "options")}
+    budget = {field.name: getattr(config.loop, field.name) for field in fields(BudgetConfig)}
     return [
         RunPlan(
             mixer,
             seed,
             TrainConfig(
-                **budget,
-                task=config.task,
-                model=config.model,
-                model_kwargs={**config.model_kwargs, "mixer": mixer},
-                seed=seed,
-                out=out / "runs" / f"{mixer}-seed{seed}",
-            ),
+                **shared, loop=LoopConfig(**budget, seed=seed, out=out / "runs" / f"{mixer}-seed{seed}")
+            ).replace(model_kwargs={**config.model.model_kwargs, "mixer": mixer}),
         )
         for seed in dict.fromkeys(config.seeds)
         for mixer in dict.fromkeys(config.mixers)
@@ -58,7 +54,7 @@ def plan_runs(config: CompareConfig, out: Path) -> list[RunPlan]:
 def claim_folder(out: Path, config: CompareConfig) -> None:
     """Write compare.json, which says what the folder is for; `UserError` if it is for something else."""
     file = out / "compare.json"
-    plain = json.loads(json.dumps(asdict(config), default=str))
+    plain = json.loads(json.dumps(config.flat(), default=str))
     if file.exists():
         before = json.loads(file.read_text())
         other = [key for key in plain if key not in FREE and plain[key] != before.get(key)]

@@ -8,14 +8,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tokenmix.train.config import CompareConfig, TrainConfig
+from tokenmix.train.sources import make_config
 
 if TYPE_CHECKING:
     from tokenmix.train.run import evaluate, load_run, predict, train
 
-__all__ = ["CompareConfig", "TrainConfig", "evaluate", "load_run", "predict", "train"]
+__all__ = ["CompareConfig", "TrainConfig", "evaluate", "load_run", "make_config", "predict", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("evaluate", "load_run", "predict", "train"):
+    if name in ("evaluate", "load_run", "make_config", "predict", "train"):
         return getattr(importlib.import_module("tokenmix.train.run"), name)
     raise AttributeError(f"module 'tokenmix.train' has no attribute {name!r}")

@@ -74,18 +74,18 @@ def distributed_info() -> DistributedInfo:
 def check_ranks(config: TrainConfig) -> None:
     """Raise `UserError` unless as many processes run as the config asks for."""
     here = distributed_info()
-    devices, nodes = config.devices or here.local_world_size, config.num_nodes or here.num_nodes
+    devices, nodes = config.loop.devices or here.local_world_size, config.loop.num_nodes or here.num_nodes
     if (devices, nodes) != (here.local_world_size, here.num_nodes):
         several = f"--nnodes {nodes} --rdzv_endpoint FIRST_MACHINE:29500 --rdzv_backend c10d " if nodes > 1 else ""
         raise UserError(
             f"{devices * nodes} processes are asked for and {here.world_size} run; start them on each machine with: "
             f"torchrun {several}--nproc_per_node {devices} -m tokenmix train ..."
         )
-    if config.strategy != "auto" and here.world_size == 1:
-        raise UserError(f"strategy {config.strategy} is for several processes; give --devices 2 or more")
-    if config.strategy == "fsdp" and config.ema is not None:
+    if config.loop.strategy != "auto" and here.world_size == 1:
+        raise UserError(f"strategy {config.loop.strategy} is for several processes; give --devices 2 or more")
+    if config.loop.strategy == "fsdp" and config.optim.ema is not None:
         raise UserError("ema keeps a whole copy of the weights, which fsdp avoids; leave --ema out or use ddp")
-    if config.strategy == "fsdp" and config.precision == "16-mixed":
+    if config.loop.strategy == "fsdp" and config.loop.precision == "16-mixed":
         raise UserError("fsdp cannot compute in 16-mixed; give --precision bf16-mixed or 32")
 
 

@@ -18,8 +18,6 @@ from tokenmix.train.task import TaskModule
 
 __all__ = ["check_device", "make_fabric"]
 
-DEVICES = ("auto", "cpu", "cuda", "mps")
-
 
 class Autocast(MixedPrecision):
     """Automatic mixed precision whose inputs stay as they are: points need all bits of their coordinates."""
@@ -65,15 +63,15 @@ def make_fabric(config: TrainConfig, task: TaskModule, *, alone: bool = False) -
 
 
 def _precision(config: TrainConfig, device: str) -> Precision:
-    if config.precision == "32":
+    if config.loop.precision == "32":
         return Precision()
-    if config.precision == "bf16":
+    if config.loop.precision == "bf16":
         return HalfPrecision("bf16-true")
-    return Autocast(config.precision, device)
+    return Autocast(config.loop.precision, device)
 
 
 def _strategy(config: TrainConfig, task: TaskModule) -> Strategy:
-    if config.strategy == "fsdp":
+    if config.loop.strategy == "fsdp":
         size = distributed_info().world_size
         return ModelParallelStrategy(_shard, data_parallel_size=size, tensor_parallel_size=1)
     return DDPStrategy() if task.automatic_optimization else AverageAtStep()
@@ -85,19 +83,17 @@ def _shard(task: TaskModule, mesh: DeviceMesh) -> TaskModule:
 
 
 def device_type(config: TrainConfig) -> str:
-    """The kind of device that `config.device` is on this machine."""
-    if config.device != "auto":
-        return config.device
+    """The kind of device that `config.loop.device` is on this machine."""
+    if config.loop.device != "auto":
+        return config.loop.device
     return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def check_device(config: TrainConfig) -> None:
-    """Raise `UserError` for a device that is not there, or a precision that it cannot compute in."""
-    if config.device not in DEVICES:
-        raise UserError(f"unknown device {config.device!r}; known: {', '.join(DEVICES)}")
-    if config.device == "cuda" and not torch.cuda.is_available():
+    """Raise `UserError` for a device that the machine does not have, or a precision that it cannot compute in."""
+    if config.loop.device == "cuda" and not torch.cuda.is_available():
         raise UserError("no CUDA device is available; give --device cpu")
-    if config.device == "mps" and not torch.backends.mps.is_available():
+    if config.loop.device == "mps" and not torch.backends.mps.is_available():
         raise UserError("no MPS device is available; give --device cpu")
-    if config.precision == "16-mixed" and device_type(config) == "cpu":
+    if config.loop.precision == "16-mixed" and device_type(config) == "cpu":
         raise UserError("precision 16-mixed needs a GPU; give --precision bf16-mixed or 32")

@@ -1,15 +1,16 @@
 """Training to the end whatever is there already, for programs that make many runs and are started again."""
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from tokenmix.errors import UserError
 from tokenmix.registry import get_task
 from tokenmix.train.config import TrainConfig
-from tokenmix.train.files import latest_complete_checkpoint, read_json
+from tokenmix.train.files import latest_complete_checkpoint
 from tokenmix.train.run import train
+from tokenmix.train.sources import read_config, saved_config
 
 __all__ = ["finish_run", "resume_config"]
 
@@ -21,14 +22,14 @@ FREE = (
 
 
 def finish_run(config: TrainConfig, *, quiet: bool = False) -> Path:
-    """The run folder `config.out`, trained to its end.
+    """The run folder `config.loop.out`, trained to its end.
 
     A finished run is left as it is, one that was stopped goes on bit for bit, one without a checkpoint starts anew.
 
     Raises:
-        UserError: no folder is given, or it holds a run with other settings; else as `train`.
+        UserError: no folder is given, or it holds a run with other options; else as `train`.
     """
-    run = config.out
+    run = config.loop.out
     if run is None:
         raise UserError("a run that may be taken up again needs a folder; give out")
     if not (run / "config.json").exists():
@@ -42,19 +43,23 @@ def finish_run(config: TrainConfig, *, quiet: bool = False) -> Path:
 def resume_config(config: TrainConfig, run: Path) -> TrainConfig:
     """The config that goes on with a half-done run; a folder without a checkpoint is removed and begun anew."""
     if latest_complete_checkpoint(run / "checkpoints" / "last").exists():
-        return TrainConfig(resume=run, device=config.device, workers=config.workers, threads=config.threads)
+        own = {name: config.flat()[name] for name in ("device", "workers", "threads")}
+        return read_config(run).replace(resume=run, **own)
     if run.exists():
         shutil.rmtree(run)
     return config
 
 
 def _check_same(config: TrainConfig, run: Path) -> None:
-    before = read_json(run / "config.json")["config"]
-    # As JSON would give it back.
-    now = json.loads(json.dumps(dataclasses.asdict(get_task(config.task).with_absolute_paths(config)), default=str))
-    for name, value in now.items():
+    before = _plain(saved_config(run))
+    for name, value in _plain(get_task(config.task).with_absolute_paths(config)).items():
         if name not in FREE and value != before.get(name):
             raise UserError(
                 f"{run} holds a run with {name}={before.get(name)!r} in the place of {value!r}; remove it, or give "
                 "another folder"
             )
+
+
+def _plain(config: TrainConfig) -> dict[str, Any]:
+    """Options by name, as JSON gives them back."""
+    return json.loads(json.dumps(config.flat(), default=str))

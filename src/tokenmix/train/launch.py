@@ -1,7 +1,5 @@
 """Starting the processes of a run on one machine, as torchrun does, with the exit code and the one line of the run."""
 
-import contextlib
-import json
 import os
 import signal
 import socket
@@ -21,12 +19,7 @@ def processes_to_start(config: TrainConfig) -> int:
     """How many processes the command still has to start; 1 if this one is to train."""
     if "RANK" in os.environ:
         return 1
-    devices, nodes = config.devices, config.num_nodes
-    if config.resume is not None and devices is None:
-        # Damage is told by the run itself.
-        with contextlib.suppress(OSError, ValueError, KeyError, AttributeError):
-            saved = json.loads((config.resume / "config.json").read_text())["config"]
-            devices, nodes = saved.get("devices"), saved.get("num_nodes")
+    devices, nodes = config.loop.devices, config.loop.num_nodes
     return (devices or 1) if (nodes or 1) == 1 else 1
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import torch
 from timm.optim import create_optimizer_v2, get_optimizer_info
@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from tokenmix.errors import UserError, unknown_name
+from tokenmix.train.config import OptimConfig
 
 __all__ = [
-    "Recipe",
     "Warmup",
     "WeightEMA",
     "check_optimizer",
@@ -25,31 +25,6 @@ __all__ = [
     "make_schedule",
     "optimizers_and_schedules",
 ]
-
-
-class Recipe(Protocol):
-    """What optimisation reads from a run's config; `tokenmix.train.config.TrainConfig` is one."""
-
-    @property
-    def opt(self) -> str: ...
-    @property
-    def lr(self) -> float: ...
-    @property
-    def min_lr(self) -> float: ...
-    @property
-    def warmup_steps(self) -> int | None: ...
-    @property
-    def warmup_epochs(self) -> float | None: ...
-    @property
-    def cooldown_epochs(self) -> float: ...
-    @property
-    def epochs(self) -> int: ...
-    @property
-    def opt_eps(self) -> float | None: ...
-    @property
-    def weight_decay(self) -> float: ...
-    @property
-    def schedule(self) -> Literal["cosine", "linear", "poly", "step", "constant"]: ...
 
 
 @dataclass
@@ -95,23 +70,23 @@ def check_optimizer(name: str, eps: float | None = None) -> None:
         raise UserError(f"optimiser {name!r} has no epsilon; leave opt_eps={eps} out")
 
 
-def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
+def make_optimizer(model: nn.Module, optim: OptimConfig) -> Optimizer:
     """timm's optimiser of that name; no decay on biases, norms, and what `model.no_weight_decay()` names."""
-    check_optimizer(recipe.opt, recipe.opt_eps)
+    check_optimizer(optim.opt, optim.opt_eps)
     try:
-        options: dict[str, Any] = {} if recipe.opt_eps is None else {"eps": recipe.opt_eps}
-        return create_optimizer_v2(model, opt=recipe.opt, lr=recipe.lr, weight_decay=recipe.weight_decay, **options)
+        options: dict[str, Any] = {} if optim.opt_eps is None else {"eps": optim.opt_eps}
+        return create_optimizer_v2(model, opt=optim.opt, lr=optim.lr, weight_decay=optim.weight_decay, **options)
     except ImportError as error:
-        raise UserError(f"optimiser {recipe.opt!r}: {error}") from None
+        raise UserError(f"optimiser {optim.opt!r}: {error}") from None
 
 
-def make_schedule(optimizer: Optimizer, recipe: Recipe, total_steps: int) -> LambdaLR:
-    """The recipe's schedule with linear warm-up over the optimiser steps of the run, the cool-down left out."""
-    warmup = round(0.05 * total_steps) if recipe.warmup_steps is None else recipe.warmup_steps
-    if recipe.warmup_epochs is not None:
-        warmup = round(recipe.warmup_epochs / recipe.epochs * total_steps)
-    falling = total_steps - round(recipe.cooldown_epochs / recipe.epochs * total_steps)
-    return LambdaLR(optimizer, Warmup(recipe.schedule, warmup, falling, recipe.min_lr / recipe.lr))
+def make_schedule(optimizer: Optimizer, optim: OptimConfig, total_steps: int, epochs: int) -> LambdaLR:
+    """The schedule with linear warm-up over the optimiser steps of the run, the cool-down left out."""
+    warmup = round(0.05 * total_steps) if optim.warmup_steps is None else optim.warmup_steps
+    if optim.warmup_epochs is not None:
+        warmup = round(optim.warmup_epochs / epochs * total_steps)
+    falling = total_steps - round(optim.cooldown_epochs / epochs * total_steps)
+    return LambdaLR(optimizer, Warmup(optim.schedule, warmup, falling, optim.min_lr / optim.lr))
 
 
 def optimizers_and_schedules(configured: Any) -> tuple[list[Optimizer], list[dict[str, Any]]]:

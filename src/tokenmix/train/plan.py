@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from tokenmix.errors import UserError
-from tokenmix.train.config import TrainConfig
+from tokenmix.train.config import OptimConfig, TrainConfig
 
 __all__ = ["Progress", "TrainingPlan", "check_config", "make_plan", "seed_everything", "warmup_note"]
 
@@ -56,64 +56,50 @@ class Progress:
 
 def make_plan(config: TrainConfig, num_train: int, processes: int = 1, unit: str = "images") -> TrainingPlan:
     """The plan for this many training samples; `UserError` if they do not fill one batch of every process."""
-    global_batch = config.batch_size * processes
+    global_batch = config.loop.batch_size * processes
     if global_batch > num_train:
         raise UserError(
-            f"batch size {config.batch_size}{f' of {processes} processes' * (processes > 1)} is larger than the "
+            f"batch size {config.loop.batch_size}{f' of {processes} processes' * (processes > 1)} is larger than the "
             f"{num_train} training {unit}; give --batch-size {max(1, num_train // (2 * processes))} or less"
         )
     steps_per_epoch = num_train // global_batch
-    total = config.epochs * steps_per_epoch
-    if config.max_steps is not None:
-        total = min(total, config.max_steps)
-    micro = config.batch_size // config.accumulate
-    return TrainingPlan(micro, config.accumulate, steps_per_epoch, math.ceil(total / steps_per_epoch), total, processes)
+    total = config.loop.epochs * steps_per_epoch
+    if config.loop.max_steps is not None:
+        total = min(total, config.loop.max_steps)
+    micro = config.loop.batch_size // config.optim.accumulate
+    return TrainingPlan(
+        micro, config.optim.accumulate, steps_per_epoch, math.ceil(total / steps_per_epoch), total, processes
+    )
 
 
 def warmup_note(config: TrainConfig, plan: TrainingPlan) -> str | None:
     """What to say of a warm-up that the run ends in, as with a recipe for a larger set; None of any other."""
-    if config.warmup_steps is None or config.warmup_steps < plan.total_steps:
+    optim = config.optim
+    if not isinstance(optim, OptimConfig) or optim.warmup_steps is None or optim.warmup_steps < plan.total_steps:
         return None
-    peak = config.lr * plan.total_steps / (config.warmup_steps + 1)
+    peak = optim.lr * plan.total_steps / (optim.warmup_steps + 1)
     return (
-        f"the run's {plan.total_steps} steps end within the warm-up of {config.warmup_steps}, at a learning rate of "
-        f"{peak:.2g} of {config.lr:g}; give --warmup-steps"
+        f"the run's {plan.total_steps} steps end within the warm-up of {optim.warmup_steps}, at a learning rate of "
+        f"{peak:.2g} of {optim.lr:g}; give --warmup-steps"
     )
 
 
 def check_config(config: TrainConfig) -> None:
-    """Raise `UserError` for the first setting that no run can have."""
-    for name in ("epochs", "max_steps", "batch_size", "accumulate", "limit", "limit_eval", "img_size", "threads"):
-        _at_least(config, name, 1)
-    for name in ("log_every", "checkpoint_every", "devices", "num_nodes", "vocab_size", "seq_len", "doc_stride"):
-        _at_least(config, name, 1)
-    for name in ("min_lr", "warmup_steps", "warmup_epochs", "cooldown_epochs", "weight_decay", "workers", "seed"):
-        _at_least(config, name, 0)
-    for name in ("color_jitter", "opt_eps"):
-        _at_least(config, name, 0)
-    if config.warmup_steps is not None and config.warmup_epochs is not None:
+    """Raise `UserError` for options that do not fit together."""
+    optim, loop = config.optim, config.loop
+    if loop.batch_size % optim.accumulate:
+        raise UserError(f"batch size {loop.batch_size} cannot be cut into accumulate={optim.accumulate} equal parts")
+    if not isinstance(optim, OptimConfig):
+        return
+    if optim.warmup_steps is not None and optim.warmup_epochs is not None:
         raise UserError(
-            f"warm-up is given twice: {config.warmup_steps} steps and {config.warmup_epochs:g} epochs; leave one out"
+            f"warm-up is given twice: {optim.warmup_steps} steps and {optim.warmup_epochs:g} epochs; leave one out"
         )
-    if (config.warmup_epochs or 0) + config.cooldown_epochs > config.epochs:
+    if (optim.warmup_epochs or 0) + optim.cooldown_epochs > loop.epochs:
         raise UserError(
-            f"warm-up and cool-down of {config.warmup_epochs or 0:g} and {config.cooldown_epochs:g} epochs do not fit "
-            f"into {config.epochs}; raise --epochs"
+            f"warm-up and cool-down of {optim.warmup_epochs or 0:g} and {optim.cooldown_epochs:g} epochs do not fit "
+            f"into {loop.epochs}; raise --epochs"
         )
-    if not (config.lr > 0 and math.isfinite(config.lr)):
-        raise UserError(f"lr must be a positive number, got {config.lr}")
-    if config.clip_grad is not None and not config.clip_grad > 0:
-        raise UserError(f"clip_grad must be positive, or none to switch clipping off; got {config.clip_grad}")
-    if config.ema is not None and not 0 < config.ema < 1:
-        raise UserError(f"ema is a decay in (0, 1) such as 0.999, or none to switch it off; got {config.ema}")
-    if config.batch_size % config.accumulate:
-        raise UserError(f"batch size {config.batch_size} cannot be cut into accumulate={config.accumulate} equal parts")
-
-
-def _at_least(config: TrainConfig, name: str, least: int) -> None:
-    value = getattr(config, name)
-    if value is not None and not value >= least:
-        raise UserError(f"{name} must be at least {least}, got {value}")
 
 
 def seed_everything(seed: int, epoch: int, batch: int, rank: int = 0) -> None:

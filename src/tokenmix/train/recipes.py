@@ -1,17 +1,15 @@
-"""Recipes: the settings of a run in a TOML file, by file or by name. What is given on the command line wins."""
+"""Recipes: the options of a run in a TOML file, by file or by name. What is given as well wins."""
 
-import dataclasses
 import tomllib
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.train.config import TrainConfig
+from tokenmix.train.config import TrainConfig, default_config
 
-__all__ = ["list_recipes", "load_recipe", "merge_kwargs", "recipe_values"]
+__all__ = ["list_recipes", "load_recipe", "merge_kwargs", "read_document"]
 
-# In the wheel, and beside src/ in a checkout.
+# In the wheel, and next to src/ in a checkout.
 HOMES = (Path(__file__).parents[1] / "recipes", Path(__file__).parents[3] / "recipes")
 # What a run itself decides.
 NOT_HERE = ("out", "resume", "recipe")
@@ -26,42 +24,37 @@ def load_recipe(name: str) -> TrainConfig:
     """The config of a recipe, given by name or by file.
 
     Raises:
-        UserError: there is none, it cannot be read, or it has a setting that does not exist.
+        UserError: there is none, it cannot be read, or it has an option that does not exist, or a wrong value.
     """
-    return TrainConfig(**_values(name))
-
-
-def recipe_values(argv: Sequence[str]) -> dict[str, Any]:
-    """The settings of the recipe that a command line names; {} if it names none."""
-    for word, following in zip(argv, [*argv[1:], ""]):
-        if word == "--recipe" and following:
-            return _values(following)
-        if word.startswith("--recipe="):
-            return _values(word.partition("=")[2])
-    return {}
-
-
-def merge_kwargs(recipe: Mapping[str, Any], given: TrainConfig) -> dict[str, dict[str, Any]]:
-    """The model's and the task's arguments name by name: the recipe's, and what is given wins; None leaves one out."""
-    merged = {}
-    for name in ("model_kwargs", "task_kwargs"):
-        own = getattr(given, name)
-        merged[name] = {k: v for k, v in {**recipe.get(name, {}), **own}.items() if k not in own or v is not None}
-    return merged
-
-
-def _values(name: str) -> dict[str, Any]:
     path = _find(name)
     try:
         values = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"the recipe {path} cannot be read ({error})") from None
-    known = {field.name for field in dataclasses.fields(TrainConfig)} - set(NOT_HERE)
-    for key in values:
-        if key not in known:
-            raise unknown_name(f"setting in the recipe {path}:", key, known)
-    # TOML has no null.
-    return {**{key: None if value == "none" else value for key, value in values.items()}, "recipe": name}
+    for key in NOT_HERE:
+        if key in values:
+            raise UserError(f"the recipe {path}: {key!r} is for the command line alone; leave it out")
+    return read_document(values, f"the recipe {path}").replace(recipe=name)
+
+
+def read_document(values: Any, where: str) -> TrainConfig:
+    """A config from the values of a file, by name or in tables by part; `UserError` with one line that says where."""
+    task = values.get("task", TrainConfig.task) if isinstance(values, dict) else None
+    if not isinstance(task, str):
+        raise UserError(f"{where} is damaged: it names no task; put a whole one back")
+    try:
+        return default_config(task).replace(**values)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def merge_kwargs(recipe: TrainConfig, given: TrainConfig) -> TrainConfig:
+    """The model's arguments name by name, if they come from a recipe: what is given wins; None leaves one out."""
+    if recipe.loop.recipe is None or given.loop.resume is not None:
+        return given
+    own, theirs = given.model.model_kwargs, recipe.model.model_kwargs
+    merged = {k: v for k, v in {**theirs, **own}.items() if k not in own or v is not None}
+    return given.replace(model_kwargs=merged)
 
 
 def _find(name: str) -> Path:

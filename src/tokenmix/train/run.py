@@ -27,17 +27,18 @@ from torch import nn
 
 from tokenmix.data.lookup import short_name, with_absolute_paths
 from tokenmix.environment import environment
-from tokenmix.errors import UserError
+from tokenmix.errors import UserError, unknown_name
 from tokenmix.registry import get_task
 from tokenmix.train.checkpoint import Checkpoint, put_weights, read_checkpoint, read_weights
-from tokenmix.train.config import TrainConfig
+from tokenmix.train.config import OptimConfig, TrainConfig
 from tokenmix.train.distributed import PeerFailure, check_ranks, distributed_info, process_group, raise_on_all_ranks
 from tokenmix.train.engine import check_device
 from tokenmix.train.files import DISK_ERRORS, DiskError, latest_complete_checkpoint, make_folder, read_json, write_json
 from tokenmix.train.interrupt import Interrupted
 from tokenmix.train.optimizer import check_optimizer
 from tokenmix.train.plan import Progress, TrainingPlan, check_config, make_plan, seed_everything, warmup_note
-from tokenmix.train.task import TOKENIZER, TaskData, TaskModule
+from tokenmix.train.sources import TOKENIZER, read_config, read_part
+from tokenmix.train.task import TaskData, TaskModule
 from tokenmix.train.trainer import fit, validate
 
 __all__ = ["DiskError", "evaluate", "load_run", "load_task", "predict", "train"]
@@ -71,9 +72,9 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Path:
     """
     try:
         check_device(config)
-        with process_group(config.device):
+        with process_group(config.loop.device):
             quiet = quiet or not distributed_info().first
-            return _start(config, quiet) if config.resume is None else _resume(config.resume, config, quiet)
+            return _start(config, quiet) if config.loop.resume is None else _resume(config.loop.resume, config, quiet)
     except PeerFailure as stop:
         raise SystemExit(stop.code) from None
 
@@ -84,7 +85,7 @@ def evaluate(
     *,
     device: str = "auto",
     limit: int | None = None,
-    task_kwargs: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
     change: Callable[[TaskModule, TaskData], None] | None = None,
 ) -> dict[str, Any]:
     """Metrics of a run's model on the test samples of its own data, or of other data with the same classes.
@@ -94,19 +95,18 @@ def evaluate(
         data: another data set, prepared as the run's own was.
         device: auto, cpu, cuda or mps.
         limit: use this many test samples.
-        task_kwargs: settings of the task in the place of the run's own.
+        options: options of the task's evaluation, by name, that replace the run's own.
         change: called with the task and the data before the evaluation, for example to put another form of the model
             there.
     """
-    task, config, description = load_task(run, task_kwargs)
-    changes = {"data": data or config.data, "device": device, "limit_eval": limit or config.limit_eval}
-    config = dataclasses.replace(config, **changes)
+    task, config, description = load_task(run, options)
+    config = config.replace(data=data or config.data.data, device=device, limit_eval=limit or config.data.limit_eval)
     check_device(config)
-    source = type(task).load_data(dataclasses.replace(config, data=with_absolute_paths(config.data)), like=description)
+    source = type(task).load_data(config.replace(data=with_absolute_paths(config.data.data)), like=description)
     if change is not None:
         change(task, source)
-    results = validate(task, source, config, config.batch_size)
-    return {"data": config.data, "source": source.describe().get("source"), "samples": source.num_test, **results}
+    results = validate(task, source, config, config.loop.batch_size)
+    return {"data": config.data.data, "source": source.describe().get("source"), "samples": source.num_test, **results}
 
 
 def predict(
@@ -114,16 +114,16 @@ def predict(
     inputs: Sequence[str | Path],
     out: Path | None = None,
     *,
-    task_kwargs: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
     """Answers of a run's model for files, of a text task also for texts; what cannot be read is a `UserError`.
 
-    With `out`, a folder, a task whose answers are masks or boxes writes them there as files and pictures. `task_kwargs`
-    are settings of the task in the place of the run's own.
+    With `out`, a folder, a task whose answers are masks or boxes writes them there as files and pictures. `options`
+    are as in `evaluate`.
     """
     if not inputs:
         raise UserError("no files to predict; name at least one")
-    task, _, _ = load_task(run, task_kwargs)
+    task, _, _ = load_task(run, options)
     if out is None:
         return task.predict(inputs)
     if not task.writes:
@@ -145,12 +145,13 @@ def load_run(run: Path) -> tuple[nn.Module, TrainConfig, dict[str, Any]]:
     return task.model, config, description
 
 
-def load_task(
-    run: Path, task_kwargs: Mapping[str, Any] | None = None
-) -> tuple[TaskModule, TrainConfig, dict[str, Any]]:
-    """The same with the task around the model, and settings of the task in the place of the run's own."""
-    config, description = _read_config(run), _read_part(run, "data.json")
-    config = dataclasses.replace(config, task_kwargs={**config.task_kwargs, **(task_kwargs or {})})
+def load_task(run: Path, options: Mapping[str, Any] | None = None) -> tuple[TaskModule, TrainConfig, dict[str, Any]]:
+    """The same with the task around the model; `options` are as in `evaluate`."""
+    config, description = read_config(run), read_part(run, "data.json")
+    for name in options or {}:
+        if name not in (known := [field.name for field in dataclasses.fields(config.options.evaluation)]):
+            raise unknown_name(f"option of evaluating a run of {config.task}", name, known)
+    config = config.replace(**(options or {}))
     weights = run / "model.safetensors"
     if not weights.is_file():
         raise UserError(f"{run} has not finished its first epoch; go on with: tokenmix train --resume {run}")
@@ -163,7 +164,7 @@ def load_task(
 
 def _start(config: TrainConfig, quiet: bool) -> Path:
     config = get_task(config.task).with_absolute_paths(config)
-    run = config.out or Path("runs") / f"{config.model}-{short_name(config.data)}-{config.seed}"
+    run = config.loop.out or Path("runs") / f"{config.model.model}-{short_name(config.data.data)}-{config.loop.seed}"
     with raise_on_all_ranks():
         config = _check_settings(config)
         if distributed_info().first:
@@ -171,8 +172,10 @@ def _start(config: TrainConfig, quiet: bool) -> Path:
     try:
         with raise_on_all_ranks():
             session = _prepare(config)
-            if config.init_from is not None:
-                put_weights(session.task.model, session.task.initial_weights(config.init_from), config.init_from)
+            if config.loop.init_from is not None:
+                put_weights(
+                    session.task.model, session.task.initial_weights(config.loop.init_from), config.loop.init_from
+                )
             if distributed_info().first:
                 _write_setup(run, config, session)
     except BaseException:
@@ -207,7 +210,7 @@ def _resume(run: Path, given: TrainConfig, quiet: bool) -> Path:
 
 
 def _restored(run: Path, given: TrainConfig) -> tuple[Session, Checkpoint]:
-    config = _merged(given, _read_config(run), run)
+    config = _merged(given, read_config(run), run)
     if (run / "result.json").exists():
         raise UserError(
             f"{run} is finished; evaluate it with: tokenmix eval {run}, or start from it with --init-from {run}"
@@ -217,8 +220,8 @@ def _restored(run: Path, given: TrainConfig) -> tuple[Session, Checkpoint]:
         raise UserError(f"{run} was stopped before its first checkpoint; remove the folder and start again")
     checkpoint = read_checkpoint(last)
     session = _prepare(_check_settings(config))
-    if session.task.data != _read_part(run, "data.json"):
-        raise UserError(f"the data {config.data!r} is not what {run} was started with; see its data.json")
+    if session.task.data != read_part(run, "data.json"):
+        raise UserError(f"the data {config.data.data!r} is not what {run} was started with; see its data.json")
     put_weights(session.task.model, checkpoint.weights, last)
     return session, checkpoint
 
@@ -228,28 +231,28 @@ def _check_settings(config: TrainConfig) -> TrainConfig:
     check_config(config)
     check_device(config)
     check_ranks(config)
-    check_optimizer(config.opt, config.opt_eps)
-    get_task(config.task).settings_of(config)
-    get_task(config.task).check(config, config.batch_size // config.accumulate)
+    if isinstance(config.optim, OptimConfig):
+        check_optimizer(config.optim.opt, config.optim.opt_eps)
+    get_task(config.task).check(config, config.loop.batch_size // config.optim.accumulate)
     here = distributed_info()
     if here.world_size == 1:
         return config
-    return dataclasses.replace(config, devices=here.local_world_size, num_nodes=here.num_nodes)
+    return config.replace(devices=here.local_world_size, num_nodes=here.num_nodes)
 
 
 def _prepare(config: TrainConfig) -> Session:
     """Read the data and draw the first weights, which depend on the seed alone."""
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    if config.loop.threads is not None:
+        torch.set_num_threads(config.loop.threads)
     kind = get_task(config.task)
     data = kind.load_data(config)
     here = distributed_info()
     plan = make_plan(config, data.num_train, here.world_size, data.unit)
     # As JSON would give it back, so that a run that goes on sees what its first start saw.
     description = json.loads(json.dumps(data.describe()))
-    seed_everything(config.seed, 0, 0)
+    seed_everything(config.loop.seed, 0, 0)
     model = kind.build_model(config, description)
-    if config.grad_checkpointing:
+    if config.loop.grad_checkpointing:
         _checkpoint_blocks(model)
     data = data if here.world_size == 1 else data.part(here.rank, here.world_size)
     # What its settings do not allow is told here, by one process and before anything is written.
@@ -299,9 +302,9 @@ def _result(session: Session, progress: Progress) -> dict[str, Any]:
     unit = session.data.unit
     return {
         "task": session.config.task,
-        "model": session.config.model,
-        "data": session.config.data,
-        "seed": session.config.seed,
+        "model": session.config.model.model,
+        "data": session.config.data.data,
+        "seed": session.config.loop.seed,
         "metrics": progress.best,
         "final": progress.final,
         "best_epoch": progress.best_epoch,
@@ -324,45 +327,19 @@ def _peak_memory() -> dict[str, int | None]:
     return {"process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, "cuda": cuda}
 
 
-def _read_config(run: Path) -> TrainConfig:
-    values = _read_part(run, "config.json")["config"]
-    known = {field.name for field in dataclasses.fields(TrainConfig)}
-    if unknown := sorted(set(values) - known):
-        raise UserError(
-            f"{run}/config.json has the setting {unknown[0]!r}, which this version of tokenmix does not know"
-        )
-    if (run / TOKENIZER).is_dir():
-        values["tokenizer"] = run / TOKENIZER
-    paths = {name: Path(values[name]) for name in ("out", "resume", "init_from", "tokenizer") if values.get(name)}
-    return TrainConfig(**{**values, **paths})
-
-
-def _read_part(run: Path, name: str) -> dict[str, Any]:
-    if not (run / name).is_file():
-        raise UserError(f"{run} is no run folder: it has no {name}")
-    try:
-        return read_json(run / name)
-    except ValueError:
-        raise UserError(f"{run / name} is damaged; put a whole one back, or start a new run") from None
-
-
 def _merged(given: TrainConfig, saved: TrainConfig, run: Path) -> TrainConfig:
-    """The saved config, with what may be changed; anything else that was asked for and differs is refused."""
-    changes = {}
-    for field in dataclasses.fields(TrainConfig):
-        value = getattr(given, field.name)
-        default = field.default_factory() if callable(field.default_factory) else field.default
-        if field.name == "resume" or value in (default, getattr(saved, field.name)):
+    """The saved config, with what may be changed; anything else that differs is refused."""
+    own, changes = saved.flat(), {}
+    for name, value in get_task(saved.task).with_absolute_paths(given).flat().items():
+        if value == own.get(name) or name == "resume" or (name == "out" and value == run):
             continue
-        if field.name == "out" and value == run:
-            continue
-        if field.name not in RESUMABLE:
+        if name not in RESUMABLE:
             raise UserError(
-                f"--resume goes on with the run's own {field.name}={getattr(saved, field.name)!r}; "
+                f"--resume goes on with the run's own {name}={own.get(name)!r}; "
                 f"leave {value!r} out, or start a new run with --init-from {run}"
             )
-        changes[field.name] = value
-    return dataclasses.replace(saved, **changes)
+        changes[name] = value
+    return saved.replace(**changes)
 
 
 def _remove_unstarted(run: Path) -> None:

@@ -7,9 +7,8 @@ well.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import lightning as L
 from torch import Tensor, nn
@@ -18,77 +17,12 @@ from torchmetrics import MetricCollection
 
 from tokenmix.data.lookup import with_absolute_paths
 from tokenmix.errors import UserError
-from tokenmix.losses import DiagonalityForm
-from tokenmix.train.optimizer import Recipe, make_optimizer, make_schedule
+from tokenmix.train.config import TrainConfig
+from tokenmix.train.optimizer import make_optimizer, make_schedule
 from tokenmix.train.pretrained_weights import initial_weights
 from tokenmix.train.programs import ProgramHooks
-from tokenmix.train.settings import NoSettings, make_settings
 
-__all__ = ["TOKENIZER", "TaskData", "TaskModule", "TaskRecipe"]
-
-# The folder in a run folder that holds the tokenizer of a text task.
-TOKENIZER = "tokenizer"
-
-
-class TaskRecipe(Recipe, Protocol):
-    """What a task reads from a run's config, beside the optimiser; `TrainConfig` is one."""
-
-    @property
-    def data(self) -> str: ...
-    @property
-    def model(self) -> str: ...
-    @property
-    def model_kwargs(self) -> dict[str, Any]: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def augment(self) -> str: ...
-    @property
-    def color_jitter(self) -> float: ...
-    @property
-    def reprob(self) -> float: ...
-    @property
-    def crop_pct(self) -> float | None: ...
-    @property
-    def mixup(self) -> float: ...
-    @property
-    def cutmix(self) -> float: ...
-    @property
-    def smoothing(self) -> float: ...
-    @property
-    def task(self) -> str: ...
-    @property
-    def task_kwargs(self) -> dict[str, Any]: ...
-    @property
-    def diagonality(self) -> float: ...
-    @property
-    def diagonality_form(self) -> DiagonalityForm: ...
-    @property
-    def precision(self) -> str: ...
-    @property
-    def grad_checkpointing(self) -> bool: ...
-    @property
-    def limit(self) -> int | None: ...
-    @property
-    def limit_eval(self) -> int | None: ...
-    @property
-    def img_size(self) -> int | None: ...
-    @property
-    def workers(self) -> int: ...
-    @property
-    def tokenizer(self) -> Path | None: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def seq_len(self) -> int: ...
-    @property
-    def masking(self) -> Literal["token", "whole-word"]: ...
-    @property
-    def mask_prob(self) -> float: ...
-    @property
-    def doc_stride(self) -> int: ...
-    @property
-    def init_from(self) -> Path | None: ...
+__all__ = ["TaskData", "TaskModule"]
 
 
 class TaskData(ABC):
@@ -143,8 +77,7 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
     Attributes:
         headline: the metric that picks the best checkpoint.
         direction: whether more or less of it is better.
-        settings_type: dataclass of the settings that only this task has, see `tokenmix.train.settings`.
-        settings: one of them, from `config.task_kwargs`.
+        options: the task's own options, `config.options`.
         writes: `predict_into` writes files, such as masks.
         tables: those of `metrics()` that are no single number, such as a confusion matrix.
         total_steps: optimiser steps of the whole run; our loop sets it before training.
@@ -155,13 +88,12 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
     headline: ClassVar[str]
     direction: ClassVar[Literal["max", "min"]]
     tables: ClassVar[frozenset[str]] = frozenset()
-    settings_type: ClassVar[type] = NoSettings
     writes: ClassVar[bool] = False
 
-    def __init__(self, model: nn.Module, config: TaskRecipe, data: Mapping[str, Any]) -> None:
+    def __init__(self, model: nn.Module, config: TrainConfig, data: Mapping[str, Any]) -> None:
         super().__init__()
         self.model, self.config, self.data = model, config, data
-        self.settings: Any = self.settings_of(config)
+        self.options: Any = config.options
         self.scores = self.metrics()
         self.total_steps = 0
         self.prepared_optimizers: list[Any] = []
@@ -169,27 +101,22 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
 
     @classmethod
     @abstractmethod
-    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> TaskData:
-        """Read `config.data`; if `like`, a description, is given, prepared as that data was, or `UserError`."""
+    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> TaskData:
+        """Read `config.data.data`; if `like`, a description, is given, prepared as that data was, or `UserError`."""
 
     @classmethod
     @abstractmethod
-    def build_model(cls, config: TaskRecipe, data: Mapping[str, Any]) -> nn.Module:
+    def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
         """A new model for data of this description."""
 
     @classmethod
-    def settings_of(cls, config: TaskRecipe) -> Any:
-        """The settings of this task that a config asks for; `UserError` for one that it does not have."""
-        return make_settings(cls.settings_type, config.task_kwargs, config.task)
-
-    @classmethod
-    def with_absolute_paths(cls, config: Any) -> Any:
+    def with_absolute_paths(cls, config: TrainConfig) -> TrainConfig:
         """The config with full paths, so that its run can be used from anywhere."""
-        return replace(config, data=with_absolute_paths(config.data))
+        return config.replace(data=with_absolute_paths(config.data.data))
 
     @classmethod
-    def check(cls, config: TaskRecipe, batch_size: int) -> None:
-        """Raise `UserError` for settings that this task cannot take; `batch_size` is that of one backward pass."""
+    def check(cls, config: TrainConfig, batch_size: int) -> None:
+        """Raise `UserError` for options that do not fit together; `batch_size` is that of one backward pass."""
         return
 
     def initial_weights(self, source: Path) -> dict[str, Tensor]:
@@ -287,10 +214,11 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
 
     def configure_optimizers(self) -> Any:
         """timm's optimiser, with the recipe's schedule after linear warm-up, step by step."""
-        optimizer = make_optimizer(self.model, self.config)
+        optim, epochs = self.config.optim, self.config.loop.epochs
+        optimizer = make_optimizer(self.model, optim)
         # Lightning's own Trainer knows how many there will be.
         total_steps = self.total_steps or int(self.trainer.estimated_stepping_batches)
-        schedule = make_schedule(optimizer, self.config, total_steps)
+        schedule = make_schedule(optimizer, optim, total_steps, epochs)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 

@@ -9,7 +9,8 @@ import torch
 from tokenmix.data.indexed import IndexedDataset, subset
 from tokenmix.data.loader import make_loader
 from tokenmix.errors import UserError
-from tokenmix.train.task import TaskData, TaskRecipe
+from tokenmix.train.config import TrainConfig
+from tokenmix.train.task import TaskData
 
 __all__ = ["IndexedData", "check_names"]
 
@@ -25,15 +26,15 @@ class IndexedData(TaskData):
     """
 
     def __init__(
-        self, train: IndexedDataset, test: IndexedDataset, *, config: TaskRecipe, description: dict[str, Any]
+        self, train: IndexedDataset, test: IndexedDataset, *, config: TrainConfig, description: dict[str, Any]
     ) -> None:
         self.unit = train.unit
-        self.train = subset(train, config.limit)
-        self.test = subset(test, config.limit_eval)
+        self.train = subset(train, config.data.limit)
+        self.test = subset(test, config.data.limit_eval)
         self.num_train, self.num_test = len(self.train), len(self.test)
         self.description = {"train": self.num_train, "test": self.num_test, **description}
         self._shared: dict[str, Any] = {
-            "seed": config.seed, "workers": config.workers, "pin_memory": torch.cuda.is_available()
+            "seed": config.loop.seed, "workers": config.data.workers, "pin_memory": torch.cuda.is_available()
         }  # fmt: skip
 
     def describe(self) -> dict[str, Any]:

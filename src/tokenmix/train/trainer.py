@@ -49,7 +49,7 @@ def fit(
 ) -> None:
     """Train from where `progress` stands to the end of the plan, leaving checkpoints and logs in the run folder."""
     with raise_on_all_ranks():
-        recorder = Recorder(run, plan, progress, task, log_every=config.log_every, quiet=quiet, unit=data.unit)
+        recorder = Recorder(run, plan, progress, task, log_every=config.loop.log_every, quiet=quiet, unit=data.unit)
     with closing(recorder), _expected_warnings_ignored(), listen() as request:
         loop = TrainingLoop(task, data, config, plan, progress, recorder, CheckpointWriter(run), request)
         if state is not None:
@@ -96,7 +96,7 @@ class TrainingLoop:
         task.scores.to(self.fabric.device)
         self.optimizers, self.schedules = optimizers_and_schedules(task.configure_optimizers())
         task.prepared_optimizers = [self.fabric.setup_optimizers(optimizer) for optimizer in self.optimizers]
-        self.ema = None if config.ema is None else WeightEMA(task.model, config.ema)
+        self.ema = None if config.optim.ema is None else WeightEMA(task.model, config.optim.ema)
 
     def run(self, bar: ProgressBar) -> None:
         """Train to the end of the plan."""
@@ -123,7 +123,7 @@ class TrainingLoop:
 
     def start_batch(self) -> None:
         """Seed: dropout, mixup and the like of this batch depend on (seed, epoch, batch, rank) alone."""
-        seed_everything(self.config.seed, self.progress.epoch + 1, self.progress.batch, distributed_info().rank)
+        seed_everything(self.config.loop.seed, self.progress.epoch + 1, self.progress.batch, distributed_info().rank)
 
     def _train(self, batch: Any) -> dict[str, Tensor]:
         """Forward and backward pass, and a step of the optimiser where one is due; what there is to log."""
@@ -143,10 +143,10 @@ class TrainingLoop:
     def _step(self) -> None:
         """Clip, step, and move the schedules on that count steps."""
         for optimizer in self.task.prepared_optimizers:
-            if self.config.clip_grad is not None:
+            if self.config.optim.clip_grad is not None:
                 # Weights that are not finite are reported with the checkpoint.
                 self.fabric.clip_gradients(
-                    self.module, optimizer, max_norm=self.config.clip_grad, error_if_nonfinite=False
+                    self.module, optimizer, max_norm=self.config.optim.clip_grad, error_if_nonfinite=False
                 )
             optimizer.step()
             optimizer.zero_grad()
@@ -175,7 +175,7 @@ class TrainingLoop:
         if not step_ends or progress.batch == self.plan.batches(progress.epoch):
             return
         asked = all_reduce_any(self.request.asked)
-        if asked or progress.step % self.config.checkpoint_every == 0:
+        if asked or progress.step % self.config.loop.checkpoint_every == 0:
             self.checkpoints.save_step(self.checkpoint())
         if asked:
             raise Interrupted

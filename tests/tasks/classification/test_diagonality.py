@@ -22,11 +22,11 @@ from tokenmix.losses import diagonality_loss
 from tokenmix.ops.less import Scores
 from tokenmix.tasks.classification.task import ImageClassification
 from tokenmix.train import trainer
-from tokenmix.train.config import TrainConfig
 from tokenmix.train.run import train
+from tokenmix.train.sources import make_config
 
 LESS = {"mixer": "less", "depth": 3, "patch_size": 4}
-CONFIG = TrainConfig(
+CONFIG = make_config(
     data="digits", model="mixer_nano", model_kwargs=LESS, epochs=1, batch_size=20, limit=80, limit_eval=20,
     diagonality=0.5, threads=1, device="cpu", log_every=1, checkpoint_every=2, lr=1e-3,
 )  # fmt: skip
@@ -52,7 +52,7 @@ def task(name: str = "mixer_nano", **changes: Any) -> ImageClassification:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.05 * torch.randn_like(parameter)
-    return ImageClassification(model, dataclasses.replace(CONFIG, model=name, **changes), DESCRIPTION)
+    return ImageClassification(model, CONFIG.replace(model=name, **changes), DESCRIPTION)
 
 
 def layers(model: nn.Module) -> list[LessAttention]:
@@ -142,21 +142,21 @@ def test_mixed_images_have_it_too():
 @pytest.mark.parametrize("change", [{"model_kwargs": {"mixer": "self"}}, {"model": "eanet_nano", "model_kwargs": {}}])
 def test_a_model_without_such_scores_is_one_line(tmp_path, change):
     with pytest.raises(UserError, match=r"diagonality=0.5 acts on scores that less-attention makes, and '.*_nano'"):
-        train(dataclasses.replace(CONFIG, out=tmp_path / "run", **change), quiet=True)
+        train(CONFIG.replace(out=tmp_path / "run", **change), quiet=True)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"diagonality": -1.0}, "diagonality must not be negative, got -1.0"),
-        ({"diagonality": float("nan")}, "diagonality must not be negative, got nan"),
-        ({"diagonality_form": "hing"}, "unknown diagonality_form 'hing'; did you mean hinge"),
+        ({"diagonality": -1.0}, "diagonality must be at least 0, got -1.0"),
+        ({"diagonality": float("nan")}, "diagonality must be a finite number, got nan"),
+        ({"diagonality_form": "hing"}, "diagonality_form='hing' is not possible; give one of hinge, printed"),
     ],
 )
 def test_settings_are_checked(change, message):
     with pytest.raises(UserError, match=message):
-        ImageClassification.check(dataclasses.replace(CONFIG, **change), 20)
+        ImageClassification.check(CONFIG.replace(**change), 20)
 
 
 def rows(run: Path) -> list[dict[str, str]]:
@@ -185,8 +185,8 @@ def test_the_command_logs_a_column_of_its_own(tmp_path):
 
 
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path, monkeypatch):
-    config = dataclasses.replace(CONFIG, mixup=0.4, epochs=2, log_every=3, grad_checkpointing=True)
-    whole = train(dataclasses.replace(config, out=tmp_path / "whole"), quiet=True)
+    config = CONFIG.replace(mixup=0.4, epochs=2, log_every=3, grad_checkpointing=True)
+    whole = train(config.replace(out=tmp_path / "whole"), quiet=True)
     start = trainer.TrainingLoop.start_batch
 
     def killed(self, *args):
@@ -198,8 +198,8 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(trainer.TrainingLoop, "start_batch", killed)
         with pytest.raises(KeyError):
-            train(dataclasses.replace(config, out=run), quiet=True)
-    train(TrainConfig(resume=run), quiet=True)
+            train(config.replace(out=run), quiet=True)
+    train(make_config(resume=run), quiet=True)
     assert rows(run) == rows(whole)
     assert all(torch.equal(value, weights(run)[key]) for key, value in weights(whole).items())
 
@@ -207,20 +207,20 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path, monkeypatch):
 WORKER = """
 import dataclasses, json, sys
 from pathlib import Path
-from tokenmix.train.config import TrainConfig
+from tokenmix.train.sources import make_config
 from tokenmix.train.distributed import process_group
 from tokenmix.train.run import train
 
-config = TrainConfig(**json.loads(sys.argv[2]))
+config = make_config(**json.loads(sys.argv[2]))
 with process_group("cpu"):
     for strategy in ("ddp", "fsdp"):
-        train(dataclasses.replace(config, strategy=strategy, out=Path(sys.argv[1]) / strategy), quiet=True)
+        train(config.replace(strategy=strategy, out=Path(sys.argv[1]) / strategy), quiet=True)
 """
 
 
 def test_two_processes_equal_one(tmp_path):
     (tmp_path / "worker.py").write_text(WORKER)
-    config = dataclasses.replace(CONFIG, batch_size=10, out=None)
+    config = CONFIG.replace(batch_size=10, out=None)
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
          str(tmp_path / "worker.py"), str(tmp_path), json.dumps(dataclasses.asdict(config))],
@@ -228,7 +228,7 @@ def test_two_processes_equal_one(tmp_path):
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
-    one = train(dataclasses.replace(CONFIG, out=tmp_path / "one"), quiet=True)
+    one = train(CONFIG.replace(out=tmp_path / "one"), quiet=True)
     for strategy in ("ddp", "fsdp"):
         for ours, theirs in zip(rows(tmp_path / strategy), rows(one), strict=True):
             assert float(ours["train_diagonality"]) == pytest.approx(float(theirs["train_diagonality"]), rel=1e-3)

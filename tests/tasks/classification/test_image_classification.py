@@ -1,6 +1,5 @@
 """Image classification: loss, metrics, and data that it cannot learn from."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.tasks.classification.task import ImageClassification
-from tokenmix.train.config import TrainConfig
+from tokenmix.train.sources import make_config
 
-CONFIG = TrainConfig(data="digits", limit=60, limit_eval=30, batch_size=10)
+CONFIG = make_config(data="digits", limit=60, limit_eval=30, batch_size=10)
 DESCRIPTION: dict[str, Any] = {
     "classes": list("abcdefg"), "channels": 1, "img_size": [2, 2], "mean": [0.0], "std": [1.0]
 }  # fmt: skip
@@ -41,7 +40,7 @@ def batch(count: int = 8, classes: int = 7) -> dict[str, Tensor]:
 
 def task(**changes: Any) -> ImageClassification:
     torch.manual_seed(0)
-    return ImageClassification(Flat(), dataclasses.replace(CONFIG, **changes), DESCRIPTION)
+    return ImageClassification(Flat(), CONFIG.replace(**changes), DESCRIPTION)
 
 
 def test_loss_is_smoothed_cross_entropy():
@@ -100,18 +99,18 @@ def folder_of(path: Path, classes: str, colour: bool = False) -> str:
 def test_one_class_is_no_classification(tmp_path):
     spec = folder_of(tmp_path, "a")
     with pytest.raises(UserError, match=r"one class only \('a'\)"):
-        ImageClassification.load_data(dataclasses.replace(CONFIG, data=spec))
+        ImageClassification.load_data(CONFIG.replace(data=spec))
 
 
 def test_data_of_other_classes_is_refused(tmp_path):
     like = ImageClassification.load_data(CONFIG).describe()
     spec = folder_of(tmp_path, "ab", colour=True)
     with pytest.raises(UserError, match=r"has the classes a, b; the run was trained on 0, 1, 2, \.\.\. \(10\)"):
-        ImageClassification.load_data(dataclasses.replace(CONFIG, data=spec), like=like)
+        ImageClassification.load_data(CONFIG.replace(data=spec), like=like)
 
 
 def test_other_data_is_prepared_as_the_runs_own(tmp_path):
-    own = dataclasses.replace(CONFIG, data=folder_of(tmp_path / "own", "ab", colour=True), img_size=8)
+    own = CONFIG.replace(data=folder_of(tmp_path / "own", "ab", colour=True), img_size=8)
     like = ImageClassification.load_data(own).describe()
     dark = {**like, "mean": [0.1] * len(like["mean"])}
     plain, shifted = (ImageClassification.load_data(own, like=d).test_batches(batch_size=2) for d in (like, dark))
@@ -122,7 +121,7 @@ def test_other_data_is_prepared_as_the_runs_own(tmp_path):
 
 def test_a_convolutional_model_of_timm(tmp_path):
     description = ImageClassification.load_data(CONFIG).describe()
-    config = dataclasses.replace(CONFIG, model="resnet10t")
+    config = CONFIG.replace(model="resnet10t")
     ImageClassification.check(config, 10)
     model = ImageClassification.build_model(config, {**description, "img_size": [32, 32]})
     assert model(torch.zeros(2, 1, 32, 32)).shape == (2, 10)
@@ -132,10 +131,10 @@ def test_a_convolutional_model_of_timm(tmp_path):
     ("change", "message"),
     [
         ({"model": "mixer_nan"}, "unknown model 'mixer_nan'; did you mean mixer_nano"),
-        ({"mixup": -0.1}, "mixup must not be negative"),
-        ({"smoothing": 1.5}, "smoothing must lie in"),
+        ({"mixup": -0.1}, "mixup must be at least 0, got -0.1"),
+        ({"smoothing": 1.5}, r"smoothing must be in \[0, 1\), got 1.5"),
     ],
 )
 def test_settings_are_checked_before_data_are_read(change, message):
     with pytest.raises(UserError, match=message):
-        ImageClassification.check(dataclasses.replace(CONFIG, **change), 10)
+        ImageClassification.check(CONFIG.replace(**change), 10)

@@ -12,6 +12,7 @@ from tokenmix.tasks.detection.boxes import Detection
 from tokenmix.tasks.detection.masks import InstanceSegmentation
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.run import train
+from tokenmix.train.sources import make_config
 
 SOME, NOTHING = [0, 20, 100], [120]
 
@@ -37,7 +38,7 @@ def coco(root: Path, counts: list[int]) -> Path:
 
 def config(data: Path, task: str, **changes: Any) -> TrainConfig:
     model = "mask_rcnn_nano" if task == "instance-segmentation" else "faster_rcnn_nano"
-    return TrainConfig(task=task, model=model, data=f"coco:{data}", batch_size=1, device="cpu", **changes)
+    return make_config(task=task, model=model, data=f"coco:{data}", batch_size=1, device="cpu", **changes)
 
 
 @pytest.mark.parametrize(

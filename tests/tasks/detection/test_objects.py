@@ -22,6 +22,7 @@ from tokenmix.tasks.detection.tiling import find_in_windows
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.export import export
 from tokenmix.train.run import evaluate, load_run, load_task, predict, train
+from tokenmix.train.sources import make_config
 
 CLASSES = ["green", "red"]
 
@@ -80,9 +81,9 @@ def config(out: Path, **changes: Any) -> TrainConfig:
     given: dict[str, Any] = {
         "task": "detection", "model": "retinanet_nano", "data": "squares", "epochs": 1, "batch_size": 4, "lr": 1e-3,
         "device": "cpu", "threads": 1, "log_every": 1, "out": out,
-        "task_kwargs": {"min_size": 64, "max_size": 64, "score": 0.0, "shown": 0.0, "detections": 5},
+        "min_size": 64, "max_size": 64, "score": 0.0, "shown": 0.0, "detections": 5,
     }  # fmt: skip
-    return TrainConfig(**{**given, **changes})
+    return make_config(**{**given, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -273,7 +274,7 @@ def test_a_run_has_its_numbers(kind: str, runs: dict[str, Path]):
 
 
 def test_eval_takes_other_settings(runs: dict[str, Path]):
-    fewer = evaluate(runs["boxes"], device="cpu", task_kwargs={"detections": 1, "window": 48})
+    fewer = evaluate(runs["boxes"], device="cpu", options={"detections": 1, "window": 48})
     assert fewer["mar"] <= evaluate(runs["boxes"], device="cpu")["mar"]
 
 
@@ -344,7 +345,7 @@ def test_maps_lie_over_the_whole_image(runs: dict[str, Path], tmp_path: Path):
 
 def test_no_answer_is_a_row_too(runs: dict[str, Path], tmp_path: Path):
     Image.new("L", (50, 40), 7).save(tmp_path / "grey.png")
-    (row,) = predict(runs["boxes"], [tmp_path / "grey.png"], tmp_path / "out", task_kwargs={"shown": 1.0})
+    (row,) = predict(runs["boxes"], [tmp_path / "grey.png"], tmp_path / "out", options={"shown": 1.0})
     assert row["label"] is None
     with pytest.raises(UserError, match=r"gone\.png does not exist"):
         predict(runs["boxes"], [tmp_path / "gone.png"])
@@ -388,7 +389,7 @@ def test_resuming_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(BaseException):  # noqa: B017  (how Lightning lets an interrupt out is its own affair)
             train(part, quiet=True)
     assert not (tmp_path / "part" / "result.json").exists()
-    train(TrainConfig(resume=tmp_path / "part", threads=1, device="cpu"), quiet=True)
+    train(make_config(resume=tmp_path / "part", threads=1, device="cpu"), quiet=True)
     a, b = (load_file(folder / "checkpoints" / "last" / "model.safetensors") for folder in (whole, tmp_path / "part"))
     assert all(torch.equal(a[key], b[key]) for key in a)
 
@@ -437,15 +438,15 @@ def test_one_class_and_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ({"task": "instance-segmentation"}, "is a model of detection"),
         ({"precision": "bf16"}, "bf16-mixed"),
         ({"mixup": 0.5}, "mixup"),
-        ({"augment": "rand-m9"}, "none and light"),
+        ({"augment": "rand-m9"}, "none, light"),
         ({"model_kwargs": {"num_classes": 3}}, "--data"),
         ({"model": "retinanet_lavit_tiny"}, "--img-size"),
-        ({"task_kwargs": {"window": 3}}, "window=3"),
-        ({"task_kwargs": {"overlap": 1.0}}, "overlap"),
-        ({"task_kwargs": {"score": 2.0}}, "score"),
-        ({"task_kwargs": {"detections": 0}}, "detections"),
-        ({"task_kwargs": {"windw": 64}}, "window"),
-        ({"augment": "none", "task_kwargs": {"scales": (0.5, 2.0)}}, "augmentation"),
+        ({"window": 3}, "window must be at least 16, or none; got 3"),
+        ({"overlap": 1.0}, "overlap"),
+        ({"score": 2.0}, "score"),
+        ({"detections": 0}, "detections"),
+        ({"windw": 64}, "window"),
+        ({"augment": "none", "scales": (0.5, 2.0)}, "augmentation"),
     ],
 )
 def test_mistakes_are_told(changes: dict[str, Any], told: str, tmp_path: Path):

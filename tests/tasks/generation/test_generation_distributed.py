@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from tokenmix.tasks.generation.task import ImageGeneration
 from tokenmix.train import trainer
-from tokenmix.train.config import TrainConfig
+from tokenmix.train.sources import make_config
 from tokenmix.train.distributed import distributed_info, process_group
 from tokenmix.train.run import train
 
@@ -29,10 +29,10 @@ def noted(self, classes):
     return noise
 
 ImageGeneration._noise = noted
-config = TrainConfig(
+config = make_config(
     task="image-generation", model="eagan_nano", model_kwargs={"width": 8, "latent_dim": 8}, data="digits",
     img_size=32, epochs=2, batch_size=4, limit=24, limit_eval=11, threads=1, device="cpu", checkpoint_every=2,
-    task_kwargs={"ema": 0.9, "classes": ("1", "4")},
+    **{"ema": 0.9, "classes": ("1", "4")},
 )
 
 class Killed(BaseException):
@@ -57,15 +57,15 @@ def put(name, run):
 
 with process_group("cpu"):
     from dataclasses import replace
-    put("whole", lambda: train(replace(config, out=out / "whole"), quiet=True))
+    put("whole", lambda: train(config.replace(out=out / "whole"), quiet=True))
     (out / f"noise-{distributed_info().rank}.json").write_text(json.dumps(seen))
     trainer.TrainingLoop.start_batch = killed
     try:
-        train(replace(config, out=out / "again"), quiet=True)
+        train(config.replace(out=out / "again"), quiet=True)
     except Killed:
         pass
     trainer.TrainingLoop.start_batch = step
-    put("again", lambda: train(TrainConfig(resume=out / "again"), quiet=True))
+    put("again", lambda: train(make_config(resume=out / "again"), quiet=True))
 """
 
 

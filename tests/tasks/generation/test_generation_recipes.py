@@ -14,7 +14,7 @@ NAMES = [name for name in list_recipes() if load_recipe(name).task == "image-gen
 
 
 def test_there_is_one_for_every_published_size():
-    assert {name: load_recipe(name).img_size for name in NAMES} == {
+    assert {name: load_recipe(name).options.img_size for name in NAMES} == {
         "sagan_cifar10": 32, "sagan_tiny_imagenet": 64, "sagan_imagenet128": 128
     }  # fmt: skip
 
@@ -23,24 +23,24 @@ def test_there_is_one_for_every_published_size():
 def test_it_is_checked_and_each_part_of_its_batch_is_the_published_one(name):
     config = load_recipe(name)
     task = get_task(config.task)
-    task.check(config, config.batch_size)
-    settings = task.settings_of(config)
-    assert config.batch_size // settings.d_steps == (64 if name == "sagan_cifar10" else 256)
-    assert config.max_steps is not None
+    task.check(config, config.loop.batch_size)
+    assert config.loop.batch_size // config.optim.d_steps == (64 if name == "sagan_cifar10" else 256)
+    assert config.loop.max_steps is not None
     images = {"sagan_cifar10": 50_000, "sagan_tiny_imagenet": 100_000, "sagan_imagenet128": 1_281_167}[name]
-    assert config.epochs * (images // config.batch_size) >= config.max_steps
+    assert config.loop.epochs * (images // config.loop.batch_size) >= config.loop.max_steps
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_its_command_parses(name):
-    match = re.search(r"^# +tokenmix (train .*)$", (ROOT / "recipes" / f"{name}.toml").read_text(), re.MULTILINE)
+    text = next((ROOT / "recipes").rglob(f"{name}.toml")).read_text()
+    match = re.search(r"^# +tokenmix (train .*)$", text, re.MULTILINE)
     assert match is not None
-    assert cli.parse(match[1].split()).recipe == name
+    assert cli.parse(match[1].split()).config.loop.recipe == name
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_value_has_its_mark(name):
-    lines = (ROOT / "recipes" / f"{name}.toml").read_text().splitlines()
+    lines = next((ROOT / "recipes").rglob(f"{name}.toml")).read_text().splitlines()
     settings = [line for line in lines if re.match(r"\w+ = ", line) and not line.startswith(("task", "model "))]
     assert len(settings) > 10
     assert not [line for line in settings if not re.search(r"# .*(\[V\]|\[\?\]|\[ours\])", line)]

@@ -1,6 +1,5 @@
 """A GAN on the embedded digits: it trains, resumes bit for bit, is judged and generates; mistakes in one line."""
 
-import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -23,22 +22,22 @@ from tokenmix.tasks.generation.samples import between, noise_of
 from tokenmix.tasks.generation.task import ImageGeneration
 from tokenmix.train import trainer
 from tokenmix.train.checkpoint import read_checkpoint
-from tokenmix.train.config import TrainConfig
 from tokenmix.train.export import export
 from tokenmix.train.run import evaluate, load_task, predict, train
+from tokenmix.train.sources import make_config
 
 # Three batches an epoch, each cut into two steps of the discriminator. Nothing that a GAN keeps is left out.
-CONFIG = TrainConfig(
+CONFIG = make_config(
     task="image-generation", model="sagan_nano", model_kwargs={"width": 4, "latent_dim": 4}, data="digits", img_size=32,
     epochs=2, batch_size=8, limit=24, limit_eval=20, threads=1, device="cpu", log_every=2, checkpoint_every=2,
-    task_kwargs={"ema": 0.9, "d_steps": 2, "classes": ("1", "4", "7"), "columns": 2},
+    ema=0.9, d_steps=2, classes=("1", "4", "7"), columns=2,
 )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory) -> Path:
     return train(
-        TrainConfig(
+        make_config(
             model="vit_nano", model_kwargs={"depth": 1}, data="digits", max_steps=3, batch_size=32, limit_eval=10,
             device="cpu", out=tmp_path_factory.mktemp("judge") / "run",
         ),
@@ -48,12 +47,11 @@ def judge(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, judge) -> Path:
-    settings = {**CONFIG.task_kwargs, "features": judge.name}
     out = tmp_path_factory.mktemp("gan") / "run"
     with pytest.MonkeyPatch.context() as patch:
         # Named from where the training is started; what comes later may be started anywhere.
         patch.chdir(judge.parent)
-        return train(dataclasses.replace(CONFIG, task_kwargs=settings, out=out), quiet=True)
+        return train(CONFIG.replace(features=judge.name, out=out), quiet=True)
 
 
 def test_it_leaves_numbers_and_pictures(run):
@@ -78,7 +76,7 @@ def test_eval_repeats_the_run_and_takes_another_judge(run, judge):
     again = evaluate(run, device="cpu")
     for name, value in result.items():
         assert again[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
-    assert "feature_fd" not in evaluate(run, device="cpu", task_kwargs={"features": None})
+    assert "feature_fd" not in evaluate(run, device="cpu", options={"features": None})
 
 
 class Killed(BaseException):
@@ -87,8 +85,8 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("model", ["sagan_nano", pytest.param("eagan_nano", marks=pytest.mark.slow)])
 def test_resume_is_bit_equal_in_mid_epoch(tmp_path, monkeypatch, model):
-    config = dataclasses.replace(CONFIG, model=model)
-    whole = train(dataclasses.replace(config, out=tmp_path / "whole"), quiet=True)
+    config = CONFIG.replace(model=model)
+    whole = train(config.replace(out=tmp_path / "whole"), quiet=True)
     step, steps = trainer.TrainingLoop.start_batch, [0]
 
     def killed(self: Any, *args: Any) -> None:
@@ -100,14 +98,14 @@ def test_resume_is_bit_equal_in_mid_epoch(tmp_path, monkeypatch, model):
     with monkeypatch.context() as patch:
         patch.setattr(trainer.TrainingLoop, "start_batch", killed)
         with pytest.raises(Killed):
-            train(dataclasses.replace(config, out=tmp_path / "run"), quiet=True)
+            train(config.replace(out=tmp_path / "run"), quiet=True)
     saved = read_checkpoint(tmp_path / "run" / "checkpoints" / "last")
     assert saved.meta["progress"]["step"] == 4
     # Six steps of the discriminator's and of the generator's Adam: eight and four are kept, each with its count.
     counts = [{float(s["step"]) for s in kept["state"].values()} for kept in saved.state["optimizers"]]
     assert counts == [{8.0}, {4.0}]
     assert any(key.endswith("parametrizations.weight.0._u") for key in saved.weights)
-    train(TrainConfig(resume=tmp_path / "run"), quiet=True)
+    train(make_config(resume=tmp_path / "run"), quiet=True)
     for name in ("last", "best"):
         one, two = (read_checkpoint(tmp_path / run / "checkpoints" / name) for run in ("whole", "run"))
         assert one.weights.keys() == two.weights.keys()
@@ -126,8 +124,7 @@ def test_each_step_moves_its_own_network(tmp_path, monkeypatch):
         return step(self, *args, **kwargs)
 
     monkeypatch.setattr(torch.optim.Adam, "step", noted)
-    settings = {**CONFIG.task_kwargs, "lr_g": 0.002, "lr_d": 0.001}
-    out = train(dataclasses.replace(CONFIG, max_steps=2, task_kwargs=settings, out=tmp_path / "run"), quiet=True)
+    out = train(CONFIG.replace(max_steps=2, lr_g=0.002, lr_d=0.001, out=tmp_path / "run"), quiet=True)
     assert seen == [0.001, 0.001, 0.002] * 2
     weights = safetensors.torch.load_file(out / "model.safetensors")
     own, averaged = (weights[f"{name}.last.bias"] for name in ("generator", "average"))
@@ -135,7 +132,7 @@ def test_each_step_moves_its_own_network(tmp_path, monkeypatch):
 
 
 def test_bfloat16(tmp_path):
-    config = dataclasses.replace(CONFIG, max_steps=2, precision="bf16-mixed", out=tmp_path / "run")
+    config = CONFIG.replace(max_steps=2, precision="bf16-mixed", out=tmp_path / "run")
     weights = safetensors.torch.load_file(train(config, quiet=True) / "model.safetensors")
     assert all(value.dtype == torch.float32 for value in weights.values() if value.is_floating_point())
 
@@ -211,30 +208,29 @@ def test_predict_points_to_generate(run):
         ({"model": "vit_nano"}, "vit_nano is a model of image-classification, not of"),
         ({"model_kwargs": {"depth": 2}}, "depth"),
         ({"model_kwargs": {"img_size": 64}}, "img_size=64 is set by the data"),
-        ({"lr": 1e-3}, "does not take lr=0.001: give --task-kwargs lr_g and lr_d"),
-        ({"ema": 0.9}, "does not take ema=0.9: give --task-kwargs ema, which averages the generator alone"),
-        ({"mixup": 0.2}, "does not take mixup=0.2"),
-        ({"clip_grad": None}, "does not take clip_grad=None"),
-        ({"augment": "rand-m9"}, "does not take augment='rand-m9': give light"),
-        ({"precision": "bf16"}, "does not take precision='bf16': give 32 or bf16-mixed"),
-        ({"accumulate": 2}, "does not take accumulate=2"),
-        ({"task_kwargs": {"classes": "3"}}, "needs two or more, got 3; digits has 0, 1, 2, 3, 4"),
-        ({"task_kwargs": {"classes": "3,x"}}, "unknown class of digits 'x'"),
-        ({"task_kwargs": {"classes": ("3", "3")}}, "'3' is named twice"),
-        ({"task_kwargs": {"d_steps": 3}}, "a batch of 8 cannot be cut into d_steps=3"),
-        ({"task_kwargs": {"d_steps": 8}}, "batch norm needs two images"),
-        ({"task_kwargs": {"lr_g": 0.0}}, "lr_g must be positive"),
-        ({"task_kwargs": {"beta1": 1.0}}, r"beta1 must lie in \[0, 1\)"),
-        ({"task_kwargs": {"ema": 2.0}}, "ema is a decay"),
-        ({"task_kwargs": {"columns": 0}}, "columns must be at least 1"),
+        ({"lr": 1e-3}, "unknown option of image-generation 'lr'; did you mean lr_"),
+        ({"mixup": 0.2}, "image-generation has no option mixup, which is one of image-classification"),
+        ({"clip_grad": None}, "unknown option of image-generation 'clip_grad'"),
+        ({"augment": "rand-m9"}, "augment='rand-m9' is not possible; give one of none, light"),
+        ({"precision": "bf16"}, "cannot be trained with precision=bf16; give one of 32, bf16-mixed"),
+        ({"accumulate": 2}, "unknown option of image-generation 'accumulate'"),
+        ({"classes": "3"}, "needs two or more, got 3; digits has 0, 1, 2, 3, 4"),
+        ({"classes": "3,x"}, "unknown class of digits 'x'"),
+        ({"classes": ("3", "3")}, "'3' is named twice"),
+        ({"d_steps": 3}, "a batch of 8 cannot be cut into d_steps=3"),
+        ({"d_steps": 8}, "batch norm needs two images"),
+        ({"lr_g": 0.0}, "lr_g must be a positive number, got 0.0"),
+        ({"beta1": 1.0}, r"beta1 must be in \[0, 1\)"),
+        ({"ema": 2.0}, r"ema must be in \(0, 1\), or none; got 2.0"),
+        ({"columns": 0}, "columns must be at least 1"),
         ({"limit_eval": 1}, "judged by 2 test images or more, there are 1 of digits"),
-        ({"limit_eval": 9, "task_kwargs": {"features": "inception"}}, "judged by 10 test images or more"),
-        ({"task_kwargs": {"features": "nowhere"}}, "features=/.*/nowhere is no run folder"),
+        ({"limit_eval": 9, "features": "inception"}, "judged by 10 test images or more"),
+        ({"features": "nowhere"}, "features=/.*/nowhere is no run folder"),
     ],
 )
 def test_mistakes(tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
-        train(dataclasses.replace(CONFIG, **changes, out=tmp_path / "run"), quiet=True)
+        train(CONFIG.replace(**changes, out=tmp_path / "run"), quiet=True)
     assert not (tmp_path / "run").exists()
 
 
@@ -315,7 +311,7 @@ def test_classes_of_files_keep_their_numbers(tmp_path):
 def test_images_are_mirrored_where_the_data_allows(run, flip, augment, both):
     task, config, data = load_task(run)
     build: Callable[..., ImageGeneration] = ImageGeneration
-    task = build(task.model, dataclasses.replace(config, augment=augment), {**data, "flip": flip})
+    task = build(task.model, config.replace(augment=augment), {**data, "flip": flip})
     images = torch.arange(2.0).expand(40, 1, 2, 2)
     torch.manual_seed(0)
     assert (len(task._mirrored(images)[:, 0, 0, 0].unique()) == 2) == both

@@ -1,6 +1,5 @@
 """The tasks on point clouds: learnt, resumed bit for bit, evaluated, answered, exported, and refused in one line."""
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from tokenmix.train import run as runs
 from tokenmix.train import trainer
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.export import export
+from tokenmix.train.sources import make_config
 
 TINY = {
     "dim": 16, "depth": 1, "drop_rate": 0.0, "stem_dim": 8, "stage_dims": (8, 16), "num_neighbours": 4, "fuse_dim": 32,
@@ -58,9 +58,9 @@ def config(folder: Path, task: str, out: Path, **changes) -> TrainConfig:
     model = {**TINY, "centres": "all"} if parts else {**TINY, "centres": (12, 6)}
     given = {
         "task": task, "model": "pct_part_nano" if parts else "pct_cls_nano", "data": f"clouds:{folder}",
-        "model_kwargs": model, "task_kwargs": {"num_points": 48}, "out": out,
+        "model_kwargs": model, "num_points": 48, "out": out,
     }  # fmt: skip
-    return TrainConfig(**{**SHARED, **given, **changes})
+    return make_config(**{**SHARED, **given, **changes})
 
 
 @pytest.fixture(scope="module", params=["point-classification", "point-segmentation"])
@@ -155,9 +155,9 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
 
     monkeypatch.setattr(trainer.TrainingLoop, "start_batch", stopping)
     with pytest.raises(BaseException):  # noqa: B017  (what Lightning makes of it is its own affair)
-        runs.train(dataclasses.replace(plan, out=tmp_path / "cut"), quiet=True)
+        runs.train(plan.replace(out=tmp_path / "cut"), quiet=True)
     monkeypatch.undo()
-    runs.train(TrainConfig(resume=tmp_path / "cut"), quiet=True)
+    runs.train(make_config(resume=tmp_path / "cut"), quiet=True)
     one, two = (safetensors.torch.load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
     assert one.keys() == two.keys()
     assert all(torch.equal(one[key], two[key]) for key in one)
@@ -225,15 +225,15 @@ def test_normals_stay_at_right_angles_to_what_is_stretched() -> None:
     [
         ({"model": "pct_part_nano"}, "pct_part_nano is a model of point-segmentation"),
         ({"model": "vit_nano"}, "vit_nano is a model of image-classification"),
-        ({"mixup": 0.2}, "mixup=0.2 is a setting of images"),
-        ({"augment": "rand-m9"}, "give none or light"),
+        ({"mixup": 0.2}, "has no option mixup, which is one of image-classification"),
+        ({"augment": "rand-m9"}, "give one of none, light"),
         ({"batch_size": 1}, "needs two clouds"),
-        ({"task_kwargs": {"votes": 0}}, "votes=0"),
-        ({"task_kwargs": {"points": 3}}, "unknown setting of point-classification"),
-        ({"task_kwargs": {"features": "xyz+normals"}}, "without normals"),
+        ({"votes": 0}, "votes must be at least 1, got 0"),
+        ({"points": 3}, "unknown option of point-classification 'points'; did you mean num_points"),
+        ({"features": "xyz+normals"}, "without normals"),
         ({"model_kwargs": {"in_chans": 4}}, "in_chans=4 is set elsewhere"),
-        ({"data": "ldrawn"}, "unknown point clouds"),
-        ({"smoothing": 1.0}, "smoothing must lie"),
+        ({"data": "ldrawn"}, "unknown data set 'ldrawn'; did you mean ldraw"),
+        ({"smoothing": 1.0}, r"smoothing must be in \[0, 1\), got 1.0"),
     ],
 )
 def test_mistakes_are_told(folder: Path, tmp_path: Path, changes: dict, said: str) -> None:

@@ -9,8 +9,9 @@ from sklearn.metrics import jaccard_score
 from tokenmix import create_model
 from tokenmix.cost.memory import peak_memory
 from tokenmix.layers import ExternalAttention2d
-from tokenmix.tasks.segmentation.inference import Inference, pixel_logits
+from tokenmix.tasks.segmentation.inference import pixel_logits
 from tokenmix.tasks.segmentation.metrics import ClassIoU, MeanIoU, PixelAccuracy, PixelEntropy
+from tokenmix.tasks.segmentation.options import Inference
 
 KWARGS = {
     "backbone": "resnet18", "backbone_kwargs": {"layers": (1, 1, 1, 1), "channels": (8, 8, 8, 8)}, "width": 8,

@@ -1,5 +1,7 @@
 """Recipes of segmentation: their settings are possible, their commands parse, the published one says what it is."""
 
+import dataclasses
+import json
 import re
 from pathlib import Path
 
@@ -21,22 +23,31 @@ def test_there_is_one_for_every_published_set():
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_checked_and_its_steps_come_before_its_epochs(name):
     config = load_recipe(name)
-    get_task(config.task).check(config, config.batch_size)
-    assert (config.opt, config.schedule, config.warmup_steps, config.clip_grad) == ("momentum", "poly", 0, None)
-    assert config.max_steps is not None
-    assert config.devices is not None
-    steps = config.epochs * (IMAGES[name] // (config.batch_size * config.devices))
-    assert config.max_steps <= steps < 1.02 * config.max_steps
-    kwargs = {key: value for key, value in config.model_kwargs.items() if key != "pretrained_backbone"}
-    model = create_model(config.model, device="meta", **kwargs)
+    get_task(config.task).check(config, config.loop.batch_size)
+    assert (config.optim.opt, config.optim.schedule, config.optim.warmup_steps, config.optim.clip_grad) == (
+        "momentum",
+        "poly",
+        0,
+        None,
+    )
+    assert config.loop.max_steps is not None
+    assert config.loop.devices is not None
+    steps = config.loop.epochs * (IMAGES[name] // (config.loop.batch_size * config.loop.devices))
+    assert config.loop.max_steps <= steps < 1.02 * config.loop.max_steps
+    kwargs = {key: value for key, value in config.model.model_kwargs.items() if key != "pretrained_backbone"}
+    model = create_model(config.model.model, device="meta", **kwargs)
     assert model.feature_info[-1]["reduction"] == 8
 
 
 def test_the_published_numbers():
     config = load_recipe("eanet_voc")
-    assert config.devices is not None
-    assert (config.batch_size * config.devices, config.lr, config.weight_decay) == (16, 9e-3, 1e-4)
-    settings = get_task(config.task).settings_of(config)
+    assert config.loop.devices is not None
+    assert (config.loop.batch_size * config.loop.devices, config.optim.lr, config.optim.weight_decay) == (
+        16,
+        9e-3,
+        1e-4,
+    )
+    settings = config.options
     assert settings.crop == (513,)
     assert (min(settings.train_scales), max(settings.train_scales), len(settings.train_scales)) == (0.5, 2.0, 16)
     assert settings.bias_lr == 2.0
@@ -44,16 +55,18 @@ def test_the_published_numbers():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_its_command_parses(name):
-    text = (ROOT / "recipes" / f"{name}.toml").read_text()
+    text = next((ROOT / "recipes").rglob(f"{name}.toml")).read_text()
     match = re.search(r"^# +torchrun --nproc_per_node (\d+) -m tokenmix (.*)$", text, re.MULTILINE)
     assert match is not None
-    config = cli.parse(match[2].split())
-    assert (config.devices, config.recipe) == (int(match[1]), name)
+    config = cli.parse(match[2].split()).config
+    assert (config.loop.devices, config.loop.recipe) == (int(match[1]), name)
 
 
-def test_the_published_evaluation_parses():
-    text = (ROOT / "recipes" / "eanet_voc.toml").read_text()
+def test_the_published_evaluation_parses(tmp_path):
+    text = next((ROOT / "recipes").rglob("eanet_voc.toml")).read_text()
     match = re.search(r"^# +tokenmix (eval .*)$", text, re.MULTILINE)
     assert match is not None
-    command = cli.parse(match[1].split())
-    assert command.task_kwargs == {"scales": (0.5, 0.75, 1, 1.25, 1.5, 1.75), "mirror": "yes"}
+    saved = {"config": dataclasses.asdict(load_recipe("eanet_voc"))}
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    options = cli.parse(match[1].replace("RUN", str(tmp_path)).split()).options
+    assert (options.scales, options.mirror, options.way) == ((0.5, 0.75, 1, 1.25, 1.5, 1.75), "yes", "auto")

@@ -15,9 +15,9 @@ from tokenmix.inspect import inspect_run
 from tokenmix.tasks.segmentation import task as semantic_segmentation
 from tokenmix.train import trainer
 from tokenmix.train.checkpoint import read_weights
-from tokenmix.train.config import TrainConfig
 from tokenmix.train.export import export
 from tokenmix.train.run import evaluate, load_task, predict, train
+from tokenmix.train.sources import make_config
 
 NAMES = ["water", "wood", "sand"]
 COLOURS = torch.tensor([[30, 60, 200], [20, 140, 40], [230, 200, 120]], dtype=torch.uint8)
@@ -64,7 +64,7 @@ def fields(spec: str, **_: object) -> SceneData:
 
 
 T8 = {"layers": (1, 1, 1, 1), "channels": (8, 8, 16, 16)}
-CONFIG = TrainConfig(
+CONFIG = make_config(
     task="semantic-segmentation", data="fields", model="eanet_seg_nano", batch_size=4, epochs=4, lr=1e-2, threads=1,
     device="cpu", log_every=4, checkpoint_every=3,
     model_kwargs={"backbone": "resnet18", "backbone_kwargs": T8, "width": 16, "head_width": 16, "num_slots": 8},
@@ -80,7 +80,7 @@ def _data(monkeypatch):
 def run(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(semantic_segmentation, "load_scenes", fields)
-        return train(dataclasses.replace(CONFIG, out=tmp_path_factory.mktemp("seg") / "run"), quiet=True)
+        return train(CONFIG.replace(out=tmp_path_factory.mktemp("seg") / "run"), quiet=True)
 
 
 @pytest.fixture
@@ -107,14 +107,14 @@ def test_learns_and_evaluates_again_the_same(run):
 
 def test_settings_may_differ_for_an_evaluation(run):
     whole = evaluate(run, device="cpu")
-    sliding = evaluate(run, device="cpu", task_kwargs={"way": "sliding", "window": 16, "stride": 8})
-    several = evaluate(run, device="cpu", task_kwargs={"scales": (1, 1.5), "mirror": "yes"})
+    sliding = evaluate(run, device="cpu", options={"way": "sliding", "window": 16, "stride": 8})
+    several = evaluate(run, device="cpu", options={"scales": (1, 1.5), "mirror": "yes"})
     assert len({whole["loss"], sliding["loss"], several["loss"]}) == 3
     assert min(sliding["miou"], several["miou"]) > 0.5
-    with pytest.raises(UserError, match="setting of semantic-segmentation 'windo'; did you mean window"):
-        evaluate(run, task_kwargs={"windo": 16})
+    with pytest.raises(UserError, match=r"option of evaluating a run of .* 'windo'; did you mean window"):
+        evaluate(run, options={"windo": 16})
     with pytest.raises(UserError, match="leaves gaps"):
-        evaluate(run, task_kwargs={"way": "sliding", "window": 16, "stride": 17})
+        evaluate(run, options={"way": "sliding", "window": 16, "stride": 17})
 
 
 def test_stopped_and_resumed_is_bit_equal(run, tmp_path, monkeypatch):
@@ -129,8 +129,8 @@ def test_stopped_and_resumed_is_bit_equal(run, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(trainer.TrainingLoop, "start_batch", killed)
         with pytest.raises(KeyError):
-            train(dataclasses.replace(CONFIG, out=again), quiet=True)
-    train(TrainConfig(resume=again), quiet=True)
+            train(CONFIG.replace(out=again), quiet=True)
+    train(make_config(resume=again), quiet=True)
     weights, expected = (read_weights(folder / "checkpoints" / "last") for folder in (again, run))
     assert all(torch.equal(weights[key], expected[key]) for key in expected)
 
@@ -190,7 +190,7 @@ def test_nothing_to_learn(tmp_path, monkeypatch):
 
     monkeypatch.setattr(semantic_segmentation, "load_scenes", unlabelled)
     with pytest.raises(UserError, match=r"every pixel of the training images of 'fields' .* nothing can be learnt"):
-        train(dataclasses.replace(CONFIG, limit=2, out=tmp_path / "run"), quiet=True)
+        train(CONFIG.replace(limit=2, out=tmp_path / "run"), quiet=True)
     assert not (tmp_path / "run").exists()
 
 
@@ -208,9 +208,7 @@ def test_starts_from_another_run_with_other_classes(run, tmp_path, monkeypatch, 
         fields("fields"), classes=[*NAMES, "snow"], palette=[*map(tuple, COLOURS.tolist()), (1, 1, 1)]
     )
     monkeypatch.setattr(semantic_segmentation, "load_scenes", lambda *_, **__: wider)
-    second = train(
-        dataclasses.replace(CONFIG, max_steps=1, init_from=run, lr=1e-9, out=tmp_path / "second"), quiet=True
-    )
+    second = train(CONFIG.replace(max_steps=1, init_from=run, lr=1e-9, out=tmp_path / "second"), quiet=True)
     assert "the head starts fresh" in capsys.readouterr().err
     before, after = read_weights(run), read_weights(second)
     assert torch.allclose(before["reduce.0.weight"], after["reduce.0.weight"], atol=1e-6)
@@ -220,7 +218,7 @@ def test_starts_from_another_run_with_other_classes(run, tmp_path, monkeypatch, 
 
 
 def test_biases_have_a_rate_of_their_own(run):
-    config = dataclasses.replace(CONFIG, opt="momentum", weight_decay=1e-4, task_kwargs={"bias_lr": 2.0})
+    config = CONFIG.replace(opt="momentum", weight_decay=1e-4, bias_lr=2.0)
     task, _, description = load_task(run)
     task = type(task)(task.model, config, description)
     task.total_steps = 10
@@ -247,38 +245,38 @@ def test_ignored_pixels_are_not_learnt(run):
 
 def test_a_backbone_of_one_size_is_evaluated_in_windows(tmp_path, pictures):
     kwargs = {"backbone": "lavit_nano", "width": 8, "head_width": 8}
-    config = dataclasses.replace(CONFIG, model="fpn_seg_nano", model_kwargs=kwargs, max_steps=1, out=tmp_path / "run")
+    config = CONFIG.replace(model="fpn_seg_nano", model_kwargs=kwargs, max_steps=1, out=tmp_path / "run")
     run = train(config, quiet=True)
     assert 0 <= evaluate(run, device="cpu")["miou"] <= 1
     assert predict(run, pictures)[1]["size"] == [61, 50]
     with pytest.raises(UserError, match="takes images of 24 x 24 alone"):
-        predict(run, pictures, task_kwargs={"way": "whole"})
+        predict(run, pictures, options={"way": "whole"})
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"model": "gmlp_nano"}, "gmlp_nano is a model of image-classification.*eanet_seg_nano"),
-        ({"img_size": 64}, "give --task-kwargs crop=64"),
-        ({"augment": "rand-m9"}, "is for image classification"),
-        ({"mixup": 0.2}, "mixup is for image classification"),
-        ({"task_kwargs": {"crop": "x"}}, "crop='x' must be int"),
-        ({"task_kwargs": {"crop": (1, 2, 3)}}, "crop must be a side"),
-        ({"task_kwargs": {"scales": 0.0}}, "scales must be above 0"),
-        ({"task_kwargs": {"way": "both"}}, "give one of auto, whole, sliding"),
-        ({"task_kwargs": {"test_batch": 0}}, "test_batch and crops must be 1 or more"),
-        ({"task_kwargs": {"crops": 0}}, "test_batch and crops must be 1 or more"),
-        ({"task_kwargs": {"iou_loss": -1.0}}, "iou_loss must be a number of 0 or more, got -1.0"),
-        ({"task_kwargs": {"bias_lr": float("inf")}}, "bias_lr must be a number of 0 or more, got inf"),
-        ({"task_kwargs": {"window": (1, 2, 3)}}, "window must be a side"),
-        ({"task_kwargs": {"chunk_size": -1}}, "chunk_size must be 0 or more"),
+        ({"img_size": 64}, "has no option img_size, which is one of image-classification"),
+        ({"augment": "rand-m9"}, "augment='rand-m9' is not possible; give one of none, light"),
+        ({"mixup": 0.2}, "has no option mixup, which is one of image-classification"),
+        ({"crop": "x"}, "crop='x' must be a whole number"),
+        ({"crop": (1, 2, 3)}, "crop must be a side"),
+        ({"scales": 0.0}, "scales must be a positive number, got 0.0"),
+        ({"way": "both"}, "give one of auto, whole, sliding"),
+        ({"test_batch": 0}, "test_batch must be at least 1, got 0"),
+        ({"crops": 0}, "crops must be at least 1, got 0"),
+        ({"iou_loss": -1.0}, "iou_loss must be at least 0, got -1.0"),
+        ({"bias_lr": float("inf")}, "bias_lr must be a finite number, got inf"),
+        ({"window": (1, 2, 3)}, "window must be a side"),
+        ({"chunk_size": -1}, "chunk_size must be at least 0, got -1"),
         ({"model_kwargs": {"num_classes": 3}}, "set elsewhere"),
         ({"model_kwargs": {"slots": 3}}, "has no argument 'slots'"),
     ],
 )
 def test_mistakes(changes, message, tmp_path):
     with pytest.raises(UserError, match=message):
-        train(dataclasses.replace(CONFIG, out=tmp_path / "run", **changes), quiet=True)
+        train(CONFIG.replace(out=tmp_path / "run", **changes), quiet=True)
     assert not (tmp_path / "run").exists()
 
 
@@ -290,7 +288,7 @@ def test_a_file_that_is_no_image(run, tmp_path):
 
 
 def test_an_epoch_takes_several_crops_of_an_image() -> None:
-    config = dataclasses.replace(CONFIG, task_kwargs={"crops": 3, "crop": 16})
+    config = CONFIG.replace(crops=3, crop=16)
     data = semantic_segmentation.SemanticSegmentation.load_data(config)
     assert (len(data.train), len(data.test)) == (48, 5)
     first, again = (data.train.read(torch.tensor([6, 8]), 0)["image"] for _ in range(2))
@@ -300,14 +298,14 @@ def test_an_epoch_takes_several_crops_of_an_image() -> None:
 
 
 def test_a_limit_beside_several_crops_keeps_images_of_all_places() -> None:
-    config = dataclasses.replace(CONFIG, limit=8, augment="none", task_kwargs={"crops": 8})
+    config = CONFIG.replace(limit=8, augment="none", crops=8)
     data = semantic_segmentation.SemanticSegmentation.load_data(config)
     images = data.train.read(torch.arange(8), 0)["image"]
     assert len(torch.unique(images.flatten(1), dim=0)) == 8
 
 
 def test_the_soft_iou_is_learnt_beside_the_entropy() -> None:
-    config = dataclasses.replace(CONFIG, task_kwargs={"iou_loss": 2.0})
+    config = CONFIG.replace(iou_loss=2.0)
     task = semantic_segmentation.SemanticSegmentation
     data = task.load_data(config)
     batch = data.train.read(torch.arange(4), 0)

@@ -9,8 +9,8 @@ import torch
 
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.spans import F1, ExactMatch, best_span
-from tokenmix.train.config import TrainConfig
 from tokenmix.train.run import evaluate, predict, train
+from tokenmix.train.sources import make_config
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64}
 SETTINGS: dict[str, Any] = {
@@ -40,7 +40,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     data = f"csv:{write(folder / 'some.csv', 'text,label', rows)}"
     return train(
-        TrainConfig(task="text-classification", data=data, epochs=3, out=folder / "run", **SETTINGS), quiet=True
+        make_config(task="text-classification", data=data, epochs=3, out=folder / "run", **SETTINGS), quiet=True
     )
 
 
@@ -63,14 +63,14 @@ def test_other_data_must_have_the_classes(classifier: Path, tmp_path: Path):
 def test_a_label_with_one_value_is_one_line(tmp_path: Path):
     data = f"csv:{write(tmp_path / 'one.csv', 'text,label', [f'number {i},yes' for i in range(60)])}"
     with pytest.raises(UserError, match=r"every label of .* is 'yes'"):
-        train(TrainConfig(task="text-classification", data=data, out=tmp_path / "run", **SETTINGS), quiet=True)
+        train(make_config(task="text-classification", data=data, out=tmp_path / "run", **SETTINGS), quiet=True)
 
 
 def test_pairs_and_numbers(tmp_path: Path):
     rows = [f"{i} of the {BEASTS[i % 3]},a {BEASTS[(i // 3) % 3]},{i % 3 / 2}" for i in range(600)]
     data = f"csv:{write(tmp_path / 'pairs.csv', 'text,text_pair,label', rows)}#text,text_pair,label"
     run = train(
-        TrainConfig(task="text-classification", data=data, epochs=6, out=tmp_path / "run", **SETTINGS), quiet=True
+        make_config(task="text-classification", data=data, epochs=6, out=tmp_path / "run", **SETTINGS), quiet=True
     )
     assert json.loads((run / "result.json").read_text())["metrics"]["pearson"] > 0.5
     assert isinstance(predict(run, ["3 of the cat\ta dog"])[0]["value"], float)
@@ -83,13 +83,13 @@ def test_a_pretrained_body_gets_a_new_head(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "plain.txt").write_text("\n".join(rows) + "\n")
     settings = {**SETTINGS, "max_steps": 3, "lr": 1e-9, "min_lr": 0.0}
     source = train(
-        TrainConfig(task="masked-lm", data=f"text:{tmp_path / 'plain.txt'}", out=tmp_path / "body", **settings),
+        make_config(task="masked-lm", data=f"text:{tmp_path / 'plain.txt'}", out=tmp_path / "body", **settings),
         quiet=True,
     )
     labelled = write(tmp_path / "some.csv", "text,label", [f"{row},{i % 2}" for i, row in enumerate(rows)])
     capsys.readouterr()
     run = train(
-        TrainConfig(
+        make_config(
             task="text-classification", data=f"csv:{labelled}", init_from=source, out=tmp_path / "run", **settings
         ),
         quiet=True,
@@ -129,7 +129,7 @@ def test_questions_are_answered(tmp_path: Path, version: str):
     squad(tmp_path / f"dev-{version}.json", 36, none=none)
     settings = {**SETTINGS, "seq_len": 48, "epochs": 8}
     run = train(
-        TrainConfig(task="question-answering", data=f"squad:{tmp_path}", out=tmp_path / "run", **settings), quiet=True
+        make_config(task="question-answering", data=f"squad:{tmp_path}", out=tmp_path / "run", **settings), quiet=True
     )
     metrics = json.loads((run / "result.json").read_text())["metrics"]
     assert metrics["f1"] >= metrics["exact_match"] > 0.8

@@ -11,13 +11,13 @@ import pytest
 import safetensors.torch
 import torch
 
-from tokenmix.train.config import TrainConfig
 from tokenmix.train.run import train
+from tokenmix.train.sources import make_config
 
 WORKER = """
 import json, sys
 from pathlib import Path
-from tokenmix.train.config import TrainConfig
+from tokenmix.train.sources import make_config
 from tokenmix.train.distributed import process_group
 from tokenmix.train.run import train
 
@@ -25,7 +25,7 @@ out, values = Path(sys.argv[1]), json.loads(sys.argv[2])
 values["tokenizer"] = Path(values["tokenizer"])
 with process_group("cpu"):
     for strategy in ("ddp", "fsdp"):
-        train(TrainConfig(**{**values, "strategy": strategy, "out": out / strategy}), quiet=True)
+        train(make_config(**{**values, "strategy": strategy, "out": out / strategy}), quiet=True)
 """
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64}
 
@@ -37,14 +37,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["the", "old", "cat", "sees", "a", "small", "dog", "and", "loves", "that", "great", "ship", "of", "kings"]
     lines = [" ".join(words[(i * k) % len(words)] for k in range(1, 9)) for i in range(200)]
     (out / "some.txt").write_text("\n".join(lines) + "\n")
-    config = TrainConfig(
+    config = make_config(
         task="masked-lm", model="amlp_text_nano", model_kwargs=SMALL, data=f"text:{out / 'some.txt'}", vocab_size=300,
         seq_len=16, batch_size=8, epochs=1, max_steps=6, lr=1e-3, opt_eps=1e-6, schedule="linear", threads=1,
         device="cpu", log_every=2,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TOKENMIX_DATA", str(out / "cache"))
-        train(dataclasses.replace(config, batch_size=16, out=out / "one"), quiet=True)
+        train(config.replace(batch_size=16, out=out / "one"), quiet=True)
         values = {**dataclasses.asdict(config), "tokenizer": str(out / "one" / "tokenizer")}
         (out / "worker.py").write_text(WORKER)
         start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]

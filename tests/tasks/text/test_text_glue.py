@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from tokenmix.compare.compare import compare
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.classification import TextClassification
-from tokenmix.train.config import CompareConfig, TrainConfig
+from tokenmix.train.config import CompareConfig
+from tokenmix.train.sources import make_config
 
 SETTINGS: dict[str, Any] = {
     "task": "text-classification", "model": "gmlp_text_nano", "vocab_size": 300, "seq_len": 16,
@@ -30,7 +31,7 @@ def measured(name: str, folder: Path) -> tuple[TextClassification, dict[str, flo
     for part in ("train", "dev"):
         rows = [ROWS[name].format(i=i, label=i % 2) for i in range(40)]
         (data / f"{part}.tsv").write_text("\n".join([*HEADERS[name], *rows]) + "\n")
-    config = TrainConfig(data=f"glue:{data}", **SETTINGS)
+    config = make_config(data=f"glue:{data}", **SETTINGS)
     told = TextClassification.load_data(config).describe()
     task = TextClassification(TextClassification.build_model(config, told), config, told)
     for rows in (slice(0, 8), slice(8, 20)):
@@ -55,4 +56,4 @@ def test_mrpc_is_measured_by_the_f1_of_paraphrases(tmp_path: Path):
 
 def test_a_comparison_of_text_says_what_to_do():
     with pytest.raises(UserError, match="--model gmlp_text_nano, then amlp_text_nano, then bert_text_nano"):
-        compare(CompareConfig(task="masked-lm", data="english"), quiet=True)
+        compare(CompareConfig().replace(task="masked-lm", data="english"), quiet=True)

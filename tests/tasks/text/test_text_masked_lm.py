@@ -1,7 +1,6 @@
 """Masked-language modelling through the trainer, on a made language that a small model learns in seconds."""
 
 import csv
-import dataclasses
 import json
 import random
 from pathlib import Path
@@ -19,6 +18,7 @@ from tokenmix.train import trainer
 from tokenmix.train.checkpoint import read_weights
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.run import evaluate, load_task, predict, train
+from tokenmix.train.sources import make_config
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64}
 ADJECTIVES, NOUNS, VERBS = ["old", "red", "great", "small"], ["cat", "dog", "king", "ship"], ["sees", "loves"]
@@ -45,7 +45,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory):
 def config(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
     folder = tmp_path_factory.mktemp("text")
     (folder / "tiny.txt").write_text(sentences(2400))
-    return TrainConfig(
+    return make_config(
         task="masked-lm", model="gmlp_text_nano", model_kwargs=SMALL, data=f"text:{folder / 'tiny.txt'}",
         vocab_size=400, seq_len=16, batch_size=16, epochs=5, lr=1e-2, schedule="linear", opt_eps=1e-6, threads=1,
         device="cpu", log_every=5, checkpoint_every=7, limit_eval=60,
@@ -54,7 +54,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
 
 @pytest.fixture(scope="module")
 def finished(config: TrainConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(dataclasses.replace(config, out=tmp_path_factory.mktemp("finished") / "run"), quiet=True)
+    return train(config.replace(out=tmp_path_factory.mktemp("finished") / "run"), quiet=True)
 
 
 def result(run: Path) -> dict[str, Any]:
@@ -123,19 +123,19 @@ def test_resuming_in_mid_epoch_is_bit_equal(config, finished, tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(trainer.TrainingLoop, "start_batch", killed)
         with pytest.raises(KeyError):
-            train(dataclasses.replace(config, out=run), quiet=True)
+            train(config.replace(out=run), quiet=True)
     meta = json.loads((run / "checkpoints" / "last" / "meta.json").read_text())
     assert meta["progress"]["batch"] > 0, "killed and saved in mid-epoch"
-    train(TrainConfig(resume=run), quiet=True)
+    train(make_config(resume=run), quiet=True)
     expected, weights = read_weights(finished / "checkpoints" / "last"), read_weights(run / "checkpoints" / "last")
     assert all(torch.equal(value, weights[key]) for key, value in expected.items())
     assert rows(run) == rows(finished)
 
 
 def test_gradient_checkpointing_changes_nothing(config, tmp_path):
-    few = dataclasses.replace(config, max_steps=4, model_kwargs={**SMALL, "hidden_dropout_prob": 0.1})
+    few = config.replace(max_steps=4, model_kwargs={**SMALL, "hidden_dropout_prob": 0.1})
     runs = [
-        train(dataclasses.replace(few, out=tmp_path / name, grad_checkpointing=on), quiet=True)
+        train(few.replace(out=tmp_path / name, grad_checkpointing=on), quiet=True)
         for name, on in (("kept", False), ("again", True))
     ]
     kept, again = (read_weights(run) for run in runs)
@@ -144,7 +144,7 @@ def test_gradient_checkpointing_changes_nothing(config, tmp_path):
 
 def test_bf16_and_whole_words(config, tmp_path):
     run = train(
-        dataclasses.replace(config, max_steps=4, precision="bf16-mixed", masking="whole-word", out=tmp_path / "run"),
+        config.replace(max_steps=4, precision="bf16-mixed", masking="whole-word", out=tmp_path / "run"),
         quiet=True,
     )
     assert result(run)["metrics"]["perplexity"] < 300
@@ -152,8 +152,8 @@ def test_bf16_and_whole_words(config, tmp_path):
 
 def test_another_run_is_a_start_of_another_length(config, finished, tmp_path, capsys):
     """The tokenizer comes along; shorter sequences see what they saw before."""
-    shorter = dataclasses.replace(
-        config, seq_len=12, init_from=finished, max_steps=1, lr=1e-9, min_lr=0.0, vocab_size=999, out=tmp_path / "run"
+    shorter = config.replace(
+        seq_len=12, init_from=finished, max_steps=1, lr=1e-9, min_lr=0.0, vocab_size=999, out=tmp_path / "run"
     )
     run = train(shorter, quiet=True)
     assert "starts fresh" not in capsys.readouterr().err
@@ -167,10 +167,10 @@ def test_another_run_is_a_start_of_another_length(config, finished, tmp_path, ca
 
 
 def test_a_tokenizer_of_another_vocabulary_is_refused(config, finished, tmp_path):
-    other = train(dataclasses.replace(config, vocab_size=265, max_steps=1, out=tmp_path / "other"), quiet=True)
+    other = train(config.replace(vocab_size=265, max_steps=1, out=tmp_path / "other"), quiet=True)
     with pytest.raises(UserError, match=r"a vocabulary of \d+ tokens and this tokenizer has 265; give its own by"):
         train(
-            dataclasses.replace(config, init_from=finished, tokenizer=other / "tokenizer", out=tmp_path / "run"),
+            config.replace(init_from=finished, tokenizer=other / "tokenizer", out=tmp_path / "run"),
             quiet=True,
         )
     assert not (tmp_path / "run").exists()
@@ -183,20 +183,20 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(config, finished, tmp_path
         ({"mixup": 0.2}, "mixup=0.2 is a setting of images"),
         ({"model_kwargs": {"vocab_size": 9}}, "vocab_size=9 is set by the data; use --tokenizer"),
         ({"model_kwargs": {"depth": 9}}, "GMLPConfig has no field 'depth'"),
-        ({"mask_prob": 1.5}, r"in \(0, 1\), got 1.5"),
+        ({"mask_prob": 1.5}, r"mask_prob must be in \(0, 1\), got 1.5"),
         ({"seq_len": 2}, "length of 2"),
         ({"tokenizer": Path("/nowhere")}, "no tokenizer folder '/nowhere'"),
     ],
 )
 def test_settings_that_cannot_be(config, tmp_path, changes: dict[str, Any], message: str):
     with pytest.raises(UserError, match=message):
-        train(dataclasses.replace(config, out=tmp_path / "run", **changes), quiet=True)
+        train(config.replace(out=tmp_path / "run", **changes), quiet=True)
     assert not (tmp_path / "run").exists()
 
 
 def test_an_average_of_tied_weights_is_refused(config, tmp_path):
     with pytest.raises(UserError, match="ema would average twice"):
-        train(dataclasses.replace(config, out=tmp_path / "run", ema=0.9), quiet=True)
+        train(config.replace(out=tmp_path / "run", ema=0.9), quiet=True)
 
 
 def test_export_and_inspect(finished: Path, tmp_path: Path, capsys):

@@ -23,32 +23,32 @@ def test_there_are_recipes_for_every_task():
 def test_it_is_checked_and_its_model_is_built(name: str):
     config = load_recipe(name)
     task = get_task(config.task)
-    task.check(config, config.batch_size)
-    data = {"vocab_size": 32_000, "pad_token_id": 0, "seq_len": config.seq_len}
+    task.check(config, config.loop.batch_size)
+    data = {"vocab_size": 32_000, "pad_token_id": 0, "seq_len": config.options.seq_len}
     if config.task == "text-classification":
         data["classes"] = ["no", "yes"]
     with torch.device("meta"):
         model = task.build_model(config, data)
-    assert model.config.max_position_embeddings == config.seq_len
+    assert model.config.max_position_embeddings == config.options.seq_len
     millions = sum(p.numel() for p in model.parameters()) / 1e6
     if name == "gmlp_mlm_base":
         assert millions == pytest.approx(130.1, rel=0.002)
-    assert text.create_config(config.model).hidden_size == 512
+    assert text.create_config(config.model.model).hidden_size == 512
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_its_command_parses(name: str):
-    head = (ROOT / "recipes" / f"{name}.toml").read_text().replace(" \\\n#", "")
+    head = next((ROOT / "recipes").rglob(f"{name}.toml")).read_text().replace(" \\\n#", "")
     match = re.search(r"^# +(?:torchrun --nproc_per_node (\d+) -m )?tokenmix (train .*)$", head, re.MULTILINE)
     assert match is not None
-    config = cli.parse(match[2].split())
-    assert config.recipe == name
-    assert config.devices == (int(match[1]) if match[1] else None)
+    config = cli.parse(match[2].split()).config
+    assert config.loop.recipe == name
+    assert config.loop.devices == (int(match[1]) if match[1] else None)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_value_has_its_mark(name: str):
-    lines = (ROOT / "recipes" / f"{name}.toml").read_text().splitlines()
+    lines = next((ROOT / "recipes").rglob(f"{name}.toml")).read_text().splitlines()
     settings = [x for x in lines if re.match(r"\w+ = ", x) and not x.startswith(("task", "model "))]
     assert len(settings) > 10
     assert not [line for line in settings if not re.search(r"# .*(\[V2\]|\[\?\]|\[ours\])", line)]

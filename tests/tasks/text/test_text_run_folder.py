@@ -1,7 +1,6 @@
 """A run folder of text: its columns, its model outside of PyTorch's eager mode, and in transformers' form."""
 
 import csv
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -15,6 +14,7 @@ from tokenmix.train import trainer
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.export import export
 from tokenmix.train.run import load_run, predict, train
+from tokenmix.train.sources import make_config
 
 SETTINGS: dict[str, Any] = {
     "model": "amlp_text_nano", "vocab_size": 300, "seq_len": 24, "batch_size": 16, "doc_stride": 4, "max_steps": 6,
@@ -37,7 +37,7 @@ def classification(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
     rows = "".join(f"here is {i} and a {ANIMALS[i % 3]},{'odd' if i % 2 else 'even'}\n" for i in range(120))
     (folder / "some.csv").write_text("text,label\n" + rows)
     data = f"csv:{folder / 'some.csv'}"
-    return TrainConfig(task="text-classification", data=data, out=folder / "run", **SETTINGS)
+    return make_config(task="text-classification", data=data, out=folder / "run", **SETTINGS)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def answerer(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"{part}-v1.1.json").write_text(json.dumps({"data": [{"paragraphs": asked}]}))
     settings = {**SETTINGS, "max_steps": 2}
     return train(
-        TrainConfig(task="question-answering", data=f"squad:{folder}", out=folder / "run", **settings), quiet=True
+        make_config(task="question-answering", data=f"squad:{folder}", out=folder / "run", **settings), quiet=True
     )
 
 
@@ -97,14 +97,14 @@ def test_a_folder_from_before_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(trainer.TrainingLoop, "start_batch", stop)
         with pytest.raises(Killed):
-            train(dataclasses.replace(classification, out=run, checkpoint_every=4), quiet=True)
+            train(classification.replace(out=run, checkpoint_every=4), quiet=True)
     table, meta = run / "metrics.csv", run / "checkpoints" / "last" / "meta.json"
     before, now = table.read_bytes(), table.read_bytes().replace(b"sequences", b"images")
     table.write_bytes(now)
     told = json.loads(meta.read_text())
     told["progress"]["csv_bytes"] += len(now) - len(before)
     meta.write_text(json.dumps(told))
-    train(TrainConfig(resume=run), quiet=True)
+    train(make_config(resume=run), quiet=True)
     with table.open(newline="") as file, (classifier / "metrics.csv").open(newline="") as whole:
         assert [row["images"] for row in csv.DictReader(file)] == [row["sequences"] for row in csv.DictReader(whole)]
 

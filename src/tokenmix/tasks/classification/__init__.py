@@ -10,6 +10,7 @@ TASKS.register(
         name="image-classification",
         about="one label for each image; accuracy",
         task="tokenmix.tasks.classification.task:ImageClassification",
+        options="tokenmix.tasks.classification.options:ClassificationOptions",
         other_models="tokenmix.tasks.classification.timm_names:may_be_timms",
     ),
 )

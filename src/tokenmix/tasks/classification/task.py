@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import timm
 import torch
@@ -16,18 +16,20 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionM
 
 from tokenmix.data.images import ImageData, ImageSamples, load_images, make_augment, read_image
 from tokenmix.data.images.augment import Erase
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import UserError
 from tokenmix.layers.less_attention import LessAttention
-from tokenmix.losses import DiagonalityForm, diagonality_loss
+from tokenmix.losses import diagonality_loss
 from tokenmix.models import create_model
 from tokenmix.ops.less import Scores
 from tokenmix.registry import MODELS, list_models
+from tokenmix.tasks.classification.options import ClassificationOptions
 from tokenmix.tasks.classification.view import image_view
 from tokenmix.tasks.fitting import check_own, incompatible_model_error
 from tokenmix.tasks.summary import summarize_image_model
+from tokenmix.train.config import TrainConfig
 from tokenmix.train.metrics import CrossEntropy
 from tokenmix.train.programs import View
-from tokenmix.train.task import TaskModule, TaskRecipe
+from tokenmix.train.task import TaskModule
 from tokenmix.train.task_data import IndexedData, check_names
 
 __all__ = ["CrossEntropy", "ImageClassification", "image_data"]
@@ -37,11 +39,10 @@ FROM_DATA = {"num_classes": "--data", "in_chans": "--data", "img_size": "--img-s
 
 
 def image_data(
-    images: ImageData, config: TaskRecipe, mean: Sequence[float], std: Sequence[float], *, augment: str
+    images: ImageData, config: TrainConfig, mean: Sequence[float], std: Sequence[float], **augment: Any
 ) -> IndexedData:
     """Images normalised with `mean` and `std`, for training augmented; `images` has the config's limits already."""
-    options: dict[str, Any] = {"color_jitter": config.color_jitter, "reprob": config.reprob, "seed": config.seed}
-    train = ImageSamples(images.train, mean=mean, std=std, augment=augment, **options)
+    train = ImageSamples(images.train, mean=mean, std=std, seed=config.loop.seed, **augment)
     test = ImageSamples(images.test, mean=mean, std=std)
     return IndexedData(train, test, config=config, description=images.describe())
 
@@ -49,74 +50,72 @@ def image_data(
 class ImageClassification(TaskModule):
     """One label for each image: cross-entropy with label smoothing, and timm's Mixup and CutMix if asked for.
 
-    With `config.diagonality` the diagonality loss is added, on the scores that the model's `forward_with_scores` hands
+    With `diagonality` the diagonality loss is added, on the scores that the model's `forward_with_scores` hands
     out: logits (B, classes), and the scores that each less-attention layer made.
     """
 
     headline: ClassVar[str] = "accuracy"
     direction: ClassVar[Literal["max", "min"]] = "max"
     tables: ClassVar[frozenset[str]] = frozenset({"confusion"})
+    options: ClassificationOptions
     looks_at: ClassVar[Literal["images", "text", "nothing"]] = "images"
     comparison: ClassVar[str | None] = None
     has_example_input: ClassVar[bool] = True
 
-    def __init__(self, model: nn.Module, config: TaskRecipe, data: Mapping[str, Any]) -> None:
+    def __init__(self, model: nn.Module, config: TrainConfig, data: Mapping[str, Any]) -> None:
         super().__init__(model, config, data)
         self.classes: list[str] = list(data["classes"])
-        if config.diagonality:
+        options = self.options
+        if options.diagonality:
             _check_scores(model, config)
         self.mixup = None
-        if config.mixup or config.cutmix:
+        if options.mixup or options.cutmix:
             self.mixup = Mixup(
-                config.mixup, config.cutmix, label_smoothing=config.smoothing, num_classes=len(self.classes)
+                options.mixup, options.cutmix, label_smoothing=options.smoothing, num_classes=len(self.classes)
             )
 
     @classmethod
-    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> IndexedData:
-        """Read the images of `config.data`; `UserError` if `like` has other classes or channels."""
-        size = config.img_size if like is None else tuple(like["img_size"])
+    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:
+        """Read the images of the data; `UserError` if `like` has other classes or channels."""
+        options: ClassificationOptions = config.options
+        size = options.img_size if like is None else tuple(like["img_size"])
         images = load_images(
-            config.data, img_size=size, limit=config.limit, limit_eval=config.limit_eval, seed=config.seed,
-            crop_pct=config.crop_pct,
+            config.data.data, img_size=size, limit=config.data.limit, limit_eval=config.data.limit_eval,
+            seed=config.loop.seed, crop_pct=options.crop_pct,
         )  # fmt: skip
-        if like is None:
-            return image_data(images, config, images.mean, images.std, augment=config.augment)
-        _check_like(config.data, images, like)
-        return image_data(images, config, like["mean"], like["std"], augment=config.augment)
+        if like is not None:
+            _check_like(config.data.data, images, like)
+        mean, std = (images.mean, images.std) if like is None else (like["mean"], like["std"])
+        augment = {name: getattr(options, name) for name in ("augment", "color_jitter", "reprob")}
+        return image_data(images, config, mean, std, **augment)
 
     @classmethod
-    def build_model(cls, config: TaskRecipe, data: Mapping[str, Any]) -> nn.Module:
+    def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
         """The model of that name, with as many classes and channels and as large as the data."""
-        check_own(config.model_kwargs, FROM_DATA)
+        check_own(config.model.model_kwargs, FROM_DATA)
         given = {"num_classes": len(data["classes"]), "in_chans": data["channels"], "img_size": tuple(data["img_size"])}
         try:
-            return create_model(config.model, **given, **config.model_kwargs)
+            return create_model(config.model.model, **given, **config.model.model_kwargs)
         except TypeError as error:
             # Of timm's models the convolutional ones have no such argument: they take images of any size.
-            if config.model in MODELS or "img_size" not in str(error):
+            if config.model.model in MODELS or "img_size" not in str(error):
                 raise
             del given["img_size"]
-            return create_model(config.model, **given, **config.model_kwargs)
+            return create_model(config.model.model, **given, **config.model.model_kwargs)
 
     @classmethod
-    def check(cls, config: TaskRecipe, batch_size: int) -> None:
+    def check(cls, config: TrainConfig, batch_size: int) -> None:
         """Mixup pairs the images of a batch; a model's name is looked up before any data is fetched."""
         ours = {*list_models(task="image-classification"), *list_models(task=config.task)}
-        if config.model not in ours and not timm.is_model(config.model):
-            raise incompatible_model_error("image-classification", config.model)
-        if (config.mixup or config.cutmix) and batch_size % 2:
+        if config.model.model not in ours and not timm.is_model(config.model.model):
+            raise incompatible_model_error("image-classification", config.model.model)
+        options: ClassificationOptions = config.options
+        if (options.mixup or options.cutmix) and batch_size % 2:
             raise UserError(
                 f"mixup and cutmix pair the images of a batch: {batch_size} is odd; give an even --batch-size"
             )
-        make_augment(config.augment, seed=0, flip=True, fill=None, color_jitter=config.color_jitter)
-        Erase(config.reprob, 0)
-        for name in ("mixup", "cutmix", "smoothing", "diagonality"):
-            if not getattr(config, name) >= 0:
-                raise UserError(f"{name} must not be negative, got {getattr(config, name)}")
-        if config.diagonality_form not in get_args(DiagonalityForm):
-            raise unknown_name("diagonality_form", config.diagonality_form, get_args(DiagonalityForm))
-        if config.smoothing >= 1:
-            raise UserError(f"smoothing must lie in [0, 1), got {config.smoothing}")
+        make_augment(options.augment, seed=0, flip=True, fill=None, color_jitter=options.color_jitter)
+        Erase(options.reprob, 0)
 
     @classmethod
     def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,21 +145,21 @@ class ImageClassification(TaskModule):
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy; with mixed images against mixed targets, which hold the smoothing already."""
-        images, targets, smoothing = batch["image"], batch["label"], self.config.smoothing
+        images, targets, smoothing = batch["image"], batch["label"], self.options.smoothing
         # A batch is odd only if one of its files could not be read any more; then nothing can be paired.
         if self.mixup is not None and len(images) % 2 == 0:
             (images, targets), smoothing = self.mixup(images.clone(), targets), 0.0
-        if not self.config.diagonality:
+        if not self.options.diagonality:
             return F.cross_entropy(self.model(images).float(), targets, label_smoothing=smoothing), {}
         logits, scores = self.model.forward_with_scores(images)  # type: ignore[operator]
         entropy = F.cross_entropy(logits.float(), targets, label_smoothing=smoothing)
         diagonality = self._diagonality(scores)
-        return entropy + self.config.diagonality * diagonality, {"diagonality": diagonality.detach()}
+        return entropy + self.options.diagonality * diagonality, {"diagonality": diagonality.detach()}
 
     def _diagonality(self, layers: Sequence[Scores]) -> Tensor:
         """The mean over the layers of the hinge, the sum of the printed form, as the article adds them."""
-        form = self.config.diagonality_form
-        if self.config.grad_checkpointing:
+        form = self.options.diagonality_form
+        if self.config.loop.grad_checkpointing:
             # Else every layer's N x N maps would be kept for the backward pass, though its block's are not.
             losses = [checkpoint(diagonality_loss, scores, form, use_reentrant=False) for scores in layers]
         else:
@@ -170,7 +169,7 @@ class ImageClassification(TaskModule):
     def shard(self, mesh: DeviceMesh) -> None:
         """As for every task; `forward_with_scores` gathers the parts as `forward` does."""
         super().shard(mesh)
-        if self.config.diagonality:
+        if self.options.diagonality:
             from torch.distributed.fsdp import register_fsdp_forward_method
 
             register_fsdp_forward_method(self.model, "forward_with_scores")
@@ -219,12 +218,13 @@ class ImageClassification(TaskModule):
         return answers
 
 
-def _check_scores(model: nn.Module, config: TaskRecipe) -> None:
+def _check_scores(model: nn.Module, config: TrainConfig) -> None:
     made = any(isinstance(module, LessAttention) for module in model.modules())
     if not made or not hasattr(model, "forward_with_scores"):
         raise UserError(
-            f"diagonality={config.diagonality:g} acts on scores that less-attention makes, and {config.model!r} hands "
-            "out none; leave it out, or give --model lavit_nano or --model mixer_nano --model-kwargs mixer=less"
+            f"diagonality={config.options.diagonality:g} acts on scores that less-attention makes, and "
+            f"{config.model.model!r} hands out none; leave it out, or give --model lavit_nano or --model mixer_nano "
+            "--model-kwargs mixer=less"
         )
 
 

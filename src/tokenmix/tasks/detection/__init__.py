@@ -10,10 +10,12 @@ TASKS.register(
         name="detection",
         about="boxes with a class; COCO's average precision of boxes",
         task="tokenmix.tasks.detection.boxes:Detection",
+        options="tokenmix.tasks.detection.options:ObjectOptions",
     ),
     TaskEntry(
         name="instance-segmentation",
         about="a mask for each object; COCO's average precision of masks",
         task="tokenmix.tasks.detection.masks:InstanceSegmentation",
+        options="tokenmix.tasks.detection.options:ObjectOptions",
     ),
 )

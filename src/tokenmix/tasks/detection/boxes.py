@@ -22,7 +22,7 @@ class Detection(ObjectTask):
 
     def metrics(self) -> MetricCollection:
         """The numbers of `AveragePrecision`."""
-        boxes = AveragePrecision("bbox", num_classes=len(self.data["classes"]), count=self.settings.detections)
+        boxes = AveragePrecision("bbox", num_classes=len(self.data["classes"]), count=self.options.detections)
         return MetricCollection({"map": boxes}, compute_groups=False)
 
     def numbers(self) -> list[str]:
@@ -33,8 +33,8 @@ class Detection(ObjectTask):
         """Two images of noise, of the size at which RetinaNet looks."""
         if self.model.kind != "retinanet":
             raise UserError(
-                f"{self.config.model} cannot be exported: how many boxes its second stage looks at depends on the "
-                "image; train a retinanet_* model, whose boxes and scores are exported before NMS"
+                f"{self.config.model.model} cannot be exported: how many boxes its second stage looks at depends on "
+                "the image; train a retinanet_* model, whose boxes and scores are exported before NMS"
             )
         return {"images": torch.rand(2, 3, *self.data["img_size"])}
 

@@ -20,7 +20,7 @@ class InstanceSegmentation(ObjectTask):
 
     def metrics(self) -> MetricCollection:
         """The numbers of `AveragePrecision`, of masks and of boxes."""
-        masks = AveragePrecision("segm", num_classes=len(self.data["classes"]), count=self.settings.detections)
+        masks = AveragePrecision("segm", num_classes=len(self.data["classes"]), count=self.options.detections)
         return MetricCollection({"map": masks}, compute_groups=False)
 
     def numbers(self) -> list[str]:
@@ -30,6 +30,6 @@ class InstanceSegmentation(ObjectTask):
     def example(self) -> dict[str, Any]:
         """Not to be had."""
         raise UserError(
-            f"{self.config.model} cannot be exported: how many masks it draws depends on the image; train a "
+            f"{self.config.model.model} cannot be exported: how many masks it draws depends on the image; train a "
             "retinanet_* model for detection, whose boxes and scores are exported before NMS"
         )

@@ -3,7 +3,6 @@
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -19,56 +18,25 @@ from tokenmix.registry import MODELS, load_object
 from tokenmix.tasks.classification.output import check_stems, stored_images
 from tokenmix.tasks.classification.view import channel_columns, shown_image
 from tokenmix.tasks.detection.models.detector import IMAGENET
+from tokenmix.tasks.detection.options import ObjectOptions
 from tokenmix.tasks.detection.output import coco_results, draw_objects, image_numbers, object_rows, save_picture
-from tokenmix.tasks.detection.tiling import Found, check_windows, find_in_windows
+from tokenmix.tasks.detection.tiling import Found, find_in_windows
 from tokenmix.tasks.fitting import check_model, check_own
 from tokenmix.tasks.summary import summarize_image_model
+from tokenmix.train.config import TrainConfig
 from tokenmix.train.programs import View
-from tokenmix.train.task import TaskModule, TaskRecipe
+from tokenmix.train.task import TaskModule
 from tokenmix.train.task_data import IndexedData, check_names
 
-__all__ = ["ObjectSettings", "ObjectTask"]
+__all__ = ["ObjectTask"]
 
-# What the data, the settings or --img-size say of a detector.
+# What other options say of a detector.
 FROM_ELSEWHERE = {
     "num_classes": "--data", "image_mean": "--data", "image_std": "--data", "img_size": "--img-size",
-    **dict.fromkeys(("min_size", "max_size", "score", "nms", "detections"), "--task-kwargs"),
+    "min_size": "--min-size", "max_size": "--max-size", "score": "--score", "nms": "--nms",
+    "detections": "--detections",
     **dict.fromkeys(("kind", "heads"), "another --model"),
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ObjectSettings:
-    """Settings of detection and instance segmentation.
-
-    Attributes:
-        min_size: to what the shorter side of an image is brought; of several, one is drawn for each training image, and
-            the last is that of evaluation. The model's own if None; --img-size if that is given.
-        max_size: what the longer side may have at most.
-        score: least score of an answer. mAP wants it low; pictures and tables are drawn from `shown` on.
-        nms: overlap of two boxes of one class of which the worse is dropped.
-        detections: most answers of an image, in evaluation too; COCO's is 100.
-        crop: training learns from random crops of this side; the data set's own if None, 0 for whole images.
-        crops: samples that an epoch takes of each training image, each augmented in its own way; for few large images.
-        scales: factors by which training images are scaled before the crop.
-        flip: chance that a training image is mirrored.
-        window: evaluate and predict larger images in windows of this side, see `find_in_windows`.
-        overlap: share of a window that it has in common with the next.
-        shown: least score of what `predict` names and draws.
-    """
-
-    min_size: tuple[int, ...] | None = None
-    max_size: int | None = None
-    score: float = 0.05
-    nms: float = 0.5
-    detections: int = 100
-    crop: int | None = None
-    crops: int = 1
-    scales: tuple[float, ...] = (1.0,)
-    flip: float = 0.5
-    window: int | None = None
-    overlap: float = 0.25
-    shown: float = 0.5
 
 
 class ObjectTask(TaskModule):
@@ -79,46 +47,48 @@ class ObjectTask(TaskModule):
 
     headline: ClassVar[str] = "map"
     direction: ClassVar[Literal["max", "min"]] = "max"
-    settings_type: ClassVar[type] = ObjectSettings
+    options: ObjectOptions
     writes: ClassVar[bool] = True
     looks_at: ClassVar[Literal["images", "text", "nothing"]] = "images"
     want: ClassVar[Literal["boxes", "masks"]]
 
     @classmethod
-    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> IndexedData:
-        """Read the scenes of `config.data`."""
-        data = load_scenes(config.data, want=cls.want, seed=config.seed)
+    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:
+        """Read the scenes of `config.data.data`."""
+        data = load_scenes(config.data.data, want=cls.want, seed=config.loop.seed)
         if like is not None:
-            check_names(config.data, data.classes, like["classes"])
-        settings = cls.settings_of(config)
-        scenes = RepeatedScenes(data.train, settings.crops)
+            check_names(config.data.data, data.classes, like["classes"])
+        options = config.options
+        scenes = RepeatedScenes(data.train, options.crops)
         if like is None:
             _check_learnable(ObjectSamples(scenes), config, cls.want)
-        train = ObjectSamples(scenes, _augment(config, settings, data))
+        train = ObjectSamples(scenes, _augment(config, options, data))
         return IndexedData(train, ObjectSamples(data.test), config=config, description=_describe(config, data, like))
 
     @classmethod
-    def build_model(cls, config: TaskRecipe, data: Mapping[str, Any]) -> nn.Module:
+    def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
         """The detector of that name for the classes of the data."""
-        check_own(config.model_kwargs, FROM_ELSEWHERE)
-        settings = cls.settings_of(config)
+        check_own(config.model.model_kwargs, FROM_ELSEWHERE)
+        options = config.options
         given: dict[str, Any] = {
             "num_classes": len(data["classes"]), "image_mean": data["mean"], "image_std": data["std"],
-            "score": settings.score, "nms": settings.nms, "detections": settings.detections,
+            "score": options.score, "nms": options.nms, "detections": options.detections,
             "img_size": tuple(data["img_size"]),
         }  # fmt: skip
-        return create_model(config.model, **given, **_sizes(config, settings), **config.model_kwargs)
+        return create_model(config.model.model, **given, **_sizes(config, options), **config.model.model_kwargs)
 
     @classmethod
-    def check(cls, config: TaskRecipe, batch_size: int) -> None:
-        """A detector that this task can train, and settings that it can have."""
-        check_model(config.task, config.model)
-        for name in ("mixup", "cutmix", "reprob"):
-            if getattr(config, name):
-                raise UserError(f"{config.task} has no {name}, got {getattr(config, name)}; leave it out")
-        if config.precision == "bf16":
+    def check(cls, config: TrainConfig, batch_size: int) -> None:
+        """A detector that this task can train, and options that it can have."""
+        check_model(config.task, config.model.model)
+        if config.loop.precision == "bf16":
             raise UserError("boxes need float32: give --precision bf16-mixed, in which the backbone alone is bfloat16")
-        _check_settings(config, cls.settings_of(config))
+        options: ObjectOptions = config.options
+        if _fixed_size(config.model.model) and (options.min_size or options.max_size):
+            raise UserError(
+                f"{config.model.model} looks at squares of one size, whose learned matrices it is built for: give "
+                "--img-size instead of min_size and max_size"
+            )
 
     @classmethod
     def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,15 +122,15 @@ class ObjectTask(TaskModule):
 
     @torch.no_grad()
     def find(self, images: Sequence[Tensor]) -> list[Found]:
-        """Detections in each image (3, H, W) in 0..1, larger ones in windows if the settings say so."""
-        settings: ObjectSettings = self.settings
-        large = [settings.window is not None and max(image.shape[1:]) > settings.window for image in images]
+        """Detections in each image (3, H, W) in 0..1, larger ones in windows if the options say so."""
+        options = self.options
+        large = [options.window is not None and max(image.shape[1:]) > options.window for image in images]
         if not any(large):
             return self.model(images)
         return [
             find_in_windows(
-                self.model, image, window=settings.window or 0, overlap=settings.overlap, nms=settings.nms,
-                count=settings.detections,
+                self.model, image, window=options.window or 0, overlap=options.overlap, nms=options.nms,
+                count=options.detections,
             ) if cut else self.model([image])[0]
             for image, cut in zip(images, large)
         ]  # fmt: skip
@@ -191,22 +161,22 @@ class ObjectTask(TaskModule):
             yield file, image, {name: value.cpu() for name, value in found.items()}
 
     def _shown(self, found: Found) -> Found:
-        keep = found["scores"] >= self.settings.shown
+        keep = found["scores"] >= self.options.shown
         return {name: value[keep] for name, value in found.items()}
 
     def _rows(self, file: Path, found: Found) -> list[dict[str, Any]]:
         return object_rows(str(file), self._shown(found), self.data["classes"])
 
 
-def _check_learnable(whole: ObjectSamples, config: TaskRecipe, want: Literal["boxes", "masks"]) -> None:
+def _check_learnable(whole: ObjectSamples, config: TrainConfig, want: Literal["boxes", "masks"]) -> None:
     """Raise `UserError` if no training image shows an object to learn; the first that does ends the search."""
-    samples = subset(whole, config.limit)
+    samples = subset(whole, config.data.limit)
     targets = (samples.read(torch.tensor([place]), 0)["targets"][0] for place in range(len(samples)))
     if not any((~target["iscrowd"]).any() for target in targets):
-        taken = "" if config.limit is None else f" that --limit {config.limit} takes"
+        taken = "" if config.data.limit is None else f" that --limit {config.data.limit} takes"
         empty = "a mask that is not empty" if want == "masks" else "a box of some area"
         raise UserError(
-            f"no training image of {config.data!r}{taken} has an object with {empty}, so only background could be "
+            f"no training image of {config.data.data!r}{taken} has an object with {empty}, so only background could be "
             "learnt; give annotations of objects"
         )
 
@@ -216,20 +186,20 @@ def _without_crowds(target: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: target[name][keep] for name in ("boxes", "labels", "masks") if name in target}
 
 
-def _augment(config: TaskRecipe, settings: ObjectSettings, data: SceneData) -> ObjectAugment | None:
-    if config.augment == "none":
+def _augment(config: TrainConfig, options: ObjectOptions, data: SceneData) -> ObjectAugment | None:
+    if options.augment == "none":
         return None
-    crop = data.crop if settings.crop is None else (settings.crop, settings.crop)
+    crop = data.crop if options.crop is None else (options.crop, options.crop)
     return ObjectAugment(
-        config.seed, crop=crop if settings.crop != 0 else None, scales=settings.scales, flip=settings.flip,
-        color_jitter=config.color_jitter, fill=data.mean,
+        config.loop.seed, crop=crop if options.crop != 0 else None, scales=options.scales, flip=options.flip,
+        color_jitter=options.color_jitter, fill=data.mean,
     )  # fmt: skip
 
 
-def _describe(config: TaskRecipe, data: SceneData, like: Mapping[str, Any] | None) -> dict[str, Any]:
+def _describe(config: TrainConfig, data: SceneData, like: Mapping[str, Any] | None) -> dict[str, Any]:
     """What the run folder keeps."""
-    mean, std = IMAGENET if config.model_kwargs.get("pretrained_backbone") else (data.mean, data.std)
-    side = config.img_size or _argument(config.model, "img_size")
+    mean, std = IMAGENET if config.model.model_kwargs.get("pretrained_backbone") else (data.mean, data.std)
+    side = config.options.img_size or _argument(config.model.model, "img_size")
     own = {"mean": list(mean), "std": list(std), "img_size": [side, side]}
     kept = own if like is None else {key: like[key] for key in own}
     return {
@@ -253,35 +223,11 @@ def _fixed_size(model: str) -> bool:
     return "min_size" not in inspect.signature(load_object(MODELS[model].build)).parameters
 
 
-def _sizes(config: TaskRecipe, settings: ObjectSettings) -> dict[str, Any]:
+def _sizes(config: TrainConfig, options: ObjectOptions) -> dict[str, Any]:
     """Arguments of a detector that looks at images of any size."""
-    if _fixed_size(config.model):
+    if _fixed_size(config.model.model):
         return {}
-    wanted = {"min_size": settings.min_size, "max_size": settings.max_size}
-    if config.img_size is not None:
-        wanted = {"min_size": settings.min_size or (config.img_size,), "max_size": settings.max_size or config.img_size}
+    wanted = {"min_size": options.min_size, "max_size": options.max_size}
+    if options.img_size is not None:
+        wanted = {"min_size": options.min_size or (options.img_size,), "max_size": options.max_size or options.img_size}
     return {name: value for name, value in wanted.items() if value is not None}
-
-
-def _check_settings(config: TaskRecipe, settings: ObjectSettings) -> None:
-    check_windows(settings.window, settings.overlap)
-    if _fixed_size(config.model) and (settings.min_size or settings.max_size):
-        raise UserError(
-            f"{config.model} looks at squares of one size, whose learned matrices it is built for: give --img-size "
-            "instead of min_size and max_size"
-        )
-    for name in ("score", "nms", "shown"):
-        if not 0 <= getattr(settings, name) <= 1:
-            raise UserError(f"{config.task}: {name} lies in 0..1, got {getattr(settings, name)}")
-    for name in ("detections", "crops"):
-        if getattr(settings, name) < 1:
-            raise UserError(f"{config.task}: {name} must be at least 1, got {getattr(settings, name)}")
-    if settings.crop is not None and settings.crop < 0:
-        raise UserError(f"{config.task}: crop is a side in pixels, or 0 for whole images; got {settings.crop}")
-    if config.augment not in ("none", "light"):
-        raise UserError(
-            f"{config.task} has the augmentations none and light, got {config.augment!r}; scales, crop and flip are "
-            "--task-kwargs"
-        )
-    if config.augment == "none" and (settings.scales != (1.0,) or settings.crop):
-        raise UserError("scales and crop are augmentation; leave --augment none out")

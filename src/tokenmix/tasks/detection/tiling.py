@@ -6,22 +6,13 @@ import torch
 from torch import Tensor
 from torchvision.ops import batched_nms
 
-from tokenmix.errors import UserError
 from tokenmix.tasks.segmentation.windows import window_starts
 
-__all__ = ["Found", "check_windows", "find_in_windows"]
+__all__ = ["Found", "find_in_windows"]
 
 Found = dict[str, Tensor]
 # How far a box may end from the edge of a window and still be taken for one that the edge cuts.
 EDGE = 2.0
-
-
-def check_windows(window: int | None, overlap: float) -> None:
-    """Raise `UserError` unless these are possible."""
-    if window is not None and window < 16:
-        raise UserError(f"window={window} is too small; give 16 pixels or more, or leave it out for whole images")
-    if not 0 <= overlap < 1:
-        raise UserError(f"overlap is a share of the window in [0, 1), got {overlap:g}")
 
 
 def find_in_windows(

@@ -10,5 +10,7 @@ TASKS.register(
         name="image-generation",
         about="images of a class from noise, by a GAN; Fréchet distance",
         task="tokenmix.tasks.generation.task:ImageGeneration",
+        options="tokenmix.tasks.generation.options:GenerationOptions",
+        optim="tokenmix.tasks.generation.options:AdversarialOptim",
     ),
 )

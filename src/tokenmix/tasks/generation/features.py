@@ -1,9 +1,7 @@
 """Who judges generated images: a classifier that tokenmix trained, or Inception where its weights can be had."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar, Protocol
 
 import safetensors.torch
@@ -17,6 +15,7 @@ from tokenmix.data.fetch import FetchError, download, log
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.tasks.classification.task import ImageClassification
 from tokenmix.tasks.generation.metrics import ClassMatch, ClassScore, FeatureFrechet, FeatureKernel
+from tokenmix.train.sources import read_config, read_part
 
 __all__ = ["INCEPTION", "Features", "InceptionFeatures", "RunFeatures", "features_kind", "make_features"]
 
@@ -74,15 +73,16 @@ class RunFeatures:
 
     def __init__(self, run: Path) -> None:
         self.run = run
-        config, self.data = _json(run, "config.json")["config"], _json(run, "data.json")
-        if config.get("task") != "image-classification":
-            raise UserError(
-                f"features={run} is a run of {config.get('task')}; give a run folder of image-classification"
-            )
-        self.model = ImageClassification.build_model(SimpleNamespace(**config), self.data)  # type: ignore[arg-type]
+        try:
+            config, self.data = read_config(run), read_part(run, "data.json")
+        except UserError as error:
+            raise UserError(f"features={error}; give a run folder of image-classification") from None
+        if config.task != "image-classification":
+            raise UserError(f"features={run} is a run of {config.task}; give a run folder of image-classification")
+        self.model = ImageClassification.build_model(config, self.data)
         _put(self.model, run / "model.safetensors")
         if not hasattr(self.model, "forward_head"):
-            raise UserError(f"features={run}: {config['model']} shows no features; give a run of a tokenmix model")
+            raise UserError(f"features={run}: {config.model.model} shows no features; give a run of a tokenmix model")
         self.model.eval().requires_grad_(False)
         self.numbers = torch.arange(len(self.data["classes"]))
 
@@ -191,17 +191,6 @@ def _check_weights(path: Path) -> None:
         torch.load(path, weights_only=True, map_location="cpu")
     except Exception:  # torch raises many types for a damaged file
         raise UserError(f"{path} is not Inception's weights; remove it, so that it is fetched anew") from None
-
-
-def _json(run: Path, name: str) -> Mapping[str, Any]:
-    try:
-        return json.loads((run / name).read_text())
-    except FileNotFoundError:
-        raise UserError(
-            f"features={run} is no run folder: it has no {name}; give one of image-classification"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"features={run}: {name} cannot be read ({error})") from None
 
 
 def _put(model: nn.Module, weights: Path) -> None:

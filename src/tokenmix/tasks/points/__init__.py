@@ -10,11 +10,13 @@ TASKS.register(
         name="point-classification",
         about="one class for each point cloud; overall and balanced accuracy",
         task="tokenmix.tasks.points.classification:PointClassification",
+        options="tokenmix.tasks.points.options:CloudClassificationOptions",
     ),
     TaskEntry(
         name="point-segmentation",
         about="a part for each point of a cloud; mean intersection over union",
         task="tokenmix.tasks.points.segmentation:PointSegmentation",
+        options="tokenmix.tasks.points.options:CloudOptions",
     ),
 )
 

@@ -10,11 +10,9 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassConfusionMatrix
 
-from tokenmix.errors import UserError
 from tokenmix.tasks.points.metrics import BalancedAccuracy
 from tokenmix.tasks.points.task import PointTask
 from tokenmix.train.metrics import Accuracy, CrossEntropy
-from tokenmix.train.task import TaskRecipe
 
 __all__ = ["PointClassification"]
 
@@ -36,18 +34,11 @@ class PointClassification(PointTask):
         """One logit for each class."""
         return {"num_classes": len(data["classes"])}
 
-    @classmethod
-    def check(cls, config: TaskRecipe, batch_size: int) -> None:
-        """As for every task on points, and the smoothing."""
-        super().check(config, batch_size)
-        if not 0 <= config.smoothing < 1:
-            raise UserError(f"smoothing must lie in [0, 1), got {config.smoothing}")
-
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy of the clouds' classes."""
         points, mask = self.inputs(batch)
         logits = self.model(points, mask).float()
-        return F.cross_entropy(logits, batch["label"], label_smoothing=self.config.smoothing), {}
+        return F.cross_entropy(logits, batch["label"], label_smoothing=self.config.options.smoothing), {}
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> None:
         """The votes on each cloud against its class."""

@@ -15,8 +15,8 @@ from tokenmix.tasks.points.data import NO_PART
 from tokenmix.tasks.points.metrics import CategoryIoU, InstanceIoU, PointAccuracy, PooledIoU, part_counts
 from tokenmix.tasks.points.output import colors_of, draw_cloud, write_parts
 from tokenmix.tasks.points.task import CloudFile, PointTask
+from tokenmix.train.config import TrainConfig
 from tokenmix.train.metrics import CrossEntropy
-from tokenmix.train.task import TaskRecipe
 
 __all__ = ["PointSegmentation"]
 
@@ -36,7 +36,7 @@ class PointSegmentation(PointTask):
     comparison: ClassVar[str | None] = "--model pct_part_nano --model-kwargs mixer=offset, then self, then external"
     writes: ClassVar[bool] = True
 
-    def __init__(self, model: Any, config: TaskRecipe, data: Mapping[str, Any]) -> None:
+    def __init__(self, model: Any, config: TrainConfig, data: Mapping[str, Any]) -> None:
         super().__init__(model, config, data)
         allowed = torch.zeros(len(data["classes"]), len(data["part_names"]), dtype=torch.bool)
         for row, name in zip(allowed, data["classes"]):
@@ -47,15 +47,6 @@ class PointSegmentation(PointTask):
     def answers(cls, data: Mapping[str, Any]) -> dict[str, int]:
         """One logit for each part, for clouds of these categories."""
         return {"num_parts": len(data["part_names"]), "num_categories": len(data["classes"])}
-
-    @classmethod
-    def check(cls, config: TaskRecipe, batch_size: int) -> None:
-        """As for every task on points; labels of points are not smoothed."""
-        super().check(config, batch_size)
-        if config.smoothing not in (0.0, 0.1):
-            raise UserError(
-                f"point-segmentation does not smooth labels, got smoothing={config.smoothing}; leave it out"
-            )
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy over the points, padding left out."""

@@ -1,4 +1,4 @@
-"""What the two tasks on point clouds share: data, settings, voting, clouds from files."""
+"""What the two tasks on point clouds share: data, options, voting, clouds from files."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -17,46 +17,20 @@ from tokenmix.tasks.points.data import Cloud, CloudSamples, PointData, load_poin
 from tokenmix.tasks.points.data.packing import unit_ball
 from tokenmix.tasks.points.models import create_point_model
 from tokenmix.tasks.points.models.pct import count_parameters
+from tokenmix.tasks.points.options import CloudOptions
 from tokenmix.tasks.summary import published_beside
-from tokenmix.train.task import TaskModule, TaskRecipe
+from tokenmix.train.config import TrainConfig
+from tokenmix.train.task import TaskModule
 from tokenmix.train.task_data import IndexedData, check_names
 
-__all__ = ["CloudFile", "PointSettings", "PointTask", "predict_with_tta", "scale_axes"]
+__all__ = ["CloudFile", "PointTask", "predict_with_tta", "scale_axes"]
 
-# Settings that shape images, with the value that they have when nobody gave them.
-OF_IMAGES: dict[str, Any] = {
-    "color_jitter": 0.0, "reprob": 0.0, "crop_pct": None, "mixup": 0.0, "cutmix": 0.0, "img_size": None,
-    "diagonality": 0.0,
-}  # fmt: skip
 FROM_DATA = {
     "num_classes": "--data",
     "num_parts": "--data",
     "num_categories": "--data",
-    "in_chans": "--task-kwargs features=xyz",
+    "in_chans": "--features xyz",
 }
-
-
-@dataclass(frozen=True)
-class PointSettings:
-    """Settings of the tasks on point clouds.
-
-    Attributes:
-        num_points: points of a cloud, of which larger ones keep so many.
-        features: what a point says; its normal too wherever the data knows it, if `auto`.
-        choice: which points of a larger cloud training keeps.
-        scale, shift, point_dropout: augmentation, see `CloudSamples`; --augment none switches it off.
-        votes: answers whose mean an evaluation takes: of the cloud as it is, and of stretched ones.
-        vote_scale: the stretched ones have each axis multiplied by a factor in 1 / vote_scale to vote_scale.
-    """
-
-    num_points: int = 1024
-    features: Literal["auto", "xyz", "xyz+normals"] = "auto"
-    choice: Literal["first", "random", "farthest"] = "random"
-    scale: float = 1.5
-    shift: float = 0.2
-    point_dropout: float = 0.0
-    votes: int = 1
-    vote_scale: float = 1.25
 
 
 @dataclass(frozen=True)
@@ -84,41 +58,43 @@ class PointTask(TaskModule):
         usual_points: of a cloud, in the data set on which such models are compared.
     """
 
-    settings_type: ClassVar[type] = PointSettings
+    options: CloudOptions
     want: ClassVar[Literal["class", "parts"]]
     usual_points: ClassVar[int]
 
     @classmethod
-    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> IndexedData:
-        """The clouds of `config.data`; with `like` as wide as that run's, and of the same classes and parts."""
-        settings: PointSettings = cls.settings_of(config)
-        data = load_points(config.data, want=cls.want)
+    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:
+        """The clouds of `config.data.data`; with `like` as wide as that run's, and of the same classes and parts."""
+        options: CloudOptions = config.options
+        data = load_points(config.data.data, want=cls.want)
         if len(data.classes) < 2 and cls.want == "class":
-            raise UserError(f"{config.data!r} has the one class {data.classes[0]!r}; there is nothing to tell apart")
+            raise UserError(
+                f"{config.data.data!r} has the one class {data.classes[0]!r}; there is nothing to tell apart"
+            )
         if like is not None:
-            _check_like(config.data, data, like)
-        features = _features(settings.features, data) if like is None else like["features"]
+            _check_like(config.data.data, data, like)
+        features = _features(options.features, data) if like is None else like["features"]
         shared: dict[str, Any] = {
-            "want": cls.want, "features": features, "num_points": settings.num_points, "seed": config.seed,
+            "want": cls.want, "features": features, "num_points": options.num_points, "seed": config.loop.seed,
         }  # fmt: skip
-        augment = {} if config.augment == "none" else {k: getattr(settings, k) for k in AUGMENTATION}
-        still = "farthest" if settings.choice == "farthest" else "first"
+        augment = {} if options.augment == "none" else {k: getattr(options, k) for k in AUGMENTATION}
+        still = "farthest" if options.choice == "farthest" else "first"
         return IndexedData(
-            CloudSamples(data.train, choice=settings.choice, **shared, **augment),
+            CloudSamples(data.train, choice=options.choice, **shared, **augment),
             CloudSamples(data.test, choice=still, **shared),
             config=config,
             description={
                 "classes": data.classes, "parts": data.parts, "part_names": data.part_names, "features": features,
-                "num_points": settings.num_points, "source": data.source, "skipped": [asdict(s) for s in data.skipped],
+                "num_points": options.num_points, "source": data.source, "skipped": [asdict(s) for s in data.skipped],
             },
         )  # fmt: skip
 
     @classmethod
-    def build_model(cls, config: TaskRecipe, data: Mapping[str, Any]) -> nn.Module:
+    def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
         """The model of that name for points as wide as the data's."""
-        check_own(config.model_kwargs, FROM_DATA)
+        check_own(config.model.model_kwargs, FROM_DATA)
         width = 3 if data["features"] == "xyz" else 6
-        return create_point_model(config.model, in_chans=width, **cls.answers(data), **config.model_kwargs)
+        return create_point_model(config.model.model, in_chans=width, **cls.answers(data), **config.model.model_kwargs)
 
     @classmethod
     def answers(cls, data: Mapping[str, Any]) -> dict[str, int]:
@@ -126,23 +102,11 @@ class PointTask(TaskModule):
         raise NotImplementedError
 
     @classmethod
-    def check(cls, config: TaskRecipe, batch_size: int) -> None:
-        """The model's name and the settings, before any data is fetched."""
-        check_model(config.task, config.model)
-        for name, default in OF_IMAGES.items():
-            if getattr(config, name) != default:
-                raise UserError(f"{name}={getattr(config, name)!r} is a setting of images; leave it out for points")
-        if config.augment not in ("none", "light"):
-            raise UserError(
-                f"augment={config.augment!r} is for images; give none or light, and --task-kwargs scale=1.5"
-            )
+    def check(cls, config: TrainConfig, batch_size: int) -> None:
+        """The model's name and the batch size, before any data is fetched."""
+        check_model(config.task, config.model.model)
         if batch_size < 2:
             raise UserError("BatchNorm needs two clouds to learn from; give --batch-size 2 or more")
-        settings: PointSettings = cls.settings_of(config)
-        if settings.votes < 1 or settings.vote_scale < 1:
-            raise UserError(
-                f"votes={settings.votes}, vote_scale={settings.vote_scale:g} is not possible; give 1 or more of each"
-            )
 
     @classmethod
     def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,8 +146,8 @@ class PointTask(TaskModule):
         return batch["points"], None if batch["mask"].all() else batch["mask"]
 
     def vote(self, answer: Callable[[Tensor], Tensor], points: Tensor) -> Tensor:
-        """Logarithms of the mean probabilities of the settings' votes."""
-        return predict_with_tta(answer, points, self.settings.votes, self.settings.vote_scale)
+        """Logarithms of the mean probabilities of the options' votes."""
+        return predict_with_tta(answer, points, self.options.votes, self.options.vote_scale)
 
     def read(self, file: str | Path) -> CloudFile:
         """A file as the model takes it: in the unit ball, and of a large cloud some points, by a fixed draw."""
@@ -226,7 +190,7 @@ def _features(wanted: str, data: PointData) -> str:
     if wanted == "auto":
         return "xyz+normals" if data.has_normals else "xyz"
     if wanted == "xyz+normals" and not data.has_normals:
-        raise UserError(f"{data.spec!r} has clouds without normals; give --task-kwargs features=xyz")
+        raise UserError(f"{data.spec!r} has clouds without normals; give --features xyz")
     return wanted
 
 

@@ -10,5 +10,6 @@ TASKS.register(
         name="semantic-segmentation",
         about="a class for each pixel; mean intersection over union",
         task="tokenmix.tasks.segmentation.task:SemanticSegmentation",
+        options="tokenmix.tasks.segmentation.options:SegmentationOptions",
     ),
 )

@@ -1,9 +1,7 @@
 """Logits of images of any size: whole, in windows, at several scales, mirrored."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,42 +10,10 @@ from torch.nn import functional as F
 from tokenmix.errors import UserError
 from tokenmix.layers.external import ExternalAttention2d
 from tokenmix.tasks.segmentation.models import Segmenter
+from tokenmix.tasks.segmentation.options import Inference
 from tokenmix.tasks.segmentation.windows import both_sides, window_starts
 
-__all__ = ["Inference", "pixel_logits"]
-
-
-@dataclass(frozen=True)
-class Inference:
-    """How an image is looked at.
-
-    Attributes:
-        way: `"whole"`, all pixels at once; `"sliding"`, in windows whose logits are averaged where they overlap;
-            `"auto"`, whole unless the model takes one size alone.
-        window: side of a window, or height and width; that which the model was built for if None.
-        stride: step between windows; two thirds of a window if None.
-        scales: factors at which the image is looked at; the probabilities are averaged.
-        mirror: `"yes"` looks at the mirrored image as well.
-        chunk_size: pixels of the map that external attention works on at a time, so that its memory does not grow with
-            the image; 0 for all at once.
-    """
-
-    way: Literal["auto", "whole", "sliding"] = "auto"
-    window: tuple[int, ...] | None = None
-    stride: tuple[int, ...] | None = None
-    scales: Sequence[float] = (1.0,)
-    mirror: Literal["no", "yes"] = "no"
-    chunk_size: int = 8192
-
-    def __post_init__(self) -> None:
-        for name in ("window", "stride"):
-            value = getattr(self, name)
-            if value is not None and (len(value) not in (1, 2) or min(value) < 1):
-                raise UserError(f"{name} must be a side, or height and width, of at least 1 pixel, got {value}")
-        if not self.scales or min(self.scales) <= 0:
-            raise UserError(f"scales must be above 0, got {tuple(self.scales)}")
-        if self.chunk_size < 0:
-            raise UserError(f"chunk_size must be 0 or more, got {self.chunk_size}")
+__all__ = ["pixel_logits"]
 
 
 @torch.no_grad()

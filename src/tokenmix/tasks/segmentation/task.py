@@ -1,8 +1,8 @@
 """Semantic segmentation: a class for each pixel; cross-entropy, mean intersection over union."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from math import inf, isnan
+from dataclasses import asdict, replace
+from math import isnan
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -19,70 +19,40 @@ from tokenmix.models.registry import create_model
 from tokenmix.tasks.classification.output import check_stems, stored_images
 from tokenmix.tasks.classification.view import image_view
 from tokenmix.tasks.fitting import check_model, check_own
-from tokenmix.tasks.segmentation.inference import Inference, pixel_logits
+from tokenmix.tasks.segmentation.inference import pixel_logits
 from tokenmix.tasks.segmentation.loss import pixel_entropy, soft_iou_loss
 from tokenmix.tasks.segmentation.metrics import ClassIoU, MeanIoU, PixelAccuracy, PixelEntropy
+from tokenmix.tasks.segmentation.options import SegmentationOptions
 from tokenmix.tasks.segmentation.output import shares, write_answer
 from tokenmix.tasks.segmentation.windows import both_sides
 from tokenmix.tasks.summary import summarize_image_model
+from tokenmix.train.config import OptimConfig, TrainConfig
 from tokenmix.train.optimizer import check_optimizer, make_schedule
 from tokenmix.train.programs import View
-from tokenmix.train.task import TaskModule, TaskRecipe
+from tokenmix.train.task import TaskModule
 from tokenmix.train.task_data import IndexedData, check_names
 
-__all__ = ["PixelData", "SegmentationSettings", "SemanticSegmentation"]
+__all__ = ["PixelData", "SemanticSegmentation"]
 
-FROM_DATA = {"num_classes": "--data", "img_size": "--task-kwargs crop=SIDE"}
+FROM_DATA = {"num_classes": "--data", "img_size": "--crop"}
 MOST_CLASSES = 256
-
-
-@dataclass(frozen=True)
-class SegmentationSettings:
-    """Settings of this task alone.
-
-    Attributes:
-        crop: side of the training crops, or height and width; what suits the data set if None.
-        crops: samples that an epoch takes of each training image, each augmented in its own way; for few large images.
-        train_scales: factors of which one is drawn for each training image, before the crop.
-        iou_loss: weight of `soft_iou_loss` beside cross-entropy; it makes rare classes count as much as common ones.
-        bias_lr: rate of biases in times of `lr`; they have no weight decay in any case.
-        test_batch: images that are evaluated at a time; those of several sizes are padded unless it is 1.
-        way, window, stride, scales, mirror, chunk_size: how images are evaluated and answered, see `Inference`.
-    """
-
-    crop: tuple[int, ...] | None = None
-    crops: int = 1
-    train_scales: tuple[float, ...] = (1.0,)
-    iou_loss: float = 0.0
-    bias_lr: float = 1.0
-    test_batch: int = 1
-    way: Literal["auto", "whole", "sliding"] = "auto"
-    window: tuple[int, ...] | None = None
-    stride: tuple[int, ...] | None = None
-    scales: tuple[float, ...] = (1.0,)
-    mirror: Literal["no", "yes"] = "no"
-    chunk_size: int = 8192
-
-    def inference(self) -> Inference:
-        """Those that say how images are looked at."""
-        names = ("way", "window", "stride", "scales", "mirror", "chunk_size")
-        return Inference(**{name: value for name, value in asdict(self).items() if name in names})
 
 
 class PixelData(IndexedData):
     """Crops for training, and whole images for testing, `test_batch` at a time."""
 
-    def __init__(self, data: SceneData, config: TaskRecipe, settings: SegmentationSettings) -> None:
-        crop = both_sides(settings.crop) if settings.crop else data.crop
-        still = config.augment == "none"
+    def __init__(self, data: SceneData, config: TrainConfig) -> None:
+        options: SegmentationOptions = config.options
+        crop = both_sides(options.crop) if options.crop else data.crop
+        still = options.augment == "none"
         augment = PixelAugment(
-            config.seed, crop, data.ignore, settings.train_scales, flip=0.0 if still else 0.5,
-            color_jitter=config.color_jitter, fill=data.mean,
+            config.loop.seed, crop, data.ignore, options.train_scales, flip=0.0 if still else 0.5,
+            color_jitter=options.color_jitter, fill=data.mean,
         )  # fmt: skip
-        self.test_batch = settings.test_batch
+        self.test_batch = options.test_batch
         size = crop or tuple(data.train.scene(0).image.shape[1:])
         super().__init__(
-            PixelSamples(data, RepeatedScenes(data.train, settings.crops), augment), PixelSamples(data, data.test),
+            PixelSamples(data, RepeatedScenes(data.train, options.crops), augment), PixelSamples(data, data.test),
             config=config,
             description={
                 "classes": data.classes, "ignore": data.ignore, "palette": data.palette, "mean": data.mean,
@@ -106,59 +76,39 @@ class SemanticSegmentation(TaskModule):
     headline: ClassVar[str] = "miou"
     direction: ClassVar[Literal["max", "min"]] = "max"
     tables: ClassVar[frozenset[str]] = frozenset({"class_iou"})
-    settings_type: ClassVar[type] = SegmentationSettings
+    options: SegmentationOptions
     writes: ClassVar[bool] = True
     looks_at: ClassVar[Literal["images", "text", "nothing"]] = "images"
     comparison: ClassVar[str | None] = "--model eanet_seg_nano --model-kwargs mixer=none, then self, then external"
 
     @classmethod
-    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> PixelData:
-        """The scenes of `config.data`; with `like` normalised as that run's, and of the same classes."""
-        data = load_scenes(config.data, want="classes", seed=config.seed)
+    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> PixelData:
+        """The scenes of `config.data.data`; with `like` normalised as that run's, and of the same classes."""
+        data = load_scenes(config.data.data, want="classes", seed=config.loop.seed)
         if len(data.classes) > MOST_CLASSES:
-            raise UserError(f"{config.data!r} has {len(data.classes)} classes; a mask has colours for {MOST_CLASSES}")
+            raise UserError(
+                f"{config.data.data!r} has {len(data.classes)} classes; a mask has colours for {MOST_CLASSES}"
+            )
         if like is not None:
-            check_names(config.data, data.classes, like["classes"])
+            check_names(config.data.data, data.classes, like["classes"])
             data = replace(data, mean=tuple(like["mean"]), std=tuple(like["std"]))
         else:
-            _check_learnable(data, cls.settings_of(config).crops, config.limit)
-        return PixelData(data, config, cls.settings_of(config))
+            _check_learnable(data, config.options.crops, config.data.limit)
+        return PixelData(data, config)
 
     @classmethod
-    def build_model(cls, config: TaskRecipe, data: Mapping[str, Any]) -> nn.Module:
+    def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
         """The segmenter of that name, with the data's classes, built for its crops."""
-        check_own(config.model_kwargs, FROM_DATA)
+        check_own(config.model.model_kwargs, FROM_DATA)
         given = {"num_classes": len(data["classes"]), "img_size": tuple(data["img_size"])}
-        model: Any = create_model(config.model, **given, **config.model_kwargs)
+        model: Any = create_model(config.model.model, **given, **config.model.model_kwargs)
         # Convolutions of a CPU and of half types on a GPU are faster with the channels last.
         return model if model.fixed_size else model.to(memory_format=torch.channels_last)
 
     @classmethod
-    def check(cls, config: TaskRecipe, batch_size: int) -> None:
-        """The model's name, and settings that segmentation cannot take, before any data is fetched."""
-        check_model(config.task, config.model)
-        settings: SegmentationSettings = cls.settings_of(config)
-        settings.inference()
-        if settings.crop is not None and (len(settings.crop) > 2 or min(settings.crop) < 1):
-            raise UserError(f"crop must be a side, or height and width, got {settings.crop}")
-        if min(settings.test_batch, settings.crops) < 1:
-            raise UserError(f"test_batch and crops must be 1 or more, got {settings.test_batch}, {settings.crops}")
-        for name in ("bias_lr", "iou_loss"):
-            if not 0 <= getattr(settings, name) < inf:
-                raise UserError(f"{name} must be a number of 0 or more, got {getattr(settings, name)}")
-        if config.img_size is not None:
-            raise UserError(
-                f"semantic-segmentation does not resize images; give --task-kwargs crop={config.img_size} in the place "
-                f"of --img-size {config.img_size}"
-            )
-        if config.augment not in ("none", "light"):
-            raise UserError(
-                f"augment={config.augment!r} is for image classification; give none or light (mirrored images), and "
-                "--color-jitter, --task-kwargs train_scales=0.5,1,2 beside it"
-            )
-        for name in ("mixup", "cutmix", "reprob", "diagonality"):
-            if getattr(config, name):
-                raise UserError(f"{name} is for image classification, got {getattr(config, name)}; leave it out")
+    def check(cls, config: TrainConfig, batch_size: int) -> None:
+        """The model's name, before any data is fetched."""
+        check_model(config.task, config.model.model)
 
     @classmethod
     def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,15 +139,15 @@ class SemanticSegmentation(TaskModule):
         """Cross-entropy over the pixels of this step's crops that are not ignored, plus `iou_loss` of the soft IoU."""
         logits, classes, ignore = self.model(batch["image"]).float(), batch["classes"], self.data["ignore"]
         entropy = pixel_entropy(logits, classes, ignore)
-        if not self.settings.iou_loss:
+        if not self.options.iou_loss:
             return entropy, {}
         overlap = soft_iou_loss(logits, classes, ignore)
         parts = {"cross_entropy": entropy.detach(), "iou_loss": overlap.detach()}
-        return entropy + self.settings.iou_loss * overlap, parts
+        return entropy + self.options.iou_loss * overlap, parts
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> None:
-        """Logits of whole images, as the settings look at them, against their classes."""
-        logits = pixel_logits(self.model, batch["image"], self.settings.inference())  # type: ignore[arg-type]
+        """Logits of whole images, as the options look at them, against their classes."""
+        logits = pixel_logits(self.model, batch["image"], self.options)  # type: ignore[arg-type]
         self.scores.update(logits, batch["classes"])
 
     def metrics(self) -> MetricCollection:
@@ -219,20 +169,20 @@ class SemanticSegmentation(TaskModule):
         self.name_classes("class_iou")
         if isnan(self.results["miou"]):
             raise UserError(
-                f"every pixel of the test images of {self.config.data!r} is of the ignored class "
+                f"every pixel of the test images of {self.config.data.data!r} is of the ignored class "
                 f"{self.data['ignore']}, so nothing can be measured; give masks with classes"
             )
 
     def configure_optimizers(self) -> Any:
         """As for every task, with a rate of its own for biases if asked for."""
-        if self.settings.bias_lr == 1.0:
+        if self.options.bias_lr == 1.0:
             return super().configure_optimizers()
-        config = self.config
-        check_optimizer(config.opt, config.opt_eps)
-        options: dict[str, Any] = {} if config.opt_eps is None else {"eps": config.opt_eps}
-        groups = _groups(self.model, config, self.settings.bias_lr)
-        optimizer = create_optimizer_v2(groups, opt=config.opt, lr=config.lr, weight_decay=0.0, **options)
-        schedule = make_schedule(optimizer, config, self.total_steps)
+        optim = self.config.optim
+        check_optimizer(optim.opt, optim.opt_eps)
+        eps: dict[str, Any] = {} if optim.opt_eps is None else {"eps": optim.opt_eps}
+        groups = _groups(self.model, optim, self.options.bias_lr)
+        optimizer = create_optimizer_v2(groups, opt=optim.opt, lr=optim.lr, weight_decay=0.0, **eps)
+        schedule = make_schedule(optimizer, optim, self.total_steps, self.config.loop.epochs)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def example(self) -> dict[str, Tensor]:
@@ -245,7 +195,7 @@ class SemanticSegmentation(TaskModule):
         weight = next(self.model.parameters())
         mean, std = (torch.tensor(self.data[key]).view(-1, 1, 1) for key in ("mean", "std"))
         pixels = image.float().div_(255).sub_(mean).div_(std)[None].to(weight)
-        return pixel_logits(self.model, pixels, self.settings.inference())[0].argmax(0).cpu()  # type: ignore[arg-type]
+        return pixel_logits(self.model, pixels, self.options)[0].argmax(0).cpu()  # type: ignore[arg-type]
 
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
         """Size and share of each class of each image, which may have any size."""
@@ -282,14 +232,14 @@ def _check_learnable(data: SceneData, crops: int, limit: int | None) -> None:
         )
 
 
-def _groups(model: nn.Module, config: TaskRecipe, bias_lr: float) -> list[dict[str, Any]]:
+def _groups(model: nn.Module, optim: OptimConfig, bias_lr: float) -> list[dict[str, Any]]:
     """Weights with decay, norms and biases without, biases at a rate of their own."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     biases = [p for name, p in named if name.endswith("bias") and p.dim() == 1]
     norms = [p for name, p in named if not name.endswith("bias") and p.dim() <= 1]
     weights = [p for _, p in named if p.dim() > 1]
     return [
-        {"params": weights, "weight_decay": config.weight_decay},
+        {"params": weights, "weight_decay": optim.weight_decay},
         {"params": norms, "weight_decay": 0.0},
-        {"params": biases, "weight_decay": 0.0, "lr": bias_lr * config.lr},
+        {"params": biases, "weight_decay": 0.0, "lr": bias_lr * optim.lr},
     ]

@@ -10,16 +10,19 @@ TASKS.register(
         name="masked-lm",
         about="masked words of running text; perplexity at masked positions",
         task="tokenmix.tasks.text.masked_lm:MaskedLM",
+        options="tokenmix.tasks.text.options:MaskingOptions",
     ),
     TaskEntry(
         name="text-classification",
         about="one label for each text or pair of texts; accuracy, macro F1",
         task="tokenmix.tasks.text.classification:TextClassification",
+        options="tokenmix.tasks.text.options:TextOptions",
     ),
     TaskEntry(
         name="question-answering",
         about="the answer's span in a context, or none; exact match, F1",
         task="tokenmix.tasks.text.question_answering:QuestionAnswering",
+        options="tokenmix.tasks.text.options:QuestionOptions",
     ),
 )
 

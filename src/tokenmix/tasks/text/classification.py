@@ -20,8 +20,8 @@ from tokenmix.tasks.text.data.encoded import EncodedText
 from tokenmix.tasks.text.data.labelled import LabelledData, load_labelled
 from tokenmix.tasks.text.task import Sentence, TextTask, inputs_of, read_sentences, tokenizer_for
 from tokenmix.tasks.text.task_data import TextData
+from tokenmix.train.config import TrainConfig
 from tokenmix.train.metrics import CrossEntropy, PositiveF1
-from tokenmix.train.task import TaskRecipe
 
 __all__ = ["TextClassification"]
 
@@ -39,22 +39,24 @@ class TextClassification(TextTask):
     tables: ClassVar[frozenset[str]] = frozenset({"confusion"})
     network: ClassVar[str] = "GMLPForSequenceClassification"
 
-    def __init__(self, model: Any, config: TaskRecipe, data: Mapping[str, Any]) -> None:
+    def __init__(self, model: Any, config: TrainConfig, data: Mapping[str, Any]) -> None:
         super().__init__(model, config, data)
         self.classes: list[str] = list(data["classes"])
         # The first of those that are usual for the data.
         self.headline = data.get("metrics", ["accuracy" if self.classes else "pearson"])[0]  # type: ignore[misc]
 
     @classmethod
-    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> TextData:
-        """Read and encode the texts of `config.data`; `UserError` if `like` has other classes, or pairs where there are
+    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> TextData:
+        """Read and encode the texts of `data`; `UserError` if `like` has other classes, or pairs where there are
         none.
         """
-        texts = load_labelled(config.data, limit=config.limit, limit_eval=config.limit_eval, seed=config.seed)
+        texts = load_labelled(
+            config.data.data, limit=config.data.limit, limit_eval=config.data.limit_eval, seed=config.loop.seed
+        )
         if like is not None:
-            _check_like(config.data, texts, like)
+            _check_like(config.data.data, texts, like)
         tokenizer = tokenizer_for(config, [*texts.train.texts, *(texts.train.pairs or ())])
-        length = config.seq_len if like is None else int(like["seq_len"])
+        length = config.options.seq_len if like is None else int(like["seq_len"])
         train, test = (EncodedText(part, tokenizer, max_length=length) for part in (texts.train, texts.test))
         description = {
             "classes": texts.classes, "pairs": texts.train.pairs is not None, "cut": train.cut + test.cut,

@@ -13,8 +13,8 @@ from tokenmix.errors import UserError
 from tokenmix.tasks.text.data import PackedText, load_text, tokenized
 from tokenmix.tasks.text.task import Sentence, TextTask, inputs_of, read_sentences, tokenizer_for
 from tokenmix.tasks.text.task_data import TextData
+from tokenmix.train.config import TrainConfig
 from tokenmix.train.metrics import Accuracy, CrossEntropy, Perplexity
-from tokenmix.train.task import TaskRecipe
 
 __all__ = ["MaskedLM"]
 
@@ -34,13 +34,14 @@ class MaskedLM(TextTask):
     fields: ClassVar[Mapping[str, Any]] = {"predict": "labelled"}
 
     @classmethod
-    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> TextData:
-        """The running text of `config.data`, packed; with `like` as long as that run's sequences."""
-        corpus = load_text(config.data)
+    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> TextData:
+        """The running text of `config.data.data`, packed; with `like` as long as that run's sequences."""
+        corpus = load_text(config.data.data)
         tokenizer = tokenizer_for(config, corpus.train)
-        length = config.seq_len if like is None else int(like["seq_len"])
+        length = config.options.seq_len if like is None else int(like["seq_len"])
         shared: dict[str, Any] = {
-            "length": length, "masking": config.masking, "share": config.mask_prob, "seed": config.seed
+            "length": length, "masking": config.options.masking, "share": config.options.mask_prob,
+            "seed": config.loop.seed,
         }  # fmt: skip
         train, test = tokenized(corpus, tokenizer)
         return TextData(
@@ -72,7 +73,7 @@ class MaskedLM(TextTask):
     def macs(self) -> int:
         """Multiply-adds of one sequence, with the head at as many places as are masked on average."""
         length = int(self.data["seq_len"])
-        places = round(self.config.mask_prob * (length - 2))
+        places = round(self.config.options.mask_prob * (length - 2))
         return self.model.macs(length, num_predicted=places)  # type: ignore[operator]
 
     @torch.no_grad()

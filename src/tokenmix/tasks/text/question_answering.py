@@ -14,7 +14,7 @@ from tokenmix.tasks.text.data.squad import Question, load_questions, read_squad
 from tokenmix.tasks.text.spans import F1, ExactMatch, Span, WholeQuestions, best_span
 from tokenmix.tasks.text.task import TextTask, inputs_of, read_sentences, tokenizer_for
 from tokenmix.tasks.text.task_data import TextData
-from tokenmix.train.task import TaskRecipe
+from tokenmix.train.config import TrainConfig
 
 __all__ = ["QuestionAnswering"]
 
@@ -33,12 +33,12 @@ class QuestionAnswering(TextTask):
     network: ClassVar[str] = "GMLPForQuestionAnswering"
 
     @classmethod
-    def load_data(cls, config: TaskRecipe, like: Mapping[str, Any] | None = None) -> TextData:
-        """Read and encode the questions of `config.data`."""
-        data = load_questions(config.data)
+    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> TextData:
+        """Read and encode the questions of `config.data.data`."""
+        data = load_questions(config.data.data)
         tokenizer = tokenizer_for(config, [text for q in data.train for text in (q.question, q.context)])
-        length = config.seq_len if like is None else int(like["seq_len"])
-        stride = config.doc_stride if like is None else int(like["doc_stride"])
+        length = config.options.seq_len if like is None else int(like["seq_len"])
+        stride = config.options.doc_stride if like is None else int(like["doc_stride"])
         shared: dict[str, Any] = {"max_length": length, "stride": stride, "max_question": _longest_question(length)}
         train, test = (EncodedQuestions(part, tokenizer, **shared) for part in (data.train, data.test))
         description = {"doc_stride": stride, "unanswerable": data.unanswerable, "source": data.source}

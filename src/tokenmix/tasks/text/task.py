@@ -14,18 +14,15 @@ from tokenmix.tasks.fitting import check_model
 from tokenmix.tasks.text import models as text
 from tokenmix.tasks.text.pretrained_weights import initial_text_weights
 from tokenmix.tasks.text.tokenizer import load_tokenizer, train_tokenizer
-from tokenmix.train.task import TOKENIZER, TaskModule, TaskRecipe
+from tokenmix.train.config import TrainConfig
+from tokenmix.train.sources import TOKENIZER
+from tokenmix.train.task import TaskModule
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 __all__ = ["Answering", "Sentence", "TextTask", "inputs_of", "read_sentences", "tokenizer_for"]
 
-# Settings that shape images, with the value that they have when nobody gave them.
-OF_IMAGES: dict[str, Any] = {
-    "augment": "light", "color_jitter": 0.0, "reprob": 0.0, "crop_pct": None, "mixup": 0.0, "cutmix": 0.0,
-    "smoothing": 0.1, "img_size": None, "diagonality": 0.0,
-}  # fmt: skip
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "labels", "start_positions", "end_positions")
 FROM_DATA = {
     "vocab_size": "--tokenizer",
@@ -62,7 +59,7 @@ class TextTask(TaskModule):
     comparison: ClassVar[str | None] = "--model gmlp_text_nano, then amlp_text_nano, then bert_text_nano"
 
     @classmethod
-    def build_model(cls, config: TaskRecipe, data: Mapping[str, Any]) -> nn.Module:
+    def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
         """The model of that name with the tokenizer's vocabulary, as long as the sequences."""
         given = {"vocab_size": data["vocab_size"], "pad_token_id": data["pad_token_id"]}
         given |= {"max_position_embeddings": data["seq_len"], **cls.fields}
@@ -73,21 +70,20 @@ class TextTask(TaskModule):
                 # So that a pipeline of transformers tells the names.
                 given["id2label"] = dict(enumerate(data["classes"]))
                 given["label2id"] = {name: i for i, name in enumerate(data["classes"])}
-        model = getattr(text, cls.network)(text.create_config(config.model, **{**given, **config.model_kwargs}))
+        model = getattr(text, cls.network)(
+            text.create_config(config.model.model, **{**given, **config.model.model_kwargs})
+        )
         return model.train()
 
     @classmethod
-    def check(cls, config: TaskRecipe, batch_size: int) -> None:
-        """The model's name, its arguments and the settings of images, before any text is read."""
-        check_model(config.task, config.model)
-        for name, default in OF_IMAGES.items():
-            if getattr(config, name) != default:
-                raise UserError(f"{name}={getattr(config, name)!r} is a setting of images; leave it out for text")
-        for name in config.model_kwargs:
+    def check(cls, config: TrainConfig, batch_size: int) -> None:
+        """The model's name and its arguments, before any text is read."""
+        check_model(config.task, config.model.model)
+        for name in config.model.model_kwargs:
             if name in FROM_DATA:
-                value = config.model_kwargs[name]
+                value = config.model.model_kwargs[name]
                 raise UserError(f"model argument {name}={value!r} is set by the data; use {FROM_DATA[name]}")
-        text.create_config(config.model, **config.model_kwargs)
+        text.create_config(config.model.model, **config.model.model_kwargs)
 
     @classmethod
     def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,8 +126,8 @@ class TextTask(TaskModule):
 
     def tokenizer(self) -> "PreTrainedTokenizerFast":
         """The tokenizer that the run folder keeps."""
-        assert self.config.tokenizer is not None
-        return load_tokenizer(self.config.tokenizer)
+        assert self.config.options.tokenizer is not None
+        return load_tokenizer(self.config.options.tokenizer)
 
 
 def inputs_of(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -139,14 +135,14 @@ def inputs_of(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in batch.items() if name in INPUTS}
 
 
-def tokenizer_for(config: TaskRecipe, texts: Iterable[str]) -> "PreTrainedTokenizerFast":
+def tokenizer_for(config: TrainConfig, texts: Iterable[str]) -> "PreTrainedTokenizerFast":
     """The tokenizer that is named, else that of the run that the weights come from, else one trained on the texts."""
-    if config.tokenizer is not None:
-        return load_tokenizer(config.tokenizer)
-    beside = None if config.init_from is None else config.init_from / TOKENIZER
+    if config.options.tokenizer is not None:
+        return load_tokenizer(config.options.tokenizer)
+    beside = None if config.loop.init_from is None else config.loop.init_from / TOKENIZER
     if beside is not None and beside.is_dir():
         return load_tokenizer(beside)
-    return train_tokenizer(texts, vocab_size=config.vocab_size)
+    return train_tokenizer(texts, vocab_size=config.options.vocab_size)
 
 
 @dataclass(frozen=True)

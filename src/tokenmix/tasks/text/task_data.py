@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmix.tasks.text.data import Sequences
 from tokenmix.tasks.text.tokenizer import save_tokenizer
-from tokenmix.train.task import TOKENIZER, TaskRecipe
+from tokenmix.train.config import TrainConfig
+from tokenmix.train.sources import TOKENIZER
 from tokenmix.train.task_data import IndexedData
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class TextData(IndexedData):
         test: Sequences,
         *,
         tokenizer: "PreTrainedTokenizerFast",
-        config: TaskRecipe,
+        config: TrainConfig,
         length: int,
         description: dict[str, Any],
     ) -> None:

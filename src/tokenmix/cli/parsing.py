@@ -1,0 +1,84 @@
+"""How tyro is asked: dataclass to options, options of one task, options of a saved run."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from tokenmix.cli.errors import one_line_errors
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.train.schema import Document
+
+__all__ = ["parse_into", "parse_known", "parse_verb"]
+
+T = TypeVar("T")
+STYLE = (tyro.conf.OmitArgPrefixes,)
+WORDS = ConstructorRegistry()
+
+
+@WORDS.primitive_rule
+def _none(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[None] | None:
+    """none, as in recipes, and None, as in Python."""
+    if info.type is not type(None):
+        return None
+
+    def parse(args: list[str]) -> None:
+        if args[0].lower() != "none":
+            raise ValueError(f"{args[0]!r} is not none")
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="none",
+        instance_from_str=parse,
+        is_instance=lambda x: x is None,
+        str_from_instance=lambda x: ["none"],
+    )
+
+
+def parse_into(kind: type[T], prog: str, args: Sequence[str], default: T | None = None, about: str = "") -> T:
+    """An instance of the dataclass from the words behind its verb; options that are not given are those of `default`.
+
+    Raises:
+        UserError: with one line, for a mistake.
+    """
+    given: dict[str, Any] = {} if default is None else {"default": default}
+    unknown = default.unknown_option if isinstance(default, Document) else _unknown_option
+    with one_line_errors(_options(kind if default is None else default), unknown):
+        return tyro.cli(
+            kind, prog=prog, description=about or kind.__doc__, args=list(args), config=STYLE, registry=WORDS, **given
+        )
+
+
+def parse_known(kind: type[T], prog: str, args: Sequence[str]) -> T:
+    """The same from those words alone that the dataclass has options for."""
+    with one_line_errors(_options(kind), _unknown_option):
+        return tyro.cli(
+            kind, prog=prog, args=list(args), config=STYLE, registry=WORDS, return_unknown_args=True, add_help=False
+        )[0]
+
+
+def parse_verb(verbs: Mapping[str, Any], argv: Sequence[str], about: str) -> Any:
+    """Help for all verbs, or the error for one that there is not."""
+    with one_line_errors(list(verbs), functools.partial(unknown_name, "verb")):
+        return tyro.extras.subcommand_cli_from_dict(
+            dict(verbs), prog="tokenmix", description=about, args=list(argv), config=STYLE, registry=WORDS
+        )
+
+
+def _unknown_option(name: str, known: Sequence[str]) -> UserError:
+    return unknown_name("option", name, known)
+
+
+def _options(kind: Any) -> list[str]:
+    """The options of a dataclass, or of an instance and its parts, as they are typed."""
+    found = []
+    for field in dataclasses.fields(kind):
+        value = None if isinstance(kind, type) else getattr(kind, field.name)
+        if dataclasses.is_dataclass(value):
+            found += _options(value)
+        else:
+            found.append(f"--{field.name.replace('_', '-')}")
+    return found

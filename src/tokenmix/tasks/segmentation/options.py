@@ -1,0 +1,72 @@
+"""Options of semantic segmentation."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from tokenmix.errors import UserError
+from tokenmix.train.config import TaskOptions
+from tokenmix.train.schema import Part, Range
+from tokenmix.train.words import Factors, Numbers
+
+__all__ = ["Inference", "SegmentationOptions"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inference(Part):
+    """How images of any size are evaluated and answered."""
+
+    way: Literal["auto", "whole", "sliding"] = "auto"
+    """whole, all pixels at once; sliding, in windows whose logits are averaged where they overlap; auto, whole unless
+    the model takes one size alone."""
+    window: Annotated[Numbers | None, Range(least=1)] = None
+    """Side of a window, or height,width; that which the model was built for if not given."""
+    stride: Annotated[Numbers | None, Range(least=1)] = None
+    """Step between windows; two thirds of a window if not given."""
+    scales: Annotated[Factors, Range(above=0)] = (1.0,)
+    """Factors by which the image is scaled, separated by commas; the probabilities are averaged."""
+    mirror: Literal["no", "yes"] = "no"
+    """yes: average with the answer for the mirrored image."""
+    chunk_size: Annotated[int, Range(least=0)] = 8192
+    """Pixels of the map that external attention works on at a time, so that its memory does not grow with the image; 0
+    for all at once."""
+    test_batch: Annotated[int, Range(least=1)] = 1
+    """Images that are evaluated at a time; those of several sizes are padded unless it is 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("window", "stride"):
+            check_sides(name, getattr(self, name))
+        if not self.scales:
+            raise UserError("scales needs one factor or more, for example 1 or 0.5,1")
+
+
+def check_sides(name: str, value: tuple[int, ...] | None) -> None:
+    """Raise `UserError` unless these are a side, or height and width."""
+    if value is not None and len(value) not in (1, 2):
+        raise UserError(f"{name} must be a side, or height and width, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentationOptions(Inference, TaskOptions):
+    """How images are cropped, learnt, evaluated and answered."""
+
+    evaluation: ClassVar[type[Part]] = Inference
+
+    crop: Annotated[Numbers | None, Range(least=1)] = None
+    """Side of the training crops, or height,width; what suits the data set if not given."""
+    crops: Annotated[int, Range(least=1)] = 1
+    """Samples that an epoch takes of each training image, each augmented in its own way; for few large images."""
+    train_scales: Annotated[Factors, Range(above=0)] = (1.0,)
+    """Factors of which one is drawn for each training image, before the crop."""
+    augment: Literal["none", "light"] = "light"
+    """light mirrors images."""
+    color_jitter: Annotated[float, Range(least=0)] = 0.0
+    """Largest change of an image's brightness, contrast and saturation."""
+    iou_loss: Annotated[float, Range(least=0)] = 0.0
+    """Weight of the soft IoU loss, added to cross-entropy; it makes rare classes count as much as common ones."""
+    bias_lr: Annotated[float, Range(least=0)] = 1.0
+    """Learning rate of biases as a multiple of --lr; they have no weight decay in any case."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sides("crop", self.crop)

@@ -1,0 +1,162 @@
+"""Configs as nested frozen dataclasses: every value is checked against its annotation where the dataclass is made.
+
+So the command line, a recipe, a saved run and Python all meet the same check. The names of all leaves of a document are
+unique, so that each can be given by its name alone.
+"""
+
+import dataclasses
+import functools
+import math
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+
+from tokenmix.errors import UserError, unknown_name
+
+__all__ = ["Document", "Part", "Range"]
+
+WORDS: dict[type, str] = {
+    int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path", dict: "a table",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """Annotation of a number's range; of a list, the range of each of its numbers."""
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        return not (
+            (self.least is not None and value < self.least)
+            or (self.above is not None and value <= self.above)
+            or (self.most is not None and value > self.most)
+            or (self.below is not None and value >= self.below)
+        )
+
+    def __str__(self) -> str:
+        low = f"[{self.least:g}" if self.least is not None else f"({self.above:g}" if self.above is not None else ""
+        high = f"{self.most:g}]" if self.most is not None else f"{self.below:g})" if self.below is not None else ""
+        if low and high:
+            return f"in {low}, {high}"
+        if self.above is not None:
+            return "a positive number" if self.above == 0 else f"more than {self.above:g}"
+        return f"at least {self.least:g}" if low else f"at most {high[:-1]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A section of a config. Fields are int, float, str, bool, Path, dict, a Literal or a tuple, each also `| None`."""
+
+    def __post_init__(self) -> None:
+        for name, hint in _hints(type(self)).items():
+            object.__setattr__(self, name, fitted(hint, getattr(self, name), name))
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def fitted(hint: Any, value: Any, name: str) -> Any:
+    """The value as the annotation has it: an int serves for a float, one value for a tuple of one, "none" for None.
+
+    Raises:
+        UserError: a value of another type, or outside its range.
+    """
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        value = fitted(args[0], value, name)
+        for note in args[1:]:
+            if isinstance(note, Range):
+                _check_range(note, value, name, optional=type(None) in get_args(args[0]))
+        return value
+    if origin in (Union, types.UnionType):
+        other = next(arg for arg in args if arg is not type(None))
+        # TOML has no null.
+        return None if value is None or value == "none" else fitted(other, value, name)
+    if origin is Literal:
+        if value not in args:
+            raise UserError(f"{name}={value!r} is not possible; give one of {', '.join(map(str, args))}")
+        return value
+    if origin is tuple:
+        items = value if isinstance(value, tuple | list) else (value,)
+        return tuple(fitted(args[0], item, name) for item in items)
+    return value if hint is Any else _plain(origin or hint, value, name)
+
+
+def _plain(wanted: type, value: Any, name: str) -> Any:
+    number = isinstance(value, int) and not isinstance(value, bool)
+    if wanted is float and number:
+        return float(value)
+    if wanted is Path and isinstance(value, str):
+        return Path(value)
+    if not isinstance(value, wanted) or (wanted is int and not number):
+        raise UserError(f"{name}={value!r} must be {WORDS.get(wanted, wanted.__name__)}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{name} must be a finite number, got {value}")
+    return value
+
+
+def _check_range(wanted: Range, value: Any, name: str, *, optional: bool) -> None:
+    for number in value if isinstance(value, tuple) else () if value is None else (value,):
+        if number not in wanted:
+            raise UserError(f"{name} must be {wanted}{', or none;' if optional else ','} got {number}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A config of several parts."""
+
+    def flat(self) -> dict[str, Any]:
+        """All leaves by name."""
+        leaves: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            leaves |= _leaves(value) if isinstance(value, Part) else {field.name: value}
+        return leaves
+
+    def replace(self, **values: Any) -> Self:
+        """The same with other values, by the names of the leaves, or a table of them by the name of a part.
+
+        Raises:
+            UserError: a name that there is not, a value of another type, or outside its range.
+        """
+        given = self._opened(values)
+        parts = {}
+        for field in dataclasses.fields(self):
+            part = getattr(self, field.name)
+            if isinstance(part, Part):
+                own = {name: given.pop(name) for name in _leaves(part) if name in given}
+                parts[field.name] = dataclasses.replace(part, **own) if own else part
+        return dataclasses.replace(self, **parts, **given)
+
+    def _opened(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Leaves by name, from leaves and tables of leaves."""
+        given: dict[str, Any] = {}
+        for name, value in values.items():
+            part = getattr(self, name, None)
+            if isinstance(part, Part) and isinstance(value, Mapping):
+                for key in value:
+                    if key not in _leaves(part):
+                        raise self.unknown_option(key, _leaves(part))
+                given |= value
+            elif name in self.flat():
+                given[name] = value
+            else:
+                raise self.unknown_option(name, self.flat())
+        return given
+
+    def unknown_option(self, name: str, known: Iterable[str]) -> UserError:
+        """The error for an option that there is not, with the nearest of those that there are."""
+        return unknown_name("option", name, known)
+
+
+def _leaves(part: Part) -> dict[str, Any]:
+    return {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}

@@ -1,0 +1,69 @@
+"""What a config starts from: a task's defaults, a recipe, or a saved run."""
+
+from pathlib import Path
+from typing import Any
+
+from tokenmix.errors import UserError
+from tokenmix.train.config import TrainConfig, default_config
+from tokenmix.train.files import read_json
+from tokenmix.train.recipes import load_recipe, merge_kwargs, read_document
+
+__all__ = ["TOKENIZER", "base_config", "make_config", "read_config", "read_part", "saved_config"]
+
+# The folder in a run folder that holds the tokenizer of a text task.
+TOKENIZER = "tokenizer"
+
+
+def make_config(
+    task: str | None = None, *, recipe: str | None = None, resume: Path | None = None, **values: Any
+) -> TrainConfig:
+    """The config of a run.
+
+    Args:
+        task: what is learnt; image classification, or the recipe's or saved run's task, if not given.
+        recipe: start from this recipe instead of the task's defaults.
+        resume: start from the config of this run folder, and continue the run.
+        values: options by name, as the command line has them, for example `lr=1e-3, crop=513`.
+
+    Raises:
+        UserError: an option that the task does not have, a value of another type, or outside its range.
+    """
+    base = base_config(task, recipe, resume)
+    values |= {} if resume is None else {"resume": resume}
+    return merge_kwargs(base, base.replace(**values))
+
+
+def base_config(task: str | None, recipe: str | None, resume: Path | None) -> TrainConfig:
+    """What given options change: the saved run's config, the recipe's, or the task's defaults."""
+    if resume is not None:
+        return read_config(resume)
+    if recipe is None:
+        return default_config(task or TrainConfig.task)
+    config = load_recipe(recipe)
+    if task not in (None, config.task):
+        raise UserError(f"the recipe {recipe} is for {config.task}, got the task {task}; leave the task out")
+    return config
+
+
+def read_config(run: Path) -> TrainConfig:
+    """The config of a run folder, with the tokenizer that the folder keeps."""
+    config = saved_config(run)
+    return config.replace(tokenizer=run / TOKENIZER) if (run / TOKENIZER).is_dir() else config
+
+
+def saved_config(run: Path) -> TrainConfig:
+    """The config of a run folder as it was written; `UserError` if it is damaged or of another version."""
+    return read_document(read_part(run, "config.json").get("config"), f"{run / 'config.json'}")
+
+
+def read_part(run: Path, name: str) -> dict[str, Any]:
+    """A JSON file of a run folder; `UserError` if it is not there or damaged."""
+    if not (run / name).is_file():
+        raise UserError(f"{run} is no run folder: it has no {name}")
+    try:
+        values = read_json(run / name)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        raise UserError(f"{run / name} is damaged; put a whole one back, or start a new run")
+    return values

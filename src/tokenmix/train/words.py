@@ -1,0 +1,58 @@
+"""Types of options whose values are several on a command line: pairs, and lists separated by commas."""
+
+import ast
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from tyro.constructors import PrimitiveConstructorSpec
+
+__all__ = ["Factors", "Names", "Numbers", "Pairs"]
+
+
+def _value(text: str) -> Any:
+    """A Python literal where it is one, else the text itself."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _pairs(args: list[str]) -> dict[str, Any]:
+    bare = [arg for arg in args if "=" not in arg]
+    if bare:
+        raise ValueError(f"{bare[0]!r} is not of the form name=value")
+    return {key: _value(text) for key, _, text in (arg.partition("=") for arg in args)}
+
+
+def _list(metavar: str, convert: Callable[[str], Any], wanted: str) -> Any:
+    def parse(args: list[str]) -> tuple[Any, ...]:
+        values = []
+        for word in filter(None, map(str.strip, args[0].split(","))):
+            try:
+                values.append(convert(word))
+            except ValueError:
+                raise ValueError(f"{word!r} is not {wanted}; separate several by commas") from None
+        return tuple(values)
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=parse,
+        is_instance=lambda x: isinstance(x, tuple),
+        str_from_instance=lambda x: [",".join(map(str, x))],
+    )
+
+
+Pairs = Annotated[
+    dict[str, Any],
+    PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="NAME=VALUE ...",
+        instance_from_str=_pairs,
+        is_instance=lambda x: isinstance(x, dict),
+        str_from_instance=lambda x: [f"{k}={v}" for k, v in x.items()],
+    ),
+]
+Names = Annotated[tuple[str, ...], _list("A,B,C", str, "a name")]
+Numbers = Annotated[tuple[int, ...], _list("1,2,3", int, "a whole number")]
+Factors = Annotated[tuple[float, ...], _list("0.5,1,2", float, "a number")]
