@@ -172,4 +172,4 @@ def test_published_table_is_printed(capsys: pytest.CaptureFixture[str]):
     assert main(["cost", "--table", "eanet", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == 2
-    assert len(document["rows"]) == 12
+    assert len(document["rows"]) == 6
