@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tokenmix.errors import UserError
 
 if TYPE_CHECKING:
-    from tokenmix.cpu import quantize
+    from tokenmix.cpu import optimize
     from tokenmix.layers.table import create_mixer, list_mixers, register_mixer
     from tokenmix.models.registry import create_model
     from tokenmix.registry import list_models, list_tasks
@@ -24,8 +24,8 @@ _LAZY = {
     "create_model": "tokenmix.models.registry",
     "list_models": "tokenmix.registry",
     "list_tasks": "tokenmix.registry",
+    "optimize": "tokenmix.cpu",
     "register_mixer": "tokenmix.layers.table",
-    "quantize": "tokenmix.cpu",
     "swap_attention": "tokenmix.swap",
 }
 _MODULES = (
@@ -54,7 +54,7 @@ __all__ = [
     "list_mixers",
     "list_models",
     "list_tasks",
-    "quantize",
+    "optimize",
     "register_mixer",
     "swap_attention",
 ]

@@ -1,5 +1,7 @@
 """Nets of nano size with weights that hide nothing, and images for them."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -20,3 +22,7 @@ def nano_model(name: str) -> nn.Module:
 
 def nano_images(count: int, size: int = 28) -> Tensor:
     return torch.randn(count, 1, size, size, generator=torch.Generator().manual_seed(1))
+
+
+def to_int8(model: nn.Module, example: Any) -> Any:
+    return tokenmix.optimize(model, example, dtype="int8")

@@ -21,13 +21,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_eval_in_int8_is_near_that_in_float32(run: Path) -> None:
-    plain, eight = evaluate_run(run, device="cpu"), evaluate(run)
-    assert eight["weights"] == "int8"
+    plain, eight = evaluate_run(run, device="cpu"), evaluate(run, dtype="int8")
+    assert eight["optimize"] == "int8"
     assert eight["samples"] == plain["samples"]
     assert eight["loss"] == pytest.approx(plain["loss"], abs=0.02)
     assert eight["loss"] != plain["loss"], "the float32 model was evaluated"
 
 
 def test_the_command_says_which_weights(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", str(run), "--weights", "int8", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["weights"] == "int8"
+    assert main(["eval", str(run), "--optimize", "int8", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["optimize"] == "int8"

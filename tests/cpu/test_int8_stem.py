@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from nano_nets import to_int8
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tokenmix
-from tokenmix.cpu import Int8T2TStem, quantize
-from tokenmix.cpu.stem import Int8StemAttention
+from tokenmix.cpu import FoldedT2TStem
+from tokenmix.cpu.stem import FoldedStemAttention
 from tokenmix.models.eamlp import EAMLP, Split, StemAttention
 
 
@@ -25,8 +26,8 @@ def _features(block: StemAttention, split: Split, x: Tensor) -> Tensor:
     return block.query(block.norm1(patches))
 
 
-def _eight(block: StemAttention, split: Split) -> Int8StemAttention:
-    made = Int8StemAttention(block, split)
+def _eight(block: StemAttention, split: Split) -> FoldedStemAttention:
+    made = FoldedStemAttention(block, split, "int8")
     ranges = dict.fromkeys(("h", "map", "mlp.0.x", "mlp.2.x"), (-1.0, 1.0))
     made.fill(block, ranges)
     return made
@@ -71,8 +72,8 @@ def _images(size: int = 32) -> Tensor:
 @pytest.mark.parametrize("splits", [2, 3])
 def test_tokens_are_near_those_of_the_stem(splits: int) -> None:
     model = _model(num_splits=splits)
-    eight = quantize(model, _images())
-    assert isinstance(eight.stem, Int8T2TStem)
+    eight = to_int8(model, _images())
+    assert isinstance(eight.stem, FoldedT2TStem)
     expected, found = model.stem(_images()), eight.stem(_images())
     assert found.shape == expected.shape
     assert (found - expected).abs().max() < 0.05 * expected.abs().max()
@@ -82,7 +83,7 @@ def test_tokens_are_near_those_of_the_stem(splits: int) -> None:
 @torch.no_grad()
 def test_another_image_size() -> None:
     model = _model()
-    eight = quantize(model, _images())
+    eight = to_int8(model, _images())
     for net in (model, eight):
         net.set_input_size((40, 48))  # type: ignore[operator]
     x = torch.randn(2, 3, 40, 48)
@@ -94,7 +95,7 @@ def test_another_image_size() -> None:
 @torch.no_grad()
 def test_a_pixel_that_is_no_number_spoils_its_image_alone() -> None:
     model, images = _model(), _images()
-    eight = quantize(model, images)
+    eight = to_int8(model, images)
     expected = eight(images)
     images[2, 1, 9, 9] = float("nan")
     found = eight(images)
@@ -107,7 +108,7 @@ def test_a_pixel_that_is_no_number_spoils_its_image_alone() -> None:
 @torch.no_grad()
 def test_maps_of_an_int8_model_are_those_of_float32_nearly() -> None:
     model = _model()
-    for one, other in zip(model.attention_maps(_images()), quantize(model, _images()).attention_maps(_images())):  # type: ignore[operator]
+    for one, other in zip(model.attention_maps(_images()), to_int8(model, _images()).attention_maps(_images())):  # type: ignore[operator]
         assert one.name == other.name
         assert one.map.shape == other.map.shape
         assert (one.map - other.map).abs().max() < 0.1 * one.map.max()

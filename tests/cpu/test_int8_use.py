@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from nano_nets import NANO, nano_images, nano_model
+from nano_nets import NANO, nano_images, nano_model, to_int8
 from torch import Tensor, nn
 
-from tokenmix.cpu import Int8Gate, Int8Linear, load_quantized, quantize, save_quantized
+from tokenmix.cpu import Int8Gate, Int8Linear, load_quantized, save_quantized
 from tokenmix.errors import UserError
 from tokenmix.layers import MultiHeadExternalAttention, SpatialGatingUnit
 
@@ -30,7 +30,7 @@ class _ReadsWeight(nn.Module):
 
 @pytest.mark.parametrize("name", NANO)
 def test_gradients_to_the_inputs_are_refused(name: str) -> None:
-    eight, images = quantize(nano_model(name), nano_images(8)), nano_images(8)
+    eight, images = to_int8(nano_model(name), nano_images(8)), nano_images(8)
     images.requires_grad_()
     with pytest.raises(UserError, match=r"torch\.no_grad"):
         eight(images)
@@ -48,14 +48,14 @@ def test_gradients_to_the_inputs_are_refused(name: str) -> None:
     ],
 )
 def test_every_layer_refuses_gradients(layer: nn.Module) -> None:
-    eight, x = quantize(nn.Sequential(layer), _tokens()), _tokens()
+    eight, x = to_int8(nn.Sequential(layer), _tokens()), _tokens()
     assert not eight(x).requires_grad
     with pytest.raises(UserError, match=r"torch\.no_grad"):
         eight(x.requires_grad_())
 
 
 def test_a_copy_is_frozen() -> None:
-    eight = quantize(nano_model("gmlp_nano"), nano_images(8))
+    eight = to_int8(nano_model("gmlp_nano"), nano_images(8))
     assert not any(parameter.requires_grad for parameter in eight.parameters())
     assert not eight(nano_images(8)).requires_grad
 
@@ -63,7 +63,7 @@ def test_a_copy_is_frozen() -> None:
 @pytest.mark.parametrize("name", NANO)
 def test_methods_of_a_copy(name: str) -> None:
     model = nano_model(name)
-    eight = quantize(model, nano_images(8))
+    eight = to_int8(model, nano_images(8))
     pairs = zip(eight.attention_maps(nano_images(8)), model.attention_maps(nano_images(8)), strict=True)  # type: ignore[operator]
     for one, other in pairs:
         assert (one.map - other.map).abs().max() < 0.1 * other.map.abs().max()
@@ -81,7 +81,7 @@ def test_a_gate_on_another_grid() -> None:
     torch.manual_seed(0)
     unit = SpatialGatingUnit(16, 12, init_std=0.3).eval()
     x = torch.randn(2, 30, 16)
-    eight = quantize(nn.Sequential(unit), x[:, :12])[0]  # type: ignore[index]
+    eight = to_int8(nn.Sequential(unit), x[:, :12])[0]  # type: ignore[index]
     assert isinstance(eight, Int8Gate)
     for gate in (unit, eight):
         gate.set_grid((3, 4), (5, 6))
@@ -96,7 +96,7 @@ def test_a_gate_on_another_grid() -> None:
 
 @pytest.mark.parametrize(("options", "name"), [({"gate": "toeplitz"}, "toeplitz"), ({"causal": True}, "causal")])
 def test_a_gate_refuses(options: dict, name: str) -> None:
-    eight = quantize(nn.Sequential(SpatialGatingUnit(16, 5, **options)), _tokens())[0]  # type: ignore[index]
+    eight = to_int8(nn.Sequential(SpatialGatingUnit(16, 5, **options)), _tokens())[0]  # type: ignore[index]
     assert isinstance(eight, Int8Gate)
     with pytest.raises(UserError, match=rf"a {name} gate in int8 .* float32 model"):
         eight.set_grid((5,), (7,))
@@ -109,7 +109,7 @@ def test_a_gate_refuses(options: dict, name: str) -> None:
 @pytest.mark.parametrize("move", [nn.Module.half, nn.Module.double, nn.Module.bfloat16, lambda m: m.to("meta")])
 @pytest.mark.parametrize("layer", [nn.Linear(16, 8), SpatialGatingUnit(16, 5, norm=False)])
 def test_another_type_or_device_is_refused(move, layer: nn.Module) -> None:
-    eight, x = quantize(nn.Sequential(layer), _tokens()), _tokens()
+    eight, x = to_int8(nn.Sequential(layer), _tokens()), _tokens()
     expected = eight(x)
     with pytest.raises(UserError, match="stays in float32 on the CPU"):
         move(eight)
@@ -118,7 +118,7 @@ def test_another_type_or_device_is_refused(move, layer: nn.Module) -> None:
 
 @pytest.mark.parametrize("name", ["gmlp_nano", "eamlp_nano"])
 def test_no_packed_weight_in_a_compiled_graph(name: str) -> None:
-    eight, images = quantize(nano_model(name), nano_images(8)), nano_images(8)
+    eight, images = to_int8(nano_model(name), nano_images(8)), nano_images(8)
     expected, met = eight(images), []
 
     def backend(graph, example):
@@ -135,7 +135,7 @@ def test_no_packed_weight_in_a_compiled_graph(name: str) -> None:
 
 
 def test_exported_once_called() -> None:
-    eight, images = quantize(nano_model("gmlp_nano"), nano_images(8)), nano_images(8)
+    eight, images = to_int8(nano_model("gmlp_nano"), nano_images(8)), nano_images(8)
     exported = torch.export.export(eight, (images,), strict=False).module()
     torch.testing.assert_close(exported(images), eight(images))
     with pytest.raises(UserError, match="call it once"):
@@ -145,37 +145,37 @@ def test_exported_once_called() -> None:
 def test_weights_that_a_parent_reads() -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
     model, x = nn.Sequential(nn.Linear(16, 16), nn.TransformerEncoder(layer, 2)).eval(), _tokens()
-    eight = quantize(model, x)
+    eight = to_int8(model, x)
     assert isinstance(eight[0], Int8Linear)  # type: ignore[index]
     with torch.no_grad():
         expected, found = model(x), eight(x)
     assert (found - expected).abs().max() < 0.05 * expected.abs().max()
-    with pytest.raises(UserError, match="runs in float32 but not in int8: 'Int8Linear' object has no attribute"):
-        quantize(_ReadsWeight(), x)
+    with pytest.raises(UserError, match="not optimised in int8: 'Int8Linear' object has no attribute"):
+        to_int8(_ReadsWeight(), x)
 
 
 def test_images_of_pairs_with_labels() -> None:
     model, images = nano_model("gmlp_nano"), nano_images(8)
     labels = torch.zeros(8, dtype=torch.int64)
-    expected = quantize(model, images)(images)
+    expected = to_int8(model, images)(images)
     for batches in ([(images, labels)], iter([[images, labels]]), [images, images[:0]]):
-        assert torch.equal(quantize(model, batches)(images), expected)
+        assert torch.equal(to_int8(model, batches)(images), expected)
 
 
 def test_inputs_that_are_none() -> None:
     model, images = nano_model("gmlp_nano"), nano_images(8)
     for nothing in (images[:0], [images[:0]]):
         with pytest.raises(UserError, match="no inputs"):
-            quantize(model, nothing)
+            to_int8(model, nothing)
     for wrong in ([{"image": images}], images.numpy(), [((images,), 0)]):
         with pytest.raises(UserError, match="a batch must be a tensor"):
-            quantize(model, wrong)
+            to_int8(model, wrong)
     with pytest.raises(UserError, match="got NoneType"):
-        quantize(model, None)  # type: ignore[arg-type]
+        to_int8(model, None)  # type: ignore[arg-type]
 
 
 def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
-    eight = quantize(nn.Sequential(nn.Linear(16, 8)), _tokens())
+    eight = to_int8(nn.Sequential(nn.Linear(16, 8)), _tokens())
     for path in (tmp_path / "missing" / "file", tmp_path):
         with pytest.raises(UserError, match="cannot write"):
             save_quantized(eight, path)
@@ -184,7 +184,7 @@ def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
 def test_file_of_a_layer_used_twice(tmp_path: Path) -> None:
     layer = nn.Linear(16, 16)
     model = nn.Sequential(layer, layer)
-    eight = quantize(model, _tokens())
+    eight = to_int8(model, _tokens())
     save_quantized(eight, tmp_path / "twice")
     again = load_quantized(model, tmp_path / "twice")
     assert torch.equal(again(_tokens()), eight(_tokens()))

@@ -1,18 +1,24 @@
 """PyTorch's private operators: there, or the version that lacks them is named."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from tokenmix.cpu import operators, quantize
+import tokenmix
+from tokenmix.cpu import operators
 from tokenmix.errors import UserError
 
 
-def test_this_torch_has_the_operators() -> None:
-    missing = operators.missing_operators()
+@pytest.mark.parametrize("dtype", operators.OPERATORS)
+def test_this_torch_has_the_operators(dtype: Any) -> None:
+    missing = operators.missing_operators(dtype)
     assert not missing, f"torch {torch.__version__} has no {', '.join(missing)}: see tokenmix/cpu/operators.py"
 
 
-def test_a_torch_without_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "OPERATORS", ("onednn.qlinear_prepack", "onednn.gone"))
-    with pytest.raises(UserError, match=rf"torch {torch.__version__.replace('+', '.')} has no operator onednn.gone"):
-        quantize(torch.nn.Sequential(torch.nn.Linear(4, 4)), torch.randn(1, 3, 4))
+@pytest.mark.parametrize(("dtype", "library"), [("float32", "mkldnn"), ("int8", "onednn")])
+def test_a_torch_without_one_is_named(dtype: Any, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(operators.OPERATORS, dtype, ("onednn.qlinear_prepack", f"{library}.gone"))
+    name = rf"torch {torch.__version__.replace('+', '.')} has no operator {library}.gone, which {dtype} needs"
+    with pytest.raises(UserError, match=name):
+        tokenmix.optimize(torch.nn.Sequential(torch.nn.Linear(4, 4)), torch.randn(1, 3, 4), dtype=dtype)

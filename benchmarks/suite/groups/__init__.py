@@ -17,7 +17,7 @@ GROUPS = {
     "less": "less-attention: factored, dense, and a fresh attention layer",
     "growth": "how time grows with the number of tokens, and where it crosses self-attention's",
     "peers": "layers of other packages at equal shapes, forward and training step",
-    "int8": "CPU: gMLP-S and EAMLP-7 in int8 against float32",
+    "int8": "CPU: copies of gMLP-S and EAMLP-7 by tokenmix.optimize against the networks",
     "roofline": "CUDA: every backend against the memory's bandwidth and fused self-attention",
 }
 

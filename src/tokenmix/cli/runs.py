@@ -105,18 +105,18 @@ class Eval(RunCommand):
 
     data: str | None = None
     """Other data than the run's own."""
-    weights: Literal["float32", "int8"] = "float32"
-    """int8: of the int8 copy that tokenmix.quantize makes, calibrated on training images; on the CPU."""
+    optimize: Literal["float32", "bfloat16", "int8"] | None = None
+    """Evaluate the copy for CPUs that tokenmix.optimize makes in this dtype, with training images as its example."""
     json: bool = False
     """Print JSON instead of a table."""
 
     def run(self) -> int:
-        if self.weights == "int8":
-            from tokenmix.cpu.run import evaluate as evaluate_int8
+        if self.optimize is not None:
+            from tokenmix.cpu.run import evaluate as evaluate_optimized
 
             if self.options != read_config(self.run_folder).options.for_evaluation():
-                raise UserError("--weights int8 takes the run's own options; leave those of the task out")
-            result = evaluate_int8(self.run_folder, self.data)
+                raise UserError("--optimize takes the run's own options; leave those of the task out")
+            result = evaluate_optimized(self.run_folder, self.data, dtype=self.optimize)
         else:
             from tokenmix.train.run import evaluate
 

@@ -1,16 +1,20 @@
-"""int8 inference on CPUs."""
+"""Copies of models for inference on CPUs, in float32, bfloat16 or int8."""
 
-from tokenmix.cpu.external import Int8ExternalAttention
+from tokenmix.cpu.external import FoldedExternalAttention, Int8ExternalAttention
+from tokenmix.cpu.fused import FusedLinear
 from tokenmix.cpu.layers import Int8Gate, Int8Linear
-from tokenmix.cpu.quantizing import load_quantized, quantize, save_quantized
-from tokenmix.cpu.stem import Int8T2TStem
+from tokenmix.cpu.optimizing import TOLERANCES, load_quantized, optimize, save_quantized
+from tokenmix.cpu.stem import FoldedT2TStem
 
 __all__ = [
+    "TOLERANCES",
+    "FoldedExternalAttention",
+    "FoldedT2TStem",
+    "FusedLinear",
     "Int8ExternalAttention",
     "Int8Gate",
     "Int8Linear",
-    "Int8T2TStem",
     "load_quantized",
-    "quantize",
+    "optimize",
     "save_quantized",
 ]

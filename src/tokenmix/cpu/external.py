@@ -1,4 +1,4 @@
-"""External attention whose memories are multiplied into the projections beside them, in int8."""
+"""External attention whose memories are multiplied into the projections beside them."""
 
 import math
 from typing import NamedTuple
@@ -6,13 +6,27 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tokenmix.cpu.fused import GROUP, AnyLinear, make_linear
 from tokenmix.cpu.layers import Int8Linear, Range, outside_graphs, samples_at_a_time
+from tokenmix.cpu.operators import Dtype
 from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
 from tokenmix.layers.external import ExternalAttention
 from tokenmix.layers.multihead_external import MultiHeadExternalAttention
 from tokenmix.ops.normalize import double_normalize
 
-__all__ = ["Folding", "Int8ExternalAttention", "Map", "fold_keys", "fold_values", "folded", "folds", "linear_map"]
+__all__ = [
+    "FoldedExternalAttention",
+    "Folding",
+    "Int8ExternalAttention",
+    "Map",
+    "fold_keys",
+    "fold_values",
+    "folded",
+    "folds",
+    "linear_map",
+    "make_external",
+    "num_heads",
+]
 
 Folding = ExternalAttention | MultiHeadExternalAttention
 
@@ -24,15 +38,14 @@ class Map(NamedTuple):
     bias: Tensor
 
 
-class Int8ExternalAttention(Mixer):
-    """External attention with two products in int8 and the double normalisation between them in float32.
+class FoldedExternalAttention(Mixer):
+    """External attention of two products, in float32 or bfloat16, and the double normalisation between them in float32.
 
         A_h = Norm(x K_h^T + k_h),    K_h = M_k W_q,h     (S, D),    k_h = M_k b_q,h + b_k
         out = sum_h A_h V_h^T + v,    V_h = W_o,h M_v^T   (D, S),    v   = W_o (b_v .. b_v) + b_o
 
     Once training is over, the memories are constants: multiplied into the projections beside them, they cost nothing,
-    and the features of the heads, (N, e D) numbers, are never made. The map is rounded to 8 bits of its range in
-    calibration.
+    and the features of the heads, (N, e D) numbers, are never made.
 
     Shape:
         x (B, N, dim), mask (B, N) bool to (B, N, dim); map (B, heads, N, num_slots).
@@ -40,16 +53,12 @@ class Int8ExternalAttention(Mixer):
 
     capabilities = Capabilities(linear=True, map="slots")
 
-    def __init__(self, dim: int, *, heads: int, num_slots: int) -> None:
+    def __init__(self, dim: int, *, heads: int, num_slots: int, dtype: Dtype = "float32") -> None:
         super().__init__()
         self.dim, self.heads, self.num_slots = dim, heads, num_slots
-        self.scores = Int8Linear(dim, heads * num_slots)
-        self.values = Int8Linear(heads * num_slots, dim)
-
-    @classmethod
-    def empty(cls, layer: Folding) -> "Int8ExternalAttention":
-        """One that `fill` makes into a copy of the layer."""
-        return cls(layer.dim, heads=num_heads(layer), num_slots=layer.memory.key_memory.shape[0])
+        linear = make_linear(dtype)
+        self.scores: AnyLinear = linear(dim, heads * num_slots)
+        self.values: AnyLinear = linear(heads * num_slots, dim)
 
     @torch.no_grad()
     def fill(self, keys: Map, values: Map, *, inputs: Range, shares: Range) -> None:
@@ -58,6 +67,67 @@ class Int8ExternalAttention(Mixer):
         power = math.log2(math.e)
         self.scores.fill(keys.weight * power, keys.bias * power, inputs)
         self.values.fill(*values, shares)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """x (B, N, dim) to (B, N, dim)."""
+        check_tokens(self, x)
+        mask = check_mask(mask, x, x.shape[1])
+        if mask is None and x.numel() and not torch.compiler.is_compiling() and not torch.jit.is_tracing():
+            out = self._by_sums(x)
+            if out is not None:
+                return out
+        kept = zero_masked(x, mask)
+        return zero_masked(self.values(self._map(kept, mask).transpose(1, 2).flatten(2)), mask)
+
+    def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """A (B, heads, N, num_slots)."""
+        check_tokens(self, x)
+        mask = check_mask(mask, x, x.shape[1])
+        return self._map(zero_masked(x, mask), mask)
+
+    def macs(self, num_tokens: int) -> int:
+        """N 2 H D S."""
+        return 2 * num_tokens * self.dim * self.heads * self.num_slots
+
+    def _map(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return self._normalize(self.scores(x), mask)
+
+    def _normalize(self, powers: Tensor, mask: Tensor | None) -> Tensor:
+        """A from logits that are powers of 2, (B, N, H S)."""
+        logits = powers.mul_(math.log(2.0))
+        return double_normalize(logits.unflatten(-1, (self.heads, -1)).transpose(1, 2), mask=mask)
+
+    def _by_sums(self, x: Tensor) -> Tensor | None:
+        """The answer without shifts of the logits; None where a sum nears the ends of the number range."""
+        out = torch.empty_like(x)
+        together = samples_at_a_time(x.shape[1] * self.heads * self.num_slots, GROUP)
+        for some, made in zip(x.split(together), out.split(together)):
+            shares = self.scores(some).exp2_()
+            columns = shares.sum(1, keepdim=True)
+            shares /= columns
+            heads = shares.unflatten(-1, (self.heads, -1))
+            rows = heads.sum(-1, keepdim=True)
+            heads /= rows
+            if not (_in_range(columns, 0.5) and _in_range(rows, 0.25)):
+                return None
+            made.copy_(self.values(shares))
+        return out
+
+
+class Int8ExternalAttention(FoldedExternalAttention):
+    """`FoldedExternalAttention` with both products in int8.
+
+    The map is rounded to 8 bits of its range in calibration.
+
+    Shape:
+        x (B, N, dim), mask (B, N) bool to (B, N, dim); map (B, heads, N, num_slots).
+    """
+
+    scores: Int8Linear
+    values: Int8Linear
+
+    def __init__(self, dim: int, *, heads: int, num_slots: int) -> None:
+        super().__init__(dim, heads=heads, num_slots=num_slots, dtype="int8")
 
     @outside_graphs
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -70,22 +140,9 @@ class Int8ExternalAttention(Mixer):
         inputs = self.scores.quantize(kept)
         shares = self._shares(inputs) if mask is None else None
         if shares is None:
-            shares = self.values.quantize(self._map(inputs, mask).transpose(1, 2).flatten(2))
+            found = self._normalize(self.scores.multiply(inputs), mask)
+            shares = self.values.quantize(found.transpose(1, 2).flatten(2))
         return zero_masked(_not_a_number_where(kept, self.values.multiply(shares)), mask)
-
-    def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """A (B, heads, N, num_slots), before it is rounded to 8 bits."""
-        check_tokens(self, x)
-        mask = check_mask(mask, x, x.shape[1])
-        return self._map(self.scores.quantize(zero_masked(x, mask)), mask)
-
-    def macs(self, num_tokens: int) -> int:
-        """N 2 H D S."""
-        return 2 * num_tokens * self.dim * self.heads * self.num_slots
-
-    def _map(self, inputs: Tensor, mask: Tensor | None) -> Tensor:
-        logits = self.scores.multiply(inputs).mul_(math.log(2.0))
-        return double_normalize(logits.unflatten(-1, (self.heads, -1)).transpose(1, 2), mask=mask)
 
     def _shares(self, inputs: Tensor) -> Tensor | None:
         """The map in 8 bits, (B, N, heads S), without shifts; None where a sum nears the ends of the number range."""
@@ -104,8 +161,15 @@ class Int8ExternalAttention(Mixer):
         return made if _in_range(columns, 0.5) and _in_range(rows, 0.25) else None
 
 
+def make_external(dtype: Dtype, dim: int, *, heads: int, num_slots: int) -> FoldedExternalAttention:
+    """An empty layer, which `fill` makes into a copy of one."""
+    if dtype == "int8":
+        return Int8ExternalAttention(dim, heads=heads, num_slots=num_slots)
+    return FoldedExternalAttention(dim, heads=heads, num_slots=num_slots, dtype=dtype)
+
+
 def folds(layer: nn.Module) -> bool:
-    """Whether a layer becomes `Int8ExternalAttention`: published normalisation, no backend or chunks asked for by name.
+    """Whether a layer becomes `FoldedExternalAttention`: published normalisation, no backend or chunks by name.
 
     With many more slots than a head is wide, the product of the two matrices would be much larger than they are.
     """

@@ -7,7 +7,7 @@ from typing import Any, ParamSpec
 import torch
 from torch import Tensor, nn
 
-from tokenmix.cpu.operators import Activation, int8_linear, int8_matmul, pack_weight
+from tokenmix.cpu.operators import Activation, int8_linear, int8_matmul, largest_weight, pack_weight
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer, check_mask, check_tokens, zero_masked
 from tokenmix.layers.spatial_gating import SpatialGatingUnit, check_addend
@@ -39,8 +39,9 @@ class Int8Linear(nn.Module):
 
         q = clamp(round(x / s) + z, 0, 255),    y = act(s t (q - z) Q^T + b),    W ~ t Q
 
-    Q is int8 with one scale t per row. s and z are fixed from `low` and `high`, the range that x had in calibration, so
-    that a sample's answer does not depend on what else is in the batch.
+    Q is int8 with one scale t per row, of 7 bits on a CPU that adds products of 8 in too few
+    (`tokenmix.cpu.operators.largest_weight`). s and z are fixed from `low` and `high`, the range that x had in
+    calibration, so that a sample's answer does not depend on what else is in the batch.
 
     Shape:
         (..., in_features) float32 to (..., out_features) float32.
@@ -67,7 +68,7 @@ class Int8Linear(nn.Module):
     @torch.no_grad()
     def fill(self, weight: Tensor, bias: Tensor | None, inputs: Range) -> None:
         """Take over W and b of a map whose input lay in this range."""
-        quantised, scale = quantize_rows(weight)
+        quantised, scale = quantize_rows(weight, largest_weight())
         self.qweight.copy_(quantised)
         self.scale.copy_(scale)
         if self.bias is not None:
@@ -91,7 +92,7 @@ class Int8Linear(nn.Module):
     def quantize(self, x: Tensor) -> Tensor:
         """q (..., in_features) in uint8, from x."""
         check_unfollowed(self, x)
-        scale, _, offset, _, _ = self._ready()
+        scale, _, offset, *_ = self._ready()
         q = torch.empty(x.shape, dtype=torch.uint8)
         together = samples_at_a_time(x.shape[1:].numel())
         # The half in `offset` makes a cut a rounding. By way of int16, since PyTorch goes from float32 to uint8 number
@@ -102,8 +103,8 @@ class Int8Linear(nn.Module):
 
     def multiply(self, q: Tensor) -> Tensor:
         """y (..., out_features) in float32, from q."""
-        scale, zero, _, weight, zeros = self._ready()
-        y = int8_linear(q, scale, zero, weight, self.scale, zeros, self.bias, self.act)
+        scale, zero, _, weight, rows, zeros = self._ready()
+        y = int8_linear(q, scale, zero, weight, rows, zeros, self.bias, self.act)
         # Of nothing oneDNN makes (0, out_features), whatever the other sizes.
         return y.view(*q.shape[:-1], self.out_features)
 
@@ -118,9 +119,12 @@ class Int8Linear(nn.Module):
         low, high = self.range.tolist()
         scale = (high - low) / 255.0
         zero = round(-low / scale)
-        weight = pack_weight(self.qweight)
+        weight, rows = self.qweight, self.scale
+        if weight.numel() and int(weight.abs().max()) > largest_weight():
+            # The file of a CPU that adds products of 8 bits exactly.
+            weight, rows = quantize_rows(rows[:, None] * weight, largest_weight())
         zeros = torch.zeros(self.out_features, dtype=torch.int64)
-        return scale, zero, torch.tensor(zero + 0.5), weight, zeros
+        return scale, zero, torch.tensor(zero + 0.5), pack_weight(weight), rows, zeros
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Int8Linear":
         check_move(fn)
@@ -248,7 +252,7 @@ def check_unfollowed(layer: nn.Module, x: Tensor) -> None:
     if x.requires_grad and torch.is_grad_enabled():
         raise UserError(
             f"{type(layer).__name__} has no gradient and got an input that requires one; "
-            "call the int8 model under torch.no_grad(), or take gradients of the float32 model"
+            "call the copy under torch.no_grad(), or take gradients of the model that it was made from"
         )
 
 
@@ -262,15 +266,15 @@ def check_move(fn: Callable[[Tensor], Tensor]) -> None:
         )
 
 
-def samples_at_a_time(numbers: int) -> int:
+def samples_at_a_time(numbers: int, most: int = 2**18) -> int:
     """How many samples to work on together, if each takes so many numbers, for them to stay in the cache.
 
     It also keeps to memory that the process has already: fresh pages cost more than what is written to them.
     """
-    return max(1, 2**18 // max(1, numbers))
+    return max(1, most // max(1, numbers))
 
 
-def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Q (int8) and t with weight ~ t Q, one scale a row; a row of zeros gets zeros."""
-    scale = weight.abs().amax(1).clamp_min(1e-30) / 127.0
+def quantize_rows(weight: Tensor, largest: int = 127) -> tuple[Tensor, Tensor]:
+    """Q (int8, |Q| <= largest) and t with weight ~ t Q, one scale a row; a row of zeros gets zeros."""
+    scale = weight.abs().amax(1).clamp_min(1e-30) / largest
     return (weight / scale[:, None]).round().to(torch.int8), scale

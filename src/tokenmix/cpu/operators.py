@@ -1,17 +1,23 @@
-"""PyTorch's private operators for int8 on CPUs: all that `tokenmix.cpu` calls without a promise of torch's."""
+"""PyTorch's private operators for CPUs: all that `tokenmix.cpu` calls without a promise of torch's."""
 
+import functools
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from tokenmix.errors import UserError
 
 __all__ = [
     "OPERATORS",
     "Activation",
+    "Dtype",
+    "fused_linear",
+    "has_fused_linear",
     "int8_linear",
     "int8_matmul",
+    "largest_weight",
     "missing_operators",
     "pack_weight",
     "require_operators",
@@ -19,26 +25,67 @@ __all__ = [
 
 Activation = Literal["none", "gelu", "gelu-tanh"]
 
-OPERATORS = ("onednn.qlinear_prepack", "onednn.qlinear_pointwise", "aten._int_mm")
-"""Their names under `torch.ops`."""
+Dtype = Literal["float32", "bfloat16", "int8"]
 
+OPERATORS: dict[Dtype, tuple[str, ...]] = {
+    "float32": ("mkldnn._linear_pointwise",),
+    "bfloat16": (),
+    "int8": ("onednn.qlinear_prepack", "onednn.qlinear_pointwise", "aten._int_mm"),
+}
+"""Their names under `torch.ops`, by the type of the products that need them."""
+
+_FUSED = {"none": ("none", [], ""), "gelu": ("gelu", [], "none"), "gelu-tanh": ("gelu", [], "tanh")}
 _POST_OPS = {"none": ("none", "none"), "gelu": ("gelu", "none"), "gelu-tanh": ("gelu", "tanh")}
 
 
-def missing_operators() -> list[str]:
+def missing_operators(dtype: Dtype) -> list[str]:
     """Those of `OPERATORS` that this PyTorch does not have."""
-    split = ((name, *name.split(".")) for name in OPERATORS)
+    split = ((name, *name.split(".")) for name in OPERATORS[dtype])
     return [name for name, library, operator in split if not hasattr(getattr(torch.ops, library), operator)]
 
 
-def require_operators() -> None:
-    """Raise `UserError` unless this PyTorch has the operators and the library behind them."""
-    if "onednn" not in torch.backends.quantized.supported_engines:
+def require_operators(dtype: Dtype) -> None:
+    """Raise `UserError` unless this PyTorch has the operators and, for int8, the library behind them."""
+    if dtype == "int8" and "onednn" not in torch.backends.quantized.supported_engines:
         raise UserError("this PyTorch has no oneDNN, whose int8 kernels are needed; install the wheel of pytorch.org")
-    if missing := missing_operators():
+    if missing := missing_operators(dtype):
         raise UserError(
-            f"torch {torch.__version__} has no operator {', '.join(missing)}, which int8 needs; install torch 2.14"
+            f"torch {torch.__version__} has no operator {', '.join(missing)}, which {dtype} needs; install torch 2.14"
         )
+
+
+@functools.cache
+def has_fused_linear() -> bool:
+    """Whether float32 products go to oneDNN: on AMD's CPUs with AVX-512, which PyTorch's MKL does not use there.
+
+    On AMD's others and on Intel's, MKL is as fast or faster (LOG.md, 2026-11-22).
+    """
+    found = torch.cpu.get_capabilities()
+    amd = "AMD" in str(found.get("cpu_name")) and bool(found.get("avx512_f"))
+    return torch.backends.mkldnn.is_available() and amd
+
+
+def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: Activation) -> Tensor:
+    """act(x W^T + b), in one kernel where that gains; graphs that are saved or compiled hold PyTorch's operators."""
+    plain = x.dtype != torch.float32 or torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if plain or not has_fused_linear():
+        y = F.linear(x, weight, bias)
+        return y if act == "none" else F.gelu(y, approximate="none" if act == "gelu" else "tanh")
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, *_FUSED[act])
+
+
+@functools.cache
+def largest_weight() -> int:
+    """The largest |Q| whose products with 8-bit inputs this CPU adds exactly: 127, or 64 on x86 without VNNI.
+
+    There oneDNN adds two neighbouring products in 16 bits, which end at 32,767 < 2 * 255 * 127. One such product says
+    so on any system, and 2 * 255 * 64 = 32,640 fits.
+    """
+    inputs = torch.full((1, 64), 255, dtype=torch.uint8)
+    weight = pack_weight(torch.full((1, 64), 127, dtype=torch.int8))
+    ones, zeros = torch.ones(1), torch.zeros(1, dtype=torch.int64)
+    found = int8_linear(inputs, 1.0, 0, weight, ones, zeros, None, "none")
+    return 127 if found.item() == 64 * 255 * 127 else 64
 
 
 def pack_weight(weight: Tensor) -> Tensor:
@@ -57,5 +104,10 @@ def int8_linear(
 
 
 def int8_matmul(left: Tensor, right: Tensor) -> Tensor:
-    """The int32 product of two int8 matrices."""
+    """The product of two int8 matrices, in int32, or in float32 where the CPU has no dot product of 8 bits.
+
+    There `_int_mm` takes five times as long as float32, which holds the sums of up to 1,040 products exactly.
+    """
+    if largest_weight() < 127:
+        return left.float() @ right.float()
     return torch._int_mm(left, right)

@@ -1,4 +1,4 @@
-"""Which parts of a model become int8, and the ranges of what they meet."""
+"""Which parts of a model become others in its copy, and the ranges of what they meet."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
@@ -6,16 +6,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tokenmix.cpu.external import (
-    Folding,
-    Int8ExternalAttention,
-    folded,
-    folds,
-)
+from tokenmix.cpu.external import FoldedExternalAttention, Folding, folded, folds, make_external, num_heads
+from tokenmix.cpu.fused import FusedLinear, GroupedGatedMLP, make_linear
 from tokenmix.cpu.layers import Int8Gate, Int8Linear, Range
-from tokenmix.cpu.operators import Activation
-from tokenmix.cpu.stem import Int8T2TStem
+from tokenmix.cpu.operators import Activation, Dtype
+from tokenmix.cpu.stem import FoldedT2TStem
 from tokenmix.errors import UserError
+from tokenmix.layers.gated_mlp import GatedMLP
 from tokenmix.layers.spatial_gating import SpatialGatingUnit
 from tokenmix.models.eamlp import StemAttention, T2TStem
 from tokenmix.ops.external.api import external_attention_map
@@ -29,7 +26,7 @@ _PAIRS = (("proj_in", "act"), ("fc1", "act"))
 
 
 def observe(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Range]:
-    """Ranges of what the modules that can become int8 meet, as `module.what`."""
+    """Ranges of what the modules that have another form meet, as `module.what`."""
     ranges: dict[str, Range] = {}
 
     def hook(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -80,7 +77,7 @@ def _is_linear(module: nn.Module) -> bool:
     return type(module) is nn.Linear
 
 
-def make_plan(model: nn.Module, seen: set[str]) -> Plan:
+def make_plan(model: nn.Module, seen: set[str], dtype: Dtype) -> Plan:
     """What becomes of the modules whose ranges are known."""
     plan: Plan = {}
     met = {key.rpartition(".")[0] for key in seen}
@@ -95,6 +92,8 @@ def make_plan(model: nn.Module, seen: set[str]) -> Plan:
     for name, module in model.named_modules():
         kind = None if module in read else _future(module)
         # The model itself has no place where another could be put.
+        if kind == "gate" and dtype != "int8":
+            continue
         if kind is not None and name and not _inside(name, plan) and (name in met or kind == "stem"):
             plan[name] = kind
     for parent, module in model.named_modules():
@@ -116,7 +115,7 @@ def _future(module: nn.Module) -> str | None:
 
 
 def plan_of(model: nn.Module) -> Plan:
-    """The plan that an int8 model came from."""
+    """The plan that a copy came from."""
     plan: Plan = {}
     for name, module in model.named_modules():
         kind = kind_of(module)
@@ -126,11 +125,12 @@ def plan_of(model: nn.Module) -> Plan:
 
 
 def kind_of(module: nn.Module) -> str | None:
-    """The word in the plan for an int8 module."""
-    if isinstance(module, Int8Linear):
+    """The word in the plan for a module of a copy."""
+    if isinstance(module, FusedLinear | Int8Linear):
         return f"linear {module.act}"
-    kinds = {Int8Gate: "gate", Int8ExternalAttention: "external", Int8T2TStem: "stem"}
-    return kinds.get(type(module))
+    if isinstance(module, FoldedExternalAttention):
+        return "external"
+    return {Int8Gate: "gate", FoldedT2TStem: "stem"}.get(type(module))
 
 
 def _inside(name: str, plan: Plan) -> bool:
@@ -148,46 +148,51 @@ def _activation(module: nn.Module | None) -> Activation | None:
     return "gelu-tanh" if module.approximate == "tanh" else "gelu"
 
 
-def install(model: nn.Module, plan: Plan) -> None:
-    """Put empty int8 layers where the plan says, wherever the module stands; activations taken in become identities."""
+def install(model: nn.Module, plan: Plan, dtype: Dtype) -> None:
+    """Put empty layers where the plan says, wherever the module stands; activations taken in become identities."""
     old = {name: model.get_submodule(name) for name in plan}
-    new = {old[name]: _empty(old[name], kind) for name, kind in plan.items()}
+    new = {old[name]: _empty(old[name], kind, dtype) for name, kind in plan.items()}
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if child is None or child not in new:
                 continue
             made = new[child]
             parent.add_module(name, made)
-            if isinstance(made, Int8Linear) and made.act != "none":
+            if isinstance(made, FusedLinear | Int8Linear) and made.act != "none":
                 parent.add_module(dict(_followed(parent))[name], nn.Identity())
+    for module in model.modules():
+        if type(module) is GatedMLP:
+            # The same layer in all but its forward pass.
+            module.__class__ = GroupedGatedMLP
 
 
-def _empty(module: nn.Module, kind: str) -> nn.Module:
+def _empty(module: nn.Module, kind: str, dtype: Dtype) -> nn.Module:
     if isinstance(module, SpatialGatingUnit):
         return Int8Gate(module)
     if kind == "external":
         assert isinstance(module, Folding), f"{kind} does not fit a {type(module).__name__}"
-        return Int8ExternalAttention.empty(module)
+        slots = module.memory.key_memory.shape[0]
+        return make_external(dtype, module.dim, heads=num_heads(module), num_slots=slots)
     if kind == "stem":
         assert isinstance(module, T2TStem), f"{kind} does not fit a {type(module).__name__}"
-        return Int8T2TStem(module)
+        return FoldedT2TStem(module, dtype)
     assert isinstance(module, nn.Linear), f"{kind} does not fit a {type(module).__name__}"
     act: Activation = kind.removeprefix("linear ")  # type: ignore[assignment]
-    return Int8Linear(module.in_features, module.out_features, bias=module.bias is not None, act=act)
+    return make_linear(dtype)(module.in_features, module.out_features, bias=module.bias is not None, act=act)
 
 
 def fill(place: nn.Module, source: nn.Module, ranges: Mapping[str, Range]) -> None:
-    """Take a module over into the int8 one at its place, given the ranges of what it met."""
-    if isinstance(place, Int8Linear):
+    """Take a module over into the one at its place, given the ranges of what it met."""
+    if isinstance(place, FusedLinear | Int8Linear):
         assert isinstance(source, nn.Linear)
         place.fill(source.weight.detach(), source.bias, ranges["x"])
     elif isinstance(place, Int8Gate):
         assert isinstance(source, SpatialGatingUnit)
         low, high = ranges["gated"]
         place.fill(source, max(-low, high))
-    elif isinstance(place, Int8ExternalAttention):
+    elif isinstance(place, FoldedExternalAttention):
         assert isinstance(source, Folding)
         place.fill(*folded(source), inputs=ranges["x"], shares=ranges["map"])
-    elif isinstance(place, Int8T2TStem):
+    elif isinstance(place, FoldedT2TStem):
         assert isinstance(source, T2TStem)
         place.fill(source, ranges)

@@ -6,22 +6,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokenmix.cpu.external import Int8ExternalAttention, fold_keys, fold_values, linear_map
+from tokenmix.cpu.external import fold_keys, fold_values, linear_map, make_external
+from tokenmix.cpu.fused import FusedLinear, make_linear
 from tokenmix.cpu.layers import Int8Linear, Range, check_unfollowed, outside_graphs, samples_at_a_time
+from tokenmix.cpu.operators import Dtype
 from tokenmix.models.eamlp import Split, StemAttention, T2TStem
 from tokenmix.models.stems import Stem
 
-__all__ = ["Int8StemAttention", "Int8T2TStem"]
+__all__ = ["FoldedStemAttention", "FoldedT2TStem"]
 
 
-class Int8StemAttention(nn.Module):
+class FoldedStemAttention(nn.Module):
     """An unfolding and the external attention behind it, of patches x_p with K numbers.
 
         h_p = (C x_p) / sqrt(var x_p + eps) + c,    C = W diag(g) (I - 1/K),    c = W b_n + b
 
     This is W norm(x_p) + b, with g and b_n the norm's: centring the rows of W takes the mean of the patch away. So C x
     is a convolution in float32, var x comes from pooled moments, and no patch is written. Then as `StemAttention`, with
-    the products of the attention and the MLP in int8.
+    the products of the attention and the MLP in `dtype`.
 
     Shape:
         a map (B, C, H, W) to tokens (B, N, dim).
@@ -30,16 +32,17 @@ class Int8StemAttention(nn.Module):
     weight: Tensor
     bias: Tensor
 
-    def __init__(self, source: StemAttention, split: Split) -> None:
+    def __init__(self, source: StemAttention, split: Split, dtype: Dtype) -> None:
         super().__init__()
         kernel, _, _ = split
         self.split, self.in_dim, self.dim, self.eps = split, source.in_dim, source.dim, source.norm1.eps
         shape = (source.dim, source.in_dim // kernel**2, kernel, kernel)
         self.register_buffer("weight", torch.zeros(shape))
         self.register_buffer("bias", torch.zeros(source.dim))
-        self.attention = Int8ExternalAttention(source.dim, heads=1, num_slots=source.num_slots)
+        self.attention = make_external(dtype, source.dim, heads=1, num_slots=source.num_slots)
         self.norm2 = source.norm2
-        self.mlp = nn.Sequential(Int8Linear(source.dim, source.dim, act="gelu"), Int8Linear(source.dim, source.dim))
+        linear = make_linear(dtype)
+        self.mlp = nn.Sequential(linear(source.dim, source.dim, act="gelu"), linear(source.dim, source.dim))
 
     @torch.no_grad()
     def fill(self, source: StemAttention, ranges: Mapping[str, Range]) -> None:
@@ -53,7 +56,7 @@ class Int8StemAttention(nn.Module):
         self.attention.fill(keys, values, inputs=ranges["h"], shares=ranges["map"])
         for name, place in (("mlp.0", self.mlp[0]), ("mlp.2", self.mlp[1])):
             linear = linear_map(source.get_submodule(name), source.dim)
-            assert isinstance(place, Int8Linear)
+            assert isinstance(place, FusedLinear | Int8Linear)
             place.fill(*linear, ranges[f"{name}.x"])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,20 +77,21 @@ class Int8StemAttention(nn.Module):
         return num_tokens * (self.in_dim * self.dim + 2 * self.dim**2) + self.attention.macs(num_tokens)
 
 
-class Int8T2TStem(T2TStem):
-    """The T2T stem with products of its tokens in int8, its unfoldings and the last projection as convolutions.
+class FoldedT2TStem(T2TStem):
+    """The T2T stem with products of its tokens in `dtype`, its unfoldings and the last projection as convolutions.
 
     Shape:
         images (B, C, H, W) to tokens (B, N, D), as `T2TStem`.
     """
 
-    def __init__(self, source: T2TStem) -> None:
+    def __init__(self, source: T2TStem, dtype: Dtype) -> None:
         Stem.__init__(self)
+        self.dtype: Dtype = dtype
         self.dim, self.in_chans, self.reduction, self.splits = (
             source.dim, source.in_chans, source.reduction, source.splits,
         )  # fmt: skip
         self.attentions = nn.ModuleList(
-            Int8StemAttention(attention, split)  # type: ignore[arg-type]
+            FoldedStemAttention(attention, split, dtype)  # type: ignore[arg-type]
             for attention, split in zip(source.attentions, source.splits, strict=False)
         )
         self.num_slots = max((attention.num_slots for attention in source.attentions), default=0)  # type: ignore[type-var]

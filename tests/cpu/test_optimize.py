@@ -1,0 +1,156 @@
+"""Copies in float32 and bfloat16: the answers of the original, in fewer and larger steps; refusals of every dtype."""
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from nano_nets import NANO, nano_images, nano_model
+from torch import Tensor, nn
+
+import tokenmix
+from tokenmix.cpu import FoldedExternalAttention, FoldedT2TStem, FusedLinear, operators, save_quantized
+from tokenmix.cpu.fused import GroupedGatedMLP
+from tokenmix.errors import UserError
+from tokenmix.layers import GatedMLP, MultiHeadExternalAttention
+
+FLOATS = {"float32": 1e-5, "bfloat16": 0.03}
+"""The largest error of an answer relative to the largest answer, of nets with nothing that hides it."""
+
+
+def _worst(found: Tensor, expected: Tensor) -> float:
+    return ((found - expected).abs().max() / expected.abs().max()).item()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", NANO)
+def test_the_same_answers(name: str, dtype: Any, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "has_fused_linear", lambda: fused)
+    model, images = nano_model(name), nano_images(9)
+    fast = tokenmix.optimize(model, images[:4], dtype=dtype)
+    assert any(isinstance(module, FusedLinear) for module in fast.modules())
+    found = fast(images)
+    assert found.dtype == torch.float32
+    assert _worst(found, model(images)) < FLOATS[dtype]
+
+
+def test_float32_is_the_default_and_the_model_stays() -> None:
+    model, images = nano_model("eamlp_nano").train(), nano_images(2)
+    before = copy.deepcopy(model.state_dict())
+    fast = tokenmix.optimize(model, images)
+    assert model.training
+    assert not fast.training
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert not any(parameter.requires_grad for parameter in fast.parameters())
+    assert isinstance(fast.stem, FoldedT2TStem)
+    assert isinstance(fast.get_submodule("blocks.0.mixer"), FoldedExternalAttention)
+
+
+def test_the_gelu_behind_a_linear_layer_is_taken_in() -> None:
+    fast = tokenmix.optimize(nano_model("gmlp_nano"), nano_images(2))
+    mixer: Any = fast.get_submodule("blocks.0.mixer")
+    assert mixer.proj_in.act == "gelu"
+    assert isinstance(mixer.act, nn.Identity)
+
+
+class _Stranger(nn.Module):
+    """A model of somebody else with a layer of ours, whose weights it reads as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Linear(24, 24)
+        self.mix = MultiHeadExternalAttention(24, num_heads=3, num_slots=8)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        y = self.mix(self.inside(x))
+        return {"tokens": y @ self.inside.weight, "first": y[:, 0]}
+
+
+@torch.no_grad()
+def test_a_model_of_a_stranger() -> None:
+    torch.manual_seed(0)
+    model, x = _Stranger().eval(), torch.randn(3, 7, 24)
+    fast = tokenmix.optimize(model, x)
+    assert isinstance(fast.mix, FoldedExternalAttention)
+    for name, expected in model(x).items():
+        assert _worst(fast(x)[name], expected) < 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("scale", [1.0, 60.0, -60.0])
+def test_masks_and_logits_of_any_size(scale: float) -> None:
+    torch.manual_seed(0)
+    layer, x = MultiHeadExternalAttention(24, num_heads=3, num_slots=8).eval(), torch.randn(3, 19, 24)
+    layer.query.weight *= scale
+    fast = tokenmix.optimize(nn.Sequential(layer), x)[0]  # type: ignore[index]
+    mask = torch.ones(3, 19, dtype=torch.bool)
+    mask[0, 11:] = False
+    mask[1] = False
+    assert _worst(fast(x), layer(x)) < 1e-4
+    assert _worst(fast(x, mask), layer(x, mask)) < 1e-4
+    assert _worst(fast.attention_map(x, mask), layer.attention_map(x, mask)) < 1e-4
+    x[1, 4, 2] = float("nan")
+    assert fast(x)[1].isnan().all()
+    assert fast(x)[[0, 2]].isfinite().all()
+    assert fast(x[:0]).shape == (0, 19, 24)
+
+
+@torch.no_grad()
+def test_a_gated_mlp_on_a_few_samples_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenmix.cpu.fused.samples_at_a_time", lambda numbers, most: 2)
+    torch.manual_seed(0)
+    layer, x = GatedMLP(16, 9, attention_dim=8).eval(), torch.randn(5, 9, 16)
+    nn.init.normal_(layer.gating.weight, std=0.3)
+    fast = tokenmix.optimize(nn.Sequential(layer), x)[0]  # type: ignore[index]
+    assert isinstance(fast, GroupedGatedMLP)
+    mask = torch.rand(5, 9, generator=torch.Generator().manual_seed(0)) < 0.7
+    for chosen in (None, mask):
+        torch.testing.assert_close(fast(x, chosen), layer(x, chosen), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_gradients_are_refused(dtype: Any) -> None:
+    fast, images = tokenmix.optimize(nano_model("gmlp_nano"), nano_images(4), dtype=dtype), nano_images(4)
+    with pytest.raises(UserError, match=r"torch\.no_grad"):
+        fast(images.requires_grad_())
+    assert not fast(images.detach()).requires_grad
+
+
+def test_a_float32_copy_is_exported_and_compiled_in_operators_of_pytorch() -> None:
+    model, images = nano_model("gmlp_nano"), nano_images(4)
+    fast = tokenmix.optimize(model, images)
+    graph = torch.export.export(fast, (images,), strict=False)
+    assert not any("mkldnn" in str(node.target) for node in graph.graph.nodes)
+    assert _worst(graph.module()(images), fast(images)) < 1e-5
+    with torch.no_grad():
+        assert _worst(torch.compile(fast, backend="eager")(images), fast(images)) < 1e-5
+
+
+def test_refusals(tmp_path: Any) -> None:
+    model, images = nano_model("gmlp_nano"), nano_images(4)
+    with pytest.raises(UserError, match="unknown dtype 'float16'"):
+        tokenmix.optimize(model, images, dtype="float16")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="nothing to optimise in float32"):
+        tokenmix.optimize(nn.Sequential(nn.Conv2d(1, 2, 3)), images)
+    fast = tokenmix.optimize(model, images)
+    with pytest.raises(UserError, match="an optimised copy already"):
+        tokenmix.optimize(fast, images, dtype="int8")
+    with pytest.raises(UserError, match="no int8 layers"):
+        save_quantized(fast, tmp_path / "a")
+
+
+def test_a_copy_that_answers_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "tokenmix.cpu.fused.fused_linear", lambda x, weight, bias, act: torch.zeros(*x.shape[:-1], len(weight))
+    )
+    with pytest.raises(UserError, match=r"float32 copy of Sequential is off by 1 .* at most 0\.001"):
+        tokenmix.optimize(nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 3, 4))
+
+
+def test_nothing_is_said_on_the_way() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tokenmix.optimize(nano_model("eamlp_nano"), nano_images(2))
