@@ -6,7 +6,7 @@ from typing import Any
 from tokenmix.errors import UserError
 from tokenmix.layers.memory import Tie
 from tokenmix.models.stems import pair
-from tokenmix.tasks.detection.models.bodies import LaViTBody, Norm, ResNetBody
+from tokenmix.tasks.detection.models.backbones import LaViTBackbone, Norm, ResNetBackbone
 from tokenmix.tasks.detection.models.detector import IMAGENET, Detector, Resize
 from tokenmix.tasks.detection.models.networks import Answers, HeadSizes, Kind
 from tokenmix.tasks.segmentation.models.blocks import ContextName
@@ -39,12 +39,12 @@ def resnet_detector(
     image_std: Sequence[float] = IMAGENET[1],
     device: Any = None,
 ) -> Detector:
-    """A detector over `ResNetBody`: images of any size, the shorter side brought to `min_size`.
+    """A detector over `ResNetBackbone`: images of any size, the shorter side brought to `min_size`.
 
     `heads` are fields of `HeadSizes`.
     `norm="frozen"` with `pretrained_backbone=True` and `frozen_stages=2` is what the published 1x schedules do.
     """
-    body = ResNetBody(
+    body = ResNetBackbone(
         backbone=backbone, backbone_kwargs=backbone_kwargs, pretrained_backbone=pretrained_backbone, levels=levels,
         mixer=mixer, num_slots=num_slots, tie=tie, norm=norm, frozen_stages=frozen_stages, device=device,
     )  # fmt: skip
@@ -72,11 +72,13 @@ def lavit_detector(
     image_std: Sequence[float] = IMAGENET[1],
     device: Any = None,
 ) -> Detector:
-    """A detector over `LaViTBody`: images are brought into a square of `img_size`, see `Resize.square`."""
+    """A detector over `LaViTBackbone`: images are brought into a square of `img_size`, see `Resize.square`."""
     size = pair(img_size)
     if size[0] != size[1]:
         raise UserError(f"a detector over LaViT looks at squares, not at {size[0]} x {size[1]}; give one side")
-    body = LaViTBody(backbone=backbone, backbone_kwargs=backbone_kwargs, img_size=size, levels=levels, device=device)
+    body = LaViTBackbone(
+        backbone=backbone, backbone_kwargs=backbone_kwargs, img_size=size, levels=levels, device=device
+    )
     return Detector(
         kind, body, HeadSizes(**heads or {}), num_classes=num_classes, resize=Resize.square(size[0]),
         fixed_size=True, img_size=size, answers=Answers(score, nms, detections), mean=image_mean, std=image_std,
