@@ -103,18 +103,18 @@ def _run(options: argparse.Namespace, command: str) -> int:
         rows = _rows(cases, place, options, repeats)
         passed &= all(row.passed for row in rows)
         if options.case is None:
-            with _told(f"results of {group}"):
+            with _failure_reported(f"results of {group}"):
                 write_results(_results(group, place, command, rows), options.out)
     if options.case is None:
-        with _told("the table"):
+        with _failure_reported("the table"):
             _write_page(options.out, place.device)
-    if place.device == "cpu" and (warning := others.told(place.threads)):
+    if place.device == "cpu" and (warning := others.warning(place.threads)):
         print(f"warning: {warning}", file=sys.stderr)
     return 0 if passed else 1
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def _failure_reported(what: str) -> Iterator[None]:
     """A disk that refuses is a mistake with a remedy."""
     try:
         yield

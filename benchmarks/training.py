@@ -76,13 +76,13 @@ def _run(options: argparse.Namespace) -> int:
             replace_file(options.out, (json.dumps(document, indent=1) + "\n").encode())
         except OSError as error:
             raise UserError(f"{options.out} could not be written ({error.strerror}): {disk_remedy(error)}") from None
-    if warning := others.told(options.threads):
+    if warning := others.warning(options.threads):
         print(f"warning: {warning}", file=sys.stderr)
     return 0
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Told before minutes are spent on measuring."""
+    """Reported before minutes are spent on measuring."""
     for name in ("batch_size", "rounds", "threads"):
         if getattr(options, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}")

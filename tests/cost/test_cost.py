@@ -14,7 +14,7 @@ from tokenmix.cost.ceilings import Ceilings, measure_ceilings
 from tokenmix.cost.cost import CostRow, CostTable, cost_table, exponent
 from tokenmix.cost.cost_report import CostRequest, run, sentences
 from tokenmix.cost.crossover import Crossover, Ends, faster_ranges, find_crossover, measured_crossover
-from tokenmix.cost.specimen import grid_of, layer_for, make_specimen
+from tokenmix.cost.random_input import grid_of, layer_for, mixer_with_input
 from tokenmix.cost.speed import Timing
 from tokenmix.errors import UserError
 from tokenmix.layers.table import list_mixers
@@ -32,25 +32,25 @@ def _known_ceilings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", list_mixers())
 def test_every_mixer_can_be_measured(name: str):
-    specimen = make_specimen(name, 16, 64, num_heads=2)
-    assert specimen.forward().shape == specimen.x.shape
-    specimen.step()
-    assert all(p.grad is None for p in specimen.layer.parameters())
-    weights = sum(p.nbytes for p in specimen.layer.parameters())
+    built = mixer_with_input(name, 16, 64, num_heads=2)
+    assert built.forward().shape == built.x.shape
+    built.step()
+    assert all(p.grad is None for p in built.layer.parameters())
+    weights = sum(p.nbytes for p in built.layer.parameters())
     carried = 2 * 4 * 64 * 16 * (name == "less")
-    assert specimen.traffic() == 2 * specimen.x.nbytes + weights + carried
-    assert specimen.macs() == specimen.layer.macs(64)
+    assert built.traffic() == 2 * built.x.nbytes + weights + carried
+    assert built.macs() == built.layer.macs(64)
 
 
 def test_less_attention_is_taken_as_it_stands_in_a_stack():
-    assert make_specimen("less", 16, 9).carry is not None
-    assert make_specimen("self", 16, 9).carry is None
+    assert mixer_with_input("less", 16, 9).carry is not None
+    assert mixer_with_input("self", 16, 9).carry is None
 
 
 def test_specimen_is_of_the_type_asked_for():
-    specimen = make_specimen("less", 16, 9, dtype=torch.bfloat16)
-    assert specimen.forward().dtype == torch.bfloat16
-    assert {p.dtype for p in specimen.layer.parameters()} == {torch.bfloat16}
+    built = mixer_with_input("less", 16, 9, dtype=torch.bfloat16)
+    assert built.forward().dtype == torch.bfloat16
+    assert {p.dtype for p in built.layer.parameters()} == {torch.bfloat16}
 
 
 def test_grid_is_the_squarest():
@@ -217,7 +217,7 @@ def test_mistakes_are_told_at_once(names: list[str], tokens: list[int], message:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "expected"),
     [
         ("", "--table eanet"),
         ("external --img-size 32", "give --tokens"),
@@ -241,21 +241,21 @@ def test_mistakes_are_told_at_once(names: list[str], tokens: list[int], message:
         ("gmlp_nano --img-size 32,33", "not a multiple of the patch size"),
         ("external --dim 0", "at least 1, got 0"),
         ("external --dim -8", "at least 1, got -8"),
-        ("external --dim x", "--dim takes INT, got 'x'"),
-        ("external --tokens 64,abc", "'abc' is no whole number"),
+        ("external --dim x", "--dim takes none|INT: invalid literal"),
+        ("external --tokens 64,abc", "--tokens takes none|1,2,3: 'abc' is not a whole number"),
         ("residaul --tokens 64", "unknown mixer or model 'residaul'"),
         ("external --table eanet", "leave out all but --json"),
     ],
 )
 def test_mistakes_on_the_command_line_are_one_line(
-    line: str, told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    line: str, expected: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     # Nothing is measured before.
     monkeypatch.setattr(cost, "measure_ceilings", lambda *_: pytest.fail("measured"))
     assert main(["cost", *line.split()]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert told in said
+    assert expected in said
 
 
 def test_a_file_in_the_place_of_the_folder_is_told_before_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -300,16 +300,16 @@ def test_running_out_of_a_gpus_memory_costs_one_cell(monkeypatch: pytest.MonkeyP
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    def subject(name: str, step: Callable[[], None], build: Callable[[Any], None] | None = None) -> Any:
+    def target(name: str, step: Callable[[], None], build: Callable[[Any], None] | None = None) -> Any:
         made = SimpleNamespace(forward=lambda: None, step=step)
         return SimpleNamespace(name=name, build=build or (lambda _: made))
 
     monkeypatch.setattr(cost, "_reasons", lambda *_: {"forward": "", "step": ""})
     monkeypatch.setattr(cost, "_time", lambda functions, *_: {name: Timing.of([1.0]) for name in functions})
     monkeypatch.setattr(cost, "peak_memory", lambda *_: 1)
-    subjects = [subject("small", lambda: None), subject("wide", full), subject("vast", full, full)]
-    counts = {each.name: {"parameters": 1, "macs": 1, "traffic": 1} for each in subjects}
-    rows = cost._measure(subjects, 8, counts, TOP, torch.device("cuda"), 1)
+    targets = [target("small", lambda: None), target("wide", full), target("vast", full, full)]
+    counts = {each.name: {"parameters": 1, "macs": 1, "traffic": 1} for each in targets}
+    rows = cost._measure(targets, 8, counts, TOP, torch.device("cuda"), 1)
     assert [(row.skipped, row.step_skipped) for row in rows.values()] == [
         ("", ""),
         ("", cost.FULL),

@@ -17,7 +17,7 @@ from tokenmix.cost.cost_report import footnotes, markdown, sentences, write_cost
 from tokenmix.cost.crossover import Crossover, faster_ranges
 from tokenmix.cost.estimate import expected_peak, too_slow
 from tokenmix.cost.speed import Timing, time_interleaved
-from tokenmix.cost.subject import MixerSubject, ModelSubject
+from tokenmix.cost.target import MixerTarget, ModelTarget
 
 CPU = torch.device("cpu")
 
@@ -34,7 +34,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "which", "told"),
+    ("seconds", "which", "expected"),
     [
         (60, "forward", ""),
         (61, "forward", "would take at least about 61 seconds a pass"),
@@ -44,16 +44,16 @@ def _quick(monkeypatch: pytest.MonkeyPatch):
         (10**6, "forward", "would take at least about 12 days a pass"),
     ],
 )
-def test_time_is_foreseen_from_multiply_adds(seconds: int, which: Any, told: str):
-    assert too_slow(seconds * 1000, 1000.0, which) == told
+def test_time_is_estimated_from_multiply_adds(seconds: int, which: Any, expected: str):
+    assert too_slow(seconds * 1000, 1000.0, which) == expected
 
 
 def test_a_million_tokens_of_self_attention_are_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     # External attention fits into a minute at this speed, self-attention does not.
-    subjects = {name: MixerSubject(name, 16, CPU, torch.float32) for name in ("self", "external")}
-    macs = {name: subject.outline(4096).macs() for name, subject in subjects.items()}
+    targets = {name: MixerTarget(name, 16, CPU, torch.float32) for name in ("self", "external")}
+    macs = {name: target.outline(4096).macs() for name, target in targets.items()}
     assert macs["external"] * 4 < macs["self"]
     monkeypatch.setattr(cost, "measure_ceilings", _ceilings(macs["self"] / 4800))
     monkeypatch.setattr("tokenmix.cost.estimate.LONGEST", 4000.0)
@@ -67,7 +67,7 @@ def test_counts_need_no_run():
     table = cost_table(["self-double", "gating"], [1_000_000], 16)
     assert all(row.forward is None and row.skipped for row in table.rows)
     for row in table.rows:
-        outline = MixerSubject(row.name, 16, CPU, torch.float32).outline(1_000_000)
+        outline = MixerTarget(row.name, 16, CPU, torch.float32).outline(1_000_000)
         assert (row.parameters, row.macs, row.traffic) == (outline.parameters(), outline.macs(), outline.traffic())
     assert table.row("gating", 1_000_000).parameters > 10**12
     document = json.loads(json.dumps(table.to_json()))
@@ -76,8 +76,8 @@ def test_counts_need_no_run():
 
 @pytest.mark.parametrize("name", ["resnet18", "gmlp_nano", "vit_tiny_patch16_224"])
 def test_a_model_is_counted_by_its_shapes_alone(name: str):
-    subject = ModelSubject(name, CPU, torch.bfloat16)
-    outline, built = subject.outline(64), subject.build(64)
+    target = ModelTarget(name, CPU, torch.bfloat16)
+    outline, built = target.outline(64), target.build(64)
     assert outline.images.device.type == "meta"
     counts = [(made.parameters(), made.macs(), made.traffic()) for made in (outline, built)]
     assert counts[0] == counts[1]
@@ -86,8 +86,8 @@ def test_a_model_is_counted_by_its_shapes_alone(name: str):
 def test_forward_pass_is_run_where_only_the_step_does_not_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    subject = MixerSubject("self", 16, CPU, torch.float32)
-    forward, step = (expected_peak(subject.foresee(512, which)) for which in ("forward", "step"))
+    target = MixerTarget("self", 16, CPU, torch.float32)
+    forward, step = (expected_peak(target.dry_run(512, which)) for which in ("forward", "step"))
     assert forward < step
     monkeypatch.setattr(cost, "free_memory", lambda: round((forward + step) / 2 / 0.8))
     table = cost_table(["self"], [512], 16, repeats=1)
@@ -166,9 +166,9 @@ def test_unsteady_times_are_marked_and_nothing_is_read_from_them(monkeypatch: py
     assert cost_report._costs(table.row("external", 16))[2].startswith("~")
     assert not cost_report._costs(table.row("self", 16))[2].startswith("~")
     assert footnotes(table)[-1].startswith("~ says little: the quartiles of these times are more than 50%")
-    told = next(line for line in sentences(table) if line.startswith("external"))
-    assert "no growth is told: its forward times marked ~ say little" in told
-    assert told.endswith("not compared with self: forward times of external marked ~ say little")
+    expected = next(line for line in sentences(table) if line.startswith("external"))
+    assert "no growth exponent: its forward times are noisy (~)" in expected
+    assert expected.endswith("not compared with self: forward times of external are noisy (~)")
     cells = json.loads(json.dumps(table.to_json()))["rows"]
     assert {cell["name"] for cell in cells if cell["unsteady"] == ["forward", "step"]} == {"external"}
 
@@ -177,7 +177,7 @@ def test_nothing_is_compared_with_an_unsteady_reference(monkeypatch: pytest.Monk
     table = _timed(monkeypatch, "self")
     assert set(table.faster.values()) == {None}
     assert table.exponents["external"] is not None
-    assert all("forward times of self marked ~" in line for line in sentences(table)[1:])
+    assert all("forward times of self are noisy (~)" in line for line in sentences(table)[1:])
 
 
 def test_steady_times_have_no_mark(monkeypatch: pytest.MonkeyPatch):
@@ -203,7 +203,7 @@ def _curves(**times: list[float]) -> CostTable:
 
 
 @pytest.mark.parametrize(
-    ("mine", "told"),
+    ("mine", "expected"),
     [
         ([2, 2, 2, 2, 2], "slower than self at all of these sizes"),
         ([0.5, 0.5, 0.5, 0.5, 0.5], "faster than self at all of these sizes"),
@@ -213,9 +213,9 @@ def _curves(**times: list[float]) -> CostTable:
         ([0.5, 2, 2, 2, 0.5], "faster than self up to about N = 91 and from about N = 724 on"),
     ],
 )
-def test_every_crossing_is_told_with_the_faster_side(mine: list[float], told: str, tmp_path: Path):
+def test_every_crossing_is_reported_with_the_faster_side(mine: list[float], expected: str, tmp_path: Path):
     table = _curves(self=[1.0] * 5, external=mine)
-    assert sentences(table)[1].endswith(f"; {told}")
+    assert sentences(table)[1].endswith(f"; {expected}")
     assert "over the 3 sizes from N = 256 to N = 1,024" in sentences(table)[0]
     write_cost(table, tmp_path)
 
@@ -223,8 +223,8 @@ def test_every_crossing_is_told_with_the_faster_side(mine: list[float], told: st
 def test_help_tells_one_default_of_each_option(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         main(["cost", "--help"])
-    told = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    expected = " ".join(capsys.readouterr().out.replace("│", " ").split())
     for default in ("196,1024,4096", "the model's own", "256"):
-        assert f"(default: {default})" in told
-    assert "(default: None)" not in told
-    assert "if not given" not in told
+        assert f"(default: {default})" in expected
+    assert "(default: None)" not in expected
+    assert "if not given" not in expected

@@ -1,4 +1,4 @@
-"""Costs of models, what is foreseen before a pass, and the paper's table."""
+"""Costs of models, what is estimated before a pass, and the paper's table."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from tokenmix.cost.cost import cost_table
 from tokenmix.cost.estimate import expected_peak, free_memory, too_large
 from tokenmix.cost.memory import peak_memory
 from tokenmix.cost.published_costs import eanet_requirements, print_requirements
-from tokenmix.cost.subject import MixerSubject, ModelSubject, counted_macs
+from tokenmix.cost.target import MixerTarget, ModelTarget, counted_macs
 from tokenmix.layers import ExternalAttention2d, SAGANAttention2d, SelfAttention
 from tokenmix.layers.table import list_mixers
 
@@ -31,19 +31,19 @@ def _known_ceilings(monkeypatch: pytest.MonkeyPatch):
 # Less-attention needs the scores before it and a Toeplitz gate runs by FFT: the contract's own test counts those.
 @pytest.mark.parametrize("name", [name for name in list_mixers() if name not in ("less", "gating-toeplitz")])
 def test_equations_of_mixers_agree_with_a_counted_unfused_run(name: str):
-    subject = MixerSubject(name, 64, CPU, torch.float32, {"num_heads": 4})
-    specimen = subject.build(64)
-    assert counted_macs(specimen.layer, specimen.x) == pytest.approx(specimen.macs(), rel=0.01)  # type: ignore[attr-defined]
+    target = MixerTarget(name, 64, CPU, torch.float32, {"num_heads": 4})
+    built = target.build(64)
+    assert counted_macs(built.layer, built.x) == pytest.approx(built.macs(), rel=0.01)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["mixer_nano", "gmlp_nano", "eamlp_nano", "lavit_nano", "vit_nano", "eanet_resnet50"])
 def test_equations_of_models_agree_with_a_counted_unfused_run(name: str):
-    built = ModelSubject(name, CPU, torch.float32).build(32)
+    built = ModelTarget(name, CPU, torch.float32).build(32)
     assert counted_macs(built.model, built.images) == pytest.approx(built.macs(), rel=0.01)
 
 
 def test_fused_attention_of_another_model_is_counted():
-    built = ModelSubject("vit_tiny_patch16_224", CPU, torch.float32).build(64)
+    built = ModelTarget("vit_tiny_patch16_224", CPU, torch.float32).build(64)
     n, width, depth = 17, 192, 12
     block = n * (4 + 8) * width**2 + 2 * n * n * width
     assert built.macs() == depth * block + 16 * 3 * 16**2 * width + width * 1000
@@ -65,35 +65,35 @@ def test_models_are_measured_at_the_sizes_asked_for():
 
 
 def test_own_size_is_taken_if_none_is_given():
-    assert ModelSubject("gmlp_small", CPU, torch.float32).own_size() == 224
-    assert ModelSubject("mobilenetv3_small_100", CPU, torch.float32).own_size() == 224
+    assert ModelTarget("gmlp_small", CPU, torch.float32).own_size() == 224
+    assert ModelTarget("mobilenetv3_small_100", CPU, torch.float32).own_size() == 224
 
 
-# Of fewer tokens self-attention writes its map in tiles, inside an operator: scratch, which is not foreseen.
+# Of fewer tokens self-attention writes its map in tiles, inside an operator: scratch, which is not estimated.
 @pytest.mark.parametrize(
     ("name", "n"), [("self", 2048), ("self-double", 512), ("external", 512), ("gating-toeplitz", 512)]
 )
-def test_foreseen_memory_is_about_what_is_taken(name: str, n: int):
-    subject = MixerSubject(name, 32, CPU, torch.float32, {})
-    built = subject.build(n)
+def test_estimated_memory_is_about_what_is_taken(name: str, n: int):
+    target = MixerTarget(name, 32, CPU, torch.float32, {})
+    built = target.build(n)
     built.step()
     weights = sum(p.nbytes for p in built.layer.parameters()) + built.x.nbytes  # type: ignore[attr-defined]
     taken = peak_memory(built.step)
-    assert 0.6 * taken < expected_peak(subject.foresee(n, "step")) < 1.7 * (taken + weights)
+    assert 0.6 * taken < expected_peak(target.dry_run(n, "step")) < 1.7 * (taken + weights)
 
 
-def test_foreseen_memory_of_a_model_holds_its_weights_and_gradients():
-    subject = ModelSubject("resnet18", CPU, torch.float32)
-    weights = sum(p.nbytes for p in subject.build(32).model.parameters())
-    foreseen = [expected_peak(subject.foresee(32, which)) for which in ("forward", "step")]
-    assert weights < foreseen[0] < 1.5 * weights
-    assert 2 * weights < foreseen[1] < 2.5 * weights
+def test_estimated_memory_of_a_model_holds_its_weights_and_gradients():
+    target = ModelTarget("resnet18", CPU, torch.float32)
+    weights = sum(p.nbytes for p in target.build(32).model.parameters())
+    estimated = [expected_peak(target.dry_run(32, which)) for which in ("forward", "step")]
+    assert weights < estimated[0] < 1.5 * weights
+    assert 2 * weights < estimated[1] < 2.5 * weights
 
 
-def test_nothing_is_computed_or_taken_to_foresee():
-    subject = MixerSubject("gating", 16, CPU, torch.float32, {})
+def test_nothing_is_computed_or_taken_to_estimate():
+    target = MixerTarget("gating", 16, CPU, torch.float32, {})
     # A gate of 10^12 numbers.
-    assert expected_peak(subject.foresee(1_000_000, "step")) > 2 * 4 * 10**12
+    assert expected_peak(target.dry_run(1_000_000, "step")) > 2 * 4 * 10**12
 
 
 def test_storage_is_let_go_when_nothing_holds_it():
@@ -171,5 +171,5 @@ def test_published_table_is_printed(capsys: pytest.CaptureFixture[str]):
     assert "591,360" in capsys.readouterr().out
     assert main(["cost", "--table", "eanet", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["schema"] == 1
-    assert len(document["rows"]) == 12
+    assert document["schema"] == 2
+    assert len(document["rows"]) == 6

@@ -27,20 +27,20 @@ def test_what_others_took_is_the_busy_time_that_is_not_ours(tmp_path: Path) -> N
     _write(stat, 0.0)
     watch = OtherWork(stat)
     assert watch.cpus() == 0.0
-    assert watch.told(threads=len(ALLOWED)) == ""
+    assert watch.warning(threads=len(ALLOWED)) == ""
     _write(stat, 1000.0)
     cpus = watch.cpus()
     assert cpus is not None
     assert cpus > 1.0
-    assert "close them" in watch.told(threads=len(ALLOWED))
+    assert "close them" in watch.warning(threads=len(ALLOWED))
 
 
 def test_cpus_that_are_left_over_may_be_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _write(tmp_path / "stat", 0.0)
     watch = OtherWork(tmp_path / "stat")
     monkeypatch.setattr(watch, "cpus", lambda: 1.0)
-    assert watch.told(threads=len(ALLOWED))
-    assert watch.told(threads=len(ALLOWED) - 1) == ""
+    assert watch.warning(threads=len(ALLOWED))
+    assert watch.warning(threads=len(ALLOWED) - 1) == ""
 
 
 @pytest.mark.parametrize("text", [None, "", "cpu 1 2 3 4 5 6 7 8\n"])
@@ -49,7 +49,7 @@ def test_where_the_system_does_not_tell_nothing_is_said(tmp_path: Path, text: st
         (tmp_path / "stat").write_text(text)
     watch = OtherWork(tmp_path / "stat")
     assert watch.cpus() is None
-    assert watch.told(threads=10**6) == ""
+    assert watch.warning(threads=10**6) == ""
 
 
 def test_cost_warns_of_a_busy_machine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

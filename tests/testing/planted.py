@@ -1,7 +1,4 @@
-"""Small layers with one planted bug each, of kinds found in public code.
-
-The number in a docstring is the bug's in the project's list of known bugs.
-"""
+"""Small layers with one planted bug each, of kinds found in public code."""
 
 from typing import Any
 
@@ -15,7 +12,7 @@ from tokenmix.layers.base import zero_masked
 
 
 class SecondNormOnTheSameAxis(SoundMemory):
-    """B1: softmax over the tokens, then the sum over the tokens again."""
+    """Softmax over the tokens, then the sum over the tokens again."""
 
     def attention_map(self, x: Tensor) -> Tensor:
         weights = self.keys(x).softmax(-2)
@@ -23,7 +20,7 @@ class SecondNormOnTheSameAxis(SoundMemory):
 
 
 class SharedStorage(SoundMemory):
-    """B2: tying by a view of the other parameter's data."""
+    """Tying by a view of the other parameter's data."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__(d_model)
@@ -31,7 +28,7 @@ class SharedStorage(SoundMemory):
 
 
 class TinyEpsilon(SoundMemory):
-    """B3: an epsilon that is 0 in half precision."""
+    """An epsilon that is 0 in half precision."""
 
     def attention_map(self, x: Tensor) -> Tensor:
         weights = self.keys(x).softmax(-2)
@@ -39,14 +36,14 @@ class TinyEpsilon(SoundMemory):
 
 
 class IgnoredArgument(Sound):
-    """B8: a bias that is asked for and never made."""
+    """A bias that is asked for and never made."""
 
     def __init__(self, dim: int, *, qkv_bias: bool = False) -> None:
         super().__init__(dim, qkv_bias=False)
 
 
 class WiredSize(nn.Module):
-    """B39: a width that is accepted and not used."""
+    """A width that is accepted and not used."""
 
     def __init__(self, channels: int = 32) -> None:
         super().__init__()
@@ -57,7 +54,7 @@ class WiredSize(nn.Module):
 
 
 class HiddenTriangle(nn.Module):
-    """B11: a Toeplitz gate called circulant, whose wrapped half is cut off."""
+    """A Toeplitz gate called circulant, whose wrapped half is cut off."""
 
     def __init__(self, dim: int, seq_len: int) -> None:
         super().__init__()
@@ -78,14 +75,14 @@ class LateTriangle(Sound):
 
 
 class BranchOnAValue(Sound):
-    """B14: a Python branch on a tensor's value."""
+    """A Python branch on a tensor's value."""
 
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         return super().weigh(scores.clamp(-50, 50) if scores.abs().max() > 50 else scores, mask)
 
 
 class BatchAsTokens(nn.Module):
-    """B18: attention whose first axis is the tokens, given the batch first."""
+    """Attention whose first axis is the tokens, given the batch first."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -96,14 +93,14 @@ class BatchAsTokens(nn.Module):
 
 
 class SoftmaxOverTheBatch(Sound):
-    """B34: a softmax over axis 0."""
+    """A softmax over axis 0."""
 
     def normalize(self, scores: Tensor) -> Tensor:
         return scores.softmax(0)
 
 
 class SoftmaxOverQueries(Sound):
-    """B30: a softmax over the queries."""
+    """A softmax over the queries."""
 
     def normalize(self, scores: Tensor) -> Tensor:
         return scores.softmax(-2)
@@ -121,7 +118,7 @@ class UndeclaredBatchNorm(Sound):
 
 
 class ListOfModules(Sound):
-    """B35: sub-modules in a Python list."""
+    """Sub-modules in a Python list."""
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim)
@@ -132,7 +129,7 @@ class ListOfModules(Sound):
 
 
 class BareTensor(Sound):
-    """B40: a bias that is neither parameter nor buffer."""
+    """A bias that is neither parameter nor buffer."""
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim)
@@ -157,14 +154,14 @@ class IgnoredMaskOfAStranger(SoundMemory):
 
 
 class WritesItsInput(Sound):
-    """B35: an in-place operation on what it was given."""
+    """An in-place operation on what it was given."""
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return super().split(x.mul_(0.5) if not x.requires_grad else x * 0.5)
 
 
 class NewParameterInForward(Sound):
-    """B36: a parameter that is made again, normalised once more, at each call."""
+    """A parameter that is made again, normalised once more, at each call."""
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim)
@@ -176,14 +173,14 @@ class NewParameterInForward(Sound):
 
 
 class HiddenDropout(Sound):
-    """B42: a dropout that eval() does not switch off."""
+    """A dropout that eval() does not switch off."""
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return super().split(F.dropout(x, 0.5))
 
 
 class UnusedKey(Sound):
-    """B42: a projection that nothing uses."""
+    """A projection that nothing uses."""
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim)
@@ -191,14 +188,14 @@ class UnusedKey(Sound):
 
 
 class InvertedMask(Sound):
-    """B37: True taken as "ignore"."""
+    """True taken as "ignore"."""
 
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         return super().weigh(scores, None if mask is None else ~mask)
 
 
 class MaskedRowsOnly(Sound):
-    """B12: the masked token's answer is dropped, but the others still see it."""
+    """The masked token's output is dropped, but the others still see it."""
 
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         return super().weigh(scores, None)
@@ -220,7 +217,7 @@ class UnscaledUnderAMask(Sound):
 
 
 class MaskAfterSoftmax(nn.Module):
-    """B40, B42: minus infinity alone in a row."""
+    """A row of minus infinity only."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -235,7 +232,7 @@ class MaskAfterSoftmax(nn.Module):
 
 
 class ExpWithoutMaximum(Sound):
-    """B40: exp without subtracting the maximum."""
+    """exp without subtracting the maximum."""
 
     def normalize(self, scores: Tensor) -> Tensor:
         weights = scores.exp()
@@ -243,21 +240,21 @@ class ExpWithoutMaximum(Sound):
 
 
 class NormWithoutEpsilon(Sound):
-    """B40: a norm that divides 0 by 0."""
+    """A norm that divides 0 by 0."""
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return super().split(x / x.norm(dim=-1, keepdim=True))
 
 
 class OneSizeOnly(Sound):
-    """B38: works at one number of tokens, and no argument tells which."""
+    """Works at one number of tokens, and no argument tells which."""
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return super().split(x.reshape(x.shape[0], 4, 4, -1).flatten(1, 2))
 
 
 class AnotherMap(Sound):
-    """B31: the map shown is computed by another formula than the one used."""
+    """The map shown is computed by another formula than the one used."""
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         query, key, _ = self.split(x)
@@ -272,7 +269,7 @@ class AveragedMap(Sound):
 
 
 class ForgottenProducts(Sound):
-    """B33: attention's own products counted as nothing."""
+    """Attention's own products counted as nothing."""
 
     def macs(self, num_tokens: int) -> int:
         return 4 * num_tokens * self.dim**2

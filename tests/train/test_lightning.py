@@ -44,7 +44,7 @@ def test_image_classification_under_lightnings_trainer(tmp_path: Path):
     assert len(evaluated) == 2
     assert float(evaluated[-1]["val_accuracy"]) == pytest.approx(task.results["accuracy"])
     assert "confusion" in task.results, "a table stays with the task"
-    # The schedule covers the eight steps that the Trainer foresees.
+    # The schedule covers the eight steps that the Trainer estimates.
     schedule = task.lr_schedulers()
     assert isinstance(schedule, torch.optim.lr_scheduler.LambdaLR)
     assert schedule.get_last_lr()[0] == pytest.approx(CONFIG.optim.min_lr)

@@ -4,6 +4,7 @@ tyro reports a failure as an event that carries the data, but in a private modul
 tested with tyro 1.0.17. Where it is missing, tyro prints its own message; the exit code is 2 either way.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -49,7 +50,7 @@ def _error(event: Any, known: Sequence[str], unknown: Callable[[str, Sequence[st
         if event.argument is None:
             return UserError(event.message)
         # Of an option with several types each has its reason, in a line of its own; the last is that of the value.
-        reason = event.message.splitlines()[-1].rpartition("'>: ")[2]
+        reason = re.split(r"'>: |\)\]: ", event.message.splitlines()[-1])[-1]
         return UserError(f"{_name(event.argument)} takes {event.argument.lowered.metavar}: {reason}")
     if isinstance(event, events.InvalidChoice):
         return UserError(f"{_name(event.argument)} cannot be {event.value!r}; give one of {', '.join(event.choices)}")

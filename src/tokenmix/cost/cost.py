@@ -13,7 +13,7 @@ from tokenmix.cost.estimate import Pass, expected_peak, free_memory, too_large, 
 from tokenmix.cost.memory import peak_memory
 from tokenmix.cost.other_work import OtherWork
 from tokenmix.cost.speed import Timing, time_interleaved
-from tokenmix.cost.subject import Measurable, MixerSubject, ModelSubject, Subject, subjects_for
+from tokenmix.cost.target import BenchmarkTarget, Measurable, MixerTarget, ModelTarget, targets_for
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
 
@@ -30,7 +30,7 @@ SAMPLE = 0.2
 RUN = 0.002
 """Seconds: of shorter calls several in a row make one time, their mean."""
 SPREAD = 0.5
-"""Times whose quartiles are farther apart than this share of their median say little."""
+"""Times whose quartiles are farther apart than this share of their median are noisy."""
 
 PASSES: tuple[Pass, Pass] = ("forward", "step")
 FULL = "took more memory than the device has"
@@ -68,7 +68,7 @@ class CostRow:
 
     @property
     def unsteady(self) -> tuple[Pass, ...]:
-        """The passes whose times are so far apart that they say little."""
+        """The passes whose times are noisy."""
         timings: dict[Pass, Timing | None] = {"forward": self.forward, "step": self.step}
         return tuple(which for which, timing in timings.items() if timing is not None and timing.spread > SPREAD)
 
@@ -101,7 +101,7 @@ class CostTable:
             and where its times or the reference's are unsteady.
         faster: ranges of sizes in which its forward pass is faster than the reference's, None for an end that the sizes
             do not show; None instead of ranges where no size has both, and where times are unsteady.
-        warning: that other programs took part of the CPU meanwhile, so that times say little; "" if they did not.
+        warning: that other programs took part of the CPU meanwhile, so that times are unreliable; "" if they did not.
     """
 
     axis: Literal["tokens", "pixels"]
@@ -124,7 +124,7 @@ class CostTable:
 
     @property
     def unsteady(self) -> set[str]:
-        """Names with forward times that say little."""
+        """Names with noisy forward times."""
         return {row.name for row in self.rows if "forward" in row.unsteady}
 
     def seconds(self, name: str) -> dict[int, float]:
@@ -175,16 +175,16 @@ def cost_table(
     place, dtype = _place(device), DTYPES[precision]
     if dim is not None and not 1 <= dim <= LARGEST_DIM:
         raise UserError(f"dim must be at least 1, got {dim}" if dim < 1 else _too_many("dim", dim, LARGEST_DIM))
-    subjects = subjects_for(names, dim=dim or DIM, device=place, dtype=dtype, kwargs=kwargs)
-    models = isinstance(subjects[0], ModelSubject)
+    targets = targets_for(names, dim=dim or DIM, device=place, dtype=dtype, kwargs=kwargs)
+    models = isinstance(targets[0], ModelTarget)
     if models and (dim is not None or kwargs):
-        raise UserError(f"dim={dim} and the like are of mixers; {subjects[0].name!r} is a model with its own width")
-    sizes = _sizes(sizes, subjects[0])
-    counts = {n: {subject.name: _counted(subject, n) for subject in subjects} for n in sizes}
+        raise UserError(f"dim={dim} and the like are of mixers; {targets[0].name!r} is a model with its own width")
+    sizes = _sizes(sizes, targets[0])
+    counts = {n: {target.name: _counted(target, n) for target in targets} for n in sizes}
     others_work = OtherWork()
     ceilings = measure_ceilings(place, dtype)
-    by_size = {n: _measure(subjects, n, counts[n], ceilings, place, repeats) for n in track(sizes)}
-    found = [subject.name for subject in subjects]
+    by_size = {n: _measure(targets, n, counts[n], ceilings, place, repeats) for n in track(sizes)}
+    found = [target.name for target in targets]
     reference, others = found[0], found[1:]
     steady = {name: _steady_seconds([by_size[n][name] for n in sizes]) for name in found}
     both = {name: {n: s for n, s in steady[name].items() if n in steady[reference]} for name in others}
@@ -200,7 +200,7 @@ def cost_table(
         crossovers={} if models else {name: find_crossover(name, dim or DIM, **kwargs) for name in others},
         measured={name: measured_crossover(both[name], steady[reference]) for name in others},
         faster={name: faster_ranges(both[name], steady[reference]) if both[name] else None for name in others},
-        warning=others_work.told(torch.get_num_threads()) if place.type == "cpu" else "",
+        warning=others_work.warning(torch.get_num_threads()) if place.type == "cpu" else "",
     )
 
 
@@ -212,12 +212,12 @@ def _place(device: str) -> torch.device:
     return torch.device(device)
 
 
-def _sizes(sizes: Sequence[int] | None, subject: MixerSubject | ModelSubject) -> list[int]:
+def _sizes(sizes: Sequence[int] | None, target: MixerTarget | ModelTarget) -> list[int]:
     if sizes is None:
-        return list(TOKENS) if isinstance(subject, MixerSubject) else [subject.own_size()]
+        return list(TOKENS) if isinstance(target, MixerTarget) else [target.own_size()]
     if not sizes or min(sizes) < 1:
         raise UserError(f"sizes must be positive numbers, got {list(sizes)}; for example --tokens 196,1024,4096")
-    mixers = isinstance(subject, MixerSubject)
+    mixers = isinstance(target, MixerTarget)
     what, largest = ("tokens", LARGEST_TOKENS) if mixers else ("img-size", LARGEST_SIDE)
     if max(sizes) > largest:
         raise UserError(_too_many(what, max(sizes), largest))
@@ -228,8 +228,8 @@ def _too_many(what: str, given: int, largest: int) -> str:
     return f"{what} can be at most {largest:,}, got {given}; give a smaller --{what}"
 
 
-def _counted(subject: Subject, n: int) -> dict[str, int]:
-    outline = subject.outline(n)
+def _counted(target: BenchmarkTarget, n: int) -> dict[str, int]:
+    outline = target.outline(n)
     return {"parameters": outline.parameters(), "macs": outline.macs(), "traffic": outline.traffic()}
 
 
@@ -243,7 +243,7 @@ def _steady_seconds(rows: Sequence[CostRow]) -> dict[int, float]:
 
 
 def _measure(
-    subjects: Sequence[Subject],
+    targets: Sequence[BenchmarkTarget],
     n: int,
     counts: Mapping[str, Mapping[str, int]],
     ceilings: Ceilings,
@@ -252,17 +252,17 @@ def _measure(
 ) -> dict[str, CostRow]:
     """A row for each; a pass that memory or time do not hold is left out, with the reason in its place."""
     top = ceilings.macs_per_second
-    reasons = {subject.name: _reasons(subject, n, counts[subject.name]["macs"], top, device) for subject in subjects}
+    reasons = {target.name: _reasons(target, n, counts[target.name]["macs"], top, device) for target in targets}
     built: dict[str, Measurable] = {}
-    for subject in (subject for subject in subjects if not reasons[subject.name]["forward"]):
+    for target in (target for target in targets if not reasons[target.name]["forward"]):
         try:
-            built[subject.name] = subject.build(n)
+            built[target.name] = target.build(n)
         except torch.OutOfMemoryError:
-            reasons[subject.name] = dict.fromkeys(PASSES, FULL)
+            reasons[target.name] = dict.fromkeys(PASSES, FULL)
     if device.type == "cuda":
         for which in PASSES:
-            for name, specimen in built.items():
-                reasons[name][which] = reasons[name][which] or _obstacle(getattr(specimen, which))
+            for name, one in built.items():
+                reasons[name][which] = reasons[name][which] or _obstacle(getattr(one, which))
     calls = [{name: getattr(b, which) for name, b in built.items() if not reasons[name][which]} for which in PASSES]
     forward, step = (_time(functions, repeats, device) for functions in calls)
     forward_peak, step_peak = ({name: peak_memory(call, device) for name, call in fs.items()} for fs in calls)
@@ -282,14 +282,16 @@ def _measure(
     }
 
 
-def _reasons(subject: Subject, n: int, macs: int, macs_per_second: float, device: torch.device) -> dict[Pass, str]:
+def _reasons(
+    target: BenchmarkTarget, n: int, macs: int, macs_per_second: float, device: torch.device
+) -> dict[Pass, str]:
     """Why each pass is not made. On the CPU a process that takes too much is killed, so this is known before."""
     if device.type == "cuda":
         torch.cuda.empty_cache()  # What PyTorch keeps of earlier sizes is free as well.
     free = free_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
 
     def reason(which: Pass) -> str:
-        return too_large(expected_peak(subject.foresee(n, which)), free) or too_slow(macs, macs_per_second, which)
+        return too_large(expected_peak(target.dry_run(n, which)), free) or too_slow(macs, macs_per_second, which)
 
     step = reason("step")
     # A forward pass takes less of both.
@@ -297,7 +299,7 @@ def _reasons(subject: Subject, n: int, macs: int, macs_per_second: float, device
 
 
 def _obstacle(call: Callable[[], object]) -> str:
-    """Kernels can take more than was foreseen, which on a GPU is an error that costs no more than this cell."""
+    """Kernels can take more than was estimated, which on a GPU is an error that costs no more than this cell."""
     try:
         call()
     except torch.OutOfMemoryError:

@@ -19,7 +19,7 @@ from rich.table import Table
 from tokenmix.cost.cost import SPREAD, CostRow, CostTable, Precision, cost_table, upper_sizes
 from tokenmix.cost.crossover import Ends
 from tokenmix.cost.speed import Timing
-from tokenmix.cost.subject import are_mixers
+from tokenmix.cost.target import are_mixers
 from tokenmix.cost.units import count, milliseconds, size
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
@@ -60,7 +60,7 @@ def run(request: CostRequest) -> int:
         torch.set_num_threads(request.threads)
     sizes = _sizes(request)
     if request.out is not None:
-        # Told before minutes are spent on measuring.
+        # Reported before minutes are spent on measuring.
         make_folder(request.out)
     shown = Console(stderr=True)
     table = cost_table(
@@ -75,9 +75,9 @@ def run(request: CostRequest) -> int:
         print(json.dumps(table.to_json(), indent=2))
         return 0
     console = Console()
-    heading, told = _title(table), _ceiling_line(table)
+    heading, ceilings = _title(table), _ceiling_line(table)
     console.print(_rich(table, heading, COSTS, [_costs(row) for row in table.rows]))
-    console.print(_rich(table, told, RATES, [_rates(table, row) for row in table.rows]))
+    console.print(_rich(table, ceilings, RATES, [_rates(table, row) for row in table.rows]))
     for line in [*sentences(table), *footnotes(table)]:
         console.print(line, highlight=False, markup=False)
     if request.out is not None:
@@ -206,14 +206,14 @@ def sentences(table: CostTable) -> list[str]:
             parts.append(f"fewer MACs than self-attention: {table.crossovers[name]}")
         if name != table.reference:
             parts.append(_comparison(table, name))
-        told = "; ".join(part for part in parts if part)
-        lines += [f"{name}: {told}"] if told else []
+        sentence = "; ".join(part for part in parts if part)
+        lines += [f"{name}: {sentence}"] if sentence else []
     return lines
 
 
 def _growth(table: CostTable, name: str) -> str:
     if name in table.unsteady:
-        return "no growth is told: its forward times marked ~ say little"
+        return "no growth exponent: its forward times are noisy (~)"
     power = table.exponents[name]
     if power is None:
         return ""
@@ -229,7 +229,7 @@ def _comparison(table: CostTable, name: str) -> str:
     ranges, reference = table.faster[name], table.reference
     unsteady = [other for other in (name, reference) if other in table.unsteady]
     if unsteady:
-        return f"not compared with {reference}: forward times of {' and '.join(unsteady)} marked ~ say little"
+        return f"not compared with {reference}: forward times of {' and '.join(unsteady)} are noisy (~)"
     if ranges is None:
         return ""
     if ranges in ((), ((None, None),)):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from tokenmix.cost.specimen import layer_for
+from tokenmix.cost.random_input import layer_for
 
 __all__ = ["Crossover", "Ends", "faster_ranges", "find_crossover", "measured_crossover"]
 

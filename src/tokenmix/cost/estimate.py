@@ -1,4 +1,4 @@
-"""Memory and time that a call would take, told before it is made: a cell that does not fit is left out, not killed."""
+"""Memory and time that a call would take, estimated beforehand: a cell that does not fit is skipped, not killed."""
 
 import sys
 import weakref
@@ -23,7 +23,7 @@ __all__ = ["Pass", "expected_peak", "free_memory", "overflowed", "too_large", "t
 Pass = Literal["forward", "step"]
 
 SHARE = 0.8
-"""Part of the free memory that a call may take: scratch space inside kernels is not foreseen."""
+"""Part of the free memory that a call may take: scratch space inside kernels is not part of the estimate."""
 
 LONGEST = 60.0
 """Seconds: a call whose least time is longer is not made."""

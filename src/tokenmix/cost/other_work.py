@@ -1,4 +1,4 @@
-"""How much of the processor other programs took while something was measured: a time taken beside them says little."""
+"""CPU time that other programs took during a measurement, whose times are unreliable then."""
 
 import os
 import time
@@ -13,8 +13,8 @@ STAT = Path("/proc/stat")
 
 
 class OtherWork:
-    """CPU time that others took since this was made, on the CPUs that this process may run on. Only Linux tells:
-    elsewhere `cpus()` is None and `told()` is empty.
+    """CPU time that others took since this was made, on the CPUs that this process may run on. Linux only:
+    elsewhere `cpus()` is None and `warning()` is empty.
 
         cpus = (busy time of these CPUs - this process's own) / time that has passed
 
@@ -34,14 +34,14 @@ class OtherWork:
         passed = max(time.perf_counter() - start, 1e-9)
         return max(0.0, (busy - busy_before - (_own() - own_before)) / passed)
 
-    def told(self, threads: int) -> str:
+    def warning(self, threads: int) -> str:
         """A warning if others took CPUs that `threads` threads wanted, else ""."""
         cpus, ours = self.cpus(), len(_allowed())
         if cpus is None or cpus <= max(0, ours - threads) + BUSY:
             return ""
         return (
-            f"other programs took {cpus:.1f} of {ours} CPUs meanwhile: these times say little; close them and measure "
-            "again"
+            f"other programs took {cpus:.1f} of {ours} CPUs meanwhile, so these times are unreliable; close them and "
+            "measure again"
         )
 
     def _busy(self) -> float | None:

@@ -123,8 +123,8 @@ class Int8ExternalAttention(FoldedExternalAttention):
         x (B, N, dim), mask (B, N) bool to (B, N, dim); map (B, heads, N, num_slots).
     """
 
-    scores: Int8Linear
-    values: Int8Linear
+    scores: Int8Linear  # pyright: ignore[reportIncompatibleVariableOverride]
+    values: Int8Linear  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, dim: int, *, heads: int, num_slots: int) -> None:
         super().__init__(dim, heads=heads, num_slots=num_slots, dtype="int8")

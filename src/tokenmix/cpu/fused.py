@@ -71,9 +71,11 @@ class FusedLinear(nn.Module):
 class GroupedGatedMLP(GatedMLP):
     """A gMLP branch on a few samples at a time, whose hidden features stay in the caches and in memory at hand."""
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Mix the tokens of x (B, N, D)."""
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, attention: Tensor | None = None) -> Tensor:
+        """Mix the tokens of x (B, N, D); a given map of tiny attention is for all samples at once."""
         together = samples_at_a_time(x.shape[1:-1].numel() * self.hidden, GROUP)
+        if attention is not None:
+            return super().forward(x, mask, attention=attention)
         if x.dim() != 3 or x.shape[0] <= together or torch.compiler.is_compiling() or torch.jit.is_tracing():
             return super().forward(x, mask)
         masks = [None] * len(x) if mask is None else mask.split(together)

@@ -71,7 +71,7 @@ def attention_residual(
     kept = None if mask is None else pool_mask(mask, grid)
     pairs = None if kept is None else kept[:, None, :, None] & kept[:, None, None, :]
     normed = _norm_map(pooled, pairs, norm_weight, norm_bias, eps)
-    # As an einsum it gives a gradient whose layout torch.compile (2.14) foresees wrongly behind the norm.
+    # As an einsum it gives a gradient whose layout torch.compile (2.14) predicts wrongly after the norm.
     out = F.conv2d(normed, (head_weight * layer_scale.unsqueeze(-1))[:, :, None, None])
     return out if pairs is None else out.masked_fill(~pairs, 0.0)
 

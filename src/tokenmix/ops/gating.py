@@ -1,4 +1,4 @@
-"""Spatial gating: a learned linear map over the tokens that multiplies the features. maths.md section 2."""
+"""Spatial gating: a learned linear map over the tokens that multiplies the features."""
 
 from collections.abc import Callable, Sequence
 from math import prod

@@ -35,7 +35,8 @@ def test_shapes_and_where_attention_stands(name, size):
     images = gan(torch.empty(2, 64, device="meta"), labels)
     assert images.shape == (2, 1, size, size)
     assert gan.discriminator(images, labels).shape == (2,)
-    # papers.md 2.9: 16 x 16, 32 x 32 and 64 x 64 in the generator, half the image's side in its judge.
+    # As in PyTorch-StudioGAN's SAGAN configs of 2021: 16 x 16, 32 x 32 and 64 x 64 in the generator, half the image's
+    # side in the discriminator.
     assert [side for side, _ in seen] == ([] if name == "resnet_gan_nano" else [size // 2, size // 2])
 
 

@@ -19,7 +19,7 @@ from tokenmix.tasks.points.metrics import (
     PooledIoU,
     part_counts,
 )
-from tokenmix.tasks.points.task import stretched, voted
+from tokenmix.tasks.points.task import predict_with_tta, scale_axes
 from tokenmix.train import run as runs
 from tokenmix.train import trainer
 from tokenmix.train.config import TrainConfig
@@ -202,7 +202,7 @@ def test_votes_are_means_of_stretched_clouds() -> None:
         return points.sum(1)
 
     points = torch.randn(2, 5, 3)
-    scores = voted(answer, points, 3, 1.25)
+    scores = predict_with_tta(answer, points, 3, 1.25)
     assert len(seen) == 3
     assert torch.equal(seen[0], points)
     expected = torch.stack([cloud.sum(1).softmax(-1) for cloud in seen]).mean(0)
@@ -215,7 +215,7 @@ def test_votes_are_means_of_stretched_clouds() -> None:
 def test_normals_stay_at_right_angles_to_what_is_stretched() -> None:
     factors = torch.tensor([2.0, 0.5, 1.0])
     along, normal = torch.tensor([1.0, 1.0, 0.0]), torch.tensor([1.0, -1.0, 0.0])
-    both = stretched(torch.cat([along, normal])[None, None], factors)[0, 0]
+    both = scale_axes(torch.cat([along, normal])[None, None], factors)[0, 0]
     assert both[:3] @ both[3:] == pytest.approx(0, abs=1e-6)
     assert both[3:].norm() == pytest.approx(1)
 

@@ -59,7 +59,7 @@ def test_macs_are_those_that_are_counted():
 
 
 def test_the_paper_ablation_of_other_variants_fits_a_narrower_hidden_width():
-    # 101.6 M split with 3,072, 92.0 M with 2,048 otherwise: papers.md 1.8.
+    # 101.6 M split with 3,072, 92.0 M with 2,048 otherwise: the counts of table 3.
     split = create_config("gmlp_text_base", num_hidden_layers=36, max_position_embeddings=128)
     whole = create_config(
         "gmlp_text_base",

@@ -283,18 +283,18 @@ def _fused_obstacle(chunk_size: int | None, dropout: float) -> str | None:
     return _eager_obstacle(chunk_size, dropout) or _tiled_obstacle(chunk_size, dropout)
 
 
-class _Way(NamedTuple):
+class _Backend(NamedTuple):
     """How a backend computes a problem, and why it cannot, given (chunk_size, dropout), if so."""
 
     run: Callable[[Problem], Tensor]
     obstacle: Callable[[int | None, float], str | None]
 
 
-_BACKENDS: dict[str, _Way] = {
-    "eager": _Way(_eager, _eager_obstacle),
-    "tiled": _Way(_tiled, _tiled_obstacle),
-    "sdpa": _Way(_sdpa, _fused_obstacle),
-    "triton": _Way(_triton, _fused_obstacle),
+_BACKENDS: dict[str, _Backend] = {
+    "eager": _Backend(_eager, _eager_obstacle),
+    "tiled": _Backend(_tiled, _tiled_obstacle),
+    "sdpa": _Backend(_sdpa, _fused_obstacle),
+    "triton": _Backend(_triton, _fused_obstacle),
 }
 
 

@@ -105,7 +105,7 @@ def _stream_backward(
             for tile in heads:
                 grad_logits = backward.logits(tile, over_tokens).to(query.dtype)
                 heads.project_into(grad_queries[group][:, :, tile.place], grad_logits, key_memory.mT)
-                _, shares, _, grad_out = backward.through_map(tile)
+                _, shares, _, grad_out = backward.map_gradient(tile)
                 sums.add(heads, tile.place, grad_logits, shares.to(query.dtype), grad_out)
         return (grad_query, *(total.to(query.dtype) for total in sums.totals()))  # pyright: ignore[reportReturnType]
 

@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["Heads", "HeadsBackward", "ThroughMap", "Tile"]
+__all__ = ["Heads", "HeadsBackward", "MapGradient", "TokenTile"]
 
 
-class ThroughMap(NamedTuple):
+class MapGradient(NamedTuple):
     """C^K, P, u^K and the output's gradient where it counts."""
 
     columns: Tensor | None
@@ -40,14 +40,14 @@ class ThroughMap(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tile:
+class TokenTile:
     """Some tokens of some heads: their place in the sequence, wide logits (b, g, n, S), who takes part (b, g, n, 1)."""
 
     place: slice
     logits: Tensor
     mask: Tensor | None
-    through_map: list[ThroughMap] = field(default_factory=list)
-    """What `HeadsBackward.through_map` found; it is asked for twice, and lives as long as the tile."""
+    map_gradient: list[MapGradient] = field(default_factory=list)
+    """What `HeadsBackward.map_gradient` found; it is asked for twice, and lives as long as the tile."""
 
     def keep(self, values: Tensor, filler: float = 0.0) -> Tensor:
         return values if self.mask is None else values.masked_fill(~self.mask, filler)
@@ -118,7 +118,7 @@ class Heads:
     size: int
     interleaved: bool
 
-    def __iter__(self) -> Iterator[Tile]:
+    def __iter__(self) -> Iterator[TokenTile]:
         if self.is_one_tile:
             yield self._whole
             return
@@ -134,13 +134,13 @@ class Heads:
         return self.num_tokens <= self.size
 
     @cached_property
-    def _whole(self) -> Tile:
+    def _whole(self) -> TokenTile:
         return self.tile(slice(0, self.num_tokens))
 
-    def tile(self, place: slice) -> Tile:
+    def tile(self, place: slice) -> TokenTile:
         logits = self.project(self.query[:, :, place], self.key_memory, self.key_bias)
         mask = None if self.mask is None else self.mask[:, :, place].unsqueeze(-1)
-        return Tile(place, logits.to(torch.promote_types(logits.dtype, torch.float32)), mask)
+        return TokenTile(place, logits.to(torch.promote_types(logits.dtype, torch.float32)), mask)
 
     def project(self, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """rows (b, g, n, a) weight^T (a, c) + bias (c,)."""
@@ -169,7 +169,7 @@ class Heads:
         return (rows.transpose(1, 2) if self.interleaved else rows).reshape(count, rows.shape[-1])
 
     def only_step(self) -> tuple[Tensor, Tensor] | None:
-        """P and L^1 of all tokens, if that can be had in one go, see `Tile.only_step`."""
+        """P and L^1 of all tokens, if that can be had in one go, see `TokenTile.only_step`."""
         # Elsewhere than on a CPU looking at the sums would cost more than it saves.
         if self.query.device.type != "cpu" or not self.is_one_tile:
             return None
@@ -198,26 +198,26 @@ class HeadsBackward:
     grad: Tensor
     offsets: list[Tensor]
 
-    def through_map(self, tile: Tile) -> ThroughMap:
-        if not tile.through_map:
+    def map_gradient(self, tile: TokenTile) -> MapGradient:
+        if not tile.map_gradient:
             columns, shares = self._columns_and_shares(tile)
             grad = tile.keep(self.grad[:, :, tile.place])
             weighted = self.heads.project(grad, self.value_memory).to(shares.dtype).mul_(shares)
             through = weighted.addcmul_(shares, weighted.sum(-1, keepdim=True), value=-1.0)
-            tile.through_map.append(ThroughMap(columns, shares, through, grad))
-        return tile.through_map[0]
+            tile.map_gradient.append(MapGradient(columns, shares, through, grad))
+        return tile.map_gradient[0]
 
-    def _columns_and_shares(self, tile: Tile) -> tuple[Tensor | None, Tensor]:
+    def _columns_and_shares(self, tile: TokenTile) -> tuple[Tensor | None, Tensor]:
         if not self.offsets:
             return None, tile.shares(None)
         columns = self.columns(tile, len(self.offsets) - 1)
         shares = tile.shares_of_columns(columns) if columns.device.type == "cpu" else None
         return columns, tile.shares(self.offsets[-1]) if shares is None else shares
 
-    def columns(self, tile: Tile, k: int) -> Tensor:
+    def columns(self, tile: TokenTile, k: int) -> Tensor:
         return tile.columns(self.offsets[k - 1] if k else None, self.offsets[k])
 
-    def through_rows(self, tile: Tile, k: int, sums: dict[int, Tensor]) -> Tensor:
+    def through_rows(self, tile: TokenTile, k: int, sums: dict[int, Tensor]) -> Tensor:
         grad_rows = (sums[k + 1] * self.columns(tile, k + 1)).sum(-1, keepdim=True)
         return tile.shares(self.offsets[k]) * -grad_rows
 
@@ -228,14 +228,14 @@ class HeadsBackward:
         for k in range(last, -1, -1):
             total = torch.zeros_like(self.offsets[k])
             for tile in self.heads:
-                up = self.through_map(tile).through if k == last else self.through_rows(tile, k, sums)
+                up = self.map_gradient(tile).through if k == last else self.through_rows(tile, k, sums)
                 total -= up.sum(-2, keepdim=True)
             sums[k] = total
         return sums
 
-    def logits(self, tile: Tile, sums: dict[int, Tensor]) -> Tensor:
+    def logits(self, tile: TokenTile, sums: dict[int, Tensor]) -> Tensor:
         """da of the tile, in place of u^K."""
-        columns, _, grad, _ = self.through_map(tile)
+        columns, _, grad, _ = self.map_gradient(tile)
         if columns is not None:
             grad.addcmul_(sums[len(self.offsets) - 1], columns)
         for k in range(len(self.offsets) - 1):

@@ -5,13 +5,13 @@ from typing import Literal
 
 from tokenmix.registry import MODELS, ModelEntry
 
-__all__ = ["GANS", "Attention", "Preset"]
+__all__ = ["GANS", "Attention", "GANPreset"]
 
 Attention = Literal["none", "sagan", "external"]
 
 
 @dataclass(frozen=True)
-class Layout:
+class GANLayout:
     """Widths in units of a preset's width, and where attention stands.
 
     Attributes:
@@ -28,32 +28,32 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Preset:
+class GANPreset:
     """A GAN: unit of width, length of the noise, attention, its layout for each image size, and a line on it."""
 
     width: int
     latent_dim: int
     attention: Attention
-    layouts: dict[int, Layout]
+    layouts: dict[int, GANLayout]
     about: str
 
 
-# PyTorch-StudioGAN's of 2021, with which EANet compared (papers.md 2.9).
+# PyTorch-StudioGAN's of 2021, with which EANet compared (its SAGAN configs for CIFAR-10, Tiny-ImageNet and ImageNet).
 PUBLISHED = {
-    32: Layout((4, 4, 4, 4), (2, 2, 2, 2), 2, (2, 1)),
-    64: Layout((16, 8, 4, 2, 1), (1, 2, 4, 8, 16), 4, (3, 1)),
-    128: Layout((16, 16, 8, 4, 2, 1), (1, 2, 4, 8, 16, 16), 5, (4, 1)),
+    32: GANLayout((4, 4, 4, 4), (2, 2, 2, 2), 2, (2, 1)),
+    64: GANLayout((16, 8, 4, 2, 1), (1, 2, 4, 8, 16), 4, (3, 1)),
+    128: GANLayout((16, 16, 8, 4, 2, 1), (1, 2, 4, 8, 16, 16), 5, (4, 1)),
 }
 # At 32 px three quarters of the published generator's work are its last block; for a CPU it narrows towards there.
-NANO = {**PUBLISHED, 32: Layout((8, 4, 2, 2), (2, 2, 4, 8), 3, (2, 1))}
+NANO = {**PUBLISHED, 32: GANLayout((8, 4, 2, 2), (2, 2, 4, 8), 3, (2, 1))}
 
-GANS: dict[str, Preset] = {
-    "sagan": Preset(64, 128, "sagan", PUBLISHED, "SAGAN at the published widths"),
-    "eagan": Preset(64, 128, "external", PUBLISHED, "the same networks with external attention"),
-    "resnet_gan": Preset(64, 128, "none", PUBLISHED, "the same networks without attention"),
-    "sagan_nano": Preset(16, 64, "sagan", NANO, "SAGAN at nano size"),
-    "eagan_nano": Preset(16, 64, "external", NANO, "external attention at nano size"),
-    "resnet_gan_nano": Preset(16, 64, "none", NANO, "no attention at nano size"),
+GANS: dict[str, GANPreset] = {
+    "sagan": GANPreset(64, 128, "sagan", PUBLISHED, "SAGAN at the published widths"),
+    "eagan": GANPreset(64, 128, "external", PUBLISHED, "the same networks with external attention"),
+    "resnet_gan": GANPreset(64, 128, "none", PUBLISHED, "the same networks without attention"),
+    "sagan_nano": GANPreset(16, 64, "sagan", NANO, "SAGAN at nano size"),
+    "eagan_nano": GANPreset(16, 64, "external", NANO, "external attention at nano size"),
+    "resnet_gan_nano": GANPreset(16, 64, "none", NANO, "no attention at nano size"),
 }
 
 MODELS.register(

@@ -23,7 +23,7 @@ from tokenmix.train.config import TrainConfig
 from tokenmix.train.task import TaskModule
 from tokenmix.train.task_data import IndexedData, check_names
 
-__all__ = ["CloudFile", "PointTask", "stretched", "voted"]
+__all__ = ["CloudFile", "PointTask", "predict_with_tta", "scale_axes"]
 
 FROM_DATA = {
     "num_classes": "--data",
@@ -147,7 +147,7 @@ class PointTask(TaskModule):
 
     def vote(self, answer: Callable[[Tensor], Tensor], points: Tensor) -> Tensor:
         """Logarithms of the mean probabilities of the options' votes."""
-        return voted(answer, points, self.options.votes, self.options.vote_scale)
+        return predict_with_tta(answer, points, self.options.votes, self.options.vote_scale)
 
     def read(self, file: str | Path) -> CloudFile:
         """A file as the model takes it: in the unit ball, and of a large cloud some points, by a fixed draw."""
@@ -165,8 +165,8 @@ class PointTask(TaskModule):
 AUGMENTATION = ("scale", "shift", "point_dropout")
 
 
-def voted(answer: Callable[[Tensor], Tensor], points: Tensor, votes: int, scale: float) -> Tensor:
-    """The mean of probabilities over the cloud as it is and stretched ones, as logarithms.
+def predict_with_tta(answer: Callable[[Tensor], Tensor], points: Tensor, votes: int, scale: float) -> Tensor:
+    """Test-time augmentation: mean probabilities over the cloud and copies with scaled axes, as logarithms.
 
     The factors are the same for every cloud and in every call, so an answer does not depend on the batch.
     """
@@ -174,11 +174,11 @@ def voted(answer: Callable[[Tensor], Tensor], points: Tensor, votes: int, scale:
         return F.log_softmax(answer(points).float(), -1)
     rng = np.random.default_rng(0)
     factors = [np.ones(3), *rng.uniform(1 / scale, scale, (votes - 1, 3))]
-    each = [answer(stretched(points, torch.from_numpy(one).to(points))).float().softmax(-1) for one in factors]
+    each = [answer(scale_axes(points, torch.from_numpy(one).to(points))).float().softmax(-1) for one in factors]
     return torch.stack(each).mean(0).clamp_min(torch.finfo(torch.float32).tiny).log()
 
 
-def stretched(points: Tensor, factors: Tensor) -> Tensor:
+def scale_axes(points: Tensor, factors: Tensor) -> Tensor:
     """Points (B, N, 3 or 6) with each axis multiplied; normals stay at right angles to the surface."""
     coordinates, normals = points[..., :3] * factors, points[..., 3:]
     if not normals.shape[-1]:

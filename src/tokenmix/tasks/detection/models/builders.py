@@ -8,7 +8,7 @@ from tokenmix.errors import UserError
 from tokenmix.layers.memory import Tie
 from tokenmix.models.architecture import Architecture
 from tokenmix.models.stems import pair
-from tokenmix.tasks.detection.models.bodies import LaViTBody, Norm, ResNetBody
+from tokenmix.tasks.detection.models.backbones import LaViTBackbone, Norm, ResNetBackbone
 from tokenmix.tasks.detection.models.detector import IMAGENET, Detector, Resize
 from tokenmix.tasks.detection.models.networks import Answers, HeadSizes, Kind
 from tokenmix.tasks.segmentation.models.blocks import ContextName
@@ -24,12 +24,12 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorArchitecture(Architecture):
-    """What makes one detector, over either body.
+    """What makes one detector, over either backbone.
 
     Attributes:
         kind: which of torchvision's detectors.
         heads: fields of `HeadSizes`.
-        backbone: name of the body's network.
+        backbone: name of the network under the pyramid.
         backbone_kwargs: arguments of its constructor.
         levels: which of its maps are handed out.
     """
@@ -47,7 +47,7 @@ class DetectorArchitecture(Architecture):
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetDetectorArchitecture(DetectorArchitecture):
-    """What makes a detector over a ResNet; the attributes are arguments of `ResNetBody`."""
+    """What makes a detector over a ResNet; the attributes are arguments of `ResNetBackbone`."""
 
     backbone: str = "resnet50"
     levels: Sequence[int] = (1, 2, 3, 4)
@@ -59,7 +59,7 @@ class ResNetDetectorArchitecture(DetectorArchitecture):
 
 @dataclass(frozen=True, kw_only=True)
 class LaViTDetectorArchitecture(DetectorArchitecture):
-    """What makes a detector over LaViT; the attributes are arguments of `LaViTBody`."""
+    """What makes a detector over LaViT; the attributes are arguments of `LaViTBackbone`."""
 
     backbone: str = "lavit_tiny"
     levels: Sequence[int] = (0, 1, 2, 3)
@@ -100,12 +100,12 @@ def resnet_detector(
     image_std: Sequence[float] = IMAGENET[1],
     device: Any = None,
 ) -> Detector:
-    """A detector over `ResNetBody`: images of any size, the shorter side brought to `min_size`.
+    """A detector over `ResNetBackbone`: images of any size, the shorter side brought to `min_size`.
 
     `norm="frozen"` with `pretrained_backbone=True` and `frozen_stages=2` is what the published 1x schedules do.
     """
     a = architecture
-    body = ResNetBody(
+    body = ResNetBackbone(
         backbone=a.backbone, backbone_kwargs=a.backbone_kwargs, pretrained_backbone=pretrained_backbone,
         levels=a.levels, mixer=a.mixer, num_slots=a.num_slots, tie=a.tie, norm=a.norm, frozen_stages=frozen_stages,
         device=device,
@@ -128,11 +128,11 @@ def lavit_detector(
     image_std: Sequence[float] = IMAGENET[1],
     device: Any = None,
 ) -> Detector:
-    """A detector over `LaViTBody`: images are brought into a square of `img_size`, see `Resize.square`."""
+    """A detector over `LaViTBackbone`: images are brought into a square of `img_size`, see `Resize.square`."""
     a, size = architecture, pair(img_size)
     if size[0] != size[1]:
         raise UserError(f"a detector over LaViT looks at squares, not at {size[0]} x {size[1]}; give one side")
-    body = LaViTBody(
+    body = LaViTBackbone(
         backbone=a.backbone, backbone_kwargs=a.backbone_kwargs, img_size=size, levels=a.levels, device=device
     )
     return Detector(

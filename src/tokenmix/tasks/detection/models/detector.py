@@ -12,7 +12,7 @@ from tokenmix import checkpoints
 from tokenmix.errors import UserError
 from tokenmix.models.isotropic import BlockMap
 from tokenmix.models.stems import pair
-from tokenmix.tasks.detection.models.bodies import Body
+from tokenmix.tasks.detection.models.backbones import Backbone
 from tokenmix.tasks.detection.models.networks import Answers, HeadSizes, Kind, Pyramid, build_network
 from tokenmix.tasks.segmentation.models.base import PartCost
 
@@ -29,7 +29,7 @@ class Resize:
     """How images come to the size in which they are looked at, torchvision's transform.
 
     The shorter side becomes `shorter` (in training one of several), the longer at most `longer`, and a batch is padded
-    below and to the right to multiples of `multiple`. `square` is the rule of a body that takes one size alone: the
+    below and to the right to multiples of `multiple`. `square` is the rule of a backbone that takes only one size: the
     longer side becomes that of the square, and the rest is padded, so that nothing is stretched.
     """
 
@@ -60,12 +60,12 @@ class Detector(nn.Module):
 
     Args:
         kind: which of the three.
-        body: what gives the maps.
+        body: the backbone, which gives the maps.
         sizes: of pyramid and heads.
         num_classes: without background.
         answers: scores, NMS and number of the boxes that evaluation gives.
         resize: how images are resized.
-        fixed_size: the body takes one size alone, that of `resize`.
+        fixed_size: the backbone takes only one size, that of `resize`.
         mean, std: of the images' channels, in 0..1.
         img_size: size for which `macs` counts.
         device: of the weights.
@@ -81,7 +81,7 @@ class Detector(nn.Module):
     def __init__(
         self,
         kind: Kind,
-        body: Body,
+        body: Backbone,
         sizes: HeadSizes,
         *,
         num_classes: int,
@@ -109,7 +109,7 @@ class Detector(nn.Module):
         self.mixer_name, self.in_chans = body.mixer_name, 3
 
     @property
-    def body(self) -> Body:
+    def body(self) -> Backbone:
         """What gives the maps."""
         return self.net.backbone.body
 
@@ -141,12 +141,12 @@ class Detector(nn.Module):
 
     @property
     def feature_info(self) -> list[dict[str, Any]]:
-        """Channels and stride of the body's maps."""
+        """Channels and stride of the backbone's maps."""
         return [{"num_chs": w, "reduction": r} for w, r in zip(self.body.widths, self.body.reductions, strict=True)]
 
     @property
     def grid_size(self) -> tuple[int, int]:
-        """(height, width) of the body's last map, for images of `img_size`."""
+        """(height, width) of the backbone's last map, for images of `img_size`."""
         reduction = self.body.reductions[-1]
         return -(-self.img_size[0] // reduction), -(-self.img_size[1] // reduction)
 
@@ -157,7 +157,7 @@ class Detector(nn.Module):
 
     @torch.no_grad()
     def attention_maps(self, images: Tensor) -> list[BlockMap]:
-        """What the body's blocks looked at, of images (B, 3, H, W) that are normalised already."""
+        """Attention maps of the backbone's blocks, of images (B, 3, H, W) that are normalised already."""
         return self.body.attention_maps(images)
 
     def macs(self) -> int:
@@ -166,7 +166,7 @@ class Detector(nn.Module):
 
     @torch.no_grad()
     def cost_table(self) -> list[PartCost]:
-        """Parameters and multiply-adds of body, pyramid and heads; the R-CNNs' of as many boxes as they look at."""
+        """Parameters and multiply-adds of backbone, pyramid and heads; the R-CNNs' of as many boxes as they look at."""
         twin = copy.deepcopy(self.net).to("meta", torch.float32).eval()
         maps = [
             torch.empty(1, entry["num_chs"], *(-(-side // entry["reduction"]) for side in self.img_size), device="meta")
@@ -178,7 +178,7 @@ class Detector(nn.Module):
             self._run_heads(twin, list(levels.values()))
         counts = [_count(self.body), _count(self.net.backbone.fpn)]
         return [
-            PartCost("body", counts[0], self.body.macs(self.img_size)),
+            PartCost("backbone", counts[0], self.body.macs(self.img_size)),
             PartCost("pyramid", counts[1], neck.get_total_flops() // 2),
             PartCost("heads", _count(self) - sum(counts), heads.get_total_flops() // 2),
         ]
@@ -199,7 +199,7 @@ class Detector(nn.Module):
             roi.mask_predictor(roi.mask_head(boxes))
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        """Count for images of this size from now on; a body that takes one size alone, a square, takes this one.
+        """Count for images of this size from now on; a backbone that takes only one size, a square, takes this one.
 
         Raises:
             UserError: no square, where it must be one.
@@ -214,7 +214,7 @@ class Detector(nn.Module):
         self.img_size = size
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute the body's stages or blocks in the backward pass."""
+        """Recompute the backbone's stages or blocks in the backward pass."""
         self.body.set_grad_checkpointing(enable)
 
     def no_weight_decay(self) -> set[str]:
@@ -246,7 +246,7 @@ class Detector(nn.Module):
 
 
 def _of_a_classifier(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The keys of a LaViT, an EANet or a ResNet of timm's as those of a body."""
+    """The keys of a LaViT, an EANet or a ResNet of timm's as those of a backbone."""
     found, body = {}, "net.backbone.body"
     for key, value in weights.items():
         name = key.removeprefix("backbone.")

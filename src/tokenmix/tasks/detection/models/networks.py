@@ -14,7 +14,7 @@ from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
-from tokenmix.tasks.detection.models.bodies import Body
+from tokenmix.tasks.detection.models.backbones import Backbone
 
 __all__ = ["Answers", "HeadSizes", "Kind", "Pyramid", "build_network"]
 
@@ -62,13 +62,13 @@ class Answers:
 
 
 class Pyramid(nn.Module):
-    """A body and the feature pyramid over its maps: images to maps of one width, by name.
+    """A backbone and the feature pyramid over its maps: images to maps of one width, by name.
 
-    Under autocast body and pyramid compute in the half type, and the maps come out in float32: boxes of large images
-    cannot be told apart in bfloat16, whose numbers have 8 bits. `Detector` sets `half_type` for each pass.
+    Under autocast backbone and pyramid compute in the half type, and the maps come out in float32: boxes of large
+    images cannot be told apart in bfloat16, whose numbers have 8 bits. `Detector` sets `half_type` for each pass.
     """
 
-    def __init__(self, body: Body, sizes: HeadSizes) -> None:
+    def __init__(self, body: Backbone, sizes: HeadSizes) -> None:
         super().__init__()
         self.body, self.out_channels = body, sizes.width
         extra = {
@@ -84,7 +84,7 @@ class Pyramid(nn.Module):
         return {name: x.float() if self.half_type is not None else x for name, x in maps.items()}
 
     def neck(self, maps: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The pyramid of a body's maps."""
+        """The pyramid of a backbone's maps."""
         return self.fpn({str(i): x for i, x in enumerate(maps)})
 
 

@@ -12,7 +12,7 @@ from tokenmix.tasks.generation.models.discriminator import Discriminator
 from tokenmix.tasks.generation.models.gan import GAN
 from tokenmix.tasks.generation.models.generator import Generator
 from tokenmix.tasks.generation.models.norm import spectral
-from tokenmix.tasks.generation.presets import GANS, Attention, Preset
+from tokenmix.tasks.generation.presets import GANS, Attention, GANPreset
 
 __all__ = ["create_gan"]
 
@@ -61,7 +61,9 @@ def create_gan(
     _check(preset, num_classes, img_size, channels, kind, variant, num_slots, width, latent_dim)
     layout, unit = preset.layouts[img_size], width or preset.width
     place = {"device": device, "dtype": dtype}
-    generated, judged = ([unit * n for n in units] for units in (layout.generator, layout.discriminator))
+    generator_widths, discriminator_widths = (
+        [unit * n for n in units] for units in (layout.generator, layout.discriminator)
+    )
 
     def block(channels: int) -> Mixer | None:
         return _attention(kind, channels, variant or "official", num_slots or 64, **place)
@@ -70,12 +72,12 @@ def create_gan(
     after_g, after_d = layout.after
     return GAN(
         Generator(
-            generated, latent_dim=latent_dim or preset.latent_dim, attention=block(generated[after_g]),
+            generator_widths, latent_dim=latent_dim or preset.latent_dim, attention=block(generator_widths[after_g]),
             attention_after=after_g, **shared,
         ),
         Discriminator(
-            judged, num_halvings=layout.num_halvings, attention=block(judged[after_d - 1]), attention_after=after_d,
-            **shared,
+            discriminator_widths, num_halvings=layout.num_halvings, attention=block(discriminator_widths[after_d - 1]),
+            attention_after=after_d, **shared,
         ),
     )  # fmt: skip
 
@@ -92,7 +94,7 @@ def _attention(kind: str, channels: int, variant: Variant, num_slots: int, **pla
 
 
 def _check(
-    preset: Preset,
+    preset: GANPreset,
     num_classes: int,
     img_size: int,
     channels: int,

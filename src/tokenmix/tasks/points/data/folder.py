@@ -13,7 +13,7 @@ from tokenmix.data.lookup import DataRequest
 from tokenmix.errors import UserError
 from tokenmix.tasks.points.data.cloud import Cloud, PackedClouds, PointData
 from tokenmix.tasks.points.data.formats import ENDINGS
-from tokenmix.tasks.points.data.packing import Item, pack, read_item
+from tokenmix.tasks.points.data.packing import CloudItem, pack, read_item
 
 __all__ = ["load_clouds"]
 
@@ -47,12 +47,12 @@ def load_clouds(request: DataRequest) -> PointData:
     return PointData(request.spec, packed, held, classes, parts, names, normals, source, skipped)
 
 
-def _without_parts(item: Item) -> Cloud:
+def _without_parts(item: CloudItem) -> Cloud:
     cloud = read_item(item)
     return Cloud(cloud.points, cloud.normals, label=cloud.label, name=cloud.name)
 
 
-def _with_parts(item: Item) -> Cloud:
+def _with_parts(item: CloudItem) -> Cloud:
     cloud = read_item(item)
     if cloud.parts is None:
         raise UserError(f"{item.path} does not say the parts of its points; save them as 'parts' in .npz")
@@ -62,7 +62,7 @@ def _with_parts(item: Item) -> Cloud:
     return cloud
 
 
-def _find(folder: Path, *, least: int) -> tuple[list[Item], list[Item], list[str]]:
+def _find(folder: Path, *, least: int) -> tuple[list[CloudItem], list[CloudItem], list[str]]:
     tests = [folder / name for name in TEST_NAMES if (folder / name).is_dir()]
     apart = (folder / "train").is_dir() and bool(tests)
     train = folder / "train" if apart else folder
@@ -85,20 +85,20 @@ def _folders(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith((".", "__")))
 
 
-def _items(folder: Path, classes: Sequence[str]) -> list[Item]:
+def _items(folder: Path, classes: Sequence[str]) -> list[CloudItem]:
     """Files with an ending of clouds, in a fixed order; others, such as pictures and notes, are not meant."""
     found = []
     for label, name in enumerate(classes):
         for place, folders, files in os.walk(folder / name):
             folders.sort()
-            found += [Item(Path(place, f), label) for f in sorted(files) if Path(f).suffix.lower() in ENDINGS]
+            found += [CloudItem(Path(place, f), label) for f in sorted(files) if Path(f).suffix.lower() in ENDINGS]
     return [item for item in found if not item.path.name.startswith(".")]
 
 
-def _split(items: Sequence[Item], classes: Sequence[str]) -> tuple[list[Item], list[Item]]:
+def _split(items: Sequence[CloudItem], classes: Sequence[str]) -> tuple[list[CloudItem], list[CloudItem]]:
     """A fifth of each class for testing, by content, so that copies of a file stay on one side."""
-    train: list[Item] = []
-    test: list[Item] = []
+    train: list[CloudItem] = []
+    test: list[CloudItem] = []
     for label, name in enumerate(classes):
         mine = {i: hashlib.sha256(i.path.read_bytes()).digest() for i in items if i.label == label}
         distinct = sorted(set(mine.values()))

@@ -7,7 +7,7 @@ from tokenmix.data.lookup import DataRequest
 from tokenmix.errors import UserError
 from tokenmix.tasks.points.data.cloud import Cloud, PointData
 from tokenmix.tasks.points.data.formats import NUM_POINTS
-from tokenmix.tasks.points.data.packing import Item, kept, read_item
+from tokenmix.tasks.points.data.packing import CloudItem, kept, read_item
 
 __all__ = ["load_modelnet"]
 
@@ -34,26 +34,28 @@ def load_modelnet(request: DataRequest) -> PointData:
     return PointData(request.spec, train_set, test_set, classes, {}, [], normals, source, skipped)
 
 
-def _first(item: Item) -> Cloud:
+def _first(item: CloudItem) -> Cloud:
     cloud = read_item(item)
     normals = None if cloud.normals is None else cloud.normals[:NUM_POINTS]
     return replace(cloud, points=cloud.points[:NUM_POINTS], normals=normals)
 
 
-def _meshes(folder: Path) -> tuple[list[str], list[Item], list[Item]]:
+def _meshes(folder: Path) -> tuple[list[str], list[CloudItem], list[CloudItem]]:
     classes = sorted(path.name for path in folder.iterdir() if (path / "train").is_dir())
     if len(classes) < 2:
         raise UserError(f"{folder} has {len(classes)} classes of ModelNet; it needs {LAYOUT}")
     sides = []
     for side in ("train", "test"):
-        items = [Item(p, i) for i, name in enumerate(classes) for p in sorted((folder / name / side).glob("*.off"))]
+        items = [
+            CloudItem(p, i) for i, name in enumerate(classes) for p in sorted((folder / name / side).glob("*.off"))
+        ]
         if not items:
             raise UserError(f"{folder} has no .off file for {side}; it needs {LAYOUT}")
         sides.append(items)
     return classes, sides[0], sides[1]
 
 
-def _resampled(folder: Path, listed: list[Path]) -> tuple[list[str], list[Item], list[Item]]:
+def _resampled(folder: Path, listed: list[Path]) -> tuple[list[str], list[CloudItem], list[CloudItem]]:
     # A folder has the lists of both; the larger set is meant.
     names = next((path for path in listed if path.name.startswith("modelnet40")), listed[0])
     kind = names.name.partition("_")[0]
@@ -65,7 +67,7 @@ def _resampled(folder: Path, listed: list[Path]) -> tuple[list[str], list[Item],
             name = shape.rpartition("_")[0]
             if name not in classes:
                 raise UserError(f"{kind}_{side}.txt names {shape!r}, whose class is not in {names.name}; mend it")
-            items.append(Item(folder / name / f"{shape}.txt", classes.index(name)))
+            items.append(CloudItem(folder / name / f"{shape}.txt", classes.index(name)))
         missing = [item.path for item in items if not item.path.is_file()]
         if missing or not items:
             first = f", the first: {missing[0]}" if missing else ""

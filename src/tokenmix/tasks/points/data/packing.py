@@ -18,21 +18,21 @@ from tokenmix.errors import UserError
 from tokenmix.tasks.points.data.cloud import Cloud, PackedClouds
 from tokenmix.tasks.points.data.formats import read_points
 
-__all__ = ["Item", "kept", "pack", "unit_ball"]
+__all__ = ["CloudItem", "kept", "pack", "unit_ball"]
 
 
 @dataclass(frozen=True)
-class Item:
+class CloudItem:
     """A file and the class of what is in it."""
 
     path: Path
     label: int
 
 
-Read = Callable[[Item], Cloud]
+Read = Callable[[CloudItem], Cloud]
 
 
-def read_item(item: Item) -> Cloud:
+def read_item(item: CloudItem) -> Cloud:
     """The cloud of a file about its middle; points on a surface are the same wherever the file lies."""
     seed = zlib.crc32(item.path.name.encode("utf-8", "surrogateescape"))
     cloud = read_points(item.path, seed=seed, centred=True)
@@ -52,7 +52,7 @@ def unit_ball(cloud: Cloud) -> Cloud:
     return replace(cloud, points=points / radius)
 
 
-def pack(items: Sequence[Item], read: Read = read_item, label: str = "") -> tuple[PackedClouds, list[Skipped]]:
+def pack(items: Sequence[CloudItem], read: Read = read_item, label: str = "") -> tuple[PackedClouds, list[Skipped]]:
     """The clouds of these files, and those that were left out.
 
     Normals are kept if every cloud has them, parts likewise.
@@ -87,7 +87,7 @@ def pack(items: Sequence[Item], read: Read = read_item, label: str = "") -> tupl
 
 
 def kept(
-    name: str, sides: Sequence[Sequence[Item]], root: Path | None, read: Read
+    name: str, sides: Sequence[Sequence[CloudItem]], root: Path | None, read: Read
 ) -> tuple[list[PackedClouds], list[Skipped]]:
     """The packed clouds of a large set of text files: read once, scaled to the unit ball, and kept in the cache.
 

@@ -9,7 +9,7 @@ import torch
 from tokenmix.data.lookup import DataRequest
 from tokenmix.errors import UserError
 from tokenmix.tasks.points.data.cloud import Cloud, PackedClouds, PointData
-from tokenmix.tasks.points.data.packing import Item, kept, read_item
+from tokenmix.tasks.points.data.packing import CloudItem, kept, read_item
 
 __all__ = ["PARTS", "load_shapenet_part"]
 
@@ -68,7 +68,7 @@ def _without_parts(clouds: PackedClouds) -> PackedClouds:
     return PackedClouds(clouds.points, clouds.ends, clouds.labels, clouds.names, normals=clouds.normals)
 
 
-def _checked(item: Item, *, classes: list[str]) -> Cloud:
+def _checked(item: CloudItem, *, classes: list[str]) -> Cloud:
     cloud = read_item(item)
     if cloud.parts is None or cloud.normals is None:
         raise UserError(f"{item.path} has no seven columns, x y z, normal and part; unpack it again")
@@ -95,11 +95,11 @@ def _categories(folder: Path) -> tuple[list[str], dict[str, int]]:
     return [row[0] for row in rows], {row[1]: label for label, row in enumerate(rows)}
 
 
-def _listed(folder: Path, side: str, synsets: dict[str, int]) -> list[Item]:
+def _listed(folder: Path, side: str, synsets: dict[str, int]) -> list[CloudItem]:
     path = folder / "train_test_split" / f"shuffled_{side}_file_list.json"
     try:
         entries = [entry.split("/")[-2:] for entry in json.loads(_text(path))]
-        items = [Item(folder / synset / f"{name}.txt", synsets[synset]) for synset, name in entries]
+        items = [CloudItem(folder / synset / f"{name}.txt", synsets[synset]) for synset, name in entries]
     except (ValueError, AttributeError, TypeError, KeyError) as error:
         if isinstance(error, UserError):
             raise

@@ -19,7 +19,7 @@ Table = list[tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class Layout:
+class GlueColumns:
     """Where a task's texts and labels stand.
 
     Attributes:
@@ -37,26 +37,26 @@ class Layout:
 
 BOTH = ("0", "1")
 ENTAILED = ("entailment", "not_entailment")
-GLUE: dict[str, Layout] = {
-    "SST-2": Layout(("sentence", "label"), BOTH),
+GLUE: dict[str, GlueColumns] = {
+    "SST-2": GlueColumns(("sentence", "label"), BOTH),
     # source, label, the author's own mark, sentence; without a header.
-    "CoLA": Layout((3, 1), BOTH, ("matthews",)),
-    "MRPC": Layout(("#1 String", "#2 String", "Quality"), BOTH, ("accuracy", "f1")),
-    "QQP": Layout(("question1", "question2", "is_duplicate"), BOTH, ("accuracy", "f1")),
-    "STS-B": Layout(("sentence1", "sentence2", "score"), None, ("pearson", "spearman")),
-    "MNLI": Layout(
+    "CoLA": GlueColumns((3, 1), BOTH, ("matthews",)),
+    "MRPC": GlueColumns(("#1 String", "#2 String", "Quality"), BOTH, ("accuracy", "f1")),
+    "QQP": GlueColumns(("question1", "question2", "is_duplicate"), BOTH, ("accuracy", "f1")),
+    "STS-B": GlueColumns(("sentence1", "sentence2", "score"), None, ("pearson", "spearman")),
+    "MNLI": GlueColumns(
         ("sentence1", "sentence2", "gold_label"),
         ("entailment", "neutral", "contradiction"),
         dev="dev_matched.tsv",
     ),
-    "MNLI-MM": Layout(
+    "MNLI-MM": GlueColumns(
         ("sentence1", "sentence2", "gold_label"),
         ("entailment", "neutral", "contradiction"),
         dev="dev_mismatched.tsv",
     ),
-    "QNLI": Layout(("question", "sentence", "label"), ENTAILED),
-    "RTE": Layout(("sentence1", "sentence2", "label"), ENTAILED),
-    "WNLI": Layout(("sentence1", "sentence2", "label"), BOTH),
+    "QNLI": GlueColumns(("question", "sentence", "label"), ENTAILED),
+    "RTE": GlueColumns(("sentence1", "sentence2", "label"), ENTAILED),
+    "WNLI": GlueColumns(("sentence1", "sentence2", "label"), BOTH),
 }
 
 
@@ -79,7 +79,7 @@ def load_glue(request: DataRequest) -> LabelledData:
     )
 
 
-def _read(path: Path, layout: Layout) -> Table:
+def _read(path: Path, layout: GlueColumns) -> Table:
     lines = (line.rstrip("\r\n").split("\t") for line in read_lines(path))
     headed = isinstance(layout.columns[0], str)
     places = _places(path, next(lines), layout.columns) if headed else [int(place) for place in layout.columns]
@@ -104,7 +104,7 @@ def _places(path: Path, header: Sequence[str], columns: Sequence[str | int]) -> 
     return [header.index(str(column)) for column in columns]
 
 
-def _check_label(path: Path, number: int, label: str, layout: Layout) -> None:
+def _check_label(path: Path, number: int, label: str, layout: GlueColumns) -> None:
     if layout.classes is not None:
         if label not in layout.classes:
             raise UserError(f"{path}, line {number}: the label {label!r} is none of {', '.join(layout.classes)}")

@@ -12,11 +12,11 @@ from tokenmix.layers.base import Mixer
 from tokenmix.layers.table import build, create_mixer, get_spec
 from tokenmix.ops.less import Scores
 
-__all__ = ["Specimen", "grid_of", "layer_for", "make_specimen"]
+__all__ = ["MixerWithInput", "grid_of", "layer_for", "mixer_with_input"]
 
 
 @dataclass(frozen=True)
-class Specimen:
+class MixerWithInput:
     """A layer, tokens or a map that it takes, and the scores that the layer before would hand it."""
 
     layer: Mixer
@@ -62,7 +62,7 @@ def layer_for(name: str, dim: int, num_tokens: int, **kwargs: Any) -> Mixer:
     return create_mixer(name, dim, num_tokens=num_tokens, **known)
 
 
-def make_specimen(
+def mixer_with_input(
     name: str,
     dim: int,
     num_tokens: int,
@@ -71,7 +71,7 @@ def make_specimen(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     **kwargs: Any,
-) -> Specimen:
+) -> MixerWithInput:
     """Build a mixer and random input for it. In a stack whose layers pass scores on, the layer before is run once."""
     kwargs = {**kwargs, "device": device, "dtype": dtype}
     spec, layer = get_spec(name), layer_for(name, dim, num_tokens, **kwargs)
@@ -83,7 +83,7 @@ def make_specimen(
         leader = build(spec.leader, f"the leader of {name!r}", dim, num_tokens, _known(spec.leader, kwargs))
         with torch.no_grad():
             carry = leader.mix(x)[1]
-    return Specimen(layer, x, carry)
+    return MixerWithInput(layer, x, carry)
 
 
 def _known(layer: type[Mixer], offered: Mapping[str, Any]) -> dict[str, Any]:

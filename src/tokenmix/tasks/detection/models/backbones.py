@@ -23,13 +23,13 @@ from tokenmix.models.registry import create_model
 from tokenmix.registry import list_models
 from tokenmix.tasks.segmentation.models.blocks import ContextName, make_context
 
-__all__ = ["Body", "LaViTBody", "Norm", "ResNetBody"]
+__all__ = ["Backbone", "LaViTBackbone", "Norm", "ResNetBackbone"]
 
 Norm = Literal["batch", "frozen", "group"]
 Size = tuple[int, int]
 
 
-class Body(nn.Module, ABC):
+class Backbone(nn.Module, ABC):
     """Images (B, 3, H, W) to maps, finest first.
 
     Attributes:
@@ -67,7 +67,7 @@ class Body(nn.Module, ABC):
         return []
 
 
-class ResNetBody(Body):
+class ResNetBackbone(Backbone):
     """A ResNet of timm's, with the EANet block, or its twin of self-attention, on its last map.
 
         maps = resnet(images),   last = relu(last + Norm(conv2(A V)))
@@ -155,7 +155,7 @@ class ResNetBody(Body):
         self.net.set_grad_checkpointing(enable)
 
 
-class LaViTBody(Body):
+class LaViTBackbone(Backbone):
     """A LaViT without its head, with a norm behind each stage that is handed out.
 
     Images must be of `img_size`, since Theta and Psi are matrices over the places of a grid; `set_input_size`

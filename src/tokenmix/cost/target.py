@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.cost.estimate import Pass, overflowed
-from tokenmix.cost.specimen import make_specimen
+from tokenmix.cost.random_input import mixer_with_input
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.table import is_mixer, list_mixers
 from tokenmix.models.registry import create_model, create_on_meta
@@ -22,7 +22,7 @@ from tokenmix.tasks.classification.task import ImageClassification
 from tokenmix.tasks.fitting import task_of_model
 from tokenmix.train.task import TaskModule
 
-__all__ = ["Measurable", "MixerSubject", "ModelSubject", "Subject", "are_mixers", "counted_macs", "subjects_for"]
+__all__ = ["BenchmarkTarget", "Measurable", "MixerTarget", "ModelTarget", "are_mixers", "counted_macs", "targets_for"]
 
 Build = Callable[[], Callable[[], object]]
 
@@ -37,7 +37,7 @@ class Measurable(Protocol):
     def traffic(self) -> int: ...
 
 
-class Subject(Protocol):
+class BenchmarkTarget(Protocol):
     """Something that can be built at several sizes."""
 
     @property
@@ -45,11 +45,11 @@ class Subject(Protocol):
 
     def outline(self, size: int) -> Measurable: ...
     def build(self, size: int) -> Measurable: ...
-    def foresee(self, size: int, which: Pass) -> Build: ...
+    def dry_run(self, size: int, which: Pass) -> Build: ...
 
 
 @dataclass(frozen=True)
-class MixerSubject:
+class MixerTarget:
     """A mixer of the table; sizes are numbers of tokens."""
 
     name: str
@@ -60,19 +60,19 @@ class MixerSubject:
 
     def outline(self, size: int) -> Measurable:
         """The layer and its input with shapes alone, to be counted."""
-        return make_specimen(self.name, self.dim, size, device="meta", dtype=self.dtype, **self.kwargs)
+        return mixer_with_input(self.name, self.dim, size, device="meta", dtype=self.dtype, **self.kwargs)
 
     def build(self, size: int) -> Measurable:
         """The layer with one sample of that many tokens."""
-        return make_specimen(self.name, self.dim, size, device=self.device, dtype=self.dtype, **self.kwargs)
+        return mixer_with_input(self.name, self.dim, size, device=self.device, dtype=self.dtype, **self.kwargs)
 
-    def foresee(self, size: int, which: Pass) -> Build:
+    def dry_run(self, size: int, which: Pass) -> Build:
         """One pass, for a run with shapes alone."""
         return lambda: getattr(self.build(size), which)
 
 
 @dataclass(frozen=True)
-class ModelSpecimen:
+class ModelWithInput:
     """A model in evaluation mode and one image."""
 
     model: nn.Module
@@ -104,14 +104,14 @@ class ModelSpecimen:
 
 
 @dataclass(frozen=True)
-class ModelSubject:
+class ModelTarget:
     """A model by name, ours or timm's; sizes are sides of a square image."""
 
     name: str
     device: torch.device
     dtype: torch.dtype
-    outlines: dict[int, ModelSpecimen] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """By size: asked for by the counts and by each pass that is foreseen."""
+    outlines: dict[int, ModelWithInput] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """By size: asked for by the counts and by each pass whose memory is estimated."""
 
     def own_size(self) -> int:
         """The side that the model is made for."""
@@ -120,27 +120,27 @@ class ModelSubject:
         config = timm.get_pretrained_cfg(self.name)
         return int(config.input_size[1]) if config is not None else 224
 
-    def build(self, size: int) -> ModelSpecimen:
-        """The model with one random image, of a size that `foresee` found to fit."""
+    def build(self, size: int) -> ModelWithInput:
+        """The model with one random image, of a size whose memory was estimated to fit."""
         model = self._model(size, None).to(self.device, self.dtype).eval()
-        return ModelSpecimen(model, self._example(model, size, self.device))
+        return ModelWithInput(model, self._example(model, size, self.device))
 
-    def outline(self, size: int) -> ModelSpecimen:
+    def outline(self, size: int) -> ModelWithInput:
         """The model and an image with shapes alone; `UserError` if it does not take images of that size."""
         if size not in self.outlines:
             self.outlines[size] = self._outlined(size)
         return self.outlines[size]
 
-    def _outlined(self, size: int) -> ModelSpecimen:
+    def _outlined(self, size: int) -> ModelWithInput:
         try:
             model = self._model(size, "meta").to(self.dtype).eval()
-            made = ModelSpecimen(model, self._example(model, size, "meta"))
+            made = ModelWithInput(model, self._example(model, size, "meta"))
             made.forward()
         except (AssertionError, ValueError, RuntimeError) as error:
             raise _wrong_size(self.name, size, error) from None
         return made
 
-    def foresee(self, size: int, which: Pass) -> Build:
+    def dry_run(self, size: int, which: Pass) -> Build:
         """Weights of the model's shapes and one pass with them.
 
         The weights are made apart, since timm's models cannot be built with shapes alone.
@@ -215,17 +215,17 @@ def counted_macs(module: nn.Module, *inputs: Tensor) -> int:
     return counter.get_total_flops() // 2
 
 
-def subjects_for(
+def targets_for(
     names: Sequence[str], *, dim: int, device: torch.device, dtype: torch.dtype, kwargs: Mapping[str, Any]
-) -> list[MixerSubject] | list[ModelSubject]:
+) -> list[MixerTarget] | list[ModelTarget]:
     """Mixers, self-attention first, or models in the order given.
 
     Raises:
         UserError: a name that is neither, or mixers and models together.
     """
     if are_mixers(names):
-        return [MixerSubject(name, dim, device, dtype, kwargs) for name in dict.fromkeys(["self", *names])]
-    return [ModelSubject(name, device, dtype) for name in dict.fromkeys(names)]
+        return [MixerTarget(name, dim, device, dtype, kwargs) for name in dict.fromkeys(["self", *names])]
+    return [ModelTarget(name, device, dtype) for name in dict.fromkeys(names)]
 
 
 def are_mixers(names: Sequence[str]) -> bool:
@@ -248,8 +248,8 @@ def _unknown(name: str) -> UserError:
     task = task_of_model(name)
     if task is not None:
         return UserError(f"{name!r} is a model of {task}, whose cost is counted by: tokenmix info {name}")
-    told = unknown_name("mixer or model", name, {*list_mixers(), *list_models(), *timm.list_models()})
+    error = unknown_name("mixer or model", name, {*list_mixers(), *list_models(), *timm.list_models()})
     # Nobody reads a list of more than a thousand names.
-    if "did you mean" in str(told):
-        return told
+    if "did you mean" in str(error):
+        return error
     return UserError(f"unknown mixer or model {name!r}; see: tokenmix list mixers, tokenmix list models")
