@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")])
 MECHANISMS = sorted(p for p in (DOCS / "mechanisms").glob("*.md") if p.stem != "index")
-NO_MECHANISM = {"__init__", "base", "linear", "masked_norm", "table"}
+NO_MECHANISM = {"__init__", "base", "masked_norm", "memory", "table"}
 SECTIONS = [
     "Equation",
     "Use",

@@ -31,7 +31,7 @@ def incompatible_model_error(task: str, model: str) -> UserError:
     """What the model is for and one that fits the task, or the nearest names if there is no such model."""
     fitting, other = list_models(task=task), task_of_model(model)
     if other is None:
-        return unknown_name(f"model of {task}", model, fitting)
+        return unknown_name("model", model, fitting)
     small = next((name for name in fitting if name.endswith("_nano")), next(iter(fitting), "NAME"))
     return UserError(f"{model} is a model of {other}, not of {task}; give another, for example --model {small}")
 
