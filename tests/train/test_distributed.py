@@ -330,3 +330,8 @@ def test_a_mistake_with_two_processes_is_one_line(tmp_path: Path):
         done.stderr
         == "tokenmix: ema keeps a whole copy of the weights, which fsdp avoids; leave --ema out or use ddp\n"
     )
+
+
+def test_a_storm_of_processes_is_refused():
+    with pytest.raises(UserError, match="devices=1000000 would start as many processes"):
+        launch(1_000_000, ["train"])

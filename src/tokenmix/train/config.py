@@ -37,7 +37,7 @@ class DataConfig(Part):
     """Use this many training samples."""
     limit_eval: Annotated[int | None, Range(least=1)] = None
     """Use this many test samples."""
-    workers: Annotated[int, Range(least=0)] = 0
+    workers: Annotated[int, Range(least=0, most=256)] = 0
     """Processes that load samples."""
 
 
@@ -105,7 +105,7 @@ class BudgetConfig(Part):
     """Numbers that the model computes in."""
     grad_checkpointing: bool = False
     """Compute each block again in the backward pass: less memory, more time."""
-    threads: Annotated[int | None, Range(least=1)] = None
+    threads: Annotated[int | None, Range(least=1, most=1024)] = None
     """CPU threads of PyTorch."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to compute; auto takes a GPU if there is one."""

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from tokenmix.errors import UserError
 from tokenmix.train.config import TrainConfig
 
 __all__ = ["launch", "processes_to_start"]
@@ -28,6 +29,9 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
 
     When one fails the others have some seconds to end by themselves before they are ended.
     """
+    most = max(8, os.cpu_count() or 1)
+    if processes > most:
+        raise UserError(f"devices={processes} would start as many processes on this machine; give at most {most}")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -35,7 +39,8 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
     environment = {**os.environ, **shared, "MASTER_PORT": str(port)}
     # As torchrun: or each process would take all cores.
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    command = [sys.executable, "-m", "tokenmix", *arguments]
+    # Without -P a module of a library's name in the current folder would be imported instead of the library.
+    command = [sys.executable, "-P", "-m", "tokenmix", *arguments]
     # Ctrl-C reaches the processes as well, which save and end; here it must not cut the waiting short.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Told to end, it tells the processes, which save and end as well.

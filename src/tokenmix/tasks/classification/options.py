@@ -13,7 +13,7 @@ __all__ = ["ClassificationOptions"]
 class ClassificationOptions(TaskOptions):
     """How images are prepared and what is learnt of them."""
 
-    img_size: Annotated[int | None, Range(least=1)] = None
+    img_size: Annotated[int | None, Range(least=1, most=16384)] = None
     """Side of the square that images are resized to; the data set's own size if not given."""
     crop_pct: float | None = None
     """Share of a photograph's centre that is evaluated; 0.875 if not given."""

@@ -40,7 +40,7 @@ class ObjectOptions(FindingOptions, TaskOptions):
 
     evaluation: ClassVar[type[Part]] = FindingOptions
 
-    img_size: Annotated[int | None, Range(least=1)] = None
+    img_size: Annotated[int | None, Range(least=1, most=16384)] = None
     """Side of the square that images are resized to; the model's own if not given."""
     augment: Literal["none", "light"] = "light"
     """light scales, crops and mirrors images."""

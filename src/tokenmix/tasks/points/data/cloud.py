@@ -14,6 +14,7 @@ from tokenmix.data.images.image_set import Skipped
 from tokenmix.data.lookup import load_data, short_name
 from tokenmix.data.store import Names
 from tokenmix.errors import UserError
+from tokenmix.registry import DATA_SETS
 
 __all__ = ["NO_PART", "Cloud", "Clouds", "PackedClouds", "PointData", "check_cloud", "load_points"]
 
@@ -203,7 +204,8 @@ def load_points(spec: str, *, want: Literal["class", "parts"] = "class", root: P
     if data.skipped:
         first = f"{data.skipped[0].path} {data.skipped[0].reason}"
         log(f"{len(data.skipped)} file{'s' * (len(data.skipped) > 1)} of {spec} left out, the first: {first}")
-    _check_classes(data)
+    if DATA_SETS[spec.partition(":")[0]].variant == "path":
+        _check_classes(data)
     return data
 
 
