@@ -40,7 +40,7 @@ def results() -> Results:
         command="tokenmix compare --mixers self,external,less --seeds 0,1",
         metric="accuracy",
         higher=True,
-        config={**asdict(CompareConfig().replace(seeds=(0, 1))), "seeds": [0, 1]},
+        config={**CompareConfig().replace(seeds=(0, 1)).flat(), "seeds": [0, 1]},
         data={"name": "shirts & <shoes>", "source": "made here"},
         classes=["<shirt>", "shoe"],
         skeleton={"tokens": 49, "dim": 64, "depth": 4},

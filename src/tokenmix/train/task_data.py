@@ -25,6 +25,9 @@ class IndexedData(TaskData):
         description: what the run folder keeps as well as the numbers of samples.
     """
 
+    # Of image tasks the images themselves, for a report that shows some.
+    images: Any = None
+
     def __init__(
         self, train: IndexedDataset, test: IndexedDataset, *, config: TrainConfig, description: dict[str, Any]
     ) -> None:
