@@ -148,9 +148,7 @@ def test_when_all_fail_the_first_reason_is_told(tmp_path: Path, failing: Callabl
         compare(small(tmp_path / "out", mixers=("self",)), quiet=True)
 
 
-@pytest.mark.skip(
-    reason="its half-done folder needs a config.json since the typed config; tests/train/test_finish.py resumes"
-)
+@pytest.mark.skip(reason="the half-done folder needs a config.json now; test_finish.py resumes one")
 def test_after_an_interruption_the_same_command_goes_on(tmp_path: Path, failing: Callable):
     failing("external", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt, match="1 of 2 runs are finished"):
