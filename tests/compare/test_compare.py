@@ -148,13 +148,13 @@ def test_when_all_fail_the_first_reason_is_told(tmp_path: Path, failing: Callabl
         compare(small(tmp_path / "out", mixers=("self",)), quiet=True)
 
 
-@pytest.mark.skip(reason="the half-done folder needs a config.json now; test_finish.py resumes one")
 def test_after_an_interruption_the_same_command_goes_on(tmp_path: Path, failing: Callable):
     failing("external", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt, match="1 of 2 runs are finished"):
         compare(small(tmp_path / "out"), quiet=True)
     half_done = tmp_path / "out/runs/external-seed0"
     (half_done / "checkpoints/last").mkdir(parents=True)
+    (half_done / "config.json").write_text((tmp_path / "out/runs/self-seed0/config.json").read_text())
     seen = failing("external", UserError("stopped here"))
     seen.clear()
     compare(small(tmp_path / "out"), quiet=True)
