@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from recipes.over_seeds import SECONDS_NOTE, over_seeds, read_result, seconds_and_commits, shown
 
+from recipes.over_seeds import SECONDS_NOTE, over_seeds, read_result, seconds_and_commits, shown
 from tokenmix.environment import environment
 from tokenmix.train.config import Numbers
 from tokenmix.train.finish import finish_run

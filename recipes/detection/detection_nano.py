@@ -23,9 +23,9 @@ import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
+
 from recipes.over_seeds import SECONDS_NOTE, over_seeds, read_result, seconds_and_commits, shown
 from recipes.small_pictures import save_small
-
 from tokenmix.environment import environment
 from tokenmix.registry import get_task
 from tokenmix.tasks.detection.output import class_color

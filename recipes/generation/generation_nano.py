@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 import tyro
 from PIL import Image
-from recipes.over_seeds import over_seeds, read_result, seconds_and_commits, shown
 
+from recipes.over_seeds import over_seeds, read_result, seconds_and_commits, shown
 from tokenmix.cost.memory import peak_memory
 from tokenmix.cost.speed import time_interleaved
 from tokenmix.environment import environment

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 import tyro
 from matplotlib.figure import Figure
+
 from recipes.over_seeds import SECONDS_NOTE, over_seeds, read_result, seconds_and_commits, shown
 from recipes.small_pictures import save_small
-
 from tokenmix.cost.memory import peak_memory
 from tokenmix.environment import environment
 from tokenmix.layers import create_mixer

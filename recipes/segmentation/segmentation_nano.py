@@ -20,10 +20,10 @@ import torch
 import tyro
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from recipes.over_seeds import SECONDS_NOTE, over_seeds, read_result, seconds_and_commits, shown
-from recipes.small_pictures import save_small
 from torch.nn.functional import cross_entropy
 
+from recipes.over_seeds import SECONDS_NOTE, over_seeds, read_result, seconds_and_commits, shown
+from recipes.small_pictures import save_small
 from tokenmix.cost.memory import peak_memory
 from tokenmix.cost.speed import time_interleaved
 from tokenmix.data.scenes import Scenes, load_scenes

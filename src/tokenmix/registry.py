@@ -181,17 +181,23 @@ DATA_SETS: Registry[DataEntry] = Registry("data set")
 
 # Packages that register what tokenmix itself has; importing them is cheap.
 _OWN = ("tokenmix.data", "tokenmix.tasks")
+# A checkout has the data sets of its recipes as well; an installed wheel does not.
+_CHECKOUT = Path(__file__).parents[2]
 _loaded = False
 
 
 def _load_all() -> None:
-    """Import what registers: our own packages, then the installed plug-ins."""
+    """Import what registers: our own packages, a checkout's recipes/datasets, the installed plug-ins."""
     global _loaded
     if _loaded:
         return
     _loaded = True
     for package in _OWN:
         importlib.import_module(package)
+    if (_CHECKOUT / "recipes" / "datasets" / "__init__.py").is_file():
+        if str(_CHECKOUT) not in sys.path:
+            sys.path.append(str(_CHECKOUT))
+        importlib.import_module("recipes.datasets")
     for point in entry_points(group="tokenmix.plugins"):
         load_plugin(point.value)
 

@@ -198,7 +198,7 @@ def test_one_process_writes_and_the_folder_serves_one_process(two: Path):
     run = two / "ddp"
     assert len(list((run / "tensorboard").iterdir())) == 1
     config = json.loads((run / "config.json").read_text())["config"]
-    assert (config["devices"], config["num_nodes"], config["batch_size"]) == (2, 1, 10)
+    assert [config["loop"][name] for name in ("devices", "num_nodes", "batch_size")] == [2, 1, 10]
     again = evaluate(run, device="cpu")
     assert again["loss"] == pytest.approx(result(run)["metrics"]["loss"], rel=1e-5)
     assert again["confusion"] == result(run)["metrics"]["confusion"]

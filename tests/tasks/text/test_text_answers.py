@@ -15,7 +15,7 @@ from tokenmix.train.sources import make_config
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64}
 SETTINGS: dict[str, Any] = {
     "model": "gmlp_text_nano", "model_kwargs": SMALL, "vocab_size": 400, "seq_len": 32, "batch_size": 16, "lr": 1e-2,
-    "threads": 1, "device": "cpu", "doc_stride": 4,
+    "threads": 1, "device": "cpu",
 }  # fmt: skip
 BEASTS, THINGS = ["cat", "dog", "cow"], ["ship", "house", "road"]
 
@@ -127,7 +127,7 @@ def test_questions_are_answered(tmp_path: Path, version: str):
     none = version == "v2.0"
     squad(tmp_path / f"train-{version}.json", 240, none=none)
     squad(tmp_path / f"dev-{version}.json", 36, none=none)
-    settings = {**SETTINGS, "seq_len": 48, "epochs": 8}
+    settings = {**SETTINGS, "seq_len": 48, "doc_stride": 4, "epochs": 8}
     run = train(
         make_config(task="question-answering", data=f"squad:{tmp_path}", out=tmp_path / "run", **settings), quiet=True
     )

@@ -31,7 +31,7 @@ def count(module: torch.nn.Module) -> int:
 @pytest.mark.parametrize("name", COUNTS)
 def test_counts_of_the_paper(name):
     config = create_config(name)
-    assert (config.options.vocab_size, config.max_position_embeddings, config.gate) == (32_000, 512, "toeplitz")
+    assert (config.vocab_size, config.max_position_embeddings, config.gate) == (32_000, 512, "toeplitz")
     model = on_meta(config)
     parameters, flops = COUNTS[name]
     assert count(model) / 1e6 == pytest.approx(parameters, rel=0.002)

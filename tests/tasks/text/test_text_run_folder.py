@@ -17,7 +17,7 @@ from tokenmix.train.run import load_run, predict, train
 from tokenmix.train.sources import make_config
 
 SETTINGS: dict[str, Any] = {
-    "model": "amlp_text_nano", "vocab_size": 300, "seq_len": 24, "batch_size": 16, "doc_stride": 4, "max_steps": 6,
+    "model": "amlp_text_nano", "vocab_size": 300, "seq_len": 24, "batch_size": 16, "max_steps": 6,
     "model_kwargs": {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 32}, "lr": 1e-2, "epochs": 2,
     "threads": 1, "device": "cpu", "log_every": 1,
 }  # fmt: skip
@@ -55,7 +55,7 @@ def answerer(tmp_path_factory: pytest.TempPathFactory) -> Path:
         asked.append({"context": context, "qas": [{"id": str(i), "question": "what ?", "answers": answers}]})
     for part in ("train", "dev"):
         (folder / f"{part}-v1.1.json").write_text(json.dumps({"data": [{"paragraphs": asked}]}))
-    settings = {**SETTINGS, "max_steps": 2}
+    settings = {**SETTINGS, "doc_stride": 4, "max_steps": 2}
     return train(
         make_config(task="question-answering", data=f"squad:{folder}", out=folder / "run", **settings), quiet=True
     )

@@ -100,7 +100,7 @@ def test_another_vocabulary(build, ids, size, tmp_path):
     with torch.no_grad():  # transformers resizes in place, which a recorded graph would not know
         before = model(known).logits
     model.resize_token_embeddings(size, mean_resizing=False)
-    assert model.config.options.vocab_size == size
+    assert model.config.vocab_size == size
     assert model.lm_head.weight is model.get_input_embeddings().weight
     assert torch.allclose(model(known).logits[..., :25], before[..., :25], atol=1e-6)
     model(known, labels=known).loss.backward()

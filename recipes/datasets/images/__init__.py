@@ -1,0 +1,1 @@
+"""Images and scenes of our recipes."""
