@@ -69,6 +69,8 @@ class TaskEntry:
         options: dataclass of what only this task can be given, a `tokenmix.train.config.TaskOptions` in a module that
             PyTorch is not imported for.
         optim: dataclass of optimiser and learning rate, where the task does without some of the usual ones.
+        defaults: values of options that this task starts from, `model` and `data` above all; a task without them has to
+            be given these two.
         other_models: function of a name that says, without PyTorch, whether it may be a model that the task takes
             though the registry does not have it.
     """
@@ -78,6 +80,7 @@ class TaskEntry:
     task: Target
     options: Target = "tokenmix.train.config:TaskOptions"
     optim: Target = "tokenmix.train.config:OptimConfig"
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     other_models: Target | None = None
 
 

@@ -74,6 +74,8 @@ def parse_spec(spec: str, kind: Kind | None = None) -> tuple[DataEntry, str]:
     """
     name, colon, variant = spec.partition(":")
     able = [entry for entry in DATA_SETS if kind is None or kind in entry.kinds]
+    if not spec:
+        raise UserError(f"no data given; give --data with one of {_usable(able)}")
     if name not in DATA_SETS:
         layouts = [entry.name for entry in able if entry.variant == "path"]
         if layouts and Path(spec).expanduser().exists():

@@ -32,7 +32,8 @@ class DataConfig(Part):
 
     data: str = "fashion-mnist"
     """A name of `tokenmix list data` that fits the task, or files of your own in a layout that it lists, such as
-    folder:PATH (one sub-folder a class), masks:PATH, coco:PATH, text:PATH or clouds:PATH."""
+    folder:PATH (one sub-folder a class), masks:PATH, coco:PATH, text:PATH or clouds:PATH. Needed where the default
+    is empty."""
     limit: Annotated[int | None, Range(least=1)] = None
     """Use this many training samples."""
     limit_eval: Annotated[int | None, Range(least=1)] = None
@@ -182,7 +183,8 @@ class TrainConfig(Document):
 def default_config(task: str) -> TrainConfig:
     """A run of this task with every option at its default; `UserError` with the nearest names if there is none."""
     entry = TASKS[task]
-    return TrainConfig(task=task, optim=load_object(entry.optim)(), options=load_object(entry.options)())
+    config = TrainConfig(task=task, optim=load_object(entry.optim)(), options=load_object(entry.options)())
+    return config.replace(**{"model": "", "data": ""} | entry.defaults)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ TASKS.register(
         about="one label for each image; accuracy",
         task="tokenmix.tasks.classification.task:ImageClassification",
         options="tokenmix.tasks.classification.options:ClassificationOptions",
+        defaults={"model": "vit_nano", "data": "fashion-mnist"},
         other_models="tokenmix.tasks.classification.timm_names:may_be_timms",
     ),
 )

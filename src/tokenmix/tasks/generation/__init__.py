@@ -12,5 +12,6 @@ TASKS.register(
         task="tokenmix.tasks.generation.task:ImageGeneration",
         options="tokenmix.tasks.generation.options:GenerationOptions",
         optim="tokenmix.tasks.generation.options:AdversarialOptim",
+        defaults={"model": "eagan_nano", "data": "fashion-mnist"},
     ),
 )

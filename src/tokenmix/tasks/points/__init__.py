@@ -11,12 +11,14 @@ TASKS.register(
         about="one class for each point cloud; overall and balanced accuracy",
         task="tokenmix.tasks.points.classification:PointClassification",
         options="tokenmix.tasks.points.options:CloudClassificationOptions",
+        defaults={"model": "eapct_cls_nano"},
     ),
     TaskEntry(
         name="point-segmentation",
         about="a part for each point of a cloud; mean intersection over union",
         task="tokenmix.tasks.points.segmentation:PointSegmentation",
         options="tokenmix.tasks.points.options:CloudOptions",
+        defaults={"model": "eapct_part_nano"},
     ),
 )
 

@@ -11,5 +11,6 @@ TASKS.register(
         about="a class for each pixel; mean intersection over union",
         task="tokenmix.tasks.segmentation.task:SemanticSegmentation",
         options="tokenmix.tasks.segmentation.options:SegmentationOptions",
+        defaults={"model": "eanet_seg_nano"},
     ),
 )

@@ -11,18 +11,21 @@ TASKS.register(
         about="masked words of running text; perplexity at masked positions",
         task="tokenmix.tasks.text.masked_lm:MaskedLM",
         options="tokenmix.tasks.text.options:MaskingOptions",
+        defaults={"model": "gmlp_text_nano"},
     ),
     TaskEntry(
         name="text-classification",
         about="one label for each text or pair of texts; accuracy, macro F1",
         task="tokenmix.tasks.text.classification:TextClassification",
         options="tokenmix.tasks.text.options:TextOptions",
+        defaults={"model": "gmlp_text_nano"},
     ),
     TaskEntry(
         name="question-answering",
         about="the answer's span in a context, or none; exact match, F1",
         task="tokenmix.tasks.text.question_answering:QuestionAnswering",
         options="tokenmix.tasks.text.options:QuestionOptions",
+        defaults={"model": "gmlp_text_nano"},
     ),
 )
 
