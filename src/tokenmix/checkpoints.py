@@ -104,7 +104,7 @@ def convert(state_dict: Mapping[str, Tensor], source: Source, to: nn.Module) -> 
     )
     counters = {key: torch.tensor(0) for key in wanted if key.endswith("num_batches_tracked")}
     found = {**counters, **_translated(state_dict, layout, wanted)}
-    _check(found, wanted, source)
+    _check_keys(found, wanted, source)
     return found
 
 
@@ -222,7 +222,7 @@ def _rename(key: str, source: str) -> str:
     raise UserError(f"{key!r} is no key of the {source} layout; is the checkpoint of another model?")
 
 
-def _check(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: str) -> None:
+def _check_keys(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: str) -> None:
     missing, extra = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
     if missing or extra:
         what = f"lacks {missing[0]!r}" if missing else f"has {extra[0]!r}, which the model has not"

@@ -27,6 +27,7 @@ __all__ = [
     "TASKS",
     "DataEntry",
     "ModelEntry",
+    "Published",
     "Registry",
     "TaskEntry",
     "get_task",
@@ -84,6 +85,25 @@ class TaskEntry:
     other_models: Target | None = None
 
 
+@dataclass(frozen=True)
+class Published:
+    """What a paper prints for a model: of image classifiers at 224 px on ImageNet-1k, of others as `source` says.
+
+    Attributes:
+        parameters: millions.
+        macs: billions of multiply-adds.
+        top1: per cent.
+        source: where the figures were read, and how far they can be trusted. No accuracy was reproduced here.
+        part: the figures are of this part of the model alone, a row of `tokenmix info`.
+    """
+
+    parameters: float | None
+    macs: float | None
+    top1: float | None
+    source: str
+    part: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelEntry:
     """A model.
@@ -96,6 +116,7 @@ class ModelEntry:
         arguments: what makes this preset of `build`.
         pretrained_cfg: of an image classifier with timm's interface: what timm keeps of it (size and normalisation of
             images, source of weights and their `tag`), with which `import tokenmix.models` registers the name there.
+        published: the paper's figures, which `tokenmix info` shows beside ours.
     """
 
     name: str
@@ -104,6 +125,7 @@ class ModelEntry:
     build: Target
     arguments: Mapping[str, Any] = field(default_factory=dict)
     pretrained_cfg: Mapping[str, Any] | None = None
+    published: Published | None = None
 
 
 Kind = Literal["images", "classes", "boxes", "masks", "clouds", "parts", "corpus", "labelled-text", "questions"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tokenmix.layers.base import Mixer
-from tokenmix.layers.table import build, create_mixer, get_spec
+from tokenmix.layers.table import build_mixer, create_mixer, get_spec
 from tokenmix.ops.less import Scores
 
 __all__ = ["MixerWithInput", "grid_of", "layer_for", "mixer_with_input"]
@@ -80,7 +80,7 @@ def mixer_with_input(
         x = x.transpose(1, 2).unflatten(2, grid_of(num_tokens)).contiguous()
     carry = None
     if spec.leader is not None:
-        leader = build(spec.leader, f"the leader of {name!r}", dim, num_tokens, _known(spec.leader, kwargs))
+        leader = build_mixer(spec.leader, f"the leader of {name!r}", dim, num_tokens, _known(spec.leader, kwargs))
         with torch.no_grad():
             carry = leader.mix(x)[1]
     return MixerWithInput(layer, x, carry)

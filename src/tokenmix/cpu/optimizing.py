@@ -60,7 +60,7 @@ def optimize(
     """
     if dtype not in get_args(Dtype):
         raise unknown_name("dtype", dtype, get_args(Dtype))
-    _check(model, dtype)
+    _check_optimizable(model, dtype)
     result = copy.deepcopy(model).eval().requires_grad_(False)
     batches = _batches(example)
     first = next(batches)
@@ -163,7 +163,7 @@ def load_quantized(model: nn.Module, path: Path | str) -> nn.Module:
         raise UserError(f"cannot read {path}: {error}") from None
     if plan is None:
         raise UserError(f"{path} holds no int8 model; write one with tokenmix.cpu.save_quantized(model8, path)")
-    _check(model, "int8")
+    _check_optimizable(model, "int8")
     result = copy.deepcopy(model).eval().requires_grad_(False)
     try:
         install(result, plan, "int8")
@@ -177,7 +177,7 @@ def _first(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def _check(model: nn.Module, dtype: Dtype) -> None:
+def _check_optimizable(model: nn.Module, dtype: Dtype) -> None:
     require_operators(dtype)
     if any(kind_of(m) is not None for m in model.modules()):
         raise UserError(f"{type(model).__name__} is an optimised copy already; give the model that it was made from")

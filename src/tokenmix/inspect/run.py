@@ -48,7 +48,7 @@ def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
             return inspect_text(text_task, str(target), None if file is None else str(file), out)
         model = task.model.cpu().float().eval()
     else:
-        kind, model, description, trained = _load(target)
+        kind, model, description, trained = _load_target(target)
     if file is None:
         raise UserError(f"{target} looks at images; name one")
     file = Path(file)
@@ -71,7 +71,7 @@ def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
     return out
 
 
-def _load(target: str | Path) -> tuple[type[TaskModule], nn.Module, Mapping[str, Any], bool]:
+def _load_target(target: str | Path) -> tuple[type[TaskModule], nn.Module, Mapping[str, Any], bool]:
     """The task of a model by name, the model, what its images are like, and whether it has been trained."""
     name = str(target)
     if name not in MODELS:

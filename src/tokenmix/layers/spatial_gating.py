@@ -63,7 +63,7 @@ class SpatialGatingUnit(Mixer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        _check(dim, num_tokens, variant, gate)
+        _check_options(dim, num_tokens, variant, gate)
         factory = {"device": device, "dtype": dtype}
         self.dim, self.num_tokens, self.causal = dim, num_tokens, causal
         self.variant: GateVariant = variant
@@ -143,7 +143,7 @@ def check_addend(addend: Tensor | None, x: Tensor, out_dim: int) -> None:
         raise UserError(f"addend must be {(*x.shape[:2], out_dim)}, got {tuple(addend.shape)}")
 
 
-def _check(dim: int, num_tokens: int, variant: str, gate: str) -> None:
+def _check_options(dim: int, num_tokens: int, variant: str, gate: str) -> None:
     if variant not in ("split", "multiplicative", "additive", "linear"):
         raise UserError(f"variant must be split, multiplicative, additive or linear, got {variant!r}")
     if gate not in ("dense", "toeplitz", "toeplitz-fft"):

@@ -132,10 +132,10 @@ def create_mixer(name: str, dim: int, *, num_tokens: int | None = None, **kwargs
         **kwargs: arguments of the layer's constructor; one that it does not have is a `UserError`.
     """
     spec = get_spec(name)
-    return build(spec.layer, f"mixer {name!r}", dim, num_tokens, {**spec.fixed, **kwargs})
+    return build_mixer(spec.layer, f"mixer {name!r}", dim, num_tokens, {**spec.fixed, **kwargs})
 
 
-def build(layer: type[Mixer], label: str, dim: int, num_tokens: int | None, kwargs: Mapping[str, Any]) -> Mixer:
+def build_mixer(layer: type[Mixer], label: str, dim: int, num_tokens: int | None, kwargs: Mapping[str, Any]) -> Mixer:
     """Call a layer's constructor with checked arguments."""
     parameters = inspect.signature(layer).parameters
     unknown = sorted(set(kwargs) - set(parameters))

@@ -10,7 +10,7 @@ from timm.layers.drop import calculate_drop_path_rates
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
-from tokenmix.layers.table import build, get_spec
+from tokenmix.layers.table import build_mixer, get_spec
 from tokenmix.models.architecture import Architecture
 from tokenmix.models.isotropic import GridMixer, IsotropicNet, MixerBlock
 from tokenmix.models.stems import PatchStem, pair
@@ -92,7 +92,7 @@ def _mixers(a: MixerNetArchitecture, grid: tuple[int, int], factory: Mapping[str
     def make(layer: type[Mixer], row: Mapping[str, Any], asked: Mapping[str, Any]) -> Mixer:
         known = inspect.signature(layer).parameters
         args = {k: v for k, v in offered.items() if k in known}
-        built = build(layer, f"mixer {name!r}", a.embed_dim, grid[0] * grid[1], {**args, **row, **asked})
+        built = build_mixer(layer, f"mixer {name!r}", a.embed_dim, grid[0] * grid[1], {**args, **row, **asked})
         return GridMixer(built, grid) if built.capabilities.layout == "2d" else built
 
     if spec.leader is None:

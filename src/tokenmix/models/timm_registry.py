@@ -27,13 +27,15 @@ def register_with_timm(entry: ModelEntry) -> None:
     default_cfgs.update(generate_default_cfgs({f"{entry.name}.{tag}" if tag else entry.name: cfg}))
 
     def build(**kwargs: Any) -> nn.Module:
-        return _build(load_object(entry.build), entry.name, entry.arguments, kwargs)
+        return _build_registered(load_object(entry.build), entry.name, entry.arguments, kwargs)
 
     build.__name__, build.__doc__ = entry.name, entry.about
     register_model(build)
 
 
-def _build(model: type[nn.Module], name: str, arguments: Mapping[str, Any], kwargs: dict[str, Any]) -> nn.Module:
+def _build_registered(
+    model: type[nn.Module], name: str, arguments: Mapping[str, Any], kwargs: dict[str, Any]
+) -> nn.Module:
     """The preset `name` by timm's builder, which adds image size and number of classes of its `default_cfgs`.
 
     `kwargs` are the caller's arguments, which win, and what timm passes along: `pretrained`, `pretrained_cfg`,

@@ -107,7 +107,7 @@ def attention_probabilities(
     Raises:
         UserError: an unknown normalisation, or a causal double one.
     """
-    _check(normalization, causal)
+    _check_options(normalization, causal)
     half = query.dtype in (torch.float16, torch.bfloat16)
     wide_query, wide_key = (query.float(), key.float()) if half else (query, key)
     logits = (wide_query * _scale(query, scale)) @ wide_key.mT
@@ -224,7 +224,7 @@ def _fused(
     return out[..., :width]
 
 
-def _check(normalization: AttentionNormalization, causal: bool) -> None:
+def _check_options(normalization: AttentionNormalization, causal: bool) -> None:
     if normalization not in ("softmax", "double"):
         raise unknown_name("normalization", normalization, ("softmax", "double"))
     if normalization == "double" and causal:

@@ -41,7 +41,7 @@ def sort_points(points: Tensor, *, mask: Tensor | None = None) -> Tensor:
     Returns:
         (B, N) int64: `gather_points(points, order)` is the same for every permutation of the cloud.
     """
-    _check(points, mask)
+    _check_points(points, mask)
     order = torch.arange(points.shape[1], device=points.device).expand(points.shape[:2])
     # The last key first: a stable sort keeps what the less important keys settled.
     keys = [*reversed(points.unbind(-1)), *([] if mask is None else [(~mask).to(points.dtype)])]
@@ -114,7 +114,7 @@ def nearest_neighbours(
     Raises:
         UserError: count or chunk_size below 1, no points, or points or mask of a wrong shape.
     """
-    _check(points, mask)
+    _check_points(points, mask)
     if count < 1 or (chunk_size is not None and chunk_size < 1):
         raise UserError(f"{count} neighbours in chunks of {chunk_size} are not possible; give 1 or more of each")
     batch, places = points.shape[:2]
@@ -181,7 +181,7 @@ def _squared(points: Tensor, queries: Tensor) -> Tensor:
     return parts[0] + parts[1] + parts[2]
 
 
-def _check(points: Tensor, mask: Tensor | None) -> None:
+def _check_points(points: Tensor, mask: Tensor | None) -> None:
     if points.dim() != 3 or points.shape[-1] < 3:
         raise UserError(f"point clouds are (B, N, 3) or wider, got {tuple(points.shape)}; coordinates come first")
     if mask is None:

@@ -9,7 +9,7 @@ from torch import nn
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
-from tokenmix.layers.table import build
+from tokenmix.layers.table import build_mixer
 from tokenmix.models.isotropic import GridMixer
 from tokenmix.swap.adapter import AttentionWeights, SwapError, is_causal
 from tokenmix.swap.probe import Probe, count_alone
@@ -76,7 +76,7 @@ def plan_replacements(
 
 def _plan_one(site: AttentionSite, request: SwapRequest) -> Replacement:
     old = site.adapter.read(site.module)
-    built = _build(site, old, request)
+    built = _build_replacement(site, old, request)
     for call in request.probe.calls.get(id(site.module), []):
         if call.refusal:
             raise SwapError(call.refusal)
@@ -88,7 +88,7 @@ def _plan_one(site: AttentionSite, request: SwapRequest) -> Replacement:
     return Replacement(site, replacement, _row(site, old, request, mixer, kept))
 
 
-def _build(site: AttentionSite, old: AttentionWeights, request: SwapRequest) -> Mixer:
+def _build_replacement(site: AttentionSite, old: AttentionWeights, request: SwapRequest) -> Mixer:
     """The mixer, with what it can take over from the attention; the user's arguments come first."""
     parameters = inspect.signature(request.layer).parameters
     if old.causal and not request.layer.capabilities.causal:
@@ -103,7 +103,7 @@ def _build(site: AttentionSite, old: AttentionWeights, request: SwapRequest) -> 
     args = {name: value for name, value in offered.items() if value is not None and name in parameters}
     factory = {} if old.like is None else {"device": old.like.device, "dtype": old.like.dtype}
     args = {**args, **factory, **request.kwargs}
-    return build(request.layer, f"mixer {request.label!r}", old.dim, _num_tokens(site, request), args)
+    return build_mixer(request.layer, f"mixer {request.label!r}", old.dim, _num_tokens(site, request), args)
 
 
 def _num_tokens(site: AttentionSite, request: SwapRequest) -> int | None:

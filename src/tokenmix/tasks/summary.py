@@ -6,8 +6,8 @@ from typing import Any
 
 from tokenmix.errors import UserError
 from tokenmix.layers import LessAttention, SelfAttention
-from tokenmix.models.published import PUBLISHED
 from tokenmix.models.registry import create_model, create_on_meta
+from tokenmix.registry import MODELS
 from tokenmix.train.programs import model_summary
 
 __all__ = ["published_beside", "summarize_image_model"]
@@ -69,10 +69,10 @@ def _warnings(model: Any) -> list[str]:
 
 def published_beside(name: str) -> dict[str, Any]:
     """The paper's figures, and ours of the preset: what was asked for may have another size or other arguments."""
-    if name not in PUBLISHED:
+    theirs = MODELS[name].published if name in MODELS else None
+    if theirs is None:
         return {"published": None}
     preset: Any = create_on_meta(name)
-    theirs = PUBLISHED[name]
     if theirs.part is not None:
         row = next(row for row in preset.cost_table() if row[0] == theirs.part)
         return {"published": asdict(theirs), "preset": {"parameters": row.parameters}}

@@ -63,7 +63,7 @@ def doctor(
     """
     make = import_object(target)
     builder = Builder(make, _arguments(target, make, dim, num_tokens, kwargs))
-    layer = _build(target, builder)
+    layer = _build_target(target, builder)
     if not isinstance(layer, nn.Module):
         raise UserError(f"{target} gives a {type(layer).__name__}, not a torch.nn.Module")
     x = _example(target, builder, layer, dim, num_tokens)
@@ -109,7 +109,7 @@ def _guess(name: str, dim: int | None, num_tokens: int | None, required: bool) -
     return 4 if name in HEADS and required else None
 
 
-def _build(target: str, builder: Builder) -> Any:
+def _build_target(target: str, builder: Builder) -> Any:
     try:
         return fresh(builder)
     except UserError:

@@ -184,7 +184,7 @@ def default_config(task: str) -> TrainConfig:
     """A run of this task with every option at its default; `UserError` with the nearest names if there is none."""
     entry = TASKS[task]
     config = TrainConfig(task=task, optim=load_object(entry.optim)(), options=load_object(entry.options)())
-    return config.replace(**{"model": "", "data": ""} | entry.defaults)
+    return config.replace(**{"model": "", "data": "", **entry.defaults})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tokenmix.registry import MODELS, ModelEntry
+from tokenmix.registry import MODELS, ModelEntry, Published
 
 # 224 px and 1000 classes, bicubic, crop 0.875 unless said otherwise: timm's own defaults.
 SHARED: dict[str, Any] = {"fixed_input_size": True, "classifier": "head", "license": "apache-2.0"}
@@ -15,15 +15,21 @@ SMALL: dict[str, Any] = {
 
 
 def _register(
-    name: str, build: str, about: str, pretrained_cfg: dict[str, Any], arguments: dict[str, Any] | None = None
-) -> None:
+    name: str, build: str, about: str, pretrained_cfg: dict[str, Any], arguments: dict[str, Any] | None = None,
+    published: Published | None = None,
+) -> None:  # fmt: skip
     MODELS.register(
         ModelEntry(
             name=name, tasks=("image-classification",), about=about, build=f"tokenmix.models.{build}",
-            arguments=arguments or {}, pretrained_cfg=pretrained_cfg,
+            arguments=arguments or {}, pretrained_cfg=pretrained_cfg, published=published,
         )
     )  # fmt: skip
 
+
+FROM_TABLES = "arXiv:2105.08050, tables 1 and 2, a third party's extraction; parameters and MACs checked by our count"
+FROM_LOG = "the authors' released log of a run at 384 px; no parameter count is printed"
+FROM_TABLE = "a third party's table; parameters checked against the released checkpoint layout"
+EXTRACTED = "arXiv:2406.00427, from a third party's extraction; the layout is ours, none was published"
 
 # timm adapts first convolutions to other channels; EAMLP unfolds pixels instead, see `EAMLP.adapt_channels`.
 PATCHES, UNFOLDED = {"first_conv": "stem.proj"}, {"first_conv": None}
@@ -38,12 +44,18 @@ TIMM_WEIGHTS = {"tag": "ra3_in1k", "hf_hub_id": "timm/gmlp_s16_224.ra3_in1k"}
 GMLP_NANO = {"patch_size": 4, "embed_dim": 64, "depth": 4, "expansion": 4.0, "init": "torch"}
 AMLP_NANO = {**GMLP_NANO, "attention_dim": 32}
 AMLP_TINY, AMLP_SMALL = ({"embed_dim": dim, "attention_dim": 64} for dim in (128, 256))
-_register("gmlp_tiny", GMLP, "gMLP-Ti: 30 blocks of width 128", GMLP_CFG, {"embed_dim": 128})
+_register(
+    "gmlp_tiny", GMLP, "gMLP-Ti: 30 blocks of width 128", GMLP_CFG, {"embed_dim": 128},
+    Published(5.9, 1.4, 72.3, FROM_TABLES),
+)  # fmt: skip
 _register(
     "gmlp_small", GMLP, "gMLP-S: 30 blocks of width 256; timm has weights", {**GMLP_CFG, **TIMM_WEIGHTS},
-    {"embed_dim": 256},
+    {"embed_dim": 256}, Published(19.5, 4.5, 79.6, FROM_TABLES),
 )  # fmt: skip
-_register("gmlp_base", GMLP, "gMLP-B: 30 blocks of width 512", GMLP_CFG, {"embed_dim": 512})
+_register(
+    "gmlp_base", GMLP, "gMLP-B: 30 blocks of width 512", GMLP_CFG, {"embed_dim": 512},
+    Published(73.4, 15.8, 81.6, FROM_TABLES),
+)  # fmt: skip
 _register("amlp_tiny", GMLP, "gmlp_tiny with tiny attention of width 64", GMLP_CFG, AMLP_TINY)
 _register("amlp_small", GMLP, "gmlp_small with tiny attention of width 64", GMLP_CFG, AMLP_SMALL)
 _register("gmlp_nano", GMLP, "4 blocks of width 64 for images of 28 to 64 px", {**SMALL, **PATCHES}, GMLP_NANO)
@@ -54,11 +66,17 @@ EAMLP_14 = {"embed_dim": 384, "depth": 14, "num_heads": 6, "mlp_ratio": 3.0}
 EAMLP_19 = {"embed_dim": 448, "depth": 19, "num_heads": 7, "mlp_ratio": 3.0}
 # Measured, Fashion-MNIST, 18,000 images seen: 0.63, 0.65 with the layers' start, 0.34, 0.24 with the paper's.
 EAMLP_NANO = {"embed_dim": 64, "depth": 4, "num_slots": 32, "num_splits": 2, "init": "torch"}
-_register("eamlp_7", EAMLP, "EAMLP-7: 7 blocks of width 256", EAMLP_CFG)
+_register(
+    "eamlp_7", EAMLP, "EAMLP-7: 7 blocks of width 256", EAMLP_CFG, published=Published(None, None, 71.658, FROM_LOG)
+)
 # The author reports +1.1 points; no public code has it.
 _register("eamlp_7_bn", EAMLP, "eamlp_7 with BatchNorm in its blocks", EAMLP_CFG, {"norm": "batch"})
-_register("eamlp_14", EAMLP, "EAMLP-14: 14 blocks of width 384", EAMLP_CFG, EAMLP_14)
-_register("eamlp_19", EAMLP, "EAMLP-19: 19 blocks of width 448", EAMLP_CFG, EAMLP_19)
+_register(
+    "eamlp_14", EAMLP, "EAMLP-14: 14 blocks of width 384", EAMLP_CFG, EAMLP_14, Published(30.0, None, 78.9, FROM_TABLE)
+)
+_register(
+    "eamlp_19", EAMLP, "EAMLP-19: 19 blocks of width 448", EAMLP_CFG, EAMLP_19, Published(55.0, None, 79.4, FROM_TABLE)
+)
 _register(
     "eamlp_nano", EAMLP, "4 blocks of width 64 behind two unfoldings, for images of 28 to 64 px",
     {**SMALL, **UNFOLDED}, EAMLP_NANO,
@@ -75,9 +93,9 @@ LAVIT_NANO = {
     "patch_size": 2, "embed_dims": (32, 64, 96, 128), "num_heads": (1, 2, 3, 4), "depths": (1, 1, 4, 2),
     "num_vanilla": (1, 1, 2, 1), "mlp_ratio": 2.0,
 }  # fmt: skip
-_register("lavit_tiny", LAVIT, "LaViT-T in our layout", LAVIT_CFG, LAVIT_TINY)
-_register("lavit_small", LAVIT, "LaViT-S in our layout", LAVIT_CFG)
-_register("lavit_base", LAVIT, "LaViT-B in our layout", LAVIT_CFG, LAVIT_BASE)
+_register("lavit_tiny", LAVIT, "LaViT-T in our layout", LAVIT_CFG, LAVIT_TINY, Published(10.9, 1.6, 79.2, EXTRACTED))
+_register("lavit_small", LAVIT, "LaViT-S in our layout", LAVIT_CFG, published=Published(22.4, 3.3, 82.6, EXTRACTED))
+_register("lavit_base", LAVIT, "LaViT-B in our layout", LAVIT_CFG, LAVIT_BASE, Published(39.6, 6.1, 83.1, EXTRACTED))
 _register("lavit_nano", LAVIT, "four narrow stages for images of 28 to 64 px", LAVIT_NANO_CFG, LAVIT_NANO)
 
 EANET = "eanet:EANet"

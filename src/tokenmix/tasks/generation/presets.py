@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from tokenmix.registry import MODELS, ModelEntry
+from tokenmix.registry import MODELS, ModelEntry, Published
 
 __all__ = ["GANS", "Attention", "GANPreset"]
 
@@ -36,6 +36,7 @@ class GANPreset:
     attention: Attention
     layouts: dict[int, GANLayout]
     about: str
+    published: Published | None = None
 
 
 # PyTorch-StudioGAN's of 2021, with which EANet compared (its SAGAN configs for CIFAR-10, Tiny-ImageNet and ImageNet).
@@ -47,8 +48,11 @@ PUBLISHED = {
 # At 32 px three quarters of the published generator's work are its last block; for a CPU it narrows towards there.
 NANO = {**PUBLISHED, 32: GANLayout((8, 4, 2, 2), (2, 2, 4, 8), 3, (2, 1))}
 
+COUNTED = Published(
+    4.386308, None, None, "the authors' logs of PyTorch-StudioGAN, CIFAR-10 with 10 classes at 32 px", part="generator"
+)
 GANS: dict[str, GANPreset] = {
-    "sagan": GANPreset(64, 128, "sagan", PUBLISHED, "SAGAN at the published widths"),
+    "sagan": GANPreset(64, 128, "sagan", PUBLISHED, "SAGAN at the published widths", COUNTED),
     "eagan": GANPreset(64, 128, "external", PUBLISHED, "the same networks with external attention"),
     "resnet_gan": GANPreset(64, 128, "none", PUBLISHED, "the same networks without attention"),
     "sagan_nano": GANPreset(16, 64, "sagan", NANO, "SAGAN at nano size"),
@@ -61,6 +65,7 @@ MODELS.register(
         ModelEntry(
             name=name, tasks=("image-generation",), about=preset.about,
             build="tokenmix.tasks.generation.models.builder:create_gan", arguments={"name": name},
+            published=preset.published,
         )
         for name, preset in GANS.items()
     )

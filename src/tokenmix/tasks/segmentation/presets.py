@@ -2,12 +2,14 @@
 
 from typing import Any
 
-from tokenmix.registry import MODELS, ModelEntry
+from tokenmix.registry import MODELS, ModelEntry, Published
 
 
-def _entry(name: str, build: str, about: str, **arguments: Any) -> ModelEntry:
-    build = f"tokenmix.tasks.segmentation.models.{build}"
-    return ModelEntry(name=name, tasks=("semantic-segmentation",), about=about, build=build, arguments=arguments)
+def _entry(name: str, build: str, about: str, published: Published | None = None, **arguments: Any) -> ModelEntry:
+    return ModelEntry(
+        name=name, tasks=("semantic-segmentation",), about=about, build=f"tokenmix.tasks.segmentation.models.{build}",
+        arguments=arguments, published=published,
+    )  # fmt: skip
 
 
 EANET, FPN = "eanet:EANetSegmenter", "fpn:FPNSegmenter"
@@ -17,9 +19,11 @@ NANO: dict[str, Any] = {
     "head_width": 64,
 }  # fmt: skip
 
+BLOCK = Published(0.55, None, None, "arXiv:2105.02358, from memory, not looked up", part="block")
+
 MODELS.register(
-    _entry("eanet_seg_resnet50", EANET, "dilated ResNet-50 and the EANet block", backbone="resnet50s"),
-    _entry("eanet_seg_resnet101", EANET, "dilated ResNet-101 and the EANet block", backbone="resnet101s"),
+    _entry("eanet_seg_resnet50", EANET, "dilated ResNet-50 and the EANet block", BLOCK, backbone="resnet50s"),
+    _entry("eanet_seg_resnet101", EANET, "dilated ResNet-101 and the EANet block", BLOCK, backbone="resnet101s"),
     _entry("eanet_seg_nano", EANET, "the EANet block at nano size", stem="small", output_stride=4, **NANO),
     _entry("fpn_seg_resnet50", FPN, "feature pyramid over ResNet-50", backbone="resnet50"),
     _entry("fpn_seg_lavit_tiny", FPN, "feature pyramid over LaViT-T", backbone="lavit_tiny", img_size=224),

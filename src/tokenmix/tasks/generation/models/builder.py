@@ -58,7 +58,7 @@ def create_gan(
         raise unknown_name("GAN", name, GANS)
     preset = GANS[name]
     kind = preset.attention if attention is None else attention
-    _check(preset, num_classes, img_size, channels, kind, variant, num_slots, width, latent_dim)
+    _check_options(preset, num_classes, img_size, channels, kind, variant, num_slots, width, latent_dim)
     layout, unit = preset.layouts[img_size], width or preset.width
     place = {"device": device, "dtype": dtype}
     generator_widths, discriminator_widths = (
@@ -93,7 +93,7 @@ def _attention(kind: str, channels: int, variant: Variant, num_slots: int, **pla
     return block
 
 
-def _check(
+def _check_options(
     preset: GANPreset,
     num_classes: int,
     img_size: int,
