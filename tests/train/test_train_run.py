@@ -314,7 +314,7 @@ def test_refused_permission_is_one_line(tmp_path, monkeypatch):
 
 def test_an_existing_run_is_not_overwritten(finished):
     before = (finished / "model.safetensors").read_bytes()
-    with pytest.raises(UserError, match=rf"exists already; go on with it by --resume {finished}, .* --out"):
+    with pytest.raises(UserError, match=rf"exists already; continue it with --resume {finished}, .* --out"):
         train(config(finished))
     assert (finished / "model.safetensors").read_bytes() == before
 

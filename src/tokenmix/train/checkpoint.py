@@ -1,11 +1,14 @@
 """Checkpoints: a folder with model.safetensors, state.pt and meta.json. Nothing is ever unpickled.
 
-state.pt is a torch.save of tensors and plain containers, and is read with `weights_only=True`.
+state.pt is a torch.save of tensors and plain containers, and is read with `weights_only=True`. A byte that changed on
+the disk is found: weights carry a SHA-256 of their tensors in the file's own metadata, meta.json that of state.pt.
 """
 
+import hashlib
 import io
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +16,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
@@ -33,6 +36,7 @@ __all__ = [
     "copy_checkpoint",
     "put_weights",
     "read_checkpoint",
+    "read_latest_checkpoint",
     "read_weights",
     "save_checkpoint",
     "save_weights",
@@ -59,7 +63,18 @@ def save_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
 
 def _serialized(weights: Mapping[str, Tensor]) -> bytes:
     # safetensors refuses tensors that share memory; each is written as if it stood alone.
-    return safetensors.torch.save({k: v.detach().cpu().clone().contiguous() for k, v in weights.items()})
+    tensors = {k: v.detach().cpu().clone().contiguous() for k, v in weights.items()}
+    return safetensors.torch.save(tensors, {"format": "pt", "sha256": _digest(tensors)})
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, types, shapes and values."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name]
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
@@ -70,7 +85,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     try:
         write_bytes(beside / WEIGHTS, _serialized(checkpoint.weights))
         write_bytes(beside / STATE, state.getvalue())
-        write_json(beside / META, checkpoint.meta)
+        write_json(beside / META, {**checkpoint.meta, "state_sha256": hashlib.sha256(state.getbuffer()).hexdigest()})
         replace_folder(beside, folder)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
@@ -130,13 +145,37 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     if not (folder / META).is_file():
         raise UserError(f"{folder} holds no checkpoint; start a new run")
     try:
-        state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
-        return Checkpoint(read_weights(folder / WEIGHTS), state, read_json(folder / META))
+        meta = read_json(folder / META)
+        data = (folder / STATE).read_bytes()
+        if meta.pop("state_sha256", None) not in (None, hashlib.sha256(data).hexdigest()):
+            raise UserError(f"{folder / STATE} is damaged: its bytes are not those that were written")
+        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        return Checkpoint(read_weights(folder / WEIGHTS), state, meta)
     except UserError:
         raise
     except Exception as error:  # torch and json raise many types for a damaged file
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"checkpoint {folder} is damaged ({reason[:200]}); start a new run") from None
+        raise UserError(f"checkpoint {folder} is damaged ({reason[:200]})") from None
+
+
+def read_latest_checkpoint(run: Path) -> Checkpoint:
+    """The run's last checkpoint; if it is damaged, its best one, and a line on standard error that says so.
+
+    Raises:
+        UserError: neither is whole.
+    """
+    folders = [run / "checkpoints" / name for name in ("last", "best")]
+    try:
+        return read_checkpoint(folders[0])
+    except UserError as error:
+        damage = error
+    try:
+        checkpoint = read_checkpoint(folders[1])
+    except UserError:
+        raise UserError(f"{damage}, and there is no other; start a new run") from None
+    step = checkpoint.meta["progress"]["step"]
+    print(f"tokenmix: {damage}; continuing from the best checkpoint, of step {step}", file=sys.stderr)
+    return checkpoint
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -152,9 +191,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             "convert it where you trust it: safetensors.torch.save_file(state_dict, 'model.safetensors')"
         )
     try:
-        return safetensors.torch.load_file(path)
+        with safe_open(path, "pt") as opened:
+            written = (opened.metadata() or {}).get("sha256")
+        weights = safetensors.torch.load_file(path)
     except SafetensorError as error:
         raise UserError(f"{path} is not a whole safetensors file ({error}); give another") from None
+    if written is not None and written != _digest(weights):
+        raise UserError(f"{path} is damaged: its values are not those that were written; give another")
+    return weights
 
 
 def put_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Path) -> None:

@@ -1,12 +1,19 @@
 """Writing so that a kill or a full disk at any instant leaves what was there before, or the new, and never a part."""
 
+import contextlib
 import errno
 import json
 import os
 import re
 import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from tokenmix.errors import UserError
 
@@ -16,6 +23,7 @@ __all__ = [
     "disk_remedy",
     "latest_complete_checkpoint",
     "make_folder",
+    "one_writer",
     "read_json",
     "replace_file",
     "replace_folder",
@@ -50,6 +58,40 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DiskError(f"cannot make the folder {path} ({error.strerror}); give another with --out") from None
+
+
+# What `one_writer` leaves in a folder.
+LOCKS = (".lock", ".writer")
+
+
+@contextmanager
+def one_writer(folder: Path) -> Iterator[None]:
+    """Hold a folder against a second process that would write into it.
+
+    The lock is the operating system's and ends with the process, however that ends, so none is ever stale.
+
+    Raises:
+        UserError: another process holds it; the message says which.
+    """
+    path, writer = (folder / name for name in LOCKS)
+    lock = FileLock(path, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        holder = writer.read_text() if writer.is_file() else "another process"
+        raise UserError(
+            f"{folder} is being written by {holder}; wait for it, or give another folder by --out"
+        ) from None
+    except OSError as error:
+        raise DiskError(f"{error.strerror}: {path}; {disk_remedy(error)}") from None
+    try:
+        with contextlib.suppress(OSError):  # The lock holds without the line for whom it keeps out.
+            began = time.strftime("%Y-%m-%d %H:%M:%S")
+            writer.write_text(f"process {os.getpid()} on {socket.gethostname()} since {began}")
+        yield
+    finally:
+        writer.unlink(missing_ok=True)
+        lock.release()
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 from tokenmix.train.distributed import PeerFailure, distributed_info, mean
+from tokenmix.train.files import replace_file
 from tokenmix.train.plan import Progress, TrainingPlan
 from tokenmix.train.task import TaskModule
 
@@ -45,6 +46,7 @@ class Recorder:
         if self.first:
             self.board = _board(run / "tensorboard", progress.step)
             self.columns = _cut(self.path, progress.csv_bytes)
+            progress.csv_bytes = self.path.stat().st_size
             self.file = self.path.open("a", newline="")
             if "images" in self.columns:
                 # A run that goes on keeps its columns; before 2026-11-21 they had that name in every task.
@@ -93,6 +95,11 @@ class Recorder:
         if not self.quiet:
             print(self._line(), file=sys.stderr, flush=True)
         self.start_clock()
+
+    def sync(self) -> None:
+        """Wait until metrics.csv is on the disk, as a checkpoint that counts on its rows will be."""
+        if self.first:
+            os.fsync(self.file.fileno())
 
     def close(self) -> None:
         """Close metrics.csv and the TensorBoard log."""
@@ -213,15 +220,19 @@ def _better(task: TaskModule, results: dict[str, Any], best: dict[str, Any]) -> 
 
 
 def _cut(path: Path, size: int) -> list[str]:
-    """Cut metrics.csv back to what it held at the checkpoint, and return its columns."""
-    if not path.exists() or size == 0:
-        path.write_bytes(b"")
-        return []
-    if path.stat().st_size < size:
-        raise UserError(f"{path} is shorter than at the checkpoint; put the file back, or start a new run")
-    os.truncate(path, size)
-    with path.open(newline="") as file:
-        return next(csv.reader(file))
+    """Cut metrics.csv back to what it held at the checkpoint, and return its columns.
+
+    Rows that are gone or damaged, as after a power cut, are left out, and a line on standard error says so.
+    """
+    held = path.read_bytes()[:size] if path.exists() else b""
+    lines = held.split(b"\n")[:-1]
+    columns = lines[0].split(b",") if lines else []
+    whole = [line for line in lines if line.count(b",") == len(columns) - 1 and line.replace(b"\0", b"") == line]
+    kept = b"".join(line + b"\n" for line in whole) if whole[:1] == lines[:1] else b""
+    if len(kept) < size:
+        print(f"tokenmix: {path} has lost rows from before the checkpoint; continuing without them", file=sys.stderr)
+    replace_file(path, kept)
+    return [column.decode() for column in columns] if kept else []
 
 
 def _board(folder: Path, step: int) -> Any:

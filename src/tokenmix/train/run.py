@@ -29,15 +29,24 @@ from tokenmix.data.lookup import short_name, with_absolute_paths
 from tokenmix.environment import environment
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.registry import get_task
-from tokenmix.train.checkpoint import Checkpoint, put_weights, read_checkpoint, read_weights
+from tokenmix.train.checkpoint import Checkpoint, put_weights, read_latest_checkpoint, read_weights
 from tokenmix.train.config import OptimConfig, TrainConfig
 from tokenmix.train.distributed import PeerFailure, check_ranks, distributed_info, process_group, raise_on_all_ranks
 from tokenmix.train.engine import check_device
-from tokenmix.train.files import DISK_ERRORS, DiskError, latest_complete_checkpoint, make_folder, read_json, write_json
+from tokenmix.train.files import (
+    DISK_ERRORS,
+    LOCKS,
+    DiskError,
+    latest_complete_checkpoint,
+    make_folder,
+    one_writer,
+    read_json,
+    write_json,
+)
 from tokenmix.train.interrupt import Interrupted
 from tokenmix.train.optimizer import check_optimizer
 from tokenmix.train.plan import Progress, TrainingPlan, check_config, make_plan, seed_everything, warmup_note
-from tokenmix.train.sources import TOKENIZER, read_config, read_part
+from tokenmix.train.sources import TOKENIZER, read_config, read_description
 from tokenmix.train.task import TaskData, TaskModule
 from tokenmix.train.trainer import fit, validate
 
@@ -74,7 +83,11 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Path:
         check_device(config)
         with process_group(config.loop.device):
             quiet = quiet or not distributed_info().first
-            return _start(config, quiet) if config.loop.resume is None else _resume(config.loop.resume, config, quiet)
+            run = config.loop.resume
+            if run is None:
+                return _start(config, quiet)
+            with _held(run):
+                return _resume(run, config, quiet)
     except PeerFailure as stop:
         raise SystemExit(stop.code) from None
 
@@ -147,7 +160,7 @@ def load_run(run: Path) -> tuple[nn.Module, TrainConfig, dict[str, Any]]:
 
 def load_task(run: Path, options: Mapping[str, Any] | None = None) -> tuple[TaskModule, TrainConfig, dict[str, Any]]:
     """The same with the task around the model; `options` are as in `evaluate`."""
-    config, description = read_config(run), read_part(run, "data.json")
+    config, description = read_config(run), read_description(run)
     for name in options or {}:
         if name not in (known := [field.name for field in dataclasses.fields(config.options.evaluation)]):
             raise unknown_name(f"option of evaluating a run of {config.task}", name, known)
@@ -157,9 +170,23 @@ def load_task(run: Path, options: Mapping[str, Any] | None = None) -> tuple[Task
         raise UserError(f"{run} has not finished its first epoch; go on with: tokenmix train --resume {run}")
     kind = get_task(config.task)
     model = kind.build_model(config, description)
-    put_weights(model, read_weights(weights), weights)
+    found = read_weights(weights)
+    broken = next((name for name, value in found.items() if not value.isfinite().all()), None)
+    if broken is not None:
+        raise UserError(f"{weights} has values in {broken} that are NaN or infinite; give weights that are whole")
+    put_weights(model, found, weights)
     task = kind(model, config, description)
     return task.eval(), config, description
+
+
+@contextmanager
+def _held(run: Path) -> Iterator[None]:
+    """One process group at a time works in a run folder: its first process holds the lock."""
+    with contextlib.ExitStack() as stack:
+        with raise_on_all_ranks():
+            if distributed_info().first and run.is_dir():
+                stack.enter_context(one_writer(run))
+        yield
 
 
 def _start(config: TrainConfig, quiet: bool) -> Path:
@@ -168,31 +195,35 @@ def _start(config: TrainConfig, quiet: bool) -> Path:
     with raise_on_all_ranks():
         config = _check_settings(config)
         if distributed_info().first:
-            _claim(run)
-    try:
+            _check_empty(run)
+            make_folder(run)
+    with _held(run):
         with raise_on_all_ranks():
-            session = _prepare(config)
-            if config.loop.init_from is not None:
-                put_weights(
-                    session.task.model, session.task.initial_weights(config.loop.init_from), config.loop.init_from
-                )
             if distributed_info().first:
-                _write_setup(run, config, session)
-    except BaseException:
-        if distributed_info().first:
-            _remove_unstarted(run)
-        raise
-    if not quiet and (note := warmup_note(session.config, session.plan)):
-        print(f"tokenmix: {note}", file=sys.stderr)
-    return _work(run, session, Progress(), None, quiet)
+                _check_empty(run)
+        try:
+            with raise_on_all_ranks():
+                session = _prepare(config)
+                if config.loop.init_from is not None:
+                    put_weights(
+                        session.task.model, session.task.initial_weights(config.loop.init_from), config.loop.init_from
+                    )
+                if distributed_info().first:
+                    _write_setup(run, config, session)
+        except BaseException:
+            if distributed_info().first:
+                _remove_unstarted(run)
+            raise
+        if not quiet and (note := warmup_note(session.config, session.plan)):
+            print(f"tokenmix: {note}", file=sys.stderr)
+        return _work(run, session, Progress(), None, quiet)
 
 
-def _claim(run: Path) -> None:
-    if run.exists() and (not run.is_dir() or any(run.iterdir())):
+def _check_empty(run: Path) -> None:
+    if run.exists() and (not run.is_dir() or any(entry.name not in LOCKS for entry in run.iterdir())):
         raise UserError(
-            f"{run} exists already; go on with it by --resume {run}, remove it, or give another folder by --out"
+            f"{run} exists already; continue it with --resume {run}, remove it, or give another folder with --out"
         )
-    make_folder(run)
 
 
 def _write_setup(run: Path, config: TrainConfig, session: Session) -> None:
@@ -216,11 +247,11 @@ def _restored(run: Path, given: TrainConfig) -> tuple[Session, Checkpoint]:
             f"{run} is finished; evaluate it with: tokenmix eval {run}, or start from it with --init-from {run}"
         )
     last = run / "checkpoints" / "last"
-    if not latest_complete_checkpoint(last).exists():
+    if not any(latest_complete_checkpoint(last.with_name(name)).exists() for name in ("last", "best")):
         raise UserError(f"{run} was stopped before its first checkpoint; remove the folder and start again")
-    checkpoint = read_checkpoint(last)
+    checkpoint = read_latest_checkpoint(run)
     session = _prepare(_check_settings(config))
-    if session.task.data != read_part(run, "data.json"):
+    if session.task.data != read_description(run):
         raise UserError(f"the data {config.data.data!r} is not what {run} was started with; see its data.json")
     put_weights(session.task.model, checkpoint.weights, last)
     return session, checkpoint
@@ -344,7 +375,7 @@ def _merged(given: TrainConfig, saved: TrainConfig, run: Path) -> TrainConfig:
 
 def _remove_unstarted(run: Path) -> None:
     """Leave nothing behind of a run that could not start, so that the same command can be typed again."""
-    for name in ("config.json", "data.json"):
+    for name in ("config.json", "data.json", *LOCKS):
         (run / name).unlink(missing_ok=True)
     shutil.rmtree(run / TOKENIZER, ignore_errors=True)
     with contextlib.suppress(OSError):

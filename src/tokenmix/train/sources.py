@@ -1,5 +1,6 @@
 """What a config starts from: a task's defaults, a recipe, or a saved run."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from tokenmix.train.config import TrainConfig, default_config
 from tokenmix.train.files import read_json
 from tokenmix.train.recipes import load_recipe, merge_kwargs, read_document
 
-__all__ = ["TOKENIZER", "base_config", "make_config", "read_config", "read_part", "saved_config"]
+__all__ = ["TOKENIZER", "base_config", "make_config", "read_config", "read_description", "read_part", "saved_config"]
 
 # The folder in a run folder that holds the tokenizer of a text task.
 TOKENIZER = "tokenizer"
@@ -56,13 +57,29 @@ def saved_config(run: Path) -> TrainConfig:
     return read_document(read_part(run, "config.json").get("config"), f"{run / 'config.json'}")
 
 
+def read_description(run: Path) -> dict[str, Any]:
+    """A run's description of its data; `UserError` if it is damaged, or would normalise samples to NaN or infinity."""
+    values = read_part(run, "data.json")
+    if "std" in values and not (
+        _are_finite(values.get("mean")) and _are_finite(values["std"]) and min(values["std"], default=0) > 0
+    ):
+        raise UserError(
+            f"{run / 'data.json'} is damaged: its mean must be finite, its std above 0; put a whole one back"
+        )
+    return values
+
+
+def _are_finite(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(v, int | float) and math.isfinite(v) for v in values)
+
+
 def read_part(run: Path, name: str) -> dict[str, Any]:
     """A JSON file of a run folder; `UserError` if it is not there or damaged."""
     if not (run / name).is_file():
         raise UserError(f"{run} is no run folder: it has no {name}")
     try:
         values = read_json(run / name)
-    except ValueError:
+    except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
         raise UserError(f"{run / name} is damaged; put a whole one back, or start a new run")

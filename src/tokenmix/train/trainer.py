@@ -205,6 +205,7 @@ class TrainingLoop:
     def checkpoint(self) -> Checkpoint:
         """The run at this place; `UserError` if its losses or weights are not finite. All processes must call it."""
         self.recorder.settle()
+        self.recorder.sync()
         weights = full_state_dict(self.task.model.state_dict())
         broken = next((k for k, v in weights.items() if not v.isfinite().all()), None)
         if broken is not None:

@@ -1,0 +1,157 @@
+"""Run folders that were damaged, or that two processes write: found, reported in one line, and repaired if possible."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from tokenmix.errors import UserError
+from tokenmix.train import trainer
+from tokenmix.train.checkpoint import read_checkpoint, read_weights, save_weights
+from tokenmix.train.files import one_writer
+from tokenmix.train.run import evaluate, train
+from tokenmix.train.sources import make_config
+
+CONFIG = make_config(
+    data="digits", model="vit_nano", model_kwargs={"depth": 1}, epochs=3, batch_size=32, limit=160, limit_eval=40,
+    threads=1, device="cpu", log_every=2, checkpoint_every=2,
+)  # fmt: skip
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.fixture
+def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run that ended after the second checkpoint of its third epoch; `best` is that of the first or second epoch."""
+    original, calls = trainer.TrainingLoop.start_batch, [0]
+
+    def raising(self, *args, **kwargs):
+        calls[0] += 1
+        if calls[0] == 15:
+            raise Killed
+        return original(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.TrainingLoop, "start_batch", raising)
+        with pytest.raises(Killed):
+            train(CONFIG.replace(out=tmp_path / "run"), quiet=True)
+    return tmp_path / "run"
+
+
+def flip(file: Path, where: float) -> None:
+    """Change one byte, which lies after this share of the file."""
+    data = bytearray(file.read_bytes())
+    data[int(len(data) * where)] ^= 1
+    # A file of its own: checkpoints that are equal share one.
+    file.unlink()
+    file.write_bytes(data)
+
+
+def numbers(run: Path) -> list[str]:
+    return [line.split(",")[0] for line in (run / "metrics.csv").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.pt"])
+def test_a_changed_byte_is_found_and_the_best_checkpoint_serves(killed: Path, name: str, capsys):
+    last, best = (killed / "checkpoints" / which for which in ("last", "best"))
+    assert read_checkpoint(last).meta["progress"]["step"] == 14
+    step = read_checkpoint(best).meta["progress"]["step"]
+    flip(last / name, 0.9)
+    with pytest.raises(UserError, match=rf"last/{name} is damaged"):
+        read_checkpoint(last)
+    train(make_config(resume=killed), quiet=True)
+    assert f"{name} is damaged" in (said := capsys.readouterr().err)
+    assert f"continuing from the best checkpoint, of step {step}" in said
+    assert json.loads((killed / "result.json").read_text())["steps"] == 15
+
+
+def test_two_damaged_checkpoints_stop_the_run(killed: Path):
+    for which in ("last", "best"):
+        flip(killed / "checkpoints" / which / "model.safetensors", 0.9)
+    with pytest.raises(UserError, match=r"last/model\.safetensors is damaged.*start a new run"):
+        train(make_config(resume=killed), quiet=True)
+
+
+@pytest.mark.parametrize("damage", ["missing", "shorter", "zeros"])
+def test_metrics_that_a_power_cut_took_are_left_out(killed: Path, damage: str, capsys):
+    file = killed / "metrics.csv"
+    held = file.read_bytes()
+    before = numbers(killed)
+    file.unlink()
+    if damage == "shorter":
+        file.write_bytes(held[: len(held) // 2])
+    elif damage == "zeros":
+        file.write_bytes(held[: len(held) // 2] + bytes(len(held) - len(held) // 2))
+    train(make_config(resume=killed), quiet=True)
+    assert "metrics.csv has lost rows" in capsys.readouterr().err
+    after = numbers(killed)
+    assert after[0] == "step"
+    kept = 0 if damage == "missing" else held[: len(held) // 2].count(b"\n") - 1
+    # The row that the next step wrote, and that of the last epoch, come after what was kept.
+    assert after[1:] == [*before[1 : kept + 1], "15"]
+
+
+def test_values_that_are_not_finite_are_refused(killed: Path):
+    weights = read_weights(killed)
+    name = next(iter(weights))
+    weights[name].flatten()[0] = torch.nan
+    save_weights(killed / "model.safetensors", weights)
+    with pytest.raises(UserError, match=rf"values in {name} that are NaN or infinite"):
+        evaluate(killed, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("std", [0.0]), ("std", [-1.0]), ("mean", [float("nan")]), ("std", ["a"]), ("mean", None)]
+)
+def test_a_normalization_that_gives_no_numbers_is_refused(killed: Path, key: str, value: object):
+    description = json.loads((killed / "data.json").read_text())
+    (killed / "data.json").write_text(json.dumps({**description, key: value}))
+    with pytest.raises(UserError, match=r"data\.json is damaged"):
+        evaluate(killed, device="cpu")
+
+
+def test_weights_of_others_need_no_checksum(tmp_path: Path):
+    safetensors.torch.save_file({"weight": torch.ones(2)}, tmp_path / "model.safetensors")
+    assert read_weights(tmp_path)["weight"].tolist() == [1, 1]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from tokenmix.train.files import one_writer
+with one_writer(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_writer_is_told_who_the_first_is(killed: Path, tmp_path: Path):
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(killed)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match=rf"is being written by process {other.pid} on .* since 20"):
+            train(make_config(resume=killed), quiet=True)
+        # A process that is killed leaves no lock behind.
+        other.kill()
+    with one_writer(killed):
+        pass
+    train(make_config(resume=killed), quiet=True)
+    assert (killed / "result.json").exists()
+
+
+def test_two_starts_in_one_folder(tmp_path: Path):
+    run = tmp_path / "run"
+    run.mkdir()
+    with one_writer(run), pytest.raises(UserError, match="is being written by process"):
+        train(CONFIG.replace(out=run), quiet=True)
+    train(CONFIG.replace(out=run, max_steps=1), quiet=True)
+    with pytest.raises(UserError, match="exists already"):
+        train(CONFIG.replace(out=run), quiet=True)
