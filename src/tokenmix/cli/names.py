@@ -8,6 +8,7 @@ import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from tokenmix.errors import UserError
+from tokenmix.train.config import ModelConfig
 from tokenmix.train.words import Numbers, Pairs
 
 __all__ = ["Cost", "Data", "Doctor", "Info", "List", "Swap"]
@@ -67,6 +68,7 @@ class Info:
     def run(self) -> int:
         from tokenmix.cli.info import info
 
+        ModelConfig(model=self.model, model_kwargs=self.model_kwargs)
         asked = {"img_size": self.img_size, "num_points": self.num_points}
         sizes = {name: size for name, size in asked.items() if size is not None}
         info(self.model, sizes=sizes, model_kwargs=self.model_kwargs, as_json=self.json)

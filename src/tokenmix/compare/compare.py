@@ -88,7 +88,7 @@ def _first_of_each(plans: Sequence[RunPlan]) -> dict[str, RunPlan]:
 def _new_twin(config: TrainConfig, data: TaskData) -> TaskModule:
     """A fresh twin, built before any training so that a wrong argument is told at once."""
     task, description = get_task(config.task), data.describe()
-    model = task.build_model(config, description)
+    model = task.model_from_config(config, description)
     if getattr(model, "mixer_name", None) != config.model.model_kwargs["mixer"]:
         raise UserError(
             f"{config.model.model!r} does not take a mixer; compare in mixer_nano or another isotropic skeleton"

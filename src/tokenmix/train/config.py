@@ -1,5 +1,7 @@
 """What a run is made of. No heavy import here: the command line reads these classes to print its help."""
 
+import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -50,6 +52,41 @@ class ModelConfig(Part):
     """A model for the task, see `tokenmix list models`."""
     model_kwargs: Pairs = field(default_factory=dict)
     """Arguments of the model, for example --model-kwargs depth=6 drop_path_rate=0.1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in self.model_kwargs.items():
+            _check_model_argument(name, value)
+
+
+# Arguments of timm's factory and of PyTorch that another option sets, or that make another kind of model.
+SET_ELSEWHERE = {
+    "checkpoint_path": "--init-from FILE", "pretrained_cfg": "--init-from FILE",
+    "pretrained_cfg_overlay": "--init-from FILE", "device": "--device", "dtype": "--precision",
+    "features_only": "timm in Python", "out_indices": "timm in Python",
+}  # fmt: skip
+# Sizes for which 0 means "none of them".
+MAY_BE_ZERO = ("attention_dim", "frozen_stages", "num_leading", "num_vanilla", "type_vocab_size")
+SIZES = re.compile(r"num_\w+|(\w+_)?(depth|dim|width|size|channel|stride)s?|image_size")
+
+
+def _check_model_argument(name: str, value: Any) -> None:
+    """Ranges that the names of arguments imply in this field: rates below 1, sizes and counts from 1 on."""
+    if name in SET_ELSEWHERE:
+        raise UserError(f"model argument {name}={value!r} cannot be given here; use {SET_ELSEWHERE[name]}")
+    values = value if isinstance(value, tuple | list) else (value,)
+    for number in values:
+        label = f"model argument {name}={value!r}"
+        if isinstance(number, float) and not math.isfinite(number):
+            raise UserError(f"{label} must be finite")
+        plain = isinstance(number, int | float) and not isinstance(number, bool)
+        if name.endswith("_rate") and not (plain and 0 <= number < 1):
+            raise UserError(f"{label} must be a number in [0, 1)")
+        if not plain:
+            continue
+        least, most = int(name not in MAY_BE_ZERO), 10_000 if name.startswith("depth") else 1_000_000
+        if SIZES.fullmatch(name) and not (isinstance(number, int) and least <= number <= most):
+            raise UserError(f"{label} must be a whole number in [{least}, {most}]")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -169,7 +169,7 @@ def load_task(run: Path, options: Mapping[str, Any] | None = None) -> tuple[Task
     if not weights.is_file():
         raise UserError(f"{run} has not finished its first epoch; go on with: tokenmix train --resume {run}")
     kind = get_task(config.task)
-    model = kind.build_model(config, description)
+    model = kind.model_from_config(config, description)
     found = read_weights(weights)
     broken = next((name for name, value in found.items() if not value.isfinite().all()), None)
     if broken is not None:
@@ -282,7 +282,7 @@ def _prepare(config: TrainConfig) -> Session:
     # As JSON would give it back, so that a run that goes on sees what its first start saw.
     description = json.loads(json.dumps(data.describe()))
     seed_everything(config.loop.seed, 0, 0)
-    model = kind.build_model(config, description)
+    model = kind.model_from_config(config, description)
     if config.loop.grad_checkpointing:
         _checkpoint_blocks(model)
     data = data if here.world_size == 1 else data.part(here.rank, here.world_size)

@@ -110,6 +110,23 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
         """A new model for data of this description."""
 
     @classmethod
+    def model_from_config(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
+        """`build_model`, where arguments of the user's with which the model cannot be built are a `UserError`."""
+        given = config.model.model_kwargs
+        try:
+            return cls.build_model(config, data)
+        except UserError:
+            raise
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+            if not given:
+                raise
+            listed = " ".join(f"{name}={value!r}" for name, value in given.items())
+            raise UserError(
+                f"{config.model.model} cannot be built with --model-kwargs {listed} ({type(e).__name__}: {e}); "
+                "give other values"
+            ) from None
+
+    @classmethod
     def with_absolute_paths(cls, config: TrainConfig) -> TrainConfig:
         """The config with full paths, so that its run can be used from anywhere."""
         return config.replace(data=with_absolute_paths(config.data.data))
