@@ -241,7 +241,7 @@ def load_plugin(module: str) -> None:
             importlib.import_module(module)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"the plug-in {module} cannot be imported ({type(error).__name__}: {error})") from error
 
 
@@ -280,7 +280,7 @@ def import_object(target: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         hint = f"no module {error.name!r} here or in the environment; run from the folder that holds it or install it"
         raise UserError(f"cannot import {module_name!r}: {hint}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(
             f"importing {module_name!r} fails with {type(error).__name__}: {' '.join(str(error).split())[:300]}; "
             "python -c 'import ...' shows where"

@@ -46,6 +46,18 @@ def test_a_pass_does_not_claim_zeros_that_were_not_seen() -> None:
     assert "0 if `capabilities` promise it" in report.verdicts[0].explanation()
 
 
+def test_a_module_that_exits_is_not_healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "exits_on_import.py").write_text("raise SystemExit(0)\n")
+    (tmp_path / "exits_when_built.py").write_text(
+        "import torch\nclass Layer(torch.nn.Module):\n    def __init__(self, dim):\n        raise SystemExit(0)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match="importing 'exits_on_import' fails with SystemExit: 0"):
+        doctor("exits_on_import:Layer")
+    with pytest.raises(UserError, match=r"exits_when_built:Layer calls sys.exit\(0\)"):
+        doctor("exits_when_built:Layer")
+
+
 def test_every_property_finds_something() -> None:
     assert set(planted.PLANTED.values()) == set(PROPERTIES)
 

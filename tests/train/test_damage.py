@@ -155,3 +155,21 @@ def test_two_starts_in_one_folder(tmp_path: Path):
     train(CONFIG.replace(out=run, max_steps=1), quiet=True)
     with pytest.raises(UserError, match="exists already"):
         train(CONFIG.replace(out=run), quiet=True)
+
+
+def test_a_folder_renamed_in_mid_run_stops_the_run_and_nothing_is_made_in_its_place(tmp_path, monkeypatch):
+    original, calls = trainer.TrainingLoop.start_batch, [0]
+
+    def renaming(self, *args, **kwargs):
+        calls[0] += 1
+        if calls[0] == 7:
+            (tmp_path / "run").rename(tmp_path / "other")
+        return original(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.TrainingLoop, "start_batch", renaming)
+        with pytest.raises(UserError, match="run was removed or renamed while the run wrote into it"):
+            train(CONFIG.replace(out=tmp_path / "run"), quiet=True)
+    assert not (tmp_path / "run").exists()
+    assert train(make_config(resume=tmp_path / "other"), quiet=True) == tmp_path / "other"
+    assert len(numbers(tmp_path / "other")) == len(set(numbers(tmp_path / "other")))

@@ -63,11 +63,14 @@ def doctor(
     """
     make = import_object(target)
     builder = Builder(make, _arguments(target, make, dim, num_tokens, kwargs))
-    layer = _build_target(target, builder)
-    if not isinstance(layer, nn.Module):
-        raise UserError(f"{target} gives a {type(layer).__name__}, not a torch.nn.Module")
-    x = _example(target, builder, layer, dim, num_tokens)
-    verdicts = tuple(examine(builder, x, only))
+    try:
+        layer = _build_target(target, builder)
+        if not isinstance(layer, nn.Module):
+            raise UserError(f"{target} gives a {type(layer).__name__}, not a torch.nn.Module")
+        x = _example(target, builder, layer, dim, num_tokens)
+        verdicts = tuple(examine(builder, x, only))
+    except SystemExit as stop:
+        raise UserError(f"{target} calls sys.exit({stop.code!r}) when it is built or run; remove that call") from stop
     return Report(target, f"{type(layer).__name__}({_shown(builder)})", tuple(x.shape), verdicts)
 
 

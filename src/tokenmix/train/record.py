@@ -99,13 +99,22 @@ class Recorder:
     def sync(self) -> None:
         """Wait until metrics.csv is on the disk, as a checkpoint that counts on its rows will be."""
         if self.first:
+            self._check_folder()
             os.fsync(self.file.fileno())
 
     def close(self) -> None:
         """Close metrics.csv and the TensorBoard log."""
         if self.first:
             self.file.close()
-            self.board.close()
+            if self.path.exists():  # Its thread cannot flush into a folder that was taken away.
+                self.board.close()
+
+    def _check_folder(self) -> None:
+        if not self.path.exists():
+            raise UserError(
+                f"{self.path.parent} was removed or renamed while the run wrote into it, and training stopped; "
+                "continue a renamed folder with --resume FOLDER, or start again"
+            )
 
     def settle(self) -> None:
         """Bring the clock up to date; `UserError` if a loss since the last row is not finite."""
@@ -147,6 +156,7 @@ class Recorder:
         self.latest = {**self.latest, **values}
         if not self.first:
             return
+        self._check_folder()
         place = {"step": progress.step, "epoch": progress.epoch + 1, self.counted: progress.images}
         self._append({**place, "seconds": round(progress.train_seconds, 4), **values})
         for name, value in values.items():
