@@ -1,6 +1,8 @@
 """Run folders that were damaged, or that two processes write: found, reported in one line, and repaired if possible."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -173,3 +175,23 @@ def test_a_folder_renamed_in_mid_run_stops_the_run_and_nothing_is_made_in_its_pl
     assert not (tmp_path / "run").exists()
     assert train(make_config(resume=tmp_path / "other"), quiet=True) == tmp_path / "other"
     assert len(numbers(tmp_path / "other")) == len(set(numbers(tmp_path / "other")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_process_of_two_is_one_line_each_and_the_others_end(tmp_path, rank):
+    command = [
+        *(sys.executable, "-m", "tokenmix", "train", "image-classification", "--data", "digits", "--device", "cpu"),
+        *("--model", "vit_nano", "--devices", "2", "--epochs", "5000", "--out", str(tmp_path / "run")),
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as whole:
+        assert whole.stderr is not None
+        lines = [whole.stderr.readline()]
+        children = Path(f"/proc/{whole.pid}/task/{whole.pid}/children").read_text().split()
+        os.kill(int(children[rank]), signal.SIGKILL)
+        lines += whole.stderr.readlines()
+    ours = [line for line in lines if not line.startswith("epoch ")]
+    assert whole.returncode == 128 + signal.SIGKILL
+    assert ours[0].startswith(f"tokenmix: process {rank} of 2 was ended by SIGKILL")
+    assert all(line.startswith("tokenmix: the connection to another process") for line in ours[1:])
+    assert len(ours) == (1 if rank == 0 else 2)

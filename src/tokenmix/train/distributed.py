@@ -91,7 +91,11 @@ def check_ranks(config: TrainConfig) -> None:
 
 @contextmanager
 def process_group(device: str) -> Iterator[None]:
-    """Join the other processes for the block; nothing to do for one alone."""
+    """Join the other processes for the block; nothing to do for one alone.
+
+    Raises:
+        UserError: in the first process, where another one ended without a word; the rest raise `PeerFailure`.
+    """
     here = distributed_info()
     if here.world_size == 1 or dist.is_initialized():
         yield
@@ -103,11 +107,27 @@ def process_group(device: str) -> Iterator[None]:
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     try:
         yield
+    except RuntimeError as error:
+        if not _is_lost_peer(error):
+            raise
+        if not here.first:
+            raise PeerFailure(1) from None
+        raise UserError(
+            "the connection to another process of the run is lost, so training stopped; see what that process or its "
+            "machine reported, then continue from the last checkpoint with: tokenmix train --resume FOLDER"
+        ) from None
     finally:
         dist.destroy_process_group()
         # A thread of gloo's hands the tensors of its last work back to Python, and aborts if Python has begun to end.
         # So the groups go now, and their threads with them.
         gc.collect()
+
+
+def _is_lost_peer(error: RuntimeError) -> bool:
+    """Whether a backend reports that its connection broke; gloo has no exception class of its own."""
+    words = ("connection closed", "connection reset", "broken pipe", "remote process exited", "timed out", "timeout")
+    backend = isinstance(error, dist.DistError) or "gloo" in str(error)
+    return backend and any(word in str(error).lower() for word in words)
 
 
 def _check_devices(here: DistributedInfo) -> None:
