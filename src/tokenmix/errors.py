@@ -8,7 +8,7 @@ traceback.
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["UserError", "unknown_name"]
+__all__ = ["UserError", "printable", "unknown_name"]
 
 
 class UserError(ValueError):
@@ -21,3 +21,8 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
     return UserError(f"unknown {kind} {name!r}; {hint}")
+
+
+def printable(text: str) -> str:
+    """The text with control characters, such as a terminal's escape sequences, written as Python's escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

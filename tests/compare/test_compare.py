@@ -1,4 +1,8 @@
+import base64
+import hashlib
 import json
+import os
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -6,14 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from tokenmix.cli import parse
+from tokenmix.cli.listing import print_rows
 from tokenmix.compare.compare import compare, repeat_command
 from tokenmix.compare.examples import choose_images
 from tokenmix.compare.results import load_results
 from tokenmix.compare.twin_runs import plan_runs, read_run, run_twin
 from tokenmix.errors import UserError
 from tokenmix.train.config import CompareConfig, TrainConfig
+from tokenmix.train.files import one_writer
 
 TINY = {"embed_dim": 16, "depth": 2, "num_heads": 2}
 
@@ -53,6 +60,38 @@ def test_everything_is_there(finished: Path):
     assert {"report.html", "results.md", "results.json", "compare.json", "runs"} <= {p.name for p in finished.iterdir()}
     assert "attention maps" in (finished / "report.html").read_text().lower()
     assert set(results.examples[0].answers) == {"self", "external"}
+
+
+def test_a_second_comparison_in_the_same_folder_is_refused_while_the_first_runs(tmp_path: Path):
+    with one_writer(tmp_path), pytest.raises(UserError, match=f"is being written by process {os.getpid()} on"):
+        compare(small(tmp_path), quiet=True)
+
+
+def test_a_damaged_description_of_a_comparison_is_named(tmp_path: Path):
+    (tmp_path / "compare.json").write_text('{"mixers": ["self"')
+    with pytest.raises(UserError, match=r"compare\.json is damaged"):
+        compare(small(tmp_path), quiet=True)
+
+
+def test_names_of_folders_and_classes_are_never_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = tmp_path / "[/b]"
+    colours = {"[/b]".replace("/", "|"): 0, "\x1b[31mred": 120, "[link=x]": 250}
+    for name, grey in colours.items():
+        for part, number in (("train", 8), ("test", 4)):
+            (tmp_path / "images" / part / name).mkdir(parents=True)
+            for i in range(number):
+                Image.new("L", (16, 16), grey).save(tmp_path / "images" / part / name / f"{i}.png")
+    changes = {"data": f"folder:{tmp_path / 'images'}", "limit": 24, "limit_eval": 12, "batch_size": 8, "seeds": (0,)}
+    compare(small(folder, mixers=("self",), img_size=16, model_kwargs={**TINY, "patch_size": 4}, **changes))
+    assert f"report: {folder / 'report.html'}" in capsys.readouterr().out
+    page = (folder / "report.html").read_text()
+    script = re.search(r"<script>(.*)</script>", page, re.DOTALL)
+    assert script is not None
+    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
+    assert f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in page
+    print_rows([{"label": name} for name in colours])
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("[|b]", "\\x1b[31mred", "[link=x]"))
 
 
 def test_twins_differ_only_in_their_mixer(finished: Path):

@@ -12,7 +12,7 @@ from typing import Any
 from tokenmix.cli.names import Cost, Data, Doctor, Info, List, Swap
 from tokenmix.cli.parsing import parse_into, parse_verb
 from tokenmix.cli.runs import Compare, Eval, Export, Generate, Inspect, Predict, Train, TrainTokenizer
-from tokenmix.errors import UserError
+from tokenmix.errors import UserError, printable
 from tokenmix.registry import load_plugin
 from tokenmix.train.launch import launch, processes_to_start
 
@@ -96,5 +96,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str) -> int:
-    print(f"tokenmix: {' '.join(message.split())}", file=sys.stderr)
+    print(f"tokenmix: {printable(' '.join(message.split()))}", file=sys.stderr)
     return 2

@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tokenmix.errors import printable
+
 __all__ = ["print_result", "print_rows", "show"]
 
 
@@ -76,7 +78,7 @@ def print_result(result: Any) -> None:
             most = MOST_NAMED if isinstance(value, Mapping) else MOST_LISTED
             long = isinstance(value, Mapping | list) and len(value) > most
             table.add_row(str(key), f"{len(value)} entries, printed by --json" if long else _cell(value))
-        Console().print(table)
+        Console(markup=False).print(table)
     else:
         print_rows(result)
 
@@ -91,7 +93,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
         table.add_column(str(key), no_wrap=key == "name", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 def _cell(value: Any) -> str:
@@ -103,5 +105,5 @@ def _cell(value: Any) -> str:
         rows = bool(value) and all(isinstance(v, list | tuple) for v in value)
         return ("\n" if rows else ", ").join(_cell(v) for v in value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{k} {_cell(v)}" for k, v in value.items())
-    return str(value)
+        return ", ".join(f"{printable(str(k))} {_cell(v)}" for k, v in value.items())
+    return printable(str(value))

@@ -27,6 +27,7 @@ from tokenmix.errors import UserError
 from tokenmix.layers.table import get_spec
 from tokenmix.registry import get_task
 from tokenmix.train.config import CompareConfig, TrainConfig
+from tokenmix.train.files import one_writer, replace_file
 from tokenmix.train.plan import check_config, make_plan
 from tokenmix.train.task import TaskData, TaskModule
 
@@ -62,19 +63,20 @@ def compare(config: CompareConfig, *, quiet: bool = False) -> Path:
     twins = {mixer: _new_twin(plan.config, data) for mixer, plan in _first_of_each(plans).items()}
     claim_folder(out, config)
 
-    failures = _train_all(plans, console)
-    runs = [(plan, read_run(plan, failures.get(plan.folder, ""), task.headline, out)) for plan in plans]
-    if all(run.status != "finished" for _, run in runs):
-        raise UserError(f"no run finished; the first said: {runs[0][1].message}")
-    with _spinner("measuring", console):
-        results, examples = _measure(config, twins, data, runs)
-    results.save(out / "results.json")
-    (out / "results.md").write_text(_markdown(results))
-    report = write_report(results, out / "report.html", examples)
-    console.print(rich_table(results))
-    for note in [*failed_runs(results), *uncertainty(results)]:
-        console.print(note, highlight=False, markup=False)
-    console.print(f"report: [bold]{report}[/]", soft_wrap=True)
+    with one_writer(out):
+        failures = _train_all(plans, console)
+        runs = [(plan, read_run(plan, failures.get(plan.folder, ""), task.headline, out)) for plan in plans]
+        if all(run.status != "finished" for _, run in runs):
+            raise UserError(f"no run finished; the first said: {runs[0][1].message}")
+        with _spinner("measuring", console):
+            results, examples = _measure(config, twins, data, runs)
+        results.save(out / "results.json")
+        replace_file(out / "results.md", _markdown(results).encode())
+        report = write_report(results, out / "report.html", examples)
+        console.print(rich_table(results))
+        for note in [*failed_runs(results), *uncertainty(results)]:
+            console.print(note, highlight=False, markup=False)
+        console.print(f"report: {report}", soft_wrap=True, markup=False)
     return out
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from tokenmix.compare.results import Curve, Run
 from tokenmix.errors import UserError
 from tokenmix.train.config import BudgetConfig, CompareConfig, LoopConfig, TrainConfig
-from tokenmix.train.files import make_folder
+from tokenmix.train.files import LOCKS, make_folder, write_json
+from tokenmix.train.sources import read_part
 
 __all__ = ["RunPlan", "claim_folder", "is_finished", "plan_runs", "read_run", "run_twin"]
 
@@ -56,15 +57,15 @@ def claim_folder(out: Path, config: CompareConfig) -> None:
     file = out / "compare.json"
     plain = json.loads(json.dumps(config.flat(), default=str))
     if file.exists():
-        before = json.loads(file.read_text())
+        before = read_part(out, file.name)
         other = [key for key in plain if key not in FREE and plain[key] != before.get(key)]
         if other:
             told = ", ".join(f"{key} {before.get(key)} instead of {plain[key]}" for key in other)
             raise UserError(f"{out} holds a comparison with {told}; give another --out, or the same settings")
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+    elif out.exists() and (not out.is_dir() or any(entry.name not in LOCKS for entry in out.iterdir())):
         raise UserError(f"{out} is not empty and holds no comparison; give another --out")
     make_folder(out)
-    file.write_text(json.dumps(plain, indent=1) + "\n")
+    write_json(file, plain)
 
 
 def run_twin(plan: RunPlan) -> str:
