@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: help demo test test-all bench gpu-bundle lint types docs clean
+.PHONY: help demo test test-all fuzz bench gpu-bundle lint types docs clean
 
 help:
 	@echo "make demo      install, get real images, compare five token mixers, say where the report is"
 	@echo "make test      lint, types and the tests that take minutes"
 	@echo "make test-all  the slow tests as well"
+	@echo "make fuzz      an hour of hostile commands and files; FUZZ_SECONDS and FUZZ_SEED change that"
 	@echo "make bench     measure speed and memory on this CPU against floors and other packages, some minutes"
 	@echo "make gpu-bundle  one archive of tests and benchmarks for a GPU machine without a network"
 	@echo "make docs      build the documentation into site/"
@@ -44,6 +45,10 @@ test: $(BIN)/.installed-test lint types
 
 test-all: $(BIN)/.installed-test lint types
 	HYPOTHESIS_PROFILE=search $(PYTEST)
+
+# Commands with hostile options, recipes, run folders and files: a minute in test-all, here an hour.
+fuzz: $(BIN)/.installed-test
+	FUZZ_SECONDS=$${FUZZ_SECONDS:-3600} OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/fuzz
 
 # BENCH='--only external --device cuda' runs a part, or runs elsewhere.
 gpu-bundle: $(BIN)/.installed

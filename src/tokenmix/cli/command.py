@@ -88,11 +88,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS):
+        disk = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
+        if not disk and error.filename is None:
             raise
         # A write that fails, unlike an opening, does not say of which file.
-        place = error.filename or getattr(command, "out", None) or "while writing"
-        return _fail(f"{error.strerror}: {place}; free space or give another --out")
+        place = str(error.filename or getattr(command, "out", None) or "while writing")
+        shown = place if len(place) < 300 else f"{place[:300]}..."
+        return _fail(
+            f"{error.strerror}: {shown}; {'free space or give another --out' if disk else 'give another path'}"
+        )
 
 
 def _fail(message: str) -> int:

@@ -1,0 +1,292 @@
+"""What a hostile or careless user may type and give: commands, options, recipes, run folders and files of data.
+
+Each strategy draws a `Case`: files to write and words behind `tokenmix`. Sizes that are allowed stay small, so that
+what is accepted also ends.
+"""
+
+import io
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from PIL import Image
+
+HOSTILE = (
+    "-1", "0", "1", "2", "0.5", "1e400", "-inf", "nan", "inf", "1e-400", "9" * 5000, "1e9", "", " ", "none", "true",
+    "auto", "[/b]", "\x1b[31m", "a\nb", "=cmd()", "../..", "/dev/zero", "/dev/null", "{}", "[]", "None", "1,2", ",",
+    "ä", "\ufeff",
+)  # fmt: skip
+TASKS: dict[str, tuple[str, ...]] = {
+    "image-classification": ("--data", "digits", "--model", "vit_nano", "--model-kwargs", "depth=1"),
+    "semantic-segmentation": ("--data", "masks:data", "--model", "fpn_seg_nano", "--crop", "32"),
+    "detection": ("--data", "coco:data", "--model", "retinanet_nano"),
+    "instance-segmentation": ("--data", "coco:data", "--model", "mask_rcnn_nano"),
+    "image-generation": ("--data", "digits", "--model", "sagan_nano"),
+    "point-classification": ("--data", "clouds:data", "--model", "pct_cls_nano", "--num-points", "64"),
+    "point-segmentation": ("--data", "clouds:data", "--model", "pct_part_nano", "--num-points", "64"),
+    "masked-lm": ("--data", "text:data", "--model", "gmlp_text_nano", "--seq-len", "16"),
+    "text-classification": ("--data", "csv:data.csv#text,label", "--model", "gmlp_text_nano", "--seq-len", "16"),
+    "question-answering": ("--data", "squad:data", "--model", "gmlp_text_nano", "--seq-len", "32"),
+}
+BUDGET = (
+    "--epochs", "1", "--max-steps", "1", "--limit", "8", "--limit-eval", "4", "--batch-size", "4", "--device", "cpu",
+    "--threads", "1", "--out", "run",
+)  # fmt: skip
+# Options whose values would be obeyed at length; only values that are always refused are drawn for them.
+LONG = {"workers": "-1", "devices": "1000000", "num-nodes": "2", "epochs": "0", "max-steps": "0"}
+LAYOUTS: dict[str, tuple[str, ...]] = {
+    "image-classification": ("folder:data", "imagefolder:data", "wds:data/x-{000..001}.tar", "folder:/dev/zero"),
+    "semantic-segmentation": ("masks:data", "voc:data", "cityscapes:data", "ade20k:data"),
+    "detection": ("coco:data",),
+    "instance-segmentation": ("coco:data",),
+    "point-classification": ("clouds:data", "modelnet:data"),
+    "point-segmentation": ("clouds:data", "shapenet-part:data"),
+    "masked-lm": ("text:data", "jsonl:data.jsonl#text", "csv:data.csv#text"),
+    "text-classification": ("csv:data.csv#text,label", "jsonl:data.jsonl#text,label", "glue:data/SST-2"),
+    "question-answering": ("squad:data",),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Files by their path below the folder of the case, words behind `tokenmix`, and changes to copies of a run."""
+
+    words: tuple[str, ...]
+    files: dict[str, bytes] = field(default_factory=dict)
+    damage: tuple[tuple[str, bytes | None], ...] = ()
+
+
+@st.composite
+def options(draw: Any, names: dict[str, tuple[str, ...]]) -> Case:
+    """A small training with one to three options at values that are mostly wrong."""
+    task = draw(st.sampled_from(sorted(names)))
+    words = ["train", task, *TASKS[task], *BUDGET]
+    for name in draw(st.lists(st.sampled_from(names[task]), min_size=1, max_size=3, unique=True)):
+        flag = "--" + name.replace("_", "-")
+        words += [flag, LONG.get(flag[2:]) or draw(st.sampled_from(HOSTILE))]
+    return Case(tuple(words), small_data(task))
+
+
+@st.composite
+def verbs(draw: Any) -> Case:
+    """The other verbs with words that are mostly wrong."""
+    small = BUDGET[2:-2]
+    shapes = (
+        ("list", "W"), ("info", "W"), ("info", "vit_nano", "--img-size", "W"),
+        ("info", "vit_nano", "--model-kwargs", "W"),
+        ("cost", "W"), ("cost", "self", "--tokens", "W"), ("cost", "vit_nano", "--img-size", "W"),
+        ("swap", "W", "--to", "W"),
+        ("cost", "external", "--dim", "W", "--tokens", "16"), ("swap", "vit_nano", "--to", "external", "--where", "W"),
+        ("eval", "W"), ("predict", "W", "W"), ("export", "W"), ("inspect", "W", "W"),
+        ("data", "get", "W"), ("data", "W"),
+        ("compare", "--mixers", "W", "--data", "digits", *small, "--out", "c"), ("doctor", "W"), ("W",),
+        ("W", "W"),
+        ("train", "W"), ("train", "--recipe", "W", *BUDGET), ("train", "--resume", "W", *BUDGET),
+        ("train-tokenizer", "W", "--out", "t"),
+        ("--import", "W", "list", "mixers"), ("generate", "W"), ("info", "vit_nano", "--model-kwargs", "depth=W"),
+    )  # fmt: skip
+    words = draw(st.sampled_from(shapes))
+    value = st.sampled_from((*HOSTILE, "vit_nano", "digits", "external", "models", "hf-hub:x/y", "local-dir:x", "x:Y"))
+    return Case(tuple(word.replace("W", draw(value)) for word in words))
+
+
+@st.composite
+def recipes(draw: Any) -> Case:
+    """A recipe whose values, or bytes, are wrong."""
+    value = st.sampled_from((
+        "-1", "0", '"2e-3"', "true", "nan", "inf", "[]", "{}", '"zigzag"', '"64"', "9" * 5000, "[" * 3000, '"\\u0000"',
+        "1979-05-27", '"../../x"', "[[1]]", "1e400",
+    ))  # fmt: skip
+    lines = ['task = "image-classification"', 'data = "digits"', 'model = "vit_nano"', "max_steps = 1", "limit = 8"]
+    lines += ["limit_eval = 4", "batch_size = 4"]
+    keys = (
+        "task",
+        "data",
+        "model",
+        "lr",
+        "schedule",
+        "precision",
+        "epochs",
+        "model_kwargs",
+        "mixup",
+        "out",
+        "resume",
+        "x",
+    )
+    for key in draw(st.lists(st.sampled_from(keys), min_size=1, max_size=3, unique=True)):
+        lines = [line for line in lines if not line.startswith(f"{key} =")] + [f"{key} = {draw(value)}"]
+    text = draw(damaged("\n".join(lines).encode())) if draw(st.booleans()) else "\n".join(lines).encode()
+    return Case(("train", "--recipe", "r.toml", *BUDGET), {"r.toml": text})
+
+
+@st.composite
+def run_folders(draw: Any, files: dict[str, bytes]) -> Case:
+    """A finished or a stopped run, one of whose files is damaged, gone or something else."""
+    name = draw(st.sampled_from(sorted(files)))
+    if name.endswith(".json") and draw(st.booleans()):
+        new: bytes | None = draw(changed_json(files[name]))
+    else:
+        new = draw(st.one_of(st.none(), damaged(files[name])))
+    words = draw(st.sampled_from((
+        ("eval", "run"), ("train", "--resume", "run"), ("export", "run", "--out", "e.pt2"),
+        ("predict", "run", "image.png"),
+        ("inspect", "run", "image.png", "--out", "i"), ("swap", "run", "--to", "external"),
+        ("train", "image-classification", "--data", "digits", "--init-from", "run", *BUDGET[:-1], "other"),
+    )))  # fmt: skip
+    return Case(words, {"image.png": png(8, 8)}, ((name, new),))
+
+
+@st.composite
+def data_files(draw: Any) -> Case:
+    """Data of a user's, one of whose files is damaged, in its layout or in another."""
+    task = draw(st.sampled_from(sorted(LAYOUTS)))
+    layout = draw(st.sampled_from(LAYOUTS[task]))
+    files = small_data(task)
+    name = draw(st.sampled_from(sorted(files)))
+    if name.endswith((".json", ".jsonl")) and draw(st.booleans()):
+        files[name] = draw(changed_json(files[name]))
+    else:
+        files[name] = draw(damaged(files[name]))
+    given = TASKS[task]
+    words = ("train", task, "--data", layout, *given[2:], *BUDGET)
+    return Case(words, files)
+
+
+@st.composite
+def damaged(draw: Any, data: bytes) -> bytes:
+    """The bytes cut, changed, repeated, with numbers made huge, or replaced."""
+    kind = draw(st.sampled_from(("cut", "flip", "numbers", "zeros", "empty", "double", "text")))
+    at = draw(st.integers(0, max(0, len(data) - 1)))
+    if kind == "cut":
+        return data[:at]
+    if kind == "flip":
+        return data[:at] + bytes([draw(st.integers(0, 255))]) + data[at + 1 :]
+    if kind == "zeros":
+        return data[:at] + bytes(len(data) - at)
+    if kind == "numbers":
+        number = draw(st.sampled_from((b"1000000000000", b"-1", b"1e400", b"nan", b"9" * 400)))
+        digits = [i for i, byte in enumerate(data) if 48 <= byte <= 57]
+        if not digits:
+            return data + number
+        place = draw(st.sampled_from(digits))
+        return data[:place] + number + data[place + 1 :]
+    return {"empty": b"", "double": data + data, "text": b"\xff\xfe hello, \x00 world\n"}[kind]
+
+
+@st.composite
+def changed_json(draw: Any, data: bytes) -> bytes:
+    """One value of the document, at any depth, replaced by another."""
+    head, newline, rest = (
+        data.partition(b"\n") if data.count(b"\n") > 1 and not data.startswith(b"{\n") else (data, b"", b"")
+    )
+    try:
+        value = json.loads(head)
+    except ValueError:
+        return data
+    other = draw(st.sampled_from((None, True, -1, 10**400, 3e9, float("inf"), "", "x", [], {}, [None], {"x": 1})))
+    if draw(st.integers(0, 9)) == 0:
+        return b"[" * 10_000 + newline + rest
+    holder, key, node = None, None, value
+    while isinstance(node, dict | list) and node and (holder is None or draw(st.booleans())):
+        holder, key = node, draw(st.sampled_from(sorted(node) if isinstance(node, dict) else range(len(node))))
+        node = holder[key]
+    if holder is None:
+        value = other
+    elif isinstance(holder, dict) and draw(st.integers(0, 3)) == 0:
+        del holder[key]
+    else:
+        holder[key] = other
+    return json.dumps(value).encode() + newline + rest
+
+
+def small_data(task: str) -> dict[str, bytes]:
+    """Whole files that the task can be trained on, in every layout that it reads."""
+    make = {"detection": _scenes, "instance-segmentation": _scenes, "semantic-segmentation": _masks}
+    return make.get(task, _texts if "text" in task or task in ("masked-lm", "question-answering") else _folders)(task)
+
+
+def png(height: int, width: int, mode: str = "L", value: int = 80) -> bytes:
+    """An image file."""
+    file = io.BytesIO()
+    Image.new(mode, (width, height), value if mode in ("L", "P") else (value, 0, 255)).save(file, "PNG")
+    return file.getvalue()
+
+
+def _folders(task: str) -> dict[str, bytes]:
+    files = {}
+    for part in ("train", "test"):
+        for label in ("a", "b"):
+            for i in range(4):
+                name = f"data/{part}/{label}/{i}"
+                if task == "image-classification":
+                    files[f"{name}.png"] = png(16, 16, value=40 * i)
+                elif task.startswith("point"):
+                    suffix = ("ply", "off", "obj", "npz", "xyz")[i] if task == "point-classification" else "npz"
+                    files[f"{name}.{suffix}"] = _cloud(suffix, i)
+    return files
+
+
+def _cloud(suffix: str, seed: int) -> bytes:
+    points = np.random.default_rng(seed).normal(size=(80, 3)).astype("float32")
+    rows = "\n".join(" ".join(f"{v:.4f}" for v in row) for row in points)
+    if suffix == "ply":
+        kinds = "".join(f"property float {axis}\n" for axis in "xyz")
+        return (
+            f"ply\nformat binary_little_endian 1.0\nelement vertex 80\n{kinds}end_header\n".encode() + points.tobytes()
+        )
+    if suffix == "npz":
+        file = io.BytesIO()
+        np.savez(file, points=points, parts=np.arange(80) % 2)
+        return file.getvalue()
+    faces = "\n".join(f"3 {i} {i + 1} {i + 2}" for i in range(70))
+    if suffix == "off":
+        return f"OFF\n80 70 0\n{rows}\n{faces}\n".encode()
+    if suffix == "obj":
+        return "\n".join(
+            [*(f"v {row}" for row in rows.split("\n")), *(f"f {i} {i + 1} {i + 2}" for i in range(1, 70))]
+        ).encode()
+    return rows.encode()
+
+
+def _masks(_: str) -> dict[str, bytes]:
+    files = {}
+    for part in ("train", "val"):
+        for i in range(4):
+            files[f"data/{part}/images/{i}.png"] = png(40, 40, "RGB", 40 * i)
+            files[f"data/{part}/masks/{i}.png"] = png(40, 40, "L", i % 2)
+    return files
+
+
+def _scenes(_: str) -> dict[str, bytes]:
+    files = {}
+    for part in ("train", "val"):
+        images = [{"id": i, "file_name": f"{i}.png", "height": 64, "width": 64} for i in range(4)]
+        runs = {"size": [64, 64], "counts": [100, 20, 3976]}
+        outlines = ([[8, 8, 40, 8, 40, 40, 8, 40]], runs)
+        boxes = [
+            {"id": i + 1, "image_id": i, "category_id": 1, "bbox": [8, 8, 32, 32], "area": 1024, "iscrowd": i // 3,
+             "segmentation": outlines[i // 3]}
+            for i in range(4)
+        ]  # fmt: skip
+        told = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "thing"}]}
+        files[f"data/annotations/instances_{part}2017.json"] = json.dumps(told).encode()
+        files |= {f"data/{part}2017/{i}.png": png(64, 64, "RGB", 60 * i) for i in range(4)}
+    return files
+
+
+def _texts(_: str) -> dict[str, bytes]:
+    words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "wizards", "box"]
+    lines = [" ".join(words[(i * k) % len(words)] for k in range(1, 12)) for i in range(1, 60)]
+    rows = [{"text": line, "label": "ab"[i % 2]} for i, line in enumerate(lines)]
+    context = " ".join(lines[:2])
+    asked = [{"id": str(i), "question": "who?", "answers": [{"text": "quick", "answer_start": context.find("quick")}]}
+             for i in range(8)]  # fmt: skip
+    squad = json.dumps({"version": "1.1", "data": [{"title": "t", "paragraphs": [{"context": context, "qas": asked}]}]})
+    files = {"data/a.txt": "\n\n".join(lines).encode(), "data/b.txt": "\n\n".join(lines[::-1]).encode()}
+    files["data.csv"] = ("text,label\n" + "\n".join(f"{r['text']},{r['label']}" for r in rows)).encode()
+    files["data.jsonl"] = "\n".join(json.dumps(row) for row in rows).encode()
+    tsv = "sentence\tlabel\n" + "\n".join(f"{r['text']}\t{'ab'.index(r['label'])}" for r in rows)
+    files |= {f"data/SST-2/{part}.tsv": tsv.encode() for part in ("train", "dev")}
+    return files | {f"data/{part}-v1.1.json": squad.encode() for part in ("train", "dev")}

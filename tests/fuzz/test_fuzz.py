@@ -1,0 +1,103 @@
+"""Whatever a user types or gives, a command works, or refuses in one line: never a traceback, a hang or all the memory.
+
+`make fuzz` runs for an hour, `FUZZ_SECONDS` for as long as it says; in `make test-all` it is a minute. Cases are drawn
+from a seed, so the same ones again in each run; `FUZZ_SEED` gives others.
+"""
+
+import os
+import shutil
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import grammar
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from sandbox import run_command
+
+import tokenmix.train.run  # noqa: F401 - so that no command has to import PyTorch
+from tokenmix.registry import TASKS
+from tokenmix.train.config import default_config
+
+pytestmark = pytest.mark.slow
+SECONDS, FIRST = float(os.environ.get("FUZZ_SECONDS", "60")), int(os.environ.get("FUZZ_SEED", "0"))
+NOT_DRAWN = {"task", "data", "out", "recipe", "resume", "device", "threads"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, to be copied. It is made in another process: one that has computed must not be forked."""
+    folder = tmp_path_factory.mktemp("fuzz")
+    words = ("train", "image-classification", *grammar.TASKS["image-classification"], *grammar.BUDGET)
+    outcome = run_command([*words, "--max-steps", "none", "--epochs", "2", "--limit", "16"], folder)
+    assert outcome.verdict == "clean", outcome.output
+    return folder / "run"
+
+
+def _strategies(run: Path) -> dict[str, Any]:
+    names = {
+        entry.name: tuple(sorted(set(default_config(entry.name).flat()) - NOT_DRAWN)) for entry in TASKS
+        if entry.name in grammar.TASKS
+    }  # fmt: skip
+    files = {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    files = {name: data for name, data in files.items() if "tensorboard" not in name}
+    return {
+        "options": grammar.options(names), "verbs": grammar.verbs(), "recipes": grammar.recipes(),
+        "run folders": grammar.run_folders(files), "data files": grammar.data_files(),
+    }  # fmt: skip
+
+
+def _try(case: grammar.Case, run: Path) -> tuple[str, str]:
+    """The verdict on a case, and what failed."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for path, data in case.files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(data)
+        if case.damage:
+            shutil.copytree(run, folder / "run")
+        for path, new in case.damage:
+            (folder / "run" / path).unlink()
+            if new is not None:
+                (folder / "run" / path).write_bytes(new)
+        # Where to resume, the run is not finished.
+        if "--resume" in case.words and case.damage and case.damage[0][0] != "result.json":
+            (folder / "run" / "result.json").unlink()
+        outcome = run_command(case.words, folder)
+        if outcome.verdict == "failed":
+            kept = Path(tempfile.mkdtemp(prefix="tokenmix-fuzz-")) / "case"
+            shutil.copytree(folder, kept, symlinks=True)
+            words = " ".join(word if len(word) < 100 else f"{word[:20]}..." for word in case.words)
+            told = f"exit code {outcome.code}, {outcome.seconds:.1f} s, {outcome.memory / 2**20:.0f} MiB in {kept}"
+            return "failed", f"{told}: tokenmix {words!r}\n{outcome.output[-1500:]}"
+        return outcome.verdict, ""
+
+
+@pytest.mark.parametrize("kind", ["options", "verbs", "recipes", "run folders", "data files"])
+def test_nothing_that_is_typed_or_given_breaks_a_command(kind: str, runs: Path, record_property: Any) -> None:
+    counts: Counter[str] = Counter()
+    failures: dict[str, str] = {}
+    strategy, number, end = _strategies(runs)[kind], FIRST, time.monotonic() + SECONDS / 5
+    quiet = settings(
+        max_examples=20, database=None, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
+    )
+    while time.monotonic() < end:
+
+        @seed(number)
+        @quiet
+        @given(strategy)
+        def search(case: grammar.Case) -> None:
+            if time.monotonic() < end:
+                verdict, told = _try(case, runs)
+                counts[verdict] += 1
+                if told:
+                    failures.setdefault(told.rstrip().rpartition("\n")[2], told)
+
+        search()
+        number += 1
+    print(f"\n{kind}: {sum(counts.values())} cases, {dict(counts)}")
+    record_property("counts", dict(counts))
+    assert counts["clean"] + counts["refused"] > 0
+    assert not failures, "\n\n".join(failures.values())
