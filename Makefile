@@ -21,7 +21,7 @@ $(BIN)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV): a minute or two, most of it PyTorch"
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet torch==2.14.1 torchvision==0.29.1
-	$(BIN)/pip install --quiet -e .
+	$(BIN)/pip install --quiet -e '.[train]'
 	touch $@
 
 $(BIN)/.installed-test: $(BIN)/.installed

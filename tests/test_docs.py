@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tokenmix import cli, layers
+from tokenmix.cli import runs
 from tokenmix.errors import UserError
 from tokenmix.models import create_model, list_models
 from tokenmix.registry import list_tasks
@@ -95,7 +96,7 @@ def misuse(words: list[str]) -> str:
     said = ""
     for task in list_tasks():
         with pytest.MonkeyPatch.context() as patch:
-            for module in (cli.runs, sources):
+            for module in (runs, sources):
                 patch.setattr(module, "read_config", lambda run, task=task: make_config(task))
             try:
                 cli.parse(words)

@@ -31,7 +31,7 @@ BELOW = {
     "train": {*LEAVES, *MECHANISMS, "data"},
 }
 BELOW["tasks"] = BELOW["train"] | {"train"}
-BELOW["text"] = {"tasks"}
+BELOW["text"] = {"errors", "tasks"}
 # The tools work on run folders of any task.
 BELOW["cpu"] = BELOW["swap"] = BELOW["inspect"] = BELOW["cost"] = BELOW["tasks"] | {"tasks"}
 # A comparison's report shows the maps of every run and what each costs.
