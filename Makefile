@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: help demo test test-all bench gpu-bundle lint types docs clean
+.PHONY: help demo test test-all bench gpu-bundle lint types docs dist clean
 
 help:
 	@echo "make demo      install, get real images, compare five token mixers, say where the report is"
@@ -13,6 +13,7 @@ help:
 	@echo "make bench     measure speed and memory on this CPU against floors and other packages, some minutes"
 	@echo "make gpu-bundle  one archive of tests and benchmarks for a GPU machine without a network"
 	@echo "make docs      build the documentation into site/"
+	@echo "make dist      build the wheel and the source archive into dist/"
 
 # torch is installed first and alone: a range in a dependency list would make pip look for the newest build instead of the
 # one that the machine may have at hand.
@@ -59,8 +60,12 @@ lint: $(BIN)/.installed-test
 types: $(BIN)/.installed-test
 	$(BIN)/pyright
 
+dist: $(BIN)/.installed-test
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+
 docs: $(BIN)/.installed-test
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) site runs demo .pytest_cache .ruff_cache
+	rm -rf $(VENV) site dist runs demo .pytest_cache .ruff_cache
