@@ -14,7 +14,8 @@ __all__ = ["EXTRAS", "MissingExtra", "UserError", "missing_extra", "needs", "unk
 EXTRAS = {
     "vision": ("PIL", "huggingface_hub", "timm", "torchvision"),
     "train": (
-        "filelock", "lightning", "matplotlib", "rich", "scipy", "sklearn", "tensorboard", "torchmetrics", "tyro",
+        "filelock", "jinja2", "lightning", "matplotlib", "rich", "scipy", "sklearn", "tensorboard", "torchmetrics",
+        "tyro",
     ),
     "text": ("datasets", "pyarrow", "tokenizers", "transformers"),
     "points": ("trimesh",),

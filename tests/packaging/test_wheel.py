@@ -153,7 +153,7 @@ def test_all_works_and_writes_nothing_into_its_packages(built: Path, tmp_path: P
 
 def test_what_the_archives_hold(built: Path) -> None:
     names = zipfile.ZipFile(wheel_of(built)).namelist()
-    wanted = ["tokenmix/py.typed", "tokenmix/compare/report.css", "tokenmix/compare/report.js"]
+    wanted = ["tokenmix/py.typed", *(f"tokenmix/compare/report.{kind}" for kind in ("css", "js", "html"))]
     for recipe in (ROOT / "recipes").rglob("*.toml"):
         wanted.append(f"tokenmix/recipes/{recipe.relative_to(ROOT / 'recipes')}")
     assert set(wanted) <= set(names)
