@@ -254,18 +254,3 @@ def test_a_wrong_name_is_told_without_anything_heavy(words: list[str]) -> None:
         f"print('HEAVY', sorted({HEAVY!r} & set(sys.modules)))"
     )
     assert loaded.splitlines()[-1] == "HEAVY []"
-
-
-def test_layers_do_not_load_the_compiler() -> None:
-    """torch._dynamo takes as long to import as torch itself."""
-    assert _python("import sys, tokenmix.layers; print('torch._dynamo' in sys.modules)") == "False"
-
-
-def test_works_without_transformers() -> None:
-    # A name that is None in sys.modules cannot be imported.
-    said = _python(
-        "import sys; sys.modules['transformers'] = None\n"
-        "import tokenmix, tokenmix.layers, tokenmix.ops\n"
-        "print(len(tokenmix.list_mixers()) > 5, len(tokenmix.list_models()) > 5)"
-    )
-    assert said == "True True"

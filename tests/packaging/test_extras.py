@@ -58,6 +58,7 @@ try:
 except ImportError as error:
     print(error)
 
+assert len(tokenmix.list_mixers()) > 5
 assert "vit_nano" in tokenmix.list_models()
 assert "image-classification" in tokenmix.list_tasks()
 assert "digits" in [info.name for info in tokenmix.data.list_data()]
@@ -73,6 +74,8 @@ for name in ("checkpoints", "losses", "ops", "testing", "environment"):
 
 def test_importing_a_layer_imports_nothing_of_an_extra() -> None:
     done = python("import sys; from tokenmix.layers import ExternalAttention; print(*sys.modules)")
+    # torch._dynamo takes as long to import as torch itself.
+    assert "torch._dynamo" not in done.stdout.split()
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert not loaded & {module for names in errors.EXTRAS.values() for module in names}
 
