@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: help demo test test-all fuzz bench gpu-bundle lint types docs clean
+.PHONY: help demo test test-all fuzz bench gpu-bundle lint types docs dist clean
 
 help:
 	@echo "make demo      install, get real images, compare five token mixers, say where the report is"
@@ -14,6 +14,7 @@ help:
 	@echo "make bench     measure speed and memory on this CPU against floors and other packages, some minutes"
 	@echo "make gpu-bundle  one archive of tests and benchmarks for a GPU machine without a network"
 	@echo "make docs      build the documentation into site/"
+	@echo "make dist      build the wheel and the source archive into dist/"
 
 # torch is installed first and alone: a range in a dependency list would make pip look for the newest build instead of the
 # one that the machine may have at hand.
@@ -22,7 +23,7 @@ $(BIN)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV): a minute or two, most of it PyTorch"
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet torch==2.14.1 torchvision==0.29.1
-	$(BIN)/pip install --quiet -e .
+	$(BIN)/pip install --quiet -e '.[train]'
 	touch $@
 
 $(BIN)/.installed-test: $(BIN)/.installed
@@ -64,8 +65,12 @@ lint: $(BIN)/.installed-test
 types: $(BIN)/.installed-test
 	$(BIN)/pyright
 
+dist: $(BIN)/.installed-test
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+
 docs: $(BIN)/.installed-test
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) site runs demo .pytest_cache .ruff_cache
+	rm -rf $(VENV) site dist runs demo .pytest_cache .ruff_cache

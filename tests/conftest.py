@@ -14,6 +14,18 @@ settings.register_profile("search", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked `one_fast`, all cases but the first are slow."""
+    seen = set()
+    for item in items:
+        if item.get_closest_marker("one_fast") is not None:
+            test = item.nodeid.partition("[")[0]
+            if test in seen:
+                item.add_marker(pytest.mark.slow)
+            seen.add(test)
+
+
 @pytest.fixture
 def own_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test registers, and the modules that it does so from, are gone when it ends."""

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tokenmix import cli, layers
+from tokenmix.cli import runs
 from tokenmix.errors import UserError
 from tokenmix.models import create_model, list_models
 from tokenmix.registry import list_tasks
@@ -95,7 +96,7 @@ def misuse(words: list[str]) -> str:
     said = ""
     for task in list_tasks():
         with pytest.MonkeyPatch.context() as patch:
-            for module in (cli.runs, sources):
+            for module in (runs, sources):
                 patch.setattr(module, "read_config", lambda run, task=task: make_config(task))
             try:
                 cli.parse(words)
@@ -183,6 +184,7 @@ def site(tmp_path_factory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_site_needs_no_network(site):
     for page in site.rglob("*.html"):
         loaded = re.findall(r'<(?:script|img|link|iframe)[^>]*(?:src|href)="(https?:[^"]+)"', page.read_text())

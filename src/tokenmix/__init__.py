@@ -7,7 +7,7 @@ our image classifiers with timm, `import tokenmix.text` our text models with tra
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tokenmix.errors import UserError
+from tokenmix.errors import UserError, needs
 
 if TYPE_CHECKING:
     from tokenmix.cpu import optimize
@@ -61,10 +61,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    if name in _MODULES:
-        return importlib.import_module(f"tokenmix.{name}")
+    with needs(f"tokenmix.{name}"):
+        if name in _LAZY:
+            return getattr(importlib.import_module(_LAZY[name]), name)
+        if name in _MODULES:
+            return importlib.import_module(f"tokenmix.{name}")
     raise AttributeError(f"module 'tokenmix' has no attribute {name!r}")
 
 

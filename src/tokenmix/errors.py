@@ -1,4 +1,4 @@
-"""The one error type for a user's mistake.
+"""The error types for a user's mistake, and for a package that is not installed.
 
 A `UserError` carries one line: what was given, and what to do about it. The command line prints that line and exits
 with code 2; in Python it is an ordinary `ValueError`. Anything else that escapes is a bug of ours and keeps its
@@ -6,13 +6,51 @@ traceback.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
-__all__ = ["UserError", "printable", "unknown_name"]
+__all__ = ["EXTRAS", "MissingExtra", "UserError", "missing_extra", "needs", "printable", "unknown_name"]
+
+EXTRAS = {
+    "vision": ("PIL", "huggingface_hub", "timm", "torchvision"),
+    "train": (
+        "filelock", "jinja2", "lightning", "matplotlib", "rich", "scipy", "sklearn", "tensorboard", "torchmetrics",
+        "tyro",
+    ),
+    "text": ("datasets", "pyarrow", "tokenizers", "transformers"),
+    "points": ("trimesh",),
+    "detection": ("pycocotools",),
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "fid": ("torch_fidelity",),
+}  # fmt: skip
+"""Modules of other packages that each extra of pyproject.toml brings, beside those of the extras that it includes."""
 
 
 class UserError(ValueError):
     """A mistake of the user's: the offending value and the remedy, in one line."""
+
+
+class MissingExtra(UserError, ImportError):
+    """A package that is not installed, with the extra of tokenmix that brings it."""
+
+
+@contextmanager
+def needs(what: str) -> Iterator[None]:
+    """Raise `MissingExtra` if an import in the block fails for a package of an extra; `what` is what needs it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = missing_extra(what, error)
+        if missing is None:
+            raise
+        raise missing from None
+
+
+def missing_extra(what: str, error: ModuleNotFoundError) -> MissingExtra | None:
+    """The error that names the extra with the module that was not found; None if no extra has it."""
+    module = (error.name or "").partition(".")[0]
+    extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
+    return None if extra is None else MissingExtra(f"{what} needs {module}: pip install 'tokenmix[{extra}]'")
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:

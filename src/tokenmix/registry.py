@@ -19,7 +19,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import UserError, needs, unknown_name
 
 __all__ = [
     "DATA_SETS",
@@ -56,7 +56,8 @@ def load_object(target: Target) -> Any:
     if not isinstance(target, str):
         return target
     module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name)
+    with needs(module):
+        return getattr(importlib.import_module(module), name)
 
 
 @dataclass(frozen=True, kw_only=True)

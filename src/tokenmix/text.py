@@ -1,20 +1,23 @@
 """Text models in Hugging Face form. Importing this registers them with transformers' `AutoConfig` and `AutoModel*`."""
 
-from tokenmix.tasks.text.models import (
-    GMLPClassifierOutput,
-    GMLPConfig,
-    GMLPForMaskedLM,
-    GMLPForQuestionAnswering,
-    GMLPForSequenceClassification,
-    GMLPMaskedLMOutput,
-    GMLPModel,
-    GMLPModelOutput,
-    GMLPQuestionAnsweringOutput,
-    create_config,
-    describe,
-)
-from tokenmix.tasks.text.models.auto import register_with_transformers
-from tokenmix.tasks.text.presets import PRESETS, Preset
+from tokenmix.errors import needs
+
+with needs("tokenmix.text"):
+    from tokenmix.tasks.text.models import (
+        GMLPClassifierOutput,
+        GMLPConfig,
+        GMLPForMaskedLM,
+        GMLPForQuestionAnswering,
+        GMLPForSequenceClassification,
+        GMLPMaskedLMOutput,
+        GMLPModel,
+        GMLPModelOutput,
+        GMLPQuestionAnsweringOutput,
+        create_config,
+        describe,
+    )
+    from tokenmix.tasks.text.models.auto import register_with_transformers
+    from tokenmix.tasks.text.presets import PRESETS, Preset
 
 __all__ = [
     "PRESETS",

@@ -52,6 +52,7 @@ def test_help_is_quick_and_light():
     assert time.perf_counter() - start < 20  # a hang, not a slow machine: the speed itself is in LOG.md
 
 
+@pytest.mark.slow
 def test_timm_knows_our_names_once_our_models_are_imported():
     for order in ("import tokenmix.models, timm", "import timm, tokenmix.models"):
         probe = f"{order}\nprint(timm.create_model('vit_nano', num_classes=3).num_classes)"

@@ -1,3 +1,5 @@
+import base64
+import hashlib
 import html.parser
 import json
 import re
@@ -160,6 +162,24 @@ def test_the_page_needs_nothing_but_itself(results: Results, maps: list[ExampleM
     assert all(link.startswith("data:image/png;base64,") or link[1:] in page.ids for link in page.links)
     assert not re.search(r"https?://|@import|url\(", text)
     assert not re.search(r"(?<!loss is )\bnan\b", page.text.split("<style>")[0].lower())
+
+
+def test_the_page_allows_its_own_style_script_and_pictures_only(
+    results: Results, maps: list[ExampleMaps], tmp_path: Path
+):
+    text = write_report(results, tmp_path / "report.html", maps).read_text(encoding="utf-8")
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', text)
+    assert policy is not None
+    assert text.index(policy[0]) < text.index("<style>") < text.index("<script>")
+    rules = dict(rule.strip().split(" ", 1) for rule in policy[1].split(";"))
+    for kind in ("style", "script"):
+        inline = re.findall(rf"<{kind}[^>]*>(.*?)</{kind}>", text, re.DOTALL)
+        assert len(inline) == 1
+        digest = base64.b64encode(hashlib.sha256(inline[0].encode()).digest()).decode()
+        assert rules.pop(f"{kind}-src") == f"'sha256-{digest}'"
+    assert rules == {"default-src": "'none'", "img-src": "data:", "base-uri": "'none'", "form-action": "'none'"}
+    # What a policy without unsafe-inline would not run.
+    assert not re.search(r"<[^>]+\s(style|on\w+)=", text)
 
 
 def test_the_page_tells_all_and_escapes_names(results: Results, maps: list[ExampleMaps], tmp_path: Path):

@@ -16,8 +16,9 @@ from tokenmix.cost.cost import CostRow, CostTable, cost_table
 from tokenmix.cost.cost_report import footnotes, markdown, sentences, write_cost
 from tokenmix.cost.crossover import Crossover, faster_ranges
 from tokenmix.cost.estimate import expected_peak, too_slow
+from tokenmix.cost.model_target import ModelTarget
 from tokenmix.cost.speed import Timing, time_interleaved
-from tokenmix.cost.target import MixerTarget, ModelTarget
+from tokenmix.cost.target import MixerTarget
 
 CPU = torch.device("cpu")
 

@@ -13,8 +13,9 @@ from tokenmix.cost.ceilings import Ceilings
 from tokenmix.cost.cost import cost_table
 from tokenmix.cost.estimate import expected_peak, free_memory, too_large
 from tokenmix.cost.memory import peak_memory
+from tokenmix.cost.model_target import ModelTarget, counted_macs
 from tokenmix.cost.published_costs import eanet_requirements, print_requirements
-from tokenmix.cost.target import MixerTarget, ModelTarget, counted_macs
+from tokenmix.cost.target import MixerTarget
 from tokenmix.layers import ExternalAttention2d, SAGANAttention2d, SelfAttention
 from tokenmix.layers.table import list_mixers
 

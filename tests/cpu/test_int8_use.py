@@ -116,6 +116,7 @@ def test_another_type_or_device_is_refused(move, layer: nn.Module) -> None:
     assert torch.equal(eight.float().cpu()(x), expected)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", ["gmlp_nano", "eamlp_nano"])
 def test_no_packed_weight_in_a_compiled_graph(name: str) -> None:
     eight, images = to_int8(nano_model(name), nano_images(8)), nano_images(8)

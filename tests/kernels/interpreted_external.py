@@ -19,7 +19,7 @@ SHAPES = [
     # B, H, N, d, d_v, S
     (2, 2, 1, 5, 24, 3),
     (2, 3, 37, 24, 5, 17),
-    (1, 2, 130, 64, 64, 64),
+    pytest.param((1, 2, 130, 64, 64, 64), marks=pytest.mark.slow),
     (1, 1, 37, 80, 40, 70),
 ]
 FINITE_SHAPES = [(2, 2, 70, 8), (5, 8), (5, 8)]
@@ -54,7 +54,7 @@ def test_what_stands_in_a_padded_place_reaches_nothing() -> None:
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, pytest.param(-torch.inf, marks=pytest.mark.slow)])
 def test_a_token_that_is_not_finite_is_told_to_all_others(number: float, masked: bool) -> None:
     query, key, value = (torch.randn(*shape, generator=torch.Generator().manual_seed(0)) for shape in FINITE_SHAPES)
     mask = (torch.arange(70) < 63).expand(2, 70) if masked else None
@@ -127,12 +127,14 @@ def test_more_axes_and_none() -> None:
         assert out.shape == q.shape
 
 
+@pytest.mark.slow
 def test_the_same_bits_twice() -> None:
     inputs = external_inputs(2, 2, 70, 16, 16, 8, dtype=torch.float32)
     first, second = outputs(fused, inputs), outputs(fused, inputs)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
 def test_the_operators_are_registered_as_torch_wants() -> None:
     inputs = external_inputs(1, 2, 18, 8, 6, 5, dtype=torch.float32)
     for double in (True, False):

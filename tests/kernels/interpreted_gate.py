@@ -66,6 +66,7 @@ def test_refuses_what_it_cannot_do() -> None:
         fused(**inputs, mask=torch.ones(2, 11, dtype=torch.bool, device="meta"))
 
 
+@pytest.mark.slow
 def test_the_operator_is_registered_as_torch_wants_and_compiles() -> None:
     inputs = gate_inputs(2, 11, 6, dtype=torch.float32)
     content, gated = (half.detach().requires_grad_() for half in inputs["z"].chunk(2, dim=-1))

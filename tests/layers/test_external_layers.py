@@ -286,6 +286,7 @@ def test_sinkhorn_steps_act(name: str) -> None:
     assert far < (once.attention_map(x).sum(2) - 15 / 8).abs().max()
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("chunk_size", [None, 4])
 @pytest.mark.parametrize("name", BUILD)
@@ -301,6 +302,7 @@ def test_compiles_as_one_graph(name: str, chunk_size: int | None, train: bool) -
     assert x.grad.isfinite().all()
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("chunk_size", [None, 4])
 @pytest.mark.parametrize("name", BUILD)
 def test_exports_for_any_number_of_tokens(name: str, chunk_size: int | None) -> None:

@@ -245,6 +245,7 @@ def test_half_types_and_autocast(gate, dtype):
         torch.testing.assert_close(out.float(), branch(x), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("gate", GATES)
 def test_compiles_and_exports(gate):
     branch = _shaken(GatedMLP(8, 16, gate=gate, attention_dim=4))

@@ -170,6 +170,7 @@ def test_a_chain_of_layers_makes_no_map():
     assert peak < 4 * 4 * 4 * n * n  # one map of a batch of 4, 4 heads, 4 bytes
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("options", APART)
 @pytest.mark.parametrize("training", [True, False])
 def test_compiles_in_one_graph(options, training):
@@ -181,6 +182,7 @@ def test_compiles_in_one_graph(options, training):
     torch.testing.assert_close(compiled(x, mask), run(layers, x, mask))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", APART)
 def test_compiles_in_one_graph_alone(options):
     torch._dynamo.reset()
@@ -188,6 +190,7 @@ def test_compiles_in_one_graph_alone(options):
     torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x))
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("options", APART)
 def test_exports_with_any_length_up_to_its_own(options):
     layer = less(num_tokens=12, **options).eval()

@@ -150,6 +150,7 @@ def test_types(variant):
         torch.testing.assert_close(layer(x).float(), out, rtol=1e-1, atol=1e-1)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("training", [True, False])
 def test_compiles_in_one_graph(variant, training):
@@ -162,6 +163,7 @@ def test_compiles_in_one_graph(variant, training):
     torch.testing.assert_close(compiled(x, mask), twin(x, mask))
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_exports_with_any_size(variant):
     layer = awake(variant).eval()

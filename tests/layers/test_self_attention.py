@@ -155,6 +155,7 @@ def test_counted_macs_of_the_printed_form():
     assert count_macs(layer, torch.randn(2, 9, 16)) == layer.macs(9) == 2 * 9 * 9 * 16
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("training", [True, False])
 def test_compiles_in_one_graph(layer, training):
     layer.train(training)
@@ -165,6 +166,7 @@ def test_compiles_in_one_graph(layer, training):
     torch.testing.assert_close(compiled(x, mask), layer(x, mask))
 
 
+@pytest.mark.one_fast
 def test_exports_with_any_length(layer):
     batch, length = torch.export.Dim("batch", min=1, max=16), torch.export.Dim("length", min=2, max=64)
     x, mask = torch.randn(3, 6, 16), torch.rand(3, 6) > 0.3

@@ -175,6 +175,7 @@ def test_half_types(gate, dtype):
     torch.testing.assert_close(mixed.float(), exact, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("gate", GATES)
 def test_compiles_without_a_graph_break(gate):
     unit = _shaken(SpatialGatingUnit(8, 6, gate=gate, causal=True))
@@ -186,6 +187,7 @@ def test_compiles_without_a_graph_break(gate):
     compiled(x, mask).sum().backward()
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("gate", GATES)
 def test_exports_with_a_dynamic_number_of_tokens(gate):
     unit = _shaken(SpatialGatingUnit(8, 16, gate=gate)).eval()

@@ -100,6 +100,7 @@ def test_half_types_and_copies(dtype):
     torch.testing.assert_close(half.float(), layer(x), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_compiles_and_exports_with_dynamic_sizes():
     layer = TinyAttention(6, attention_dim=4, causal=True).eval()
     x, mask = torch.randn(2, 5, 6), torch.tensor([[True] * 5, [True, True, False, True, False]])

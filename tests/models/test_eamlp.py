@@ -21,6 +21,7 @@ def test_counts_of_the_released_models(name, counts):
     assert model.macs() / 1e9 == pytest.approx(counts[1], rel=0.01)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("prefix", ["", "module."])
 @pytest.mark.parametrize("name", COUNTS)
 def test_authors_layout_loads(name, prefix):

@@ -17,6 +17,7 @@ def test_counts_of_the_paper(name, counts):
     assert model.macs() / 1e9 == pytest.approx(counts[1], rel=0.01)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(("ours", "theirs"), [("gmlp_tiny", "gmlp_ti16_224"), ("gmlp_small", "gmlp_s16_224")])
 def test_timm_weights_give_timms_logits_and_back(ours, theirs):
     torch.manual_seed(0)

@@ -316,6 +316,7 @@ def test_timm_builds_it_with_its_features():
     assert maps.feature_info.reduction() == [4, 8, 16, 32]
 
 
+@pytest.mark.slow
 def test_compiles_as_one_graph_while_training():
     """With every scores' part of full rank in it; the presets' own graph is compiled with those of all models."""
     model = nano(img_size=16, depths=(1, 1, 2, 2), num_vanilla=(1, 1, 1, 1)).train()

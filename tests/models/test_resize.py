@@ -162,6 +162,7 @@ def accuracy(model, batch: Tensor, labels: Tensor) -> float:
         return (model(batch).argmax(1) == labels).float().mean().item()
 
 
+@pytest.mark.slow
 def test_a_trained_gate_still_knows_digits_at_another_size() -> None:
     torch.manual_seed(0)
     digits = load_digits()

@@ -192,9 +192,10 @@ def test_errors():
         attention(query, key, value, normalization="softmx")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("fast", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["some", "all"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("limits", ["none", "mask", "key mask", "bias"])
-def test_the_fused_form_is_differentiable_twice_and_forward(causal: bool, limits: str) -> None:
+def test_the_fused_form_is_differentiable_twice_and_forward(causal: bool, limits: str, fast: bool) -> None:
     """Forward mode and a recorded gradient take the written map; both agree with differences."""
     query, key, value = (x.requires_grad_() for x in sample()[:3])
     options: dict[str, Any] = {"causal": causal, "scale": 0.7}
@@ -209,8 +210,8 @@ def test_the_fused_form_is_differentiable_twice_and_forward(causal: bool, limits
     def run(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:
         return attention(query, key, value, bias=bias, **options)
 
-    assert torch.autograd.gradcheck(run, tensors, check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(run, tensors)
+    assert torch.autograd.gradcheck(run, tensors, check_forward_ad=True, fast_mode=fast)
+    assert torch.autograd.gradgradcheck(run, tensors, fast_mode=fast)
     fused, recorded = (
         torch.autograd.grad(run(*tensors).square().sum(), tensors, create_graph=c) for c in (False, True)
     )

@@ -32,6 +32,7 @@ def test_where_is_a_glob_names_or_a_function(make: Callable[..., Any], where: An
     assert kinds(model) == ["Attention", "MixerInTimm", "Attention"]
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("name", MIXERS)
 def test_every_mixer_goes_in_and_compiles_whole(make: Callable[..., Any], name: str) -> None:
     model = make(depth=1, class_token=False, global_pool="avg", num_heads=1).eval()

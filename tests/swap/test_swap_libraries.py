@@ -49,7 +49,9 @@ def test_attention_is_counted_as_its_equation_says(subject: Any) -> None:
     assert {row.macs_before for row in report.rows} == {4 * n * dim**2 + 2 * n**2 * dim}
 
 
-@pytest.mark.parametrize("mixer", ["external", "gating-attention", "self-double"])
+@pytest.mark.parametrize(
+    "mixer", ["external", *(pytest.param(m, marks=pytest.mark.slow) for m in ("gating-attention", "self-double"))]
+)
 def test_the_swapped_model_trains(subject: Any, mixer: str) -> None:
     model = subject.model
     tokenmix.swap_attention(model, mixer, **subject.known)

@@ -108,6 +108,7 @@ def test_a_right_implementation_passes(name: str) -> None:
     assert failures(RIGHT[name], TOKENS) == set()
 
 
+@pytest.mark.slow
 def test_a_right_implementation_compiles_and_exports() -> None:
     assert failures(RIGHT["vit-pytorch"], TOKENS, CAPTURE) == set()
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tokenmix.cli.command import main
+from tokenmix.cli import main
 from tokenmix.train import export
 
 

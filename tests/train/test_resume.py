@@ -127,6 +127,7 @@ def test_sigkill_in_mid_epoch(whole, tmp_path):
     assert_equal_runs(whole, run)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(("name", "workers"), [("SIGINT", "0"), ("SIGTERM", "1")])
 def test_a_run_that_is_told_to_stop_saves_and_says_how_to_go_on(whole, tmp_path, name, workers):
     run = tmp_path / "run"

@@ -109,6 +109,7 @@ def test_later_verbs_see_photographs_as_the_run_did(shards: str, tmp_path: Path)
     assert predict(run, [tmp_path / "framed.png"])[0]["top"] != pytest.approx(centre["top"], abs=0.05)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("model", ["vit_nano", "lavit_nano", "eamlp_nano"])
 def test_gradient_checkpointing_changes_nothing(tmp_path: Path, model: str):
     settings = {"data": "digits", "img_size": 32, "model": model, "model_kwargs": {"drop_path_rate": 0.3}}

@@ -114,6 +114,9 @@ def test_metrics_csv(finished):
     assert all(float(row["train_loss"]) > 0 and float(row["seconds"]) > 0 for row in read)
     assert [bool(row["val_accuracy"]) for row in read] == [False, True, False, True]
     assert {"val_loss", "val_top5"} <= set(read[0])
+    # Nothing that a spreadsheet would take for a formula: names begin with a letter, all else is a number.
+    assert all(name[0].isalpha() for name in read[0])
+    assert all(float(cell) <= float("inf") for row in read for cell in row.values() if cell)
 
 
 def test_seconds_leave_evaluation_out(tmp_path, monkeypatch):

@@ -12,11 +12,11 @@ from typing import Any
 from tokenmix.cli.names import Cost, Data, Doctor, Info, List, Swap
 from tokenmix.cli.parsing import parse_into, parse_verb
 from tokenmix.cli.runs import Compare, Eval, Export, Generate, Inspect, Predict, Train, TrainTokenizer
-from tokenmix.errors import UserError, printable
+from tokenmix.errors import UserError, missing_extra, printable
 from tokenmix.registry import load_plugin
 from tokenmix.train.launch import launch, processes_to_start
 
-__all__ = ["VERBS", "main", "parse"]
+__all__ = ["VERBS", "parse", "run"]
 
 ABOUT = (
     "Token mixing beyond self-attention: drop one in, train it, see what it costs. "
@@ -44,7 +44,7 @@ VERBS: dict[str, Any] = {
 def parse(argv: Sequence[str]) -> Any:
     """The command that argv asks for; `UserError` with one line for a mistake.
 
-    What stands behind `--import` in front of the verb is left to `main`.
+    What stands behind `--import` in front of the verb is left to `run`.
     """
     _, argv = split_imports(argv)
     if sum(word.startswith("wds:") for word in argv) > 1:
@@ -70,7 +70,7 @@ def split_imports(argv: Sequence[str]) -> tuple[list[str], Sequence[str]]:
     return named, argv
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def run(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments, command = list(sys.argv[1:] if argv is None else argv), None
     try:
@@ -81,6 +81,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return command.run() if processes == 1 else launch(processes, arguments)
     except UserError as error:
         return _fail(str(error))
+    except ModuleNotFoundError as error:
+        missing = missing_extra(f"tokenmix {arguments[0]}", error)
+        if missing is None:
+            raise
+        return _fail(str(missing))
     except KeyboardInterrupt as stop:
         print(str(stop) or "tokenmix: interrupted", file=sys.stderr)
         return 130

@@ -4,8 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tokenmix.errors import UserError
-from tokenmix.train.config import CompareConfig
+from tokenmix.errors import UserError, needs
 
 __all__ = ["main"]
 
@@ -26,9 +25,14 @@ DIGITS: dict[str, Any] = {"data": "digits", "epochs": 20}
 
 def main() -> int:
     """Compare on Fashion-MNIST, or on the embedded digits where it cannot be had; returns the exit code."""
-    from tokenmix.compare.compare import compare
-    from tokenmix.data import fetch_data
-
+    try:
+        with needs("the demo"):
+            from tokenmix.compare.compare import compare
+            from tokenmix.data import fetch_data
+            from tokenmix.train.config import CompareConfig
+    except UserError as error:
+        print(f"tokenmix: {error}", file=sys.stderr)
+        return 2
     try:
         print(fetch_data("fashion-mnist"), file=sys.stderr)
         budget = FASHION

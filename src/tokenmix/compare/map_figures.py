@@ -5,6 +5,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -13,7 +14,7 @@ from torch import Tensor
 from tokenmix.compare.results import Results
 from tokenmix.inspect.tiles import Tile
 
-__all__ = ["ExampleMaps", "maps_section"]
+__all__ = ["ExampleMaps", "example_figure"]
 
 SIDE = 100
 # Anchors of the two colour scales: dark to bright for shares, blue through transparent to red for signed gates, as
@@ -31,43 +32,25 @@ class ExampleMaps:
     tiles: dict[str, list[list[Tile]]]
 
 
-def maps_section(results: Results, examples: Sequence[ExampleMaps]) -> str:
-    if not examples:
-        return ""
-    return (
-        '<section><h2>Attention maps</h2><p class="soft">What each block used on some test images, each tile on its '
-        "own colour scale. Self-attention and less-attention: what the centre token (ring) looks at, and what is "
-        "looked at, in two heads. External attention: the slots whose share varies most over the image. Gates, the "
-        "same for every image: the whole matrix, then rows laid over the image (ring: the row's token), blue below "
-        "zero, red above.</p>"
-        + "".join(_example(results, maps, opened=i == 0) for i, maps in enumerate(examples))
-        + "</section>"
-    )
-
-
-def _example(results: Results, maps: ExampleMaps, *, opened: bool) -> str:
+def example_figure(results: Results, maps: ExampleMaps) -> dict[str, Any]:
+    """What the page shows of one test image: the image once; for each twin its answer and the maps of its blocks."""
     name = f"image-{maps.index}"
     known = next(example for example in results.examples if example.index == maps.index)
     rows = []
     for i, twin in enumerate(results.twins):
         if twin.mixer in maps.tiles:
             label, share = known.answers[twin.mixer]
-            wrong = "" if label == known.label else ' class="wrong-answer"'
-            answer = f"<b>{escape(twin.mixer)}</b><span{wrong}>{escape(label)}, {share:.0%}</span>"
-            blocks = "".join(_block(name, twin.mixer, b, tiles) for b, tiles in enumerate(maps.tiles[twin.mixer]))
-            rows.append(f'<div class="answer s{i % 8}">{answer}</div><div class="blocks">{blocks}</div>')
-    picture = f'<svg viewBox="0 0 100 100"><use href="#{name}"/></svg>'
-    return (
-        f'{_shared_image(name, maps.image)}<details class="card example"{" open" if opened else ""}>'
-        f"<summary>{picture}<span>test image {maps.index}: <b>{escape(known.label)}</b></span></summary>"
-        f'<div class="maps">{"".join(rows)}</div></details>'
-    )
-
-
-def _block(name: str, mixer: str, block: int, tiles: Sequence[Tile]) -> str:
-    labels = ", ".join(dict.fromkeys(tile.label for tile in tiles))
-    strip = _map_strip(name, tiles, f"{mixer}, block {block + 1}")
-    return f"<figure>{strip}<figcaption>block {block + 1}: {escape(labels)}</figcaption></figure>"
+            blocks = [
+                (_map_strip(name, tiles, f"{twin.mixer}, block {b}"), ", ".join(dict.fromkeys(t.label for t in tiles)))
+                for b, tiles in enumerate(maps.tiles[twin.mixer], 1)
+            ]
+            rows.append(
+                {"mixer": twin.mixer, "colour": i % 8, "answer": f"{label}, {share:.0%}", "wrong": label != known.label,
+                 "blocks": blocks}
+            )  # fmt: skip
+    return {
+        "name": name, "index": maps.index, "label": known.label, "store": _shared_image(name, maps.image), "rows": rows
+    }  # fmt: skip
 
 
 def _shared_image(name: str, image: Tensor) -> str:

@@ -1,18 +1,20 @@
 """The figures of a report: learning curves, cost, confusion matrices."""
 
 from collections.abc import Callable, Sequence
-from html import escape
+from dataclasses import dataclass
 
-from tokenmix.compare.charts import Point, Series, line_chart, marker, scatter_chart
-from tokenmix.compare.columns import Column, columns
+from tokenmix.compare.charts import Point, Series, line_chart, scatter_chart
+from tokenmix.compare.columns import Column
 from tokenmix.compare.heatmap import heatmap
 from tokenmix.compare.results import Curve, Results, Twin
 from tokenmix.cost.units import count, milliseconds
 
-__all__ = ["confusion_section", "cost_section", "learning_section"]
+__all__ = ["Bar", "bars", "confusions", "cost_charts", "learning_curves"]
 
 
-def learning_section(results: Results) -> str:
+def learning_curves(results: Results) -> list[str]:
+    """Score and loss, each over the images seen and over the seconds, as SVG."""
+
     def drawn(pick: str, over: str, x_label: str, y_label: str, x_text: Callable[[float], str]) -> str:
         series = [_mean_series(i, twin, pick, over) for i, twin in enumerate(results.twins)]
         return line_chart(series, x_label, y_label, x_text, _short)
@@ -22,23 +24,7 @@ def learning_section(results: Results) -> str:
         ("seconds", "seconds of training", lambda v: f"{v:,.4g}"),
     )
     score, loss = ("score_curve", f"test {results.metric}"), ("loss_curve", "training loss")
-    charts = [drawn(pick, over, x, y, text) for pick, y in (score, loss) for over, x, text in (images, seconds)]
-    shown = "".join(f'<figure class="card">{chart}</figure>' for chart in charts)
-    several = " Each line is the mean over the seeds." if len(results.config["seeds"]) > 1 else ""
-    return (
-        '<section><h2>Learning</h2><p class="soft">Left against the images seen, which are equal for all; right '
-        f"against the seconds that they took. A click on a name hides it.{several}</p>{_legend(results)}"
-        f'<div class="grid">{shown}</div></section>'
-    )
-
-
-def _legend(results: Results) -> str:
-    items = "".join(
-        f'<li><button type="button" aria-pressed="true" data-index="{i}"><svg class="s{i % 8}" viewBox="-7 -7 14 14">'
-        f"{marker(i, 0, 0)}</svg>{escape(twin.mixer)}</button></li>"
-        for i, twin in enumerate(results.twins)
-    )
-    return f'<ul class="legend">{items}</ul>'
+    return [drawn(pick, over, x, y, text) for pick, y in (score, loss) for over, x, text in (images, seconds)]
 
 
 def _mean_series(index: int, twin: Twin, pick: str, over: str) -> Series:
@@ -56,47 +42,42 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def cost_section(results: Results) -> str:
+def cost_charts(results: Results) -> list[str]:
+    """The score over multiply-adds and over the time of a step, as SVG."""
     finished = [(i, t) for i, t in enumerate(results.twins) if t.score is not None]
     score = f"test {results.metric}"
     by_macs = [Point(t.mixer, i, t.macs, t.score or 0, t.deviation) for i, t in finished]
     timed = [(i, t) for i, t in finished if t.step]
     by_time = [Point(t.mixer, i, t.step.median if t.step else 0, t.score or 0, t.deviation) for i, t in timed]
-    charts = [
+    return [
         scatter_chart(by_macs, "MACs of one image", score, count, _short),
         scatter_chart(by_time, "ms of a training step", score, milliseconds, _short),
     ]
-    bars = [_bars(results, column) for column in columns(results)[3:]]
-    shown = "".join(f'<figure class="card">{part}</figure>' for part in [*charts, *bars])
-    return f'<section><h2>Cost</h2><div class="grid">{shown}</div></section>'
 
 
-def _bars(results: Results, column: Column) -> str:
-    values = [(i, twin, column.value(twin)) for i, twin in enumerate(results.twins)]
+@dataclass(frozen=True)
+class Bar:
+    """One twin's bar: its length in percent of the longest."""
+
+    mixer: str
+    index: int
+    percent: float
+    text: str
+
+
+def bars(results: Results, column: Column) -> list[Bar]:
+    """A column as bars, of the twins that have it."""
+    values = [(i, twin.mixer, column.value(twin)) for i, twin in enumerate(results.twins)]
     largest = max((v for _, _, v in values if v is not None), default=0) or 1
-    rows = "".join(
-        f'<b>{escape(twin.mixer)}</b><div class="s{i % 8}"><i style="width:{100 * v / largest:.1f}%"></i></div>'
-        f"<span>{escape(column.text(v))}</span>"
-        for i, twin, v in values
-        if v is not None
-    )
-    told = f"{column.about}; {'more' if column.higher else 'less'} is better"
-    return f'<h3>{escape(column.heading)}</h3><div class="bars">{rows}</div><p class="note">{escape(told)}</p>'
+    return [Bar(mixer, i, 100 * v / largest, column.text(v)) for i, mixer, v in values if v is not None]
 
 
-def confusion_section(results: Results) -> str:
-    figures = []
+def confusions(results: Results) -> list[tuple[str, str]]:
+    """Mixer and its confusion matrix over all seeds, as SVG; none for a twin without one."""
+    found = []
     for twin in results.twins:
         matrices = [run.confusion for run in twin.runs if run.confusion]
         if matrices:
             total = [[sum(counts) for counts in zip(*rows)] for rows in zip(*matrices)]
-            figures.append(
-                f'<figure class="card"><h3>{escape(twin.mixer)}</h3>{heatmap(total, results.classes)}</figure>'
-            )
-    if not figures:
-        return ""
-    seeds = ", summed over the seeds" if len(results.config["seeds"]) > 1 else ""
-    return (
-        '<section><h2>Confusion</h2><p class="soft">Rows are the true classes, columns the answers on the test images '
-        f'after the last epoch{seeds}, as the scores are.</p><div class="grid three">{"".join(figures)}</div></section>'
-    )
+            found.append((twin.mixer, heatmap(total, results.classes)))
+    return found

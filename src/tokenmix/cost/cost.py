@@ -13,7 +13,7 @@ from tokenmix.cost.estimate import Pass, expected_peak, free_memory, too_large, 
 from tokenmix.cost.memory import peak_memory
 from tokenmix.cost.other_work import OtherWork
 from tokenmix.cost.speed import Timing, time_interleaved
-from tokenmix.cost.target import BenchmarkTarget, Measurable, MixerTarget, ModelTarget, targets_for
+from tokenmix.cost.target import BenchmarkTarget, Measurable, MixerTarget, targets_for
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
 
@@ -21,7 +21,6 @@ __all__ = ["DTYPES", "CostRow", "CostTable", "Precision", "cost_table", "exponen
 
 Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-TOKENS = (196, 1024, 4096)
 DIM = 256
 SECONDS = 20.0
 """About as long is spent on timing one size; two rounds are taken in any case."""
@@ -176,7 +175,7 @@ def cost_table(
     if dim is not None and not 1 <= dim <= LARGEST_DIM:
         raise UserError(f"dim must be at least 1, got {dim}" if dim < 1 else _too_many("dim", dim, LARGEST_DIM))
     targets = targets_for(names, dim=dim or DIM, device=place, dtype=dtype, kwargs=kwargs)
-    models = isinstance(targets[0], ModelTarget)
+    models = not isinstance(targets[0], MixerTarget)
     if models and (dim is not None or kwargs):
         raise UserError(f"dim={dim} and the like are of mixers; {targets[0].name!r} is a model with its own width")
     sizes = _sizes(sizes, targets[0])
@@ -212,9 +211,9 @@ def _place(device: str) -> torch.device:
     return torch.device(device)
 
 
-def _sizes(sizes: Sequence[int] | None, target: MixerTarget | ModelTarget) -> list[int]:
+def _sizes(sizes: Sequence[int] | None, target: BenchmarkTarget) -> list[int]:
     if sizes is None:
-        return list(TOKENS) if isinstance(target, MixerTarget) else [target.own_size()]
+        return list(target.default_sizes())
     if not sizes or min(sizes) < 1:
         raise UserError(f"sizes must be positive numbers, got {list(sizes)}; for example --tokens 196,1024,4096")
     mixers = isinstance(target, MixerTarget)

@@ -2,27 +2,17 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, Protocol
 
-import timm
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from torch import Tensor
 
-from tokenmix.cost.estimate import Pass, overflowed
+from tokenmix.cost.estimate import Pass
 from tokenmix.cost.random_input import mixer_with_input
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import MissingExtra, UserError, needs, unknown_name
 from tokenmix.layers.table import is_mixer, list_mixers
-from tokenmix.models.registry import create_model, create_on_meta
-from tokenmix.registry import MODELS, get_task, list_models
-from tokenmix.tasks.classification.task import ImageClassification
-from tokenmix.tasks.fitting import task_of_model
-from tokenmix.train.task import TaskModule
 
-__all__ = ["BenchmarkTarget", "Measurable", "MixerTarget", "ModelTarget", "are_mixers", "counted_macs", "targets_for"]
+__all__ = ["BenchmarkTarget", "Measurable", "MixerTarget", "are_mixers", "targets_for"]
 
 Build = Callable[[], Callable[[], object]]
 
@@ -43,6 +33,7 @@ class BenchmarkTarget(Protocol):
     @property
     def name(self) -> str: ...
 
+    def default_sizes(self) -> Sequence[int]: ...
     def outline(self, size: int) -> Measurable: ...
     def build(self, size: int) -> Measurable: ...
     def dry_run(self, size: int, which: Pass) -> Build: ...
@@ -58,6 +49,10 @@ class MixerTarget:
     dtype: torch.dtype
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
+    def default_sizes(self) -> Sequence[int]:
+        """Numbers of tokens of images of 224, 512 and 1,024 px in patches of 16."""
+        return 196, 1024, 4096
+
     def outline(self, size: int) -> Measurable:
         """The layer and its input with shapes alone, to be counted."""
         return mixer_with_input(self.name, self.dim, size, device="meta", dtype=self.dtype, **self.kwargs)
@@ -71,153 +66,9 @@ class MixerTarget:
         return lambda: getattr(self.build(size), which)
 
 
-@dataclass(frozen=True)
-class ModelWithInput:
-    """A model in evaluation mode and one image."""
-
-    model: nn.Module
-    images: Tensor
-
-    @torch.no_grad()
-    def forward(self) -> Tensor:
-        """One pass without gradients."""
-        return self.model(self.images)
-
-    def step(self) -> None:
-        """One pass forward and back, to the weights; the gradients are dropped."""
-        self.model(self.images).float().square().mean().backward()
-        self.model.zero_grad(set_to_none=True)
-
-    def parameters(self) -> int:
-        """Learned numbers."""
-        return sum(p.numel() for p in self.model.parameters())
-
-    def macs(self) -> int:
-        """From our equations; of another's model counted."""
-        macs: Any = getattr(self.model, "macs", None)
-        return counted_macs(self.model, self.images) if macs is None else macs()
-
-    def traffic(self) -> int:
-        """Bytes of image, weights and logits, each moved once."""
-        weights = sum(p.nbytes for p in self.model.parameters())
-        return self.images.nbytes + weights + self.forward().nbytes
-
-
-@dataclass(frozen=True)
-class ModelTarget:
-    """A model by name, ours or timm's; sizes are sides of a square image."""
-
-    name: str
-    device: torch.device
-    dtype: torch.dtype
-    outlines: dict[int, ModelWithInput] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """By size: asked for by the counts and by each pass whose memory is estimated."""
-
-    def own_size(self) -> int:
-        """The side that the model is made for."""
-        if self.name in MODELS:
-            return _own(create_on_meta(self.name))[0]
-        config = timm.get_pretrained_cfg(self.name)
-        return int(config.input_size[1]) if config is not None else 224
-
-    def build(self, size: int) -> ModelWithInput:
-        """The model with one random image, of a size whose memory was estimated to fit."""
-        model = self._model(size, None).to(self.device, self.dtype).eval()
-        return ModelWithInput(model, self._example(model, size, self.device))
-
-    def outline(self, size: int) -> ModelWithInput:
-        """The model and an image with shapes alone; `UserError` if it does not take images of that size."""
-        if size not in self.outlines:
-            self.outlines[size] = self._outlined(size)
-        return self.outlines[size]
-
-    def _outlined(self, size: int) -> ModelWithInput:
-        try:
-            model = self._model(size, "meta").to(self.dtype).eval()
-            made = ModelWithInput(model, self._example(model, size, "meta"))
-            made.forward()
-        except (AssertionError, ValueError, RuntimeError) as error:
-            raise _wrong_size(self.name, size, error) from None
-        return made
-
-    def dry_run(self, size: int, which: Pass) -> Build:
-        """Weights of the model's shapes and one pass with them.
-
-        The weights are made apart, since timm's models cannot be built with shapes alone.
-        """
-        model = self.outline(size).model
-
-        def build() -> Callable[[], object]:
-            weights = {name: self._empty(p).requires_grad_() for name, p in model.named_parameters()}
-            tensors = {**weights, **{name: self._empty(b) for name, b in model.named_buffers()}}
-            images = self._example(model, size, self.device)
-            return lambda: _pass(model, tensors, images, which)
-
-        return build
-
-    def _example(self, model: nn.Module, size: int, device: torch.device | str) -> Tensor:
-        return _task_of(self.name).example_input(model, size, device=device, dtype=self.dtype)
-
-    def _empty(self, like: Tensor) -> Tensor:
-        dtype = self.dtype if like.is_floating_point() else like.dtype
-        return torch.empty(like.shape, device=self.device, dtype=dtype)
-
-    def _model(self, size: int, device: str | None) -> nn.Module:
-        if self.name in MODELS:
-            model: Any = create_model(self.name) if device is None else create_on_meta(self.name)
-            if _own(model) != (size, size):
-                model.set_input_size(size)
-            return model
-        with torch.device(device or "cpu"):
-            try:
-                return timm.create_model(self.name, img_size=size)
-            except TypeError as error:
-                # Convolutional networks have no such argument: they take images of any size.
-                if "img_size" not in str(error):
-                    raise
-                return timm.create_model(self.name)
-
-
-def _pass(model: nn.Module, tensors: Mapping[str, Tensor], images: Tensor, which: Pass) -> None:
-    with torch.set_grad_enabled(which == "step"):
-        out = functional_call(model, dict(tensors), (images,))
-        if which == "step":
-            out.float().square().mean().backward()
-
-
-def _own(model: Any) -> tuple[int, int]:
-    size = model.img_size
-    return (size, size) if isinstance(size, int) else tuple(size)
-
-
-def _task_of(model: str) -> type[TaskModule]:
-    """The task that says what a model's input is like; models of timm's are classifiers."""
-    return get_task(MODELS[model].tasks[0]) if model in MODELS else ImageClassification
-
-
-def _wrong_size(name: str, size: int, error: Exception) -> UserError:
-    if isinstance(error, UserError):
-        return UserError(f"{name}: {error}")
-    reason = "its tensors would be too large" if overflowed(error) else " ".join(str(error).split())
-    reason = reason or type(error).__name__
-    return UserError(f"{name} does not take images of {size} x {size} px: {reason}; give another --img-size")
-
-
-@torch.no_grad()
-def counted_macs(module: nn.Module, *inputs: Tensor) -> int:
-    """Multiply-adds of a forward pass, counted operation by operation on the meta device.
-
-    Attention is written out as its two products there: the counter does not see into fused kernels of the CPU.
-    """
-    tensors = {name: t.detach().to("meta") for name, t in chain(module.named_parameters(), module.named_buffers())}
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        functional_call(module, tensors, tuple(x.to("meta") for x in inputs))
-    return counter.get_total_flops() // 2
-
-
 def targets_for(
     names: Sequence[str], *, dim: int, device: torch.device, dtype: torch.dtype, kwargs: Mapping[str, Any]
-) -> list[MixerTarget] | list[ModelTarget]:
+) -> Sequence[BenchmarkTarget]:
     """Mixers, self-attention first, or models in the order given.
 
     Raises:
@@ -225,31 +76,27 @@ def targets_for(
     """
     if are_mixers(names):
         return [MixerTarget(name, dim, device, dtype, kwargs) for name in dict.fromkeys(["self", *names])]
+    from tokenmix.cost.model_target import ModelTarget
+
     return [ModelTarget(name, device, dtype) for name in dict.fromkeys(names)]
 
 
 def are_mixers(names: Sequence[str]) -> bool:
     """Whether the names are mixers, or else models; `UserError` for a name that is neither, and for both together."""
+    others = [name for name in names if not is_mixer(name)]
+    if others:
+        _check_are_models(others)
+    if others and len(others) < len(names):
+        mixer = next(name for name in names if is_mixer(name))
+        raise UserError(f"{mixer!r} is a mixer and {others[0]!r} a model; ask for their costs one after the other")
+    return not others
+
+
+def _check_are_models(names: Sequence[str]) -> None:
+    try:
+        with needs("the cost of a model"):
+            from tokenmix.cost.model_target import check_is_model
+    except MissingExtra as missing:
+        raise MissingExtra(f"{unknown_name('mixer', names[0], list_mixers())}; if it is a model: {missing}") from None
     for name in names:
-        if not is_mixer(name) and not _is_model(name):
-            raise _unknown(name)
-    mixers = [name for name in names if is_mixer(name)]
-    if mixers and len(mixers) < len(names):
-        other = next(name for name in names if not is_mixer(name))
-        raise UserError(f"{mixers[0]!r} is a mixer and {other!r} a model; ask for their costs one after the other")
-    return bool(mixers)
-
-
-def _is_model(name: str) -> bool:
-    return _task_of(name).has_example_input if name in MODELS else timm.is_model(name)
-
-
-def _unknown(name: str) -> UserError:
-    task = task_of_model(name)
-    if task is not None:
-        return UserError(f"{name!r} is a model of {task}, whose cost is counted by: tokenmix info {name}")
-    error = unknown_name("mixer or model", name, {*list_mixers(), *list_models(), *timm.list_models()})
-    # Nobody reads a list of more than a thousand names.
-    if "did you mean" in str(error):
-        return error
-    return UserError(f"unknown mixer or model {name!r}; see: tokenmix list mixers, tokenmix list models")
+        check_is_model(name)

@@ -16,6 +16,7 @@ from tokenmix.ops.less import Scores
 
 __all__ = [
     "Capabilities",
+    "GridMixer",
     "MapKind",
     "Mixer",
     "check_map",
@@ -163,3 +164,36 @@ def finish(out: Tensor, mask: Tensor | None) -> Tensor:
     if mask is not None:
         return zero_masked(out, mask)
     return out.clone() if out.requires_grad else out
+
+
+class GridMixer(Mixer):
+    """A 2-d mixer used on tokens (B, N, D) that lie row by row on a grid."""
+
+    def __init__(self, inner: Mixer, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.inner, self.grid, self.dim = inner, grid, inner.dim
+
+    @property
+    def capabilities(self) -> Capabilities:  # type: ignore[override]
+        """Those of the mixer inside."""
+        return self.inner.capabilities
+
+    def _map(self, x: Tensor) -> Tensor:
+        return x.transpose(1, 2).unflatten(2, self.grid)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Mix tokens (B, N, D) as a map (B, D, h, w)."""
+        return self.inner(self._map(x), mask).flatten(2).transpose(1, 2)
+
+    def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The inner mixer's map."""
+        return self.inner.attention_map(self._map(x), mask)
+
+    def macs(self, num_tokens: int) -> int:
+        """The inner mixer's multiply-adds."""
+        return self.inner.macs(num_tokens)
+
+    def set_grid(self, old: Sequence[int], new: Sequence[int]) -> None:
+        """Read the tokens as lying on the new grid."""
+        self.inner.set_grid(old, new)
+        self.grid = (new[0], new[1])

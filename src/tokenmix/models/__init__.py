@@ -3,16 +3,19 @@
 Importing this package registers the image classifiers of the registry with timm.
 """
 
-from tokenmix.models.architecture import Architecture
-from tokenmix.models.eamlp import EAMLP, EAMLPArchitecture
-from tokenmix.models.eanet import EANet, EANetArchitecture
-from tokenmix.models.gmlp import GMLP, GMLPArchitecture
-from tokenmix.models.isotropic import BlockMap, IsotropicNet, MixerBlock
-from tokenmix.models.lavit import LaViT, LaViTArchitecture
-from tokenmix.models.mixer_net import MixerNet, MixerNetArchitecture
-from tokenmix.models.registry import create_model, list_models
-from tokenmix.models.timm_registry import register_with_timm
-from tokenmix.registry import MODELS
+from tokenmix.errors import needs
+
+with needs("tokenmix.models"):
+    from tokenmix.models.architecture import Architecture
+    from tokenmix.models.eamlp import EAMLP, EAMLPArchitecture
+    from tokenmix.models.eanet import EANet, EANetArchitecture
+    from tokenmix.models.gmlp import GMLP, GMLPArchitecture
+    from tokenmix.models.isotropic import BlockMap, IsotropicNet, MixerBlock
+    from tokenmix.models.lavit import LaViT, LaViTArchitecture
+    from tokenmix.models.mixer_net import MixerNet, MixerNetArchitecture
+    from tokenmix.models.registry import create_model, list_models
+    from tokenmix.models.timm_registry import register_with_timm
+    from tokenmix.registry import MODELS
 
 __all__ = [
     "EAMLP",

@@ -9,10 +9,10 @@ import torch
 from timm.layers.drop import calculate_drop_path_rates
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Mixer
+from tokenmix.layers.base import GridMixer, Mixer
 from tokenmix.layers.table import build_mixer, get_spec
 from tokenmix.models.architecture import Architecture
-from tokenmix.models.isotropic import GridMixer, IsotropicNet, MixerBlock
+from tokenmix.models.isotropic import IsotropicNet, MixerBlock
 from tokenmix.models.stems import PatchStem, pair
 
 __all__ = ["MixerNet", "MixerNetArchitecture"]

@@ -1,14 +1,12 @@
 """`tokenmix swap`: what a swap would change, and what it would cost. Nothing is written."""
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
-from rich.console import Console
 from torch import nn
 
 from tokenmix.errors import UserError, unknown_name
@@ -17,8 +15,6 @@ from tokenmix.registry import MODELS, get_task, list_models
 from tokenmix.swap.swap import swap_attention
 
 __all__ = ["run"]
-
-FILE_WIDTH = 120
 
 
 def run(
@@ -47,9 +43,7 @@ def run(
     if as_json:
         print(json.dumps({"model": target, **report.to_json()}, indent=2))
     else:
-        # A file has no edge at which long names of modules would have to be cut.
-        console = Console() if sys.stdout.isatty() else Console(width=FILE_WIDTH)
-        console.print(report)
+        print(report)
     return 0
 
 

@@ -20,7 +20,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
-from tokenmix.models.stems import pair
 from tokenmix.swap.adapter import AttentionAdapter, ObservedCall
 
 __all__ = ["Probe", "check_runs", "count_alone", "count_macs", "example_of", "probe_model"]
@@ -45,7 +44,7 @@ def example_of(model: nn.Module, img_size: int | tuple[int, int] | None) -> tupl
     """One image of the size that a vision model of a known library is built for; None if none can be found."""
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
     channels = getattr(model, "in_chans", None if first is None else first.in_channels)
-    size = pair(img_size) if img_size is not None else _own_size(model)
+    size = _own_size(model) if img_size is None else _pair(img_size)
     if channels is None or size is None:
         return None
     return (torch.zeros(1, int(channels), *size, dtype=next(model.parameters()).dtype, device="meta"),)
@@ -62,7 +61,11 @@ def _own_size(model: Any) -> tuple[int, int] | None:
         settings.get("input_size", (None,))[1:] if isinstance(settings, Mapping) else None,
     )
     size = next((size for size in said if size), None)
-    return None if size is None else pair(tuple(size) if isinstance(size, Sequence) else size)
+    return None if size is None else _pair(size)
+
+
+def _pair(size: int | Sequence[int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def probe_model(

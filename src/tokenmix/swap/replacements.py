@@ -8,9 +8,8 @@ from typing import Any
 from torch import nn
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Mixer
+from tokenmix.layers.base import GridMixer, Mixer
 from tokenmix.layers.table import build_mixer
-from tokenmix.models.isotropic import GridMixer
 from tokenmix.swap.adapter import AttentionWeights, SwapError, is_causal
 from tokenmix.swap.probe import Probe, count_alone
 from tokenmix.swap.report import SkippedAttention, SwapRow, count_parameters

@@ -1,13 +1,9 @@
 """What a swap changed, for programs and for the terminal."""
 
-import io
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from rich import box
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
 from torch import nn
 
 __all__ = ["SkippedAttention", "SwapReport", "SwapRow", "count_parameters"]
@@ -81,25 +77,14 @@ class SwapReport:
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "model"}
         return {**values, "rows": [asdict(r) for r in self.rows], "skipped": [asdict(s) for s in self.skipped]}
 
-    def __rich__(self) -> Group:
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=self._title(), title_justify="left")
-        table.add_column("module", overflow="fold")
-        for heading in ("N", "params", "", "MACs", ""):
-            table.add_column(heading, justify="right", no_wrap=True)
+    def __str__(self) -> str:
         differing = len({row.kept for row in self.rows}) > 1
-        if differing:
-            table.add_column("kept")
+        table = [("module", "N", "params", "", "MACs", "", *(["kept"] if differing else []))]
         for row in self.rows:
             tokens = "?" if row.num_tokens is None else f"{row.num_tokens:,}"
-            table.add_row(row.name, tokens, *_costs(row), *([_kept(row)] if differing else []))
-        table.add_section()
-        table.add_row("whole model", "", *_costs(self))
-        return Group(table, *(Text(line) for line in self._lines()))
-
-    def __str__(self) -> str:
-        out = io.StringIO()
-        Console(file=out, width=120).print(self)
-        return out.getvalue()
+            table.append((row.name, tokens, *_costs(row), *([_kept(row)] if differing else [])))
+        table.append(("whole model", "", *_costs(self), *([""] if differing else [])))
+        return "\n".join([self._title(), "", *_aligned(table), "", *self._lines()])
 
     def _title(self) -> str:
         kinds = ", ".join(dict.fromkeys(row.before for row in self.rows))
@@ -111,6 +96,17 @@ class SwapReport:
         )
         left = [f"left as it was: {s.name} ({s.kind}): {s.reason}" for s in self.skipped]
         return [*reasons, *left, *self.notes]
+
+
+def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table with a heading; numbers, which columns 1 to 5 hold, are aligned on the right."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for row in table:
+        cells = enumerate(zip(row, widths, strict=True))
+        line = "  ".join(text.rjust(width) if 1 <= i <= 5 else text.ljust(width) for i, (text, width) in cells)
+        lines.append(line.rstrip())
+    return [lines[0], "-" * (sum(widths) + 2 * len(widths) - 2), *lines[1:]]
 
 
 def _kept(row: SwapRow) -> str:

@@ -1,9 +1,12 @@
-"""timm's `Attention`, the one of its ViT, DeiT and all that are built from their blocks."""
+"""timm's `Attention`, the one of its ViT, DeiT and all that are built from their blocks.
 
+timm itself is never imported: the model brings it along.
+"""
+
+import sys
 from collections.abc import Mapping
 from typing import Any
 
-from timm.layers import Attention
 from torch import Tensor, nn
 
 from tokenmix.layers.base import Mixer
@@ -45,11 +48,15 @@ class TimmAdapter(AttentionAdapter):
 
     def matches(self, module: nn.Module) -> bool:
         """Whether the module computes what timm's `Attention` does."""
-        return isinstance(module, Attention) and type(module).forward is Attention.forward
+        timms: Any = sys.modules.get("timm.layers")
+        return (
+            timms is not None
+            and isinstance(module, timms.Attention)
+            and type(module).forward is timms.Attention.forward
+        )
 
-    def read(self, module: nn.Module) -> AttentionWeights:
+    def read(self, module: Any) -> AttentionWeights:
         """Its projections; those beside norms of their own or a gate are left out."""
-        assert isinstance(module, Attention)
         dim = module.qkv.in_features
         if module.proj.out_features != dim:
             raise SwapError(f"it makes tokens of width {module.proj.out_features} from width {dim}")

@@ -5,9 +5,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tokenmix.layers.base import Mixer
+from tokenmix.layers.base import GridMixer, Mixer
 from tokenmix.layers.self_attention import SelfAttention
-from tokenmix.models.isotropic import GridMixer
 from tokenmix.swap.adapter import Affine, AttentionAdapter, AttentionWeights, ObservedCall, is_causal
 
 __all__ = ["TokenmixAdapter"]

@@ -7,8 +7,11 @@ must not wait for Lightning.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tokenmix.train.config import CompareConfig, TrainConfig
-from tokenmix.train.sources import make_config
+from tokenmix.errors import needs
+
+with needs("tokenmix.train"):
+    from tokenmix.train.config import CompareConfig, TrainConfig
+    from tokenmix.train.sources import make_config
 
 if TYPE_CHECKING:
     from tokenmix.train.run import evaluate, load_run, predict, train

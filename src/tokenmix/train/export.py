@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError
+from tokenmix.errors import UserError, needs
 from tokenmix.train.files import make_folder, write_bytes
 
 __all__ = ["export"]
@@ -72,11 +72,9 @@ def _write_torch(model: nn.Module, example: Mapping[str, Tensor], path: Path) ->
 
 
 def _write_onnx(model: nn.Module, example: Mapping[str, Tensor], path: Path) -> Tensor:
-    try:
+    with needs("ONNX export"):
         import onnxruntime
         import onnxscript  # noqa: F401  (torch's exporter needs it)
-    except ImportError as error:
-        raise UserError(f"ONNX export needs {error.name}; pip install 'tokenmix[onnx]'") from None
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -218,6 +218,7 @@ with process_group("cpu"):
 """
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(tmp_path):
     (tmp_path / "worker.py").write_text(WORKER)
     config = CONFIG.replace(batch_size=10, out=None)

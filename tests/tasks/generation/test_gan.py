@@ -23,7 +23,7 @@ def test_the_generator_has_the_published_parameters(size, classes, published):
     assert count(create_gan("sagan", num_classes=classes, img_size=size, device="meta").generator) == published
 
 
-@pytest.mark.parametrize("size", [32, 64, 128])
+@pytest.mark.parametrize("size", [32, *(pytest.param(size, marks=pytest.mark.slow) for size in (64, 128))])
 @pytest.mark.parametrize("name", list_models("*_nano", task="image-generation"))
 def test_shapes_and_where_attention_stands(name, size):
     gan = create_gan(name, num_classes=3, img_size=size, channels=1, device="meta")

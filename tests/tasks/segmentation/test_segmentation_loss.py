@@ -102,5 +102,6 @@ def worker(rank: int, store: str) -> None:
         torch.testing.assert_close(part.grad / 2, whole.grad[own])
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_loss_of_one(tmp_path: Path):
     mp.spawn(worker, (str(tmp_path / "store"),), nprocs=2)

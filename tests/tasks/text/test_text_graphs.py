@@ -6,6 +6,7 @@ import torch
 from tokenmix.text import GMLPForMaskedLM, GMLPForQuestionAnswering, GMLPForSequenceClassification
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("kind", ["gmlp", "amlp", "self", "self-relative"])
 def test_compiled_as_one_graph(build, ids, kind):
     model = build(GMLPForMaskedLM, kind)
@@ -19,6 +20,7 @@ def test_compiled_as_one_graph(build, ids, kind):
     out.loss.backward()
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("kind", ["gmlp", "gmlp-dense", "amlp", "self", "self-relative"])
 def test_exported_for_any_length(build, ids, kind):
     model = build(GMLPForSequenceClassification, kind)

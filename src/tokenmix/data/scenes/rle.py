@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenmix.errors import UserError
+from tokenmix.errors import UserError, needs
 
 __all__ = ["decode_mask", "encode_mask"]
 
@@ -80,8 +80,6 @@ def _from_polygons(polygons: list[Any], height: int, width: int) -> Tensor:
 
 
 def _pycocotools() -> Any:
-    try:
+    with needs("reading COCO's masks"):
         from pycocotools import mask
-    except ImportError:
-        raise UserError('COCO\'s masks need pycocotools; pip install "tokenmix[coco]"') from None
     return mask

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torchmetrics.detection import MeanAveragePrecision
 
-from tokenmix.errors import UserError
+from tokenmix.errors import needs
 
 __all__ = ["NUMBERS", "AveragePrecision"]
 
@@ -35,14 +35,13 @@ class AveragePrecision(MeanAveragePrecision):
 
     def __init__(self, iou: Literal["bbox", "segm"], *, num_classes: int, count: int = 100) -> None:
         self.kinds = {"": ""} if iou == "bbox" else {"": "segm_", "box_": "bbox_"}
-        try:
-            super().__init__(
-                iou_type="bbox" if iou == "bbox" else ("bbox", "segm"), extended_summary=True,
-                max_detection_thresholds=[1, min(10, count), count], backend="pycocotools",
-                sync_on_compute=False,
-            )  # fmt: skip
-        except ModuleNotFoundError:
-            raise UserError("COCO's average precision needs pycocotools; pip install 'tokenmix[coco]'") from None
+        with needs("COCO's average precision"):
+            import pycocotools  # noqa: F401  (torchmetrics' backend)
+        super().__init__(
+            iou_type="bbox" if iou == "bbox" else ("bbox", "segm"), extended_summary=True,
+            max_detection_thresholds=[1, min(10, count), count], backend="pycocotools",
+            sync_on_compute=False,
+        )  # fmt: skip
         self.warn_on_many_detections = False
         self.num_classes = num_classes
 

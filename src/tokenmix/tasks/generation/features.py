@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from tokenmix.data.fetch import FetchError, download, log
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import UserError, needs, unknown_name
 from tokenmix.tasks.classification.task import ImageClassification
 from tokenmix.tasks.generation.metrics import ClassMatch, ClassScore, FeatureFrechet, FeatureKernel
 from tokenmix.train.sources import read_config, read_part
@@ -130,19 +130,13 @@ class InceptionFeatures:
     least: ClassVar[int] = SPLITS
 
     def __init__(self) -> None:
-        try:
-            from torchmetrics.image.fid import NoTrainInceptionV3
+        with needs("features=inception (unlike features=RUN, a run folder of image-classification)"):
+            import torch_fidelity  # noqa: F401  # type: ignore[import-not-found]  (torchmetrics' Inception network)
+        from torchmetrics.image.fid import NoTrainInceptionV3
 
-            path = _inception_weights()
-            # Resized as TensorFlow 1 did, which the published values rest on.
-            self.model = NoTrainInceptionV3(
-                "inception-v3-compat", ["2048", "logits_unbiased"], str(path), antialias=False
-            )
-        except ModuleNotFoundError:
-            raise UserError(
-                "features=inception needs torch-fidelity: pip install 'tokenmix[fid]', or give features=RUN, a run "
-                "folder of image-classification on the same data"
-            ) from None
+        path = _inception_weights()
+        # Resized as TensorFlow 1 did, which the published values rest on.
+        self.model = NoTrainInceptionV3("inception-v3-compat", ["2048", "logits_unbiased"], str(path), antialias=False)
 
     @staticmethod
     def metrics() -> dict[str, Metric]:

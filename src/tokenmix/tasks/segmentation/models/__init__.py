@@ -1,9 +1,12 @@
 """Networks that give each pixel a class: a dilated backbone with a block of attention, or a feature pyramid."""
 
-from tokenmix.tasks.segmentation.models.base import Segmenter
-from tokenmix.tasks.segmentation.models.blocks import SelfAttention2d
-from tokenmix.tasks.segmentation.models.eanet import EANetSegmenter, EANetSegmenterArchitecture
-from tokenmix.tasks.segmentation.models.fpn import FPNSegmenter, FPNSegmenterArchitecture
+from tokenmix.errors import needs
+
+with needs("tokenmix.tasks.segmentation.models"):
+    from tokenmix.tasks.segmentation.models.base import Segmenter
+    from tokenmix.tasks.segmentation.models.blocks import SelfAttention2d
+    from tokenmix.tasks.segmentation.models.eanet import EANetSegmenter, EANetSegmenterArchitecture
+    from tokenmix.tasks.segmentation.models.fpn import FPNSegmenter, FPNSegmenterArchitecture
 
 __all__ = [
     "EANetSegmenter",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from tokenmix.errors import UserError
+from tokenmix.errors import UserError, needs
 
 __all__ = ["Row", "TableKind", "check_columns", "check_file", "read_lines", "read_rows"]
 
@@ -100,13 +100,9 @@ def _csv_rows(path: Path, kind: TableKind) -> Iterator[Row]:
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
-    try:
-        import pyarrow  # type: ignore[import-not-found]
-        import pyarrow.parquet as parquet  # type: ignore[import-not-found]
-    except ImportError:
-        raise UserError(
-            f"reading {path.name} needs pyarrow, which is not installed; pip install 'tokenmix[parquet]', or write csv"
-        ) from None
+    with needs(f"reading {path.name}"):
+        import pyarrow
+        import pyarrow.parquet as parquet
     check_file(path)
     count = 0
     try:

@@ -1,0 +1,196 @@
+"""What the core imports, which extra brings each package, and what is said where one is missing."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from distributions import EXTRAS, ROOT, STANDARD, installed, modules, requirements
+from packaging.requirements import Requirement
+
+from tokenmix import errors
+
+# A finder that leaves out what is hidden, for `import` and `importlib.util.find_spec` alike.
+HIDING = """
+import sys, importlib.machinery
+class Hiding(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, fullname, path=None, target=None):
+        return None if hidden(fullname.partition(".")[0]) else super().find_spec(fullname, path, target)
+sys.meta_path[sys.meta_path.index(importlib.machinery.PathFinder)] = Hiding
+"""
+NAMES = {"pillow": "PIL", "scikit-learn": "sklearn", "torch-fidelity": "torch_fidelity"}
+"""Modules of distributions with another name."""
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_core_needs_torch_safetensors_and_numpy_only() -> None:
+    """Layers, their tests, their cost and swaps run where no module of another distribution can be found."""
+    there = sorted({*modules(installed(requirements()).values()), "tokenmix", "recipes"} | STANDARD)
+    done = python(f"""
+there = set({there!r})
+hidden = lambda name: name not in there and not name.startswith("_sysconfigdata")
+{HIDING}
+import torch, tokenmix
+from tokenmix.layers import ExternalAttention
+layer = ExternalAttention(16, num_slots=4)
+assert layer(torch.randn(2, 5, 16)).shape == (2, 5, 16)
+
+from tokenmix.testing.cases import CASES
+from tokenmix.testing.report import examine
+assert all(v.status != "FAIL" for v in examine(lambda: layer, torch.randn(2, 5, 16), only=["batch"]))
+
+encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 1)
+report = tokenmix.swap_attention(encoder, "external", example_inputs=(torch.zeros(1, 5, 16),))
+assert "whole model" in str(report)
+
+from tokenmix.cost import cost_table
+table = cost_table(["external"], [8], 16, repeats=1)
+assert table.row("external", 8).macs == table.row("external", 8).macs > 0
+try:
+    cost_table(["externl"], [8])
+except ImportError as error:
+    print(error)
+
+assert len(tokenmix.list_mixers()) > 5
+assert "vit_nano" in tokenmix.list_models()
+assert "image-classification" in tokenmix.list_tasks()
+assert "digits" in [info.name for info in tokenmix.data.list_data()]
+for name in ("checkpoints", "losses", "ops", "testing", "environment"):
+    __import__("tokenmix." + name)
+""")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "unknown mixer 'externl'; did you mean external or external-2d or external-softmax?; if it is a model: the "
+        "cost of a model needs timm: pip install 'tokenmix[vision]'"
+    ]
+
+
+def test_importing_a_layer_imports_nothing_of_an_extra() -> None:
+    done = python("import sys; from tokenmix.layers import ExternalAttention; print(*sys.modules)")
+    # torch._dynamo takes as long to import as torch itself.
+    assert "torch._dynamo" not in done.stdout.split()
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert not loaded & {module for names in errors.EXTRAS.values() for module in names}
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("import tokenmix.models", "tokenmix.models needs timm: pip install 'tokenmix[vision]'"),
+        ("tokenmix.create_model", "tokenmix.models needs timm: pip install 'tokenmix[vision]'"),
+        ("tokenmix.optimize", "tokenmix.models needs timm: pip install 'tokenmix[vision]'"),
+        ("import tokenmix.train", "tokenmix.train needs tyro: pip install 'tokenmix[train]'"),
+        ("tokenmix.registry.get_task('image-classification')",
+         "tokenmix.tasks.classification.task needs timm: pip install 'tokenmix[vision]'"),
+        ("import tokenmix.text", "tokenmix.text needs transformers: pip install 'tokenmix[text]'"),
+    ],
+)  # fmt: skip
+def test_a_module_says_which_extra_it_lacks(statement: str, message: str, without_extras: dict[str, str]) -> None:
+    assert without_extras[statement] == message
+
+
+@pytest.fixture(scope="module")
+def without_extras(request: pytest.FixtureRequest) -> dict[str, str]:
+    """What each statement of the test above raises where no extra is installed."""
+    marks = test_a_module_says_which_extra_it_lacks.pytestmark  # type: ignore[attr-defined]
+    statements = [statement for statement, _ in marks[0].args[1]]
+    done = python(f"""
+absent = {sorted(m for names in errors.EXTRAS.values() for m in names)!r}
+hidden = absent.__contains__
+{HIDING}
+import tokenmix, tokenmix.registry
+for statement in {statements!r}:
+    try:
+        exec(statement)
+    except tokenmix.errors.MissingExtra as error:
+        print(error)
+""")
+    assert done.returncode == 0, done.stderr
+    return dict(zip(statements, done.stdout.splitlines(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("absent", "call", "message"),
+    [
+        ("tyro", "from tokenmix.cli import main; sys.exit(main([]))", "the tokenmix command needs tyro: pip install "
+         "'tokenmix[train]'"),
+        ("rich", "sys.argv = ['tokenmix', 'list', 'mixers']; import runpy; runpy.run_module('tokenmix')",
+         "tokenmix list needs rich: pip install 'tokenmix[train]'"),
+        ("transformers", "from tokenmix.cli import main; sys.exit(main(['info', 'gmlp_text_nano']))",
+         "tokenmix.tasks.text.masked_lm needs transformers: pip install 'tokenmix[text]'"),
+        ("PIL", "import runpy; runpy.run_module('tokenmix.compare.demo', run_name='__main__')",
+         "the demo needs PIL: pip install 'tokenmix[vision]'"),
+    ],
+    ids=["tyro", "rich", "transformers", "PIL"],
+)  # fmt: skip
+def test_a_command_says_which_extra_it_lacks(absent: str, call: str, message: str) -> None:
+    done = python(f"hidden = {absent!r}.__eq__\n{HIDING}\n{call}")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"tokenmix: {message}\n")
+
+
+def test_a_package_inside_of_a_verb_is_one_line_too(monkeypatch, capsys) -> None:
+    """Of verbs that import a package in a function of theirs without saying what for."""
+    from tokenmix.cli import command
+
+    def train(argv):
+        import trimesh  # noqa: F401
+
+    monkeypatch.setitem(sys.modules, "trimesh", None)
+    monkeypatch.setattr(command, "parse", train)
+    assert command.run(["train"]) == 2
+    assert capsys.readouterr().err == "tokenmix: tokenmix train needs trimesh: pip install 'tokenmix[points]'\n"
+
+
+def test_a_missing_package_of_nobody_is_not_hidden(monkeypatch) -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"), errors.needs("this"):
+        import no_such_package  # noqa: F401  # type: ignore[import-not-found]
+
+
+def test_what_a_function_needs(monkeypatch) -> None:
+    import torch
+
+    from tokenmix.tasks.detection.metrics import AveragePrecision
+    from tokenmix.tasks.generation.features import InceptionFeatures
+    from tokenmix.train.export import _write_onnx
+
+    for module in ("pycocotools", "torch_fidelity", "onnxruntime"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for extra, call in {
+        "detection": lambda: AveragePrecision("bbox", num_classes=2),
+        "fid": InceptionFeatures,
+        "onnx": lambda: _write_onnx(torch.nn.Identity(), {}, Path("model.onnx")),
+    }.items():
+        with pytest.raises(errors.UserError, match=rf"needs [\w-]+.*: pip install 'tokenmix\[{extra}\]'"):
+            call()
+
+
+@pytest.mark.parametrize("extra", errors.EXTRAS)
+def test_the_table_of_extras_is_that_of_pyproject(extra: str) -> None:
+    declared = {Requirement(line).name for line in EXTRAS[extra]} - {"tokenmix"}
+    assert {NAMES.get(name, name) for name in declared} == set(errors.EXTRAS[extra])
+
+
+def test_all_holds_every_extra_of_the_library() -> None:
+    parts = {line for extra in errors.EXTRAS for line in requirements(extra)}
+    assert parts == set(requirements("all"))
+
+
+def test_every_import_is_declared() -> None:
+    core = {Requirement(line).name for line in requirements()}
+    known = core | {module for names in errors.EXTRAS.values() for module in names} | STANDARD
+    known |= {"tokenmix", "recipes"} | {file.stem for file in (ROOT / "recipes").rglob("*.py")}
+    # Inside kernels/ only, which need a GPU: torch for CUDA brings it.
+    known |= {"triton"}
+    for file in [*(ROOT / "src").rglob("*.py"), *(ROOT / "recipes").rglob("*.py")]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            undeclared = {name.partition(".")[0] for name in names} - known
+            assert not undeclared, f"{file}:{node.lineno} imports {undeclared}; declare it in pyproject.toml"

@@ -1,0 +1,165 @@
+"""The wheel and the sdist, built and installed where nothing but what an extra declares can be imported.
+
+A clean environment has no pip and no network: its site-packages holds links to exactly those installed distributions
+that the extra requires, by their own metadata, and the wheel.
+"""
+
+import os
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from distributions import ROOT, installed, missing, requirements, top_levels
+
+pytestmark = pytest.mark.slow
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist, and the wheel that was built from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)],
+        capture_output=True, text=True, check=False, cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def environment(folder: Path, wheel: Path, *extras: str) -> tuple[Path, Run]:
+    """Site-packages of a new environment with the core, these extras and the wheel; and what runs a command there."""
+    lines = requirements(*extras)
+    if (absent := missing(lines)) is not None:
+        pytest.skip(f"{absent} is not installed here")
+    found = installed(lines)
+    venv.create(folder / "venv", with_pip=False)
+    site = folder / "venv" / "lib" / PYTHON / "site-packages"
+    for one in found.values():
+        for name in top_levels([one]):
+            target = Path(str(one.locate_file(name))).absolute()
+            if target.exists() and not (site / name).exists():
+                (site / name).symlink_to(target)
+    here = folder / "elsewhere"
+    here.mkdir()
+    clean = {"PATH": "/usr/bin:/bin", "HOME": str(here), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        program = [str(folder / "venv" / "bin" / command[0]), *command[1:]]
+        return subprocess.run(program, cwd=here, env=clean, capture_output=True, text=True, check=False)
+
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "venv" / "bin" / "python"), "install", "--quiet"]
+    subprocess.run([*pip, "--no-deps", "--no-index", str(wheel)], check=True, env={**os.environ, **clean})
+    return site, run
+
+
+def wheel_of(built: Path) -> Path:
+    return next(built.glob("*.whl"))
+
+
+SMOKE: dict[str, str] = {
+    "": """
+from tokenmix.layers import ExternalAttention
+assert ExternalAttention(16)(torch.randn(2, 5, 16)).shape == (2, 5, 16)
+from tokenmix.cost import cost_table
+assert cost_table(["external"], [8], 16, repeats=1).rows
+encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 1)
+assert tokenmix.swap_attention(encoder, "external", example_inputs=(torch.zeros(1, 5, 16),)).rows
+from tokenmix.testing.doctor import run
+""",
+    "vision": """
+model = tokenmix.create_model("vit_nano").eval()
+images = torch.randn(1, model.in_chans, *model.img_size)
+assert model(images).shape == (1, 10)
+tokenmix.optimize(model, images)
+assert tokenmix.swap_attention(tokenmix.create_model("vit_tiny_patch16_224"), "external").rows
+""",
+    "train": """
+from pathlib import Path
+from tokenmix.train import make_config, train, evaluate
+train(make_config("image-classification", data="digits", limit=256, limit_eval=32, epochs=1, out="run"))
+evaluate(Path("run"))
+""",
+    "text": """
+import tokenmix.text
+from tokenmix.tasks.text.tokenizer import train_tokenizer
+model = tokenmix.create_model("gmlp_text_nano")
+assert model(torch.zeros(1, 8, dtype=torch.long)).logits.shape[:2] == (1, 8)
+""",
+    "points": """
+assert tokenmix.create_model("pct_cls_nano", num_classes=3).eval()(torch.randn(1, 128, 3)).shape == (1, 3)
+from tokenmix.tasks.points.data import read_points, write_ply
+tokenmix.registry.get_task("point-classification")
+""",
+    "detection": """
+from tokenmix.tasks.detection.metrics import AveragePrecision
+AveragePrecision("segm", num_classes=2)
+""",
+    "onnx": """
+from pathlib import Path
+from tokenmix.train import make_config, train
+from tokenmix.train.export import export
+train(make_config("image-classification", data="digits", limit=256, limit_eval=32, epochs=1, out="run"))
+export(Path("run"), "onnx", None)
+""",
+    "fid": """
+from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+from tokenmix.tasks.generation.metrics import FeatureFrechet
+""",
+}
+
+
+@pytest.mark.parametrize("extra", SMOKE, ids=lambda extra: extra or "core")
+def test_each_extra_is_enough(extra: str, built: Path, tmp_path: Path) -> None:
+    _, run = environment(tmp_path, wheel_of(built), *filter(None, [extra]))
+    done = run("python", "-c", f"import torch, tokenmix\n{SMOKE[extra]}\nprint(tokenmix.__file__)")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert str(tmp_path) in done.stdout
+    command = run("tokenmix", "list", "mixers")
+    if extra in ("", "vision"):
+        assert (command.returncode, command.stderr) == (
+            2,
+            "tokenmix: the tokenmix command needs tyro: pip install 'tokenmix[train]'\n",
+        )
+    else:
+        assert command.returncode == 0, command.stderr
+
+
+def test_all_works_and_writes_nothing_into_its_packages(built: Path, tmp_path: Path) -> None:
+    """Every smoke test, a comparison with its report, and a recipe of the wheel; site-packages may be read-only."""
+    site, run = environment(tmp_path, wheel_of(built), *[e for e in ("all",) if missing(requirements(e)) is None] or [
+        "text", "points", "detection", "onnx"
+    ])  # fmt: skip
+    before = sorted(site.rglob("*"))
+    for extra in set(SMOKE) - {"onnx", "fid"}:
+        done = run("python", "-c", f"import torch, tokenmix\n{SMOKE[extra]}")
+        assert done.returncode == 0, f"{extra}: {done.stdout + done.stderr}"
+    words = "compare --mixers self,external --data digits --limit 256 --limit-eval 32 --epochs 1 --out report"
+    for command in (words.split(), ["list", "data"], ["train", "--recipe", "eamlp_384", "--help"]):
+        done = run("tokenmix", *command)
+        assert done.returncode == 0, f"{command}: {done.stdout + done.stderr}"
+    page = next((tmp_path / "elsewhere" / "report").glob("*.html")).read_text()
+    assert "<style>" in page
+    assert "<script" in page
+    assert sorted(site.rglob("*")) == before
+
+
+def test_what_the_archives_hold(built: Path) -> None:
+    names = zipfile.ZipFile(wheel_of(built)).namelist()
+    wanted = ["tokenmix/py.typed", *(f"tokenmix/compare/report.{kind}" for kind in ("css", "js", "html"))]
+    for recipe in (ROOT / "recipes").rglob("*.toml"):
+        wanted.append(f"tokenmix/recipes/{recipe.relative_to(ROOT / 'recipes')}")
+    assert set(wanted) <= set(names)
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert all(name.startswith("tokenmix") for name in names)
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "LICENSE", "README.md", "src/tokenmix/py.typed", "tests/conftest.py"} <= held
+    assert not [name for name in held if name.startswith((".venv", "runs", "demo", "site"))]
