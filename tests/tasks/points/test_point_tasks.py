@@ -232,7 +232,7 @@ def test_normals_stay_at_right_angles_to_what_is_stretched() -> None:
         ({"points": 3}, "unknown option of point-classification 'points'; did you mean num_points"),
         ({"features": "xyz+normals"}, "without normals"),
         ({"model_kwargs": {"in_chans": 4}}, "in_chans=4 is set elsewhere"),
-        ({"data": "ldrawn"}, "unknown data set 'ldrawn'; did you mean ldraw"),
+        ({"data": "clouds"}, "clouds needs a path: give --data clouds:PATH"),
         ({"smoothing": 1.0}, r"smoothing must be in \[0, 1\), got 1.0"),
     ],
 )

