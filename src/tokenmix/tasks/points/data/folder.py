@@ -12,7 +12,7 @@ from torch import Tensor
 from tokenmix.data.lookup import DataRequest
 from tokenmix.errors import UserError
 from tokenmix.tasks.points.data.cloud import Cloud, PackedClouds, PointData
-from tokenmix.tasks.points.data.formats import ENDINGS
+from tokenmix.tasks.points.data.files import ENDINGS
 from tokenmix.tasks.points.data.packing import CloudItem, pack, read_item
 
 __all__ = ["load_clouds"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from tokenmix.data.lookup import DataRequest
 from tokenmix.errors import UserError
 from tokenmix.tasks.points.data.cloud import Cloud, PointData
-from tokenmix.tasks.points.data.formats import NUM_POINTS
+from tokenmix.tasks.points.data.files import NUM_POINTS
 from tokenmix.tasks.points.data.packing import CloudItem, kept, read_item
 
 __all__ = ["load_modelnet"]

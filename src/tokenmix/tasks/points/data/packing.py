@@ -16,7 +16,7 @@ from tokenmix.data.images.image_set import Skipped
 from tokenmix.data.store import Names, Stored, fetched
 from tokenmix.errors import UserError
 from tokenmix.tasks.points.data.cloud import Cloud, PackedClouds
-from tokenmix.tasks.points.data.formats import read_points
+from tokenmix.tasks.points.data.files import read_points
 
 __all__ = ["CloudItem", "kept", "pack", "unit_ball"]
 
