@@ -243,7 +243,7 @@ def test_the_real_library():
     assert (torch.bincount(data.test.labels) >= 0.14 * counts).all()
     assert isinstance(data.train, PackedClouds)
     assert isinstance(data.test, PackedClouds)
-    names = [{side.name(i) for i in range(len(side))} for side in (data.train, data.test)]
+    names = [{side.names[i] for i in range(len(side))} for side in (data.train, data.test)]
     assert not names[0] & names[1]
 
 

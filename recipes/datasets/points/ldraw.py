@@ -66,10 +66,10 @@ def _side(
     places = torch.nonzero(where).flatten()
     size = tensors["points"].shape[1]
     return PackedClouds(
-        tensors["points"][places].flatten(0, 1),
-        torch.arange(1, len(places) + 1) * size,
-        labels[places],
-        Names.of(names[i] for i in places.tolist()),
+        points=tensors["points"][places].flatten(0, 1),
+        ends=torch.arange(1, len(places) + 1) * size,
+        labels=labels[places],
+        names=Names.of(names[i] for i in places.tolist()),
         normals=tensors["normals"][places].flatten(0, 1),
         parts=tensors["parts"][places].flatten() if with_parts else None,
     )

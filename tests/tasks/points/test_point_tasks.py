@@ -11,8 +11,9 @@ from torch import Tensor
 
 from tokenmix import cli
 from tokenmix.errors import UserError
+from tokenmix.tasks.points.data.samples import scale_axes
 from tokenmix.tasks.points.metrics import BalancedAccuracy, CategoryIoU, cloud_iou
-from tokenmix.tasks.points.task import predict_with_tta, scale_axes
+from tokenmix.tasks.points.task import predict_with_tta
 from tokenmix.train import run as runs
 from tokenmix.train import trainer
 from tokenmix.train.config import TrainConfig

@@ -38,7 +38,7 @@ DATA_SETS.register(
         about="modelnet:PATH, OFF meshes or modelnet40_normal_resampled",
         licence="theirs",
         origin="your disk",
-        load="tokenmix.tasks.points.data.modelnet:load_modelnet",
+        load="tokenmix.tasks.points.data.published:load_modelnet",
         variant="path",
     ),
     DataEntry(
@@ -47,7 +47,7 @@ DATA_SETS.register(
         about="shapenet-part:PATH, shapenetcore_partanno_segmentation_benchmark_v0_normal",
         licence="theirs",
         origin="your disk",
-        load="tokenmix.tasks.points.data.shapenet_part:load_shapenet_part",
+        load="tokenmix.tasks.points.data.published:load_shapenet_part",
         variant="path",
     ),
 )

@@ -12,9 +12,9 @@ from torchmetrics.classification import MulticlassJaccardIndex
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.ops.points import nearest_neighbours
-from tokenmix.tasks.points.data import NO_PART
+from tokenmix.tasks.points.data import NO_PART, write_ply
 from tokenmix.tasks.points.metrics import CategoryIoU, cloud_iou
-from tokenmix.tasks.points.output import colors_of, draw_cloud, write_parts
+from tokenmix.tasks.points.output import colors_of, draw_cloud
 from tokenmix.tasks.points.task import CloudFile, PointTask
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.metrics import Accuracy, CrossEntropy
@@ -104,8 +104,7 @@ class PointSegmentation(PointTask):
             found, category, guessed, parts = self._answer(given)
             told = self._told(found, category, guessed, parts)
             stem = f"{number:04d}-{Path(found.file).stem}" if len(inputs) > 1 else Path(found.file).stem
-            colors = colors_of(parts)
-            cloud = write_parts(out / f"{stem}-parts.ply", found.cloud.points, colors)
+            cloud = write_ply(out / f"{stem}-parts.ply", found.cloud.points, colors_of(parts))
             names = {self.data["part_names"][i]: i for i in parts.unique().tolist()}
             picture = draw_cloud(out / f"{stem}-parts.png", found.cloud.points, parts, names)
             answers.append({**told, "cloud": str(cloud), "picture": str(picture)})
