@@ -1,6 +1,8 @@
 """Published layouts of point clouds and the user's own folder, made small by the tests."""
 
 import json
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -177,6 +179,29 @@ def test_an_unreadable_file_is_left_out_and_named(tmp_path: Path, capsys: pytest
     assert [Path(s.path).name for s in data.skipped] == ["bad.xyz"]
     assert "not finite" in data.skipped[0].reason
     assert "1 file of" in capsys.readouterr().err
+
+
+def test_a_pipe_is_left_out_and_named(tmp_path: Path):
+    folder = own(tmp_path / "o", apart=False)
+    os.mkfifo(folder / "cup" / "pipe.xyz")
+    data = load_points(f"clouds:{folder}")
+    assert [(Path(s.path).name, "is a pipe" in s.reason) for s in data.skipped] == [("pipe.xyz", True)]
+
+
+def test_meshes_are_not_left_out_where_trimesh_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = own(tmp_path / "o")
+    (folder / "train" / "cup" / "box.off").write_text(BOX.format(header="OFF", side=1))
+    assert len(load_points(f"clouds:{folder}").train) == 9
+    monkeypatch.setitem(sys.modules, "trimesh", None)
+    with pytest.raises(UserError, match=r"box\.off is a mesh, .*pip install 'tokenmix\[points\]'"):
+        load_points(f"clouds:{folder}")
+
+
+def test_a_link_to_nowhere_is_one_line(tmp_path: Path):
+    folder = meshes(tmp_path / "m")
+    (folder / "bathtub" / "train" / "gone.off").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"cannot read .*gone\.off \(No such file"):
+        load_points(f"modelnet:{folder}", root=tmp_path / "cache")
 
 
 def test_a_class_that_is_not_tested_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

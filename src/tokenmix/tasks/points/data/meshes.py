@@ -10,7 +10,11 @@ import torch
 from tokenmix.errors import UserError
 from tokenmix.tasks.points.data.cloud import Cloud
 
-__all__ = ["parse_obj", "parse_off", "sampled"]
+__all__ = ["NoTrimesh", "parse_obj", "parse_off", "sampled"]
+
+
+class NoTrimesh(UserError):
+    """The package is not installed: a mistake of no file."""
 
 
 def parse_off(content: bytes, name: str) -> dict[str, np.ndarray]:
@@ -101,7 +105,7 @@ def _trimesh(name: str) -> Any:
     try:
         import trimesh
     except ImportError:
-        raise UserError(f"{name} is a mesh, which trimesh reads: pip install 'tokenmix[points]'") from None
+        raise NoTrimesh(f"{name} is a mesh, which trimesh reads: pip install 'tokenmix[points]'") from None
     return trimesh
 
 
@@ -122,20 +126,23 @@ def sampled(cloud: Cloud, num_points: int, seed: int = 0) -> Cloud:
     mesh = trimesh.Trimesh(cloud.points.numpy(), cloud.faces.numpy(), process=False)
     if not mesh.area > 0:
         raise UserError(f"{cloud.name}: none of the {len(cloud.faces)} faces has an area; give a mesh with a surface")
-    points, place, weights = trimesh.sample.sample_surface(mesh, num_points, return_barycentric=True, seed=abs(seed))
+    points, place = trimesh.sample.sample_surface(mesh, num_points, seed=abs(seed))
+    points = np.asarray(points)
     # Not mesh.face_normals, which are 0 for triangles of less than 1e-12.
     normals = mesh.triangles_cross[place]
     normals /= np.linalg.norm(normals, axis=1, keepdims=True)
-    corners = torch.from_numpy(mesh.faces[place])
     colors = parts = None
-    if cloud.colors is not None:
-        colors = torch.from_numpy(np.einsum("nk,nkd->nd", weights, cloud.colors[corners].numpy()).round())
-    if cloud.parts is not None:
-        parts = cloud.parts[corners[torch.arange(num_points), torch.from_numpy(weights.argmax(1))]]
+    if cloud.colors is not None or cloud.parts is not None:
+        corners = torch.from_numpy(np.asarray(mesh.faces)[place])
+        weights = torch.from_numpy(trimesh.triangles.points_to_barycentric(mesh.triangles[place], points))
+        if cloud.colors is not None:
+            colors = (weights[:, None] @ cloud.colors[corners].double())[:, 0].round().clamp(0, 255).byte()
+        if cloud.parts is not None:
+            parts = cloud.parts[corners.gather(1, weights.argmax(1, keepdim=True))[:, 0]]
     return Cloud(
         torch.from_numpy(points).float(),
         torch.from_numpy(normals).float(),
-        None if colors is None else colors.byte(),
+        colors,
         label=cloud.label,
         parts=parts,
         name=cloud.name,

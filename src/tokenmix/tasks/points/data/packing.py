@@ -19,6 +19,7 @@ from tokenmix.data.store import Names, Stored, fetched
 from tokenmix.errors import UserError
 from tokenmix.tasks.points.data.cloud import Cloud, PackedClouds, unit_ball
 from tokenmix.tasks.points.data.files import read_points
+from tokenmix.tasks.points.data.meshes import NoTrimesh
 
 __all__ = ["CloudItem", "check_folder", "kept", "pack", "read_item"]
 
@@ -67,6 +68,8 @@ def pack(items: Sequence[CloudItem], read: Read = read_item, label: str = "") ->
     for item in track(items, f"reading {label} clouds", console=console, transient=True, disable=hidden):
         try:
             clouds.append(read(item))
+        except NoTrimesh:
+            raise
         except UserError as reason:
             skipped.append(Skipped(str(item.path), str(reason).removeprefix(str(item.path)).lstrip(": ")))
     if not clouds:
