@@ -214,13 +214,13 @@ def npy_header(shape: tuple[int, ...]) -> bytes:
     return stream.getvalue() + bytes(24)
 
 
-BILLION = 10**12
+MANY = 10**12
 DAMAGED |= {
-    "many.ply": (MESHES["little.ply"].replace(b"vertex 4", b"vertex %d" % BILLION), "ends before"),
-    "many_text.ply": (MESHES["text.ply"].replace(b"face 4", b"face %d" % BILLION), "ends before"),
-    "long_face.ply": (MESHES["text.ply"].replace(b"7 3 0 2 1", b"7 %d 0 2 1" % BILLION), "ends before"),
-    "many.off": (off(f"OFF\n{BILLION} 4 0").encode(), f"announces {BILLION} vertices"),
-    "many.npy": (npy_header((BILLION, 3)), "it announces"),
+    "many.ply": (MESHES["little.ply"].replace(b"vertex 4", b"vertex %d" % MANY), "ends before"),
+    "many_text.ply": (MESHES["text.ply"].replace(b"face 4", b"face %d" % MANY), "ends before"),
+    "long_face.ply": (MESHES["text.ply"].replace(b"7 3 0 2 1", b"7 %d 0 2 1" % MANY), "ends before"),
+    "many.off": (off(f"OFF\n{MANY} 4 0").encode(), f"announces {MANY} vertices"),
+    "many.npy": (npy_header((MANY, 3)), "it announces"),
     "zero.obj": (obj().replace("f -3 -2 -1", "f 0 1 2").encode(), "names vertex 5"),
     "short_vertex.obj": (b"v 0 0 0\nv 1 0\n", "'v 1 0'"),
     "far_back.obj": (b"v 0 0 0\nv 1 0 0\nf -1 -2 -3\nv 1 1 1\n", "names vertex 0"),
@@ -230,7 +230,7 @@ DAMAGED |= {
 
 def test_a_header_inside_an_archive_announces_no_more_than_it_holds(tmp_path: Path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
-        archive.writestr("points.npy", npy_header((BILLION, 3)))
+        archive.writestr("points.npy", npy_header((MANY, 3)))
     with pytest.raises(UserError, match=r"a\.npz is no readable array \(it announces"):
         read_points(tmp_path / "a.npz")
 

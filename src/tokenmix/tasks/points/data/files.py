@@ -1,4 +1,4 @@
-"""Clouds and meshes from files, told by their ending: PLY, OFF, OBJ, NPZ, NPY, XYZ, TXT, CSV."""
+"""Clouds and meshes from files, by their extension: PLY, OFF, OBJ, NPZ, NPY, XYZ, TXT, CSV."""
 
 import io
 import math
@@ -45,17 +45,16 @@ def read_points(
             steps of half a metre at the coordinates of a map's zone.
 
     Raises:
-        UserError: no such file, an unknown ending, a damaged file, no points, a coordinate that is no number, or a mesh
-            where trimesh is missing.
+        UserError: no such file, an unknown ending, a damaged file, no points, a coordinate that is NaN or infinite, or
+            a mesh where trimesh is missing.
     """
     path = Path(path)
-    parse = _PARSERS.get(path.suffix.lower())
-    if parse is None and not path.is_dir():
+    kind = path.suffix.lower()
+    if kind not in _PARSERS and not path.is_dir():
         raise UserError(f"{path} has an ending that is no cloud's; give one of {', '.join(ENDINGS)}")
     content = read_file(path)
-    assert parse is not None
     try:
-        columns = parse(content, str(path))
+        columns = _PARSERS[kind](content, str(path))
     except MemoryError:
         raise UserError(f"{path} announces more than the memory holds; copy it again, or cut it") from None
     if centred:
@@ -65,7 +64,7 @@ def read_points(
 
 
 def read_file(path: Path) -> bytes:
-    """What is in a file; `UserError` if it is none, cannot be read, or is empty."""
+    """The content of a file; `UserError` if it is not a regular file, cannot be read, or is empty."""
     if path.is_dir():
         raise UserError(f"{path} is a folder; name the files in it, for example {path / '*.ply'}")
     if path.exists() and not path.is_file():
@@ -93,13 +92,13 @@ def _cloud(columns: Mapping[str, np.ndarray], name: str) -> Cloud:
 
 
 def _centred(points: np.ndarray) -> np.ndarray:
-    # Without those that are no numbers, which are still to be told one by one.
+    # Without those that are NaN or infinite, which `check_cloud` reports one by one.
     numbers = points[np.isfinite(points).all(1)].astype(np.float64)
     return points - numbers.mean(0) if len(numbers) else points
 
 
 def _floats(values: np.ndarray) -> Tensor:
-    # What is too large for float32 becomes infinite, which is then told as no number.
+    # What is too large for float32 becomes infinite, which `check_cloud` reports.
     with np.errstate(over="ignore"):
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
 
@@ -190,7 +189,7 @@ def _named(values: np.ndarray, name: str) -> dict[str, np.ndarray]:
         more = values[:, 3:6]
         with np.errstate(over="ignore"):
             length = np.linalg.norm(more, axis=1)
-        # NaN is told by whoever checks the cloud.
+        # `check_cloud` reports NaN.
         if ((np.abs(length - 1) < 0.1) | (length == 0) | np.isnan(length)).all():
             found["normals"] = more
         elif ((more >= 0) & (more <= 255)).all():

@@ -14,7 +14,7 @@ __all__ = ["NoTrimesh", "parse_obj", "parse_off", "sampled"]
 
 
 class NoTrimesh(UserError):
-    """The package is not installed: a mistake of no file."""
+    """trimesh is not installed, so no mesh can be read; files are not at fault."""
 
 
 def parse_off(content: bytes, name: str) -> dict[str, np.ndarray]:

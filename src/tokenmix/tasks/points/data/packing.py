@@ -103,8 +103,8 @@ def kept(
         stats = [(item.path, item.path.stat()) for item in items]
     except OSError as error:
         raise UserError(f"cannot read {error.filename} ({error.strerror}); remove it, or unpack {name} again") from None
-    told = "\n".join(f"{path}|{stat.st_size}|{stat.st_mtime_ns}" for path, stat in stats)
-    digest = hashlib.sha256(told.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    listing = "\n".join(f"{path}|{stat.st_size}|{stat.st_mtime_ns}" for path, stat in stats)
+    digest = hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
     def fetch(_: Path) -> Stored:
         log(f"reading {len(items)} files of {name}, once")

@@ -19,10 +19,11 @@ class CloudSamples(IndexedDataset):
     """Clouds whose batches are a function of (seed, epoch, index).
 
     Each is put about the mean of its points and scaled so that the farthest has distance 1. One with more than
-    `num_points` is thinned; one with fewer is padded with zeros, which the mask tells. Then, per cloud: coordinates are
-    multiplied by a factor for each axis, uniform in 1 / `scale`..`scale`; an offset for each axis, uniform in
-    -`shift`..`shift`, is added; and each point becomes a copy of the first with a chance that is itself uniform in
-    0..`point_dropout`. PointNet++ and PCT train with scale 3/2 and shift 0.2, and classification with dropout 0.875.
+    `num_points` is thinned; one with fewer is padded with zeros, which the mask leaves out. Then, per cloud:
+    coordinates are multiplied by a factor for each axis, uniform in 1 / `scale`..`scale`; an offset for each axis,
+    uniform in -`shift`..`shift`, is added; and each point becomes a copy of the first with a chance that is itself
+    uniform in 0..`point_dropout`. PointNet++ and PCT train with scale 3/2 and shift 0.2, and classification with
+    dropout 0.875.
 
     Normals stay at right angles to a surface that was scaled: they are divided by the factors, and made length 1 again.
     The papers leave them as they were.
