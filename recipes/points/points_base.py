@@ -10,7 +10,7 @@ from scipy.spatial import cKDTree
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix
 
-from tokenmix.tasks.points.data import Clouds, load_points
+from tokenmix.tasks.points.data import PackedClouds, load_points
 
 BINS = 8
 NEIGHBOURS = 16
@@ -45,7 +45,7 @@ def classify(trees: int) -> None:
     """Accuracy over categories, and balanced over them."""
     data = load_points("ldraw", want="class")
 
-    def table(clouds: Clouds) -> np.ndarray:
+    def table(clouds: PackedClouds) -> np.ndarray:
         rows = []
         for index in range(len(clouds)):
             cloud = clouds.cloud(index)
@@ -64,7 +64,7 @@ def segment(trees: int) -> None:
     """Intersection over union of each kind of surface over the points of all test clouds, and their mean."""
     data = load_points("ldraw", want="parts")
 
-    def table(clouds: Clouds, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def table(clouds: PackedClouds, count: int) -> tuple[np.ndarray, np.ndarray]:
         features, parts = [], []
         for index in range(len(clouds)):
             cloud = clouds.cloud(index)

@@ -207,7 +207,7 @@ def test_predict_points_to_generate(run):
         ({"img_size": 48}, "have 48 x 48"),
         ({"model": "vit_nano"}, "vit_nano is a model of image-classification, not of"),
         ({"model_kwargs": {"depth": 2}}, "depth"),
-        ({"model_kwargs": {"img_size": 64}}, "img_size=64 is set by the data"),
+        ({"model_kwargs": {"img_size": 64}}, "img_size=64 is set elsewhere; use --data"),
         ({"lr": 1e-3}, "unknown option of image-generation 'lr'; did you mean lr_"),
         ({"mixup": 0.2}, "image-generation has no option mixup, which is one of image-classification"),
         ({"clip_grad": None}, "unknown option of image-generation 'clip_grad'"),

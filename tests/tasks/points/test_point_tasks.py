@@ -11,15 +11,9 @@ from torch import Tensor
 
 from tokenmix import cli
 from tokenmix.errors import UserError
-from tokenmix.tasks.points.metrics import (
-    BalancedAccuracy,
-    CategoryIoU,
-    InstanceIoU,
-    PointAccuracy,
-    PooledIoU,
-    part_counts,
-)
-from tokenmix.tasks.points.task import predict_with_tta, scale_axes
+from tokenmix.tasks.points.data.samples import scale_axes
+from tokenmix.tasks.points.metrics import BalancedAccuracy, CategoryIoU, cloud_iou
+from tokenmix.tasks.points.task import predict_with_tta
 from tokenmix.train import run as runs
 from tokenmix.train import trainer
 from tokenmix.train.config import TrainConfig
@@ -169,23 +163,34 @@ def test_part_iou_is_that_of_shapenet() -> None:
     part = torch.tensor([[0, 0, 1, 1], [2, 2, 2, -100], [0, 1, -100, -100]])
     answer = torch.tensor([[0, 1, 1, 1], [2, 2, 2, 0], [1, 1, 0, 0]])
     label = torch.tensor([0, 1, 0])
-    metrics = {
-        "instance": InstanceIoU(), "category": CategoryIoU(3, "mean"), "table": CategoryIoU(3, "table"),
-        "part": PooledIoU(4, "mean"), "parts": PooledIoU(4, "table"), "accuracy": PointAccuracy(),
-    }  # fmt: skip
-    for rows in (slice(0, 2), slice(2, 3)):
-        counts = part_counts(answer[rows], part[rows], label[rows], allowed)
-        for metric in metrics.values():
-            metric.update(counts)
-    found = {name: metric.compute().tolist() for name, metric in metrics.items()}
+    found = cloud_iou(answer, part, label, allowed)
     # Cloud 1: 1/2 and 2/3. Cloud 2: 1, and part 3, neither there nor answered, 1. Cloud 3: 0 and 1/2.
     clouds = [(1 / 2 + 2 / 3) / 2, 1.0, 1 / 4]
-    assert found["instance"] == pytest.approx(sum(clouds) / 3)
-    assert found["table"] == pytest.approx([(clouds[0] + clouds[2]) / 2, 1, -1])
-    assert found["category"] == pytest.approx(((clouds[0] + clouds[2]) / 2 + 1) / 2)
-    assert found["accuracy"] == pytest.approx(7 / 9)
-    assert found["parts"] == pytest.approx([1 / 3, 3 / 5, 1, -1])
-    assert found["part"] == pytest.approx((1 / 3 + 3 / 5 + 1) / 3)
+    assert found.tolist() == pytest.approx(clouds)
+    table, mean = CategoryIoU(3, "table"), CategoryIoU(3, "mean")
+    for rows in (slice(0, 2), slice(2, 3)):
+        table.update(found[rows], label[rows])
+        mean.update(found[rows], label[rows])
+    assert table.compute().tolist() == pytest.approx([(clouds[0] + clouds[2]) / 2, 1, -1])
+    assert mean.compute().item() == pytest.approx(((clouds[0] + clouds[2]) / 2 + 1) / 2)
+
+
+def test_a_run_measures_points_of_all_clouds_together(run: Path) -> None:
+    if not parts_are_learnt(run):
+        return
+    task, _, _ = runs.load_task(run)
+    # Whatever is asked, the first category's points are answered part 0 and the second's part 2.
+    answers = torch.tensor([[9.0, 0, 0], [0.0, 0, 9]])
+    task.model.forward = lambda points, label, mask=None: answers[label].unsqueeze(1).expand(-1, points.shape[1], -1)
+    part = torch.tensor([[0, 0, 1, 1], [2, 2, 1, -100]])
+    batch = {"points": torch.randn(2, 4, 3), "mask": part >= 0, "label": torch.tensor([0, 1]), "part": part}
+    task.scores.reset()
+    task.evaluate(batch)
+    found = {name: value.tolist() for name, value in task.scores.compute().items()}
+    assert found["accuracy"] == pytest.approx(4 / 7)
+    assert found["iou_by_part"] == pytest.approx([2 / 4, 0, 2 / 3])
+    assert found["part_miou"] == pytest.approx((2 / 4 + 0 + 2 / 3) / 3)
+    assert found["instance_miou"] == pytest.approx((1 / 4 + 1 / 3) / 2)
 
 
 def test_balanced_accuracy_counts_classes_that_occur() -> None:
@@ -232,7 +237,7 @@ def test_normals_stay_at_right_angles_to_what_is_stretched() -> None:
         ({"points": 3}, "unknown option of point-classification 'points'; did you mean num_points"),
         ({"features": "xyz+normals"}, "without normals"),
         ({"model_kwargs": {"in_chans": 4}}, "in_chans=4 is set elsewhere"),
-        ({"data": "ldrawn"}, "unknown data set 'ldrawn'; did you mean ldraw"),
+        ({"data": "clouds"}, "clouds needs a path: give --data clouds:PATH"),
         ({"smoothing": 1.0}, r"smoothing must be in \[0, 1\), got 1.0"),
     ],
 )

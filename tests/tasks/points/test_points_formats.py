@@ -1,6 +1,10 @@
 """Files of clouds: what each format says is what comes out, and a damaged one is one line."""
 
+import io
+import os
 import struct
+import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +13,7 @@ import torch
 
 from tokenmix.errors import UserError
 from tokenmix.tasks.points.data import read_points, write_ply
-from tokenmix.tasks.points.data.surface import sampled
+from tokenmix.tasks.points.data.meshes import sampled
 
 # A tetrahedron whose faces run anticlockwise seen from outside.
 CORNERS = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]], dtype=np.float64)
@@ -183,17 +187,17 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "short.off": (off("OFF\n4 9 0").encode(), "announces 4 vertices and 9 faces"),
     "no_counts.off": (b"OFF\nx y z\n", "no counts"),
     "no_off.off": (b"4 4 0\n", "does not begin with OFF"),
-    "words.off": (off("OFF\n4 4 0").replace("1.0 0.0 0.0", "1.0 one 0.0").encode(), "'1.0 one 0.0'"),
+    "words.off": (off("OFF\n4 4 0").replace("1.0 0.0 0.0", "1.0 one 0.0").encode(), "'one'"),
     "face.off": (off("OFF\n4 4 0").replace("3 0 2 1", "3 0 2").encode(), "no face"),
     "flat.off": (b"OFF\n3 1 0\n0 0 0\n1 1 1\n2 2 2\n3 0 1 2\n", "none of the 1 faces has an area"),
     "face.obj": (b"v 0 0 0\nv 1 0 0\nf 1 two 3\n", "'f 1 two 3'"),
-    "outside.obj": (b"v 0 0 0\nv 1 0 0\nv 1 1 0\nf 1 2 4\n", "names vertex 3"),
+    "outside.obj": (b"v 0 0 0\nv 1 0 0\nv 1 1 0\nf 1 2 4\n", "names vertex 4, but there are 3, counted from 1"),
     "none.obj": (b"o nothing\n", "no points"),
     "nan.xyz": (b"0 0 0\n1 nan 3\n", "point 2 of 2 is not finite"),
     "huge.xyz": (b"0 0 0\n1 1e300 3\n", "point 2 of 2 is not finite"),
-    "columns.xyz": (b"0 0 0\n1 3\n", "2 and 3 columns"),
+    "columns.xyz": (b"0 0 0\n1 3\n", "changed from 3 to 2"),
     "two.csv": (b"0,0\n1,3\n", "2 columns"),
-    "words.csv": (b"x,y,z\n1,3,4\n", "'x y z'"),
+    "words.csv": (b"x,y,z\n1,3,4\n", "string 'x'"),
     "neither.txt": (b"0 0 0 -7 2 2\n", "neither normals nor colours"),
     "part.txt": (b"0 0 0 1 0 0 3\n0 0 1 1 0 0 0.5\n", "0.5 in column 7"),
     "note.txt": (b"# nothing\n", "no points"),
@@ -201,6 +205,82 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "broken.npz": (b"PK\x03\x04 and no more", "no readable array"),
     "a.stl": (b"solid", "an ending that is no cloud's"),
 }
+
+
+def npy_header(shape: tuple[int, ...]) -> bytes:
+    """An array of float64 whose header announces more than follows."""
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, {"descr": "<f8", "fortran_order": False, "shape": shape})
+    return stream.getvalue() + bytes(24)
+
+
+MANY = 10**12
+DAMAGED |= {
+    "many.ply": (MESHES["little.ply"].replace(b"vertex 4", b"vertex %d" % MANY), "ends before"),
+    "many_text.ply": (MESHES["text.ply"].replace(b"face 4", b"face %d" % MANY), "ends before"),
+    "long_face.ply": (MESHES["text.ply"].replace(b"7 3 0 2 1", b"7 %d 0 2 1" % MANY), "ends before"),
+    "many.off": (off(f"OFF\n{MANY} 4 0").encode(), f"announces {MANY} vertices"),
+    "many.npy": (npy_header((MANY, 3)), "it announces"),
+    "zero.obj": (obj().replace("f -3 -2 -1", "f 0 1 2").encode(), "names vertex 5"),
+    "short_vertex.obj": (b"v 0 0 0\nv 1 0\n", "'v 1 0'"),
+    "far_back.obj": (b"v 0 0 0\nv 1 0 0\nf -1 -2 -3\nv 1 1 1\n", "names vertex 0"),
+    "cut.obj": (b"v 0 0 0\nv 1 0 0\nv 1 1 0\nf 1 2 -", "'f 1 2 -'"),
+}
+
+
+def test_a_header_inside_an_archive_announces_no_more_than_it_holds(tmp_path: Path):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("points.npy", npy_header((MANY, 3)))
+    with pytest.raises(UserError, match=r"a\.npz is no readable array \(it announces"):
+        read_points(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("name", ["a.ply", "a.npz", "a.xyz"])
+def test_a_pipe_is_refused_at_once(tmp_path: Path, name: str):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match="is a pipe or a device"):
+        read_points(tmp_path / name)
+
+
+def test_a_mesh_without_trimesh_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    # A name that is None in sys.modules cannot be imported.
+    monkeypatch.setitem(sys.modules, "trimesh", None)
+    for name, content in MESHES.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=rf"{name} needs trimesh: pip install 'tokenmix\[points\]'"):
+            read_points(tmp_path / name)
+    assert len(read_points(write_ply(tmp_path / "cloud.ply", torch.zeros(5, 3))).points) == 5
+
+
+def test_numbers_below_zero_count_back_from_the_face(tmp_path: Path):
+    rows = [
+        "v 0 0 0",
+        "v 1 0 0",
+        "v 0 1 0",
+        "f -3 -2 -1",
+        "vt 0 0",
+        "v 0 0 1",
+        "v 1 0 1",
+        "v 0 1 1",
+        "f -3/1 -2/1 -1/1",
+    ]
+    (tmp_path / "a.obj").write_text("\n".join(rows))
+    faces = read_points(tmp_path / "a.obj", surface="keep").faces
+    assert faces is not None
+    assert faces.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize("name", ["a.off", "a.obj"])
+def test_polygons_are_triangles_about_a_corner(tmp_path: Path, name: str):
+    points = [" ".join(map(str, corner)) for corner in np.random.default_rng(0).random((5, 3))]
+    counts = ["OFF", "5 3 0", *points, "5 0 1 2 3 4", "4 1 2 3 4", "2 0 1"]
+    plain = [*(f"v {point}" for point in points), "f 1 2 3 4 5", "f 2 3 4 5", "f 1 2"]
+    (tmp_path / name).write_text("\n".join(counts if name == "a.off" else plain))
+    faces = read_points(tmp_path / name, surface="keep").faces
+    assert faces is not None
+    # The same triangle may begin at any of its corners.
+    turned = sorted(min(face[i:] + face[:i] for i in range(3)) for face in faces.tolist())
+    assert turned == [[0, 1, 2], [0, 2, 3], [0, 3, 4], [1, 2, 3], [1, 3, 4]]
 
 
 FAR = np.array([500_000.0, 5_400_000.0, 120.0])

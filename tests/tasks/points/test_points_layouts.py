@@ -1,6 +1,8 @@
 """Published layouts of point clouds and the user's own folder, made small by the tests."""
 
 import json
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import torch
 
 from tokenmix.errors import UserError
 from tokenmix.tasks.points.data import load_points
-from tokenmix.tasks.points.data.shapenet_part import PARTS
+from tokenmix.tasks.points.data.published import PARTS
 
 BOX = """{header}
 8 6 0
@@ -109,7 +111,6 @@ def test_modelnets_resampled_points(tmp_path: Path):
     assert data.train.labels.tolist() == [0, 1]
     assert data.test.labels.tolist() == [1]
     assert len(data.test.cloud(0).points) == 2048
-    assert data.describe()["counts"]["train"] == {"airplane": 1, "night_stand": 1}
 
 
 def test_what_was_read_once_is_kept_until_a_file_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -158,7 +159,7 @@ def test_a_folder_of_ones_own(tmp_path: Path, apart: bool):
     assert not data.has_normals
     assert data.parts == {}
     again = load_points(f"clouds:{tmp_path / 'o'}")
-    assert [again.test.name(i) for i in range(4)] == [data.test.name(i) for i in range(4)]
+    assert [again.test.names[i] for i in range(4)] == [data.test.names[i] for i in range(4)]
 
 
 def test_parts_of_ones_own(tmp_path: Path):
@@ -178,7 +179,29 @@ def test_an_unreadable_file_is_left_out_and_named(tmp_path: Path, capsys: pytest
     assert [Path(s.path).name for s in data.skipped] == ["bad.xyz"]
     assert "not finite" in data.skipped[0].reason
     assert "1 file of" in capsys.readouterr().err
-    assert data.describe()["skipped"] == 1
+
+
+def test_a_pipe_is_left_out_and_named(tmp_path: Path):
+    folder = own(tmp_path / "o", apart=False)
+    os.mkfifo(folder / "cup" / "pipe.xyz")
+    data = load_points(f"clouds:{folder}")
+    assert [(Path(s.path).name, "is a pipe" in s.reason) for s in data.skipped] == [("pipe.xyz", True)]
+
+
+def test_meshes_are_not_left_out_where_trimesh_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = own(tmp_path / "o")
+    (folder / "train" / "cup" / "box.off").write_text(BOX.format(header="OFF", side=1))
+    assert len(load_points(f"clouds:{folder}").train) == 9
+    monkeypatch.setitem(sys.modules, "trimesh", None)
+    with pytest.raises(UserError, match=r"box\.off needs trimesh: pip install 'tokenmix\[points\]'"):
+        load_points(f"clouds:{folder}")
+
+
+def test_a_link_to_nowhere_is_one_line(tmp_path: Path):
+    folder = meshes(tmp_path / "m")
+    (folder / "bathtub" / "train" / "gone.off").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"cannot read .*gone\.off \(No such file"):
+        load_points(f"modelnet:{folder}", root=tmp_path / "cache")
 
 
 def test_a_class_that_is_not_tested_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -240,7 +263,7 @@ WRONG = [
         meshes,
         None,
         "parts",
-        "has clouds, not parts; give one of ldraw, clouds:PATH, shapenet-part:PATH",
+        "has clouds, not parts; give one of ",
     ),
     ("shapenet-part", shapenet, without("02773838/val02773838.txt"), "parts", "1 of 2 files"),
     ("shapenet-part", shapenet, without("synsetoffset2category.txt"), "parts", "cannot read"),
@@ -271,8 +294,7 @@ def test_what_cannot_be_used_is_one_line(tmp_path: Path, kind: str, make, change
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("ldrw", "did you mean ldraw"),
-        ("ldraw:all", "no variants"),
+        ("modelnt", "did you mean modelnet"),
         ("modelnet", "modelnet needs a path: give --data modelnet:PATH"),
         ("clouds:/nowhere", "needs a folder"),
         ("shapenet-part:/nowhere", "needs a folder"),

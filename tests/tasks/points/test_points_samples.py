@@ -7,8 +7,7 @@ from tokenmix.data.loader import make_loader
 from tokenmix.data.store import Names
 from tokenmix.errors import UserError
 from tokenmix.tasks.points.data import NO_PART, CloudSamples, PackedClouds
-from tokenmix.tasks.points.data.cloud import Cloud
-from tokenmix.tasks.points.data.packing import unit_ball
+from tokenmix.tasks.points.data.cloud import Cloud, unit_ball
 from tokenmix.tasks.points.data.samples import farthest
 
 SIZES = [40, 12, 16, 100]
@@ -19,10 +18,10 @@ def clouds(normals: bool = True, parts: bool = True) -> PackedClouds:
     generator = torch.Generator().manual_seed(0)
     points = torch.randn(sum(SIZES), 3, generator=generator) * 7 + 3
     return PackedClouds(
-        points,
-        torch.tensor(SIZES).cumsum(0),
-        torch.tensor([0, 1, 1, 2]),
-        Names.of(["a", "b", "c", "d"]),
+        points=points,
+        ends=torch.tensor(SIZES).cumsum(0),
+        labels=torch.tensor([0, 1, 1, 2]),
+        names=Names.of(["a", "b", "c", "d"]),
         normals=torch.nn.functional.normalize(points, dim=1) if normals else None,
         parts=torch.cat([torch.arange(size) % 5 for size in SIZES]) if parts else None,
     )
@@ -101,7 +100,11 @@ def test_normals_stay_at_right_angles_to_a_scaled_surface():
     points = torch.randn(20, 3, generator=generator)
     points -= (points @ normal)[:, None] * normal
     flat = PackedClouds(
-        points, torch.tensor([20]), torch.tensor([0]), Names.of(["flat"]), normals=normal.expand(20, 3).clone()
+        points=points,
+        ends=torch.tensor([20]),
+        labels=torch.tensor([0]),
+        names=Names.of(["flat"]),
+        normals=normal.expand(20, 3).clone(),
     )
     batch = CloudSamples(flat, features="xyz+normals", num_points=20, scale=1.5).read(torch.tensor([0]), 0)
     moved, normals = batch["points"][0].split(3, dim=1)
@@ -163,7 +166,8 @@ def test_units_of_any_size_come_to_the_unit_ball(size: float):
 
 
 def test_one_point_lies_in_the_middle():
-    alone = PackedClouds(torch.ones(1, 3), torch.tensor([1]), torch.tensor([0]), Names.of(["alone"]))
+    one = torch.tensor([1])
+    alone = PackedClouds(points=torch.ones(1, 3), ends=one, labels=one - 1, names=Names.of(["alone"]))
     batch = CloudSamples(alone, num_points=4).read(torch.tensor([0]), 0)
     assert batch["points"].abs().sum() == 0
     assert batch["mask"].tolist() == [[True, False, False, False]]

@@ -10,7 +10,7 @@ from tokenmix.data.images import ImageData, ImageSet
 from tokenmix.data.images.image_set import choose
 from tokenmix.errors import UserError, unknown_name
 
-__all__ = ["keep_classes"]
+__all__ = ["check_class_names", "keep_classes"]
 
 
 def keep_classes(
@@ -28,11 +28,7 @@ def keep_classes(
     """
     known = list(images.classes)
     names = known if wanted is None else [name for text in wanted for name in _split(text, known)]
-    for place, name in enumerate(names):
-        if name not in known:
-            raise unknown_name(f"class of {images.spec}", name, known)
-        if name in names[:place]:
-            raise UserError(f"class {name!r} is named twice; leave one out")
+    check_class_names(names, known, f"class of {images.spec}")
     if len(names) < 2:
         raise UserError(
             f"image-generation tells classes apart and needs two or more, got {', '.join(names) or 'none'}; "
@@ -41,6 +37,15 @@ def keep_classes(
     numbers = [known.index(name) for name in names]
     train, test = _part(images.train, numbers, limit, seed), _part(images.test, numbers, limit_eval, 0)
     return dataclasses.replace(images, train=train, test=test, classes=names)
+
+
+def check_class_names(names: Sequence[str], known: Sequence[str], what: str) -> None:
+    """Raise `UserError` for a name that is not known, with the nearest that are, or that comes twice."""
+    for place, name in enumerate(names):
+        if name not in known:
+            raise unknown_name(what, name, known)
+        if name in names[:place]:
+            raise UserError(f"class {name!r} is named twice; leave one out")
 
 
 def _split(text: str, known: Sequence[str]) -> list[str]:

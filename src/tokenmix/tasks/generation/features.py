@@ -1,8 +1,9 @@
 """Who judges generated images: a classifier that tokenmix trained, or Inception where its weights can be had."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import safetensors.torch
 import torch
@@ -26,7 +27,7 @@ HOME = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{WEIG
 SPLITS = 10
 
 
-class Features(Protocol):
+class Features(ABC):
     """A classifier in two parts, and the metrics that rest on it.
 
     Attributes:
@@ -38,24 +39,24 @@ class Features(Protocol):
     least: ClassVar[int]
 
     @staticmethod
+    @abstractmethod
     def metrics() -> dict[str, Metric]:
         """New metrics by their names."""
-        ...
 
     def check(self, classes: Sequence[str], channels: int) -> None:
         """Raise `UserError` unless images of these classes and channels can be judged."""
-        ...
+        return
 
     def wanted(self, labels: Tensor) -> Tensor:
         """The classifier's numbers of the classes that `check` was given last."""
-        ...
+        return labels
 
+    @abstractmethod
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features (B, d) and logits (B, K) of images (B, C, S, S) in -1 .. 1."""
-        ...
 
 
-def features_kind(source: str) -> "type[InceptionFeatures] | type[RunFeatures]":
+def features_kind(source: str) -> type[Features]:
     """Who judges: Inception if that is the source's name, else the classifier of a run folder."""
     return InceptionFeatures if source == INCEPTION else RunFeatures
 
@@ -65,7 +66,7 @@ def make_features(source: str) -> Features:
     return InceptionFeatures() if source == INCEPTION else RunFeatures(Path(source))
 
 
-class RunFeatures:
+class RunFeatures(Features):
     """What the classifier of a run folder says, and the features before its last layer."""
 
     headline: ClassVar[str] = "feature_fd"
@@ -123,7 +124,7 @@ class RunFeatures:
         return model.forward_head(features, pre_logits=True).float(), model.forward_head(features).float()
 
 
-class InceptionFeatures:
+class InceptionFeatures(Features):
     """The Inception network of FID, KID and the Inception Score, as torchmetrics wraps torch-fidelity's."""
 
     headline: ClassVar[str] = "fid"
@@ -142,12 +143,6 @@ class InceptionFeatures:
     def metrics() -> dict[str, Metric]:
         """Under their own names."""
         return {"fid": FeatureFrechet(), "kid": FeatureKernel(), "inception_score": ClassScore(splits=SPLITS)}
-
-    def check(self, classes: Sequence[str], channels: int) -> None:
-        return
-
-    def wanted(self, labels: Tensor) -> Tensor:
-        return labels
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import UserError
+from tokenmix.tasks.generation.classes import check_class_names
 from tokenmix.tasks.generation.samples import noise_of, save_grid, save_image, strips
 from tokenmix.tasks.generation.task import ImageGeneration
 from tokenmix.train.files import make_folder
@@ -55,11 +56,7 @@ def generate(
     task, config, _ = load_task(run)
     if not isinstance(task, ImageGeneration):
         raise UserError(f"{run} is a run of {config.task}; generate takes one of image-generation")
-    for place, name in enumerate(classes):
-        if name not in task.classes:
-            raise unknown_name("class", name, task.classes)
-        if name in classes[:place]:
-            raise UserError(f"class {name!r} is named twice; leave one out")
+    check_class_names(classes, task.classes, "class")
     numbers = torch.tensor([task.classes.index(name) for name in classes or task.classes])
     make_folder(out)
     latent = task.model.generator.latent_dim

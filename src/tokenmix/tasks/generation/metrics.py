@@ -13,6 +13,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from tokenmix.errors import UserError
+from tokenmix.train.metrics import Accuracy
 
 __all__ = [
     "ClassMatch",
@@ -100,64 +101,44 @@ def class_score(logits: Tensor, splits: int = 1) -> Tensor:
     return torch.stack(scores).mean()
 
 
-class _Pairs(Metric):
-    """Keeps features of real and of fake images."""
+class FeatureFrechet(Metric):
+    """`frechet_distance` of features, which are kept."""
 
     full_state_update = False
+    distance = staticmethod(frechet_distance)
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.add_state("real", default=[], dist_reduce_fx="cat")
         self.add_state("fake", default=[], dist_reduce_fx="cat")
 
-    def sets(self) -> tuple[Tensor, Tensor]:
-        """Both sets of features."""
-        return dim_zero_cat(self.real), dim_zero_cat(self.fake)  # type: ignore[arg-type]
-
-    def keep(self, real: Tensor, fake: Tensor) -> None:
-        """Keep the features of a batch."""
-        self.real.append(real.float().cpu())  # type: ignore[union-attr]
-        self.fake.append(fake.float().cpu())  # type: ignore[union-attr]
-
-
-class FeatureFrechet(_Pairs):
-    """`frechet_distance` of features."""
-
     def update(self, real_features: Tensor, fake_features: Tensor) -> None:
         """Keep the features of a batch."""
-        self.keep(real_features, fake_features)
+        self.real.append(real_features.float().cpu())  # type: ignore[union-attr]
+        self.fake.append(fake_features.float().cpu())  # type: ignore[union-attr]
 
     def compute(self) -> Tensor:
         """The distance."""
-        return frechet_distance(*self.sets())
+        return self.distance(dim_zero_cat(self.real), dim_zero_cat(self.fake))  # type: ignore[arg-type]
 
 
-class FeatureKernel(_Pairs):
+class FeatureKernel(FeatureFrechet):
     """`kernel_distance` of features."""
 
-    def update(self, real_features: Tensor, fake_features: Tensor) -> None:
-        """Keep the features of a batch."""
-        self.keep(real_features, fake_features)
-
-    def compute(self) -> Tensor:
-        """The distance."""
-        return kernel_distance(*self.sets())
+    distance = staticmethod(kernel_distance)
 
 
-class ThumbnailFrechet(_Pairs):
+class ThumbnailFrechet(FeatureFrechet):
     """`frechet_distance` of the images themselves at 8 x 8 pixels.
 
     It needs no classifier and sees no more than shades and rough shapes: it tells a run that learns from one that does
     not.
     """
 
-    def update(self, real: Tensor, fake: Tensor) -> None:
+    # By other names, since a collection passes each metric what it names.
+    def update(self, real: Tensor, fake: Tensor) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Keep the thumbnails of a batch."""
-        self.keep(*(F.adaptive_avg_pool2d(images.float(), THUMBNAIL).flatten(1) for images in (real, fake)))
-
-    def compute(self) -> Tensor:
-        """The distance."""
-        return frechet_distance(*self.sets())
+        super().update(*(F.adaptive_avg_pool2d(images.float(), THUMBNAIL).flatten(1) for images in (real, fake)))
 
 
 class ClassScore(Metric):
@@ -179,21 +160,9 @@ class ClassScore(Metric):
         return class_score(dim_zero_cat(self.answers), self.splits)  # type: ignore[arg-type]
 
 
-class ClassMatch(Metric):
+class ClassMatch(Accuracy):
     """Share of the generated images that the classifier takes for the class that was asked for."""
 
-    full_state_update = False
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.add_state("right", default=torch.tensor(0), dist_reduce_fx="sum")
-        self.add_state("seen", default=torch.tensor(0), dist_reduce_fx="sum")
-
-    def update(self, logits: Tensor, wanted: Tensor) -> None:
+    def update(self, logits: Tensor, wanted: Tensor) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Count a batch; `wanted` are the classifier's numbers of the classes."""
-        self.right += (logits.argmax(1) == wanted).sum()
-        self.seen += len(wanted)
-
-    def compute(self) -> Tensor:
-        """The share."""
-        return self.right / self.seen  # type: ignore[operator]
+        super().update(logits, wanted)

@@ -64,7 +64,7 @@ MODELS.register(
     *(
         ModelEntry(
             name=name, tasks=("image-generation",), about=preset.about,
-            build="tokenmix.tasks.generation.models.builder:create_gan", arguments={"name": name},
+            build="tokenmix.tasks.generation.models.gan:create_gan", arguments={"name": name},
             published=preset.published,
         )
         for name, preset in GANS.items()

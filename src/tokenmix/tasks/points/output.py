@@ -10,9 +10,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from tokenmix.errors import UserError
-from tokenmix.tasks.points.data import write_ply
 
-__all__ = ["colors_of", "draw_cloud", "scatter", "write_parts"]
+__all__ = ["colors_of", "draw_cloud", "scatter"]
 
 _DRAWN = 4000
 
@@ -23,11 +22,6 @@ def colors_of(parts: Tensor) -> Tensor:
     # Strong colours first, as matplotlib pairs them with pale ones.
     order = torch.cat([torch.arange(0, 20, 2), torch.arange(1, 20, 2)])
     return table[order[parts % 20]]
-
-
-def write_parts(path: Path, points: Tensor, colors: Tensor) -> Path:
-    """The cloud as a PLY in which each part has a colour."""
-    return write_ply(path, points, colors)
 
 
 def scatter(axis: Any, points: Tensor, parts: Tensor) -> None:

@@ -7,16 +7,17 @@ from typing import Any, ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import Metric, MetricCollection
+from torchmetrics import MeanMetric, Metric, MetricCollection
+from torchmetrics.classification import MulticlassJaccardIndex
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.ops.points import nearest_neighbours
-from tokenmix.tasks.points.data import NO_PART
-from tokenmix.tasks.points.metrics import CategoryIoU, InstanceIoU, PointAccuracy, PooledIoU, part_counts
-from tokenmix.tasks.points.output import colors_of, draw_cloud, write_parts
+from tokenmix.tasks.points.data import NO_PART, write_ply
+from tokenmix.tasks.points.metrics import CategoryIoU, cloud_iou
+from tokenmix.tasks.points.output import colors_of, draw_cloud
 from tokenmix.tasks.points.task import CloudFile, PointTask
 from tokenmix.train.config import TrainConfig
-from tokenmix.train.metrics import CrossEntropy
+from tokenmix.train.metrics import Accuracy, CrossEntropy
 
 __all__ = ["PointSegmentation"]
 
@@ -59,27 +60,32 @@ class PointSegmentation(PointTask):
         """The votes on each point, among the parts of its category, against its part."""
         points, mask = self.inputs(batch)
         self._check_parts(batch)
-        scores = self.vote(lambda cloud: self.model(cloud, batch["label"], mask), points)
-        answered = self._among(scores, batch["label"]).argmax(-1)
-        real = batch["part"] != NO_PART
-        counts = part_counts(answered, batch["part"], batch["label"], self.allowed)  # type: ignore[arg-type]
-        for name, metric in self.scores.items():
-            if name == "loss":
-                metric.update(scores[real], batch["part"][real])
-            else:
-                metric.update(counts)
+        label, part, real = batch["label"], batch["part"], batch["part"] != NO_PART
+        scores = self.vote(lambda cloud: self.model(cloud, label, mask), points)
+        among = self._among(scores, label)
+        answered = among.argmax(-1)
+        iou = cloud_iou(answered, part, label, self.allowed)  # type: ignore[arg-type]
+        given = {
+            "instance_miou": (iou,), "category_miou": (iou, label), "iou_by_category": (iou, label),
+            "part_miou": (answered, part), "iou_by_part": (answered, part),
+            "accuracy": (among[real], part[real]), "loss": (scores[real], part[real]),
+        }  # fmt: skip
+        for name, values in given.items():
+            self.scores[name].update(*values)
 
     def metrics(self) -> MetricCollection:
         """Mean IoU over clouds, categories and parts, accuracy of points, loss; IoU of each category and part."""
         categories, parts = len(self.data["classes"]), len(self.data["part_names"])
+        pooled: dict[str, Any] = {"num_classes": parts, "ignore_index": NO_PART, "validate_args": False}
         chosen: dict[str, Metric] = {
-            "instance_miou": InstanceIoU(),
+            "instance_miou": MeanMetric(),
             "category_miou": CategoryIoU(categories, "mean"),
-            "part_miou": PooledIoU(parts, "mean"),
-            "accuracy": PointAccuracy(),
+            "part_miou": MulticlassJaccardIndex(average="macro", **pooled),
+            "accuracy": Accuracy(),
             "loss": CrossEntropy(),
             "iou_by_category": CategoryIoU(categories, "table"),
-            "iou_by_part": PooledIoU(parts, "table"),
+            # -1 stands for a part that is nowhere.
+            "iou_by_part": MulticlassJaccardIndex(average="none", zero_division=-1, **pooled),
         }
         return MetricCollection({**chosen}, compute_groups=False)
 
@@ -98,8 +104,7 @@ class PointSegmentation(PointTask):
             found, category, guessed, parts = self._answer(given)
             told = self._told(found, category, guessed, parts)
             stem = f"{number:04d}-{Path(found.file).stem}" if len(inputs) > 1 else Path(found.file).stem
-            colors = colors_of(parts)
-            cloud = write_parts(out / f"{stem}-parts.ply", found.cloud.points, colors)
+            cloud = write_ply(out / f"{stem}-parts.ply", found.cloud.points, colors_of(parts))
             names = {self.data["part_names"][i]: i for i in parts.unique().tolist()}
             picture = draw_cloud(out / f"{stem}-parts.png", found.cloud.points, parts, names)
             answers.append({**told, "cloud": str(cloud), "picture": str(picture)})

@@ -14,7 +14,8 @@ from tokenmix.errors import UserError
 from tokenmix.models.registry import create_on_meta
 from tokenmix.tasks.fitting import check_model, check_own, task_of_model
 from tokenmix.tasks.points.data import Cloud, CloudSamples, PointData, load_points, read_points
-from tokenmix.tasks.points.data.packing import unit_ball
+from tokenmix.tasks.points.data.cloud import unit_ball
+from tokenmix.tasks.points.data.samples import point_features, scale_axes
 from tokenmix.tasks.points.models import create_point_model
 from tokenmix.tasks.points.models.pct import count_parameters
 from tokenmix.tasks.points.options import CloudOptions
@@ -23,7 +24,7 @@ from tokenmix.train.config import TrainConfig
 from tokenmix.train.task import TaskModule
 from tokenmix.train.task_data import IndexedData, check_names
 
-__all__ = ["CloudFile", "PointTask", "predict_with_tta", "scale_axes"]
+__all__ = ["CloudFile", "PointTask", "predict_with_tta"]
 
 FROM_DATA = {
     "num_classes": "--data",
@@ -152,13 +153,8 @@ class PointTask(TaskModule):
     def read(self, file: str | Path) -> CloudFile:
         """A file as the model takes it: in the unit ball, and of a large cloud some points, by a fixed draw."""
         cloud, count = unit_ball(read_points(file, centred=True)), int(self.data["num_points"])
-        columns = [cloud.points]
-        if self.data["features"] != "xyz":
-            if cloud.normals is None:
-                raise UserError(f"{file} has no normals, with which the run was trained; give a mesh, or add them")
-            columns.append(cloud.normals)
         drawn = torch.from_numpy(np.random.default_rng(0).permutation(len(cloud.points))[:count])
-        points = torch.cat(columns, -1)[drawn]
+        points = point_features(cloud, self.data["features"])[drawn]
         return CloudFile(str(file), cloud, points[None].to(next(self.model.parameters())), drawn)
 
 
@@ -176,14 +172,6 @@ def predict_with_tta(answer: Callable[[Tensor], Tensor], points: Tensor, votes: 
     factors = [np.ones(3), *rng.uniform(1 / scale, scale, (votes - 1, 3))]
     each = [answer(scale_axes(points, torch.from_numpy(one).to(points))).float().softmax(-1) for one in factors]
     return torch.stack(each).mean(0).clamp_min(torch.finfo(torch.float32).tiny).log()
-
-
-def scale_axes(points: Tensor, factors: Tensor) -> Tensor:
-    """Points (B, N, 3 or 6) with each axis multiplied; normals stay at right angles to the surface."""
-    coordinates, normals = points[..., :3] * factors, points[..., 3:]
-    if not normals.shape[-1]:
-        return coordinates
-    return torch.cat([coordinates, F.normalize(normals / factors, dim=-1)], -1)
 
 
 def _features(wanted: str, data: PointData) -> str:

@@ -1,17 +1,23 @@
-"""Generator and discriminator in one module, since a run saves one."""
+"""A GAN as one module, since a run saves one, and how it is built from its preset."""
 
 import copy
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.layers.base import Mixer
 from tokenmix.layers.external import ExternalAttention2d
 from tokenmix.layers.sagan import SAGANAttention2d
-from tokenmix.tasks.generation.models.discriminator import Discriminator
-from tokenmix.tasks.generation.models.generator import Generator
+from tokenmix.tasks.generation.models.networks import Discriminator, Generator
+from tokenmix.tasks.generation.models.norm import spectral
+from tokenmix.tasks.generation.presets import GANS, Attention, GANPreset
 
-__all__ = ["GAN"]
+__all__ = ["GAN", "create_gan"]
+
+Variant = Literal["official", "paper", "compact"]
+ATTENTIONS = get_args(Attention)
 
 
 class NetworkRow(NamedTuple):
@@ -93,3 +99,102 @@ class GAN(nn.Module):
     def macs(self) -> int:
         """Multiply-adds of one image that is generated."""
         return self.generator.macs()
+
+
+def create_gan(
+    name: str,
+    *,
+    num_classes: int = 10,
+    img_size: int = 32,
+    channels: int = 3,
+    attention: Attention | None = None,
+    variant: Variant | None = None,
+    num_slots: int | None = None,
+    width: int | None = None,
+    latent_dim: int | None = None,
+    device: Any = None,
+    dtype: torch.dtype | None = None,
+) -> GAN:
+    """Build a GAN by name.
+
+    Papers: Zhang et al., arXiv 1805.08318 (SAGAN); Guo et al., arXiv 2105.02358 (EAGAN). The authors of the second
+    released no code for it; we put their segmentation block, with its norm, identity and ReLU, in the place of SAGAN's
+    block in both networks, with spectral norm on its two convolutions.
+
+    Args:
+        name: one of `GANS`.
+        num_classes: classes.
+        img_size: 32, 64 or 128.
+        channels: 1 or 3.
+        attention: `"none"`, `"sagan"` or `"external"`; the preset's own if not given.
+        variant: of SAGAN's block, see `SAGANAttention2d`; `"official"` if not given.
+        num_slots: of external attention; 64 if not given.
+        width: channels of one unit; the preset's own if not given.
+        latent_dim: length of the noise; the preset's own if not given.
+
+    Raises:
+        UserError: an unknown name, a size or number that no GAN has, or an argument of another attention.
+    """
+    if name not in GANS:
+        raise unknown_name("GAN", name, GANS)
+    preset = GANS[name]
+    kind = preset.attention if attention is None else attention
+    _check_options(preset, num_classes, img_size, channels, kind, variant, num_slots, width, latent_dim)
+    layout, unit = preset.layouts[img_size], width or preset.width
+    place = {"device": device, "dtype": dtype}
+    generator_widths, discriminator_widths = (
+        [unit * n for n in units] for units in (layout.generator, layout.discriminator)
+    )
+
+    def block(channels: int) -> Mixer | None:
+        return _attention(kind, channels, variant or "official", num_slots or 64, **place)
+
+    shared: dict[str, Any] = {"num_classes": num_classes, "channels": channels, **place}
+    after_g, after_d = layout.after
+    return GAN(
+        Generator(
+            generator_widths, latent_dim=latent_dim or preset.latent_dim, attention=block(generator_widths[after_g]),
+            attention_after=after_g, **shared,
+        ),
+        Discriminator(
+            discriminator_widths, num_halvings=layout.num_halvings, attention=block(discriminator_widths[after_d - 1]),
+            attention_after=after_d, **shared,
+        ),
+    )  # fmt: skip
+
+
+def _attention(kind: str, channels: int, variant: Variant, num_slots: int, **place: Any) -> Mixer | None:
+    if kind == "none":
+        return None
+    if kind == "sagan":
+        return SAGANAttention2d(channels, variant=variant, spectral_norm=True, **place)
+    block = ExternalAttention2d(channels, num_slots=num_slots, **place)
+    spectral(block.conv1)
+    spectral(block.conv2)
+    return block
+
+
+def _check_options(
+    preset: GANPreset,
+    num_classes: int,
+    img_size: int,
+    channels: int,
+    attention: str,
+    variant: str | None,
+    num_slots: int | None,
+    width: int | None,
+    latent_dim: int | None,
+) -> None:
+    if img_size not in preset.layouts:
+        raise UserError(f"a GAN makes images of 32, 64 or 128 px, got {img_size}; give --img-size 32")
+    if channels not in (1, 3):
+        raise UserError(f"an image has 1 or 3 channels, got {channels}")
+    if attention not in ATTENTIONS:
+        raise unknown_name("attention", attention, ATTENTIONS)
+    if variant is not None and attention != "sagan":
+        raise UserError(f"variant={variant!r} is of SAGAN's attention, this GAN has {attention!r}; leave it out")
+    if num_slots is not None and attention != "external":
+        raise UserError(f"num_slots={num_slots} is of external attention, this GAN has {attention!r}; leave it out")
+    for what, number in (("num_classes", num_classes), ("width", width), ("latent_dim", latent_dim)):
+        if number is not None and not (isinstance(number, int) and number >= 1):
+            raise UserError(f"{what} must be a whole number of at least 1, got {number!r}")

@@ -1,7 +1,7 @@
 """Reading point clouds: files of the usual formats, data sets with classes and parts, and batches of them."""
 
-from tokenmix.tasks.points.data.cloud import NO_PART, Cloud, Clouds, PackedClouds, PointData, load_points
-from tokenmix.tasks.points.data.formats import read_points
+from tokenmix.tasks.points.data.cloud import NO_PART, Cloud, PackedClouds, PointData, load_points
+from tokenmix.tasks.points.data.files import read_points
 from tokenmix.tasks.points.data.ply import write_ply
 from tokenmix.tasks.points.data.samples import CloudSamples
 
@@ -9,7 +9,6 @@ __all__ = [
     "NO_PART",
     "Cloud",
     "CloudSamples",
-    "Clouds",
     "PackedClouds",
     "PointData",
     "load_points",

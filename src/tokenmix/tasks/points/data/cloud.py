@@ -1,22 +1,21 @@
 """A point cloud with what is known about it, and sets of clouds."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from tokenmix.data.fetch import log
 from tokenmix.data.images.image_set import Skipped
-from tokenmix.data.lookup import load_data, short_name
+from tokenmix.data.lookup import load_data
 from tokenmix.data.store import Names
 from tokenmix.errors import UserError
 from tokenmix.registry import DATA_SETS
 
-__all__ = ["NO_PART", "Cloud", "Clouds", "PackedClouds", "PointData", "check_cloud", "load_points"]
+__all__ = ["NO_PART", "Cloud", "PackedClouds", "PointData", "check_cloud", "load_points", "unit_ball"]
 
 NO_PART = -100
 """Part of a point that is only padding: cross-entropy's own number for what is neither learnt nor counted."""
@@ -67,70 +66,49 @@ def check_cloud(cloud: Cloud) -> Cloud:
     return cloud
 
 
-class Clouds(ABC):
-    """IndexedDataset clouds of any size."""
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """How many there are."""
-
-    @abstractmethod
-    def cloud(self, index: int) -> Cloud:
-        """The cloud at this place, neither scaled nor thinned; `UserError` naming the file if it cannot be read."""
-
-    @abstractmethod
-    def name(self, index: int) -> str:
-        """Where it is, for a message, without opening it."""
-
-    @property
-    @abstractmethod
-    def labels(self) -> Tensor:
-        """int64 (N,), the class of each cloud."""
+def unit_ball(cloud: Cloud) -> Cloud:
+    """The same about the middle of its points, with the farthest at distance 1; one point alone lies in the middle."""
+    points = cloud.points - cloud.points.mean(0)
+    radius = points.norm(dim=1).max()
+    if not 0 < radius < torch.inf:
+        # Squares of very large or small numbers leave the range of float32.
+        points = cloud.points.double() - cloud.points.double().mean(0)
+        radius = points.norm(dim=1).max()
+        points = points / radius if radius > 0 else points
+        return replace(cloud, points=points.float())
+    return replace(cloud, points=points / radius)
 
 
-class PackedClouds(Clouds):
+@dataclass(frozen=True, kw_only=True)
+class PackedClouds:
     """Clouds of any size, one after the other in memory.
 
     Attributes:
         points: floating (T, 3), of all clouds; half precision is made float32 when a cloud is taken out.
         ends: int64 (M,), where each cloud ends.
         labels: int64 (M,), the class of each cloud.
+        names: of each cloud, for messages.
         normals: floating (T, 3), or None.
         parts: integers (T,), or None.
     """
 
-    def __init__(
-        self,
-        points: Tensor,
-        ends: Tensor,
-        labels: Tensor,
-        names: Names,
-        *,
-        normals: Tensor | None = None,
-        parts: Tensor | None = None,
-    ) -> None:
-        self.points, self.ends, self.normals, self.parts = points, ends, normals, parts
-        self._labels, self.names = labels, names
+    points: Tensor
+    ends: Tensor
+    labels: Tensor
+    names: Names
+    normals: Tensor | None = None
+    parts: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.ends)
 
-    @property
-    def labels(self) -> Tensor:
-        """int64 (M,), the class of each cloud."""
-        return self._labels
-
-    def name(self, index: int) -> str:
-        """The name that was given."""
-        return self.names[index]
-
     def cloud(self, index: int) -> Cloud:
-        """The cloud at this place."""
+        """The cloud at this place, neither scaled nor thinned."""
         where = slice(int(self.ends[index - 1]) if index else 0, int(self.ends[index]))
         return Cloud(
             self.points[where].float(),
             None if self.normals is None else self.normals[where].float(),
-            label=int(self._labels[index]),
+            label=int(self.labels[index]),
             parts=None if self.parts is None else self.parts[where].long(),
             name=self.names[index],
         )
@@ -152,38 +130,14 @@ class PointData:
     """
 
     spec: str
-    train: Clouds
-    test: Clouds
+    train: PackedClouds
+    test: PackedClouds
     classes: list[str]
     parts: dict[str, list[int]]
     part_names: list[str]
     has_normals: bool
     source: str
     skipped: Sequence[Skipped] = field(default=())
-
-    @property
-    def name(self) -> str:
-        """The spec as a part of a file name."""
-        return short_name(self.spec)
-
-    def describe(self) -> dict[str, Any]:
-        """What a run folder's data.json keeps; only JSON types."""
-        counts = {part: torch.bincount(c.labels, minlength=len(self.classes)).tolist() for part, c in self._sides()}
-        return {
-            "name": self.name,
-            "spec": self.spec,
-            "source": self.source,
-            "classes": self.classes,
-            "counts": {part: dict(zip(self.classes, count)) for part, count in counts.items()},
-            "parts": self.parts,
-            "part_names": self.part_names,
-            "has_normals": self.has_normals,
-            "skipped": len(self.skipped),
-            "skipped_first": [{"path": s.path, "reason": s.reason} for s in self.skipped[:20]],
-        }
-
-    def _sides(self) -> list[tuple[str, Clouds]]:
-        return [("train", self.train), ("test", self.test)]
 
 
 def load_points(spec: str, *, want: Literal["class", "parts"] = "class", root: Path | None = None) -> PointData:
@@ -192,7 +146,7 @@ def load_points(spec: str, *, want: Literal["class", "parts"] = "class", root: P
     Which are for testing never depends on a seed.
 
     Args:
-        spec: `ldraw`, `modelnet:PATH`, `shapenet-part:PATH` or `clouds:PATH`.
+        spec: `clouds:PATH`, `modelnet:PATH`, `shapenet-part:PATH`, or a data set that a plug-in registered.
         want: what is to be learnt, the class of a cloud or the part of each point.
         root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if not given.
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from tokenmix.data.lookup import DataRequest
 from tokenmix.errors import UserError
 from tokenmix.tasks.points.data.cloud import Cloud, PackedClouds, PointData
-from tokenmix.tasks.points.data.formats import ENDINGS
-from tokenmix.tasks.points.data.packing import CloudItem, pack, read_item
+from tokenmix.tasks.points.data.files import ENDINGS, read_file
+from tokenmix.tasks.points.data.packing import CloudItem, check_folder, pack, read_item
 
 __all__ = ["load_clouds"]
 
@@ -30,11 +30,9 @@ def load_clouds(request: DataRequest) -> PointData:
     the files' contents. For parts each file says its points' (`parts` of .npz, the seventh column of text); parts.json
     beside the folders may list their names. Files that cannot be read are left out and named.
     """
-    folder = request.path
-    if not folder.is_dir():
-        raise UserError(f"clouds needs a folder, got {request.variant!r}; give --data clouds:PATH with {LAYOUT}")
+    folder = check_folder(request, LAYOUT)
     train, test, classes = _find(folder, least=1 if request.kind == "parts" else 2)
-    read = _with_parts if request.kind == "parts" else _without_parts
+    read = _with_parts if request.kind == "parts" else read_item
     packed, skipped = pack(train, read, "training")
     held, bad = pack(test, read, "test")
     skipped = [*skipped, *bad]
@@ -45,11 +43,6 @@ def load_clouds(request: DataRequest) -> PointData:
     normals = packed.normals is not None and held.normals is not None
     source = f"clouds: {folder.resolve()}"
     return PointData(request.spec, packed, held, classes, parts, names, normals, source, skipped)
-
-
-def _without_parts(item: CloudItem) -> Cloud:
-    cloud = read_item(item)
-    return Cloud(cloud.points, cloud.normals, label=cloud.label, name=cloud.name)
 
 
 def _with_parts(item: CloudItem) -> Cloud:
@@ -100,7 +93,7 @@ def _split(items: Sequence[CloudItem], classes: Sequence[str]) -> tuple[list[Clo
     train: list[CloudItem] = []
     test: list[CloudItem] = []
     for label, name in enumerate(classes):
-        mine = {i: hashlib.sha256(i.path.read_bytes()).digest() for i in items if i.label == label}
+        mine = {item: _digest(item.path) for item in items if item.label == label}
         distinct = sorted(set(mine.values()))
         if len(distinct) < 2:
             raise UserError(f"class {name!r} has {len(distinct)} clouds; it needs two or more, one of them for testing")
@@ -108,6 +101,14 @@ def _split(items: Sequence[CloudItem], classes: Sequence[str]) -> tuple[list[Clo
         train += [item for item, digest in mine.items() if digest not in chosen]
         test += [item for item, digest in mine.items() if digest in chosen]
     return train, test
+
+
+def _digest(path: Path) -> bytes:
+    try:
+        return hashlib.sha256(read_file(path)).digest()
+    except UserError:
+        # It is left out, and named, where it is read.
+        return hashlib.sha256(os.fsencode(path)).digest()
 
 
 def _parts(

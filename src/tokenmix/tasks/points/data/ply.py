@@ -1,217 +1,179 @@
-"""PLY files: text and binary of either byte order, read; binary little-endian, written."""
+"""PLY files: text and binary of either byte order, read; binary little-endian, written.
 
-import itertools
-from collections.abc import Callable
-from dataclasses import dataclass, field
+Not by trimesh, which drops a cloud's normals and takes a cut text file for a whole one (DESIGN.md, "Point clouds").
+"""
+
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from tokenmix.errors import UserError
-from tokenmix.tasks.points.data.surface import fan
 
 __all__ = ["parse_ply", "write_ply"]
 
-TYPES = {
-    **dict.fromkeys(("char", "int8"), "i1"),
-    **dict.fromkeys(("uchar", "uint8"), "u1"),
-    **dict.fromkeys(("short", "int16"), "i2"),
-    **dict.fromkeys(("ushort", "uint16"), "u2"),
-    **dict.fromkeys(("int", "int32"), "i4"),
-    **dict.fromkeys(("uint", "uint32"), "u4"),
-    **dict.fromkeys(("float", "float32"), "f4"),
-    **dict.fromkeys(("double", "float64"), "f8"),
-}
-ORDERS = {"binary_little_endian": "<", "binary_big_endian": ">", "ascii": ""}
+_WORDS = {
+    "i1": "char int8", "u1": "uchar uint8", "i2": "short int16", "u2": "ushort uint16", "i4": "int int32",
+    "u4": "uint uint32", "f4": "float float32", "f8": "double float64",
+}  # fmt: skip
+_TYPES = {word: code for code, words in _WORDS.items() for word in words.split()}
+_ORDERS = {"binary_little_endian": "<", "binary_big_endian": ">", "ascii": ""}
+_COLORS = (("red", "green", "blue"), ("r", "g", "b"), ("diffuse_red", "diffuse_green", "diffuse_blue"))
 
 
-@dataclass(frozen=True)
-class _Property:
-    """A column; a list of numbers in each row if it has a type for their count."""
+class _Property(NamedTuple):
+    """A column: the type that the header says, the one that is stored, and for a list that of its length."""
 
     name: str
     type: str
-    count: str | None = None
+    stored: str
+    length: str | None
 
 
-@dataclass
-class _Element:
+class _Element(NamedTuple):
     """A table: its rows come one after the other."""
 
     name: str
     rows: int
-    properties: list[_Property] = field(default_factory=list)
+    properties: list[_Property]
 
 
-Columns = dict[str, np.ndarray | list[np.ndarray]]
-Table = tuple[Columns, int]
+_Columns = Mapping[str, np.ndarray | list[np.ndarray]]
 
 
 def parse_ply(content: bytes, name: str) -> dict[str, np.ndarray]:
-    """The columns of the vertices by their names, and triangles (F, 3) under `faces` if there are any.
+    """`points`, and if the file has them `normals`, `colors` as it has them, and triangles `faces`.
+
+    Text is read as float64, since it may say more digits of a coordinate than the type in its header holds.
 
     Raises:
         UserError: no PLY, an unknown type, or fewer bytes or numbers than the header announces, or more.
     """
-    order, elements, start = _header(content, name)
-    tables: dict[str, Columns] = {}
-    tokens = content[start:].split() if order == "" else []
-    place = 0 if order == "" else start
-    for element in elements:
-        try:
-            if order == "":
-                table, place = _from_text(tokens, place, element)
-            else:
-                table, place = _from_bytes(content, place, element, order)
-        except (IndexError, ValueError):
-            raise UserError(
-                f"{name} ends before its {element.rows} rows of {element.name!r} do, or they are damaged; copy it again"
-            ) from None
-        tables[element.name] = table
-    left = len(tokens) - place if order == "" else len(content) - place
+    text, elements, body = _header(content, name)
+    tables: dict[str, _Columns] = {}
+    place, row = 0, ""
+    try:
+        if text:
+            body = np.array(body.split(), dtype=np.float64).tobytes()
+        for element in elements:
+            row = f" before its {element.rows} rows of {element.name!r} do"
+            tables[element.name], place = _table(body, place, element)
+    except (ValueError, OverflowError):
+        raise UserError(f"{name} ends{row}, or its numbers are damaged; copy it again") from None
+    left = len(body) - place
     # Some programs end a binary file with a line break as well.
-    if left and (order == "" or content[place:].strip()):
-        unit = "numbers" if order == "" else "bytes"
-        raise UserError(f"{name} has {left} {unit} more than its header announces; mend the counts there")
+    if left and (text or body[place:].strip()):
+        amount = f"{left // 8} numbers" if text else f"{left} bytes"
+        raise UserError(f"{name} has {amount} more than its header announces; mend the counts there")
     if "vertex" not in tables:
         raise UserError(f"{name} has no element 'vertex', so no points; write it again with its vertices")
-    found = {key: column for key, column in tables["vertex"].items() if isinstance(column, np.ndarray)}
-    faces = _faces(tables.get("face", {}), name)
-    return found if faces is None else {**found, "faces": faces}
+    return _vertices(tables["vertex"], name) | _faces(tables.get("face", {}), name)
 
 
-def _header(content: bytes, name: str) -> tuple[str, list[_Element], int]:
-    end = content.find(b"end_header")
-    if not content.startswith(b"ply") or end < 0:
+def _header(content: bytes, name: str) -> tuple[bool, list[_Element], bytes]:
+    """Whether the file is text, its tables, and what follows the header."""
+    head, found, body = content.partition(b"end_header")
+    if not content.startswith(b"ply") or not found:
         raise UserError(f"{name} has no PLY header; write it again as PLY")
     order: str | None = None
     elements: list[_Element] = []
-    for line in content[:end].decode("latin-1").splitlines():
+    for line in head.decode("latin-1").splitlines():
         words = line.split()
         try:
             if words[:1] == ["format"]:
-                order = ORDERS[words[1]]
+                order = _ORDERS[words[1]]
             elif words[:1] == ["element"]:
-                elements.append(_Element(words[1], int(words[2])))
+                elements.append(_Element(words[1], int(words[2]), []))
                 if elements[-1].rows < 0:
                     raise ValueError
-            elif words[:2] == ["property", "list"]:
-                elements[-1].properties.append(_Property(words[4], TYPES[words[3]], TYPES[words[2]]))
             elif words[:1] == ["property"]:
-                elements[-1].properties.append(_Property(words[2], TYPES[words[1]]))
+                length = _TYPES[words[2]] if words[1] == "list" else None
+                kind, key = words[3:5] if length else words[1:3]
+                stored = ("=f8", "=f8") if order == "" else (f"{order}{_TYPES[kind]}", f"{order}{length}")
+                elements[-1].properties.append(_Property(key, _TYPES[kind], stored[0], stored[1] if length else None))
         except (KeyError, IndexError, ValueError):
             raise UserError(f"{name} has the header line {line.strip()!r}, which PLY does not know; mend it") from None
     if order is None:
         raise UserError(f"{name} has no line 'format' in its header; write it again as PLY")
-    return order, elements, content.index(b"\n", end) + 1 if b"\n" in content[end:] else len(content)
+    return order == "", elements, body.partition(b"\n")[2]
 
 
-def _from_text(tokens: list[bytes], place: int, element: _Element) -> Table:
-    if not any(p.count for p in element.properties):
-        width = len(element.properties)
-        end = place + element.rows * width
-        values = np.array(tokens[place:end], dtype=np.float64).reshape(element.rows, width)
-        # Integers in the type that was announced, which says what range colours have. Text may say more digits of a
-        # coordinate than its type holds.
-        with np.errstate(invalid="ignore"):
-            columns = (values[:, i] if p.type[0] == "f" else values[:, i].astype(p.type) for i, p in
-                       enumerate(element.properties))  # fmt: skip
-            return {p.name: column for p, column in zip(element.properties, columns)}, end
-
-    def take(place: int, _: str, count: int) -> tuple[np.ndarray, int]:
-        if place + count > len(tokens):
-            raise IndexError
-        return np.array(tokens[place : place + count], dtype=np.float64), place + count
-
-    return _row_by_row(place, element, take)
-
-
-def _from_bytes(content: bytes, place: int, element: _Element, order: str) -> Table:
-    lists = [p for p in element.properties if p.count]
-    if not lists:
-        kind = np.dtype([(p.name, order + p.type) for p in element.properties])
-        return _columns(np.frombuffer(content, kind, element.rows, place)), place + element.rows * kind.itemsize
-    uniform = _uniform(content, place, element, order)
-    if uniform is not None:
-        return uniform
-
-    def take(place: int, kind: str, count: int) -> tuple[np.ndarray, int]:
-        return np.frombuffer(content, order + kind, count, place), place + count * np.dtype(kind).itemsize
-
-    return _row_by_row(place, element, take)
-
-
-def _columns(rows: np.ndarray) -> Columns:
-    return {key: rows[key] for key in rows.dtype.names or ()}
-
-
-def _uniform(content: bytes, place: int, element: _Element, order: str) -> Table | None:
-    """Rows whose lists are all as long as the first row's, read at once; None if they are not."""
+def _table(body: bytes, place: int, element: _Element) -> tuple[_Columns, int]:
+    """The columns of a table and where it ends; at once if its lists are all as long as those of the first row."""
     if not element.rows:
         return {}, place
-    first = _list_lengths(content, place, element, order)
-    fields = []
-    for prop in element.properties:
-        if prop.count:
-            fields.append((f"{prop.name} count", order + prop.count))
-            fields.append((prop.name, order + prop.type, (first[prop.name],)))
+    _, sizes, _ = _row(body, place, element)
+    fields: list[tuple[str, str] | tuple[str, str, tuple[int]]] = []
+    for i, prop in enumerate(element.properties):
+        if prop.length:
+            fields += [(f"length {i}", prop.length), (f"{i}", prop.stored, (sizes[i],))]
         else:
-            fields.append((prop.name, order + prop.type))
+            fields.append((f"{i}", prop.stored))
     kind = np.dtype(fields)
-    if place + element.rows * kind.itemsize > len(content):
-        return None
-    rows = np.frombuffer(content, kind, element.rows, place)
-    if any((rows[f"{p.name} count"] != first[p.name]).any() for p in element.properties if p.count):
-        return None
-    return _columns(rows), place + element.rows * kind.itemsize
+    if place + element.rows * kind.itemsize <= len(body):
+        rows = np.frombuffer(body, kind, element.rows, place)
+        if all((rows[f"length {i}"] == size).all() for i, size in sizes.items()):
+            found = {p.name: _typed(rows[f"{i}"], p) for i, p in enumerate(element.properties)}
+            return found, place + rows.nbytes
+    if not sizes:
+        raise ValueError
+    lists: list[list[np.ndarray]] = [[] for _ in element.properties]
+    for _ in range(element.rows):
+        values, _, place = _row(body, place, element)
+        for column, value in zip(lists, values):
+            column.append(value)
+    each = zip(element.properties, lists)
+    return {p.name: values if p.length else _typed(np.concatenate(values), p) for p, values in each}, place
 
 
-def _list_lengths(content: bytes, place: int, element: _Element, order: str) -> dict[str, int]:
-    """How long the lists of the row at this place are; 0 or more."""
-    lengths: dict[str, int] = {}
-    for prop in element.properties:
-        size = 1
-        if prop.count:
-            counter = np.dtype(order + prop.count)
-            size = lengths[prop.name] = int(np.frombuffer(content, counter, 1, place)[0])
-            if size < 0:
+def _row(body: bytes, place: int, element: _Element) -> tuple[list[np.ndarray], dict[int, int], int]:
+    """What a row holds, the lengths of its lists by the number of their property, and where it ends."""
+    values: list[np.ndarray] = []
+    sizes: dict[int, int] = {}
+    for i, prop in enumerate(element.properties):
+        if prop.length:
+            (size,) = np.frombuffer(body, prop.length, 1, place)
+            place += np.dtype(prop.length).itemsize
+            sizes[i] = int(size)
+            if sizes[i] < 0:
                 raise ValueError
-            place += counter.itemsize
-        place += size * np.dtype(prop.type).itemsize
-    return lengths
+        values.append(np.frombuffer(body, prop.stored, sizes.get(i, 1), place))
+        place += values[-1].nbytes
+    return values, sizes, place
 
 
-def _row_by_row(place: int, element: _Element, take: Callable[[int, str, int], tuple[np.ndarray, int]]) -> Table:
-    columns: dict[str, list[np.ndarray]] = {p.name: [] for p in element.properties}
-    for _, prop in itertools.product(range(element.rows), element.properties):
-        size = 1
-        if prop.count:
-            found, place = take(place, prop.count, 1)
-            size = int(found[0])
-            if size < 0:
-                raise ValueError
-        values, place = take(place, prop.type, size)
-        columns[prop.name].append(values)
-    return {**columns}, place
+def _typed(values: np.ndarray, prop: _Property) -> np.ndarray:
+    """Integers in the type that the header says, which tells the range of colours."""
+    with np.errstate(invalid="ignore"):
+        return values if prop.type[0] == "f" else values.astype(prop.type, copy=False)
 
 
-def _faces(table: Columns, name: str) -> np.ndarray | None:
-    polygons = next((table[key] for key in ("vertex_indices", "vertex_index") if key in table), None)
-    if polygons is None or not len(polygons):
-        return None
+def _vertices(table: _Columns, name: str) -> dict[str, np.ndarray]:
+    def stack(names: tuple[str, ...]) -> np.ndarray | None:
+        columns = [table[key] for key in names if key in table]
+        return np.stack(columns, axis=1) if len(columns) == 3 else None
+
+    points = stack(("x", "y", "z"))
+    if points is None:
+        raise UserError(f"{name} has vertices without x, y and z; write it again with them")
+    colors = next((found for found in map(stack, _COLORS) if found is not None), None)
+    found = {"points": points, "normals": stack(("nx", "ny", "nz")), "colors": colors}
+    return {key: values for key, values in found.items() if values is not None}
+
+
+def _faces(table: _Columns, name: str) -> dict[str, np.ndarray]:
+    """Polygons as triangles about their first corner; edges and lone corners have no surface."""
+    polygons = next((table[key] for key in ("vertex_indices", "vertex_index") if key in table), [])
     if isinstance(polygons, np.ndarray):
-        polygons = [polygons] if polygons.ndim == 2 else [p[None] for p in polygons]
+        second = np.arange(1, polygons.shape[1] - 1)
+        triangles = polygons[:, np.stack([0 * second, second, second + 1], axis=1)].reshape(-1, 3)
     else:
-        polygons = [p[None] for p in polygons]
-    # Edges and lone corners have no surface.
-    triangles = [fan(p) for p in polygons if p.shape[1] > 2]
-    if not triangles:
-        return None
-    found = np.concatenate(triangles).astype(np.float64)
-    if not np.array_equal(found, np.floor(found)):
+        triangles = np.array([(p[0], p[i], p[i + 1]) for p in polygons for i in range(1, len(p) - 1)]).reshape(-1, 3)
+    if not np.array_equal(triangles, np.floor(triangles)):
         raise UserError(f"{name} has a face whose corners are no whole numbers; write it again")
-    return found.astype(np.int64)
+    return {"faces": triangles} if len(triangles) else {}
 
 
 def write_ply(path: str | Path, points: Tensor, colors: Tensor | None = None) -> Path:
@@ -223,16 +185,14 @@ def write_ply(path: str | Path, points: Tensor, colors: Tensor | None = None) ->
     if points.ndim != 2 or points.shape[1] != 3 or (colors is not None and colors.shape != points.shape):
         shapes = f"{tuple(points.shape)}{'' if colors is None else f' and colours {tuple(colors.shape)}'}"
         raise UserError(f"points are (N, 3) and colours as well, got {shapes}")
-    fields = [("x", "<f4"), ("y", "<f4"), ("z", "<f4")]
-    tints = [] if colors is None else [("red", "u1"), ("green", "u1"), ("blue", "u1")]
-    rows = np.empty(len(points), dtype=fields + tints)
-    for i, (key, _) in enumerate(fields):
-        rows[key] = points[:, i].numpy(force=True)
-    if colors is not None:
-        for i, (key, _) in enumerate(tints):
-            rows[key] = colors[:, i].numpy(force=True)
+    fields = [("point", "<f4", 3)] if colors is None else [("point", "<f4", 3), ("color", "u1", 3)]
+    rows = np.empty(len(points), dtype=fields)
+    rows["point"] = points.numpy(force=True)
     lines = ["ply", "format binary_little_endian 1.0", f"element vertex {len(points)}"]
-    lines += [f"property float {key}" for key, _ in fields] + [f"property uchar {key}" for key, _ in tints]
+    lines += [f"property float {axis}" for axis in "xyz"]
+    if colors is not None:
+        rows["color"] = colors.numpy(force=True)
+        lines += [f"property uchar {tint}" for tint in _COLORS[0]]
     path = Path(path)
     try:
         path.write_bytes("\n".join([*lines, "end_header", ""]).encode() + rows.tobytes())

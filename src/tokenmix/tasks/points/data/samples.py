@@ -1,45 +1,29 @@
 """Clouds as batches: centred, scaled, thinned to one number of points, padded, and augmented as the papers do."""
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tokenmix.data.indexed import IndexedDataset
 from tokenmix.errors import UserError
-from tokenmix.tasks.points.data.cloud import NO_PART, Cloud, Clouds, check_cloud
-from tokenmix.tasks.points.data.packing import unit_ball
+from tokenmix.tasks.points.data.cloud import NO_PART, Cloud, PackedClouds, check_cloud, unit_ball
 
-__all__ = ["CloudSamples", "farthest"]
-
-
-@dataclass
-class _Row:
-    """One cloud of a batch: float32 (N, 3), and (N, 3) or (N,) beside."""
-
-    points: Tensor
-    normals: Tensor | None
-    parts: Tensor | None
-
-    def take(self, places: Tensor) -> "_Row":
-        return _Row(
-            self.points[places],
-            None if self.normals is None else self.normals[places],
-            None if self.parts is None else self.parts[places],
-        )
+__all__ = ["CloudSamples", "farthest", "point_features", "scale_axes"]
 
 
 class CloudSamples(IndexedDataset):
     """Clouds whose batches are a function of (seed, epoch, index).
 
     Each is put about the mean of its points and scaled so that the farthest has distance 1. One with more than
-    `num_points` is thinned; one with fewer is padded with zeros, which the mask tells. Then, per cloud: coordinates are
-    multiplied by a factor for each axis, uniform in 1 / `scale`..`scale`; an offset for each axis, uniform in
-    -`shift`..`shift`, is added; and each point becomes a copy of the first with a chance that is itself uniform in
-    0..`point_dropout`. PointNet++ and PCT train with scale 3/2 and shift 0.2, and classification with dropout 0.875.
+    `num_points` is thinned; one with fewer is padded with zeros, which the mask leaves out. Then, per cloud:
+    coordinates are multiplied by a factor for each axis, uniform in 1 / `scale`..`scale`; an offset for each axis,
+    uniform in -`shift`..`shift`, is added; and each point becomes a copy of the first with a chance that is itself
+    uniform in 0..`point_dropout`. PointNet++ and PCT train with scale 3/2 and shift 0.2, and classification with
+    dropout 0.875.
 
     Normals stay at right angles to a surface that was scaled: they are divided by the factors, and made length 1 again.
     The papers leave them as they were.
@@ -62,7 +46,7 @@ class CloudSamples(IndexedDataset):
 
     def __init__(
         self,
-        clouds: Clouds,
+        clouds: PackedClouds,
         *,
         want: Literal["class", "parts"] = "class",
         features: Literal["xyz", "xyz+normals"] = "xyz",
@@ -94,64 +78,69 @@ class CloudSamples(IndexedDataset):
             `parts` also `part` int64 (B, N), -100 where a row is padded.
         """
         clouds = [unit_ball(check_cloud(self.clouds.cloud(index))) for index in indices.tolist()]
-        rows = self._thinned([self._row(cloud) for cloud in clouds], indices, epoch)
-        rows = [self._augmented(row, self._rng(index, epoch, 1)) for row, index in zip(rows, indices.tolist())]
-        width = 3 if self.features == "xyz" else 6
-        points = torch.zeros(len(rows), self.num_points, width)
+        each = zip(clouds, self._chosen(clouds, indices, epoch), indices.tolist())
+        rows = [self._augmented(point_features(c, self.features), kept, self._rng(i, epoch, 1)) for c, kept, i in each]
+        points = torch.zeros(len(rows), self.num_points, 3 if self.features == "xyz" else 6)
         mask = torch.zeros(len(rows), self.num_points, dtype=torch.bool)
-        part = torch.full((len(rows), self.num_points), NO_PART)
-        for i, row in enumerate(rows):
-            count = len(row.points)
-            points[i, :count, :3] = row.points
-            if row.normals is not None:
-                points[i, :count, 3:] = row.normals
-            if row.parts is not None:
-                part[i, :count] = row.parts
-            mask[i, :count] = True
+        for i, (row, _) in enumerate(rows):
+            points[i, : len(row)] = row
+            mask[i, : len(row)] = True
         label = torch.tensor([cloud.label for cloud in clouds], dtype=torch.int64)
         batch = {"points": points, "mask": mask, "label": label, "index": indices}
-        return {**batch, "part": part} if self.want == "parts" else batch
+        if self.want == "parts":
+            batch["part"] = torch.full((len(rows), self.num_points), NO_PART)
+            for cloud, part, (_, kept) in zip(clouds, batch["part"], rows):
+                if cloud.parts is None:
+                    raise UserError(f"{cloud.name} does not say the parts of its points; it can be classified only")
+                part[: len(kept)] = cloud.parts[kept]
+        return batch
 
     def _rng(self, index: int, epoch: int, purpose: int) -> np.random.Generator:
         return np.random.default_rng([abs(self.seed), epoch, index, purpose])
 
-    def _row(self, cloud: Cloud) -> _Row:
-        if self.features == "xyz+normals" and cloud.normals is None:
-            raise UserError(f"{cloud.name} has no normals; give features xyz")
-        if self.want == "parts" and cloud.parts is None:
-            raise UserError(f"{cloud.name} does not say the parts of its points; it can be classified only")
-        return _Row(
-            cloud.points,
-            cloud.normals if self.features == "xyz+normals" else None,
-            cloud.parts if self.want == "parts" else None,
-        )
-
-    def _thinned(self, rows: list[_Row], indices: Tensor, epoch: int) -> list[_Row]:
-        large = [i for i, row in enumerate(rows) if len(row.points) > self.num_points]
+    def _chosen(self, clouds: list[Cloud], indices: Tensor, epoch: int) -> list[Tensor]:
+        """Which points of each cloud are kept."""
+        large = [i for i, cloud in enumerate(clouds) if len(cloud.points) > self.num_points]
+        chosen = [torch.arange(min(len(cloud.points), self.num_points)) for cloud in clouds]
         if self.choice == "farthest" and large:
-            chosen = farthest([rows[i].points for i in large], self.num_points)
+            for i, places in zip(large, farthest([clouds[i].points for i in large], self.num_points)):
+                chosen[i] = places
         elif self.choice == "random":
-            sizes = [(len(rows[i].points), int(indices[i])) for i in large]
-            drawn = [self._rng(index, epoch, 0).permutation(size)[: self.num_points] for size, index in sizes]
-            chosen = [torch.from_numpy(places) for places in drawn]
-        else:
-            chosen = [torch.arange(self.num_points)] * len(large)
-        places = dict(zip(large, chosen))
-        return [row.take(places[i]) if i in places else row for i, row in enumerate(rows)]
+            for i in large:
+                order = self._rng(int(indices[i]), epoch, 0).permutation(len(clouds[i].points))
+                chosen[i] = torch.from_numpy(order[: self.num_points])
+        return chosen
 
-    def _augmented(self, row: _Row, rng: np.random.Generator) -> _Row:
-        points, normals = row.points, row.normals
+    def _augmented(self, row: Tensor, kept: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """The kept points of a row (N, 3 or 6), scaled, moved and dropped, and which they are."""
+        row = row[kept]
         if self.scale > 1:
-            factors = torch.from_numpy(rng.uniform(1 / self.scale, self.scale, 3)).float()
-            points = points * factors
-            normals = None if normals is None else torch.nn.functional.normalize(normals / factors, dim=1)
+            row = scale_axes(row, torch.from_numpy(rng.uniform(1 / self.scale, self.scale, 3)).float())
         if self.shift:
-            points = points + torch.from_numpy(rng.uniform(-self.shift, self.shift, 3)).float()
-        row = _Row(points, normals, row.parts)
+            moved = row[:, :3] + torch.from_numpy(rng.uniform(-self.shift, self.shift, 3)).float()
+            row = torch.cat([moved, row[:, 3:]], 1)
         if self.point_dropout:
-            gone = rng.random(len(points)) < rng.uniform(0, self.point_dropout)
-            row = row.take(torch.from_numpy(np.where(gone, 0, np.arange(len(points)))))
-        return row
+            gone = rng.random(len(row)) < rng.uniform(0, self.point_dropout)
+            places = torch.from_numpy(np.where(gone, 0, np.arange(len(row))))
+            row, kept = row[places], kept[places]
+        return row, kept
+
+
+def point_features(cloud: Cloud, features: str) -> Tensor:
+    """What a model is given of each point: (N, 3), or with its normal (N, 6); `UserError` if there are no normals."""
+    if features == "xyz":
+        return cloud.points
+    if cloud.normals is None:
+        raise UserError(f"{cloud.name} has no normals, which {features} needs; give a mesh, add them, or train on xyz")
+    return torch.cat([cloud.points, cloud.normals], 1)
+
+
+def scale_axes(points: Tensor, factors: Tensor) -> Tensor:
+    """Points (..., 3 or 6) with each axis multiplied; normals stay at right angles to the surface."""
+    coordinates, normals = points[..., :3] * factors, points[..., 3:]
+    if not normals.shape[-1]:
+        return coordinates
+    return torch.cat([coordinates, F.normalize(normals / factors, dim=-1)], -1)
 
 
 def farthest(clouds: list[Tensor], num_points: int) -> list[Tensor]:
@@ -159,12 +148,11 @@ def farthest(clouds: list[Tensor], num_points: int) -> list[Tensor]:
 
     All clouds at once; each must have at least `num_points`.
     """
-    most = max(len(points) for points in clouds)
-    stacked = torch.stack([torch.nn.functional.pad(points, (0, 0, 0, most - len(points))) for points in clouds])
-    distance = torch.full((len(clouds), most), math.inf)
-    for row, points in enumerate(clouds):
+    stacked = torch.nn.utils.rnn.pad_sequence(clouds, batch_first=True)
+    distance = torch.full(stacked.shape[:2], math.inf)
+    for row, points in zip(distance, clouds):
         # Padding is never the farthest.
-        distance[row, len(points) :] = -1
+        row[len(points) :] = -1
     every = torch.arange(len(clouds))
     taken = torch.zeros(len(clouds), num_points, dtype=torch.int64)
     for step in range(1, num_points):

@@ -16,7 +16,31 @@ from tokenmix.tasks.segmentation.models.base import PartCost
 __all__ = ["PointClassifier", "PointSegmenter", "check_points", "largest", "mean"]
 
 
-class PointClassifier(nn.Module):
+class _PointModel(nn.Module):
+    """A trunk and a head."""
+
+    trunk: PCT
+
+    @property
+    def mixer_name(self) -> str:
+        """What mixes the tokens, by its name in the table of mixers."""
+        return self.trunk.mixer_name
+
+    def macs(self, num_points: int) -> int:
+        """Multiply-adds of one cloud."""
+        return sum(row.macs for row in self.cost_table(num_points))
+
+    def cost_table(self, num_points: int) -> list[PartCost]:
+        """Parameters and multiply-adds of the trunk's parts and of the head, for a cloud of so many points."""
+        own = count_parameters(self) - count_parameters(self.trunk)
+        return [*self.trunk.cost_table(num_points), PartCost("head", own, self.head_macs(num_points))]
+
+    def head_macs(self, num_points: int) -> int:
+        """Multiply-adds of the head."""
+        raise NotImplementedError
+
+
+class PointClassifier(_PointModel):
     """One class for each cloud: the largest value of each feature, then three layers.
 
     Paper: Guo et al., PCT, arXiv 2012.09688, section 3.1.
@@ -57,22 +81,12 @@ class PointClassifier(nn.Module):
         features, mask = self.trunk(points, mask)
         return self.layers(largest(features, mask))
 
-    @property
-    def mixer_name(self) -> str:
-        """What mixes the tokens, by its name in the table of mixers."""
-        return self.trunk.mixer_name
-
-    def macs(self, num_points: int) -> int:
-        """Multiply-adds of one cloud."""
-        return sum(row.macs for row in self.cost_table(num_points))
-
-    def cost_table(self, num_points: int) -> list[PartCost]:
-        """Parameters and multiply-adds of the trunk's parts and of the head, for a cloud of so many points."""
-        head = PartCost("head", count_parameters(self.layers), _macs(self.layers, 1))
-        return [*self.trunk.cost_table(num_points), head]
+    def head_macs(self, num_points: int) -> int:
+        """Multiply-adds of the head, which sees a cloud as one row."""
+        return sum(m.in_features * m.out_features for m in self.layers.modules() if isinstance(m, nn.Linear))
 
 
-class PointSegmenter(nn.Module):
+class PointSegmenter(_PointModel):
     """One part for each point: its features beside the largest and the mean of the cloud and its category.
 
     Paper: Guo et al., PCT, arXiv 2012.09688, section 3.1 and the released code.
@@ -127,22 +141,11 @@ class PointSegmenter(nn.Module):
         x = torch.cat([features, whole.unsqueeze(1).expand(-1, features.shape[1], -1)], -1)
         return self.last(self.second(self.drop(self.first(x, mask)), mask))
 
-    @property
-    def mixer_name(self) -> str:
-        """What mixes the tokens, by its name in the table of mixers."""
-        return self.trunk.mixer_name
-
-    def macs(self, num_points: int) -> int:
-        """Multiply-adds of one cloud."""
-        return sum(row.macs for row in self.cost_table(num_points))
-
-    def cost_table(self, num_points: int) -> list[PartCost]:
-        """Parameters and multiply-adds of the trunk's parts and of the head, for a cloud of so many points."""
-        layers = self.first.macs(num_points) + self.second.macs(num_points)
+    def head_macs(self, num_points: int) -> int:
+        """Multiply-adds of the head: a row for each point, and the category."""
         last = num_points * self.last.in_features * self.last.out_features
         category = self.category.in_features * self.category.out_features
-        own = count_parameters(self) - count_parameters(self.trunk)
-        return [*self.trunk.cost_table(num_points), PartCost("head", own, category + layers + last)]
+        return category + self.first.macs(num_points) + self.second.macs(num_points) + last
 
 
 def largest(features: Tensor, mask: Tensor | None) -> Tensor:
@@ -168,8 +171,3 @@ def check_points(points: Tensor) -> None:
             f"point models take floating points (B, N, 3 or more), coordinates first; got {points.dtype} "
             f"{tuple(points.shape)}"
         )
-
-
-def _macs(layers: nn.Sequential, rows: int) -> int:
-    widths = [m.weight.shape for m in layers.modules() if isinstance(m, nn.Linear)]
-    return rows * sum(out * inside for out, inside in widths)

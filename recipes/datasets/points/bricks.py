@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tokenmix.tasks.points.data.ldraw import Library
-from tokenmix.tasks.points.data.surface import on_surface
+from recipes.datasets.points.ldraw_files import Library
 
 __all__ = ["PART_NAMES", "Mould", "families", "label_of", "moulds", "sample", "split"]
 
@@ -148,10 +147,34 @@ def sample(library: Library, mould: Mould, num_points: int = NUM_POINTS) -> tupl
     """
     drawn = library.triangles(mould.path)
     rng = np.random.default_rng(int.from_bytes(hashlib.sha256(mould.name.encode()).digest()[:8], "big"))
-    found = on_surface(drawn.corners, num_points, rng)
+    found = _on_surface(drawn.corners, num_points, rng)
     if found is None:
         return None
+    points, normals, triangle = found
     low, high = drawn.corners.reshape(-1, 3).min(0), drawn.corners.reshape(-1, 3).max(0)
-    points = found.points - (low.astype(np.float64) + high) / 2
+    points -= (low.astype(np.float64) + high) / 2
     points /= np.linalg.norm(points, axis=1).max()
-    return points.astype(np.float32), found.normals.astype(np.float32), drawn.labels[found.triangle]
+    return points.astype(np.float32), normals.astype(np.float32), drawn.labels[triangle]
+
+
+def _on_surface(
+    corners: np.ndarray, num_points: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Points and normals (N, 3) on triangles (T, 3, 3), evenly by area, and the triangle of each; None without area.
+
+    The published results were trained on these draws, so they are not those of `tokenmix.tasks.points`, which are
+    trimesh's: a triangle is drawn by its area, and in it (1 - sqrt(u)) a + sqrt(u) (1 - v) b + sqrt(u) v c with u, v
+    uniform is uniform. The normal is (b - a) x (c - a), so it points to where the corners run anticlockwise.
+    """
+    corners = np.asarray(corners, dtype=np.float64)
+    cross = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
+    length = np.linalg.norm(cross, axis=1)
+    ends = np.cumsum(length)
+    if not len(ends) or not ends[-1] > 0:
+        return None
+    # A draw is below the total, but may round up to it: the last triangle with area takes it.
+    triangle = np.searchsorted(ends, rng.random(num_points) * ends[-1], side="right")
+    triangle = np.minimum(triangle, np.flatnonzero(length)[-1])
+    root, second = np.sqrt(rng.random(num_points)), rng.random(num_points)
+    weights = np.stack([1 - root, root * (1 - second), root * second], axis=1)
+    return np.einsum("nk,nkd->nd", weights, corners[triangle]), cross[triangle] / length[triangle, None], triangle

@@ -15,14 +15,14 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
+from recipes.datasets.points.bricks import PART_NAMES, Mould, families, label_of, moulds, sample, split
+from recipes.datasets.points.ldraw_files import Library
 from tokenmix.data.fetch import FetchError
 from tokenmix.data.lookup import DataRequest, stored_path
 from tokenmix.data.packages import members, npm_archive
 from tokenmix.data.store import Names, Stored, fetched
 from tokenmix.errors import UserError
-from tokenmix.tasks.points.data.bricks import PART_NAMES, Mould, families, label_of, moulds, sample, split
 from tokenmix.tasks.points.data.cloud import PackedClouds, PointData
-from tokenmix.tasks.points.data.ldraw import Library
 
 __all__ = ["MIN_CLASS", "OTHER", "STORED", "load_ldraw", "read_package"]
 
@@ -66,10 +66,10 @@ def _side(
     places = torch.nonzero(where).flatten()
     size = tensors["points"].shape[1]
     return PackedClouds(
-        tensors["points"][places].flatten(0, 1),
-        torch.arange(1, len(places) + 1) * size,
-        labels[places],
-        Names.of(names[i] for i in places.tolist()),
+        points=tensors["points"][places].flatten(0, 1),
+        ends=torch.arange(1, len(places) + 1) * size,
+        labels=labels[places],
+        names=Names.of(names[i] for i in places.tolist()),
         normals=tensors["normals"][places].flatten(0, 1),
         parts=tensors["parts"][places].flatten() if with_parts else None,
     )

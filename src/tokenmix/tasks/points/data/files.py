@@ -1,0 +1,215 @@
+"""Clouds and meshes from files, by their extension: PLY, OFF, OBJ, NPZ, NPY, XYZ, TXT, CSV."""
+
+import io
+import math
+import re
+import warnings
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tokenmix.errors import UserError
+from tokenmix.tasks.points.data.cloud import Cloud, check_cloud
+from tokenmix.tasks.points.data.meshes import parse_obj, parse_off, sampled
+from tokenmix.tasks.points.data.ply import parse_ply
+
+__all__ = ["ENDINGS", "NUM_POINTS", "read_file", "read_points"]
+
+NUM_POINTS = 2048
+_POINT_KEYS = ("points", "xyz", "pos", "vertices")
+
+
+def read_points(
+    path: str | Path,
+    *,
+    surface: Literal["sample", "keep"] = "sample",
+    num_points: int = NUM_POINTS,
+    seed: int = 0,
+    centred: bool = False,
+) -> Cloud:
+    """The cloud in a file; of a mesh, points on its surface.
+
+    Args:
+        path: .ply, .off, .obj, .npz (`points`, and perhaps `normals`, `colors`, `faces`, `parts`), .npy, or text of
+            numbers in .xyz, .txt, .csv or .pts.
+        surface: `sample` draws points from the surface of a mesh, evenly by area, with normals; `keep` gives its
+            vertices and faces. A cloud without faces is given as it is.
+        num_points: how many points are drawn from a surface.
+        seed: of that draw.
+        centred: put the points, or the corners of a mesh, about their middle before they become float32, which has
+            steps of half a metre at the coordinates of a map's zone.
+
+    Raises:
+        UserError: no such file, an unknown ending, a damaged file, no points, a coordinate that is NaN or infinite, or
+            a mesh where trimesh is missing.
+    """
+    path = Path(path)
+    kind = path.suffix.lower()
+    if kind not in _PARSERS and not path.is_dir():
+        raise UserError(f"{path} has an ending that is no cloud's; give one of {', '.join(ENDINGS)}")
+    content = read_file(path)
+    try:
+        columns = _PARSERS[kind](content, str(path))
+    except MemoryError:
+        raise UserError(f"{path} announces more than the memory holds; copy it again, or cut it") from None
+    if centred:
+        columns = {**columns, "points": _centred(columns["points"])}
+    cloud = check_cloud(_cloud(columns, str(path)))
+    return sampled(cloud, num_points, seed) if surface == "sample" else cloud
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a file; `UserError` if it is not a regular file, cannot be read, or is empty."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name the files in it, for example {path / '*.ply'}")
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is a pipe or a device, not a file; copy what it gives into one")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror}); give a file that exists") from None
+    if not content:
+        raise UserError(f"{path} is empty; copy it again")
+    return content
+
+
+def _cloud(columns: Mapping[str, np.ndarray], name: str) -> Cloud:
+    """Columns under the names of `Cloud`, in its types."""
+    normals, colors, faces, parts = (columns.get(key) for key in ("normals", "colors", "faces", "parts"))
+    return Cloud(
+        _floats(columns["points"]),
+        None if normals is None else torch.nn.functional.normalize(_floats(normals), dim=1),
+        None if colors is None else _bytes(colors),
+        None if faces is None else torch.from_numpy(np.ascontiguousarray(faces, dtype=np.int64)),
+        parts=None if parts is None else torch.from_numpy(parts.astype(np.int64)),
+        name=name,
+    )
+
+
+def _centred(points: np.ndarray) -> np.ndarray:
+    # Without those that are NaN or infinite, which `check_cloud` reports one by one.
+    numbers = points[np.isfinite(points).all(1)].astype(np.float64)
+    return points - numbers.mean(0) if len(numbers) else points
+
+
+def _floats(values: np.ndarray) -> Tensor:
+    # What is too large for float32 becomes infinite, which `check_cloud` reports.
+    with np.errstate(over="ignore"):
+        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+
+
+def _bytes(colors: np.ndarray) -> Tensor:
+    """Colours as 0 to 255: integers are of their type's range, floating numbers of 1, or of 255 if one is above 1."""
+    largest = np.iinfo(colors.dtype).max if colors.dtype.kind in "ui" else 255 if (colors > 1).any() else 1
+    return torch.from_numpy((np.nan_to_num(colors / largest).clip(0, 1) * 255).round().astype(np.uint8))
+
+
+def _arrays(content: bytes, name: str) -> dict[str, np.ndarray]:
+    """What an archive says about its points, or one array of them with the columns of a table."""
+    stored: dict[str, np.ndarray] = {}
+    try:
+        if content.startswith(b"PK"):
+            with zipfile.ZipFile(io.BytesIO(content)) as archive:
+                for info in archive.infolist():
+                    with archive.open(info) as member:
+                        stored[info.filename.removesuffix(".npy")] = _array(member, info.file_size)
+        else:
+            stored["points"] = _array(io.BytesIO(content), len(content))
+    except MemoryError:
+        raise
+    except Exception as error:
+        # Also of the tokenizer, with which numpy reads a header, and of the archive's compression.
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(f"{name} is no readable array ({reason}); save it again") from None
+    key = next((key for key in _POINT_KEYS if key in stored), None)
+    if key is None:
+        raise UserError(f"{name} holds {', '.join(sorted(stored)) or 'nothing'}; save the points as 'points'")
+    points = stored[key]
+    if points.ndim != 2 or points.shape[1] not in (3, 6, 7) or points.dtype.kind not in "fiu":
+        raise UserError(
+            f"{name} has points of shape {points.shape} and type {points.dtype}; save numbers of shape (N, 3)"
+        )
+    found = _named(points.astype(np.float64), name) if len(points) else {"points": points[:, :3]}
+    for key, shape in (("normals", (len(points), 3)), ("colors", (len(points), 3)), ("parts", (len(points),))):
+        if key in stored:
+            found[key] = _of_shape(stored[key], key, shape, name)
+    if "faces" in stored:
+        found["faces"] = _of_shape(stored["faces"], "faces", (len(stored["faces"]), 3), name)
+    return found
+
+
+def _array(stream: IO[bytes], size: int) -> np.ndarray:
+    """An array of numpy's format, in which numpy itself would make room for what the header announces."""
+    version = np.lib.format.read_magic(stream)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, kind = read(stream)
+    if math.prod(shape) * kind.itemsize > size:
+        raise ValueError(f"it announces {shape} numbers in {size} bytes")
+    stream.seek(0)
+    return np.lib.format.read_array(stream, allow_pickle=False)
+
+
+def _of_shape(values: np.ndarray, key: str, shape: tuple[int, ...], name: str) -> np.ndarray:
+    if values.shape != shape or values.dtype.kind not in ("iu" if key in ("parts", "faces") else "fiu"):
+        wanted = "(F, 3) integers" if key == "faces" else f"{shape} numbers"
+        raise UserError(f"{name} has {key} of shape {values.shape} and type {values.dtype}; save {wanted}")
+    return values
+
+
+def _table(content: bytes, name: str) -> dict[str, np.ndarray]:
+    """Columns of numbers between spaces, commas or semicolons; comments follow # or //."""
+    text = re.sub("[,;]", " ", content.decode("utf-8", "replace").replace("//", "#"))
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "loadtxt: input contained no data")
+            values = np.loadtxt(io.StringIO(text), ndmin=2)
+    except ValueError as error:
+        raise UserError(f"{name} is no table of numbers ({str(error).partition(';')[0]}); mend it") from None
+    if not len(values):
+        raise UserError(f"{name} has no points; give a file with at least one")
+    if values.shape[1] not in (3, 6, 7):
+        raise UserError(
+            f"{name} has {values.shape[1]} columns; give 3 (x y z), 6 (with normals or colours) or 7 (with a part too)"
+        )
+    return _named(values, name)
+
+
+def _named(values: np.ndarray, name: str) -> dict[str, np.ndarray]:
+    """What the columns of a table (N, 3, 6 or 7) are: x y z, or with three more, or with three more and a part.
+
+    Three more are normals if each has length 1, within a tenth, or is 0; else colours if they are 0 to 255.
+    """
+    found = {"points": values[:, :3]}
+    if values.shape[1] > 3:
+        more = values[:, 3:6]
+        with np.errstate(over="ignore"):
+            length = np.linalg.norm(more, axis=1)
+        # `check_cloud` reports NaN.
+        if ((np.abs(length - 1) < 0.1) | (length == 0) | np.isnan(length)).all():
+            found["normals"] = more
+        elif ((more >= 0) & (more <= 255)).all():
+            found["colors"] = more
+        else:
+            raise UserError(f"{name} has columns 4 to 6 that are neither normals nor colours; give x y z alone")
+    if values.shape[1] == 7:
+        # NaN is no whole number either.
+        broken = values[values[:, 6] != np.floor(values[:, 6]), 6]
+        if len(broken):
+            raise UserError(f"{name} has {broken[0]:g} in column 7, where parts are whole numbers; mend it")
+        found["parts"] = values[:, 6]
+    return found
+
+
+_PARSERS = {
+    ".ply": parse_ply,
+    ".off": parse_off,
+    ".obj": parse_obj,
+    **dict.fromkeys((".npz", ".npy"), _arrays),
+    **dict.fromkeys((".xyz", ".txt", ".csv", ".pts"), _table),
+}
+ENDINGS = tuple(_PARSERS)
