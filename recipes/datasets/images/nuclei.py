@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
+from recipes.datasets.images.wheels import Wheel, read_members
+from recipes.datasets.images.windows import CutScenes, Window
 from tokenmix.data.fetch import FetchError
 from tokenmix.data.images.decode import UnreadableImage, decode_numbers
 from tokenmix.data.lookup import DataRequest, stored_path
-from tokenmix.data.scenes.cut import CutScenes, Window
 from tokenmix.data.scenes.scenes import Objects, Scene, SceneData, channel_statistics, objects_of_masks
-from tokenmix.data.scenes.wheels import Wheel, read_members
 from tokenmix.data.store import Stored, fetched
 
 __all__ = ["fetch_nuclei", "load_nuclei"]

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recipes.datasets.images.wheels import Wheel, read_members
+from recipes.datasets.images.windows import CutScenes, Window
 from tokenmix.data.fetch import FetchError
 from tokenmix.data.images.decode import UnreadableImage, decode_numbers, decode_stored
 from tokenmix.data.lookup import DataRequest, stored_path
-from tokenmix.data.scenes.cut import CutScenes, Window
 from tokenmix.data.scenes.scenes import Scene, SceneData, channel_statistics
-from tokenmix.data.scenes.wheels import Wheel, read_members
 from tokenmix.data.store import Stored, fetched
 from tokenmix.errors import UserError
 

@@ -10,10 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from tokenmix.data import fetch
+from recipes.datasets.images import blue_marble, nuclei, trees, wheels
+from recipes.datasets.images.wheels import Wheel, read_members
 from tokenmix.data.fetch import FetchError
-from tokenmix.data.scenes import blue_marble, nuclei, trees, wheels
-from tokenmix.data.scenes.wheels import Wheel, read_members
 
 FILE = "some_set-1.2-py3-none-any.whl"
 
@@ -41,7 +40,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, contents: dict[str, bytes]) -> None:
         return folder / file
 
     monkeypatch.setattr(wheels, "download", unreachable)
-    monkeypatch.setattr(wheels, "pypi_wheel", client)
+    monkeypatch.setattr(wheels, "download_wheel", client)
 
 
 def wheel_of(file: str, content: bytes) -> Wheel:
@@ -96,13 +95,13 @@ def test_wheels_that_are_not_what_they_should_be(tmp_path: Path, monkeypatch: py
 )
 def test_pip_is_asked_for_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, words: list[str]):
     asked: list[str] = []
-    monkeypatch.setattr(fetch, "_run", lambda command, folder: asked.extend(command))
+    monkeypatch.setattr(wheels, "run_client", lambda command, folder: asked.extend(command))
     with pytest.raises(FetchError, match=f"left no {file}"):
-        fetch.pypi_wheel(file, tmp_path)
+        wheels.download_wheel(file, tmp_path)
     assert set(words) < set(asked)
     assert ("--platform" in asked) == (file != FILE)
     (tmp_path / file).write_bytes(b"")
-    assert fetch.pypi_wheel(file, tmp_path) == tmp_path / file
+    assert wheels.download_wheel(file, tmp_path) == tmp_path / file
 
 
 def test_the_map_is_aligned_with_its_climates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
