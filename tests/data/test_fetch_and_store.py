@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torchvision.datasets import FashionMNIST
 
 from tokenmix.data.fetch import FetchError, apt_package, check_digest, download, first_that_works, npm_package
-from tokenmix.data.images import fashion_mnist, load_images
-from tokenmix.data.images.fashion_mnist import parse_idx, read_idx
+from tokenmix.data.images import load_images
 from tokenmix.data.lookup import cache_root, stored_path
 from tokenmix.data.store import fetched
 from tokenmix.errors import UserError
@@ -27,31 +27,6 @@ from tokenmix.errors import UserError
 def idx(tensor: Tensor) -> bytes:
     head = bytes([0, 0, 8, tensor.dim()]) + struct.pack(f">{tensor.dim()}I", *tensor.shape)
     return head + tensor.numpy().tobytes()
-
-
-def test_idx_round_trip(tmp_path: Path):
-    tensor = torch.arange(24, dtype=torch.uint8).reshape(2, 3, 4)
-    assert torch.equal(parse_idx(idx(tensor)), tensor)
-    (tmp_path / "a.gz").write_bytes(gzip.compress(idx(tensor)))
-    assert torch.equal(read_idx(tmp_path / "a.gz"), tensor)
-
-
-@pytest.mark.parametrize(
-    ("raw", "reason"),
-    [
-        (b"", "magic"),
-        (b"PNG!", "magic"),
-        (bytes([0, 0, 13, 1, 0, 0, 0, 1, 0]), "type 0x0d"),
-        (bytes([0, 0, 8, 2, 0, 0]), "cut off"),
-        (bytes([0, 0, 8, 1, 0, 0, 0, 9, 1]), "1 values for shape"),
-        (gzip.compress(bytes(50), mtime=0)[:-9], "idx file"),
-    ],
-)
-def test_bad_idx_is_named(tmp_path: Path, raw: bytes, reason: str):
-    (tmp_path / "bad-idx").write_bytes(raw)
-    with pytest.raises(UserError, match=reason) as caught:
-        read_idx(tmp_path / "bad-idx")
-    assert "bad-idx" in str(caught.value)
 
 
 def test_download_and_digest(tmp_path: Path):
@@ -213,18 +188,14 @@ def tiny_fashion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The publisher's four files, tiny, behind a file:// address."""
     home = tmp_path / "home"
     home.mkdir()
-    monkeypatch.setattr(fashion_mnist, "SHAPES", {
-        "train_images": (20, 28, 28), "train_labels": (20,), "t10k_images": (10, 28, 28), "t10k_labels": (10,),
-    })  # fmt: skip
-    digests = {}
-    for name in fashion_mnist.FILES:
-        part, kind = name.split("-")[:2]
-        shape = fashion_mnist.SHAPES[f"{part}_{kind}"]
-        tensor = torch.arange(shape[0]) % 10 if kind == "labels" else torch.randint(0, 256, shape)
+    resources = []
+    for name, _ in FashionMNIST.resources:
+        count = 20 if name.startswith("train") else 10
+        tensor = torch.arange(count) % 10 if "labels" in name else torch.randint(0, 256, (count, 28, 28))
         (home / name).write_bytes(gzip.compress(idx(tensor.byte())))
-        digests[name] = hashlib.md5((home / name).read_bytes()).hexdigest()
-    monkeypatch.setattr(fashion_mnist, "FILES", digests)
-    monkeypatch.setattr(fashion_mnist, "HOME", home.as_uri() + "/")
+        resources.append((name, hashlib.md5((home / name).read_bytes()).hexdigest()))
+    monkeypatch.setattr(FashionMNIST, "resources", resources)
+    monkeypatch.setattr(FashionMNIST, "mirrors", [home.as_uri() + "/"])
     return home
 
 
@@ -245,7 +216,11 @@ def test_fashion_mnist_from_nowhere(tiny_fashion: Path, tmp_path: Path, monkeypa
     assert "\n" not in str(caught.value)
 
 
-def test_files_of_another_shape_are_refused(tiny_fashion: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(fashion_mnist.SHAPES, "t10k_labels", (11,))
-    with pytest.raises(FetchError, match=r"t10k_labels has shape \(10,\)"):
-        fashion_mnist.read_files(tiny_fashion)
+def test_a_source_that_holds_something_else(tiny_fashion: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    content = gzip.compress(bytes([0, 0, 8, 1, 0, 0, 0, 9, 1]))
+    (tiny_fashion / "t10k-labels-idx1-ubyte.gz").write_bytes(content)
+    resources = [(n, hashlib.md5((tiny_fashion / n).read_bytes()).hexdigest()) for n, _ in FashionMNIST.resources]
+    monkeypatch.setattr(FashionMNIST, "resources", resources)
+    with pytest.raises(UserError, match=r"publisher's files.*cannot be read.*--data digits") as caught:
+        load_images("fashion-mnist", root=tmp_path / "cache")
+    assert "\n" not in str(caught.value)

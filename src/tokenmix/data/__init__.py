@@ -15,7 +15,7 @@ DATA_SETS.register(
         about="60,000 + 10,000 grey 28 x 28, 10 classes, 31 MB",
         licence="MIT",
         origin="publisher, else Debian dataset-fashion-mnist",
-        load="tokenmix.data.images.fashion_mnist:load_fashion_mnist",
+        load="tokenmix.data.images.named_sets:load_fashion_mnist",
         stored=("fashion-mnist",),
     ),
     DataEntry(
@@ -24,7 +24,7 @@ DATA_SETS.register(
         about="1,437 + 360 grey 8 x 8, 10 classes",
         licence="BSD-3-Clause",
         origin="embedded in scikit-learn",
-        load="tokenmix.data.images.digits:load_digits",
+        load="tokenmix.data.images.named_sets:load_digits",
     ),
     DataEntry(
         name="folder",
