@@ -32,7 +32,7 @@ DATA_SETS.register(
         about="folder:PATH, one sub-folder a class",
         licence="yours",
         origin="your disk",
-        load="tokenmix.data.images.folder:load_folder",
+        load="tokenmix.data.images.folders:load_folder",
         variant="path",
     ),
     DataEntry(
@@ -41,7 +41,7 @@ DATA_SETS.register(
         about="imagefolder:PATH, photographs in ImageNet's layout",
         licence="yours",
         origin="your disk",
-        load="tokenmix.data.images.imagefolder:load_imagefolder",
+        load="tokenmix.data.images.folders:load_imagefolder",
         variant="path",
     ),
     DataEntry(

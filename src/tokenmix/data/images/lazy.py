@@ -1,5 +1,6 @@
 """Sets whose images are opened one by one: what cannot be read is left out of its batch and named."""
 
+import copy
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -32,15 +33,23 @@ class LazyImages(ImageSet):
     Attributes:
         photographs: of any size, so that training takes a random part of each, and testing the centre.
         crop_pct: share of an image that testing keeps.
+        places: number of each image among those that the set was made of.
     """
 
     in_memory = False
     flip, fill = True, None
-    photographs = False
 
-    def __init__(self, labels: Tensor, size: tuple[int, int], crop_pct: float = 1.0) -> None:
-        self.labels, self.size, self.crop_pct = labels, size, crop_pct
+    def __init__(self, labels: Tensor, size: tuple[int, int], *, photographs: bool) -> None:
+        self.labels, self.size, self.photographs = labels, size, photographs
+        self.crop_pct = CROP_PCT if photographs else 1.0
+        self.places = torch.arange(len(labels))
         self._bad: set[int] = set()
+
+    def subset(self, indices: Tensor) -> "LazyImages":
+        """The images at these places of this set, of whose files the list is shared."""
+        kept = copy.copy(self)
+        kept.labels, kept.places, kept._bad = self.labels[indices], self.places[indices], set()
+        return kept
 
     def source(self, index: int) -> Path | bytes:
         """The file, or the bytes of the file."""
