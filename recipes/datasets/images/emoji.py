@@ -21,10 +21,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from recipes.datasets.packages import npm_archive
 from tokenmix.data.fetch import FetchError
 from tokenmix.data.images.image_set import InMemoryImages, LoadedImages, resize_images
 from tokenmix.data.lookup import DataRequest, stored_path
-from tokenmix.data.packages import npm_archive
 from tokenmix.data.store import Stored, fetched
 from tokenmix.errors import unknown_name
 

