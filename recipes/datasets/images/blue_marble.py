@@ -22,8 +22,9 @@ from recipes.datasets.images.windows import CutScenes, Window
 from recipes.datasets.packages import Wheel, read_wheel
 from tokenmix.data.fetch import FetchError
 from tokenmix.data.images.decode import UnreadableImage, decode_numbers, decode_stored
+from tokenmix.data.images.image_set import channel_statistics
 from tokenmix.data.lookup import DataRequest, stored_path
-from tokenmix.data.scenes.scenes import Scene, SceneData, channel_statistics
+from tokenmix.data.scenes.scenes import Scene, SceneData
 from tokenmix.data.store import Stored, fetched
 from tokenmix.errors import UserError
 

@@ -14,9 +14,10 @@ from torch.nn import functional as F
 from torchvision.datasets import FashionMNIST
 
 from recipes.datasets.images import blue_marble
+from tokenmix.data.images.image_set import channel_statistics
 from tokenmix.data.images.named_sets import fetch_fashion_mnist
 from tokenmix.data.lookup import DataRequest
-from tokenmix.data.scenes.scenes import Objects, Scene, SceneData, Scenes, channel_statistics, objects_of_masks
+from tokenmix.data.scenes.scenes import Objects, Scene, SceneData, Scenes, objects_of_masks
 from tokenmix.data.store import fetched
 from tokenmix.errors import UserError
 

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from recipes.datasets.packages import npm_archive
 from tokenmix.data.fetch import FetchError
-from tokenmix.data.images.image_set import InMemoryImages, LoadedImages, resize_images
+from tokenmix.data.images.image_set import InMemoryImages, resize_images
+from tokenmix.data.images.load import LoadedImages
 from tokenmix.data.lookup import DataRequest, stored_path
 from tokenmix.data.store import Stored, fetched
 from tokenmix.errors import unknown_name

@@ -13,8 +13,9 @@ from recipes.datasets.images.windows import CutScenes, Window
 from recipes.datasets.packages import Wheel, read_wheel
 from tokenmix.data.fetch import FetchError
 from tokenmix.data.images.decode import UnreadableImage, decode_numbers
+from tokenmix.data.images.image_set import channel_statistics
 from tokenmix.data.lookup import DataRequest, stored_path
-from tokenmix.data.scenes.scenes import Objects, Scene, SceneData, channel_statistics, objects_of_masks
+from tokenmix.data.scenes.scenes import Objects, Scene, SceneData, objects_of_masks
 from tokenmix.data.store import Stored, fetched
 
 __all__ = ["fetch_nuclei", "load_nuclei"]

@@ -15,8 +15,9 @@ from recipes.datasets.images.windows import CutScenes, Window, starts
 from recipes.datasets.packages import Wheel, read_wheel
 from tokenmix.data.fetch import FetchError
 from tokenmix.data.images.decode import UnreadableImage, decode_stored
+from tokenmix.data.images.image_set import channel_statistics
 from tokenmix.data.lookup import DataRequest, stored_path
-from tokenmix.data.scenes.scenes import Scene, SceneData, channel_statistics, objects_of_boxes
+from tokenmix.data.scenes.scenes import Scene, SceneData, objects_of_boxes
 from tokenmix.data.scenes.voc_xml import read_boxes
 from tokenmix.data.store import Stored, fetched
 from tokenmix.errors import UserError

@@ -16,8 +16,8 @@ from torchvision.datasets.folder import make_dataset
 
 from tokenmix.data.fetch import log
 from tokenmix.data.images.decode import UnreadableImage, decode, probe
-from tokenmix.data.images.image_set import ImageSet, InMemoryImages, LoadedImages, Skipped
-from tokenmix.data.images.lazy import CHANNELS, LazyImages
+from tokenmix.data.images.image_set import CHANNELS, ImageSet, InMemoryImages, LazyImages, Skipped
+from tokenmix.data.images.load import LoadedImages
 from tokenmix.data.lookup import DataRequest
 from tokenmix.data.store import Names
 from tokenmix.errors import UserError

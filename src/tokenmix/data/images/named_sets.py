@@ -14,7 +14,8 @@ from torchvision.datasets import FashionMNIST
 from torchvision.datasets.utils import extract_archive
 
 from tokenmix.data.fetch import FetchError, apt_package, check_digest, download, first_that_works
-from tokenmix.data.images.image_set import InMemoryImages, LoadedImages, resize_images
+from tokenmix.data.images.image_set import InMemoryImages, resize_images
+from tokenmix.data.images.load import LoadedImages
 from tokenmix.data.lookup import DataRequest, stored_path
 from tokenmix.data.store import Stored, fetched
 

@@ -11,9 +11,9 @@ import torch
 
 from tokenmix.data.fetch import log
 from tokenmix.data.images.decode import UnreadableImage
-from tokenmix.data.images.image_set import LoadedImages
-from tokenmix.data.images.lazy import LazyImages
-from tokenmix.data.images.shards import ShardIndex, expand, read_index
+from tokenmix.data.images.image_set import LazyImages
+from tokenmix.data.images.load import LoadedImages
+from tokenmix.data.images.shards import USAGE, ShardIndex, expand, read_index
 from tokenmix.data.lookup import DataRequest
 from tokenmix.errors import UserError
 
@@ -24,7 +24,6 @@ SIZE = (224, 224)
 BUFFER = 5000
 TEST_SHARE = 0.2
 OPEN_FILES = 32
-USAGE = "--data wds:PATH/train-{000000..000009}.tar,PATH/val-{000000..000001}.tar"
 
 
 class ShardImages(LazyImages):
@@ -115,7 +114,7 @@ def load_webdataset(request: DataRequest) -> LoadedImages:
     """
     patterns = [pattern for pattern in request.variant.split(",") if pattern]
     if not 1 <= len(patterns) <= 2:
-        raise UserError(f"wds needs one pattern of shards, or two, got {request.variant!r}; give {USAGE}")
+        raise UserError(f"wds needs one pattern of shards, or two, got {request.variant!r}; {USAGE}")
     paths = [expand(pattern) for pattern in patterns]
     indices = [read_index(part, request.root) for part in paths]
     skipped = [one for index in indices for one in index.skipped]
@@ -150,6 +149,6 @@ def _split(images: ShardImages) -> tuple[LazyImages, LazyImages]:
         chosen = places[np.argsort(marks[places], kind="stable")]
         test[chosen[: min(len(places) - 1, max(1, round(TEST_SHARE * len(places))))]] = True
     if not test.any():
-        raise UserError(f"every class has one sample only, none is left for testing; give {USAGE}")
+        raise UserError(f"every class has one sample only, none is left for testing; {USAGE}")
     train, tested = (torch.from_numpy(np.flatnonzero(part)) for part in (~test, test))
     return images.subset(train), images.subset(tested)

@@ -1,7 +1,7 @@
 """An image with what is known of its pixels and objects, sets of them, and what their readers share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -24,7 +24,6 @@ __all__ = [
     "Scenes",
     "Want",
     "bit_palette",
-    "channel_statistics",
     "load_scenes",
     "no_objects",
     "objects_of_boxes",
@@ -193,16 +192,3 @@ def bit_palette(count: int) -> list[tuple[int, int, int]]:
     return [
         tuple(sum((n >> 3 * place + c & 1) << 7 - place for place in range(8)) for c in range(3)) for n in range(count)
     ]  # type: ignore[misc]
-
-
-def channel_statistics(images: Iterable[Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel in 0..1, exact, of images uint8 (3, H, W)."""
-    counts = torch.zeros(3, 256, dtype=torch.float64)
-    for image in images:
-        counts += torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in image])
-    weights = counts / counts.sum(1, keepdim=True)
-    levels = torch.arange(256, dtype=torch.float64) / 255
-    mean = (weights * levels).sum(1)
-    std = (weights * (levels - mean[:, None]).square()).sum(1).sqrt()
-    # Images of one level have no spread; dividing by less than one level would only blow up rounding.
-    return tuple(mean.tolist()), tuple(std.clamp_min(1 / 255).tolist())
