@@ -147,7 +147,6 @@ def load_composed(request: DataRequest) -> SceneData:
         train=scenes["train"],
         test=scenes["test"],
         classes=FashionMNIST.classes,
-        ignore=255,
         palette=PALETTE,
         mean=mean,
         std=std,

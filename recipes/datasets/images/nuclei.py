@@ -49,7 +49,6 @@ def load_nuclei(request: DataRequest) -> SceneData:
         train=CutScenes([whole], train),
         test=CutScenes([whole], test),
         classes=["nucleus"],
-        ignore=255,
         palette=[(240, 120, 60)],
         mean=mean,
         std=std,

@@ -18,7 +18,7 @@ from tokenmix.data.images.decode import UnreadableImage, decode_stored
 from tokenmix.data.images.image_set import channel_statistics
 from tokenmix.data.lookup import DataRequest, stored_path
 from tokenmix.data.scenes.scenes import Scene, SceneData, objects_of_boxes
-from tokenmix.data.scenes.voc_xml import read_boxes
+from tokenmix.data.scenes.voc import read_boxes
 from tokenmix.data.store import Stored, fetched
 from tokenmix.errors import UserError
 
@@ -59,7 +59,6 @@ def load_trees(request: DataRequest) -> SceneData:
         train=CutScenes(photographs, _overlapping(photographs[0].image, tile)),
         test=CutScenes(photographs, [w for i in range(1, 4) for w in _side_by_side(i, photographs[i].image, tile)]),
         classes=["tree"],
-        ignore=255,
         palette=[(60, 200, 60)],
         mean=mean,
         std=std,

@@ -68,7 +68,7 @@ DATA_SETS.register(
         about="ade20k:PATH, ADEChallengeData2016, 150 classes",
         licence="yours",
         origin="your disk",
-        load="tokenmix.data.scenes.ade20k:load_ade20k",
+        load="tokenmix.data.scenes.label_maps:load_ade20k",
         variant="path",
     ),
     DataEntry(
@@ -77,7 +77,7 @@ DATA_SETS.register(
         about="cityscapes:PATH, leftImg8bit and gtFine, 19 classes",
         licence="yours",
         origin="your disk",
-        load="tokenmix.data.scenes.cityscapes:load_cityscapes",
+        load="tokenmix.data.scenes.label_maps:load_cityscapes",
         variant="path",
     ),
     DataEntry(
@@ -95,7 +95,7 @@ DATA_SETS.register(
         about="masks:PATH, train and val with images and masks, a PNG of class numbers each",
         licence="yours",
         origin="your disk",
-        load="tokenmix.data.scenes.masks:load_masks",
+        load="tokenmix.data.scenes.label_maps:load_masks",
         variant="path",
     ),
 )

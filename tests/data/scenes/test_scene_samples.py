@@ -49,7 +49,10 @@ def pixels(seed: int, height: int = 20, width: int = 30) -> Scene:
 def set_of(*scenes: Scene) -> SceneData:
     part = Listed(*scenes)
     zero, one = (0.0,) * 3, (1.0,) * 3
-    return SceneData("none", part, part, list("abcde"), 255, [(0, 0, 0)] * 5, zero, one, None, "made here")
+    return SceneData(
+        spec="none", train=part, test=part, classes=list("abcde"), palette=[(0, 0, 0)] * 5, mean=zero, std=one,
+        source="made here",
+    )  # fmt: skip
 
 
 def items() -> Objects:
