@@ -15,7 +15,7 @@ from torchmetrics.detection import MeanAveragePrecision
 from tokenmix.data.scenes import Objects, Scene, SceneData, Scenes
 from tokenmix.errors import UserError
 from tokenmix.tasks.detection import task as objects
-from tokenmix.tasks.detection.boxes import Detection
+from tokenmix.tasks.detection.boxes_and_masks import Detection
 from tokenmix.tasks.detection.metrics import AveragePrecision
 from tokenmix.tasks.detection.output import class_color, draw_objects, image_numbers
 from tokenmix.tasks.detection.tiling import find_in_windows

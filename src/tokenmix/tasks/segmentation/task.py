@@ -16,15 +16,13 @@ from tokenmix.data.indexed import subset
 from tokenmix.data.scenes import PixelAugment, PixelSamples, RepeatedScenes, SceneData, load_scenes
 from tokenmix.errors import UserError
 from tokenmix.models.registry import create_model
-from tokenmix.tasks.classification.output import check_stems, stored_images
-from tokenmix.tasks.classification.view import image_view
 from tokenmix.tasks.fitting import check_model, check_own
+from tokenmix.tasks.images import both_sides, check_stems, image_view, stored_images
 from tokenmix.tasks.segmentation.inference import pixel_logits
 from tokenmix.tasks.segmentation.loss import pixel_entropy, soft_iou_loss
 from tokenmix.tasks.segmentation.metrics import NUMBERS, PixelEntropy, PixelScores
 from tokenmix.tasks.segmentation.options import SegmentationOptions
 from tokenmix.tasks.segmentation.output import shares, write_answer
-from tokenmix.tasks.segmentation.windows import both_sides
 from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.config import OptimConfig, TrainConfig
 from tokenmix.train.optimizer import check_optimizer, make_schedule
