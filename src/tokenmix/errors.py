@@ -14,8 +14,8 @@ __all__ = ["EXTRAS", "MissingExtra", "UserError", "missing_extra", "needs", "pri
 EXTRAS = {
     "vision": ("PIL", "huggingface_hub", "timm", "torchvision"),
     "train": (
-        "filelock", "jinja2", "lightning", "matplotlib", "rich", "scipy", "sklearn", "tensorboard", "torchmetrics",
-        "tyro",
+        "braceexpand", "filelock", "jinja2", "lightning", "matplotlib", "pooch", "requests", "rich", "scipy", "sklearn",
+        "tensorboard", "torchmetrics", "tyro",
     ),
     "text": ("datasets", "pyarrow", "tokenizers", "transformers"),
     "points": ("trimesh",),

@@ -10,15 +10,19 @@ import stat
 import struct
 import subprocess
 import time
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torchvision.datasets import FashionMNIST
 
-from tokenmix.data.fetch import FetchError, apt_package, check_digest, download, first_that_works, npm_package
-from tokenmix.data.images import fashion_mnist, load_images
-from tokenmix.data.images.fashion_mnist import parse_idx, read_idx
+from tokenmix.data.fetch import FetchError, apt_package, check_digest, download, first_that_works
+from tokenmix.data.images import load_images
 from tokenmix.data.lookup import cache_root, stored_path
 from tokenmix.data.store import fetched
 from tokenmix.errors import UserError
@@ -29,44 +33,55 @@ def idx(tensor: Tensor) -> bytes:
     return head + tensor.numpy().tobytes()
 
 
-def test_idx_round_trip(tmp_path: Path):
-    tensor = torch.arange(24, dtype=torch.uint8).reshape(2, 3, 4)
-    assert torch.equal(parse_idx(idx(tensor)), tensor)
-    (tmp_path / "a.gz").write_bytes(gzip.compress(idx(tensor)))
-    assert torch.equal(read_idx(tmp_path / "a.gz"), tensor)
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """A folder, and the address of this machine that gives its files; of `cut` it gives less than it announces."""
+
+    class Handler(SimpleHTTPRequestHandler):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments, directory=str(tmp_path / "home"))
+
+        def do_GET(self) -> None:
+            if self.path != "/cut":
+                return super().do_GET()
+            self.send_response(200)
+            self.send_header("Content-Length", "100")
+            self.end_headers()
+            self.wfile.write(b"half")
+            return None
+
+        def log_message(self, *arguments: Any) -> None:
+            return
+
+    (tmp_path / "home").mkdir()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield tmp_path / "home", f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
 
 
-@pytest.mark.parametrize(
-    ("raw", "reason"),
-    [
-        (b"", "magic"),
-        (b"PNG!", "magic"),
-        (bytes([0, 0, 13, 1, 0, 0, 0, 1, 0]), "type 0x0d"),
-        (bytes([0, 0, 8, 2, 0, 0]), "cut off"),
-        (bytes([0, 0, 8, 1, 0, 0, 0, 9, 1]), "1 values for shape"),
-        (gzip.compress(bytes(50), mtime=0)[:-9], "idx file"),
-    ],
-)
-def test_bad_idx_is_named(tmp_path: Path, raw: bytes, reason: str):
-    (tmp_path / "bad-idx").write_bytes(raw)
-    with pytest.raises(UserError, match=reason) as caught:
-        read_idx(tmp_path / "bad-idx")
-    assert "bad-idx" in str(caught.value)
-
-
-def test_download_and_digest(tmp_path: Path):
-    source = tmp_path / "source"
-    source.write_bytes(b"pictures")
-    copy = download(source.as_uri(), tmp_path / "copy")
+def test_download_and_digest(home: tuple[Path, str], tmp_path: Path):
+    (home[0] / "source").write_bytes(b"pictures")
+    copy = download(f"{home[1]}source", tmp_path / "copy")
     assert copy.read_bytes() == b"pictures"
     check_digest(copy, "sha256", hashlib.sha256(b"pictures").hexdigest())
     with pytest.raises(FetchError, match="expected 0000"):
         check_digest(copy, "sha256", "0" * 64)
 
 
-def test_unreachable_address_is_a_reason(tmp_path: Path):
-    with pytest.raises(FetchError, match="refused"):
-        download("http://127.0.0.1:9/x", tmp_path / "x")
+def test_what_is_wrong_with_an_address_is_one_line(home: tuple[Path, str], tmp_path: Path):
+    wrong = {
+        "http://127.0.0.1:9/x": "refused", f"{home[1]}missing": "404", f"{home[1]}cut": "4 bytes read, 96 more",
+        "gopher://x": "No connection adapters", "http://no-such-host.invalid/x": "",
+    }  # fmt: skip
+    for url, message in wrong.items():
+        with pytest.raises(FetchError, match=message) as caught:
+            download(url, tmp_path / "x")
+        assert "\n" not in str(caught.value)
+        assert 0 < len(str(caught.value)) < 120
+    (home[0] / "source").write_bytes(bytes(1 << 20))
+    with pytest.raises(OSError, match="No space left"):
+        download(f"{home[1]}source", Path("/dev/full"))
 
 
 def test_sources_are_tried_in_order():
@@ -117,12 +132,11 @@ def test_debian_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_lis
 
 
 def test_clients_that_fail_or_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    program(tmp_path / "bin", "npm", "echo 'npm error 404 Not Found' >&2; exit 1")
+    program(tmp_path / "bin", "apt-get", "echo 'E: Unable to locate package pictures' >&2; exit 100")
+    program(tmp_path / "bin", "dpkg", ":")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}/bin")
-    with pytest.raises(FetchError, match="404 Not Found"):
-        npm_package("nothing", "1.0.0", tmp_path)
-    program(tmp_path / "bin", "npm", "touch nothing-1.0.0.tgz")
-    assert npm_package("nothing", "1.0.0", tmp_path).name == "nothing-1.0.0.tgz"
+    with pytest.raises(FetchError, match="Unable to locate package pictures"):
+        apt_package("pictures", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     with pytest.raises(FetchError, match="apt-get is not on this machine"):
         apt_package("pictures", tmp_path)
@@ -209,23 +223,17 @@ def test_concurrent_runs_fetch_once(tmp_path: Path):
 
 
 @pytest.fixture
-def tiny_fashion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The publisher's four files, tiny, behind a file:// address."""
-    home = tmp_path / "home"
-    home.mkdir()
-    monkeypatch.setattr(fashion_mnist, "SHAPES", {
-        "train_images": (20, 28, 28), "train_labels": (20,), "t10k_images": (10, 28, 28), "t10k_labels": (10,),
-    })  # fmt: skip
-    digests = {}
-    for name in fashion_mnist.FILES:
-        part, kind = name.split("-")[:2]
-        shape = fashion_mnist.SHAPES[f"{part}_{kind}"]
-        tensor = torch.arange(shape[0]) % 10 if kind == "labels" else torch.randint(0, 256, shape)
-        (home / name).write_bytes(gzip.compress(idx(tensor.byte())))
-        digests[name] = hashlib.md5((home / name).read_bytes()).hexdigest()
-    monkeypatch.setattr(fashion_mnist, "FILES", digests)
-    monkeypatch.setattr(fashion_mnist, "HOME", home.as_uri() + "/")
-    return home
+def tiny_fashion(home: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The publisher's four files, tiny."""
+    resources = []
+    for name, _ in FashionMNIST.resources:
+        count = 20 if name.startswith("train") else 10
+        tensor = torch.arange(count) % 10 if "labels" in name else torch.randint(0, 256, (count, 28, 28))
+        (home[0] / name).write_bytes(gzip.compress(idx(tensor.byte())))
+        resources.append((name, hashlib.md5((home[0] / name).read_bytes()).hexdigest()))
+    monkeypatch.setattr(FashionMNIST, "resources", resources)
+    monkeypatch.setattr(FashionMNIST, "mirrors", [home[1]])
+    return home[0]
 
 
 def test_fashion_mnist_from_its_home(tiny_fashion: Path, tmp_path: Path):
@@ -245,7 +253,11 @@ def test_fashion_mnist_from_nowhere(tiny_fashion: Path, tmp_path: Path, monkeypa
     assert "\n" not in str(caught.value)
 
 
-def test_files_of_another_shape_are_refused(tiny_fashion: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(fashion_mnist.SHAPES, "t10k_labels", (11,))
-    with pytest.raises(FetchError, match=r"t10k_labels has shape \(10,\)"):
-        fashion_mnist.read_files(tiny_fashion)
+def test_a_source_that_holds_something_else(tiny_fashion: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    content = gzip.compress(bytes([0, 0, 8, 1, 0, 0, 0, 9, 1]))
+    (tiny_fashion / "t10k-labels-idx1-ubyte.gz").write_bytes(content)
+    resources = [(n, hashlib.md5((tiny_fashion / n).read_bytes()).hexdigest()) for n, _ in FashionMNIST.resources]
+    monkeypatch.setattr(FashionMNIST, "resources", resources)
+    with pytest.raises(UserError, match=r"publisher's files.*cannot be read.*--data digits") as caught:
+        load_images("fashion-mnist", root=tmp_path / "cache")
+    assert "\n" not in str(caught.value)

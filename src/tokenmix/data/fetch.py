@@ -1,35 +1,27 @@
-"""Getting files: from a URL, from a Debian package, from an npm package; all without root.
+"""Getting files: from a URL, from a Debian package; all without root.
 
 Whatever a source cannot do is a `FetchError` in a few words, so that the next source can be tried and the last message
 can name all of them.
 """
 
-import errno
 import hashlib
-import http.client
 import shutil
 import subprocess
 import sys
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
-
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 __all__ = [
     "FetchError",
     "apt_package",
     "check_digest",
     "download",
+    "find_program",
     "first_that_works",
     "log",
-    "npm_package",
-    "pypi_sdist",
-    "pypi_wheel",
+    "run_client",
 ]
 
 T = TypeVar("T")
@@ -68,50 +60,43 @@ def check_digest(path: Path, algorithm: str, expected: str) -> None:
 
 
 def download(url: str, path: Path) -> Path:
-    """Write what a URL gives to path: one attempt, with a progress bar on a terminal."""
-    request = urllib.request.Request(url, headers={"User-Agent": "tokenmix"})
+    """Write what a URL gives to path, by pooch: one attempt, with a progress bar on a terminal.
+
+    Raises:
+        FetchError: the server gives nothing, or less than it announced.
+        OSError: path cannot be written.
+    """
+    import pooch
+    import requests
+
+    fetch = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=CONNECT_SECONDS)
     try:
-        with urllib.request.urlopen(request, timeout=CONNECT_SECONDS) as answer, path.open("wb") as file:
-            length = int(answer.headers.get("Content-Length") or 0)
-            received = _copy(answer, file, length, path.name)
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
-            raise
-        raise FetchError(str(getattr(error, "reason", error)) or type(error).__name__) from None
-    if length and received != length:
-        raise FetchError(f"connection closed after {received} of {length} bytes")
+        fetch(url, str(path), None)
+    except requests.RequestException as error:
+        # What happened is wrapped three times.
+        cause: BaseException = error
+        while cause.__context__ is not None:
+            cause = cause.__context__
+        raise FetchError(str(cause) or type(cause).__name__) from None
     return path
-
-
-def _copy(answer: http.client.HTTPResponse, file: object, length: int, label: str) -> int:
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    console = Console(stderr=True)
-    received = 0
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(label, total=length or None)
-        while chunk := answer.read(1 << 18):
-            file.write(chunk)  # type: ignore[attr-defined]
-            received += len(chunk)
-            progress.update(task, completed=received)
-    return received
 
 
 def apt_package(package: str, folder: Path) -> tuple[Path, str]:
     """Unpack a Debian package under folder; returns (root of its files, version)."""
-    apt, dpkg = _program("apt-get"), _program("dpkg")
+    apt, dpkg = find_program("apt-get"), find_program("dpkg")
     options = ["-o", f"Acquire::http::Timeout={CONNECT_SECONDS}", "-o", "Acquire::Retries=1"]
     try:
-        _run([apt, *options, "download", package], folder)
+        run_client([apt, *options, "download", package], folder)
     except FetchError:
         # A fresh machine has no package lists; private ones need no root.
         options += _private_lists(folder / "apt")
-        _run([apt, *options, "update"], folder)
-        _run([apt, *options, "download", package], folder)
+        run_client([apt, *options, "update"], folder)
+        run_client([apt, *options, "download", package], folder)
     archives = sorted(folder.glob(f"{package}_*.deb"))
     if not archives:
         raise FetchError(f"apt-get download left no {package}_*.deb")
     root = folder / "root"
-    _run([dpkg, "-x", str(archives[-1]), str(root)], folder)
+    run_client([dpkg, "-x", str(archives[-1]), str(root)], folder)
     return root, urllib.parse.unquote(archives[-1].stem.split("_")[1])
 
 
@@ -122,46 +107,16 @@ def _private_lists(folder: Path) -> list[str]:
     return ["-o", f"Dir::State::Lists={lists}", "-o", f"Dir::Cache={cache}"]
 
 
-def npm_package(package: str, version: str, folder: Path) -> Path:
-    """The .tgz of an npm package, by the npm client (which knows the user's registry)."""
-    _run([_program("npm"), "pack", "--silent", f"{package}@{version}"], folder)
-    archives = list(folder.glob("*.tgz"))
-    if not archives:
-        raise FetchError("npm pack left no .tgz")
-    return archives[0]
-
-
-def pypi_sdist(package: str, version: str, folder: Path) -> Path:
-    """The source archive of a Python package, by pip (which knows the user's index)."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
-    _run([*command, f"{package}=={version}"], folder)
-    archives = list(folder.glob(f"*{version}.tar.gz"))
-    if not archives:
-        raise FetchError("pip download left no .tar.gz")
-    return archives[0]
-
-
-def pypi_wheel(file: str, folder: Path) -> Path:
-    """The wheel of this file name, by pip, for whatever platform it was built: what it holds is read, not installed."""
-    package, version, python, abi, platform = file.removesuffix(".whl").split("-")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-    if platform != "any":
-        command += ["--python-version", python.removeprefix("cp"), "--implementation", "cp", "--abi", abi]
-        command += [word for name in platform.split(".") for word in ("--platform", name)]
-    _run([*command, f"{package}=={version}"], folder)
-    if not (folder / file).exists():
-        raise FetchError(f"pip download left no {file}")
-    return folder / file
-
-
-def _program(name: str) -> str:
+def find_program(name: str) -> str:
+    """Where a program is; `FetchError` if it is not on this machine."""
     path = shutil.which(name)
     if path is None:
         raise FetchError(f"{name} is not on this machine")
     return path
 
 
-def _run(command: list[str], folder: Path) -> None:
+def run_client(command: list[str], folder: Path) -> None:
+    """Run a package manager's client in a folder; `FetchError` with its last line if it fails."""
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PACKAGE_SECONDS)
     except subprocess.TimeoutExpired:

@@ -1,12 +1,12 @@
 """The cache of fetched data sets: one safetensors file each, written beside and renamed, under a lock."""
 
-import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -15,7 +15,7 @@ from tokenmix.data.fetch import FetchError, log
 from tokenmix.data.lookup import stored_path
 from tokenmix.errors import UserError
 
-__all__ = ["Names", "Stored", "fetched", "locked"]
+__all__ = ["Names", "Stored", "fetched"]
 
 Stored = tuple[dict[str, Tensor], dict[str, str]]
 
@@ -31,13 +31,13 @@ def fetched(
     Safe among concurrent runs: one fetches while the others wait; a run that is killed leaves nothing half-written.
     """
     path = stored_path(name, root)
-    stored = _load(path)
+    stored = _read_stored(path)
     if stored is not None:
         return stored
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path.with_suffix(".lock")):
-            stored = _load(path)
+        with FileLock(path.with_suffix(".lock")):
+            stored = _read_stored(path)
             if stored is None:
                 stored = _fetch_into(path, fetch)
     except FetchError as reason:
@@ -55,12 +55,12 @@ def _fetch_into(path: Path, fetch: Callable[[Path], Stored]) -> Stored:
         # apt's download helper is another user and must reach the folder.
         os.chmod(folder, 0o755)
         tensors, notes = fetch(Path(folder))
-        _save(tensors, notes, Path(folder) / "stored", path)
+        _write_stored(tensors, notes, Path(folder) / "stored", path)
     log(f"{path.stem} is now in {path}")
     return tensors, notes
 
 
-def _save(tensors: Mapping[str, Tensor], notes: Mapping[str, str], beside: Path, path: Path) -> None:
+def _write_stored(tensors: Mapping[str, Tensor], notes: Mapping[str, str], beside: Path, path: Path) -> None:
     save_file(dict(tensors), beside, metadata=dict(notes))
     # safetensors writes for its owner alone; a cache may be shared.
     beside.chmod(0o644)
@@ -69,7 +69,7 @@ def _save(tensors: Mapping[str, Tensor], notes: Mapping[str, str], beside: Path,
     beside.replace(path)
 
 
-def _load(path: Path) -> Stored | None:
+def _read_stored(path: Path) -> Stored | None:
     if not path.exists():
         return None
     try:
@@ -78,19 +78,6 @@ def _load(path: Path) -> Stored | None:
     except SafetensorError as error:
         log(f"{path} is damaged ({error}); it is fetched again")
         return None
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Held by one process at a time; the system lets go of it when the process ends, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: two runs may both fetch; the rename keeps the file whole all the same.
-        yield
-        return
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 class Names:

@@ -15,7 +15,7 @@ from timm.data.transforms_factory import transforms_imagenet_eval
 from tokenmix.data.images import ImageData, ImageSamples, load_images, read_image
 from tokenmix.data.images import decode as decoding
 from tokenmix.data.images.augment import Erase
-from tokenmix.data.images.lazy import RANDOM_CROP, LazyImages
+from tokenmix.data.images.image_set import RANDOM_CROP, LazyImages
 from tokenmix.data.loader import make_loader
 from tokenmix.data.seeding import hash_indices
 from tokenmix.errors import UserError

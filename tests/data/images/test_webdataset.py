@@ -232,6 +232,8 @@ def test_a_damaged_shard_is_one_clear_line(shards: Callable[..., str], tmp_path:
         ("wds:,", "wds needs one pattern"),
         ("wds:a,b,c", "wds needs one pattern"),
         ("wds:/no/*.tar", "no file fits it"),
+        ("wds:/no/a-{0..3.tar", "Unbalanced braces"),
+        ("wds:/no/a-{0..99999999}{0..99999999}.tar", "more than 1,000,000 shards"),
     ],
 )
 def test_mistakes_in_the_pattern(spec: str, message: str):

@@ -20,7 +20,6 @@ from tokenmix.data.scenes import (
     Scenes,
     scale_steps,
 )
-from tokenmix.data.scenes.cut import CutScenes, Window, cut, starts
 from tokenmix.data.scenes.scenes import no_objects, objects_of_boxes, objects_of_masks
 from tokenmix.errors import UserError
 
@@ -50,7 +49,10 @@ def pixels(seed: int, height: int = 20, width: int = 30) -> Scene:
 def set_of(*scenes: Scene) -> SceneData:
     part = Listed(*scenes)
     zero, one = (0.0,) * 3, (1.0,) * 3
-    return SceneData("none", part, part, list("abcde"), 255, [(0, 0, 0)] * 5, zero, one, None, "made here")
+    return SceneData(
+        spec="none", train=part, test=part, classes=list("abcde"), palette=[(0, 0, 0)] * 5, mean=zero, std=one,
+        source="made here",
+    )  # fmt: skip
 
 
 def items() -> Objects:
@@ -179,31 +181,6 @@ def test_scenes_without_what_is_asked_for():
         PixelSamples(data, data.train).read(torch.tensor([0]), 0)
     with pytest.raises(UserError, match="bare has no objects"):
         ObjectSamples(data.train).read(torch.tensor([0]), 0)
-
-
-def test_cutting_moves_boxes_and_leaves_out_what_is_hardly_seen():
-    scene = Scene(torch.arange(600).reshape(1, 20, 30).expand(3, -1, -1).byte(), "whole", objects=items())
-    part = cut(scene, Window(0, 0, 6, 20, 24))
-    assert part.image.shape == (3, 20, 24)
-    assert torch.equal(part.image, scene.image[:, :, 6:])
-    assert part.objects is not None
-    assert part.objects.boxes.tolist() == [[0, 2, 3, 8], [19, 10, 24, 20], [22, 0, 24, 2]]
-    part = cut(scene, Window(0, 0, 7, 20, 20))
-    assert part.objects is not None
-    assert part.objects.labels.tolist() == []
-    cuts = CutScenes([scene], [Window(0, 5, 6, 4, 4)])
-    assert cuts.scene(0).name == cuts.name(0) == "whole from row 5, column 6"
-
-
-@pytest.mark.parametrize(
-    ("length", "side", "overlap"), [(100, 30, 0), (100, 30, 10), (30, 30, 5), (10, 30, 0), (61, 30, 0)]
-)
-def test_windows_cover_a_length(length: int, side: int, overlap: int):
-    places = starts(length, side, overlap)
-    side = min(side, length)
-    assert places[0] == 0
-    assert places[-1] + side == length
-    assert all(0 < b - a <= side - overlap for a, b in zip(places, places[1:]))  # noqa: RUF007
 
 
 @pytest.mark.parametrize(

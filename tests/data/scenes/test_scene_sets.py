@@ -1,16 +1,12 @@
-"""Scenes by name: the table always; the sets that are fetched where the cache has them, else made tiny here."""
+"""Scenes by name, and what a name or a folder that cannot be read says."""
 
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
-from tokenmix.data import fetch_data, list_data
-from tokenmix.data.lookup import stored_path, with_absolute_paths
-from tokenmix.data.scenes import ObjectSamples, load_scenes, whole_map
-from tokenmix.data.scenes.blue_marble import CLASSES, is_test_column
-from tokenmix.data.scenes.scenes import Scene
+from tokenmix.data import list_data
+from tokenmix.data.lookup import with_absolute_paths
+from tokenmix.data.scenes import load_scenes
 from tokenmix.errors import UserError
 from tokenmix.registry import DATA_SETS
 
@@ -18,23 +14,17 @@ from tokenmix.registry import DATA_SETS
 def test_table(tmp_path: Path):
     rows = {row.name: row for row in list_data(tmp_path)}
     assert rows["voc"].kinds == ("classes", "boxes", "masks")
-    assert not rows["blue-marble"].cached
     assert rows["voc"].cached
 
 
 @pytest.mark.parametrize(
     ("spec", "want", "message"),
     [
-        ("blue-mable", "classes", "did you mean blue-marble"),
-        ("blue-marble", "boxes", "has classes, not boxes; give one of trees, composed, nuclei, voc:PATH, coco:PATH"),
-        ("blue-marble:1000", "classes", "16 to 450"),
-        ("blue-marble:", "classes", "no variant ''"),
-        ("nuclei:64", "masks", "nuclei has no variants, got 'nuclei:64'"),
-        ("trees:x", "boxes", "64 to 2000"),
-        ("composed:8", "masks", "64 to 450"),
+        ("cityscape", "classes", "did you mean cityscapes"),
+        ("cityscapes:x", "boxes", "has classes, not boxes; give one of .*voc:PATH, coco:PATH"),
         ("voc", "classes", "voc needs a path"),
         ("voc:/no/such/place", "classes", "/no/such/place is no folder"),
-        ("blue-marble", "colours", "want is one of"),
+        ("voc", "colours", "want is one of"),
     ],
 )
 def test_what_cannot_be_had(spec: str, want: str, message: str):
@@ -55,132 +45,3 @@ def test_paths_of_layouts_are_made_whole(tmp_path: Path, monkeypatch: pytest.Mon
     for name, row in ((entry.name, entry) for entry in DATA_SETS if entry.variant != "shards"):
         expected = f"{name}:{tmp_path / 'x'}" if row.variant == "path" else f"{name}:x"
         assert with_absolute_paths(f"{name}:x") == expected
-
-
-def test_get_by_name():
-    with pytest.raises(UserError, match="did you mean blue-marble"):
-        fetch_data("blue-marbel")
-    with pytest.raises(UserError, match="unknown data set 'tree'; did you mean trees"):
-        fetch_data("tree")
-
-
-@pytest.fixture
-def small_world(tmp_path: Path) -> Path:
-    """A cache with a map of the real width, whose image tells the column, and 20 + 20 items of one class a part."""
-    columns = torch.arange(5400)
-    image = torch.stack([columns // 450 * 20, columns // 50, columns % 256]).byte()
-    classes = torch.full((512, 5400), CLASSES.index("ocean"), dtype=torch.uint8)
-    classes[:200] = CLASSES.index("cold")
-    world = {"image": image[:, None, :].expand(3, 512, -1).contiguous(), "classes": classes}
-    save_file(world, stored_path("blue-marble", tmp_path), metadata={"source": "made"})
-    items = torch.zeros(20, 28, 28, dtype=torch.uint8)
-    items[:, 4:24, 8:20] = 200
-    parts = {}
-    for part, label in (("train", 0), ("t10k", 1)):
-        parts |= {f"{part}_images": items.clone(), f"{part}_labels": torch.full((20,), label, dtype=torch.uint8)}
-    save_file(parts, stored_path("fashion-mnist", tmp_path), metadata={"source": "made"})
-    return tmp_path
-
-
-def columns_of(scene: Scene) -> torch.Tensor:
-    """The blocks that a scene of the small world shows, by its first channel."""
-    return scene.image[0].unique()
-
-
-@pytest.mark.parametrize(("spec", "side"), [("blue-marble", 112), ("blue-marble:224", 224)])
-def test_tiles_lie_in_blocks_of_their_part(small_world: Path, spec: str, side: int):
-    data = load_scenes(spec, want="classes", root=small_world)
-    per_block = 450 // side * (2 if side == 112 else 1)  # rows of tiles that begin above row 200, with enough land
-    assert (len(data.train), len(data.test), data.crop) == (8 * per_block, 4 * per_block, (side, side))
-    for part, blocks in ((data.train, {0, 1, 3, 4, 6, 7, 9, 10}), (data.test, {2, 5, 8, 11})):
-        scenes = [part.scene(i) for i in range(len(part))]
-        assert {int(v) // 20 for s in scenes for v in columns_of(s)} == blocks
-        assert all(len(columns_of(s)) == 1 for s in scenes)
-        assert all(s.image.shape == (3, side, side) and s.classes is not None for s in scenes)
-    assert data.mean[0] == pytest.approx(sum((0, 1, 3, 4, 6, 7, 9, 10)) * 20 / 8 / 255)
-
-
-def test_the_whole_map_counts_what_it_is_asked_to(small_world: Path):
-    everything, tested = whole_map(small_world), whole_map(small_world, counted="test")
-    assert tested.image.shape == (3, 512, 5400)
-    assert tested.classes is not None
-    assert everything.classes is not None
-    assert (everything.classes != 255).all()
-    assert torch.equal((tested.classes != 255).all(0), is_test_column())
-    assert int(is_test_column().sum()) == 4 * 450
-    assert (tested.classes[:, ~is_test_column()] == 255).all()
-
-
-def test_composed_scenes_are_a_function_of_seed_and_index(small_world: Path):
-    first, again, other = (load_scenes("composed", want="masks", seed=s, root=small_world) for s in (0, 0, 1))
-    for index in (0, 7, 1999):
-        assert torch.equal(first.train.scene(index).image, again.train.scene(index).image)
-        assert not torch.equal(first.train.scene(index).image, other.train.scene(index).image)
-        assert torch.equal(first.test.scene(index % 400).image, other.test.scene(index % 400).image)
-    assert not torch.equal(first.train.scene(0).image, first.train.scene(1).image)
-
-
-def test_composed_scenes_share_neither_items_nor_places(small_world: Path):
-    data = load_scenes("composed", want="masks", root=small_world)
-    for part, label, blocks in ((data.train, 0, {0, 1, 3, 4, 6, 7, 9, 10}), (data.test, 1, {2, 5, 8, 11})):
-        for index in range(20):
-            scene = part.scene(index)
-            objects = scene.objects
-            assert objects is not None
-            assert objects.masks is not None
-            assert 3 <= len(objects.labels) <= 8
-            assert set(objects.labels.tolist()) == {label}
-            assert (objects.masks.sum(0) <= 1).all(), "a pixel shows one item"
-            assert (objects.masks.flatten(1).sum(1) > 20).all()
-            # Bilinear edges of an item may be of any level between 16 and 200.
-            background = scene.image[:, ~objects.masks.any(0)]
-            assert {int(v) // 20 for v in background[0].unique()} <= blocks
-            inside = scene.image[:, objects.masks.any(0)]
-            assert (inside[0] == inside[1]).all()
-            assert int(inside.min()) >= 16
-
-
-def test_boxes_of_composed_scenes_are_those_of_their_masks(small_world: Path):
-    masks, boxes = (load_scenes("composed:96", want=want, root=small_world) for want in ("masks", "boxes"))
-    one, other = (ObjectSamples(d.test).read(torch.tensor([3]), 0)["targets"][0] for d in (masks, boxes))
-    assert torch.equal(one["boxes"], other["boxes"])
-    assert "masks" not in other
-
-
-def cached(name: str) -> None:
-    if not all(stored_path(stored).exists() for stored in DATA_SETS[name].stored):
-        pytest.skip(f"{name} is not in the cache; tokenmix data get {name}")
-
-
-def test_the_real_map():
-    cached("blue-marble")
-    data = load_scenes("blue-marble:64", want="classes")
-    assert (len(data.train), len(data.test)) == (1128, 439)
-    labels = torch.cat([c.flatten() for i in range(439) if (c := data.test.scene(i).classes) is not None])
-    assert set(labels.unique().tolist()) == set(range(7))
-
-
-def test_the_real_trees():
-    cached("trees")
-    data = load_scenes("trees", want="boxes")
-    assert list(data.notes["boxes"].values()) == [574, 279, 61, 37]
-    assert (len(data.train), len(data.test)) == (64, 11)
-    counts = [len(o.labels) for i in range(11) if (o := data.test.scene(i).objects) is not None]
-    assert counts[-2:] == [61, 37]
-    assert 260 <= sum(counts[:-2]) <= 279, "side by side, no tree counts twice"
-    for i in range(64):
-        objects = data.train.scene(i).objects
-        assert objects is not None
-        assert (objects.boxes >= 0).all()
-        assert (objects.boxes <= 400).all()
-
-
-def test_the_real_nuclei():
-    cached("nuclei")
-    data = load_scenes("nuclei", want="masks")
-    for part in (data.train, data.test):
-        assert len(part) == 8
-        objects = part.scene(0).objects
-        assert objects is not None
-        assert objects.masks is not None
-        assert objects.masks.flatten(1).any(1).all()

@@ -8,8 +8,7 @@ import pytest
 from PIL import Image
 
 from tokenmix.errors import UserError
-from tokenmix.tasks.detection.boxes import Detection
-from tokenmix.tasks.detection.masks import InstanceSegmentation
+from tokenmix.tasks.detection.boxes_and_masks import Detection, InstanceSegmentation
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.run import train
 from tokenmix.train.sources import make_config

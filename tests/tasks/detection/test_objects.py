@@ -15,7 +15,7 @@ from torchmetrics.detection import MeanAveragePrecision
 from tokenmix.data.scenes import Objects, Scene, SceneData, Scenes
 from tokenmix.errors import UserError
 from tokenmix.tasks.detection import task as objects
-from tokenmix.tasks.detection.boxes import Detection
+from tokenmix.tasks.detection.boxes_and_masks import Detection
 from tokenmix.tasks.detection.metrics import AveragePrecision
 from tokenmix.tasks.detection.output import class_color, draw_objects, image_numbers
 from tokenmix.tasks.detection.tiling import find_in_windows
@@ -67,8 +67,9 @@ class Squares(Scenes):
 def squares(spec: str, *, want: str, seed: int = 0, root: Path | None = None) -> SceneData:
     one = spec == "one-class"
     return SceneData(
-        spec, Squares(8, 1), Squares(3, 2), CLASSES[:1] if one else CLASSES, 255, [(0, 255, 0), (255, 0, 0)],
-        (0.45,) * 3, (0.2,) * 3, None, "made by the test", notes={"category_ids": [7, 9]},
+        spec=spec, train=Squares(8, 1), test=Squares(3, 2), classes=CLASSES[:1] if one else CLASSES,
+        palette=[(0, 255, 0), (255, 0, 0)], mean=(0.45,) * 3, std=(0.2,) * 3, source="made by the test",
+        notes={"category_ids": [7, 9]},
     )  # fmt: skip
 
 

@@ -2,8 +2,8 @@
 
 from tokenmix.data.images.augment import make_augment
 from tokenmix.data.images.decode import read_image
-from tokenmix.data.images.image_set import ImageData, ImageSet, InMemoryImages, LoadedImages, Skipped
-from tokenmix.data.images.load import load_images
+from tokenmix.data.images.image_set import ImageSet, InMemoryImages, Skipped
+from tokenmix.data.images.load import ImageData, LoadedImages, load_images
 from tokenmix.data.images.samples import ImageSamples, normalize
 
 __all__ = [

@@ -1,32 +1,43 @@
-"""Sets of images with labels, all of one size, and what is known about them."""
+"""Sets of images with labels, all of one size: in memory, or decoded each time they are read."""
 
-import os
-from collections.abc import Sequence
+import copy
+import random
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
+from timm.data.transforms import RandomResizedCropAndInterpolation
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
+from tokenmix.data.fetch import log
+from tokenmix.data.images.decode import Box, UnreadableImage, decode, decode_part
 from tokenmix.data.indexed import shared_permutation
-from tokenmix.data.lookup import short_name
+from tokenmix.data.seeding import hash_indices, restored_random_state, seed_all
 from tokenmix.errors import UserError
 
 __all__ = [
-    "ImageData",
+    "CHANNELS",
+    "CROP_PCT",
     "ImageSet",
     "InMemoryImages",
-    "LoadedImages",
+    "LazyImages",
     "Skipped",
     "channel_statistics",
     "choose",
     "resize_images",
 ]
 
-STATISTICS_SAMPLE = 2048
+CHANNELS = 3
+# timm's own if a model states none.
+CROP_PCT = 0.875
+# Of `hash_indices`.
+RANDOM_CROP = 1
+NAMED = 10
 
 
 @dataclass(frozen=True)
@@ -98,84 +109,80 @@ class InMemoryImages(ImageSet):
         return InMemoryImages(self.images[indices], self.labels[indices], flip=self.flip, fill=self.fill)
 
 
-@dataclass(frozen=True)
-class LoadedImages:
-    """A data set as its reader gives it: whole, at the size that was asked for."""
+class LazyImages(ImageSet):
+    """Images that are decoded each time they are read.
 
-    train: ImageSet
-    test: ImageSet
-    classes: list[str]
-    source: str
-    skipped: Sequence[Skipped] = ()
-
-
-@dataclass(frozen=True)
-class ImageData:
-    """Training and test images of a data set.
+    One that has become unreadable is left out of its batch; the first ten are named on stderr, with their count.
 
     Attributes:
-        spec: what `load_images` was asked for.
-        train, test: map-style data sets of (uint8 (C, H, W), label), all of size `img_size`.
-        classes: name of each label.
-        channels: 1 or 3.
-        img_size: (height, width).
-        mean, std: per channel, in 0..1, measured on the training images.
-        source: one line: which home or package, version, licence, path.
-        skipped: files that were left out.
-        crop_pct: share of a test image that its centre crop keeps.
+        photographs: of any size, so that training takes a random part of each, and testing the centre.
+        crop_pct: share of an image that testing keeps.
+        places: number of each image among those that the set was made of.
     """
 
-    spec: str
-    train: ImageSet
-    test: ImageSet
-    classes: list[str]
-    channels: int
-    img_size: tuple[int, int]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    source: str
-    skipped: Sequence[Skipped] = ()
-    crop_pct: float = 1.0
+    in_memory = False
+    flip, fill = True, None
 
-    @property
-    def name(self) -> str:
-        """The spec as a part of a file name."""
-        return short_name(self.spec)
+    def __init__(self, labels: Tensor, size: tuple[int, int], *, photographs: bool) -> None:
+        self.labels, self.size, self.photographs = labels, size, photographs
+        self.crop_pct = CROP_PCT if photographs else 1.0
+        self.places = torch.arange(len(labels))
+        self._bad: set[int] = set()
 
-    @property
-    def flip(self) -> bool:
-        """A mirrored image is still of its class."""
-        return self.train.flip
+    def subset(self, indices: Tensor) -> "LazyImages":
+        """The images at these places of this set, of whose files the list is shared."""
+        kept = copy.copy(self)
+        kept.labels, kept.places, kept._bad = self.labels[indices], self.places[indices], set()
+        return kept
 
-    def describe(self) -> dict[str, Any]:
-        """What a run folder's data.json keeps; only JSON types."""
-        return {
-            "name": self.name,
-            "spec": self.spec,
-            "source": self.source,
-            "classes": self.classes,
-            "counts": {part: self._counts(labels) for part, labels in self._parts()},
-            "channels": self.channels,
-            "img_size": list(self.img_size),
-            "mean": list(self.mean),
-            "std": list(self.std),
-            "flip": self.flip,
-            "fill": self.train.fill,
-            "crop_pct": self.crop_pct,
-            "skipped": len(self.skipped),
-            "skipped_first": [{"path": _printable(s.path), "reason": s.reason} for s in self.skipped[:20]],
-        }
+    def source(self, index: int) -> Path | bytes:
+        """The file, or the bytes of the file."""
+        raise NotImplementedError
 
-    def _parts(self) -> list[tuple[str, Tensor]]:
-        return [("train", self.train.labels), ("test", self.test.labels)]
+    def name(self, index: int) -> str:
+        """Where the image is, for a message."""
+        return str(self.source(index))
 
-    def _counts(self, labels: Tensor) -> dict[str, int]:
-        return dict(zip(self.classes, torch.bincount(labels, minlength=len(self.classes)).tolist()))
+    def pixels(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        return self._decoded(
+            indices, lambda index: decode(self.source(index), CHANNELS, self.size, crop_pct=self.crop_pct)
+        )
+
+    def random_crops(self, indices: Tensor, seed: int, epoch: int) -> tuple[Tensor, Tensor]:
+        """As `pixels`, but a random part of each image, a function of (seed, epoch, index)."""
+        bits = dict(zip(indices.tolist(), hash_indices(seed, epoch, indices, RANDOM_CROP)))
+
+        def part(index: int) -> Tensor:
+            seed_all(int(bits[index]))
+            return decode_part(self.source(index), CHANNELS, self.size, _random_part)
+
+        with restored_random_state():
+            return self._decoded(indices, part)
+
+    def _decoded(self, indices: Tensor, one: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
+        images, kept = [], []
+        for index in indices.tolist():
+            try:
+                images.append(one(index))
+                kept.append(index)
+            except UnreadableImage as reason:
+                self._leave_out(index, reason)
+        stacked = torch.stack(images) if images else torch.empty(0, CHANNELS, *self.size, dtype=torch.uint8)
+        return stacked, torch.tensor(kept, dtype=torch.int64)
+
+    def _leave_out(self, index: int, reason: UnreadableImage) -> None:
+        if index in self._bad:
+            return
+        self._bad.add(index)
+        if len(self._bad) <= NAMED:
+            log(f"left out: {self.name(index)} {reason} ({len(self._bad)} so far)")
 
 
-def _printable(path: str) -> str:
-    """A path whose bytes are no UTF-8 would make a JSON that other readers refuse."""
-    return os.fsencode(path).decode("utf-8", "replace")
+def _random_part(image: Image.Image) -> tuple[Box, Image.Resampling]:
+    """timm's: 8 % to 100 % of the area at aspect ratios of 3/4 to 4/3, resized in one of two ways."""
+    top, left, height, width = RandomResizedCropAndInterpolation.get_params(image, (0.08, 1.0), (3 / 4, 4 / 3))
+    resampling = random.choice((Image.Resampling.BILINEAR, Image.Resampling.BICUBIC))
+    return (left, top, left + width, top + height), resampling
 
 
 def choose(labels: Tensor, limit: int | None, seed: int) -> Tensor | None:
@@ -208,17 +215,12 @@ def resize_images(images: Tensor, size: tuple[int, int] | None) -> Tensor:
     return torch.cat(parts)
 
 
-def channel_statistics(data: ImageSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel in 0..1, exact for images in memory, else from evenly spread ones."""
-    places = torch.arange(len(data))
-    if not data.in_memory and len(data) > STATISTICS_SAMPLE:
-        places = torch.linspace(0, len(data) - 1, STATISTICS_SAMPLE).long()
-    counts: Tensor | int = 0
-    for part in places.split(4096):
-        images, _ = data.pixels(part)
-        counts = counts + torch.stack(
-            [torch.from_numpy(np.bincount(c.numpy().ravel(), minlength=256)) for c in images.unbind(1)]
-        )
+def channel_statistics(parts: Iterable[Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel in 0..1, exact, of images uint8 (..., C, H, W)."""
+    counts = sum(
+        torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in part.movedim(-3, 0)])
+        for part in parts
+    )
     assert isinstance(counts, Tensor)
     levels = torch.arange(256, dtype=torch.float64) / 255
     weights = counts.double() / counts.sum(1, keepdim=True)

@@ -1,18 +1,103 @@
 """Labelled images by name."""
 
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
+import torch
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torch import Tensor
 
 from tokenmix.data.images.decode import size_of
-from tokenmix.data.images.image_set import ImageData, ImageSet, LoadedImages, channel_statistics, choose
-from tokenmix.data.images.lazy import CHANNELS, CROP_PCT, LazyImages
-from tokenmix.data.lookup import load_data
+from tokenmix.data.images.image_set import CHANNELS, CROP_PCT, ImageSet, LazyImages, Skipped, channel_statistics, choose
+from tokenmix.data.lookup import load_data, short_name
 from tokenmix.errors import UserError
 
-__all__ = ["load_images"]
+__all__ = ["ImageData", "LoadedImages", "load_images"]
+
+STATISTICS_SAMPLE = 2048
+
+
+@dataclass(frozen=True)
+class LoadedImages:
+    """A data set as its reader gives it: whole, at the size that was asked for."""
+
+    train: ImageSet
+    test: ImageSet
+    classes: list[str]
+    source: str
+    skipped: Sequence[Skipped] = ()
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """Training and test images of a data set.
+
+    Attributes:
+        spec: what `load_images` was asked for.
+        train, test: map-style data sets of (uint8 (C, H, W), label), all of size `img_size`.
+        classes: name of each label.
+        channels: 1 or 3.
+        img_size: (height, width).
+        mean, std: per channel, in 0..1, measured on the training images.
+        source: one line: which home or package, version, licence, path.
+        skipped: files that were left out.
+        crop_pct: share of a test image that its centre crop keeps.
+    """
+
+    spec: str
+    train: ImageSet
+    test: ImageSet
+    classes: list[str]
+    channels: int
+    img_size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    source: str
+    skipped: Sequence[Skipped] = ()
+    crop_pct: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """The spec as a part of a file name."""
+        return short_name(self.spec)
+
+    @property
+    def flip(self) -> bool:
+        """A mirrored image is still of its class."""
+        return self.train.flip
+
+    def describe(self) -> dict[str, Any]:
+        """What a run folder's data.json keeps; only JSON types."""
+        return {
+            "name": self.name,
+            "spec": self.spec,
+            "source": self.source,
+            "classes": self.classes,
+            "counts": {part: self._counts(labels) for part, labels in self._parts()},
+            "channels": self.channels,
+            "img_size": list(self.img_size),
+            "mean": list(self.mean),
+            "std": list(self.std),
+            "flip": self.flip,
+            "fill": self.train.fill,
+            "crop_pct": self.crop_pct,
+            "skipped": len(self.skipped),
+            "skipped_first": [{"path": _printable(s.path), "reason": s.reason} for s in self.skipped[:20]],
+        }
+
+    def _parts(self) -> list[tuple[str, Tensor]]:
+        return [("train", self.train.labels), ("test", self.test.labels)]
+
+    def _counts(self, labels: Tensor) -> dict[str, int]:
+        return dict(zip(self.classes, torch.bincount(labels, minlength=len(self.classes)).tolist()))
+
+
+def _printable(path: str) -> str:
+    """A path whose bytes are no UTF-8 would make a JSON that other readers refuse."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def load_images(
@@ -47,8 +132,7 @@ def load_images(
     loaded: LoadedImages = load_data(spec, "images", root=root, img_size=size)
     train, test = _limited(loaded.train, limit, seed), _limited(loaded.test, limit_eval, 0)
     share = _set_crop(spec, (train, test), crop_pct)
-    # Of photographs nothing is decoded at the start: theirs are the figures of ImageNet.
-    mean, std = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD) if _photographs(train) else channel_statistics(train)
+    mean, std = _statistics(train)
     channels, height, width = (CHANNELS, *train.size) if isinstance(train, LazyImages) else train[0][0].shape
     return ImageData(
         spec=spec,
@@ -84,3 +168,14 @@ def _set_crop(spec: str, parts: Sequence[ImageSet], crop_pct: float | None) -> f
 def _limited(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
     kept = choose(images.labels, limit, seed)
     return images if kept is None else images.subset(kept)
+
+
+def _statistics(images: ImageSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Those of ImageNet for photographs; else measured, on all images in memory or on evenly spread ones."""
+    if _photographs(images):
+        # Nothing is decoded at the start.
+        return IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+    places = torch.arange(len(images))
+    if not images.in_memory and len(images) > STATISTICS_SAMPLE:
+        places = torch.linspace(0, len(images) - 1, STATISTICS_SAMPLE).long()
+    return channel_statistics(images.pixels(part)[0] for part in places.split(4096))

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from tokenmix.data.images.augment import Erase, make_augment
-from tokenmix.data.images.image_set import ImageSet
-from tokenmix.data.images.lazy import LazyImages
+from tokenmix.data.images.image_set import ImageSet, LazyImages
 from tokenmix.data.indexed import IndexedDataset
 
 __all__ = ["ImageSamples", "normalize"]

@@ -6,7 +6,6 @@ A shard is a POSIX tar; files whose names differ only behind the first dot are o
 import hashlib
 import json
 import os
-import re
 import tarfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,14 +15,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from braceexpand import braceexpand
 from torch import Tensor
 
 from tokenmix.data.images.image_set import Skipped
 from tokenmix.data.store import Names, fetched
 from tokenmix.errors import UserError
 
-__all__ = ["ShardIndex", "expand", "read_index"]
+__all__ = ["USAGE", "ShardIndex", "expand", "read_index"]
 
+USAGE = "give --data wds:PATH/train-{000000..000009}.tar,PATH/val-{000000..000001}.tar"
+MOST_SHARDS = 1_000_000
 PICTURES = ("jpg", "jpeg", "png", "webp", "ppm")
 BLOCK = 512
 # More would be a damaged label, and a head of that many rows.
@@ -55,21 +57,19 @@ class Found(NamedTuple):
 
 def expand(pattern: str) -> list[Path]:
     """The files that a pattern such as train-{000..009}.tar or train-*.tar means; `UserError` if one is missing."""
-    paths = [Path(path) for path in _expand(str(Path(pattern).expanduser()))]
+    paths = []
+    try:
+        for name in braceexpand(str(Path(pattern).expanduser()), escape=False):
+            paths += map(Path, sorted(glob(name)) if set("*?") & set(name) else [name])
+            if len(paths) > MOST_SHARDS:
+                raise ValueError(f"more than {MOST_SHARDS:,} shards")
+    except ValueError as error:
+        raise UserError(f"wds:{pattern}: {error}; {USAGE}") from None
     missing = [path for path in paths if not path.is_file()]
     if missing or not paths:
         what = f"{missing[0]} does not exist ({len(missing)} of {len(paths)} shards)" if paths else "no file fits it"
-        raise UserError(f"wds:{pattern}: {what}; give --data wds:PATH/train-{{000000..000009}}.tar")
+        raise UserError(f"wds:{pattern}: {what}; {USAGE}")
     return paths
-
-
-def _expand(pattern: str) -> list[str]:
-    braces = re.search(r"\{(\d+)\.\.(\d+)\}", pattern)
-    if braces is None:
-        return sorted(glob(pattern)) if re.search(r"[*?]", pattern) else [pattern]
-    numbers = range(int(braces[1]), int(braces[2]) + 1)
-    parts = (f"{pattern[: braces.start()]}{n:0{len(braces[1])}}{pattern[braces.end() :]}" for n in numbers)
-    return [path for part in parts for path in _expand(part)]
 
 
 def read_index(paths: Sequence[Path], root: Path | None) -> ShardIndex:

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from tokenmix.data.fetch import log
 from tokenmix.data.images.decode import UnreadableImage
-from tokenmix.data.images.image_set import LoadedImages
-from tokenmix.data.images.lazy import CROP_PCT, LazyImages
-from tokenmix.data.images.shards import ShardIndex, expand, read_index
+from tokenmix.data.images.image_set import LazyImages
+from tokenmix.data.images.load import LoadedImages
+from tokenmix.data.images.shards import USAGE, ShardIndex, expand, read_index
 from tokenmix.data.lookup import DataRequest
 from tokenmix.errors import UserError
 
@@ -25,18 +24,14 @@ SIZE = (224, 224)
 BUFFER = 5000
 TEST_SHARE = 0.2
 OPEN_FILES = 32
-USAGE = "--data wds:PATH/train-{000000..000009}.tar,PATH/val-{000000..000001}.tar"
 
 
 class ShardImages(LazyImages):
     """The pictures of shards, each read by its place in its shard."""
 
-    photographs = True
-
-    def __init__(self, index: ShardIndex, size: tuple[int, int], places: Tensor | None = None) -> None:
-        places = torch.arange(len(index.label)) if places is None else places
-        super().__init__(index.label[places], size, CROP_PCT)
-        self.index, self.places = index, places
+    def __init__(self, index: ShardIndex, size: tuple[int, int]) -> None:
+        super().__init__(index.label, size, photographs=True)
+        self.index = index
         self._open: OrderedDict[int, int] = OrderedDict()
 
     def name(self, index: int) -> str:
@@ -54,11 +49,6 @@ class ShardImages(LazyImages):
         if len(data) < size:
             raise UnreadableImage("is truncated (the shard is shorter than it was)")
         return data
-
-    def subset(self, indices: Tensor) -> "ShardImages":
-        kept = ShardImages(self.index, self.size, self.places[indices])
-        kept.crop_pct = self.crop_pct
-        return kept
 
     def check_shares(self, world_size: int) -> None:
         """Each process needs a shard of its own."""
@@ -124,7 +114,7 @@ def load_webdataset(request: DataRequest) -> LoadedImages:
     """
     patterns = [pattern for pattern in request.variant.split(",") if pattern]
     if not 1 <= len(patterns) <= 2:
-        raise UserError(f"wds needs one pattern of shards, or two, got {request.variant!r}; give {USAGE}")
+        raise UserError(f"wds needs one pattern of shards, or two, got {request.variant!r}; {USAGE}")
     paths = [expand(pattern) for pattern in patterns]
     indices = [read_index(part, request.root) for part in paths]
     skipped = [one for index in indices for one in index.skipped]
@@ -150,7 +140,7 @@ def _classes(file: Path, count: int) -> list[str]:
     return names
 
 
-def _split(images: ShardImages) -> tuple[ShardImages, ShardImages]:
+def _split(images: ShardImages) -> tuple[LazyImages, LazyImages]:
     marks = np.array([zlib.crc32(images.index.names[i].encode("utf-8", "replace")) for i in range(len(images))])
     test = np.zeros(len(images), dtype=bool)
     labels = images.labels.numpy()
@@ -159,6 +149,6 @@ def _split(images: ShardImages) -> tuple[ShardImages, ShardImages]:
         chosen = places[np.argsort(marks[places], kind="stable")]
         test[chosen[: min(len(places) - 1, max(1, round(TEST_SHARE * len(places))))]] = True
     if not test.any():
-        raise UserError(f"every class has one sample only, none is left for testing; give {USAGE}")
+        raise UserError(f"every class has one sample only, none is left for testing; {USAGE}")
     train, tested = (torch.from_numpy(np.flatnonzero(part)) for part in (~test, test))
     return images.subset(train), images.subset(tested)

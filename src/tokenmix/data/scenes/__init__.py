@@ -1,6 +1,5 @@
 """Reading scenes: images with a class for each pixel, with boxes, or with a mask for each object."""
 
-from tokenmix.data.scenes.blue_marble import whole_map
 from tokenmix.data.scenes.samples import ObjectSamples, PixelSamples, SceneSamples
 from tokenmix.data.scenes.scenes import Objects, RepeatedScenes, Scene, SceneData, Scenes, Want, load_scenes
 from tokenmix.data.scenes.transforms import ObjectAugment, PixelAugment, scale_steps
@@ -19,5 +18,4 @@ __all__ = [
     "Want",
     "load_scenes",
     "scale_steps",
-    "whole_map",
 ]

@@ -17,17 +17,17 @@ import torch
 
 from tokenmix.data.images.image_set import Skipped
 from tokenmix.data.lookup import DataRequest
-from tokenmix.data.scenes.pairs import folder_in, read_stored
 from tokenmix.data.scenes.rle import decode_mask
 from tokenmix.data.scenes.scenes import (
-    IMAGENET,
     Objects,
     Scene,
     SceneData,
     Scenes,
     bit_palette,
+    folder_in,
     no_objects,
     objects_of_boxes,
+    read_stored,
 )
 from tokenmix.errors import UserError
 
@@ -128,11 +128,7 @@ def load_coco(request: DataRequest) -> SceneData:
         train=scenes[0],
         test=scenes[1],
         classes=list(train.categories.values()),
-        ignore=255,
         palette=bit_palette(len(labels) + 1)[1:],
-        mean=IMAGENET[0],
-        std=IMAGENET[1],
-        crop=None,
         source=f"COCO {year} in {root}",
         skipped=[Skipped(str(path), f"{count} of its boxes have no area in it") for path, count in dropped],
         notes={"category_ids": list(train.categories), "boxes_without_area": sum(count for _, count in dropped)},

@@ -1,22 +1,24 @@
 """An image with what is known of its pixels and objects, sets of them, and what their readers share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 from torchvision.ops import masks_to_boxes
 
+from tokenmix.data.images.decode import UnreadableImage, decode_stored
 from tokenmix.data.images.image_set import Skipped
 from tokenmix.data.lookup import load_data
 from tokenmix.errors import UserError
 
 __all__ = [
-    "IMAGENET",
+    "IGNORE",
     "Objects",
     "RepeatedScenes",
     "Scene",
@@ -24,16 +26,17 @@ __all__ = [
     "Scenes",
     "Want",
     "bit_palette",
-    "channel_statistics",
+    "folder_in",
+    "lines_of",
     "load_scenes",
     "no_objects",
     "objects_of_boxes",
     "objects_of_masks",
+    "read_stored",
 ]
 
 Want = Literal["classes", "boxes", "masks"]
-# Of photographs in a folder nothing is decoded at the start.
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+IGNORE = 255
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ class RepeatedScenes(Scenes):
         return self.scenes.name(index // self.times)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SceneData:
     """Scenes for training and testing.
 
@@ -114,11 +117,11 @@ class SceneData:
         spec: what `load_scenes` was asked for.
         train, test: scenes.
         classes: name of each label.
-        ignore: label of pixels that are neither learnt nor counted.
         palette: colour of each class for pictures, 0 to 255.
-        mean, std: per channel, in 0..1.
-        crop: (height, width) that suits training on this set, if the user names none; None for whole scenes.
         source: one line: which home or package, version, licence, path.
+        ignore: label of pixels that are neither learnt nor counted.
+        mean, std: per channel, in 0..1; ImageNet's where nothing is decoded at the start.
+        crop: (height, width) that suits training on this set, if the user names none; None for whole scenes.
         skipped: files that were left out.
         notes: what the published layout says beside, as values for JSON, such as COCO's category numbers.
     """
@@ -127,12 +130,12 @@ class SceneData:
     train: Scenes
     test: Scenes
     classes: list[str]
-    ignore: int
     palette: Sequence[tuple[int, int, int]]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    crop: tuple[int, int] | None
     source: str
+    ignore: int = IGNORE
+    mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN
+    std: tuple[float, ...] = IMAGENET_DEFAULT_STD
+    crop: tuple[int, int] | None = None
     skipped: Sequence[Skipped] = ()
     notes: dict[str, Any] = field(default_factory=dict)
 
@@ -195,14 +198,32 @@ def bit_palette(count: int) -> list[tuple[int, int, int]]:
     ]  # type: ignore[misc]
 
 
-def channel_statistics(images: Iterable[Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel in 0..1, exact, of images uint8 (3, H, W)."""
-    counts = torch.zeros(3, 256, dtype=torch.float64)
-    for image in images:
-        counts += torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in image])
-    weights = counts / counts.sum(1, keepdim=True)
-    levels = torch.arange(256, dtype=torch.float64) / 255
-    mean = (weights * levels).sum(1)
-    std = (weights * (levels - mean[:, None]).square()).sum(1).sqrt()
-    # Images of one level have no spread; dividing by less than one level would only blow up rounding.
-    return tuple(mean.tolist()), tuple(std.clamp_min(1 / 255).tolist())
+def read_stored(path: Path) -> Tensor:
+    """An image as stored, uint8 (3, H, W); `UserError` naming it."""
+    try:
+        return decode_stored(path)
+    except UnreadableImage as reason:
+        raise UserError(f"{path} {reason}; give a readable image or remove it from the set") from None
+
+
+def lines_of(path: Path, of: str = "images") -> list[str]:
+    """The lines of a list that are not empty; `UserError` if there is no such file or nothing in it."""
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"cannot read {path} ({getattr(error, 'strerror', None) or error}); it lists the {of}"
+        ) from None
+    if not lines:
+        raise UserError(f"{path} is empty; it lists the {of}, one a line")
+    return lines
+
+
+def folder_in(path: Path, candidates: Sequence[str], marker: str, layout: str) -> Path:
+    """The first of path / candidate that has `marker` in it; `UserError` saying what the layout looks like."""
+    if not path.is_dir():
+        raise UserError(f"{path} is no folder; give one in the layout of {layout}")
+    for candidate in candidates:
+        if (path / candidate / marker).exists():
+            return path / candidate
+    raise UserError(f"{path} has no {marker} in it, so it is not in the layout of {layout}")

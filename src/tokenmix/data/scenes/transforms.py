@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from timm.data.constants import IMAGENET_DEFAULT_MEAN
 from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.ops import masks_to_boxes
@@ -20,8 +21,6 @@ from tokenmix.data.seeding import hash_indices, restored_random_state, seed_all
 from tokenmix.errors import UserError
 
 __all__ = ["ObjectAugment", "PixelAugment", "RandomScale", "scale_steps"]
-
-GREY = (0.485, 0.456, 0.406)
 
 
 def scale_steps(low: float, high: float, step: float) -> tuple[float, ...]:
@@ -91,7 +90,7 @@ class PixelAugment:
     scales: tuple[float, ...] = (1.0,)
     flip: float = 0.5
     color_jitter: float = 0.0
-    fill: Sequence[float] = GREY
+    fill: Sequence[float] = IMAGENET_DEFAULT_MEAN
     _drawn: _Drawn = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -133,7 +132,7 @@ class ObjectAugment:
     scales: tuple[float, ...] = (1.0,)
     flip: float = 0.5
     color_jitter: float = 0.0
-    fill: Sequence[float] = GREY
+    fill: Sequence[float] = IMAGENET_DEFAULT_MEAN
     min_size: float = 1.0
     _drawn: _Drawn = field(init=False, repr=False, compare=False)
 

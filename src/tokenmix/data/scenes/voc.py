@@ -4,100 +4,166 @@ Everingham, Van Gool, Williams, Winn and Zisserman, "The Pascal Visual Object Cl
 lists and masks of Hariharan et al. (2011) are, trainaug.txt and SegmentationClassAug, segmentation trains on them.
 """
 
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tokenmix.data.images.image_set import Skipped
 from tokenmix.data.lookup import DataRequest
-from tokenmix.data.scenes.pairs import PairScenes, folder_in, lines_of, numbers_table, read_stored
-from tokenmix.data.scenes.scenes import IMAGENET, Scene, SceneData, Scenes, bit_palette, no_objects, objects_of_boxes
-from tokenmix.data.scenes.voc_masks import MaskScenes
-from tokenmix.data.scenes.voc_xml import Boxes, read_boxes
+from tokenmix.data.scenes.label_maps import PairScenes, numbers_table
+from tokenmix.data.scenes.scenes import (
+    IGNORE,
+    Scene,
+    SceneData,
+    Scenes,
+    bit_palette,
+    folder_in,
+    lines_of,
+    no_objects,
+    objects_of_boxes,
+    objects_of_masks,
+    read_stored,
+)
 from tokenmix.errors import UserError
 
-__all__ = ["OBJECTS", "BoxScenes", "load_voc"]
+__all__ = ["Boxes", "load_voc", "read_boxes"]
 
 OBJECTS = [
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",
     "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
 ]  # fmt: skip
-IGNORE = 255
-CROP = (513, 513)
 ROOTS = ("", "VOC2012", "VOCdevkit/VOC2012", "VOC2007", "VOCdevkit/VOC2007")
+# Who a pixel belongs to: 0 is nobody, and so is the border around each object.
+OWNERS = numbers_table({**{number: number for number in range(IGNORE)}, IGNORE: 0})
+CLASS_OF_OBJECT = numbers_table({0: IGNORE, IGNORE: IGNORE, **{i + 1: i for i in range(len(OBJECTS))}})
+SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 
 def load_voc(request: DataRequest) -> SceneData:
     """Training and validation images of the folder that has JPEGImages, or of VOCdevkit above it."""
     root = folder_in(request.path, ROOTS, "JPEGImages", "Pascal VOC")
-    read = {"classes": _pixels, "boxes": _boxes, "masks": _masks}[request.kind]
-    return read(request, root)
+    return {"classes": _load_classes, "boxes": _load_boxes, "masks": _load_masks}[request.kind](request, root)
 
 
-def _pixels(request: DataRequest, root: Path) -> SceneData:
+def _load_classes(request: DataRequest, root: Path) -> SceneData:
     lists = root / "ImageSets" / "Segmentation"
     augmented = (lists / "trainaug.txt").is_file() and (root / "SegmentationClassAug").is_dir()
-    train = _pairs(root, lists / ("trainaug.txt" if augmented else "train.txt"), augmented)
+    part = "trainaug" if augmented else "train"
     classes = ["background", *OBJECTS]
     table = numbers_table({IGNORE: IGNORE, **{i: i for i in range(len(classes))}})
-    return SceneData(
-        spec=request.spec,
-        train=PairScenes(train, table),
-        test=PairScenes(_pairs(root, lists / "val.txt", False), table),
-        classes=classes,
-        ignore=IGNORE,
-        palette=bit_palette(len(classes)),
-        mean=IMAGENET[0],
-        std=IMAGENET[1],
-        crop=CROP,
-        source=f"Pascal VOC in {root}, training on {'trainaug' if augmented else 'train'}",
+    train, test = (
+        PairScenes(_pairs(root, _stems(lists / f"{name}.txt"), folder), table)
+        for name, folder in ((part, f"SegmentationClass{'Aug' * augmented}"), ("val", "SegmentationClass"))
     )
+    return SceneData(
+        spec=request.spec, train=train, test=test, classes=classes, palette=bit_palette(len(classes)), crop=(513, 513),
+        source=f"Pascal VOC in {root}, training on {part}",
+    )  # fmt: skip
 
 
-def _pairs(root: Path, names: Path, augmented: bool) -> list[tuple[Path, Path]]:
-    """Files of the images that are listed; the published trainaug.txt may name paths, of which the last part counts."""
-    masks = root / ("SegmentationClassAug" if augmented else "SegmentationClass")
-    stems = [Path(line.split()[0]).stem for line in lines_of(names)]
-    return [(root / "JPEGImages" / f"{stem}.jpg", masks / f"{stem}.png") for stem in stems]
-
-
-def _masks(request: DataRequest, root: Path) -> SceneData:
-    lists = root / "ImageSets" / "Segmentation"
+def _load_masks(request: DataRequest, root: Path) -> SceneData:
     parts = []
     for part, purpose in (("train", "learn from"), ("val", "evaluate on")):
-        scenes = MaskScenes(root, [line.split()[0] for line in lines_of(lists / f"{part}.txt")], len(OBJECTS))
+        names = root / "ImageSets" / "Segmentation" / f"{part}.txt"
+        scenes = MaskScenes(root, _stems(names))
         found = (scenes.scene(index).objects for index in range(len(scenes)))
         if not any(objects is not None and len(objects.labels) for objects in found):
-            raise UserError(f"no image of {lists / part}.txt has an object in SegmentationObject to {purpose}")
+            raise UserError(f"no image of {names} has an object in SegmentationObject to {purpose}")
         parts.append(scenes)
-    return _objects(request, parts[0], parts[1], f"Pascal VOC in {root}, masks of objects, train and val")
+    return _object_data(request, *parts, source=f"Pascal VOC in {root}, masks of objects, train and val")
 
 
-def _objects(request: DataRequest, train: Scenes, test: Scenes, source: str, **more: Any) -> SceneData:
+def _load_boxes(request: DataRequest, root: Path) -> SceneData:
+    lists = root / "ImageSets" / "Main"
+    if not (root / "Annotations").is_dir():
+        raise UserError(f"{root} has no folder Annotations with the boxes; for classes of pixels want='classes'")
+    # VOC 2007 has published its test set; of 2012 val.txt takes its place.
+    names = ("trainval", "test") if (lists / "test.txt").is_file() else ("train", "val")
+    parts = [BoxScenes(root, lists / f"{name}.txt") for name in names]
+    for scenes, name, purpose in zip(parts, names, ("learn from", "evaluate on")):
+        if not any(found.corners for found in scenes.boxes):
+            raise UserError(f"no image of {lists / name}.txt has an object in {root / 'Annotations'} to {purpose}")
+    dropped = [(path, found.dropped) for part in parts for path, found in zip(part.annotations, part.boxes)]
+    return _object_data(
+        request, *parts, source=f"Pascal VOC in {root}, boxes, {' and '.join(names)}",
+        skipped=[Skipped(str(path), f"{count} of its boxes have no area") for path, count in dropped if count],
+        notes={"boxes_without_area": sum(count for _, count in dropped)},
+    )  # fmt: skip
+
+
+def _object_data(request: DataRequest, train: Scenes, test: Scenes, **more: Any) -> SceneData:
     """Scenes with objects; background is none of their classes."""
-    return SceneData(
-        spec=request.spec,
-        train=train,
-        test=test,
-        classes=OBJECTS,
-        ignore=IGNORE,
-        palette=bit_palette(len(OBJECTS) + 1)[1:],
-        mean=IMAGENET[0],
-        std=IMAGENET[1],
-        crop=None,
-        source=source,
-        **more,
-    )
+    palette = bit_palette(len(OBJECTS) + 1)[1:]
+    return SceneData(spec=request.spec, train=train, test=test, classes=OBJECTS, palette=palette, **more)
+
+
+def _stems(names: Path) -> list[str]:
+    """The images that are listed; the published trainaug.txt may name paths, of which the last part counts."""
+    return [Path(line.split()[0]).stem for line in lines_of(names)]
+
+
+def _pairs(root: Path, stems: Sequence[str], folder: str) -> list[tuple[Path, Path]]:
+    return [(root / "JPEGImages" / f"{stem}.jpg", root / folder / f"{stem}.png") for stem in stems]
+
+
+class MaskScenes(PairScenes):
+    """Images with a mask for each object, from the picture of their numbers and the one of their classes.
+
+    An object's class is that of most of its pixels.
+
+    Raises:
+        UserError: an image or a picture that does not exist.
+    """
+
+    def __init__(self, root: Path, stems: Sequence[str]) -> None:
+        super().__init__(_pairs(root, stems, "SegmentationObject"), OWNERS)
+        self.classes = PairScenes(_pairs(root, stems, "SegmentationClass"), CLASS_OF_OBJECT)
+
+    def scene(self, index: int) -> Scene:
+        """The image and its objects; none of them is background."""
+        scene = super().scene(index)
+        owners, classes = scene.classes, self.classes.labels(index, scene.image)
+        assert owners is not None
+        numbers = [number for number in owners.unique().tolist() if number]
+        if not numbers:
+            return replace(scene, classes=None, objects=no_objects((owners.shape[0], owners.shape[1])))
+        masks = owners == torch.tensor(numbers).view(-1, 1, 1)
+        labels = [self._label(classes[mask], number, index) for mask, number in zip(masks, numbers, strict=True)]
+        return replace(scene, classes=None, objects=objects_of_masks(masks, labels))
+
+    def _label(self, classes: Tensor, number: int, index: int) -> int:
+        known = classes[classes != IGNORE]
+        if not len(known):
+            owners, told = self.pairs[index][1], self.classes.pairs[index][1]
+            raise UserError(f"object {number} of {owners} has no class in {told}; both pictures must show it")
+        return int(known.mode().values)
 
 
 class BoxScenes(Scenes):
-    """Images with boxes from XML files; `difficult` objects are marked as a crowd, so neither learnt nor missed."""
+    """Images with boxes from XML files; `difficult` objects are marked as a crowd, so neither learnt nor missed.
 
-    def __init__(self, images: Sequence[Path], boxes: Sequence[Boxes], annotations: Sequence[Path]) -> None:
-        self.images, self.boxes = images, boxes
-        self.labels = [_labels(b.names, path) for b, path in zip(boxes, annotations)]
+    Raises:
+        UserError: a listed image that does not exist, or what `read_boxes` raises.
+    """
+
+    def __init__(self, root: Path, names: Path) -> None:
+        stems = [line.split()[0] for line in lines_of(names)]
+        self.images = [root / "JPEGImages" / f"{stem}.jpg" for stem in stems]
+        missing = next((image for image in self.images if not image.is_file()), None)
+        if missing is not None:
+            raise UserError(f"{missing} does not exist, though {names} lists it; add it or remove its line")
+        self.annotations = [root / "Annotations" / f"{stem}.xml" for stem in stems]
+        self.boxes = [
+            read_boxes(path.read_bytes(), path) if path.is_file() else Boxes([], [], [], 0, None)
+            for path in self.annotations
+        ]
+        self.labels = [_labels(found.names, path) for found, path in zip(self.boxes, self.annotations)]
 
     def __len__(self) -> int:
         return len(self.images)
@@ -113,16 +179,13 @@ class BoxScenes(Scenes):
         size = (image.shape[1], image.shape[2])
         if boxes.size not in (None, (0, 0), size):
             raise UserError(f"{path} has height x width {size}, its annotation says {boxes.size}; both must agree")
-        if not boxes.corners:
-            return Scene(image, str(path), objects=no_objects(None), key=index)
-        corners = torch.tensor(boxes.corners)
+        corners = torch.tensor(boxes.corners, dtype=torch.float32).reshape(-1, 4)
         if (corners < -1).any() or (corners[:, 2] > size[1] + 1).any() or (corners[:, 3] > size[0] + 1).any():
             raise UserError(f"{path} has a box beyond its {size[1]} x {size[0]} pixels; correct its annotation")
         corners[:, 0::2] = corners[:, 0::2].clamp(0, size[1])
         corners[:, 1::2] = corners[:, 1::2].clamp(0, size[0])
-        return Scene(
-            image, str(path), objects=objects_of_boxes(corners, self.labels[index], boxes.difficult), key=index
-        )
+        objects = objects_of_boxes(corners, self.labels[index], boxes.difficult)
+        return Scene(image, str(path), objects=objects, key=index)
 
 
 def _labels(names: list[str], path: Path) -> list[int]:
@@ -132,37 +195,74 @@ def _labels(names: list[str], path: Path) -> list[int]:
     return [OBJECTS.index(name) for name in names]
 
 
-def _boxes(request: DataRequest, root: Path) -> SceneData:
-    lists = root / "ImageSets" / "Main"
-    if not (root / "Annotations").is_dir():
-        raise UserError(f"{root} has no folder Annotations with the boxes; for classes of pixels want='classes'")
-    # VOC 2007 has published its test set; of 2012 val.txt takes its place.
-    parts = ("trainval", "test") if (lists / "test.txt").is_file() else ("train", "val")
-    train, test = (_read(root, lists / f"{part}.txt") for part in parts)
-    for part, (scenes, _), purpose in zip(parts, (train, test), ("learn from", "evaluate on")):
-        if not any(found.corners for found in scenes.boxes):
-            raise UserError(f"no image of {lists / part}.txt has an object in {root / 'Annotations'} to {purpose}")
-    skipped = [*train[1], *test[1]]
-    return _objects(
-        request,
-        train[0],
-        test[0],
-        f"Pascal VOC in {root}, boxes, {' and '.join(parts)}",
-        skipped=skipped,
-        notes={"boxes_without_area": sum(b.dropped for scenes, _ in (train, test) for b in scenes.boxes)},
-    )
+@dataclass(frozen=True)
+class Boxes:
+    """What an XML file says of an image.
+
+    Attributes:
+        corners: left, top, right, bottom of each object, in pixels from the corner of the image.
+        names: of the class of each.
+        difficult: objects that the benchmark neither learns nor counts as missed.
+        dropped: number of boxes of no area.
+        size: (height, width) that is told of the image; None if it is not.
+    """
+
+    corners: list[tuple[float, ...]]
+    names: list[str]
+    difficult: list[bool]
+    dropped: int
+    size: tuple[int, int] | None
 
 
-def _read(root: Path, names: Path) -> tuple[BoxScenes, list[Skipped]]:
-    images, boxes, annotations, skipped = [], [], [], []
-    for line in lines_of(names):
-        image, path = root / "JPEGImages" / f"{line.split()[0]}.jpg", root / "Annotations" / f"{line.split()[0]}.xml"
-        if not image.is_file():
-            raise UserError(f"{image} does not exist, though {names} lists it; add it or remove its line")
-        found = read_boxes(path.read_bytes(), path) if path.is_file() else Boxes([], [], [], 0, None)
-        if found.dropped:
-            skipped.append(Skipped(str(path), f"{found.dropped} of its boxes have no area"))
-        images.append(image)
-        boxes.append(found)
-        annotations.append(path)
-    return BoxScenes(images, boxes, annotations), skipped
+def read_boxes(text: str | bytes, path: Path | str, *, first: int = 1) -> Boxes:
+    """The boxes of a file.
+
+    Args:
+        text: what stands in it.
+        path: for messages.
+        first: 1 where the corners are numbers of pixels, the first of them 1 and the last within the box, as VOC has
+            it; 0 where they are the edges themselves.
+
+    Raises:
+        UserError: no XML, an object without a name or without a box of numbers, corners that are exchanged.
+    """
+    try:
+        root = ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        raise UserError(f"{path} is no XML ({error}); give an annotation of Pascal VOC") from None
+    corners, names, difficult, dropped = [], [], [], 0
+    for place, node in enumerate(root.iter("object")):
+        box = _corners(node, f"{path}, object {place + 1}")
+        if box[2] == box[0] or box[3] == box[1]:
+            dropped += 1
+            continue
+        corners.append((box[0] - first, box[1] - first, box[2], box[3]))
+        names.append(_text(node, "name", f"{path}, object {place + 1}"))
+        difficult.append(node.findtext("difficult", "0").strip() == "1")
+    return Boxes(corners, names, difficult, dropped, _size(root))
+
+
+def _corners(node: ElementTree.Element, where: str) -> tuple[float, ...]:
+    try:
+        box = tuple(float(_text(node, f"bndbox/{side}", where)) for side in SIDES)
+    except ValueError as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{where} has a corner that is no number ({error})") from None
+    if not all(map(isfinite, box)):
+        raise UserError(f"{where} has a corner that is no number: {SIDES} = {box}")
+    if box[0] > box[2] or box[1] > box[3]:
+        raise UserError(f"{where} has its corners exchanged: {SIDES} = {box}")
+    return box
+
+
+def _text(node: ElementTree.Element, tag: str, where: str) -> str:
+    text = (node.findtext(tag) or "").strip()
+    if not text:
+        raise UserError(f"{where} has no <{tag}>; add it or remove the object")
+    return text
+
+
+def _size(root: ElementTree.Element) -> tuple[int, int] | None:
+    height, width = root.findtext("size/height", ""), root.findtext("size/width", "")
+    return (int(height), int(width)) if height.strip().isdecimal() and width.strip().isdecimal() else None

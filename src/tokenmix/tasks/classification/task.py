@@ -23,8 +23,8 @@ from tokenmix.models import create_model
 from tokenmix.ops.less import Scores
 from tokenmix.registry import MODELS, list_models
 from tokenmix.tasks.classification.options import ClassificationOptions
-from tokenmix.tasks.classification.view import image_view
 from tokenmix.tasks.fitting import check_own, incompatible_model_error
+from tokenmix.tasks.images import image_view
 from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.metrics import CrossEntropy

@@ -15,13 +15,12 @@ from tokenmix.errors import UserError
 from tokenmix.models.architecture import flat_arguments
 from tokenmix.models.registry import create_model
 from tokenmix.registry import MODELS, load_object
-from tokenmix.tasks.classification.output import check_stems, stored_images
-from tokenmix.tasks.classification.view import channel_columns, shown_image
 from tokenmix.tasks.detection.models.detector import IMAGENET
 from tokenmix.tasks.detection.options import ObjectOptions
 from tokenmix.tasks.detection.output import coco_results, draw_objects, image_numbers, object_rows, save_picture
 from tokenmix.tasks.detection.tiling import Found, find_in_windows
 from tokenmix.tasks.fitting import check_model, check_own
+from tokenmix.tasks.images import channel_columns, check_stems, shown_image, stored_images
 from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.programs import View

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torchvision.ops import batched_nms
 
-from tokenmix.tasks.segmentation.windows import window_starts
+from tokenmix.tasks.images import window_starts
 
 __all__ = ["Found", "find_in_windows"]
 

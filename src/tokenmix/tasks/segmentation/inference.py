@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 from tokenmix.errors import UserError
 from tokenmix.layers.external import ExternalAttention2d
+from tokenmix.tasks.images import both_sides, window_starts
 from tokenmix.tasks.segmentation.models import Segmenter
 from tokenmix.tasks.segmentation.options import Inference
-from tokenmix.tasks.segmentation.windows import both_sides, window_starts
 
 __all__ = ["pixel_logits"]
 

@@ -16,15 +16,13 @@ from tokenmix.data.indexed import subset
 from tokenmix.data.scenes import PixelAugment, PixelSamples, RepeatedScenes, SceneData, load_scenes
 from tokenmix.errors import UserError
 from tokenmix.models.registry import create_model
-from tokenmix.tasks.classification.output import check_stems, stored_images
-from tokenmix.tasks.classification.view import image_view
 from tokenmix.tasks.fitting import check_model, check_own
+from tokenmix.tasks.images import both_sides, check_stems, image_view, stored_images
 from tokenmix.tasks.segmentation.inference import pixel_logits
 from tokenmix.tasks.segmentation.loss import pixel_entropy, soft_iou_loss
-from tokenmix.tasks.segmentation.metrics import ClassIoU, MeanIoU, PixelAccuracy, PixelEntropy
+from tokenmix.tasks.segmentation.metrics import NUMBERS, PixelEntropy, PixelScores
 from tokenmix.tasks.segmentation.options import SegmentationOptions
 from tokenmix.tasks.segmentation.output import shares, write_answer
-from tokenmix.tasks.segmentation.windows import both_sides
 from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.config import OptimConfig, TrainConfig
 from tokenmix.train.optimizer import check_optimizer, make_schedule
@@ -153,15 +151,12 @@ class SemanticSegmentation(TaskModule):
     def metrics(self) -> MetricCollection:
         """Mean IoU, pixel accuracy, loss, and the IoU of each class."""
         classes, ignore = len(self.data["classes"]), int(self.data["ignore"])
-        return MetricCollection(
-            {
-                "miou": MeanIoU(classes, ignore),
-                "accuracy": PixelAccuracy(classes, ignore),
-                "loss": PixelEntropy(ignore),
-                "class_iou": ClassIoU(classes, ignore),
-            },
-            compute_groups=False,
-        )
+        scores = {"pixels": PixelScores(classes, ignore), "loss": PixelEntropy(ignore)}
+        return MetricCollection({**scores}, compute_groups=False)
+
+    def numbers(self) -> list[str]:
+        """Those that are logged."""
+        return list(NUMBERS)
 
     def on_validation_epoch_end(self) -> None:
         """Keep the metrics as plain values, those of the classes by name; `UserError` if no pixel counted."""

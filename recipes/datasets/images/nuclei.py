@@ -9,12 +9,13 @@ from pathlib import Path
 
 import torch
 
+from recipes.datasets.images.windows import CutScenes, Window
+from recipes.datasets.packages import Wheel, read_wheel
 from tokenmix.data.fetch import FetchError
 from tokenmix.data.images.decode import UnreadableImage, decode_numbers
+from tokenmix.data.images.image_set import channel_statistics
 from tokenmix.data.lookup import DataRequest, stored_path
-from tokenmix.data.scenes.cut import CutScenes, Window
-from tokenmix.data.scenes.scenes import Objects, Scene, SceneData, channel_statistics, objects_of_masks
-from tokenmix.data.scenes.wheels import Wheel, read_members
+from tokenmix.data.scenes.scenes import Objects, Scene, SceneData, objects_of_masks
 from tokenmix.data.store import Stored, fetched
 
 __all__ = ["fetch_nuclei", "load_nuclei"]
@@ -48,7 +49,6 @@ def load_nuclei(request: DataRequest) -> SceneData:
         train=CutScenes([whole], train),
         test=CutScenes([whole], test),
         classes=["nucleus"],
-        ignore=255,
         palette=[(240, 120, 60)],
         mean=mean,
         std=std,
@@ -60,7 +60,7 @@ def load_nuclei(request: DataRequest) -> SceneData:
 def fetch_nuclei(folder: Path) -> Stored:
     """From the package of PyPI."""
     names = [f"stardist/data/images/{name}.tif" for name in ("img2d", "mask2d")]
-    contents, source = read_members(WHEEL, names, folder)
+    contents, source = read_wheel(WHEEL, names, folder)
     try:
         image, numbers = (decode_numbers(content) for content in contents)
     except UnreadableImage as reason:

@@ -11,11 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torchvision.datasets import FashionMNIST
 
-from tokenmix.data.images import fashion_mnist
+from recipes.datasets.images import blue_marble
+from tokenmix.data.images.image_set import channel_statistics
+from tokenmix.data.images.named_sets import fetch_fashion_mnist
 from tokenmix.data.lookup import DataRequest
-from tokenmix.data.scenes import blue_marble
-from tokenmix.data.scenes.scenes import Objects, Scene, SceneData, Scenes, channel_statistics, objects_of_masks
+from tokenmix.data.scenes.scenes import Objects, Scene, SceneData, Scenes, objects_of_masks
 from tokenmix.data.store import fetched
 from tokenmix.errors import UserError
 
@@ -127,7 +129,7 @@ def load_composed(request: DataRequest) -> SceneData:
     """2,000 scenes for training under the seed, 400 for testing that are the same for every seed."""
     side = _side(request.variant)
     world = blue_marble.whole_map(request.root)
-    items, notes = fetched("fashion-mnist", request.root, fashion_mnist.fetch_fashion_mnist)
+    items, notes = fetched("fashion-mnist", request.root, fetch_fashion_mnist)
     scenes = {
         part: ComposedScenes(
             _parts(world.image, items, part),
@@ -144,8 +146,7 @@ def load_composed(request: DataRequest) -> SceneData:
         spec=request.spec,
         train=scenes["train"],
         test=scenes["test"],
-        classes=fashion_mnist.CLASSES,
-        ignore=255,
+        classes=FashionMNIST.classes,
         palette=PALETTE,
         mean=mean,
         std=std,

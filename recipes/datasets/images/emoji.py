@@ -6,7 +6,6 @@ would test on near-copies of training images. The split is made from emoji.json 
 pictures alike, so the same concept is on the same side for each vendor.
 """
 
-import base64
 import hashlib
 import io
 import json
@@ -22,8 +21,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tokenmix.data.fetch import FetchError, check_digest, download, first_that_works, npm_package
-from tokenmix.data.images.image_set import InMemoryImages, LoadedImages, resize_images
+from recipes.datasets.packages import npm_archive
+from tokenmix.data.fetch import FetchError
+from tokenmix.data.images.image_set import InMemoryImages, resize_images
+from tokenmix.data.images.load import LoadedImages
 from tokenmix.data.lookup import DataRequest, stored_path
 from tokenmix.data.store import Stored, fetched
 from tokenmix.errors import unknown_name
@@ -39,7 +40,6 @@ class Vendor:
     """Whose drawings, under which licence, and the registry's own checksum of the package."""
 
     licence: str
-    megabytes: int
     integrity: str
 
 
@@ -47,12 +47,10 @@ class Vendor:
 VENDORS = {
     "google": Vendor(
         "Noto Emoji, Apache-2.0",
-        74,
         "sha512-ZRexfzs7MVoLnmzZmNsO4TKhnAJp5D++Vm6PpUpH/jEQQlemp3l88CjZ+DoZ2faM9R4QxZkOPJCoT8DlPhfQ3A==",
     ),
     "twitter": Vendor(
         "Twemoji, CC-BY-4.0",
-        62,
         "sha512-7F+uCuHH+7Qnrc15P5tnbvKkg9E6tlzi4MnT2uW1RlN4pLYTza6cP/dstIfSDMtpjFLWuZewWg8jBbuL2eyELQ==",
     ),
 }
@@ -92,19 +90,9 @@ def composite(images: Tensor, level: int = 255) -> Tensor:
 
 def fetch_emoji(vendor: str, folder: Path) -> Stored:
     """From the registry by HTTPS, else by the npm client, which knows the user's own registry."""
-    package = f"emoji-datasource-{vendor}"
-    sources = [
-        ("registry.npmjs.org", partial(_from_registry, package, folder)),
-        (f"npm pack {package}@{VERSION}", partial(npm_package, package, VERSION, folder)),
-    ]
-    archive = first_that_works(f"emoji of {vendor} ({VENDORS[vendor].megabytes} MB)", sources)
-    check_digest(archive, "sha512", base64.b64decode(VENDORS[vendor].integrity.partition("-")[2]).hex())
+    archive, source = npm_archive(f"emoji-datasource-{vendor}", VERSION, VENDORS[vendor].integrity, folder)
     tensors, notes = read_package(archive, vendor)
-    return tensors, {**notes, "source": f"npm package {package} {VERSION}"}
-
-
-def _from_registry(package: str, folder: Path) -> Path:
-    return download(f"https://registry.npmjs.org/{package}/-/{package}-{VERSION}.tgz", folder / "registry.tgz")
+    return tensors, {**notes, "source": source}
 
 
 def read_package(archive: Path, vendor: str) -> Stored:

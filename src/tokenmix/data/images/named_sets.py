@@ -1,0 +1,89 @@
+"""The two sets of labelled images that the package itself knows by name.
+
+Digits: scikit-learn's 1,797 grey scans of 8 x 8 pixels, embedded there. Fashion-MNIST: 60,000 + 10,000 grey images of
+28 x 28 pixels, 10 kinds of clothing (Xiao, Rasul and Vollgraf, 2017), fetched once and read by torchvision.
+"""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchvision.datasets import FashionMNIST
+from torchvision.datasets.utils import extract_archive
+
+from tokenmix.data.fetch import FetchError, apt_package, check_digest, download, first_that_works
+from tokenmix.data.images.image_set import InMemoryImages, resize_images
+from tokenmix.data.images.load import LoadedImages
+from tokenmix.data.lookup import DataRequest, stored_path
+from tokenmix.data.store import Stored, fetched
+
+__all__ = ["fetch_fashion_mnist", "load_digits", "load_fashion_mnist"]
+
+TEST_DIGITS = 360
+PACKAGE = "dataset-fashion-mnist"
+
+
+def load_digits(request: DataRequest) -> LoadedImages:
+    """The digits with a split that never changes: 1,437 training and 360 test images, stratified."""
+    import sklearn
+    from sklearn import datasets
+    from sklearn.model_selection import train_test_split
+
+    pixels, target = datasets.load_digits(return_X_y=True)
+    # Levels 0 to 16 become 0 to 255.
+    images = torch.from_numpy((np.asarray(pixels) * (255 / 16)).round()).byte().view(-1, 1, 8, 8)
+    labels = torch.from_numpy(np.asarray(target)).long()
+    parts = train_test_split(range(len(labels)), test_size=TEST_DIGITS, stratify=target, random_state=0)
+    images = resize_images(images, request.img_size)
+    # A mirrored digit is no digit any more.
+    train, test = (InMemoryImages(images[part], labels[part], flip=False, fill=0) for part in parts)
+    source = f"digits: scikit-learn {sklearn.__version__}, load_digits (UCI optical digits, BSD-3-Clause), embedded"
+    return LoadedImages(train, test, [str(d) for d in range(10)], source)
+
+
+def load_fashion_mnist(request: DataRequest) -> LoadedImages:
+    """The publisher's split, fetched once."""
+    tensors, notes = fetched("fashion-mnist", request.root, fetch_fashion_mnist)
+    train, test = (_in_memory(tensors, part, request.img_size) for part in ("train", "t10k"))
+    source = f"Fashion-MNIST: {notes['source']}, MIT, in {stored_path('fashion-mnist', request.root)}"
+    return LoadedImages(train, test, FashionMNIST.classes, source)
+
+
+def _in_memory(tensors: dict[str, Tensor], part: str, size: tuple[int, int] | None) -> InMemoryImages:
+    images = resize_images(tensors[f"{part}_images"].unsqueeze(1), size)
+    return InMemoryImages(images, tensors[f"{part}_labels"].long(), flip=True, fill=0)
+
+
+def fetch_fashion_mnist(folder: Path) -> Stored:
+    """From the publisher, else from the Debian package."""
+    home = FashionMNIST.mirrors[0]
+    sources = [
+        (home, partial(_download_archives, home, folder)),
+        (f"Debian package {PACKAGE}", partial(_unpack_package, folder)),
+    ]
+    archives, source = first_that_works("Fashion-MNIST (31 MB)", sources)
+    raw, tensors = folder / "FashionMNIST" / "raw", {}
+    raw.mkdir(parents=True)
+    try:
+        for name, _ in FashionMNIST.resources:
+            extract_archive(str(archives / name), str(raw))
+        for part in ("train", "t10k"):
+            images = FashionMNIST(folder, train=part == "train")
+            tensors |= {f"{part}_images": images.data, f"{part}_labels": images.targets.byte()}
+    except (OSError, EOFError, RuntimeError, AssertionError) as error:
+        raise FetchError(f"{source} cannot be read ({error})") from None
+    return tensors, {"source": source}
+
+
+def _download_archives(home: str, folder: Path) -> tuple[Path, str]:
+    # Not torchvision's download, which waits without limit for a server that does not answer.
+    for name, md5 in FashionMNIST.resources:
+        check_digest(download(home + name, folder / name), "md5", md5)
+    return folder, f"publisher's files from {home}"
+
+
+def _unpack_package(folder: Path) -> tuple[Path, str]:
+    root, version = apt_package(PACKAGE, folder)
+    return root / "usr" / "share" / "datasets" / "fashion-mnist", f"Debian package {PACKAGE} {version}"

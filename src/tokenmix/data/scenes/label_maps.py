@@ -1,0 +1,211 @@
+"""Images with a picture of class numbers each: ADE20K, Cityscapes, and folders of the user's own.
+
+Zhou, Zhao, Puig, Fidler, Barriuso and Torralba, "Scene Parsing through ADE20K Dataset", 2017. Cordts et al., "The
+Cityscapes Dataset for Semantic Urban Scene Understanding", 2016, whose table of classes is torchvision's.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torchvision.datasets import Cityscapes
+
+from tokenmix.data.images.decode import UnreadableImage, decode_numbers
+from tokenmix.data.lookup import DataRequest
+from tokenmix.data.scenes.scenes import IGNORE, Scene, SceneData, Scenes, bit_palette, folder_in, lines_of, read_stored
+from tokenmix.errors import UserError
+
+__all__ = ["PairScenes", "load_ade20k", "load_cityscapes", "load_masks", "numbers_table"]
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+OUT_OF_RANGE = -1
+ADE20K = 150
+LAYOUT = "train/images, train/masks, val/images and val/masks"
+EVALUATED = [kind for kind in Cityscapes.classes if 0 <= kind.train_id < IGNORE]
+# A licence plate's -1 is 255 in eight bits.
+LABEL_IDS = {kind.id & 255: kind.train_id & 255 for kind in Cityscapes.classes}
+TRAIN_IDS = {**{kind.train_id: kind.train_id for kind in EVALUATED}, IGNORE: IGNORE}
+
+
+def load_ade20k(request: DataRequest) -> SceneData:
+    """Training and validation images of ADEChallengeData2016, given itself or the folder it is in.
+
+    0 in a label picture is what no class fits; it is ignored, and the classes 1 to 150 become 0 to 149.
+    """
+    root = folder_in(request.path, ("", "ADEChallengeData2016"), "annotations", "ADEChallengeData2016")
+    table = numbers_table({0: IGNORE, **{number: number - 1 for number in range(1, ADE20K + 1)}})
+    train, test = (
+        PairScenes(_masks_below(root / "images" / part, root / "annotations" / part), table)
+        for part in ("training", "validation")
+    )
+    return SceneData(
+        spec=request.spec, train=train, test=test, classes=_ade20k_names(root),
+        palette=bit_palette(ADE20K + 1)[1:], crop=(512, 512), source=f"ADE20K in {root}",
+    )  # fmt: skip
+
+
+def _ade20k_names(root: Path) -> list[str]:
+    """The first of a class's names in objectInfo150.txt, which the set brings along; else its number."""
+    path = root / "objectInfo150.txt"
+    if not path.is_file():
+        return [f"class {number}" for number in range(1, ADE20K + 1)]
+    rows = [line.split("\t") for line in path.read_text(encoding="utf-8", errors="replace").splitlines()[1:] if line]
+    if len(rows) != ADE20K:
+        raise UserError(f"{path} names {len(rows)} classes, not {ADE20K}; take the set's own file or remove it")
+    return [row[-1].split(",")[0].strip() for row in rows]
+
+
+def load_cityscapes(request: DataRequest) -> SceneData:
+    """Training and validation images of the folder that has leftImg8bit and gtFine, with 19 classes.
+
+    Read are the pictures *_gtFine_labelIds.png as they are published; where the user has written
+    *_gtFine_labelTrainIds.png, those.
+    """
+    root = folder_in(request.path, ("",), "leftImg8bit", "Cityscapes")
+    train, test = (_city_scenes(root, part) for part in ("train", "val"))
+    return SceneData(
+        spec=request.spec, train=train, test=test, classes=[kind.name for kind in EVALUATED],
+        palette=[kind.color for kind in EVALUATED], crop=(769, 769), source=f"Cityscapes in {root}",
+    )  # fmt: skip
+
+
+def _city_scenes(root: Path, part: str) -> "PairScenes":
+    images = _images_below(root / "leftImg8bit" / part)
+
+    def labels(image: Path, kind: str) -> Path:
+        name = f"{image.stem.removesuffix('_leftImg8bit')}_gtFine_{kind}.png"
+        return root / "gtFine" / part / image.parent.relative_to(root / "leftImg8bit" / part) / name
+
+    ready = all(labels(image, "labelTrainIds").is_file() for image in images)
+    pairs = [(image, labels(image, "labelTrainIds" if ready else "labelIds")) for image in images]
+    return PairScenes(pairs, numbers_table(TRAIN_IDS if ready else LABEL_IDS))
+
+
+def load_masks(request: DataRequest) -> SceneData:
+    """The user's own images, and for each a PNG of the same name whose pixels are numbers of classes; 255 is ignored.
+
+        PATH/train/images/a.jpg    PATH/train/masks/a.png
+        PATH/val/images/b.jpg      PATH/val/masks/b.png      (val may be called test)
+        PATH/classes.txt           one name a line, the first is class 0
+
+    Without classes.txt the training masks say how many classes there are.
+    """
+    root = request.path
+    if not (root / "train").is_dir():
+        raise UserError(f"{root} has no folder train; give one with {LAYOUT}")
+    held_out = next((part for part in ("val", "test") if (root / part).is_dir()), None)
+    if held_out is None:
+        raise UserError(f"{root} has neither val nor test to evaluate on; give a folder with {LAYOUT}")
+    train, test = (_masks_below(root / part / "images", root / part / "masks") for part in ("train", held_out))
+    classes = _own_names(root, train)
+    table = numbers_table({IGNORE: IGNORE, **{i: i for i in range(len(classes))}})
+    return SceneData(
+        spec=request.spec, train=PairScenes(train, table), test=PairScenes(test, table), classes=classes,
+        palette=bit_palette(len(classes)), source=f"images and masks in {root}",
+    )  # fmt: skip
+
+
+def _own_names(root: Path, pairs: Sequence[tuple[Path, Path]]) -> list[str]:
+    path = root / "classes.txt"
+    if path.is_file():
+        names = lines_of(path, "classes")
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise UserError(f"{path} names {twice!r} more than once; give each class a name of its own")
+    else:
+        highest = -1
+        for _, labels in pairs:
+            seen = _read_numbers(labels).unique() if labels.is_file() else torch.tensor([0])
+            highest = max([highest, *seen[seen != IGNORE].tolist()])
+        names = [f"class {i}" for i in range(highest + 1)]
+    if not 2 <= len(names) <= IGNORE:
+        raise UserError(f"{root} has {len(names)} classes; give 2 to {IGNORE}, by classes.txt or in train/masks")
+    return names
+
+
+def _masks_below(images: Path, masks: Path) -> list[tuple[Path, Path]]:
+    """The images in a folder and below, each with the PNG in the same place of the other folder."""
+    return [(path, masks / path.relative_to(images).with_suffix(".png")) for path in _images_below(images)]
+
+
+class PairScenes(Scenes):
+    """Images and their label pictures, opened when they are asked for.
+
+    Args:
+        pairs: (image, label picture).
+        table: int64 (L,): the class of each number in a label picture, or -1 where there is no such number.
+
+    Raises:
+        UserError: a pair of which a file does not exist.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[Path, Path]], table: Tensor) -> None:
+        for image, labels in pairs:
+            if not image.is_file():
+                raise UserError(f"{image} does not exist, though {labels} is to label it; add it or remove its entry")
+            if not labels.is_file():
+                raise UserError(f"{image} has no label picture {labels}; add it or remove the image from the set")
+        self.pairs, self.table = pairs, table
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def name(self, index: int) -> str:
+        """The file of the image."""
+        return str(self.pairs[index][0])
+
+    def scene(self, index: int) -> Scene:
+        """The image and its classes; `UserError` naming the file if they cannot be, or do not fit together."""
+        path = self.pairs[index][0]
+        image = read_stored(path)
+        return Scene(image, str(path), classes=self.labels(index, image), key=index)
+
+    def labels(self, index: int, image: Tensor) -> Tensor:
+        """The classes alone, int64 (H, W), which must fit the image."""
+        path, labels_path = self.pairs[index]
+        numbers = _read_numbers(labels_path)
+        if numbers.shape != image.shape[1:]:
+            raise UserError(
+                f"{labels_path} has {numbers.shape[1]} x {numbers.shape[0]} pixels, its image {path} "
+                f"{image.shape[2]} x {image.shape[1]}; both must be of one size"
+            )
+        return self._classes(numbers, labels_path)
+
+    def _classes(self, numbers: Tensor, path: Path) -> Tensor:
+        inside = (numbers >= 0) & (numbers < len(self.table))
+        classes = torch.where(inside, self.table[numbers.clamp(0, len(self.table) - 1)], OUT_OF_RANGE)
+        if (classes == OUT_OF_RANGE).any():
+            wrong = int(numbers[classes == OUT_OF_RANGE][0])
+            known = torch.nonzero(self.table != OUT_OF_RANGE).flatten().tolist()
+            raise UserError(f"{path} has the label {wrong}, out of range: known are {_ranges(known)}")
+        return classes
+
+
+def numbers_table(classes: Mapping[int, int], length: int = 256) -> Tensor:
+    """The table of `PairScenes` that knows these numbers and no others."""
+    table = torch.full((length,), OUT_OF_RANGE, dtype=torch.int64)
+    for number, label in classes.items():
+        table[number] = label
+    return table
+
+
+def _read_numbers(path: Path) -> Tensor:
+    """A label picture, int64 (H, W); `UserError` naming it."""
+    try:
+        return decode_numbers(path)
+    except UnreadableImage as reason:
+        raise UserError(f"{path} {reason}; a label picture is a PNG whose pixels are numbers of classes") from None
+
+
+def _images_below(folder: Path) -> list[Path]:
+    """The images in a folder and below, in the order of their names; `UserError` if there are none."""
+    images = sorted(p for p in folder.rglob("*") if p.suffix.lower() in ENDINGS) if folder.is_dir() else []
+    if not images:
+        raise UserError(f"{folder} has no images; give a folder with {', '.join(ENDINGS)} files")
+    return images
+
+
+def _ranges(numbers: list[int]) -> str:
+    runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)

@@ -1,0 +1,75 @@
+"""What the tasks of images share: reading a user's files, showing an image under a map, and windows over large ones."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tokenmix.data.images.decode import UnreadableImage, decode_stored
+from tokenmix.errors import UserError
+from tokenmix.train.programs import View
+
+__all__ = [
+    "both_sides",
+    "channel_columns",
+    "check_stems",
+    "image_view",
+    "shown_image",
+    "stored_images",
+    "window_starts",
+]
+
+LONGEST = 1000
+
+
+def stored_images(files: Sequence[str | Path]) -> Iterator[tuple[Path, Tensor]]:
+    """Each file with its image, uint8 (3, H, W), one in memory at a time; `UserError` naming one that has none."""
+    for file in map(Path, files):
+        try:
+            image = decode_stored(file)
+        except UnreadableImage as reason:
+            raise UserError(f"{file} {reason}; give a readable PNG, JPEG, WebP, BMP, GIF or TIFF image") from None
+        yield file, image
+
+
+def check_stems(files: Sequence[str | Path]) -> None:
+    """Raise `UserError` if what is written of two files would have one name."""
+    seen: dict[str, str | Path] = {}
+    for file in files:
+        stem = Path(file).stem
+        if stem in seen:
+            raise UserError(f"{seen[stem]} and {file} would both be answered in {stem}-*; rename one, or ask apart")
+        seen[stem] = file
+
+
+def image_view(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> View:
+    """Of an image uint8 (C, H, W), normalised for the model."""
+    levels = pixels.float().div(255)
+    return View(shown_image(levels), levels.sub(channel_columns(mean)).div(channel_columns(std))[None])
+
+
+def channel_columns(values: Sequence[float]) -> Tensor:
+    """A number for each channel as (C, 1, 1)."""
+    return torch.tensor(values).view(-1, 1, 1)
+
+
+def shown_image(levels: Tensor) -> Tensor:
+    """The image with at most 1,000 pixels on a side; a picture shows no more."""
+    scale = LONGEST / max(levels.shape[1:])
+    if scale >= 1:
+        return levels
+    size = [max(1, round(side * scale)) for side in levels.shape[1:]]
+    return F.interpolate(levels[None], size=size, mode="bilinear", antialias=True)[0]
+
+
+def window_starts(length: int, window: int, step: int) -> list[int]:
+    """Where windows begin along a side: every `step`, the last so that it ends with the image."""
+    last = max(length - window, 0)
+    return [*range(0, last, step), last]
+
+
+def both_sides(given: Sequence[int]) -> tuple[int, int]:
+    """Height and width out of one number for both, or of two."""
+    return given[0], given[-1]
