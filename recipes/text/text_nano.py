@@ -21,11 +21,11 @@ from matplotlib.figure import Figure
 
 from recipes.over_seeds import SECONDS_NOTE, over_seeds, read_result, seconds_and_commits, shown
 from recipes.small_pictures import save_small
+from recipes.text.tfidf import tfidf_baseline
 from tokenmix.environment import environment
 from tokenmix.inspect.gates import gate_numbers, toeplitz_share
 from tokenmix.inspect.tiles import SIGNED
 from tokenmix.registry import TASKS, TaskEntry
-from tokenmix.tasks.text.data.baseline import tfidf_baseline
 from tokenmix.tasks.text.data.labelled import load_labelled
 from tokenmix.tasks.text.masked_lm import MaskedLM
 from tokenmix.tasks.text.tokenizer import save_tokenizer, train_tokenizer

@@ -1,6 +1,5 @@
 """Reading text: corpora to learn a language from, labelled sentences and pairs, questions with answers in a text."""
 
-from tokenmix.tasks.text.data.baseline import tfidf_baseline
 from tokenmix.tasks.text.data.corpus import Corpus, load_text
 from tokenmix.tasks.text.data.encoded import EncodedText
 from tokenmix.tasks.text.data.labelled import LabelledData, LabelledText, load_labelled
@@ -24,6 +23,5 @@ __all__ = [
     "load_labelled",
     "load_questions",
     "load_text",
-    "tfidf_baseline",
     "tokenized",
 ]

@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 from tokenmix.data.lookup import DataRequest, load_data
@@ -15,7 +14,6 @@ from tokenmix.tasks.text.data.split import TEST_SHARE, choose_test, is_test
 __all__ = [
     "Corpus",
     "Documents",
-    "concatenated",
     "digest_of",
     "find_parts",
     "load_text",
@@ -115,15 +113,6 @@ def table_corpus(kind: TableKind, rest: str) -> Corpus:
     check_file(path)
     train, test = (Documents(partial(_column, path, kind, column, side)) for side in (False, True))
     return Corpus(f"{kind}:{rest}", train, test, f"{source}, a tenth of the rows held out", digest_of([path], column))
-
-
-def concatenated(name: str, parts: Sequence[Corpus]) -> Corpus:
-    """Several corpora one after the other."""
-    train, test = (
-        Documents(partial(chain.from_iterable, [getattr(part, side) for part in parts])) for side in ("train", "test")
-    )
-    digest = hashlib.sha256(" ".join(part.digest for part in parts).encode()).hexdigest()
-    return Corpus(name, train, test, "; ".join(part.source for part in parts), digest)
 
 
 def find_parts(folder: Path, ending: str) -> tuple[Path, Path] | None:
