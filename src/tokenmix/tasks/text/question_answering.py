@@ -11,7 +11,7 @@ from torchmetrics import MetricCollection
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data.questions import EncodedQuestions
 from tokenmix.tasks.text.data.squad import Question, load_questions, read_squad
-from tokenmix.tasks.text.spans import F1, ExactMatch, Span, WholeQuestions, best_span
+from tokenmix.tasks.text.spans import Span, SpanAgreement, WholeQuestions, best_span
 from tokenmix.tasks.text.task import TextTask, inputs_of, read_sentences, tokenizer_for
 from tokenmix.tasks.text.task_data import TextData
 from tokenmix.train.config import TrainConfig
@@ -53,12 +53,19 @@ class QuestionAnswering(TextTask):
     def evaluate(self, batch: Mapping[str, Any]) -> None:
         """The best span of each question against the given answers."""
         spans = self._spans(batch)
-        answers = [self._text(span, asked["context"]) for span, asked in zip(spans, batch["asked"])]
-        self.scores.update(answers, [asked["answers"] for asked in batch["asked"]])
+        texts = [self._text(span, asked["context"]) for span, asked in zip(spans, batch["asked"])]
+        self.scores.update(
+            [{"id": str(i), "prediction_text": text} for i, text in enumerate(texts)],
+            [{"id": str(i), "answers": {"text": asked["answers"]}} for i, asked in enumerate(batch["asked"])],
+        )
 
     def metrics(self) -> MetricCollection:
         """Exact match and F1 of words, as SQuAD measures them."""
-        return MetricCollection({"exact_match": ExactMatch(), "f1": F1()}, compute_groups=False)
+        return MetricCollection({"agreement": SpanAgreement()}, compute_groups=False)
+
+    def numbers(self) -> list[str]:
+        """The two numbers of the one metric."""
+        return ["exact_match", "f1"]
 
     @torch.no_grad()
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:

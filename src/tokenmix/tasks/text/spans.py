@@ -1,20 +1,16 @@
 """Answers as spans of a context: which one logits point at, and how well it agrees with the given ones."""
 
-import re
-import string
-from collections import Counter
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torchmetrics.text import SQuAD
 
 from tokenmix.tasks.text.data.questions import EncodedQuestions
 from tokenmix.tasks.text.data.sequences import Sequences, padded
-from tokenmix.train.metrics import Mean
 
-__all__ = ["F1", "ExactMatch", "Span", "WholeQuestions", "best_span"]
+__all__ = ["Span", "SpanAgreement", "WholeQuestions", "best_span"]
 
 BEST, LONGEST = 20, 30
 
@@ -50,7 +46,7 @@ class WholeQuestions(Sequences):
         ends = [padded([self.parts.offsets[i][:, side] for i in numbers], -1) for side in (0, 1)]
         sample = torch.from_numpy(np.repeat(np.arange(len(rows)), [len(row) for row in rows]))
         questions = [self.parts.questions[i] for i in indices.tolist()]
-        asked = [{"context": q.context, "answers": [text for text, _ in q.answers]} for q in questions]
+        asked = [{"context": q.context, "answers": [text for text, _ in q.answers] or [""]} for q in questions]
         inputs = {name: value for name, value in batch.items() if not name.endswith("positions")}
         return {**inputs, "offsets": torch.stack(ends, -1), "sample": sample, "asked": asked, "index": indices}
 
@@ -76,31 +72,9 @@ def best_span(start: Tensor, end: Tensor, offsets: Tensor) -> Span:
     return found
 
 
-class ExactMatch(Mean):
-    """Share of answers that are one of those given, but for case, punctuation and articles (SQuAD's measure)."""
+class SpanAgreement(SQuAD):
+    """SQuAD's exact match and F1 of words, as shares in 0..1; torchmetrics has them in per cent."""
 
-    def update(self, answers: Sequence[str], given: Sequence[Sequence[str]]) -> None:
-        """Add answers, "" for none, and for each those given, none if it has none."""
-        for answer, wanted in zip(answers, given):
-            self.total = self.total + max(self.agreement(_words(answer), _words(text)) for text in wanted or [""])
-            self.count = self.count + 1
-
-    def agreement(self, ours: list[str], theirs: list[str]) -> float:
-        """Of two lists of words, in 0..1."""
-        return float(ours == theirs)
-
-
-class F1(ExactMatch):
-    """Mean of 2 PR / (P + R) over the words of an answer, against the given one that it is closest to."""
-
-    def agreement(self, ours: list[str], theirs: list[str]) -> float:
-        """Of two lists of words; of an empty one, whether both are."""
-        if not ours or not theirs:
-            return float(ours == theirs)
-        shared = sum((Counter(ours) & Counter(theirs)).values())
-        return 2 * shared / (len(ours) + len(theirs))
-
-
-def _words(text: str) -> list[str]:
-    kept = "".join(c for c in text.lower() if c not in string.punctuation)
-    return re.sub(r"\b(a|an|the)\b", " ", kept).split()
+    def compute(self) -> dict[str, Tensor]:
+        """Both so far."""
+        return {name: value / 100 for name, value in super().compute().items()}
