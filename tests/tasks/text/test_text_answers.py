@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tokenmix.errors import UserError
-from tokenmix.tasks.text.spans import SpanAgreement, best_span
+from tokenmix.tasks.text.question_answering import SpanAgreement, best_span
 from tokenmix.train.run import evaluate, predict, train
 from tokenmix.train.sources import make_config
 

@@ -10,7 +10,7 @@ from tokenmix.data import fetch_data, list_data
 from tokenmix.data.lookup import short_name, with_absolute_paths
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data import corpus, load_text
-from tokenmix.tasks.text.data.split import choose_test, is_test
+from tokenmix.tasks.text.data.files import choose_test, is_test
 
 
 def sides(spec: str) -> tuple[list[str], list[str]]:

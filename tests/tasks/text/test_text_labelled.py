@@ -16,7 +16,7 @@ from tokenmix.tasks.text.data import (
     load_labelled,
     load_questions,
 )
-from tokenmix.tasks.text.data.split import is_test
+from tokenmix.tasks.text.data.files import is_test
 from tokenmix.tasks.text.tokenizer import train_tokenizer
 
 TEXTS = [f"it is {word} number {i}" for i in range(60) for word in ("good", "bad")]

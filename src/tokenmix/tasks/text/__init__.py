@@ -72,7 +72,7 @@ DATA_SETS.register(
         about="glue:PATH/SST-2, in GLUE's layout",
         licence="yours",
         origin="your disk",
-        load="tokenmix.tasks.text.data.glue:load_glue",
+        load="tokenmix.tasks.text.data.labelled:load_glue",
         variant="path",
     ),
     DataEntry(
@@ -81,7 +81,16 @@ DATA_SETS.register(
         about="squad:PATH, in SQuAD's layout",
         licence="yours",
         origin="your disk",
-        load="tokenmix.tasks.text.data.squad:load_squad",
+        load="tokenmix.tasks.text.data.questions:load_squad",
         variant="path",
+    ),
+    DataEntry(
+        name="hf",
+        kinds=("corpus", "labelled-text", "questions"),
+        about="hf:NAME[:CONFIG] of the Hugging Face hub; #column, or #text,label",
+        licence="its author's",
+        origin="huggingface.co, by datasets",
+        load="tokenmix.tasks.text.data.questions:load_hub",
+        variant="name",
     ),
 )

@@ -16,8 +16,8 @@ from torchmetrics.classification import (
 from torchmetrics.regression import PearsonCorrCoef, SpearmanCorrCoef
 
 from tokenmix.errors import UserError
-from tokenmix.tasks.text.data.encoded import EncodedText
 from tokenmix.tasks.text.data.labelled import LabelledData, load_labelled
+from tokenmix.tasks.text.data.sequences import EncodedText
 from tokenmix.tasks.text.task import Sentence, TextTask, inputs_of, read_sentences, tokenizer_for
 from tokenmix.tasks.text.task_data import TextData
 from tokenmix.train.config import TrainConfig
