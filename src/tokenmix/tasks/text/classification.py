@@ -18,8 +18,8 @@ from torchmetrics.regression import PearsonCorrCoef, SpearmanCorrCoef
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data.labelled import LabelledData, load_labelled
 from tokenmix.tasks.text.data.sequences import EncodedText
-from tokenmix.tasks.text.task import Sentence, TextTask, inputs_of, read_sentences, tokenizer_for
-from tokenmix.tasks.text.task_data import TextData
+from tokenmix.tasks.text.models.heads import GMLPForSequenceClassification
+from tokenmix.tasks.text.task import Sentence, TextData, TextTask, inputs_of, read_sentences, tokenizer_for
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.metrics import CrossEntropy, PositiveF1
 
@@ -37,7 +37,7 @@ class TextClassification(TextTask):
     headline: ClassVar[str] = "accuracy"
     direction: ClassVar[Literal["max", "min"]] = "max"
     tables: ClassVar[frozenset[str]] = frozenset({"confusion"})
-    network: ClassVar[str] = "GMLPForSequenceClassification"
+    network: ClassVar[type[Any]] = GMLPForSequenceClassification
 
     def __init__(self, model: Any, config: TrainConfig, data: Mapping[str, Any]) -> None:
         super().__init__(model, config, data)

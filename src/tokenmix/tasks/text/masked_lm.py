@@ -12,8 +12,8 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data import PackedText, load_text, tokenized
-from tokenmix.tasks.text.task import Sentence, TextTask, inputs_of, read_sentences, tokenizer_for
-from tokenmix.tasks.text.task_data import TextData
+from tokenmix.tasks.text.models.heads import GMLPForMaskedLM
+from tokenmix.tasks.text.task import Sentence, TextData, TextTask, inputs_of, read_sentences, tokenizer_for
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.metrics import CrossEntropy, Perplexity
 
@@ -31,7 +31,7 @@ class MaskedLM(TextTask):
 
     headline: ClassVar[str] = "perplexity"
     direction: ClassVar[Literal["max", "min"]] = "min"
-    network: ClassVar[str] = "GMLPForMaskedLM"
+    network: ClassVar[type[Any]] = GMLPForMaskedLM
     fields: ClassVar[Mapping[str, Any]] = {"predict": "labelled"}
 
     @classmethod

@@ -11,8 +11,8 @@ from torchmetrics.text import SQuAD
 
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data.questions import EncodedQuestions, Question, WholeQuestions, load_questions, read_squad
-from tokenmix.tasks.text.task import TextTask, inputs_of, read_sentences, tokenizer_for
-from tokenmix.tasks.text.task_data import TextData
+from tokenmix.tasks.text.models.heads import GMLPForQuestionAnswering
+from tokenmix.tasks.text.task import TextData, TextTask, inputs_of, read_sentences, tokenizer_for
 from tokenmix.train.config import TrainConfig
 
 __all__ = ["QuestionAnswering", "Span", "SpanAgreement", "best_span"]
@@ -47,7 +47,7 @@ class QuestionAnswering(TextTask):
 
     headline: ClassVar[str] = "f1"
     direction: ClassVar[Literal["max", "min"]] = "max"
-    network: ClassVar[str] = "GMLPForQuestionAnswering"
+    network: ClassVar[type[Any]] = GMLPForQuestionAnswering
 
     @classmethod
     def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> TextData:

@@ -1,6 +1,7 @@
 """Reading text: corpora to learn a language from, labelled sentences and pairs, questions with answers in a text."""
 
 from tokenmix.tasks.text.data.corpus import Corpus, load_text
+from tokenmix.tasks.text.data.files import read_lines
 from tokenmix.tasks.text.data.labelled import LabelledData, LabelledText, load_labelled
 from tokenmix.tasks.text.data.packed import PackedText
 from tokenmix.tasks.text.data.questions import EncodedQuestions, Question, QuestionData, WholeQuestions, load_questions
@@ -22,5 +23,6 @@ __all__ = [
     "load_labelled",
     "load_questions",
     "load_text",
+    "read_lines",
     "tokenized",
 ]
