@@ -18,7 +18,7 @@ from tokenmix.data.lookup import DataRequest, stored_path
 from tokenmix.data.packages import debian_files, members, npm_archive
 from tokenmix.data.store import Names, Stored, fetched
 from tokenmix.tasks.text.data.corpus import Corpus, Documents
-from tokenmix.tasks.text.data.split import choose_test, is_test
+from tokenmix.tasks.text.data.files import choose_test, is_test
 
 __all__ = ["ENGLISH", "load_corpus"]
 

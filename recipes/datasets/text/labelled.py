@@ -19,8 +19,8 @@ from tokenmix.data.lookup import DataRequest, stored_path
 from tokenmix.data.packages import members, pypi_archive
 from tokenmix.data.store import Names, Stored, fetched
 from tokenmix.errors import UserError, unknown_name
+from tokenmix.tasks.text.data.files import is_test
 from tokenmix.tasks.text.data.labelled import LabelledData, build_labelled
-from tokenmix.tasks.text.data.split import is_test
 
 __all__ = ["DOMAINS", "load_definitions", "load_sense_pairs", "load_vader", "sense_pairs"]
 

@@ -39,32 +39,17 @@ DATA_SETS.register(
         load="tokenmix.tasks.text.data.corpus:load_text_files",
         variant="path",
     ),
-    DataEntry(
-        name="jsonl",
-        kinds=("corpus", "labelled-text"),
-        about="jsonl:PATH#column, or #text,label",
-        licence="yours",
-        origin="your disk",
-        load="tokenmix.tasks.text.data.labelled:load_table",
-        variant="path",
-    ),
-    DataEntry(
-        name="csv",
-        kinds=("corpus", "labelled-text"),
-        about="csv:PATH#column, or #text,label",
-        licence="yours",
-        origin="your disk",
-        load="tokenmix.tasks.text.data.labelled:load_table",
-        variant="path",
-    ),
-    DataEntry(
-        name="parquet",
-        kinds=("corpus", "labelled-text"),
-        about="parquet:PATH#column, or #text,label",
-        licence="yours",
-        origin="your disk",
-        load="tokenmix.tasks.text.data.labelled:load_table",
-        variant="path",
+    *(
+        DataEntry(
+            name=kind,
+            kinds=("corpus", "labelled-text"),
+            about=f"{kind}:PATH#column, or #text,label",
+            licence="yours",
+            origin="your disk",
+            load="tokenmix.tasks.text.data.labelled:load_table",
+            variant="path",
+        )
+        for kind in ("jsonl", "csv", "parquet")
     ),
     DataEntry(
         name="glue",

@@ -71,7 +71,7 @@ def load_column(request: DataRequest) -> Corpus:
 
 
 def _column(table: Table, column: str, test: bool) -> Iterator[str]:
-    return (text for (text,) in table.texts((column,), test) if text.strip())
+    return (text for text in table.texts(column, test) if text.strip())
 
 
 def load_text_files(request: DataRequest) -> Corpus:

@@ -131,7 +131,7 @@ def load_table(request: DataRequest) -> Corpus | LabelledData:
     columns = table.columns or _usual_columns(table)
     if len(columns) not in (2, 3) or not all(columns):
         raise UserError(f"{request.spec!r} names {len(columns)} columns; give #text,label or #text,text_pair,label")
-    train, test = (table.labelled(columns, side) for side in (False, True))
+    train, test = table.labelled(columns)
     classes = getattr(table.types.get(columns[-1]), "names", None)
     name, _, task = request.variant.partition("#")[0].partition(":")
     metrics = GLUE_METRICS.get(task if name.endswith("glue") else "", ("accuracy",))

@@ -50,13 +50,17 @@ class Question:
 
 @dataclass(frozen=True)
 class QuestionData:
-    """Questions for training and testing; `unanswerable` says whether some have no answer, as in version 2."""
+    """Questions for training and testing."""
 
     spec: str
     train: list[Question]
     test: list[Question]
-    unanswerable: bool
     source: str
+
+    @property
+    def unanswerable(self) -> bool:
+        """Whether some have no answer, as in version 2."""
+        return any(not question.answers for question in [*self.train, *self.test])
 
 
 def load_questions(spec: str, *, root: Path | None = None) -> QuestionData:
@@ -80,8 +84,7 @@ def load_squad(request: DataRequest) -> QuestionData:
         files = [folder / f"{part}-{version}.json" for part in ("train", "dev")]
         if all(file.exists() for file in files):
             train, test = (read_squad(file) for file in files)
-            none = any(not question.answers for question in [*train, *test])
-            return QuestionData(request.spec, train, test, none, f"SQuAD {version}: {folder.resolve()}")
+            return QuestionData(request.spec, train, test, f"SQuAD {version}: {folder.resolve()}")
     wanted = " or ".join(f"train-{version}.json with dev-{version}.json" for version in reversed(VERSIONS))
     raise UserError(f"{str(folder)!r} has no {wanted}; give the folder that holds them")
 
@@ -94,7 +97,7 @@ def read_squad(path: Path) -> list[Question]:
         raise UserError(f"{path}, line {error.lineno} is no JSON ({error.msg}); fetch the file again") from None
     try:
         questions = list(_questions(path, whole))
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise UserError(f"{path} has not SQuAD's layout ({error!r}); it needs data, paragraphs, qas") from None
     if not questions:
         raise UserError(f"{path} holds no question; fetch the file again")
@@ -127,7 +130,7 @@ def load_hub(request: DataRequest) -> Corpus | LabelledData | QuestionData:
         ]
         for part in table.parts
     )
-    return QuestionData(request.spec, train, test, any(not q.answers for q in [*train, *test]), table.source)
+    return QuestionData(request.spec, train, test, table.source)
 
 
 def _pairs(answers: dict[str, list[Any]]) -> tuple[tuple[str, int], ...]:

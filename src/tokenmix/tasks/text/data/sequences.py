@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from tokenmix.data.indexed import IndexedDataset
 from tokenmix.errors import UserError
@@ -30,10 +31,7 @@ class Sequences(IndexedDataset):
 
 def padded(rows: list[np.ndarray], fill: int) -> Tensor:
     """int64 (B, N) with N that of the longest row; the others end in `fill`."""
-    out = np.full((len(rows), max((len(row) for row in rows), default=0)), fill, dtype=np.int64)
-    for target, row in zip(out, rows):
-        target[: len(row)] = row
-    return torch.from_numpy(out)
+    return pad_sequence([torch.from_numpy(row).long() for row in rows], batch_first=True, padding_value=fill)
 
 
 def token_batch(ids: Sequence[np.ndarray], segments: Sequence[np.ndarray], indices: Tensor, pad: int) -> Batch:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tokenmix.data.lookup import DataRequest, cache_root
 from tokenmix.errors import UserError
@@ -38,37 +38,44 @@ class Table:
     files: tuple[Path, ...]
     types: dict[str, Any] = field(default_factory=dict)
 
-    def texts(self, columns: Sequence[str], test: bool) -> Iterator[tuple[str, ...]]:
-        """The texts of these columns in the rows for training or testing."""
-        return (texts for texts, _ in self._part(columns, (), test))
+    def texts(self, column: str, test: bool) -> Iterator[str]:
+        """The texts of a column in the rows for training or testing."""
+        alone = len(self.parts) == 1
+        for _, _, (text,) in self._read(0 if alone else int(test), (column,)):
+            if not alone or is_test(text) == test:
+                yield text
 
-    def labelled(self, columns: Sequence[str], test: bool) -> list[tuple[str, ...]]:
-        """Texts, and the label from the last column."""
-        found = []
-        for texts, (where, row) in self._part(columns[:-1], columns[-1:], test):
-            label = row.get(columns[-1])
-            if label is None or isinstance(label, list | dict) or str(label).strip() == "":
-                raise UserError(
-                    f"{where}: {columns[-1]!r} is {label!r}, no label; leave the row out or name another column"
-                )
-            found.append((*texts, str(label)))
-        return found
-
-    def _part(self, columns: Sequence[str], others: Sequence[str], test: bool) -> Iterator[tuple[tuple[str, ...], Row]]:
-        alone, empty = len(self.parts) == 1, True
-        for where, row in self.parts[0 if alone else int(test)]():
-            for name in (*columns, *others):
-                if name not in row and empty:
-                    raise UserError(f"{where} has no column {name!r}; it has {', '.join(map(repr, row)) or 'none'}")
-            empty = False
-            for name in columns:
-                if not isinstance(row.get(name), str):
+    def labelled(self, columns: Sequence[str]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+        """Texts, and the label from the last column, of the rows for training and for testing."""
+        sides: tuple[list[tuple[str, ...]], list[tuple[str, ...]]] = ([], [])
+        for number in range(len(self.parts)):
+            for where, row, texts in self._read(number, columns[:-1], columns[-1]):
+                label = row.get(columns[-1])
+                if label is None or isinstance(label, list | dict) or str(label).strip() == "":
                     raise UserError(
-                        f"{where}: {name!r} is {row.get(name)!r}, not text; leave the row out or name another column"
+                        f"{where}: {columns[-1]!r} is {label!r}, no label; leave the row out or name another column"
                     )
-            texts = tuple(row[name] for name in columns)
-            if not alone or is_test(" ".join(texts)) == test:
-                yield texts, (where, row)
+                side = number if len(self.parts) == 2 else is_test(" ".join(texts))
+                sides[side].append((*texts, str(label)))
+        return sides
+
+    def _read(
+        self, part: int, columns: Sequence[str], *others: str
+    ) -> Iterator[tuple[str, dict[str, Any], tuple[str, ...]]]:
+        """Where each row stands, its values, and its texts of some columns; the first row must have the others too."""
+        empty = True
+        for where, row in self.parts[part]():
+            missing = [name for name in (*columns, *others) if name not in row] if empty else []
+            if missing:
+                raise UserError(f"{where} has no column {missing[0]!r}; it has {', '.join(map(repr, row)) or 'none'}")
+            empty = False
+            texts = tuple(row.get(name) for name in columns)
+            for name, text in zip(columns, texts):
+                if not isinstance(text, str):
+                    raise UserError(
+                        f"{where}: {name!r} is {text!r}, not text; leave the row out or name another column"
+                    )
+            yield where, row, cast(tuple[str, ...], texts)
         if empty:
             raise UserError(f"{self.name} has no rows; write it again or leave it out")
 
