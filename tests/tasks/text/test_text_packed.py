@@ -192,3 +192,16 @@ def test_batch_that_does_not_fit(tokens: Any, tokenizer: Any):
         make_loader(packed, batch_size=10_000, shuffle=True, seed=0, drop_last=True)
     with pytest.raises(UserError, match="give 1 or more"):
         make_loader(packed, batch_size=0, shuffle=True, seed=0)
+
+
+def test_a_cache_that_cannot_be_written(corpus: Any, tokenizer: Any, tmp_path: Path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(UserError, match=r"cannot keep tokens in .*; free space or set TOKENMIX_DATA") as caught:
+        tokenized(corpus, tokenizer, tmp_path / "file")
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_wrong_with_a_text_is_reported_as_it_is(tokenizer: Any, tmp_path: Path):
+    (tmp_path / "latin.txt").write_bytes("caf\xe9\n".encode("latin-1") * 30)
+    with pytest.raises(UserError, match=r"latin.txt, line 1: byte 0xe9 at offset 3 is not UTF-8"):
+        tokenized(load_text(f"text:{tmp_path / 'latin.txt'}"), tokenizer, tmp_path / "cache")

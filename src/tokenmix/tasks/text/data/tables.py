@@ -1,5 +1,6 @@
 """Tables of texts: files of the user's own, and data sets of the Hugging Face hub."""
 
+import hashlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -115,13 +116,7 @@ def _open_hub(request: DataRequest, place: str, columns: tuple[str, ...]) -> Tab
         raise UserError("hf needs a name: give --data hf:NAME, hf:NAME:CONFIG or hf:NAME#text,label")
     datasets = import_datasets(request.spec)
     try:
-        splits = datasets.load_dataset(
-            name,
-            config or None,
-            cache_dir=str(cache_root(request.root) / "huggingface"),
-            # Of a folder with a data card, datasets 5.2 keeps the first reading however its files change.
-            download_mode="force_redownload" if Path(name).exists() else None,
-        )
+        splits = datasets.load_dataset(name, config or None, cache_dir=str(_hub_cache(name, request.root)))
     except Exception as error:  # Errors of the network, the hub, files and formats have no common class.
         told = " ".join(f"{type(error).__name__}: {error.__cause__ or error}".split())[:300]
         raise UserError(f"{request.spec} cannot be read ({told}); check name and network, or use a file") from None
@@ -135,8 +130,17 @@ def _open_hub(request: DataRequest, place: str, columns: tuple[str, ...]) -> Tab
     return Table(request.spec, parts, columns, source, files, dict(splits["train"].features))
 
 
+def _hub_cache(name: str, root: Path | None) -> Path:
+    """The folder of Arrow files. Of a folder with a data card, datasets 5.2 would keep what it read first for ever."""
+    files = sorted((str(path), path.stat().st_mtime_ns) for path in Path(name).rglob("*") if path.is_file())
+    return cache_root(root) / "huggingface" / (hashlib.sha256(repr(files).encode()).hexdigest()[:16] if files else "")
+
+
 def _hub_rows(part: Any, name: str) -> Iterator[Row]:
     """The rows with the names of their classes; None where there is no label, which the hub writes as -1."""
     classes = {column: [*kind.names, None] for column, kind in part.features.items() if hasattr(kind, "names")}
-    for number, row in enumerate(part, 1):
-        yield f"{name}, row {number}", row | {column: classes[column][row[column]] for column in classes}
+    rows = (dict(zip(batch, values)) for batch in part.iter(1000) for values in zip(*batch.values()))
+    for number, row in enumerate(rows, 1):
+        for column, names in classes.items():
+            row[column] = names[-1 if row[column] is None else row[column]]
+        yield f"{name}, row {number}", row
