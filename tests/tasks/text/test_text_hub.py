@@ -33,6 +33,7 @@ def test_labelled_text(tmp_path: Path):
     spec = write(tmp_path, train=ROWS[:100], validation=ROWS[100:110], test=ROWS[110:])
     data = load_labelled(spec)
     assert (len(data.train), len(data.test), data.classes) == (100, 10, ["bad", "good"])
+    assert data.train.pairs is None
     assert data.test.texts == [row["sentence"] for row in ROWS[100:110]], "the test part often has no labels"
     assert load_labelled(f"{spec}#sentence,label").train.texts == data.train.texts
     assert "validation" in data.source
@@ -99,6 +100,19 @@ def test_mistakes_are_one_line(tmp_path: Path, spec: str, message: str):
     with pytest.raises(UserError, match=message) as caught:
         load_labelled(spec.format(tmp_path))
     assert "\n" not in str(caught.value)
+
+
+def test_pairs_with_glues_metrics(tmp_path: Path):
+    (tmp_path / "glue").mkdir()
+    rows = [{"one": f"a {i}", "two": f"b {i}", "label": i % 2, "idx": i} for i in range(20)]
+    (tmp_path / "glue" / "README.md").write_text(
+        "---\nconfigs:\n- config_name: mrpc\n  data_files:\n  - split: train\n    path: train.jsonl\n"
+        "  - split: validation\n    path: validation.jsonl\n---\n"
+    )
+    data = load_labelled(f"{write(tmp_path / 'glue', train=rows, validation=rows[:6])}:mrpc")
+    assert (data.train.texts[3], data.metrics, len(data.test)) == ("a 3", ("accuracy", "f1"), 6)
+    assert data.train.pairs is not None
+    assert data.train.pairs[3] == "b 3"
 
 
 def test_questions_need_squads_columns(tmp_path: Path):

@@ -140,8 +140,8 @@ def load_table(request: DataRequest) -> Corpus | LabelledData:
 
 def _usual_columns(table: Table) -> tuple[str, ...]:
     """text and label; of the hub's sets the columns of text, if they are one or two, and label."""
-    texts = [name for name, kind in table.types.items() if getattr(kind, "dtype", None) == "string"]
-    return (*texts, "label") if len(texts) in (1, 2) and "label" in table.types else ("text", "label")
+    texts = [name for name, kind in table.types.items() if name != "label" and getattr(kind, "dtype", None) == "string"]
+    return (*texts, "label") if len(texts) in (1, 2) else ("text", "label")
 
 
 def load_glue(request: DataRequest) -> LabelledData:

@@ -1,6 +1,7 @@
 """Tables of texts: files of the user's own, and data sets of the Hugging Face hub."""
 
 import hashlib
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -89,6 +90,9 @@ def import_datasets(what: str) -> Any:
         raise UserError(f"{what} needs the package datasets; pip install 'tokenmix[text]'") from None
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
+    # What fails is raised as well; we report it, in one line.
+    for name in ("datasets", "huggingface_hub"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     return datasets
 
 
