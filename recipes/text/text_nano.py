@@ -11,7 +11,7 @@ import csv
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,15 @@ from matplotlib.figure import Figure
 
 from recipes.over_seeds import SECONDS_NOTE, over_seeds, read_result, seconds_and_commits, shown
 from recipes.small_pictures import save_small
+from recipes.text.tfidf import tfidf_baseline
 from tokenmix.environment import environment
 from tokenmix.inspect.gates import gate_numbers, toeplitz_share
 from tokenmix.inspect.tiles import SIGNED
 from tokenmix.registry import TASKS, TaskEntry
-from tokenmix.tasks.text.data.baseline import tfidf_baseline
 from tokenmix.tasks.text.data.labelled import load_labelled
 from tokenmix.tasks.text.masked_lm import MaskedLM
 from tokenmix.tasks.text.tokenizer import save_tokenizer, train_tokenizer
-from tokenmix.train.config import Numbers
+from tokenmix.train.config import Numbers, TrainConfig
 from tokenmix.train.finish import finish_run
 from tokenmix.train.run import load_run
 from tokenmix.train.sources import make_config
@@ -94,6 +94,11 @@ class Args:
 class WatchedLM(MaskedLM):
     """Masked-language modelling that notes with each step how far each gate is a function of distance."""
 
+    @classmethod
+    def check(cls, config: TrainConfig, batch_size: int) -> None:
+        """The models are those of masked-lm."""
+        super().check(replace(config, task="masked-lm"), batch_size)
+
     def loss(self, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The task's loss; `toeplitz_3` is the share of block 3."""
         loss, logs = super().loss(batch)
@@ -103,7 +108,14 @@ class WatchedLM(MaskedLM):
         return loss, {**logs, **{f"toeplitz_{i}": torch.tensor(share) for i, share in enumerate(shares)}}
 
 
-TASKS.register(TaskEntry(name="watched-lm", about="masked-lm with a log of its gates", task=WatchedLM))
+TASKS.register(
+    TaskEntry(
+        name="watched-lm",
+        about="masked-lm with a log of its gates",
+        task=WatchedLM,
+        options="tokenmix.tasks.text.options:MaskingOptions",
+    )
+)
 
 
 def one_run(args: Args, name: str, **settings: Any) -> dict[str, Any]:

@@ -3,20 +3,17 @@
 from tokenmix.errors import needs
 
 with needs("tokenmix.text"):
-    from tokenmix.tasks.text.models import (
+    from tokenmix.tasks.text.models.builder import create_config, describe, register_with_transformers
+    from tokenmix.tasks.text.models.config import GMLPConfig
+    from tokenmix.tasks.text.models.heads import (
         GMLPClassifierOutput,
-        GMLPConfig,
         GMLPForMaskedLM,
         GMLPForQuestionAnswering,
         GMLPForSequenceClassification,
         GMLPMaskedLMOutput,
-        GMLPModel,
-        GMLPModelOutput,
         GMLPQuestionAnsweringOutput,
-        create_config,
-        describe,
     )
-    from tokenmix.tasks.text.models.auto import register_with_transformers
+    from tokenmix.tasks.text.models.modeling import GMLPModel, GMLPModelOutput
     from tokenmix.tasks.text.presets import PRESETS, Preset
 
 __all__ = [

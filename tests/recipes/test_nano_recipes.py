@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tokenmix.errors import UserError
+from tokenmix.train.sources import make_config
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 # What of a recipe's results its tables are made of; no name for all of them.
@@ -54,3 +55,13 @@ def test_runs_of_other_settings_are_not_taken_for_its_own(
     monkeypatch.setitem(recipe.SHARED, "lr", 1e-3)
     with pytest.raises(UserError, match=r"digits-vit_nano-0 holds a run with lr=0\.002"):
         recipe.one_run(tmp_path, "digits", "vit_nano", 0)
+
+
+@pytest.mark.parametrize("recipe", ["text.text_nano"], indirect=True)
+def test_a_task_that_logs_its_gates_takes_what_masked_lm_takes(recipe: ModuleType) -> None:
+    config = make_config(
+        task="watched-lm", data="english", **{**recipe.SHARED, "model": "gmlp_text_nano", "seq_len": 32}
+    )
+    recipe.WatchedLM.check(config, 32)
+    with pytest.raises(UserError, match="vit_nano is a model of image-classification"):
+        recipe.WatchedLM.check(config.replace(model="vit_nano"), 32)

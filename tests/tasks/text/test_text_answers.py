@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tokenmix.errors import UserError
-from tokenmix.tasks.text.spans import F1, ExactMatch, best_span
+from tokenmix.tasks.text.question_answering import SpanAgreement, best_span
 from tokenmix.train.run import evaluate, predict, train
 from tokenmix.train.sources import make_config
 
@@ -143,12 +143,13 @@ def test_questions_are_answered(tmp_path: Path, version: str):
 
 
 def test_agreement_of_answers():
-    given = [["the Road", "a lane"], [], ["big red ship"], []]
-    exact, f1 = ExactMatch(), F1()
-    for metric in (exact, f1):
-        metric.update(["road.", "", "red ship", "moon"], given)
-    assert exact.compute() == pytest.approx(2 / 4)
-    assert f1.compute() == pytest.approx((1 + 1 + 2 * 2 / 5) / 4)
+    given = [["the Road", "a lane"], [""], ["big red ship"], [""]]
+    agreement = SpanAgreement()
+    agreement.update(
+        [{"id": str(i), "prediction_text": text} for i, text in enumerate(["road.", "", "red ship", "moon"])],
+        [{"id": str(i), "answers": {"text": texts}} for i, texts in enumerate(given)],
+    )
+    assert agreement.compute() == pytest.approx({"exact_match": 2 / 4, "f1": (1 + 1 + 2 * 2 / 5) / 4})
 
 
 def test_the_best_span_is_the_best_pair():

@@ -7,13 +7,10 @@ from pathlib import Path
 import pytest
 
 from tokenmix.data import fetch_data, list_data
-from tokenmix.data.lookup import short_name, stored_path, with_absolute_paths
+from tokenmix.data.lookup import short_name, with_absolute_paths
 from tokenmix.errors import UserError
-from tokenmix.registry import DATA_SETS
 from tokenmix.tasks.text.data import corpus, load_text
-from tokenmix.tasks.text.data.books import _html_text, _without_markup
-from tokenmix.tasks.text.data.split import choose_test, is_test
-from tokenmix.tasks.text.data.wordnet import parse
+from tokenmix.tasks.text.data.files import choose_test, is_test
 
 
 def sides(spec: str) -> tuple[list[str], list[str]]:
@@ -140,20 +137,6 @@ def test_sides_do_not_depend_on_case_or_blanks():
     assert len(choose_test(str(i) for i in range(41))) == 5
 
 
-def test_markup_is_stripped():
-    assert _without_markup("In <FI>the<Fi> beginning<CM><RF>begin: or, start<Rf>.") == "In the beginning."
-    page = "<html><head><title>x</title></head><body><p>One <b>two</b>\nthree</p><p>Four &amp; five</p></body></html>"
-    assert _html_text(page) == "One two three\nFour & five"
-
-
-def test_wordnet_lines():
-    line = '00001740 03 n 02 object 0 physical_object(p) 1 001 ~ 00001930 n 0000 | a thing; "a ball"; "one" \n'
-    found = list(parse("noun", ["  1 the licence", line]))
-    assert [(s.file, s.words, s.definition, s.examples) for s in found] == [
-        (3, ("object", "physical object"), "a thing", ["a ball", "one"])
-    ]
-
-
 def test_table_and_names(tmp_path: Path):
     rows = {row.name: row for row in list_data(tmp_path)}
     assert not rows["english"].cached
@@ -162,15 +145,3 @@ def test_table_and_names(tmp_path: Path):
         fetch_data("sotuu")
     assert with_absolute_paths("jsonl:a/b.jsonl#text") == f"jsonl:{Path('a/b.jsonl').absolute()}#text"
     assert short_name("jsonl:a/b.jsonl#text") == "jsonl-b.jsonl"
-
-
-@pytest.mark.parametrize(("name", "train", "test"), [("sotu", 209, 24), ("bible", 1099, 90), ("moby-dick", 126, 14)])
-def test_named_corpus_if_cached(name: str, train: int, test: int):
-    if not all(stored_path(stored).exists() for stored in DATA_SETS[name].stored):
-        pytest.skip(f"{name} is not in the cache; `tokenmix data get {name}` fetches it")
-    learnt, held = sides(name)
-    assert (len(learnt), len(held)) == (train, test)
-    assert not set(learnt) & set(held)
-    # One file of moby-dick's package holds the whole book.
-    assert max(map(len, learnt)) < 300_000
-    assert not any("<" in document for document in held)

@@ -9,18 +9,14 @@ import pytest
 import torch
 
 from tokenmix.data.loader import make_loader
-from tokenmix.data.lookup import stored_path
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data import (
     EncodedQuestions,
     EncodedText,
     load_labelled,
     load_questions,
-    tfidf_baseline,
 )
-from tokenmix.tasks.text.data.real import balanced, sense_pairs
-from tokenmix.tasks.text.data.split import is_test
-from tokenmix.tasks.text.data.wordnet import Synset
+from tokenmix.tasks.text.data.files import is_test
 from tokenmix.tasks.text.tokenizer import train_tokenizer
 
 TEXTS = [f"it is {word} number {i}" for i in range(60) for word in ("good", "bad")]
@@ -61,8 +57,6 @@ def test_pairs_and_numbers(tmp_path: Path):
     assert (data.kind, data.classes, data.train.labels.dtype) == ("regression", [], torch.float32)
     assert data.train.pairs is not None
     assert [pair.replace("b", "a") for pair in data.train.pairs] == data.train.texts
-    with pytest.raises(UserError, match="numbers for labels"):
-        tfidf_baseline(data)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +82,6 @@ def test_unknown_labelled_sets():
         load_labelled("vadr")
     with pytest.raises(UserError, match="give --data glue:PATH/SST-2"):
         load_labelled("glue:")
-    with pytest.raises(UserError, match="unknown domain of vader 'films'"):
-        load_labelled("vader:films")
 
 
 GLUE = {
@@ -166,15 +158,6 @@ def test_encoded_text(tmp_path: Path, tokenizer: Any):
         EncodedText(data.train, tokenizer, max_length=4)
 
 
-def test_baseline_learns_what_words_tell(tmp_path: Path):
-    path = table(tmp_path, [(text, text.split()[2]) for text in TEXTS], ("text", "label"))
-    data = load_labelled(f"csv:{path}")
-    found = tfidf_baseline(data)
-    assert found["accuracy"] == found["macro_f1"] == 1
-    often = torch.bincount(data.train.labels).argmax()
-    assert found["majority"] == pytest.approx((data.test.labels == often).float().mean().item())
-
-
 CONTEXT = "The old fox, named Ödön, ran 12 miles. " * 4 + "Then it slept."
 
 
@@ -235,38 +218,3 @@ def test_bad_squad(tmp_path: Path, tokenizer: Any):
         load_questions(spec)
     with pytest.raises(UserError, match="must be more than the stride"):
         EncodedQuestions([], tokenizer, max_length=64, stride=60)
-
-
-def test_sense_pairs_are_balanced_for_each_word():
-    senses = [
-        Synset("noun", 3, ("bank",), 'money; "the bank lends"; "banks are closed"; "go to the bank"'),
-        Synset("noun", 3, ("bank", "shore"), 'land; "the bank of a river"; "the shore is flat"'),
-        Synset("verb", 29, ("bank",), 'trust; "bank on it"'),
-    ]
-    pairs = sense_pairs(senses)
-    assert sum(label == "same" for *_, label in pairs) == 3
-    assert sum(label == "different" for *_, label in pairs) == 3
-    assert {word for word, *_ in pairs} == {"bank"}
-    kept = balanced([*pairs, ("lone", "a lone wolf", "a lone star", "same")])
-    assert len(kept) == 6
-    assert "lone" not in {word for word, *_ in kept}
-
-
-@pytest.mark.parametrize(
-    ("name", "stored", "train", "test"),
-    [
-        ("vader:movie", "vader", 8097, 1973),
-        ("vader:movie,tweets", "vader", 8097, 707),
-        ("wordnet-pairs", "wordnet", 13647, 3398),
-    ],
-)
-def test_real_set_if_cached(name: str, stored: str, train: int, test: int):
-    if not stored_path(stored).exists():
-        pytest.skip(f"{stored} is not in the cache; `tokenmix data get {name.partition(':')[0]}` fetches it")
-    data = load_labelled(name)
-    assert (len(data.train), len(data.test)) == (train, test)
-    assert not set(data.train.texts) & set(data.test.texts)
-    if data.train.pairs:
-        words = [{text.partition(":")[0] for text in part.texts} for part in (data.train, data.test)]
-        assert not words[0] & words[1]
-        assert torch.bincount(data.test.labels).tolist() == [test // 2, test // 2]

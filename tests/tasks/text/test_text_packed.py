@@ -10,8 +10,8 @@ import torch
 from tokenmix.data.loader import make_loader
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data import PackedText, load_text, tokenized
-from tokenmix.tasks.text.data.masking import IGNORED
-from tokenmix.tasks.text.data.tokens import Tokens, tokenizer_digest
+from tokenmix.tasks.text.data.packed import IGNORED
+from tokenmix.tasks.text.data.tokens import Tokens
 from tokenmix.tasks.text.tokenizer import train_tokenizer
 
 LINES = [
@@ -35,39 +35,60 @@ def tokens(corpus: Any, tokenizer: Any, tmp_path: Path) -> tuple[Tokens, Tokens]
     return tokenized(corpus, tokenizer, tmp_path / "cache")
 
 
+def everything(tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
+    return tokens.read(0, len(tokens))
+
+
 def test_tokens_are_those_of_the_tokenizer(corpus: Any, tokenizer: Any, tokens: tuple[Tokens, Tokens]):
     expected = tokenizer("".join(corpus.test), add_special_tokens=False)
-    assert tokens[1].ids.tolist() == [*expected["input_ids"], tokenizer.sep_token_id]
-    assert tokens[1].ids.dtype == np.uint16
-    pieces = tokenizer.convert_ids_to_tokens(tokens[1].ids.tolist())
-    assert [int(not piece.startswith("##")) for piece in pieces] == tokens[1].starts.tolist()
+    ids, starts = everything(tokens[1])
+    assert ids.tolist() == [*expected["input_ids"], tokenizer.sep_token_id]
+    assert ids.dtype == np.uint16
+    pieces = tokenizer.convert_ids_to_tokens(ids.tolist())
+    assert [int(not piece.startswith("##")) for piece in pieces] == starts.tolist()
 
 
 def test_tokens_are_made_once(
     corpus: Any, tokenizer: Any, tokens: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("tokenmix.tasks.text.data.tokens._write", lambda *_: pytest.fail("made again"))
+    monkeypatch.setattr("tokenmix.tasks.text.data.tokens._encoded", lambda **_: pytest.fail("made again"))
     again = tokenized(corpus, tokenizer, tmp_path / "cache")
-    assert np.array_equal(again[0].ids, tokens[0].ids)
+    assert np.array_equal(everything(again[0]), everything(tokens[0]))
 
 
-def test_damaged_or_other_tokens_are_made_again(corpus: Any, tokenizer: Any, tokens: Any, tmp_path: Path):
-    file = next((tmp_path / "cache" / "tokens").glob("*/train.uint16"))
-    kept = tokens[0].ids.tolist()
-    file.write_bytes(b"cut")
-    assert tokenized(corpus, tokenizer, tmp_path / "cache")[0].ids.tolist() == kept
-    other = train_tokenizer(LINES, "wordpiece", 100)
-    assert tokenizer_digest(other) != tokenizer_digest(tokenizer)
-    tokenized(corpus, other, tmp_path / "cache")
-    folders = [path for path in (tmp_path / "cache" / "tokens").iterdir() if path.is_dir()]
-    assert len(folders) == 2
+def test_groups_of_documents_are_one_run_of_tokens(
+    corpus: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tokenmix.tasks.text.data.corpus.PIECE", 400)
+    whole = tokenized(corpus, tokenizer, tmp_path / "whole")[0]
+    monkeypatch.setattr("tokenmix.tasks.text.data.tokens.GROUP_CHARACTERS", 500)
+    parts = tokenized(corpus, tokenizer, tmp_path / "parts")[0]
+    assert len(parts._ids.chunks) > 3 > len(whole._ids.chunks)
+    assert np.array_equal(everything(parts), everything(whole))
+    for begin in (0, 7, len(whole) - 30):
+        assert np.array_equal(parts.read(begin, 40), np.stack(everything(whole))[:, begin : begin + 40])
+
+
+@pytest.mark.parametrize("kept", [3, 700, -9])
+def test_damaged_tokens_are_made_again(corpus: Any, tokenizer: Any, tokens: Any, tmp_path: Path, kept: int):
+    file = next(path for path in (tmp_path / "cache" / "tokens").rglob("*.arrow") if "/train/" in str(path))
+    before, whole = everything(tokens[0])[0].tolist(), file.read_bytes()
+    file.unlink()
+    file.write_bytes(whole[:kept])
+    assert everything(tokenized(corpus, tokenizer, tmp_path / "cache")[0])[0].tolist() == before
+    assert file.read_bytes() == whole
+
+
+def test_another_tokenizer_has_tokens_of_its_own(corpus: Any, tokenizer: Any, tokens: Any, tmp_path: Path):
+    tokenized(corpus, train_tokenizer(LINES, "wordpiece", 100), tmp_path / "cache")
+    assert len([path for path in (tmp_path / "cache" / "tokens").iterdir() if path.is_dir()]) == 2
 
 
 def test_a_corpus_without_text(tmp_path: Path, tokenizer: Any):
     (tmp_path / "blank.txt").write_text(" \n" * 50)
     with pytest.raises(UserError, match="holds no text for training"):
         tokenized(load_text(f"text:{tmp_path / 'blank.txt'}"), tokenizer, tmp_path)
-    assert not [path for path in (tmp_path / "tokens").iterdir() if path.is_dir()]
+    assert not list((tmp_path / "tokens").rglob("*.arrow"))
 
 
 def restored(batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -82,7 +103,7 @@ def test_testing_reads_every_token_once(tokens: Any, tokenizer: Any):
     last = batch["attention_mask"].sum(1) - 1
     assert set(whole.gather(1, last[:, None])[:, 0].tolist()) == {tokenizer.sep_token_id}
     inner = [row[1:end].tolist() for row, end in zip(whole, last)]
-    assert sum(inner, []) == tokens[1].ids.tolist()  # noqa: RUF017
+    assert sum(inner, []) == everything(tokens[1])[0].tolist()  # noqa: RUF017
     again = PackedText(tokens[1], tokenizer, length=16, part="test", seed=5).read(torch.arange(len(packed)), 3)
     assert torch.equal(again["input_ids"], batch["input_ids"])
 
@@ -171,3 +192,16 @@ def test_batch_that_does_not_fit(tokens: Any, tokenizer: Any):
         make_loader(packed, batch_size=10_000, shuffle=True, seed=0, drop_last=True)
     with pytest.raises(UserError, match="give 1 or more"):
         make_loader(packed, batch_size=0, shuffle=True, seed=0)
+
+
+def test_a_cache_that_cannot_be_written(corpus: Any, tokenizer: Any, tmp_path: Path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(UserError, match=r"cannot keep tokens in .*; free space or set TOKENMIX_DATA") as caught:
+        tokenized(corpus, tokenizer, tmp_path / "file")
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_wrong_with_a_text_is_reported_as_it_is(tokenizer: Any, tmp_path: Path):
+    (tmp_path / "latin.txt").write_bytes("caf\xe9\n".encode("latin-1") * 30)
+    with pytest.raises(UserError, match=r"latin.txt, line 1: byte 0xe9 at offset 3 is not UTF-8"):
+        tokenized(load_text(f"text:{tmp_path / 'latin.txt'}"), tokenizer, tmp_path / "cache")

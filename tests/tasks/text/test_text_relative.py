@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from tokenmix.tasks.text.models.relative import RelativePositions
+from tokenmix.tasks.text.models.positions import RelativePositions
 from tokenmix.text import GMLPModel
 
 

@@ -16,12 +16,13 @@ from torchmetrics.classification import (
 from torchmetrics.regression import PearsonCorrCoef, SpearmanCorrCoef
 
 from tokenmix.errors import UserError
-from tokenmix.tasks.text.data.encoded import EncodedText
-from tokenmix.tasks.text.data.labelled import LabelledData, load_labelled
-from tokenmix.tasks.text.task import Sentence, TextTask, inputs_of, read_sentences, tokenizer_for
-from tokenmix.tasks.text.task_data import TextData
+from tokenmix.tasks.text.data.labelled import load_labelled
+from tokenmix.tasks.text.data.sequences import EncodedText
+from tokenmix.tasks.text.models.heads import GMLPForSequenceClassification
+from tokenmix.tasks.text.task import Sentence, TextData, TextTask, inputs_of, read_sentences, tokenizer_for
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.metrics import CrossEntropy, PositiveF1
+from tokenmix.train.task_data import check_names
 
 __all__ = ["TextClassification"]
 
@@ -37,7 +38,7 @@ class TextClassification(TextTask):
     headline: ClassVar[str] = "accuracy"
     direction: ClassVar[Literal["max", "min"]] = "max"
     tables: ClassVar[frozenset[str]] = frozenset({"confusion"})
-    network: ClassVar[str] = "GMLPForSequenceClassification"
+    network: ClassVar[type[Any]] = GMLPForSequenceClassification
 
     def __init__(self, model: Any, config: TrainConfig, data: Mapping[str, Any]) -> None:
         super().__init__(model, config, data)
@@ -54,7 +55,11 @@ class TextClassification(TextTask):
             config.data.data, limit=config.data.limit, limit_eval=config.data.limit_eval, seed=config.loop.seed
         )
         if like is not None:
-            _check_like(config.data.data, texts, like)
+            check_names(config.data.data, texts.classes, like["classes"])
+            if (texts.train.pairs is not None) != like["pairs"]:
+                raise UserError(
+                    f"of {config.data.data!r} and the run's own data one has pairs of texts, the other single ones"
+                )
         tokenizer = tokenizer_for(config, [*texts.train.texts, *(texts.train.pairs or ())])
         length = config.options.seq_len if like is None else int(like["seq_len"])
         train, test = (EncodedText(part, tokenizer, max_length=length) for part in (texts.train, texts.test))
@@ -130,11 +135,3 @@ def _parts(sentence: Sentence, pairs: bool) -> list[str]:
     if pairs and len(parts) != 2:
         raise UserError(f"{sentence.where}: the run was trained on pairs; give two texts with a tab between them")
     return parts
-
-
-def _check_like(spec: str, texts: LabelledData, like: Mapping[str, Any]) -> None:
-    if texts.classes != list(like["classes"]):
-        ours, theirs = (", ".join(names[:4]) or "numbers" for names in (texts.classes, list(like["classes"])))
-        raise UserError(f"{spec!r} has the classes {ours}; the run was trained on {theirs}")
-    if (texts.train.pairs is not None) != like["pairs"]:
-        raise UserError(f"of {spec!r} and the run's own data one has pairs of texts, the other single ones")

@@ -8,13 +8,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
 
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data import PackedText, load_text, tokenized
-from tokenmix.tasks.text.task import Sentence, TextTask, inputs_of, read_sentences, tokenizer_for
-from tokenmix.tasks.text.task_data import TextData
+from tokenmix.tasks.text.models.heads import GMLPForMaskedLM
+from tokenmix.tasks.text.task import Sentence, TextData, TextTask, inputs_of, read_sentences, tokenizer_for
 from tokenmix.train.config import TrainConfig
-from tokenmix.train.metrics import Accuracy, CrossEntropy, Perplexity
+from tokenmix.train.metrics import CrossEntropy, Perplexity
 
 __all__ = ["MaskedLM"]
 
@@ -30,7 +31,7 @@ class MaskedLM(TextTask):
 
     headline: ClassVar[str] = "perplexity"
     direction: ClassVar[Literal["max", "min"]] = "min"
-    network: ClassVar[str] = "GMLPForMaskedLM"
+    network: ClassVar[type[Any]] = GMLPForMaskedLM
     fields: ClassVar[Mapping[str, Any]] = {"predict": "labelled"}
 
     @classmethod
@@ -61,13 +62,15 @@ class MaskedLM(TextTask):
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> None:
         """Logits at the masked places against the tokens that stood there."""
-        logits = self.model(**inputs_of(batch)).logits
-        self.scores.update(logits.float(), batch["labels"][batch["labels"] != NO_LABEL])
+        labels = batch["labels"][batch["labels"] != NO_LABEL]
+        if len(labels):
+            self.scores.update(self.model(**inputs_of(batch)).logits.float(), labels)
 
     def metrics(self) -> MetricCollection:
         """Loss, perplexity and accuracy at the masked places of the held-out text."""
+        accuracy = MulticlassAccuracy(int(self.data["vocab_size"]), average="micro", validate_args=False)
         return MetricCollection(
-            {"loss": CrossEntropy(), "perplexity": Perplexity(), "accuracy": Accuracy()}, compute_groups=False
+            {"loss": CrossEntropy(), "perplexity": Perplexity(), "accuracy": accuracy}, compute_groups=False
         )
 
     def macs(self) -> int:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tokenmix.errors import UserError
+from tokenmix.tasks.text.models.positions import extend_gate, resized_bias
 from tokenmix.train.checkpoint import read_weights
 from tokenmix.train.distributed import distributed_info
 
@@ -54,9 +55,6 @@ def _check_vocabulary(source: Path, weights: dict[str, Tensor], own: dict[str, T
 
 
 def _fitted(weights: dict[str, Tensor], own: dict[str, Tensor]) -> dict[str, Tensor]:
-    from tokenmix.tasks.text.models.relative import resized_bias
-    from tokenmix.tasks.text.models.resizing import extend_gate
-
     fitted = dict(weights)
     for key in weights:
         if key not in own or weights[key].shape == own[key].shape:

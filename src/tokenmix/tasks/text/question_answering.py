@@ -2,23 +2,40 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torchmetrics import MetricCollection
+from torchmetrics.text import SQuAD
 
 from tokenmix.errors import UserError
-from tokenmix.tasks.text.data.questions import EncodedQuestions
-from tokenmix.tasks.text.data.squad import Question, load_questions, read_squad
-from tokenmix.tasks.text.spans import F1, ExactMatch, Span, WholeQuestions, best_span
-from tokenmix.tasks.text.task import TextTask, inputs_of, read_sentences, tokenizer_for
-from tokenmix.tasks.text.task_data import TextData
+from tokenmix.tasks.text.data.questions import EncodedQuestions, Question, WholeQuestions, load_questions, read_squad
+from tokenmix.tasks.text.models.heads import GMLPForQuestionAnswering
+from tokenmix.tasks.text.task import TextData, TextTask, inputs_of, read_sentences, tokenizer_for
 from tokenmix.train.config import TrainConfig
 
-__all__ = ["QuestionAnswering"]
+__all__ = ["QuestionAnswering", "Span", "SpanAgreement", "best_span"]
 
 AT_ONCE = 16
+BEST, LONGEST = 20, 30
+
+
+class Span(NamedTuple):
+    """Characters of a context, how well they answer, and how well no answer would."""
+
+    begin: int
+    end: int
+    score: float
+    none: float
+
+
+class SpanAgreement(SQuAD):
+    """SQuAD's exact match and F1 of words, as shares in 0..1; torchmetrics has them in per cent."""
+
+    def compute(self) -> dict[str, Tensor]:
+        """Both so far."""
+        return {name: value / 100 for name, value in super().compute().items()}
 
 
 class QuestionAnswering(TextTask):
@@ -30,7 +47,7 @@ class QuestionAnswering(TextTask):
 
     headline: ClassVar[str] = "f1"
     direction: ClassVar[Literal["max", "min"]] = "max"
-    network: ClassVar[str] = "GMLPForQuestionAnswering"
+    network: ClassVar[type[Any]] = GMLPForQuestionAnswering
 
     @classmethod
     def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> TextData:
@@ -53,12 +70,19 @@ class QuestionAnswering(TextTask):
     def evaluate(self, batch: Mapping[str, Any]) -> None:
         """The best span of each question against the given answers."""
         spans = self._spans(batch)
-        answers = [self._text(span, asked["context"]) for span, asked in zip(spans, batch["asked"])]
-        self.scores.update(answers, [asked["answers"] for asked in batch["asked"]])
+        texts = [self._text(span, asked["context"]) for span, asked in zip(spans, batch["asked"])]
+        self.scores.update(
+            [{"id": str(i), "prediction_text": text} for i, text in enumerate(texts)],
+            [{"id": str(i), "answers": {"text": asked["answers"]}} for i, asked in enumerate(batch["asked"])],
+        )
 
     def metrics(self) -> MetricCollection:
         """Exact match and F1 of words, as SQuAD measures them."""
-        return MetricCollection({"exact_match": ExactMatch(), "f1": F1()}, compute_groups=False)
+        return MetricCollection({"agreement": SpanAgreement()}, compute_groups=False)
+
+    def numbers(self) -> list[str]:
+        """The two numbers of the one metric."""
+        return ["exact_match", "f1"]
 
     @torch.no_grad()
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
@@ -113,4 +137,25 @@ def _questions(inputs: Sequence[str | Path]) -> list[Question]:
             if not (tab and question.strip() and context.strip()):
                 raise UserError(f"{sentence.where}: give a question and its context with a tab between them")
             found.append(Question(sentence.where, question.strip(), context.strip(), ()))
+    return found
+
+
+def best_span(start: Tensor, end: Tensor, offsets: Tensor) -> Span:
+    """The best pair of tokens of one question's parts: the end not before the start, at most 30 tokens.
+
+    Shape:
+        logits (P, N) of start and end, offsets (P, N, 2), negative outside the context.
+    """
+    outside = offsets[..., 0] < 0
+    none = float((start[:, 0] + end[:, 0]).min())
+    found = Span(0, 0, float("-inf"), none)
+    starts, stopped = (logits.masked_fill(outside, -torch.inf) for logits in (start, end))
+    for s, e, where, out in zip(starts, stopped, offsets, outside):
+        count = min(BEST, int((~out).sum()))
+        begins, stops = s.topk(count).indices, e.topk(count).indices
+        length = stops[None] - begins[:, None]
+        score = (s[begins][:, None] + e[stops]).masked_fill((length < 0) | (length >= LONGEST), -torch.inf)
+        if count and float(score.max()) > found.score:
+            i, j = divmod(int(score.argmax()), count)
+            found = Span(int(where[begins[i], 0]), int(where[stops[j], 1]), float(score.max()), none)
     return found

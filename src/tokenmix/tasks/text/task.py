@@ -1,4 +1,4 @@
-"""What the tasks on text share: a transformers model of ours, a tokenizer in the run folder, sentences to predict."""
+"""What the tasks on text share: sequences and their tokenizer, a transformers model of ours, sentences to predict."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,17 +11,19 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tokenmix.errors import UserError
 from tokenmix.tasks.fitting import check_model
-from tokenmix.tasks.text import models as text
+from tokenmix.tasks.text.data import Sequences, read_lines
+from tokenmix.tasks.text.models.builder import create_config, describe
 from tokenmix.tasks.text.pretrained_weights import initial_text_weights
-from tokenmix.tasks.text.tokenizer import load_tokenizer, train_tokenizer
+from tokenmix.tasks.text.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.sources import TOKENIZER
 from tokenmix.train.task import TaskModule
+from tokenmix.train.task_data import IndexedData
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["Answering", "Sentence", "TextTask", "inputs_of", "read_sentences", "tokenizer_for"]
+__all__ = ["Answering", "Sentence", "TextData", "TextTask", "inputs_of", "read_sentences", "tokenizer_for"]
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "labels", "start_positions", "end_positions")
 FROM_DATA = {
@@ -45,15 +47,50 @@ class Answering(nn.Module):
         return out.logits if hasattr(out, "logits") else torch.stack([out.start_logits, out.end_logits], -1)
 
 
+class TextData(IndexedData):
+    """Sequences for training and testing.
+
+    Args:
+        train: sequences to learn from.
+        test: those held out.
+        tokenizer: that which encoded them.
+        config: the run's config.
+        description: what the run folder keeps beside vocabulary, length and numbers.
+        length: the longest sequence.
+    """
+
+    def __init__(
+        self,
+        train: Sequences,
+        test: Sequences,
+        *,
+        tokenizer: "PreTrainedTokenizerFast",
+        config: TrainConfig,
+        length: int,
+        description: dict[str, Any],
+    ) -> None:
+        about = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "seq_len": length}
+        super().__init__(train, test, config=config, description={**about, **description})
+        self.tokenizer = tokenizer
+
+    def save(self, run: Path) -> None:
+        """Keep the tokenizer in the run folder."""
+        # It notes the length that it was last called with; the next call gives its own.
+        self.tokenizer.backend_tokenizer.no_truncation()
+        # What transformers' pipelines cut a text to.
+        self.tokenizer.model_max_length = self.description["seq_len"]
+        save_tokenizer(self.tokenizer, run / TOKENIZER)
+
+
 class TextTask(TaskModule):
     """A task on sequences of tokens, with a model of `tokenmix.text`.
 
     Attributes:
-        network: the name of the model's class in `tokenmix.text`.
+        network: the model's class.
         fields: of its config, beside those that the data and the user decide.
     """
 
-    network: ClassVar[str]
+    network: ClassVar[type[Any]]
     fields: ClassVar[Mapping[str, Any]] = {}
     looks_at: ClassVar[Literal["images", "text", "nothing"]] = "text"
     comparison: ClassVar[str | None] = "--model gmlp_text_nano, then amlp_text_nano, then bert_text_nano"
@@ -70,9 +107,7 @@ class TextTask(TaskModule):
                 # So that a pipeline of transformers tells the names.
                 given["id2label"] = dict(enumerate(data["classes"]))
                 given["label2id"] = {name: i for i, name in enumerate(data["classes"])}
-        model = getattr(text, cls.network)(
-            text.create_config(config.model.model, **{**given, **config.model.model_kwargs})
-        )
+        model = cls.network(create_config(config.model.model, **{**given, **config.model.model_kwargs}))
         return model.train()
 
     @classmethod
@@ -83,7 +118,7 @@ class TextTask(TaskModule):
             if name in FROM_DATA:
                 value = config.model.model_kwargs[name]
                 raise UserError(f"model argument {name}={value!r} is set by the data; use {FROM_DATA[name]}")
-        text.create_config(config.model.model, **config.model.model_kwargs)
+        create_config(config.model.model, **config.model.model_kwargs)
 
     @classmethod
     def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,7 +129,7 @@ class TextTask(TaskModule):
                 f"{name} is a text model, whose longest text is --model-kwargs max_position_embeddings=N; "
                 f"leave --{flag.replace('_', '-')} {value} out"
             )
-        return text.describe(name, **model_kwargs)
+        return describe(name, **model_kwargs)
 
     def shard(self, mesh: DeviceMesh) -> None:
         """Leave on each process a part of every block's parameters, and of the rest."""
@@ -181,11 +216,7 @@ def _is_file(given: str | Path) -> bool:
 
 
 def _lines(path: Path) -> list[Sentence]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 (byte {error.start}); convert it, for example with iconv") from None
-    kept = [Sentence(line.strip(), f"{path}:{i}") for i, line in enumerate(lines, 1) if line.strip()]
+    kept = [Sentence(line.strip(), f"{path}:{i}") for i, line in enumerate(read_lines(path), 1) if line.strip()]
     if not kept:
         raise UserError(f"{path} holds no sentence; write one on each line")
     return kept

@@ -25,7 +25,7 @@ NAMES = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL}
 
 
 def train_tokenizer(
-    texts: str | Path | Iterable[str] | Iterable[Path],
+    texts: str | Iterable[str],
     kind: TokenizerKind = "bpe",
     vocab_size: int = 8000,
     *,
@@ -41,8 +41,7 @@ def train_tokenizer(
     A single text is given the form [CLS] A [SEP], a pair [CLS] A [SEP] B [SEP] with segments 0 and 1.
 
     Args:
-        texts: documents; or a file, a folder or files of text (a `Path`), or what --data takes (a `str`), of which the
-            part for training is used.
+        texts: documents; or what --data takes, such as `text:PATH`, of which the part for training is used.
         kind: the model.
         vocab_size: number of pieces, with the five special ones; fewer if the text has fewer.
         lowercase: yes drops the difference of capitals; BERT's wordpiece then drops accents too.
@@ -132,20 +131,13 @@ def check_new(folder: Path) -> None:
         raise UserError(f"{folder} exists and is not empty; give another folder for the tokenizer, or remove it")
 
 
-def _documents(texts: str | Path | Iterable[str] | Iterable[Path]) -> Iterable[str]:
-    from tokenmix.tasks.text.data import load_text
-
+def _documents(texts: str | Iterable[str]) -> Iterable[str]:
     if isinstance(texts, str):
-        return load_text(texts).train
-    if isinstance(texts, Path):
-        return load_text(f"text:{texts}").train
-    # Gone through more than once; a corpus is streamed anew each time.
-    items: Iterable[Any] = list(texts) if isinstance(texts, Iterator) else texts
-    if isinstance(next(iter(items), None), Path):
-        from tokenmix.tasks.text.data.files import read_lines
+        from tokenmix.tasks.text.data import load_text
 
-        return ["".join(read_lines(item)) for item in items]
-    return items
+        return load_text(texts).train
+    # Gone through more than once; a corpus is streamed anew each time.
+    return list(texts) if isinstance(texts, Iterator) else texts
 
 
 def _bpe(documents: Iterable[str], vocab_size: int, lowercase: bool) -> "Tokenizer":

@@ -1,13 +1,11 @@
 """Reading text: corpora to learn a language from, labelled sentences and pairs, questions with answers in a text."""
 
-from tokenmix.tasks.text.data.baseline import tfidf_baseline
 from tokenmix.tasks.text.data.corpus import Corpus, load_text
-from tokenmix.tasks.text.data.encoded import EncodedText
+from tokenmix.tasks.text.data.files import read_lines
 from tokenmix.tasks.text.data.labelled import LabelledData, LabelledText, load_labelled
 from tokenmix.tasks.text.data.packed import PackedText
-from tokenmix.tasks.text.data.questions import EncodedQuestions
-from tokenmix.tasks.text.data.sequences import Sequences
-from tokenmix.tasks.text.data.squad import Question, QuestionData, load_questions
+from tokenmix.tasks.text.data.questions import EncodedQuestions, Question, QuestionData, WholeQuestions, load_questions
+from tokenmix.tasks.text.data.sequences import EncodedText, Sequences
 from tokenmix.tasks.text.data.tokens import Tokens, tokenized
 
 __all__ = [
@@ -21,9 +19,10 @@ __all__ = [
     "QuestionData",
     "Sequences",
     "Tokens",
+    "WholeQuestions",
     "load_labelled",
     "load_questions",
     "load_text",
-    "tfidf_baseline",
+    "read_lines",
     "tokenized",
 ]

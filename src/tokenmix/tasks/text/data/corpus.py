@@ -1,31 +1,19 @@
 """Plain text to learn a language from: documents for training and documents that are held out."""
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 from tokenmix.data.lookup import DataRequest, load_data
 from tokenmix.errors import UserError
-from tokenmix.tasks.text.data.files import TableKind, check_columns, check_file, read_lines, read_rows
-from tokenmix.tasks.text.data.split import TEST_SHARE, choose_test, is_test
+from tokenmix.tasks.text.data.files import TEST_SHARE, check_file, choose_test, digest_of, find_parts, read_lines
+from tokenmix.tasks.text.data.tables import Table, open_table
 
-__all__ = [
-    "Corpus",
-    "Documents",
-    "concatenated",
-    "digest_of",
-    "find_parts",
-    "load_text",
-    "load_text_files",
-    "table_corpus",
-]
+__all__ = ["Corpus", "Documents", "load_column", "load_text", "load_text_files"]
 
 PIECE = 1 << 18
 """Characters after which a long file is cut at the end of a line, so that no file has to fit into memory."""
-TRAIN_NAMES, TEST_NAMES = ("train", "training"), ("test", "validation", "valid", "val", "dev", "heldout")
 ENDINGS = (".txt", ".text", ".md")
 
 
@@ -60,12 +48,12 @@ class Corpus:
 def load_text(spec: str, *, root: Path | None = None) -> Corpus:
     """The documents of a corpus, for training and held out; streamed, so that it may be larger than memory.
 
-    What is held out never depends on a seed: whole speeches, books, chapters or sections of a named corpus, a tenth
-    of the files of a folder, the last tenth of a single file, a tenth of the rows of a table.
+    What is held out never depends on a seed: a tenth of the files of a folder, the last tenth of a single file, a tenth
+    of the rows of a table; of a named corpus whole books, speeches or chapters.
 
     Args:
-        spec: `english` or one of its parts, `text:PATH`, `jsonl:PATH#column`, `csv:PATH#column` or
-            `parquet:PATH#column`; the column is `text` if not named.
+        spec: `text:PATH`; `jsonl:PATH#column`, csv and parquet alike, or `hf:NAME[:CONFIG]#column`, where the column is
+            `text` if not named; or the name of a registered corpus.
         root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if not given.
 
     Raises:
@@ -74,13 +62,23 @@ def load_text(spec: str, *, root: Path | None = None) -> Corpus:
     return load_data(spec, "corpus", root=root)
 
 
+def load_column(request: DataRequest) -> Corpus:
+    """A column of a table, a document a row; rows without text are left out."""
+    table = open_table(request)
+    column = ",".join(table.columns) or "text"
+    train, test = (Documents(partial(_column, table, column, side)) for side in (False, True))
+    return Corpus(request.spec, train, test, f"{table.source}, column {column!r}", digest_of(table.files, column))
+
+
+def _column(table: Table, column: str, test: bool) -> Iterator[str]:
+    return (text for text in table.texts(column, test) if text.strip())
+
+
 def load_text_files(request: DataRequest) -> Corpus:
     """`text:PATH`: train/ and test/ of a folder; else a tenth of its files; of one file the last tenth."""
     path = request.path
     if not path.exists():
         raise UserError(f"{str(path)!r} does not exist; give text:PATH of a file or a folder of text files")
-    if path.is_file():
-        return _one_file(check_file(path))
     parts = find_parts(path, "")
     if parts is not None:
         train, test = (_text_files(part) for part in parts)
@@ -91,58 +89,12 @@ def load_text_files(request: DataRequest) -> Corpus:
             return _one_file(files[0])
         digests = [digest_of([file]) for file in files]
         held = choose_test(digests)
-        train = [file for file, digest in zip(files, digests) if digest not in held]
-        test = [file for file, digest in zip(files, digests) if digest in held]
+        train, test = ([f for f, digest in zip(files, digests) if (digest in held) == side] for side in (False, True))
         if not train:
             raise UserError(f"all {len(files)} files of {path} are copies of one; give more text")
     source = f"text: {path.resolve()}, {len(train)} + {len(test)} files"
     digest = digest_of(files, f"text {len(train)}")
     return Corpus(f"text:{path}", Documents(partial(_pieces, train)), Documents(partial(_pieces, test)), source, digest)
-
-
-def table_corpus(kind: TableKind, rest: str) -> Corpus:
-    """`jsonl:PATH#column` and its like, a document a row; train.* and test.* of a folder, else a tenth of the rows."""
-    place, _, column = rest.partition("#")
-    column = column or "text"
-    path = Path(place).expanduser()
-    source = f"{kind}: column {column!r} of {path.resolve()}"
-    if path.is_dir():
-        parts = find_parts(path, f".{kind}")
-        if parts is None:
-            raise UserError(f"{path} has no train.{kind} with a test.{kind}; name the file, or add them")
-        train, test = (Documents(partial(_column, part, kind, column, None)) for part in parts)
-        return Corpus(f"{kind}:{rest}", train, test, source, digest_of(parts, column))
-    check_file(path)
-    train, test = (Documents(partial(_column, path, kind, column, side)) for side in (False, True))
-    return Corpus(f"{kind}:{rest}", train, test, f"{source}, a tenth of the rows held out", digest_of([path], column))
-
-
-def concatenated(name: str, parts: Sequence[Corpus]) -> Corpus:
-    """Several corpora one after the other."""
-    train, test = (
-        Documents(partial(chain.from_iterable, [getattr(part, side) for part in parts])) for side in ("train", "test")
-    )
-    digest = hashlib.sha256(" ".join(part.digest for part in parts).encode()).hexdigest()
-    return Corpus(name, train, test, "; ".join(part.source for part in parts), digest)
-
-
-def find_parts(folder: Path, ending: str) -> tuple[Path, Path] | None:
-    """The parts of a folder for training and for testing, by the names in use; None if one is missing."""
-    found = [
-        next((p for name in names if (p := folder / f"{name}{ending}").exists()), None)
-        for names in (TRAIN_NAMES, TEST_NAMES)
-    ]
-    train, test = found
-    return None if train is None or test is None else (train, test)
-
-
-def digest_of(files: Sequence[Path], more: str = "") -> str:
-    """A checksum of the contents of files, in order, and of further words."""
-    whole = hashlib.sha256(more.encode())
-    for file in files:
-        with file.open("rb") as opened:
-            whole.update(hashlib.file_digest(opened, "sha256").digest())
-    return whole.hexdigest()
 
 
 def _text_files(path: Path) -> list[Path]:
@@ -168,7 +120,7 @@ def _pieces(files: Sequence[Path]) -> Iterator[str]:
 
 
 def _side(path: Path, cut: int, test: bool) -> Iterator[str]:
-    """The lines that begin before the cut, or those behind it."""
+    """The lines that begin before the cut, or those after it."""
 
     def lines() -> Iterator[str]:
         offset = 0
@@ -190,18 +142,3 @@ def _joined(lines: Iterable[str]) -> Iterator[str]:
             piece, size = [], 0
     if piece:
         yield "".join(piece)
-
-
-def _column(path: Path, kind: TableKind, column: str, side: bool | None) -> Iterator[str]:
-    rows = 0
-    for where, row in read_rows(path, kind):
-        if not rows:
-            check_columns(path, row, (column,))
-        rows += 1
-        text = row.get(column)
-        if not isinstance(text, str):
-            raise UserError(f"{where}: {column!r} is {text!r}, not text; leave the row out or name another column")
-        if text.strip() and (side is None or is_test(text) == side):
-            yield text
-    if not rows:
-        raise UserError(f"{path} has no rows; write it again or leave it out")

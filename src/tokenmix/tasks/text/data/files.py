@@ -1,19 +1,23 @@
-"""Reading text files line by line and tables row by row; what is wrong is told with its file and line."""
+"""Text files line by line, tables row by row, and which part is held out; errors name the file and the line."""
 
 import csv
+import hashlib
 import json
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tokenmix.errors import UserError, needs
 
-__all__ = ["Row", "TableKind", "check_columns", "check_file", "read_lines", "read_rows"]
+__all__ = ["Row", "check_file", "choose_test", "digest_of", "find_parts", "is_test", "read_lines", "read_rows"]
 
-TableKind = Literal["jsonl", "csv", "tsv", "parquet"]
 Row = tuple[str, dict[str, Any]]
 """Where it stands, as "FILE, line 7", and its values by column."""
+TEST_SHARE = 10
+"""One in so many is held out."""
+TRAIN_NAMES, TEST_NAMES = ("train", "training"), ("test", "validation", "valid", "val", "dev", "heldout")
 
 
 def check_file(path: Path) -> Path:
@@ -27,11 +31,40 @@ def check_file(path: Path) -> Path:
     return path
 
 
+def find_parts(folder: Path, ending: str) -> tuple[Path, Path] | None:
+    """The parts of a folder for training and for testing, by the names in use; None if one is missing."""
+    train, test = (
+        next((path for name in names if (path := folder / f"{name}{ending}").exists()), None)
+        for names in (TRAIN_NAMES, TEST_NAMES)
+    )
+    return None if train is None or test is None else (train, test)
+
+
+def is_test(key: str, share: int = TEST_SHARE) -> bool:
+    """Whether what has this key is held out; one in `share` is. Neither case nor blanks nor a seed change it."""
+    words = " ".join(key.lower().split())
+    return int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big") % share == 0
+
+
+def choose_test(keys: Iterable[str], share: int = TEST_SHARE) -> set[str]:
+    """The keys that are held out: one in `share` of the different ones, and at least one."""
+    ordered = sorted(set(keys), key=lambda key: hashlib.sha256(key.encode()).digest())
+    return set(ordered[: math.ceil(len(ordered) / share)])
+
+
+def digest_of(files: Sequence[Path], more: str = "") -> str:
+    """A checksum of the contents of files, in order, and of further words."""
+    whole = hashlib.sha256(more.encode())
+    for file in files:
+        with file.open("rb") as opened:
+            whole.update(hashlib.file_digest(opened, "sha256").digest())
+    return whole.hexdigest()
+
+
 def read_lines(path: Path) -> Iterator[str]:
     """The lines of a UTF-8 file with their ends, one at a time; `UserError` naming the first byte that is not UTF-8."""
-    check_file(path)
     offset = 0
-    with path.open("rb") as file:
+    with check_file(path).open("rb") as file:
         for number, line in enumerate(file, 1):
             if number == 1 and line[:2] in (b"\xff\xfe", b"\xfe\xff"):
                 raise UserError(f"{path} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
@@ -45,20 +78,9 @@ def read_lines(path: Path) -> Iterator[str]:
             offset += len(line)
 
 
-def read_rows(path: Path, kind: TableKind) -> Iterator[Row]:
-    """The rows of a table, one at a time."""
-    if kind == "jsonl":
-        return _json_rows(path)
-    if kind == "parquet":
-        return _parquet_rows(path)
-    return _csv_rows(path, kind)
-
-
-def check_columns(path: Path, row: dict[str, Any], wanted: tuple[str, ...]) -> None:
-    """`UserError` listing the columns that there are, unless all the wanted ones are among them."""
-    for name in wanted:
-        if name not in row:
-            raise UserError(f"{path} has no column {name!r}; it has {', '.join(map(repr, row)) or 'none'}")
+def read_rows(path: Path, kind: str) -> Iterator[Row]:
+    """The rows of a table, jsonl, csv or parquet, one at a time."""
+    return {"jsonl": _json_rows, "csv": _csv_rows, "parquet": _parquet_rows}[kind](path)
 
 
 def _json_rows(path: Path) -> Iterator[Row]:
@@ -75,14 +97,10 @@ def _json_rows(path: Path) -> Iterator[Row]:
         yield where, row
 
 
-def _csv_rows(path: Path, kind: TableKind) -> Iterator[Row]:
+def _csv_rows(path: Path) -> Iterator[Row]:
     # Fields of a whole document are common; the library's own limit is 128 KiB.
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-    if kind == "tsv":
-        # Published .tsv files have bare quotation marks inside.
-        reader = csv.DictReader(read_lines(path), delimiter="\t", quoting=csv.QUOTE_NONE)
-    else:
-        reader = csv.DictReader(read_lines(path))
+    reader = csv.DictReader(read_lines(path))
     try:
         for row in reader:
             where = f"{path}, line {reader.line_num}"
@@ -101,17 +119,13 @@ def _csv_rows(path: Path, kind: TableKind) -> Iterator[Row]:
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
     with needs(f"reading {path.name}"):
-        import pyarrow
-        import pyarrow.parquet as parquet
+        from pyarrow import ArrowInvalid, parquet
     check_file(path)
-    count = 0
     try:
         with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches():
-                for row in batch.to_pylist():
-                    count += 1
-                    yield f"{path}, row {count}", row
-    except (pyarrow.ArrowInvalid, OSError) as error:
+            rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
+            yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows, 1))
+    except (ArrowInvalid, OSError) as error:
         raise UserError(
             f"{path} is truncated or no parquet file ({str(error).splitlines()[0]}); write or fetch it again"
         ) from None

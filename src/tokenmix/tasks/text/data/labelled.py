@@ -1,4 +1,4 @@
-"""Sentences, and pairs of them, with a label: tables of the user's own, GLUE's folders, and real sets by name."""
+"""Sentences, and pairs of them, with a label: tables, sets of the hub, and GLUE's folders (arXiv:1804.07461)."""
 
 import math
 from collections.abc import Sequence
@@ -9,16 +9,36 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from tokenmix.data.fetch import log
 from tokenmix.data.images.image_set import choose
 from tokenmix.data.lookup import DataRequest, load_data
-from tokenmix.errors import UserError
-from tokenmix.tasks.text.data.corpus import Corpus, find_parts, table_corpus
-from tokenmix.tasks.text.data.files import Row, TableKind, check_columns, check_file, read_rows
-from tokenmix.tasks.text.data.split import is_test
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.tasks.text.data.corpus import Corpus, load_column
+from tokenmix.tasks.text.data.files import check_file, read_lines
+from tokenmix.tasks.text.data.tables import Table, open_table
 
-__all__ = ["LabelledData", "LabelledText", "build_labelled", "load_labelled", "load_table"]
+__all__ = ["LabelledData", "LabelledText", "build_labelled", "load_glue", "load_labelled", "load_table"]
 
 MOST_CLASSES = 1000
+_BOTH, _ENTAILED, _NLI = ("0", "1"), ("entailment", "not_entailment"), ("entailment", "neutral", "contradiction")
+GLUE: dict[str, tuple[tuple[str, ...] | tuple[int, ...], tuple[str, ...] | Literal["numbers"]]] = {
+    "SST-2": (("sentence", "label"), _BOTH),
+    # source, label, the author's own mark, sentence; without a header.
+    "CoLA": ((3, 1), _BOTH),
+    "MRPC": (("#1 String", "#2 String", "Quality"), _BOTH),
+    "QQP": (("question1", "question2", "is_duplicate"), _BOTH),
+    "STS-B": (("sentence1", "sentence2", "score"), "numbers"),
+    "MNLI": (("sentence1", "sentence2", "gold_label"), _NLI),
+    "MNLI-MM": (("sentence1", "sentence2", "gold_label"), _NLI),
+    "QNLI": (("question", "sentence", "label"), _ENTAILED),
+    "RTE": (("sentence1", "sentence2", "label"), _ENTAILED),
+    "WNLI": (("sentence1", "sentence2", "label"), _BOTH),
+}
+"""GLUE's tasks: columns of the published files, the label last, by name or by place; and its classes in order."""
+GLUE_METRICS = {
+    "cola": ("matthews",), "mrpc": ("accuracy", "f1"), "qqp": ("accuracy", "f1"), "stsb": ("pearson", "spearman")
+}  # fmt: skip
+"""GLUE's own metrics where they are not accuracy, by the names that the tasks have on the hub."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +101,8 @@ def load_labelled(
     """Labelled texts for training and testing; which are for testing never depends on the seed.
 
     Args:
-        spec: `vader`, `vader:DOMAIN`, `vader:DOMAIN,DOMAIN` (trained on one, tested on the other),
-            `wordnet-definitions`, `wordnet-pairs`; `csv:PATH#text,label` or `csv:PATH#text,text_pair,label`, jsonl and
-            parquet alike, of a file or of a folder with train.csv and test.csv; `glue:PATH/SST-2`.
+        spec: `csv:PATH#text,label` or `csv:PATH#text,text_pair,label`, jsonl and parquet alike, of a file or a folder
+            with train.csv and test.csv; `glue:PATH/SST-2`; `hf:NAME[:CONFIG]#text,label`; a registered set's name.
         limit: keep this many training samples, in the shares of the classes, chosen by the seed.
         limit_eval: keep this many test samples, the same for every seed.
         seed: chooses the samples that `limit` keeps, nothing else.
@@ -98,61 +117,75 @@ def load_labelled(
     )
 
 
-def load_table(request: DataRequest) -> Corpus | LabelledData:
-    """`csv:PATH#text,label` and its like; as a corpus `csv:PATH#column`."""
-    kind: Any = request.name
-    if request.kind == "corpus":
-        return table_corpus(kind, request.variant)
-    return _labelled_table(request.spec, kind, request.variant)
-
-
 def _limited(data: LabelledData, part: LabelledText, limit: int | None, seed: int) -> LabelledText:
     labels = part.labels if data.classes else torch.zeros(len(part), dtype=torch.int64)
     kept = choose(labels, limit, seed)
     return part if kept is None else part.subset(kept)
 
 
-def _labelled_table(spec: str, kind: TableKind, rest: str) -> LabelledData:
-    place, _, named = rest.partition("#")
-    columns = tuple(named.split(",")) if named else ("text", "label")
+def load_table(request: DataRequest) -> Corpus | LabelledData:
+    """`csv:PATH#text,label` and its like, labelled or as a corpus."""
+    if request.kind == "corpus":
+        return load_column(request)
+    table = open_table(request)
+    columns = table.columns or _usual_columns(table)
     if len(columns) not in (2, 3) or not all(columns):
-        raise UserError(f"{spec!r} names {len(columns)} columns; give #text,label or #text,text_pair,label")
-    path = Path(place).expanduser()
-    source = f"{kind}: {path.resolve()}"
-    if path.is_dir():
-        parts = find_parts(path, f".{kind}")
-        if parts is None:
-            raise UserError(f"{path} has no train.{kind} with a test.{kind}; name the file, or add them")
-        train, test = (_rows(part, kind, columns) for part in parts)
-    else:
-        rows = _rows(check_file(path), kind, columns)
-        # By the texts: a sentence that stands there twice is on one side.
-        train, test = ([r for r in rows if is_test(" ".join(r[:-1])) == side] for side in (False, True))
-        source += ", a tenth of the rows held out"
-    return build_labelled(spec, train, test, source)
+        raise UserError(f"{request.spec!r} names {len(columns)} columns; give #text,label or #text,text_pair,label")
+    train, test = table.labelled(columns)
+    classes = getattr(table.types.get(columns[-1]), "names", None)
+    name, _, task = request.variant.partition("#")[0].partition(":")
+    metrics = GLUE_METRICS.get(task if name.endswith("glue") else "", ("accuracy",))
+    return build_labelled(request.spec, train, test, table.source, classes=classes, metrics=metrics)
 
 
-def _rows(path: Path, kind: TableKind, columns: tuple[str, ...]) -> list[tuple[str, ...]]:
-    found = []
-    for row in read_rows(path, kind):
-        if not found:
-            check_columns(path, row[1], columns)
-        found.append(_values(row, columns))
-    if not found:
-        raise UserError(f"{path} has no rows; write it again or leave it out")
-    return found
+def _usual_columns(table: Table) -> tuple[str, ...]:
+    """text and label; of the hub's sets the columns of text, if they are one or two, and label."""
+    texts = [name for name, kind in table.types.items() if name != "label" and getattr(kind, "dtype", None) == "string"]
+    return (*texts, "label") if len(texts) in (1, 2) else ("text", "label")
 
 
-def _values(row: Row, columns: tuple[str, ...]) -> tuple[str, ...]:
-    where, values = row
-    texts = [values.get(name) for name in columns[:-1]]
-    label = values.get(columns[-1])
-    for name, text in zip(columns, texts):
-        if not isinstance(text, str):
-            raise UserError(f"{where}: {name!r} is {text!r}, not text; leave the row out or name another column")
-    if label is None or isinstance(label, list | dict) or str(label).strip() == "":
-        raise UserError(f"{where}: {columns[-1]!r} is {label!r}, no label; leave the row out or name another column")
-    return (*(str(text) for text in texts), str(label))
+def load_glue(request: DataRequest) -> LabelledData:
+    """`glue:PATH/SST-2`, or `glue:PATH#SST-2` if the folder has another name; #MNLI-MM tests on the mismatched part."""
+    place, _, named = request.variant.partition("#")
+    folder = Path(place).expanduser()
+    names = {name.lower(): name for name in GLUE}
+    wanted = named or folder.name
+    if wanted.lower() not in names:
+        raise unknown_name("task of GLUE", wanted, GLUE)
+    name = names[wanted.lower()]
+    columns, classes = GLUE[name]
+    # The labels of test.tsv are not published.
+    dev = {"MNLI": "dev_matched.tsv", "MNLI-MM": "dev_mismatched.tsv"}.get(name, "dev.tsv")
+    if not folder.is_dir():
+        raise UserError(f"{str(folder)!r} is no folder; give glue:PATH with train.tsv and {dev} inside")
+    train, test = (_glue_rows(check_file(folder / file), columns, classes) for file in ("train.tsv", dev))
+    source = f"GLUE {name}: {folder.resolve()}, tested on {dev}"
+    metrics = GLUE_METRICS.get(name.lower().replace("-", ""), ("accuracy",))
+    return build_labelled(request.spec, train, test, source, classes=classes, metrics=metrics)
+
+
+def _glue_rows(path: Path, columns: Sequence[str | int], classes: Sequence[str]) -> list[tuple[str, ...]]:
+    # Published files have bare quotation marks inside, which CSV's rules would pair.
+    lines = enumerate((line.rstrip("\r\n").split("\t") for line in read_lines(path)), 1)
+    header = next(lines)[1] if isinstance(columns[0], str) else range(max(map(int, columns)) + 1)
+    for column in columns:
+        if column not in header:
+            raise UserError(f"{path} has no column {column!r}; it has {', '.join(map(repr, header))}")
+    places, rows, left_out = [header.index(column) for column in columns], [], 0  # type: ignore[arg-type]
+    for number, fields in lines:
+        # Published QQP has a few broken lines, and MNLI some without agreement on a label.
+        if len(fields) <= max(places) or fields[places[-1]] == "-":
+            left_out += 1
+            continue
+        row = tuple(fields[place] for place in places)
+        if classes == "numbers" and _number(row[-1]) is None:
+            raise UserError(f"{path}, line {number}: the score {row[-1]!r} is no number; correct it")
+        if classes != "numbers" and row[-1] not in classes:
+            raise UserError(f"{path}, line {number}: the label {row[-1]!r} is none of {', '.join(classes)}; correct it")
+        rows.append(row)
+    if left_out:
+        log(f"{path}: {left_out} lines without a label or with too few fields are left out")
+    return rows
 
 
 def build_labelled(
@@ -184,13 +217,15 @@ def build_labelled(
         raise UserError(
             f"the test part of {spec} has the label {sorted(unknown)[0]!r}, which the training part has not"
         )
-    parts = [_part(part, names) for part in (train, test)]
+    parts = [_part(spec, part, names) for part in (train, test)]
     return LabelledData(spec, parts[0], parts[1], names, source, metrics)
 
 
-def _part(rows: Sequence[tuple[str, ...]], names: list[str]) -> LabelledText:
+def _part(spec: str, rows: Sequence[tuple[str, ...]], names: list[str]) -> LabelledText:
     places = {name: place for place, name in enumerate(names)}
-    labels: Any = [places[row[-1]] for row in rows] if names else [float(row[-1]) for row in rows]
+    labels: Any = [places[row[-1]] if names else _number(row[-1]) for row in rows]
+    if None in labels:
+        raise UserError(f"{spec} has the label {rows[labels.index(None)][-1]!r} among numbers; correct that row")
     pairs = [row[1] for row in rows] if len(rows[0]) == 3 else None
     return LabelledText(
         [row[0] for row in rows], pairs, torch.tensor(labels, dtype=torch.int64 if names else torch.float32)
@@ -199,11 +234,16 @@ def _part(rows: Sequence[tuple[str, ...]], names: list[str]) -> LabelledText:
 
 def _numbers(labels: set[str]) -> bool:
     """Whether they are numbers, and not all whole: ratings, not classes."""
+    values = [_number(label) for label in labels]
+    return None not in values and any(not value.is_integer() for value in values if value is not None)
+
+
+def _number(label: str) -> float | None:
     try:
-        values = [float(label) for label in labels]
+        value = float(label)
     except ValueError:
-        return False
-    return all(math.isfinite(v) for v in values) and any(not v.is_integer() for v in values)
+        return None
+    return value if math.isfinite(value) else None
 
 
 def _ordered(labels: set[str]) -> list[str]:

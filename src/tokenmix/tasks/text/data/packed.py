@@ -1,4 +1,4 @@
-"""Sequences for masked language modelling: [CLS], a window of the running text, [SEP]."""
+"""Sequences for masked language modelling: [CLS], a window of the running text, [SEP]; and which tokens are hidden."""
 
 from typing import TYPE_CHECKING, Literal
 
@@ -8,16 +8,18 @@ from torch import Tensor
 
 from tokenmix.data.seeding import hash_indices
 from tokenmix.errors import UserError
-from tokenmix.tasks.text.data.masking import Masking, mask_tokens
 from tokenmix.tasks.text.data.sequences import Batch, Sequences
 from tokenmix.tasks.text.data.tokens import Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["PackedText"]
+__all__ = ["IGNORED", "Masking", "PackedText", "mask_tokens"]
 
-SHIFT = 10
+Masking = Literal["token", "whole-word"]
+IGNORED = -100
+"""The label of a place that is not to be predicted; cross-entropy's own `ignore_index`."""
+SHIFT, SEQUENCE, CHOICE, ACTION, RANDOM = 10, 11, 12, 13, 14
 
 
 class PackedText(Sequences):
@@ -61,10 +63,10 @@ class PackedText(Sequences):
         if masking not in ("token", "whole-word"):
             raise UserError(f"masking is token or whole-word, got {masking!r}")
         self.window = length - 2
-        if part == "train" and len(tokens.ids) < self.window:
+        if part == "train" and len(tokens) < self.window:
             raise UserError(
-                f"{len(tokens.ids)} tokens of text do not fill one sequence of {length}; give more text, or a length "
-                f"of {max(len(tokens.ids) + 2, 3)} or less"
+                f"{len(tokens)} tokens of text do not fill one sequence of {length}; give more text, or a length "
+                f"of {max(len(tokens) + 2, 3)} or less"
             )
         self.tokens, self.length, self.part, self.masking = tokens, length, part, masking
         self.share, self.seed = share, seed if part == "train" else 0
@@ -75,7 +77,7 @@ class PackedText(Sequences):
         )
 
     def __len__(self) -> int:
-        total = len(self.tokens.ids)
+        total = len(self.tokens)
         if self.part == "test":
             return -(-total // self.window)
         # Whatever the shift, as many.
@@ -104,17 +106,17 @@ class PackedText(Sequences):
         shift = self._shift(epoch)
         for row, index in enumerate(indices.tolist()):
             begin = index * self.window + shift
-            window = self.tokens.ids[begin : begin + self.window]
+            window, begins = self.tokens.read(begin, self.window)
             ids[row, 0], ids[row, len(window) + 1] = self.cls, self.sep
             ids[row, 1 : len(window) + 1] = window
-            starts[row, 1 : len(window) + 1] = self.tokens.starts[begin : begin + self.window]
+            starts[row, 1 : len(window) + 1] = begins
         whole = torch.from_numpy(ids)
         places = np.broadcast_to(np.arange(self.length), ids.shape) if self.masking == "token" else starts.cumsum(1)
         units = torch.from_numpy(np.array(places, dtype=np.int64))
         return whole, units.masked_fill(torch.isin(whole, self.special), -1)
 
     def _shift(self, epoch: int) -> int:
-        room = len(self.tokens.ids) - len(self) * self.window
+        room = len(self.tokens) - len(self) * self.window
         if self.part == "test" or room <= 0:
             return 0
         bits = hash_indices(self.seed, epoch, torch.zeros(1, dtype=torch.int64), SHIFT)
@@ -126,3 +128,41 @@ def _id(tokenizer: "PreTrainedTokenizerFast", name: str) -> int:
     if not isinstance(value, int):
         raise UserError(f"the tokenizer has no {name.removesuffix('_token_id').upper()} token; train one by tokenmix")
     return value
+
+
+def mask_tokens(
+    ids: Tensor,
+    units: Tensor,
+    *,
+    share: float,
+    mask_id: int,
+    ordinary: Tensor,
+    seed: int,
+    epoch: int,
+    indices: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Inputs and labels of masked language modelling.
+
+    Each unit, a token or a word, is chosen with probability `share`. Of the tokens of chosen units 80 % become the
+    mask, 10 % an ordinary token drawn evenly, and 10 % stay; labels are the ids at chosen places and -100 elsewhere.
+
+    Paper: Devlin et al., "BERT", arXiv:1810.04805, section 3.1. Shapes: ids and units int64 (B, N), units -1 where a
+    place is never chosen; ordinary (V,); indices (B,). BERT hides exactly 15 % of a sequence, here it is so on average.
+    """
+    batch, tokens = ids.shape
+    rows = hash_indices(seed, epoch, indices, SEQUENCE)[:, None]
+    chosen = (_uniform(seed, epoch, rows, units.numpy(), CHOICE) < share) & (units >= 0).numpy()
+    places = np.broadcast_to(np.arange(tokens), (batch, tokens))
+    action = _uniform(seed, epoch, rows, places, ACTION)
+    drawn = (_uniform(seed, epoch, rows, places, RANDOM) * len(ordinary)).astype(np.int64)
+    picked = torch.from_numpy(chosen)
+    labels = torch.where(picked, ids, IGNORED)
+    inputs = torch.where(picked & torch.from_numpy(action < 0.8), mask_id, ids)
+    return torch.where(picked & torch.from_numpy(action >= 0.9), ordinary[torch.from_numpy(drawn)], inputs), labels
+
+
+def _uniform(seed: int, epoch: int, rows: np.ndarray, places: np.ndarray, purpose: int) -> np.ndarray:
+    """A number in [0, 1) for each (row, place)."""
+    keys = (rows + places.astype(np.uint64)).astype(np.int64)
+    bits = hash_indices(seed, epoch, torch.from_numpy(keys), purpose)
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53

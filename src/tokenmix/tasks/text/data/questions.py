@@ -1,20 +1,152 @@
-"""Questions with their context as token ids: a long context in overlapping parts, each with where the answer lies."""
+"""Questions about a text, in the layout of SQuAD 1.1 and 2.0 or of the hub's SQuAD, and as token ids.
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+Rajpurkar et al., arXiv:1606.05250 and arXiv:1806.03822.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tokenmix.data.lookup import DataRequest, load_data
 from tokenmix.errors import UserError
-from tokenmix.tasks.text.data.sequences import Batch, Sequences, token_batch
-from tokenmix.tasks.text.data.squad import Question
+from tokenmix.tasks.text.data.corpus import Corpus
+from tokenmix.tasks.text.data.files import check_file, read_lines
+from tokenmix.tasks.text.data.labelled import LabelledData, load_table
+from tokenmix.tasks.text.data.sequences import Batch, Sequences, padded, token_batch
+from tokenmix.tasks.text.data.tables import open_table
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["EncodedQuestions"]
+__all__ = [
+    "EncodedQuestions",
+    "Question",
+    "QuestionData",
+    "WholeQuestions",
+    "load_hub",
+    "load_questions",
+    "load_squad",
+    "read_squad",
+]
+
+VERSIONS = ("v2.0", "v1.1")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question, the text that it is about, and its answers as (text, where it begins in the context); maybe none."""
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class QuestionData:
+    """Questions for training and testing."""
+
+    spec: str
+    train: list[Question]
+    test: list[Question]
+    source: str
+
+    @property
+    def unanswerable(self) -> bool:
+        """Whether some have no answer, as in version 2."""
+        return any(not question.answers for question in [*self.train, *self.test])
+
+
+def load_questions(spec: str, *, root: Path | None = None) -> QuestionData:
+    """Questions about texts, for training and testing.
+
+    Args:
+        spec: `squad:PATH`, a folder with train-v1.1.json and dev-v1.1.json, or with those of v2.0; or `hf:NAME`, a
+            set of the hub with SQuAD's columns.
+        root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if not given.
+
+    Raises:
+        UserError: unknown set, another layout, a damaged file, or an answer that does not stand in its context.
+    """
+    return load_data(spec, "questions", root=root)
+
+
+def load_squad(request: DataRequest) -> QuestionData:
+    """A folder with train-v1.1.json and dev-v1.1.json, or with those of v2.0."""
+    folder = request.path
+    for version in VERSIONS:
+        files = [folder / f"{part}-{version}.json" for part in ("train", "dev")]
+        if all(file.exists() for file in files):
+            train, test = (read_squad(file) for file in files)
+            return QuestionData(request.spec, train, test, f"SQuAD {version}: {folder.resolve()}")
+    wanted = " or ".join(f"train-{version}.json with dev-{version}.json" for version in reversed(VERSIONS))
+    raise UserError(f"{str(folder)!r} has no {wanted}; give the folder that holds them")
+
+
+def read_squad(path: Path) -> list[Question]:
+    """The questions of one file."""
+    try:
+        whole = json.loads("".join(read_lines(check_file(path))))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}, line {error.lineno} is no JSON ({error.msg}); fetch the file again") from None
+    try:
+        questions = list(_questions(path, whole))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UserError(f"{path} has not SQuAD's layout ({error!r}); it needs data, paragraphs, qas") from None
+    if not questions:
+        raise UserError(f"{path} holds no question; fetch the file again")
+    return questions
+
+
+def _questions(path: Path, whole: Any) -> Iterator[Question]:
+    for article in whole["data"]:
+        for paragraph in article["paragraphs"]:
+            for asked in paragraph["qas"]:
+                found = [] if asked.get("is_impossible") else asked["answers"]
+                answers = tuple((answer["text"], int(answer["answer_start"])) for answer in found)
+                yield _checked(path, Question(str(asked["id"]), asked["question"], paragraph["context"], answers))
+
+
+def load_hub(request: DataRequest) -> Corpus | LabelledData | QuestionData:
+    """`hf:NAME[:CONFIG]` of the Hugging Face hub: a corpus, labelled text, or questions with SQuAD's columns."""
+    if request.kind != "questions":
+        return load_table(request)
+    table = open_table(request)
+    if len(table.parts) < 2 or not {"id", "question", "context", "answers"} <= set(table.types):
+        raise UserError(
+            f"{request.spec} has {len(table.parts)} parts with the columns {', '.join(table.types)}; questions need "
+            "two parts with id, question, context, answers, as rajpurkar/squad has"
+        )
+    train, test = (
+        [
+            _checked(where, Question(row["id"], row["question"], row["context"], _pairs(row["answers"])))
+            for where, row in part()
+        ]
+        for part in table.parts
+    )
+    return QuestionData(request.spec, train, test, table.source)
+
+
+def _pairs(answers: dict[str, list[Any]]) -> tuple[tuple[str, int], ...]:
+    return tuple(zip(answers["text"], answers["answer_start"]))
+
+
+def _checked(where: str | Path, asked: Question) -> Question:
+    context = asked.context
+    for text, start in asked.answers:
+        if not text or start < 0 or context[start : start + len(text)] != text:
+            inside = f"there stands {context[max(start, 0) : max(start, 0) + len(text)]!r}"
+            told = inside if 0 <= start < len(context) else f"the context has {len(context)} characters"
+            raise UserError(
+                f"{where}: question {asked.id!r} has the answer {text!r} at {start}, but {told}; correct answer_start"
+            )
+    return asked
 
 
 class EncodedQuestions(Sequences):
@@ -77,6 +209,33 @@ class EncodedQuestions(Sequences):
             "start_positions": self.spans[indices, 0],
             "end_positions": self.spans[indices, 1],
         }
+
+
+class WholeQuestions(Sequences):
+    """Questions with all parts of their context together, as an answer is chosen among them.
+
+    A batch: the inputs of its parts, for each part `offsets` int64 (N, 2) and `sample` int64, the place of its question
+    in `asked`: a list with context and answers of each.
+    """
+
+    def __init__(self, parts: EncodedQuestions) -> None:
+        self.parts = parts
+        self.of = [np.flatnonzero(parts.sample == i) for i in range(len(parts.questions))]
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    def read(self, indices: Tensor, epoch: int) -> dict[str, Any]:
+        """The batch of these questions."""
+        rows = [self.of[i] for i in indices.tolist()]
+        numbers = np.concatenate(rows)
+        batch = self.parts.read(torch.from_numpy(numbers), epoch)
+        ends = [padded([self.parts.offsets[i][:, side] for i in numbers], -1) for side in (0, 1)]
+        sample = torch.from_numpy(np.repeat(np.arange(len(rows)), [len(row) for row in rows]))
+        questions = [self.parts.questions[i] for i in indices.tolist()]
+        asked = [{"context": q.context, "answers": [text for text, _ in q.answers] or [""]} for q in questions]
+        inputs = {name: value for name, value in batch.items() if not name.endswith("positions")}
+        return {**inputs, "offsets": torch.stack(ends, -1), "sample": sample, "asked": asked, "index": indices}
 
 
 def _shortened(question: str, tokenizer: "PreTrainedTokenizerFast", most: int) -> str:

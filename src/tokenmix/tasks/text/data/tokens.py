@@ -1,46 +1,53 @@
 """Documents as token ids on the disk: made once, read through a memory map, so that neither has to fit into memory."""
 
 import hashlib
-import json
-import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from filelock import FileLock
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from tokenmix.data.fetch import log
 from tokenmix.data.lookup import cache_root
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data.corpus import Corpus
+from tokenmix.tasks.text.data.tables import import_datasets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["Tokens", "tokenized", "tokenizer_digest"]
+__all__ = ["Tokens", "tokenized"]
 
-FORMAT = 1
-SIDES = ("train", "test")
+FORMAT = 2
 GROUP_CHARACTERS = 1 << 21
 
 
-@dataclass(frozen=True)
 class Tokens:
-    """Documents one after the other, each with [SEP] behind it.
+    """Documents one after the other, each with [SEP] after it, in the Arrow file that holds them.
 
-    Attributes:
-        ids: uint16 or uint32 (T,), mapped from the disk.
-        starts: uint8 (T,), 1 where a word begins.
+    Args:
+        rows: a `Dataset`; a row is a group of documents, in bytes: `ids`, and `starts`, uint8, 1 where a word begins.
+        wide: the type of the ids.
     """
 
-    ids: np.ndarray
-    starts: np.ndarray
+    def __init__(self, rows: Any, wide: np.dtype) -> None:
+        self._ids, self._starts = _flat(rows.data.column("ids"), wide), _flat(rows.data.column("starts"), np.uint8)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def read(self, begin: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and starts from `begin` on, at most `count`."""
+        return self._ids.slice(begin, count).to_numpy(), self._starts.slice(begin, count).to_numpy()
+
+
+def _flat(column: Any, kind: Any) -> Any:
+    """The numbers in a column of bytes as one pyarrow.ChunkedArray, without a copy."""
+    import pyarrow as pa
+
+    arrow, width = pa.from_numpy_dtype(kind), np.dtype(kind).itemsize
+    buffers = [value.as_buffer() for value in column]
+    return pa.chunked_array([pa.Array.from_buffers(arrow, b.size // width, [None, b]) for b in buffers], type=arrow)
 
 
 def tokenized(corpus: Corpus, tokenizer: "PreTrainedTokenizerFast", root: Path | None = None) -> tuple[Tokens, Tokens]:
@@ -51,86 +58,59 @@ def tokenized(corpus: Corpus, tokenizer: "PreTrainedTokenizerFast", root: Path |
     Raises:
         UserError: a side without text, or a cache that cannot be written.
     """
-    key = hashlib.sha256(f"{FORMAT} {corpus.digest} {tokenizer_digest(tokenizer)}".encode()).hexdigest()[:24]
-    folder = cache_root(root) / "tokens" / key
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.with_suffix(".lock")):
-            if not _whole(folder):
-                _write(corpus, tokenizer, folder)
-    except OSError as error:
-        raise UserError(
-            f"cannot keep the tokens of {corpus.name} ({error}); free space or set TOKENMIX_DATA to a writable folder"
-        ) from None
-    train, test = (_open(folder, side) for side in SIDES)
-    return train, test
+    told = f"{FORMAT} {corpus.digest} {tokenizer.backend_tokenizer.to_str()}"
+    folder = cache_root(root) / "tokens" / hashlib.sha256(told.encode()).hexdigest()[:24]
+    train = _side(folder / "train", tokenizer, corpus.train, f"{corpus.name} holds no text for training")
+    return train, _side(folder / "test", tokenizer, corpus.test, f"{corpus.name} holds no text for testing")
 
 
-def tokenizer_digest(tokenizer: "PreTrainedTokenizerFast") -> str:
-    """A checksum of all that decides the ids of a text."""
-    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
-
-
-def _whole(folder: Path) -> bool:
-    """Whether the files are there and as long as was noted last."""
-    try:
-        sizes = json.loads((folder / "sizes.json").read_text())
-        return all((folder / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError):
-        return False
-
-
-def _write(corpus: Corpus, tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
+def _side(folder: Path, tokenizer: "PreTrainedTokenizerFast", documents: Iterable[str], empty: str) -> Tokens:
+    datasets = import_datasets("masked-lm")
     wide = np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32)
-    beside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".tokens-"))
+
+    def rows() -> Any:
+        found = datasets.Dataset.from_generator(
+            _encoded,
+            features=datasets.Features({name: datasets.Value("binary") for name in ("ids", "starts")}),
+            cache_dir=str(folder),
+            gen_kwargs={"documents": documents, "tokenizer": tokenizer, "wide": wide, "empty": empty},
+            fingerprint=folder.parent.name,
+            writer_batch_size=4,  # A row is a few megabytes.
+        )
+        if len(found) != found.info.splits["train"].num_examples:
+            raise OSError("rows are missing")
+        return found
+
     try:
-        for side, documents in zip(SIDES, (corpus.train, corpus.test)):
-            count = _write_side(documents, tokenizer, beside, side, wide, f"{corpus.name}: {side}")
-            if not count:
-                raise UserError(
-                    f"{corpus.name} holds no text for {'training' if side == 'train' else 'testing'}; give more text, "
-                    "or a folder with train and test inside"
-                )
-        sizes = {path.name: path.stat().st_size for path in beside.iterdir()}
-        (beside / "sizes.json").write_text(json.dumps(sizes))
-        beside.chmod(0o755)
-        shutil.rmtree(folder, ignore_errors=True)
-        beside.replace(folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-    log(f"the tokens of {corpus.name} are now in {folder}")
+        try:
+            return Tokens(rows(), wide)
+        except (OSError, ValueError):  # A file was cut; pyarrow's error is a ValueError.
+            shutil.rmtree(folder, ignore_errors=True)
+            return Tokens(rows(), wide)
+    except (datasets.exceptions.DatasetGenerationError, OSError) as error:
+        reason = error if isinstance(error, OSError) else error.__cause__
+        if isinstance(reason, UserError):
+            raise reason from None
+        raise UserError(
+            f"cannot keep tokens in {folder} ({reason}); free space or set TOKENMIX_DATA to a writable folder"
+        ) from None
 
 
-def _write_side(documents: Iterable[str], tokenizer: Any, folder: Path, side: str, wide: np.dtype, label: str) -> int:
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    console = Console(stderr=True)
-    total = 0
-    with (
-        (folder / f"{side}.{wide.name}").open("wb") as ids,
-        (folder / f"{side}.starts").open("wb") as starts,
-        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
-    ):
-        task = progress.add_task(f"tokenising {label}", total=None)
-        for group in _groups(documents):
-            total += _append(tokenizer, group, wide, ids, starts)
-            progress.update(task, description=f"tokenising {label}, {total:,} tokens")
-        for file in (ids, starts):
-            file.flush()
-            os.fsync(file.fileno())
-    return total
-
-
-def _append(tokenizer: Any, group: list[str], wide: np.dtype, ids: BinaryIO, starts: BinaryIO) -> int:
-    """Write the ids of some documents; returns how many are not [SEP]."""
-    count = 0
-    for encoding in tokenizer.backend_tokenizer.encode_batch(group, add_special_tokens=False):
-        if encoding.ids:
-            words = np.array([-1 if word is None else word for word in encoding.word_ids])
-            begins = np.diff(words, prepend=-2) != 0
-            ids.write(np.array([*encoding.ids, tokenizer.sep_token_id], dtype=wide).tobytes())
-            starts.write(np.array([*begins, True], dtype=np.uint8).tobytes())
-            count += len(encoding.ids)
-    return count
+def _encoded(documents: Iterable[str], tokenizer: Any, wide: np.dtype, empty: str) -> Iterator[dict[str, bytes]]:
+    """Groups of documents as bytes of ids and of starts."""
+    some = False
+    for group in _groups(documents):
+        ids, starts = [], []
+        for encoding in tokenizer.backend_tokenizer.encode_batch(group, add_special_tokens=False):
+            if encoding.ids:
+                words = np.array([-1 if word is None else word for word in encoding.word_ids])
+                ids += [*encoding.ids, tokenizer.sep_token_id]
+                starts.append(np.append(np.diff(words, prepend=-2) != 0, True))
+        if ids:
+            some = True
+            yield {"ids": np.array(ids, wide).tobytes(), "starts": np.concatenate(starts).astype(np.uint8).tobytes()}
+    if not some:
+        raise UserError(f"{empty}; give more text, or a folder with train and test inside")
 
 
 def _groups(documents: Iterable[str]) -> Iterator[list[str]]:
@@ -143,9 +123,3 @@ def _groups(documents: Iterable[str]) -> Iterator[list[str]]:
             group, size = [], 0
     if group:
         yield group
-
-
-def _open(folder: Path, side: str) -> Tokens:
-    path = next(folder.glob(f"{side}.uint*"))
-    ids = np.memmap(path, dtype=np.dtype(path.suffix[1:]), mode="r")
-    return Tokens(ids, np.memmap(folder / f"{side}.starts", dtype=np.uint8, mode="r"))

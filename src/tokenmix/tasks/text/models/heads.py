@@ -1,19 +1,48 @@
 """The text models' heads: masked words, one label a text, an answer's span."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from transformers.modeling_outputs import MaskedLMOutput, QuestionAnsweringModelOutput, SequenceClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.models.config import GMLPConfig
 from tokenmix.tasks.text.models.modeling import GMLPModel, GMLPPreTrainedModel
-from tokenmix.tasks.text.models.outputs import GMLPClassifierOutput, GMLPMaskedLMOutput, GMLPQuestionAnsweringOutput
 
-__all__ = ["GMLPForMaskedLM", "GMLPForQuestionAnswering", "GMLPForSequenceClassification"]
+__all__ = [
+    "GMLPClassifierOutput",
+    "GMLPForMaskedLM",
+    "GMLPForQuestionAnswering",
+    "GMLPForSequenceClassification",
+    "GMLPMaskedLMOutput",
+    "GMLPQuestionAnsweringOutput",
+]
 
 # What `labels` hold where nothing is to be learned.
 NO_LABEL = -100
+
+
+@dataclass
+class GMLPMaskedLMOutput(MaskedLMOutput):
+    """transformers' `MaskedLMOutput` and the gates, see `GMLPModelOutput`."""
+
+    gates: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class GMLPClassifierOutput(SequenceClassifierOutput):
+    """transformers' `SequenceClassifierOutput` and the gates, see `GMLPModelOutput`."""
+
+    gates: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class GMLPQuestionAnsweringOutput(QuestionAnsweringModelOutput):
+    """transformers' `QuestionAnsweringModelOutput` and the gates, see `GMLPModelOutput`."""
+
+    gates: tuple[Tensor, ...] | None = None
 
 
 class GMLPForMaskedLM(GMLPPreTrainedModel):

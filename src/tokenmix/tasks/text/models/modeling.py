@@ -1,25 +1,38 @@
 """gMLP for text as a transformers model, without a head."""
 
 import copy
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.spatial_gating import SpatialGatingUnit
-from tokenmix.tasks.text.models.blocks import GMLPLayer, SelfAttentionLayer, create_layer
+from tokenmix.tasks.text.models.blocks import GMLPEmbeddings, GMLPLayer, SelfAttentionLayer, create_layer
 from tokenmix.tasks.text.models.config import GMLPConfig
-from tokenmix.tasks.text.models.embeddings import GMLPEmbeddings
-from tokenmix.tasks.text.models.outputs import GMLPModelOutput
 from tokenmix.tasks.text.models.padding import as_given, first_token, from_start, read_mask, rotate
-from tokenmix.tasks.text.models.relative import PlaceRule, RelativePositions
-from tokenmix.tasks.text.models.resizing import resize_gated_mlp, resize_positions
+from tokenmix.tasks.text.models.positions import PlaceRule, RelativePositions, resize_gated_mlp, resize_positions
 
-__all__ = ["GMLPModel", "GMLPPreTrainedModel"]
+__all__ = ["GMLPModel", "GMLPModelOutput", "GMLPPreTrainedModel"]
+
+
+@dataclass
+class GMLPModelOutput(BaseModelOutputWithPooling):
+    """transformers' `BaseModelOutputWithPooling` and the gates.
+
+    Attributes:
+        attentions: with `output_attentions=True`, the map of each block: tiny attention's (B, 1, N, N) in an aMLP,
+            (B, H, N, N) in the twin of self-attention, None in a gMLP, which has none.
+        gates: with `output_attentions=True`, the matrix W (N, N) of each block's gate; None in the twin. It belongs to
+            the places, not to a sample: row and column 0 are a row's first token, also if padding stands before it.
+    """
+
+    gates: tuple[Tensor, ...] | None = None
 
 
 class GMLPPreTrainedModel(PreTrainedModel):

@@ -3,21 +3,22 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from html.parser import HTMLParser
+from itertools import chain
 from pathlib import Path
 
 import torch
 
 from recipes.datasets.packages import debian_files, members, npm_archive
+from recipes.datasets.text.wordnet import read_wordnet
 from tokenmix.data.fetch import FetchError
 from tokenmix.data.lookup import DataRequest, stored_path
 from tokenmix.data.store import Names, Stored, fetched
-from tokenmix.tasks.text.data.corpus import Corpus, Documents, concatenated
-from tokenmix.tasks.text.data.split import choose_test, is_test
-from tokenmix.tasks.text.data.wordnet import read_wordnet
+from tokenmix.tasks.text.data.corpus import Corpus, Documents
+from tokenmix.tasks.text.data.files import choose_test, is_test
 
 __all__ = ["ENGLISH", "load_corpus"]
 
@@ -55,7 +56,7 @@ def load_corpus(request: DataRequest) -> Corpus:
     """The corpus of this name, fetched once."""
     name, root = request.name, request.root
     if name == "english":
-        return concatenated(name, [load_corpus(replace(request, name=part)) for part in ENGLISH])
+        return _concatenated(name, [load_corpus(replace(request, name=part)) for part in ENGLISH])
     if name == "wordnet":
         return _glosses(root)
     tensors, notes = fetched(
@@ -66,6 +67,15 @@ def load_corpus(request: DataRequest) -> Corpus:
     train, test = (Documents(partial(_some, texts, torch.nonzero(held == side).flatten())) for side in (False, True))
     source = f"{name}: {notes['source']}, in {stored_path(f'text-{name}', root)}"
     return Corpus(name, train, test, source, notes["digest"])
+
+
+def _concatenated(name: str, parts: Sequence[Corpus]) -> Corpus:
+    """Several corpora one after the other."""
+    train, test = (
+        Documents(partial(chain.from_iterable, [getattr(part, side) for part in parts])) for side in ("train", "test")
+    )
+    digest = hashlib.sha256(" ".join(part.digest for part in parts).encode()).hexdigest()
+    return Corpus(name, train, test, "; ".join(part.source for part in parts), digest)
 
 
 def _some(texts: Names, places: torch.Tensor) -> Iterator[str]:
