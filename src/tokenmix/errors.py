@@ -14,7 +14,7 @@ __all__ = ["EXTRAS", "MissingExtra", "UserError", "missing_extra", "needs", "pri
 EXTRAS = {
     "vision": ("PIL", "huggingface_hub", "timm", "torchvision"),
     "train": (
-        "braceexpand", "filelock", "jinja2", "lightning", "matplotlib", "pooch", "requests", "rich", "scipy", "sklearn",
+        "filelock", "jinja2", "lightning", "matplotlib", "pooch", "requests", "rich", "scipy", "sklearn",
         "tensorboard", "torchmetrics", "tyro",
     ),
     "text": ("datasets", "pyarrow", "tokenizers", "transformers"),

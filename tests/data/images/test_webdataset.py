@@ -16,6 +16,7 @@ from PIL import Image
 
 from tokenmix.data.images import ImageData, ImageSamples, load_images
 from tokenmix.data.images import decode as decoding
+from tokenmix.data.images import shards as shards_module
 from tokenmix.data.images.shards import expand
 from tokenmix.data.images.webdataset import ShardImages, shuffled
 from tokenmix.data.loader import EpochLoader, make_loader
@@ -232,11 +233,12 @@ def test_a_damaged_shard_is_one_clear_line(shards: Callable[..., str], tmp_path:
         ("wds:,", "wds needs one pattern"),
         ("wds:a,b,c", "wds needs one pattern"),
         ("wds:/no/*.tar", "no file fits it"),
-        ("wds:/no/a-{0..3.tar", "Unbalanced braces"),
-        ("wds:/no/a-{0..99999999}{0..99999999}.tar", "more than 1,000,000 shards"),
+        ("wds:/no/a-{0..3.tar", "does not exist"),
+        ("wds:/no/a-{0..99999999}{0..99999999}.tar", "these are more than 500 shards"),
     ],
 )
-def test_mistakes_in_the_pattern(spec: str, message: str):
+def test_mistakes_in_the_pattern(spec: str, message: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shards_module, "MOST_SHARDS", 500)
     with pytest.raises(UserError, match=message):
         load_images(spec)
 

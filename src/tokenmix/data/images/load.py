@@ -115,7 +115,7 @@ def load_images(
     Which images are for testing never depends on the seed, so a run never saw the images it is evaluated on.
 
     Args:
-        spec: `fashion-mnist`, `emoji`, `emoji:twitter`, `digits`, `folder:PATH`, `imagefolder:PATH`, or
+        spec: a name of `tokenmix list data`, such as `fashion-mnist`, `folder:PATH`, `imagefolder:PATH` or
             `wds:TRAIN_SHARDS,TEST_SHARDS`.
         img_size: side of the square (or height and width) that images are resized to; the set's own if not given, 64
             for a folder, 224 for photographs.

@@ -6,16 +6,17 @@ A shard is a POSIX tar; files whose names differ only behind the first dot are o
 import hashlib
 import json
 import os
+import re
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from glob import glob
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from braceexpand import braceexpand
 from torch import Tensor
 
 from tokenmix.data.images.image_set import Skipped
@@ -57,19 +58,23 @@ class Found(NamedTuple):
 
 def expand(pattern: str) -> list[Path]:
     """The files that a pattern such as train-{000..009}.tar or train-*.tar means; `UserError` if one is missing."""
-    paths = []
-    try:
-        for name in braceexpand(str(Path(pattern).expanduser()), escape=False):
-            paths += map(Path, sorted(glob(name)) if set("*?") & set(name) else [name])
-            if len(paths) > MOST_SHARDS:
-                raise ValueError(f"more than {MOST_SHARDS:,} shards")
-    except ValueError as error:
-        raise UserError(f"wds:{pattern}: {error}; {USAGE}") from None
+    paths = [Path(path) for path in islice(_expand(str(Path(pattern).expanduser())), MOST_SHARDS + 1)]
+    if len(paths) > MOST_SHARDS:
+        raise UserError(f"wds:{pattern}: these are more than {MOST_SHARDS} shards; {USAGE}")
     missing = [path for path in paths if not path.is_file()]
     if missing or not paths:
         what = f"{missing[0]} does not exist ({len(missing)} of {len(paths)} shards)" if paths else "no file fits it"
         raise UserError(f"wds:{pattern}: {what}; {USAGE}")
     return paths
+
+
+def _expand(pattern: str) -> Iterator[str]:
+    braces = re.search(r"\{(\d+)\.\.(\d+)\}", pattern)
+    if braces is None:
+        yield from sorted(glob(pattern)) if re.search(r"[*?]", pattern) else [pattern]
+        return
+    for number in range(int(braces[1]), int(braces[2]) + 1):
+        yield from _expand(f"{pattern[: braces.start()]}{number:0{len(braces[1])}}{pattern[braces.end() :]}")
 
 
 def read_index(paths: Sequence[Path], root: Path | None) -> ShardIndex:
