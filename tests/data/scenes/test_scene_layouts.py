@@ -312,7 +312,7 @@ def test_boxes_of_coco_need_no_pycocotools(coco: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setitem(sys.modules, "pycocotools", None)
     assert load_scenes(f"coco:{coco}", want="boxes").train.scene(0).objects is not None
-    with pytest.raises(UserError, match=r"pip install \"tokenmix\[coco\]\""):
+    with pytest.raises(UserError, match=r"pip install 'tokenmix\[detection\]'"):
         load_scenes(f"coco:{coco}", want="masks").train.scene(0)
 
 
