@@ -133,6 +133,7 @@ def test_a_part_of_a_group_writes_nothing(run: ModuleType, tmp_path: Path) -> No
 LAYER = next(case for case in less_group.CASES if case.name == "layer, N 196")
 
 
+@pytest.mark.slow
 def test_each_case_has_a_process_of_its_own(
     run: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

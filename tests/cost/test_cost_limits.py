@@ -214,11 +214,15 @@ def _curves(**times: list[float]) -> CostTable:
         ([0.5, 2, 2, 2, 0.5], "faster than self up to about N = 91 and from about N = 724 on"),
     ],
 )
-def test_every_crossing_is_reported_with_the_faster_side(mine: list[float], expected: str, tmp_path: Path):
+def test_every_crossing_is_reported_with_the_faster_side(mine: list[float], expected: str):
     table = _curves(self=[1.0] * 5, external=mine)
     assert sentences(table)[1].endswith(f"; {expected}")
     assert "over the 3 sizes from N = 256 to N = 1,024" in sentences(table)[0]
-    write_cost(table, tmp_path)
+
+
+def test_curves_that_cross_are_drawn(tmp_path: Path):
+    write_cost(_curves(self=[1.0] * 5, external=[0.5, 2, 2, 2, 0.5]), tmp_path)
+    assert {"cost.json", "cost.md", "cost.png", "cost.svg"} == {file.name for file in tmp_path.iterdir()}
 
 
 def test_help_tells_one_default_of_each_option(capsys: pytest.CaptureFixture[str]):

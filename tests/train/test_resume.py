@@ -117,6 +117,7 @@ def signalled(name: str, step: int, run: Path, *more: str) -> subprocess.Complet
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_sigkill_in_mid_epoch(whole, tmp_path):
     run = tmp_path / "run"
     done = signalled("SIGKILL", 8, run)

@@ -82,7 +82,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _fail(str(error))
     except ModuleNotFoundError as error:
-        missing = missing_extra(f"tokenmix {arguments[0]}", error)
+        missing = missing_extra(" ".join(["tokenmix", *arguments[:1]]), error)
         if missing is None:
             raise
         return _fail(str(missing))

@@ -17,6 +17,7 @@ def count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize(("size", "classes", "published"), [(32, 10, 4_386_308), (64, 200, 13_387_396)])
 def test_the_generator_has_the_published_parameters(size, classes, published):
     assert count(create_gan("sagan", num_classes=classes, img_size=size, device="meta").generator) == published
@@ -39,6 +40,7 @@ def test_shapes_and_where_attention_stands(name, size):
     assert [side for side, _ in seen] == ([] if name == "resnet_gan_nano" else [size // 2, size // 2])
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("size", [32, 64])
 def test_multiply_adds_are_those_that_run(size):
     gan = create_gan("resnet_gan", num_classes=5, img_size=size, device="meta").eval()

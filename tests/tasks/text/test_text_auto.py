@@ -39,6 +39,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@pytest.mark.one_fast
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_saved_model_is_found(order: str, saved: str) -> None:
     assert python(f"import sys\n{ORDERS[order]}\n{FIND}", saved) == "GMLPForSequenceClassification"

@@ -57,6 +57,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_equal_one(runs: Path, strategy: str):
     """Although the masked places of a step are not evenly shared."""
