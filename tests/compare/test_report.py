@@ -70,6 +70,16 @@ def results() -> Results:
     )
 
 
+def with_test_images(results: Results, number: int) -> Results:
+    """The same scores, which hardly differ over the seeds, on this many test images."""
+    matrix = [[number // 2, 0], [0, number // 2]]
+    near = [
+        replace(t, runs=[replace(r, score=t.score, confusion=matrix) for r in t.runs if r.score is not None] or t.runs)
+        for t in results.twins
+    ]
+    return replace(results, twins=near)
+
+
 @pytest.fixture
 def maps() -> list[ExampleMaps]:
     values = torch.linspace(0, 1, 16).view(4, 4)
@@ -100,6 +110,11 @@ def test_cells_have_mean_spread_ratio_and_the_best(results: Results):
     external = dict(zip(headings, cells(results, results.twins[1])))
     assert external["accuracy"].text == "0.8800 ± 0.0424"
     assert external["accuracy"].best
+    assert cells(results, results.twins[0])[0].best, "20 test images do not tell 0.82 from 0.88"
+    many = with_test_images(results, 200_000)
+    assert [cells(many, t)[0].best for t in many.twins] == [False, True, False]
+    one = replace(many, config={**many.config, "seeds": [0]})
+    assert not any(cells(one, t)[0].best for t in one.twins)
     assert (external["MACs / image"].text, external["MACs / image"].ratio) == ("10", "0.5×")
     assert external["train images/s"].value == pytest.approx(10 / 0.2)
     less = dict(zip(headings, cells(results, results.twins[2])))
@@ -116,7 +131,16 @@ def test_markdown_table_is_a_table(results: Results):
 def test_sentences_say_what_was_equal_what_failed_and_where_costs_cross(results: Results):
     assert "200 training images" in budget_sentence(results)
     assert "(0, 1)" in budget_sentence(results)
-    assert finding_sentence(results).startswith("Best accuracy: external, 0.8800, at 0.5× the multiply-adds")
+    assert finding_sentence(results) == (
+        "No clear best accuracy: chance can explain the differences between external 0.8800, self 0.8200."
+    )
+    many = with_test_images(results, 200_000)
+    assert finding_sentence(many) == (
+        "Best accuracy: external, 0.8800, at 0.5× the multiply-adds of self-attention, which reached 0.8200."
+    )
+    one = replace(many, config={**many.config, "seeds": [0]})
+    assert finding_sentence(one).startswith("Highest accuracy: external")
+    assert finding_sentence(one).endswith("; one seed does not show that it is the best.")
     told = "\n".join(notes(results))
     assert "less failed, seed 0: the loss is nan at step 3" in told
     assert "external 0.5×, fewer from N = 385; less 1.5×, fewer at no N" in told

@@ -29,7 +29,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: text, ratio to self-attention ("" if there is none to show), whether it is the column's best."""
+    """One cell: text, ratio to self-attention ("" if there is none to show), whether it is the column's best.
+
+    Of scores, all that chance could have put first are the best, and with one seed none is.
+    """
 
     text: str
     ratio: str
@@ -67,6 +70,8 @@ def _cell(results: Results, column: Column, twin: Twin, reference: Twin | None) 
     if column.heading == results.metric:
         text = spread(value, twin.deviation)
     best = len(results.twins) > 1 and value == results.best(column.value, column.higher)
+    if column.heading == results.metric:
+        best = len(results.twins) > 1 and len(results.config["seeds"]) > 1 and twin in results.leaders()
     compared = reference is not None and twin is not reference and column.heading != results.metric
     base = column.value(reference) if reference is not None and compared else None
     return Cell(text, ratio(value, base) if base else "", best, value)

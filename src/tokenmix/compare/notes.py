@@ -25,20 +25,19 @@ def budget_sentence(results: Results) -> str:
 
 def finding_sentence(results: Results) -> str:
     """The headline result in a sentence."""
-    finished = sorted(
-        (t for t in results.twins if t.score is not None), key=lambda t: t.score or 0, reverse=results.higher
-    )
-    if not finished:
+    leaders, reference = results.leaders(), results.twin("self")
+    if not leaders:
         return "No twin finished."
-    best, reference = finished[0], results.twin("self")
-    text = f"Best {results.metric}: {best.mixer}, {best.score:.4f}"
-    if reference is None or reference.score is None or best.score is None:
-        return f"{text}."
-    if best is reference:
-        follower = finished[1] if len(finished) > 1 else None
-        return f"{text}; next {follower.mixer}, {follower.score:.4f}." if follower else f"{text}."
-    macs = ratio(best.macs, reference.macs)
-    return f"{text}, at {macs} the multiply-adds of self-attention, which reached {reference.score:.4f}."
+    best, *tied = leaders
+    if tied:
+        scores = ", ".join(f"{twin.mixer} {twin.score:.4f}" for twin in leaders)
+        return f"No clear best {results.metric}: chance can explain the differences between {scores}."
+    one = len(results.config["seeds"]) == 1
+    text = f"{'Highest' if one else 'Best'} {results.metric}: {best.mixer}, {best.score:.4f}"
+    if reference is not None and reference.score is not None and best is not reference:
+        macs = ratio(best.macs, reference.macs)
+        text += f", at {macs} the multiply-adds of self-attention, which reached {reference.score:.4f}"
+    return f"{text}; one seed does not show that it is the best." if one else f"{text}."
 
 
 def notes(results: Results) -> list[str]:
@@ -53,7 +52,7 @@ def failed_runs(results: Results) -> list[str]:
 
 def uncertainty(results: Results) -> list[str]:
     """By how much scores differ by chance."""
-    score, images = results.best(lambda t: t.score, True), _test_images(results)
+    score, images = results.best(lambda t: t.score, True), results.test_images()
     found = []
     if results.metric == "accuracy" and score is not None and images:
         error = math.sqrt(score * (1 - score) / images)
@@ -64,11 +63,6 @@ def uncertainty(results: Results) -> list[str]:
     if len(results.config["seeds"]) == 1:
         found.append("One seed was run; another seed moves the accuracies too. --seeds 0,1,2 measures by how much.")
     return found
-
-
-def _test_images(results: Results) -> int:
-    matrices = [run.confusion for twin in results.twins for run in twin.runs if run.confusion]
-    return sum(map(sum, matrices[0])) if matrices else 0
 
 
 def _cost(results: Results) -> list[str]:

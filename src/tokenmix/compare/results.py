@@ -1,6 +1,7 @@
 """What a comparison found, as it stands in results.json."""
 
 import json
+import math
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -9,6 +10,7 @@ from typing import Any
 
 from tokenmix.cost.speed import Timing
 from tokenmix.errors import UserError
+from tokenmix.train.files import write_json
 
 __all__ = ["SCHEMA", "Curve", "Example", "Results", "Run", "Twin", "load_results"]
 
@@ -135,9 +137,32 @@ class Results:
         values = [v for v in map(value, self.twins) if v is not None]
         return (max if higher else min)(values) if values else None
 
+    def test_images(self) -> int:
+        """Images of the test set, by a confusion matrix; 0 if there is none."""
+        matrices = [run.confusion for twin in self.twins for run in twin.runs if run.confusion]
+        return sum(map(sum, matrices[0])) if matrices else 0
+
+    def leaders(self) -> list[Twin]:
+        """The twin of the best score, then those behind it by no more than two standard errors of the difference.
+
+        The variance of a score is that of its mean over seeds and, of an accuracy, that of the draw of test images.
+        """
+        scored = sorted((t for t in self.twins if t.score is not None), key=lambda t: t.score or 0, reverse=self.higher)
+        return [twin for twin in scored if self._is_tie(scored[0], twin)]
+
+    def _is_tie(self, best: Twin, other: Twin) -> bool:
+        return abs((best.score or 0.0) - (other.score or 0.0)) <= 2 * math.sqrt(
+            self._variance(best) + self._variance(other)
+        )
+
+    def _variance(self, twin: Twin) -> float:
+        images, score = self.test_images(), twin.score or 0.0
+        drawn = score * (1 - score) / images if self.metric == "accuracy" and images else 0.0
+        return drawn + (twin.deviation or 0.0) ** 2 / max(1, len(twin.runs))
+
     def save(self, file: Path) -> None:
         """Write results.json."""
-        file.write_text(json.dumps(asdict(self), indent=1, default=str) + "\n")
+        write_json(file, asdict(self))
 
 
 def load_results(file: Path) -> Results:
