@@ -58,6 +58,10 @@ def test_everything_is_there(finished: Path):
         assert twin.step_memory > twin.inference_memory > 0  # type: ignore[operator]
         assert twin.latency is not None
     assert {"report.html", "results.md", "results.json", "compare.json", "runs"} <= {p.name for p in finished.iterdir()}
+    for twin in results.twins:
+        assert twin.growth.tokens == [64, 256, 1024, 4096]
+        assert 0 < twin.growth.seconds[0] < twin.growth.seconds[-1]
+        assert twin.growth.memory[0] < twin.growth.memory[-1]
     assert "attention maps" in (finished / "report.html").read_text().lower()
     assert set(results.examples[0].answers) == {"self", "external"}
 

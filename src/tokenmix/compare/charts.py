@@ -1,7 +1,7 @@
 """Charts as inline SVG: their colours come from the page's style sheet, so they follow light and dark."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
@@ -79,14 +79,20 @@ def _log_ticks(low: float, high: float) -> list[float]:
 
 
 def line_chart(
-    series: Sequence[Series], x_label: str, y_label: str, x_text: Callable[[float], str], y_text: Callable[[float], str]
+    series: Sequence[Series],
+    x_label: str,
+    y_label: str,
+    x_text: Callable[[float], str],
+    y_text: Callable[[float], str],
+    *,
+    log: bool = False,
 ) -> str:
-    """Lines with markers at their points."""
+    """Lines with markers at their points; with `log` both axes are logarithmic."""
     drawn = [s for s in series if len(s.xs)]
     if not drawn:
         return '<p class="empty">No run finished: there is no curve to draw.</p>'
-    x = _axis([v for s in drawn for v in s.xs], LEFT, WIDTH - RIGHT, from_zero=True)
-    y = _axis([v for s in drawn for v in s.ys], HEIGHT - BOTTOM, TOP)
+    x = _axis([v for s in drawn for v in s.xs], LEFT, WIDTH - RIGHT, log=log, from_zero=True)
+    y = _axis([v for s in drawn for v in s.ys], HEIGHT - BOTTOM, TOP, log=log)
     body = "".join(_line(s, x, y, y_text) for s in drawn)
     return _svg(_frame(x, y, x_label, y_label, x_text, y_text) + body, f"{y_label} against {x_label}")
 
@@ -101,20 +107,32 @@ def _line(series: Series, x: Axis, y: Axis, y_text: Callable[[float], str]) -> s
 
 
 def scatter_chart(
-    points: Sequence[Point], x_label: str, y_label: str, x_text: Callable[[float], str], y_text: Callable[[float], str]
+    points: Sequence[Point],
+    x_label: str,
+    y_label: str,
+    x_text: Callable[[float], str],
+    y_text: Callable[[float], str],
+    levels: Mapping[str, float] | None = None,
 ) -> str:
-    """Points with their names beside them, on a logarithmic x axis."""
+    """Points with their names beside them, on a logarithmic x axis; `levels` are horizontal lines by their name."""
     if not points:
         return '<p class="empty">No run finished: there is no point to draw.</p>'
     x = _axis([p.x for p in points], LEFT, WIDTH - RIGHT, log=True)
-    y = _axis([p.y + side * (p.error or 0) for p in points for side in (-1, 1)], HEIGHT - BOTTOM, TOP)
+    levels = levels or {}
+    heights = [p.y + side * (p.error or 0) for p in points for side in (-1, 1)]
+    y = _axis([*heights, *levels.values()], HEIGHT - BOTTOM, TOP)
     places = [(x(p.x), y(p.y)) for p in points]
     labels = place_labels(places, [p.name for p in points])
     body = "".join(
         _dot(point, place, label, y, f"{x_text(point.x)}, {y_text(point.y)}")
         for point, place, label in zip(points, places, labels)
     )
-    return _svg(_frame(x, y, x_label, y_label, x_text, y_text) + body, f"{y_label} against {x_label}")
+    lines = "".join(
+        f'<path class="level" d="M{LEFT},{y(value):.1f}H{WIDTH - RIGHT}"/>'
+        + _text(WIDTH - RIGHT, y(value) - 4, f"{name} {y_text(value)}", "end")
+        for name, value in levels.items()
+    )
+    return _svg(_frame(x, y, x_label, y_label, x_text, y_text) + lines + body, f"{y_label} against {x_label}")
 
 
 def _dot(point: Point, place: tuple[float, float], label: tuple[float, float], y: Axis, told: str) -> str:

@@ -18,8 +18,8 @@ from tokenmix.compare.columns import markdown_table, rich_table
 from tokenmix.compare.examples import make_examples
 from tokenmix.compare.notes import budget_sentence, failed_runs, notes, uncertainty
 from tokenmix.compare.report import write_report
-from tokenmix.compare.results import Results, Run, Twin
-from tokenmix.compare.twin_costs import TwinCost, measure_twins
+from tokenmix.compare.results import Growth, Results, Run, Twin
+from tokenmix.compare.twin_costs import TwinCost, measure_growth, measure_twins
 from tokenmix.compare.twin_runs import RunPlan, claim_folder, is_finished, plan_runs, read_run, run_twin
 from tokenmix.cost.crossover import find_crossover
 from tokenmix.environment import environment
@@ -31,12 +31,13 @@ from tokenmix.train.files import one_writer, replace_file
 from tokenmix.train.plan import check_config, make_plan
 from tokenmix.train.task import TaskData, TaskModule
 
-__all__ = ["compare", "repeat_command"]
+__all__ = ["compare", "measure_steps", "repeat_command"]
 
 
-def compare(config: CompareConfig, *, quiet: bool = False) -> Path:
+def compare(config: CompareConfig, *, quiet: bool = False, baseline: Mapping[str, float] | None = None) -> Path:
     """Train, measure and report; returns the folder of report.html, results.json and results.md.
 
+    `baseline` is the score of something simpler on the same data, by its name, which the report shows beside the twins.
     The same call again goes on where it stopped: finished runs are not repeated, and mixers or seeds may be added.
 
     Raises:
@@ -69,7 +70,7 @@ def compare(config: CompareConfig, *, quiet: bool = False) -> Path:
         if all(run.status != "finished" for _, run in runs):
             raise UserError(f"no run finished; the first said: {runs[0][1].message}")
         with _spinner("measuring", console):
-            results, examples = _measure(config, twins, data, runs)
+            results, examples = _measure(config, twins, data, runs, baseline or {})
         results.save(out / "results.json")
         replace_file(out / "results.md", _markdown(results).encode())
         report = write_report(results, out / "report.html", examples)
@@ -78,6 +79,22 @@ def compare(config: CompareConfig, *, quiet: bool = False) -> Path:
             console.print(note, highlight=False, markup=False)
         console.print(f"report: {report}", soft_wrap=True, markup=False)
     return out
+
+
+def measure_steps(config: CompareConfig) -> dict[str, float]:
+    """Median seconds of a training step of each mixer's twin on this machine."""
+    plans = plan_runs(config, Path())
+    first = plans[0].config
+    if config.loop.threads is not None:
+        torch.set_num_threads(config.loop.threads)
+    data = get_task(config.task).load_data(first)
+    batch = next(iter(data.train_batches(batch_size=config.loop.batch_size, epoch=0, start=0)))
+    twins = {mixer: _new_twin(plan.config, data) for mixer, plan in _first_of_each(plans).items()}
+    return {mixer: cost.step.median for mixer, cost in measure_twins(twins, batch, first, _device(config)).items()}
+
+
+def _device(config: CompareConfig) -> torch.device:
+    return torch.device("cuda" if config.loop.device in ("auto", "cuda") and torch.cuda.is_available() else "cpu")
 
 
 def _first_of_each(plans: Sequence[RunPlan]) -> dict[str, RunPlan]:
@@ -139,15 +156,20 @@ def _last_score(plan: RunPlan) -> str:
 
 
 def _measure(
-    config: CompareConfig, twins: Mapping[str, TaskModule], data: TaskData, runs: Sequence[tuple[RunPlan, Run]]
+    config: CompareConfig,
+    twins: Mapping[str, TaskModule],
+    data: TaskData,
+    runs: Sequence[tuple[RunPlan, Run]],
+    baseline: Mapping[str, float],
 ) -> tuple[Results, list[Any]]:
     from tokenmix.train.run import load_run
 
     first = runs[0][0].config
-    device = torch.device("cuda" if config.loop.device in ("auto", "cuda") and torch.cuda.is_available() else "cpu")
+    device = _device(config)
     batch_size = max(1, config.loop.batch_size // config.optim.accumulate)
     batch = next(iter(data.train_batches(batch_size=batch_size, epoch=0, start=0)))
     costs = measure_twins(twins, batch, first, device)
+    growth = measure_growth({mixer: module.model for mixer, module in twins.items()}, device)
     finished = _first_of_each([plan for plan, run in runs if run.status == "finished"])
     trained = {mixer: load_run(plan.folder)[0] for mixer, plan in finished.items()}
     images = getattr(data, "images", None)
@@ -166,8 +188,9 @@ def _measure(
         step_batch=batch_size,
         device=str(device),
         environment=environment(),
-        twins=[_twin(mixer, module.model, costs[mixer], runs) for mixer, module in twins.items()],
+        twins=[_twin(mixer, module.model, costs[mixer], growth[mixer], runs) for mixer, module in twins.items()],
         examples=examples,
+        baseline=dict(baseline),
     )
     return results, shown
 
@@ -176,7 +199,7 @@ def _skeleton(model: nn.Module) -> dict[str, int]:
     return {"tokens": model.num_tokens, "dim": model.embed_dim, "depth": len(model.blocks)}  # type: ignore[dict-item, arg-type]
 
 
-def _twin(mixer: str, model: nn.Module, cost: TwinCost, runs: Sequence[tuple[RunPlan, Run]]) -> Twin:
+def _twin(mixer: str, model: nn.Module, cost: TwinCost, growth: Growth, runs: Sequence[tuple[RunPlan, Run]]) -> Twin:
     layer = model.blocks[-1].mixer  # type: ignore[index, union-attr]
     heads = getattr(layer, "num_heads", None)
     crossover = None if mixer == "self" else str(find_crossover(mixer, layer.dim, num_heads=heads))
@@ -184,6 +207,7 @@ def _twin(mixer: str, model: nn.Module, cost: TwinCost, runs: Sequence[tuple[Run
         mixer=mixer,
         about=get_spec(mixer).about,
         crossover=crossover,
+        growth=growth,
         runs=[run for plan, run in runs if plan.mixer == mixer],
         **{field.name: getattr(cost, field.name) for field in fields(TwinCost)},
     )

@@ -51,9 +51,9 @@ def failed_runs(results: Results) -> list[str]:
 
 
 def uncertainty(results: Results) -> list[str]:
-    """By how much scores differ by chance."""
+    """What a score is to be held against: a simpler method's, and by how much scores differ by chance."""
     score, images = results.best(lambda t: t.score, True), results.test_images()
-    found = []
+    found = [f"{name} on the same images: {results.metric} {value:.4f}" for name, value in results.baseline.items()]
     if results.metric == "accuracy" and score is not None and images:
         error = math.sqrt(score * (1 - score) / images)
         found.append(

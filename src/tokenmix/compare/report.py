@@ -16,7 +16,7 @@ from tokenmix.compare.charts import marker
 from tokenmix.compare.columns import cells, columns
 from tokenmix.compare.map_figures import ExampleMaps, example_figure
 from tokenmix.compare.notes import budget_sentence, finding_sentence, notes
-from tokenmix.compare.report_figures import bars, confusions, cost_charts, learning_curves
+from tokenmix.compare.report_figures import bars, confusions, cost_charts, growth_charts, learning_curves
 from tokenmix.compare.results import Results
 from tokenmix.train.files import replace_file
 
@@ -44,7 +44,8 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps] =
         machine=machine["gpus"][0] if results.device.startswith("cuda") and machine["gpus"] else machine["cpu"],
         finding=finding_sentence(results), budget=budget_sentence(results), notes=notes(results), twins=results.twins,
         columns=columns(results), cells=partial(cells, results), several=len(results.config["seeds"]) > 1,
-        marker=marker, curves=learning_curves(results), scatters=cost_charts(results), bars=partial(bars, results),
+        marker=marker, curves=learning_curves(results), scatters=cost_charts(results),
+        growth=growth_charts(results), bars=partial(bars, results),
         confusions=confusions(results), examples=[example_figure(results, maps) for maps in examples],
         command=results.command, repeat=_repeat(results),
     )  # fmt: skip

@@ -7,9 +7,9 @@ from tokenmix.compare.charts import Point, Series, line_chart, scatter_chart
 from tokenmix.compare.columns import Column
 from tokenmix.compare.heatmap import heatmap
 from tokenmix.compare.results import Curve, Results, Twin
-from tokenmix.cost.units import count, milliseconds
+from tokenmix.cost.units import count, milliseconds, size
 
-__all__ = ["Bar", "bars", "confusions", "cost_charts", "learning_curves"]
+__all__ = ["Bar", "bars", "confusions", "cost_charts", "growth_charts", "learning_curves"]
 
 
 def learning_curves(results: Results) -> list[str]:
@@ -42,6 +42,18 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
+def growth_charts(results: Results) -> list[str]:
+    """Time and memory of a layer's forward pass over the number of tokens, as SVG."""
+    grown = [(i, twin.mixer, twin.growth) for i, twin in enumerate(results.twins)]
+    times = [Series(name, i, growth.tokens, growth.seconds) for i, name, growth in grown]
+    memory = [Series(name, i, growth.tokens, growth.memory) for i, name, growth in grown if all(growth.memory)]
+    label = "tokens N of one image"
+    return [
+        line_chart(times, label, "ms of a layer's forward pass", count, milliseconds, log=True),
+        line_chart(memory, label, "peak memory of that pass", count, size, log=True),
+    ]
+
+
 def cost_charts(results: Results) -> list[str]:
     """The score over multiply-adds and over the time of a step, as SVG."""
     finished = [(i, t) for i, t in enumerate(results.twins) if t.score is not None]
@@ -50,8 +62,8 @@ def cost_charts(results: Results) -> list[str]:
     timed = [(i, t) for i, t in finished if t.step]
     by_time = [Point(t.mixer, i, t.step.median if t.step else 0, t.score or 0, t.deviation) for i, t in timed]
     return [
-        scatter_chart(by_macs, "MACs of one image", score, count, _short),
-        scatter_chart(by_time, "ms of a training step", score, milliseconds, _short),
+        scatter_chart(by_macs, "MACs of one image", score, count, _short, results.baseline),
+        scatter_chart(by_time, "ms of a training step", score, milliseconds, _short, results.baseline),
     ]
 
 

@@ -12,9 +12,9 @@ from tokenmix.cost.speed import Timing
 from tokenmix.errors import UserError
 from tokenmix.train.files import write_json
 
-__all__ = ["SCHEMA", "Curve", "Example", "Results", "Run", "Twin", "load_results"]
+__all__ = ["SCHEMA", "Curve", "Example", "Growth", "Results", "Run", "Twin", "load_results"]
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,15 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Growth:
+    """A layer's forward pass over the number of tokens, for one sample: seconds, and bytes above weights and input."""
+
+    tokens: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    memory: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Twin:
     """One mixer: what it has, what it costs, and its runs. Memory is bytes above weights, optimiser and input."""
 
@@ -58,6 +67,7 @@ class Twin:
     step_memory: int | None = None
     inference_memory: int | None = None
     runs: list[Run] = field(default_factory=list)
+    growth: Growth = field(default_factory=Growth)
 
     @property
     def scores(self) -> list[float]:
@@ -111,6 +121,7 @@ class Results:
         images: training images that each twin sees.
         step_batch: images of the training step and of the inference pass that were timed and watched.
         device: where it was trained and measured.
+        baseline: score of something simpler on the same data, by its name; empty if none was asked for.
     """
 
     command: str
@@ -126,6 +137,7 @@ class Results:
     environment: dict[str, Any]
     twins: list[Twin]
     examples: list[Example] = field(default_factory=list)
+    baseline: dict[str, float] = field(default_factory=dict)
     schema: int = SCHEMA
 
     def twin(self, mixer: str) -> Twin | None:
@@ -177,7 +189,8 @@ def load_results(file: Path) -> Results:
 
 def _twin(plain: dict[str, Any]) -> Twin:
     timings = {key: _timing(plain.pop(key)) for key in ("latency", "step")}
-    return Twin(**{**plain, **timings, "runs": [_run(run) for run in plain["runs"]]})
+    growth = Growth(**plain.pop("growth"))
+    return Twin(**{**plain, **timings, "growth": growth, "runs": [_run(run) for run in plain["runs"]]})
 
 
 def _timing(plain: dict[str, Any] | None) -> Timing | None:

@@ -8,16 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tokenmix.compare.results import Growth
 from tokenmix.cost.memory import peak_memory
 from tokenmix.cost.speed import Timing, time_interleaved
+from tokenmix.cost.target import targets_for
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.optimizer import make_optimizer
 from tokenmix.train.task import TaskModule
 
-__all__ = ["TwinCost", "measure_twins"]
+__all__ = ["TwinCost", "measure_growth", "measure_twins"]
 
 SECONDS = 4.0
 """About as long is spent on each of the two timings."""
+TOKENS = (64, 256, 1024, 4096)
+"""Numbers of tokens at which layers are measured: 64 is a small image, 4,096 one of 1,024 pixels in patches of 16."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,24 @@ def measure_twins(
         name: TwinCost(*_counts(module.model), latency[name], step[name], memory[name], inference[name])
         for name, module in twins.items()
     }
+
+
+def measure_growth(twins: Mapping[str, nn.Module], device: torch.device) -> dict[str, Growth]:
+    """One layer of each twin, of its width and heads, over numbers of tokens."""
+    layers = {name: model.blocks[-1].mixer for name, model in twins.items()}  # type: ignore[index, union-attr]
+    first: Any = next(iter(layers.values()))
+    heads = {n for layer in layers.values() if (n := getattr(layer, "num_heads", None))}
+    kwargs = {"num_heads": heads.pop()} if len(heads) == 1 else {}
+    targets = targets_for(list(layers), dim=first.dim, device=device, dtype=torch.float32, kwargs=kwargs)
+    found = {name: Growth() for name in layers}
+    for n in TOKENS:
+        calls = {target.name: target.build(n).forward for target in targets if target.name in found}
+        timings = time_interleaved(calls, repeats=5, warmup=1, device=device)
+        for name, call in calls.items():
+            found[name].tokens.append(n)
+            found[name].seconds.append(timings[name].median)
+            found[name].memory.append(_peak(call, device) or 0)
+    return found
 
 
 def _time(functions: Mapping[str, Any], device: torch.device) -> dict[str, Timing]:
