@@ -15,7 +15,7 @@ EXTRAS = {
     "vision": ("PIL", "huggingface_hub", "timm", "torchvision"),
     "train": (
         "filelock", "jinja2", "lightning", "matplotlib", "pooch", "requests", "rich", "scipy", "sklearn",
-        "tensorboard", "torchmetrics", "tyro",
+        "tensorboard", "threadpoolctl", "torchmetrics", "tyro",
     ),
     "text": ("datasets", "pyarrow", "tokenizers", "transformers"),
     "points": ("trimesh",),

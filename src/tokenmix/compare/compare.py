@@ -19,7 +19,7 @@ from tokenmix.compare.examples import make_examples
 from tokenmix.compare.notes import budget_sentence, failed_runs, notes, uncertainty
 from tokenmix.compare.report import write_report
 from tokenmix.compare.results import Growth, Results, Run, Twin
-from tokenmix.compare.twin_costs import TwinCost, measure_growth, measure_twins
+from tokenmix.compare.twin_costs import TwinCost, measure_growth, measure_steps, measure_twins
 from tokenmix.compare.twin_runs import RunPlan, claim_folder, is_finished, plan_runs, read_run, run_twin
 from tokenmix.cost.crossover import find_crossover
 from tokenmix.environment import environment
@@ -31,7 +31,7 @@ from tokenmix.train.files import one_writer, replace_file
 from tokenmix.train.plan import check_config, make_plan
 from tokenmix.train.task import TaskData, TaskModule
 
-__all__ = ["compare", "measure_steps", "repeat_command"]
+__all__ = ["compare", "predict_steps", "repeat_command"]
 
 
 def compare(config: CompareConfig, *, quiet: bool = False, baseline: Mapping[str, float] | None = None) -> Path:
@@ -81,16 +81,25 @@ def compare(config: CompareConfig, *, quiet: bool = False, baseline: Mapping[str
     return out
 
 
-def measure_steps(config: CompareConfig) -> dict[str, float]:
-    """Median seconds of a training step of each mixer's twin on this machine."""
+def predict_steps(config: CompareConfig, threads: Sequence[int]) -> tuple[int, dict[str, float]]:
+    """The number of threads with which the first twin trains fastest here, and the seconds of each one's step then."""
     plans = plan_runs(config, Path())
-    first = plans[0].config
-    if config.loop.threads is not None:
-        torch.set_num_threads(config.loop.threads)
+    first, before = plans[0].config, torch.get_num_threads()
     data = get_task(config.task).load_data(first)
     batch = next(iter(data.train_batches(batch_size=config.loop.batch_size, epoch=0, start=0)))
     twins = {mixer: _new_twin(plan.config, data) for mixer, plan in _first_of_each(plans).items()}
-    return {mixer: cost.step.median for mixer, cost in measure_twins(twins, batch, first, _device(config)).items()}
+    mixer = next(iter(twins))
+
+    def measured(number: int, some: Mapping[str, TaskModule]) -> dict[str, float]:
+        torch.set_num_threads(number)
+        return measure_steps(some, batch, first, _device(config))
+
+    try:
+        # One twin is enough to choose by: where another program runs, threads that wait for each other take long.
+        best = min(threads, key=lambda number: measured(number, {mixer: twins[mixer]})[mixer])
+        return best, measured(best, twins)
+    finally:
+        torch.set_num_threads(before)
 
 
 def _device(config: CompareConfig) -> torch.device:

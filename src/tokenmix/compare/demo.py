@@ -37,7 +37,7 @@ def main() -> int:
             from tokenmix.data import fetch_data
             from tokenmix.train.config import CompareConfig
         budget, baseline = DIGITS, {}
-        config = CompareConfig().replace(**SHARED, threads=min(2, os.cpu_count() or 1))
+        config = CompareConfig().replace(**SHARED)
         try:
             print(fetch_data("fashion-mnist"), file=sys.stderr)
         except UserError as reason:
@@ -55,38 +55,40 @@ def main() -> int:
 
 
 def _budget(config: Any) -> dict[str, int]:
-    """Epochs and images of a run that take the twins `SECONDS` together here; those of a run begun before."""
-    from tokenmix.compare.compare import measure_steps
+    """Threads, epochs and images of a run that take the twins `SECONDS` together here; those of a run begun before."""
+    from tokenmix.compare.compare import predict_steps
     from tokenmix.train.sources import read_part
 
     if (OUT / "compare.json").is_file():
         begun = read_part(OUT, "compare.json")
-        return {"epochs": begun["epochs"], "limit": begun["limit"]}
-    steps = measure_steps(config)
+        return {name: begun[name] for name in ("threads", "epochs", "limit")}
+    threads, steps = predict_steps(config, sorted({1, min(2, os.cpu_count() or 1)}))
     image = sum(steps.values()) / config.loop.batch_size
     seen = (SECONDS / image - EPOCHS * TEST_IMAGES * FORWARD_SHARE) * STEP_SHARE
     epochs = max(EPOCHS, int(seen) // IMAGES)
     limit = max(640, min(IMAGES, int(seen) // epochs))
     print(
-        f"tokenmix: {len(steps)} networks on {config.loop.threads} threads, each on {limit:,} images, {epochs} times: "
+        f"tokenmix: {len(steps)} networks, each on {limit:,} images, {epochs} times, threads: {threads}; "
         f"about {SECONDS / 60:.0f} minutes of training, at {1 / image * len(steps):,.0f} images a second",
         file=sys.stderr,
     )
-    return {"epochs": epochs, "limit": limit}
+    return {"threads": threads, "epochs": epochs, "limit": limit}
 
 
 def _logistic_regression(limit: int) -> float:
     """Accuracy on the test images of logistic regression on the pixels of the same training images."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
+    from threadpoolctl import threadpool_limits
 
-    from tokenmix.data import load_images
+    from tokenmix.data.images import load_images
 
     images = load_images("fashion-mnist")
     parts = [part.pixels(part.labels.new_tensor(range(len(part))))[0] for part in (images.train, images.test)]
     train, test = (part.flatten(1).numpy() / 255 for part in parts)
     model = LogisticRegression(max_iter=100)
-    with warnings.catch_warnings():
+    # One thread: several wait long for each other where another program runs.
+    with warnings.catch_warnings(), threadpool_limits(1):
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(train[:limit], images.train.labels[:limit].numpy())
     accuracy = float(model.score(test, images.test.labels.numpy()))

@@ -16,7 +16,7 @@ from tokenmix.train.config import TrainConfig
 from tokenmix.train.optimizer import make_optimizer
 from tokenmix.train.task import TaskModule
 
-__all__ = ["TwinCost", "measure_growth", "measure_twins"]
+__all__ = ["TwinCost", "measure_growth", "measure_steps", "measure_twins"]
 
 SECONDS = 4.0
 """About as long is spent on each of the two timings."""
@@ -97,6 +97,15 @@ def measure_twins(
         name: TwinCost(*_counts(module.model), latency[name], step[name], memory[name], inference[name])
         for name, module in twins.items()
     }
+
+
+def measure_steps(
+    twins: Mapping[str, TaskModule], batch: Mapping[str, Tensor], config: TrainConfig, device: torch.device
+) -> dict[str, float]:
+    """Median seconds of a training step of each twin, from five rounds; their weights change."""
+    benches = {name: _Bench(module.train(), batch, config, device) for name, module in twins.items()}
+    steps = {name: bench.step for name, bench in benches.items()}
+    return {name: t.median for name, t in time_interleaved(steps, repeats=5, warmup=1, device=device).items()}
 
 
 def measure_growth(twins: Mapping[str, nn.Module], device: torch.device) -> dict[str, Growth]:
