@@ -13,8 +13,9 @@ from torchmetrics.classification import MulticlassAccuracy
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data import PackedText, load_text, tokenized
 from tokenmix.tasks.text.models.heads import GMLPForMaskedLM
-from tokenmix.tasks.text.task import Sentence, TextData, TextTask, inputs_of, read_sentences, tokenizer_for
+from tokenmix.tasks.text.task import Sentence, TextData, TextTask, hub_form, inputs_of, read_sentences, tokenizer_for
 from tokenmix.train.config import TrainConfig
+from tokenmix.train.hub import HubForm
 from tokenmix.train.metrics import CrossEntropy, Perplexity
 
 __all__ = ["MaskedLM"]
@@ -31,6 +32,7 @@ class MaskedLM(TextTask):
 
     headline: ClassVar[str] = "perplexity"
     direction: ClassVar[Literal["max", "min"]] = "min"
+    hub: ClassVar[HubForm | None] = hub_form("fill-mask", "AutoModelForMaskedLM")
     network: ClassVar[type[Any]] = GMLPForMaskedLM
     fields: ClassVar[Mapping[str, Any]] = {"predict": "labelled"}
 

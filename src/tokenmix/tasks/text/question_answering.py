@@ -12,8 +12,9 @@ from torchmetrics.text import SQuAD
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data.questions import EncodedQuestions, Question, WholeQuestions, load_questions, read_squad
 from tokenmix.tasks.text.models.heads import GMLPForQuestionAnswering
-from tokenmix.tasks.text.task import TextData, TextTask, inputs_of, read_sentences, tokenizer_for
+from tokenmix.tasks.text.task import TextData, TextTask, hub_form, inputs_of, read_sentences, tokenizer_for
 from tokenmix.train.config import TrainConfig
+from tokenmix.train.hub import HubForm
 
 __all__ = ["QuestionAnswering", "Span", "SpanAgreement", "best_span"]
 
@@ -47,6 +48,7 @@ class QuestionAnswering(TextTask):
 
     headline: ClassVar[str] = "f1"
     direction: ClassVar[Literal["max", "min"]] = "max"
+    hub: ClassVar[HubForm | None] = hub_form("question-answering", "AutoModelForQuestionAnswering")
     network: ClassVar[type[Any]] = GMLPForQuestionAnswering
 
     @classmethod
