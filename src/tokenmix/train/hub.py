@@ -5,7 +5,6 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +12,12 @@ import torch
 
 from tokenmix.errors import UserError
 from tokenmix.train.files import make_folder, read_json
+from tokenmix.train.programs import HubForm
 
 if TYPE_CHECKING:
     from tokenmix.train.task import TaskModule
 
-__all__ = ["HubForm", "export_to_hub"]
+__all__ = ["export_to_hub"]
 
 # In the card of a folder whose repository is not known yet.
 REPOSITORY = "OWNER/NAME"
@@ -45,23 +45,6 @@ with tokenmix {tokenmix} (commit {commit}), PyTorch {torch}, seed {seed}, in {se
 {code}
 ```
 """
-
-
-@dataclass(frozen=True)
-class HubForm:
-    """How models of a task lie on the hub.
-
-    Attributes:
-        library: that loads them, by the hub's name, which is one of its tags.
-        pipeline: what they do, by the hub's name.
-        extra: of tokenmix, which brings what loading needs.
-        code: Python that loads one from `{repo}`.
-    """
-
-    library: str
-    pipeline: str
-    extra: str
-    code: str
 
 
 def export_to_hub(run: Path, out: Path | None = None, push: str | None = None) -> str:

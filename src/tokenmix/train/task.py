@@ -18,7 +18,6 @@ from torchmetrics import MetricCollection
 from tokenmix.data.lookup import with_absolute_paths
 from tokenmix.errors import UserError
 from tokenmix.train.config import TrainConfig
-from tokenmix.train.hub import HubForm
 from tokenmix.train.optimizer import make_optimizer, make_schedule
 from tokenmix.train.pretrained_weights import initial_weights
 from tokenmix.train.programs import ProgramHooks
@@ -80,7 +79,6 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
         direction: whether more or less of it is better.
         options: the task's own options, `config.options`.
         writes: `predict_into` writes files, such as masks.
-        hub: how `save_for_hub` leaves its models; None if no library of the hub loads them.
         tables: those of `metrics()` that are no single number, such as a confusion matrix.
         total_steps: optimiser steps of the whole run; our loop sets it before training.
         prepared_optimizers: those of `configure_optimizers`, as our loop's Fabric steps them.
@@ -91,7 +89,6 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
     direction: ClassVar[Literal["max", "min"]]
     tables: ClassVar[frozenset[str]] = frozenset()
     writes: ClassVar[bool] = False
-    hub: ClassVar[HubForm | None] = None
 
     def __init__(self, model: nn.Module, config: TrainConfig, data: Mapping[str, Any]) -> None:
         super().__init__()
@@ -186,13 +183,6 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
     def answering(self) -> nn.Module:
         """The model as it is exported: one tensor of answers for the arguments that `example` gives."""
         return self.model
-
-    def save_for_hub(self, folder: Path) -> nn.Module:
-        """Write the model into a folder in the form `hub`, and return what its library loads from there.
-
-        The module that is returned is called as `answering()` is.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has a form on the hub and no save_for_hub")
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         """The loss, and under `logs` what is written to metrics.csv as train_*."""

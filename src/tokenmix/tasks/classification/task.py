@@ -28,9 +28,8 @@ from tokenmix.tasks.fitting import check_own, incompatible_model_error
 from tokenmix.tasks.images import image_view
 from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.config import TrainConfig
-from tokenmix.train.hub import HubForm
 from tokenmix.train.metrics import CrossEntropy
-from tokenmix.train.programs import View
+from tokenmix.train.programs import HubForm, View
 from tokenmix.train.task import TaskModule
 from tokenmix.train.task_data import IndexedData, check_names
 

@@ -21,8 +21,8 @@ from tokenmix.tasks.text.data.sequences import EncodedText
 from tokenmix.tasks.text.models.heads import GMLPForSequenceClassification
 from tokenmix.tasks.text.task import Sentence, TextData, TextTask, hub_form, inputs_of, read_sentences, tokenizer_for
 from tokenmix.train.config import TrainConfig
-from tokenmix.train.hub import HubForm
 from tokenmix.train.metrics import CrossEntropy, PositiveF1
+from tokenmix.train.programs import HubForm
 from tokenmix.train.task_data import check_names
 
 __all__ = ["TextClassification"]

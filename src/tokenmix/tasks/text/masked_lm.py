@@ -15,8 +15,8 @@ from tokenmix.tasks.text.data import PackedText, load_text, tokenized
 from tokenmix.tasks.text.models.heads import GMLPForMaskedLM
 from tokenmix.tasks.text.task import Sentence, TextData, TextTask, hub_form, inputs_of, read_sentences, tokenizer_for
 from tokenmix.train.config import TrainConfig
-from tokenmix.train.hub import HubForm
 from tokenmix.train.metrics import CrossEntropy, Perplexity
+from tokenmix.train.programs import HubForm
 
 __all__ = ["MaskedLM"]
 

@@ -14,7 +14,7 @@ from tokenmix.tasks.text.data.questions import EncodedQuestions, Question, Whole
 from tokenmix.tasks.text.models.heads import GMLPForQuestionAnswering
 from tokenmix.tasks.text.task import TextData, TextTask, hub_form, inputs_of, read_sentences, tokenizer_for
 from tokenmix.train.config import TrainConfig
-from tokenmix.train.hub import HubForm
+from tokenmix.train.programs import HubForm
 
 __all__ = ["QuestionAnswering", "Span", "SpanAgreement", "best_span"]
 

@@ -16,7 +16,7 @@ from tokenmix.tasks.text.models.builder import create_config, describe
 from tokenmix.tasks.text.pretrained_weights import initial_text_weights
 from tokenmix.tasks.text.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from tokenmix.train.config import TrainConfig
-from tokenmix.train.hub import HubForm
+from tokenmix.train.programs import HubForm
 from tokenmix.train.sources import TOKENIZER
 from tokenmix.train.task import TaskModule
 from tokenmix.train.task_data import IndexedData
