@@ -61,7 +61,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-class Tester:
+class Small:
     """What their tests ask of a model's author: a small configuration, and inputs for it."""
 
     batch_size, seq_length, hidden_size, num_hidden_layers, is_training = 3, 7, 32, 2, True
@@ -94,7 +94,7 @@ class Suite(models.ModelTesterMixin, training.TrainingTesterMixin):
     model_tester = None
 
     def setUp(self) -> None:
-        self.model_tester = Tester(self.fields)
+        self.model_tester = Small(self.fields)
         self.has_attentions = self.fields.keys() & {"tiny_attention_dim", "mixer"} != set()
         # Learned ones; there is no other table of positions.
         self.test_resize_position_embeddings = self.model_tester.get_config().positions == "learned"
