@@ -16,10 +16,9 @@ from torch import Tensor
 from tokenmix.data.lookup import DataRequest, load_data
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data.corpus import Corpus
-from tokenmix.tasks.text.data.files import check_file, read_lines
+from tokenmix.tasks.text.data.files import check_file, open_table, read_lines
 from tokenmix.tasks.text.data.labelled import LabelledData, load_table
 from tokenmix.tasks.text.data.sequences import Batch, Sequences, padded, token_batch
-from tokenmix.tasks.text.data.tables import open_table
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
