@@ -1,11 +1,13 @@
 """Checkpoints: a folder with model.safetensors, state.pt and meta.json. Nothing is ever unpickled.
 
 state.pt is a torch.save of tensors and plain containers, and is read with `weights_only=True`. A byte that changed on
-the disk is found: weights carry a SHA-256 of their tensors in the file's own metadata, meta.json that of state.pt.
+the disk is found: weights carry a SHA-256 of their tensors in the file's own metadata, meta.json that of state.pt and
+of itself.
 """
 
 import hashlib
 import io
+import json
 import os
 import shutil
 import sys
@@ -29,6 +31,7 @@ from tokenmix.train.files import (
     write_bytes,
     write_json,
 )
+from tokenmix.train.plan import Progress
 
 __all__ = [
     "Checkpoint",
@@ -85,10 +88,15 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     try:
         write_bytes(beside / WEIGHTS, _serialized(checkpoint.weights))
         write_bytes(beside / STATE, state.getvalue())
-        write_json(beside / META, {**checkpoint.meta, "state_sha256": hashlib.sha256(state.getbuffer()).hexdigest()})
+        meta = {**checkpoint.meta, "state_sha256": hashlib.sha256(state.getbuffer()).hexdigest()}
+        write_json(beside / META, {**meta, "sha256": _digest_of_meta(meta)})
         replace_folder(beside, folder)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def _digest_of_meta(meta: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(meta, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def copy_checkpoint(source: Path, folder: Path) -> None:
@@ -146,6 +154,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         raise UserError(f"{folder} holds no checkpoint; start a new run")
     try:
         meta = read_json(folder / META)
+        if meta.pop("sha256", None) not in (None, _digest_of_meta(meta)):
+            raise UserError(f"{folder / META} is damaged: its values are not those that were written")
+        Progress.from_dict(meta["progress"])
         data = (folder / STATE).read_bytes()
         if meta.pop("state_sha256", None) not in (None, hashlib.sha256(data).hexdigest()):
             raise UserError(f"{folder / STATE} is damaged: its bytes are not those that were written")

@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tokenmix.data.reading import read_file
 from tokenmix.errors import UserError
 from tokenmix.tasks.points.data.cloud import Cloud, check_cloud
 from tokenmix.tasks.points.data.meshes import parse_obj, parse_off, sampled
 from tokenmix.tasks.points.data.ply import parse_ply
 
-__all__ = ["ENDINGS", "NUM_POINTS", "read_file", "read_points"]
+__all__ = ["ENDINGS", "NUM_POINTS", "read_points"]
 
 NUM_POINTS = 2048
 _POINT_KEYS = ("points", "xyz", "pos", "vertices")
@@ -61,21 +62,6 @@ def read_points(
         columns = {**columns, "points": _centred(columns["points"])}
     cloud = check_cloud(_cloud(columns, str(path)))
     return sampled(cloud, num_points, seed) if surface == "sample" else cloud
-
-
-def read_file(path: Path) -> bytes:
-    """The content of a file; `UserError` if it is not a regular file, cannot be read, or is empty."""
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; name the files in it, for example {path / '*.ply'}")
-    if path.exists() and not path.is_file():
-        raise UserError(f"{path} is a pipe or a device, not a file; copy what it gives into one")
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}); give a file that exists") from None
-    if not content:
-        raise UserError(f"{path} is empty; copy it again")
-    return content
 
 
 def _cloud(columns: Mapping[str, np.ndarray], name: str) -> Cloud:
