@@ -34,7 +34,7 @@ class LeftOut:
 def check_file(path: Path) -> Path:
     """The path, if it is a regular file that holds something: a pipe would be waited for, a device never ends."""
     if path.is_dir():
-        raise UserError(f"{str(path)!r} is a folder; give the path of a file")
+        raise UserError(f"{str(path)!r} is a folder; name the files in it")
     if path.exists() and not path.is_file():
         raise UserError(f"{path} is a pipe or a device, not a file; copy what it gives into one")
     if not path.exists():

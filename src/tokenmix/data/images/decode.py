@@ -34,8 +34,10 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF", "JPEG2000
 TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
 # Above this, one decoded picture fills more than 2 GB.
 MAX_PIXELS = 500_000_000
-# Larger ones are decoded one at a time, however many threads read images; and converted in parts of this size.
-PART_PIXELS = 1 << 24
+# Larger ones are decoded one at a time, however many threads read images.
+LARGE_PIXELS = 1 << 24
+# What is converted at a time.
+PART_PIXELS = 1 << 20
 _pillow_limit, _one_large = threading.Lock(), threading.Lock()
 
 
@@ -146,7 +148,7 @@ def _opened(source: str | Path | bytes) -> Iterator[Image.Image]:
         with _open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise UnreadableImage(f"has {image.width} x {image.height} pixels, more than {MAX_PIXELS:,}")
-            with _one_large if image.width * image.height > PART_PIXELS else contextlib.nullcontext():
+            with _one_large if image.width * image.height > LARGE_PIXELS else contextlib.nullcontext():
                 yield image
     except UnreadableImage:
         raise

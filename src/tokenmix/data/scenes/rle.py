@@ -84,10 +84,9 @@ def _from_polygons(polygons: list[Any], height: int, width: int) -> Tensor:
 def _check_polygon(polygon: Any, height: int, width: int) -> None:
     """`UserError` for what pycocotools would not survive: it makes room for each step of the outline, unchecked."""
     reach, told = 2 * max(height, width), str(polygon)[:40]
-    if not isinstance(polygon, list) or not all(isinstance(x, int | float) for x in polygon):
-        raise UserError(f"the polygon {told} is no list of numbers")
-    if len(polygon) < 6 or len(polygon) % 2:
-        raise UserError(f"the polygon {told} has not three or more corners, x and y each")
+    numbers = isinstance(polygon, list) and all(isinstance(x, int | float) for x in polygon)
+    if not numbers or len(polygon) < 6 or len(polygon) % 2:
+        raise UserError(f"the polygon {told} is no list of three or more corners, x and y each")
     if not all(abs(x) <= reach for x in polygon):
         raise UserError(f"the polygon {told} lies far outside of the image of {width} x {height} pixels")
     corners = np.array(polygon, dtype=np.float64).reshape(-1, 2)

@@ -22,6 +22,8 @@ from tokenmix.tasks.points.data.ply import parse_ply
 __all__ = ["ENDINGS", "NUM_POINTS", "read_points"]
 
 NUM_POINTS = 2048
+# Zeros pack a thousand to one, coordinates hardly ten to one; small arrays may be zeros.
+LARGE, DENSEST = 1 << 26, 100
 _POINT_KEYS = ("points", "xyz", "pos", "vertices")
 
 
@@ -102,6 +104,8 @@ def _arrays(content: bytes, name: str) -> dict[str, np.ndarray]:
         if content.startswith(b"PK"):
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
                 for info in archive.infolist():
+                    if info.file_size > max(LARGE, DENSEST * len(content)):
+                        raise ValueError(f"{info.filename} announces {info.file_size} bytes in {len(content)}")
                     with archive.open(info) as member:
                         stored[info.filename.removesuffix(".npy")] = _array(member, info.file_size)
         else:
