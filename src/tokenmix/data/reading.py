@@ -61,7 +61,8 @@ def parse_json(text: str | bytes, where: Path | str) -> Any:
     """
     try:
         value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
-        if re.search(rb"\\u[dD][89a-fA-F]" if isinstance(text, bytes) else r"\\u[dD][89a-fA-F]", text):
+        raw = text if isinstance(text, bytes) else text.encode()
+        if re.search(rb"\\u[dD][89a-fA-F]", raw):
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is no JSON ({error}); write or fetch it again") from None

@@ -156,7 +156,6 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         meta = read_json(folder / META)
         if meta.pop("sha256", None) not in (None, _digest_of_meta(meta)):
             raise UserError(f"{folder / META} is damaged: its values are not those that were written")
-        Progress.from_dict(meta["progress"])
         data = (folder / STATE).read_bytes()
         if meta.pop("state_sha256", None) not in (None, hashlib.sha256(data).hexdigest()):
             raise UserError(f"{folder / STATE} is damaged: its bytes are not those that were written")
@@ -177,15 +176,25 @@ def read_latest_checkpoint(run: Path) -> Checkpoint:
     """
     folders = [run / "checkpoints" / name for name in ("last", "best")]
     try:
-        return read_checkpoint(folders[0])
+        return _of_run(folders[0])
     except UserError as error:
         damage = error
     try:
-        checkpoint = read_checkpoint(folders[1])
+        checkpoint = _of_run(folders[1])
     except UserError:
         raise UserError(f"{damage}, and there is no other; start a new run") from None
     step = checkpoint.meta["progress"]["step"]
     print(f"tokenmix: {damage}; continuing from the best checkpoint, of step {step}", file=sys.stderr)
+    return checkpoint
+
+
+def _of_run(folder: Path) -> Checkpoint:
+    """A checkpoint that says where its run stood."""
+    checkpoint = read_checkpoint(folder)
+    try:
+        Progress.from_dict(checkpoint.meta.get("progress"))
+    except UserError as error:
+        raise UserError(f"{folder / META} is damaged: {error}") from None
     return checkpoint
 
 

@@ -2,7 +2,6 @@
 
 import math
 import random
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_type_hints
 
@@ -56,9 +55,11 @@ class Progress:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Progress":
+    def from_dict(cls, values: Any) -> "Progress":
         """From values of JSON; `UserError` if one has another type, or is a number below 0."""
         hints = get_type_hints(cls)
+        if not isinstance(values, dict) or not hints.keys() >= values.keys() >= {"epoch", "batch", "step"}:
+            raise UserError("it does not say where the run stood")
         found = {name: fitted(hints[name], value, name) for name, value in values.items()}
         for name, value in found.items():
             if not isinstance(value, dict | None) and value < 0:
