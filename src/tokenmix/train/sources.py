@@ -1,13 +1,13 @@
 """What a config starts from: a task's defaults, a recipe, or a saved run."""
 
-import math
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tokenmix.errors import UserError
 from tokenmix.train.config import TrainConfig, default_config
 from tokenmix.train.files import read_json
 from tokenmix.train.recipes import load_recipe, merge_kwargs, read_document
+from tokenmix.train.schema import Range, fitted
 
 __all__ = ["TOKENIZER", "base_config", "make_config", "read_config", "read_description", "read_part", "saved_config"]
 
@@ -57,20 +57,41 @@ def saved_config(run: Path) -> TrainConfig:
     return read_document(read_part(run, "config.json").get("config"), f"{run / 'config.json'}")
 
 
+Count = Annotated[int, Range(least=0, most=2**31)]
+NUMBERS = ("channels", "ignore", "num_points", "pad_token_id", "seq_len", "vocab_size")
+LISTS: dict[str, Any] = {
+    "classes": str, "part_names": str, "img_size": Annotated[int, Range(least=1, most=2**14)], "mean": float,
+    "std": Annotated[float, Range(above=0)],
+}  # fmt: skip
+"""What tasks keep of their data in data.json, as far as a task keeps it, and the types of the items of lists."""
+
+
+class _Description(dict[str, Any]):
+    """What is in a data.json; `UserError` for what it lacks."""
+
+    path: Path
+
+    def __missing__(self, name: str) -> Any:
+        raise UserError(f"{self.path} is damaged: it has no {name}; put a whole one back")
+
+
 def read_description(run: Path) -> dict[str, Any]:
-    """A run's description of its data; `UserError` if it is damaged, or would normalise samples to NaN or infinity."""
-    values = read_part(run, "data.json")
-    if "std" in values and not (
-        _are_finite(values.get("mean")) and _are_finite(values["std"]) and min(values["std"], default=0) > 0
-    ):
-        raise UserError(
-            f"{run / 'data.json'} is damaged: its mean must be finite, its std above 0; put a whole one back"
-        )
+    """A run's description of its data; `UserError` if a value has another type, or lies outside its range."""
+    values = _Description(read_part(run, "data.json"))
+    values.path = run / "data.json"
+    try:
+        for name in values.keys() & NUMBERS:
+            fitted(Count, values[name], name)
+        for name in values.keys() & LISTS.keys():
+            if not isinstance(values[name], list):
+                raise UserError(f"{name}={values[name]!r} must be a list")
+            for value in values[name]:
+                fitted(LISTS[name], value, name)
+        if len(values.get("img_size", (1, 1))) != 2 or len(values.get("mean", ())) != len(values.get("std", ())):
+            raise UserError("img_size must be two numbers, and mean and std as many as each other")
+    except UserError as error:
+        raise UserError(f"{values.path} is damaged: {error}; put a whole one back") from None
     return values
-
-
-def _are_finite(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(v, int | float) and math.isfinite(v) for v in values)
 
 
 def read_part(run: Path, name: str) -> dict[str, Any]:

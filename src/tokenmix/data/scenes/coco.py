@@ -5,10 +5,8 @@ here are counted from 0, and `notes["category_ids"]` has the published number of
 kept: they are background. The val part is for testing.
 """
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from torch import Tensor
 
 from tokenmix.data.images.image_set import Skipped
 from tokenmix.data.lookup import DataRequest
+from tokenmix.data.reading import parse_json, read_file
 from tokenmix.data.scenes.scenes import (
     Objects,
     Scene,
@@ -37,6 +36,7 @@ YEARS = ("2017", "2014")
 # What is read of an entry, and of which types it is.
 IMAGE = {"id": (int,), "file_name": (str,), "height": (int, float), "width": (int, float)}
 CATEGORY = {"id": (int,), "name": (str,)}
+MOST, MOST_BITS = 2**53, 40
 ANNOTATION = {"id": (int, str), "image_id": (int,), "category_id": (int,), "bbox": (list,)}
 
 
@@ -52,7 +52,11 @@ class CocoScenes(Scenes):
 
     def __init__(self, path: Path, folder: Path, *, with_masks: bool) -> None:
         self.path, self.folder, self.with_masks = path, folder, with_masks
-        told = _json(path)
+        if not path.exists():
+            raise UserError(f"{path} does not exist; COCO's layout has annotations/instances_train2017.json and val")
+        told = parse_json(read_file(path), path)
+        if not isinstance(told, dict):
+            raise UserError(f"{path} holds a {type(told).__name__}, not images, annotations and categories")
         self.images, kinds = _entries(told, "images", IMAGE, path), _entries(told, "categories", CATEGORY, path)
         for key, entries, name in (("images", self.images, "id"), *(("categories", kinds, n) for n in ("id", "name"))):
             _check_distinct(entries, key, name, path)
@@ -140,20 +144,6 @@ def load_coco(request: DataRequest) -> SceneData:
     )
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        told = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise UserError(
-            f"{path} does not exist; COCO's layout has annotations/instances_train2017.json and val"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is no JSON ({error}); download it again") from None
-    if not isinstance(told, dict):
-        raise UserError(f"{path} holds a {type(told).__name__}, not images, annotations and categories")
-    return told
-
-
 def _entries(
     told: dict[str, Any], key: str, wanted: Mapping[str, tuple[type, ...]], path: Path
 ) -> list[dict[str, Any]]:
@@ -164,7 +154,7 @@ def _entries(
         for name, types in wanted.items():
             if not isinstance(entry, dict) or name not in entry:
                 raise UserError(f"{path}, entry {place} of {key}, has no {name}")
-            if not isinstance(entry[name], types):
+            if not isinstance(entry[name], types) or (isinstance(entry[name], int) and abs(entry[name]) > MOST):
                 meant = " or ".join(one.__name__ for one in types)
                 raise UserError(f"{path}, entry {place} of {key}, has {name}={entry[name]!r}; give {meant}")
     return entries
@@ -196,7 +186,7 @@ def _check_annotation(entry: dict[str, Any], places: dict[int, int], categories:
     if entry["category_id"] not in categories:
         raise UserError(f"{where} has category {entry['category_id']}, which is not among the categories")
     box = entry["bbox"]
-    if len(box) != 4 or not all(isinstance(x, int | float) and isfinite(x) for x in box):
+    if len(box) != 4 or not all(isinstance(x, int | float) and abs(x) <= MOST for x in box):
         raise UserError(f"{where} has the box {box}; give x, y, width and height")
     if entry.get("iscrowd", 0) not in (0, 1):
         raise UserError(f"{where} has iscrowd={entry['iscrowd']!r}; give 0 or 1")
@@ -250,6 +240,8 @@ def _lengths_of_string(coded: str | bytes) -> list[int]:
             raise UserError(f"the run lengths do not decode: {chr(letter)!r} is no letter of theirs")
         value |= (bits & 31) << shift
         shift += 5
+        if shift > MOST_BITS:
+            raise UserError("the run lengths do not decode: one has no end")
         if bits & 32:
             continue
         value -= (1 << shift) if bits & 16 else 0
@@ -262,11 +254,23 @@ def _lengths_of_string(coded: str | bytes) -> list[int]:
 
 def _from_polygons(polygons: list[Any], height: int, width: int) -> Tensor:
     for polygon in polygons:
-        numbers = isinstance(polygon, list) and all(isinstance(x, int | float) and np.isfinite(x) for x in polygon)
-        if not numbers or len(polygon) < 6 or len(polygon) % 2:
-            raise UserError(f"the polygon {str(polygon)[:40]} is no list of three or more corners, x and y each")
+        _check_polygon(polygon, height, width)
     tools = _pycocotools()
     return _from_runs(tools.merge(tools.frPyObjects(polygons, height, width)), height, width)
+
+
+def _check_polygon(polygon: Any, height: int, width: int) -> None:
+    """`UserError` for what pycocotools would not survive: it makes room for each step of the outline, unchecked."""
+    reach, told = 2 * max(height, width), str(polygon)[:40]
+    numbers = isinstance(polygon, list) and all(isinstance(x, int | float) for x in polygon)
+    if not numbers or len(polygon) < 6 or len(polygon) % 2:
+        raise UserError(f"the polygon {told} is no list of three or more corners, x and y each")
+    if not all(abs(x) <= reach for x in polygon):
+        raise UserError(f"the polygon {told} lies far outside of the image of {width} x {height} pixels")
+    corners = np.array(polygon, dtype=np.float64).reshape(-1, 2)
+    steps = np.abs(corners - np.roll(corners, 1, axis=0)).max(1).sum()
+    if steps > height * width + 8 * reach:
+        raise UserError(f"the polygon {told} winds more than the {width} x {height} pixels of the image hold")
 
 
 def _pycocotools() -> Any:

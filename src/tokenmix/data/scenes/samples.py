@@ -3,6 +3,7 @@
 What one sample becomes is a function of (seed, epoch, index); the global random states are left as they were.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ from torchvision.transforms.v2 import functional as F
 
 from tokenmix.data.images.samples import normalize
 from tokenmix.data.indexed import IndexedDataset
+from tokenmix.data.reading import LeftOut
 from tokenmix.data.scenes.scenes import Objects, Scene, SceneData, Scenes
 from tokenmix.data.seeding import hash_indices, restored_random_state, seed_all
 from tokenmix.errors import UserError
@@ -161,16 +163,47 @@ def left_over(boxes: Tensor, objects: Objects, masks: Tensor | None, min_size: f
     return Objects(boxes[keep], objects.labels[keep], None if masks is None else masks[keep], objects.crowd[keep])
 
 
+# After so many unreadable scenes in a row the set itself must be wrong.
+TRIED = 10
+
+
 class SceneSamples(IndexedDataset):
-    """Scenes as a task takes them; what a sample is, `PixelSamples` and `ObjectSamples` say."""
+    """Scenes as a task takes them; what a sample is, `PixelSamples` and `ObjectSamples` say.
+
+    A scene that cannot be read is left out of its batch, and named on stderr. For a batch of which none can be read
+    the first that follows stands in.
+    """
 
     unit = "images"
 
     def __init__(self, scenes: Scenes) -> None:
         self.scenes = scenes
+        self._left_out = LeftOut()
 
     def __len__(self) -> int:
         return len(self.scenes)
+
+    @abstractmethod
+    def _one(self, index: int, epoch: int) -> tuple[Any, Any]:
+        """The scene at this place as the task takes it; `UserError` if it cannot be read."""
+
+    def _readable(self, indices: Tensor, epoch: int) -> tuple[list[Any], list[Any], Tensor]:
+        """The two halves of each scene that can be read, and its index."""
+        wanted, found, problem = indices.tolist(), [], None
+        following = [index % len(self) for index in range(wanted[-1] + 1, wanted[-1] + 1 + TRIED)]
+        for number, index in enumerate([*wanted, *following]):
+            if found and number >= len(wanted):
+                break
+            try:
+                found.append((*self._one(index, epoch), index))
+            except UserError as reason:
+                self._left_out.add(index, str(reason))
+                problem = problem or reason
+        if not found:
+            assert problem is not None
+            raise problem
+        left, right, kept = (list(part) for part in zip(*found))
+        return left, right, torch.tensor(kept)
 
 
 class PixelSamples(SceneSamples):
@@ -195,12 +228,11 @@ class PixelSamples(SceneSamples):
 
     def read(self, indices: Tensor, epoch: int) -> dict[str, Tensor]:
         """The batch of these images."""
-        pairs = [self._one(int(i), epoch) for i in indices]
-        images, classes = zip(*pairs)
+        images, classes, kept = self._readable(indices, epoch)
         return {
             "image": _stacked([normalize(image, self.mean, self.std) for image in images], 0.0),
             "classes": _stacked(classes, self.ignore),
-            "index": indices,
+            "index": kept,
         }
 
     def _one(self, index: int, epoch: int) -> tuple[Tensor, Tensor]:
@@ -234,9 +266,8 @@ class ObjectSamples(SceneSamples):
 
     def read(self, indices: Tensor, epoch: int) -> dict[str, Any]:
         """The batch of these images."""
-        pairs = [self._one(int(i), epoch) for i in indices]
-        images, targets = (list(part) for part in zip(*pairs))
-        return {"images": images, "targets": targets, "index": indices}
+        images, targets, kept = self._readable(indices, epoch)
+        return {"images": images, "targets": targets, "index": kept}
 
     def _one(self, index: int, epoch: int) -> tuple[Tensor, dict[str, Tensor]]:
         scene = self.scenes.scene(index)

@@ -17,10 +17,11 @@ from tokenmix.data.class_folders import check_test_classes, class_files, class_n
 from tokenmix.data.fetch import log
 from tokenmix.data.images.image_set import Skipped
 from tokenmix.data.lookup import DataRequest
+from tokenmix.data.reading import parse_json, read_file
 from tokenmix.data.store import Names, Stored, fetched
 from tokenmix.errors import MissingExtra, UserError
 from tokenmix.tasks.points.data.cloud import Cloud, PackedClouds, PointData, unit_ball
-from tokenmix.tasks.points.data.files import ENDINGS, read_file, read_points
+from tokenmix.tasks.points.data.files import ENDINGS, read_points
 
 __all__ = ["CloudItem", "check_folder", "kept", "load_clouds", "pack", "read_item"]
 
@@ -224,10 +225,7 @@ def _seen(clouds: PackedClouds, label: int) -> Tensor:
 def _names(path: Path, count: int) -> list[str]:
     if not path.is_file():
         return [f"part {number}" for number in range(count)]
-    try:
-        names = json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"{path} is no JSON ({error}); write a list of names") from None
+    names = parse_json(read_file(path), path)
     if not isinstance(names, list) or len(names) < count:
         raise UserError(f"{path} is no list of at least {count} names, one for each part; write one")
     return [str(name) for name in names]

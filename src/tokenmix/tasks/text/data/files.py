@@ -5,7 +5,6 @@ Errors name the file and the line.
 
 import csv
 import hashlib
-import json
 import logging
 import math
 import sys
@@ -13,15 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tokenmix.data.lookup import DataRequest, cache_root
+from tokenmix.data.reading import LeftOut, check_file, parse_json
 from tokenmix.errors import UserError, needs
 
 __all__ = [
     "Row",
     "Table",
-    "check_file",
     "choose_test",
     "digest_of",
     "find_parts",
@@ -32,24 +31,15 @@ __all__ = [
     "read_rows",
 ]
 
-Row = tuple[str, dict[str, Any]]
-"""Where it stands, as "FILE, line 7", and its values by column."""
+Row = tuple[str, dict[str, Any] | UserError]
+"""Where it stands, as "FILE, line 7", and its values by column, or why it has none."""
 TEST_SHARE = 10
 """One in so many is held out."""
 TRAIN_NAMES, TEST_NAMES = ("train", "training"), ("test", "validation", "valid", "val", "dev", "heldout")
 TEST_SPLITS = ("validation", "validation_matched", "dev", "test")
 """Parts of a set of the hub that are tested on; what is called its test part often has no labels."""
-
-
-def check_file(path: Path) -> Path:
-    """The path, if it is a file that holds something."""
-    if not path.is_file():
-        raise UserError(
-            f"{str(path)!r} {'is a folder' if path.is_dir() else 'does not exist'}; give the path of a file"
-        )
-    if path.stat().st_size == 0:
-        raise UserError(f"{path} is empty (0 bytes); write it again or leave it out")
-    return path
+TRIED = 10
+"""After so many unusable rows at the start the wrong column must be named."""
 
 
 def find_parts(folder: Path, ending: str) -> tuple[Path, Path] | None:
@@ -110,11 +100,11 @@ def _json_rows(path: Path) -> Iterator[Row]:
             continue
         where = f"{path}, line {number}"
         try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{where} is no JSON ({error}); write one object on each line") from None
-        if not isinstance(row, dict):
-            raise UserError(f"{where} is a JSON {type(row).__name__}, not an object; write one object on each line")
+            row = parse_json(line, where)
+        except UserError as reason:
+            row = reason
+        if not isinstance(row, dict | UserError):
+            row = UserError(f"{where} is a JSON {type(row).__name__}, not an object; write one object on each line")
         yield where, row
 
 
@@ -129,11 +119,15 @@ def _csv_rows(path: Path) -> Iterator[Row]:
                 given = sum(value is not None for key, value in row.items() if key is not None) + len(
                     row.get(None) or ()
                 )
-                raise UserError(
-                    f"{where} has {given} fields, the header {len(reader.fieldnames or ())}; "
-                    "put fields with the separator in quotes"
+                yield (
+                    where,
+                    UserError(
+                        f"{where} has {given} fields, the header {len(reader.fieldnames or ())}; "
+                        "put fields with the separator in quotes"
+                    ),
                 )
-            yield where, row
+            else:
+                yield where, row
     except csv.Error as error:
         raise UserError(f"{path}, line {reader.line_num}: {error}; write the table again as RFC 4180 CSV") from None
 
@@ -164,6 +158,7 @@ class Table:
         source: where it came from, in a line.
         files: what holds the contents.
         types: of columns of the hub, where known.
+        left_out: rows that cannot be used.
     """
 
     name: str
@@ -172,11 +167,12 @@ class Table:
     source: str
     files: tuple[Path, ...]
     types: dict[str, Any] = field(default_factory=dict)
+    left_out: LeftOut = field(default_factory=LeftOut)
 
     def texts(self, column: str, test: bool) -> Iterator[str]:
         """The texts of a column in the rows for training or testing."""
         alone = len(self.parts) == 1
-        for _, _, (text,) in self._read(0 if alone else int(test), (column,)):
+        for (text,), _ in self._read(0 if alone else int(test), (column,)):
             if not alone or is_test(text) == test:
                 yield text
 
@@ -184,35 +180,55 @@ class Table:
         """Texts, and the label from the last column, of the rows for training and for testing."""
         sides: tuple[list[tuple[str, ...]], list[tuple[str, ...]]] = ([], [])
         for number in range(len(self.parts)):
-            for where, row, texts in self._read(number, columns[:-1], columns[-1]):
-                label = row.get(columns[-1])
-                if label is None or isinstance(label, list | dict) or str(label).strip() == "":
-                    raise UserError(
-                        f"{where}: {columns[-1]!r} is {label!r}, no label; leave the row out or name another column"
-                    )
+            for texts, label in self._read(number, columns[:-1], columns[-1]):
                 side = number if len(self.parts) == 2 else is_test(" ".join(texts))
-                sides[side].append((*texts, str(label)))
+                sides[side].append((*texts, label))
         return sides
 
-    def _read(
-        self, part: int, columns: Sequence[str], *others: str
-    ) -> Iterator[tuple[str, dict[str, Any], tuple[str, ...]]]:
-        """Where each row stands, its values, and its texts of some columns; the first row must have the others too."""
-        empty = True
+    def _read(self, part: int, columns: Sequence[str], label: str | None = None) -> Iterator[tuple[list[str], str]]:
+        """The texts of some columns and the label of each row, without rows that lack one.
+
+        Raises:
+            UserError: what is wrong with the first row, if none can be used, or none of the first ten.
+        """
+        usable, waiting = False, list[tuple[str, UserError]]()
         for where, row in self.parts[part]():
-            missing = [name for name in (*columns, *others) if name not in row] if empty else []
-            if missing:
-                raise UserError(f"{where} has no column {missing[0]!r}; it has {', '.join(map(repr, row)) or 'none'}")
-            empty = False
-            texts = tuple(row.get(name) for name in columns)
-            for name, text in zip(columns, texts):
-                if not isinstance(text, str):
-                    raise UserError(
-                        f"{where}: {name!r} is {text!r}, not text; leave the row out or name another column"
-                    )
-            yield where, row, cast(tuple[str, ...], texts)
-        if empty:
-            raise UserError(f"{self.name} has no rows; write it again or leave it out")
+            try:
+                values = _values(where, row, columns, label)
+            except UserError as reason:
+                values = None
+                waiting.append((where, reason))
+            if values is None and not usable and len(waiting) < TRIED:
+                continue
+            if values is None and not usable:
+                break
+            usable = True
+            while waiting:
+                self.left_out.add(*map(str, waiting.pop(0)))
+            if values is not None:
+                yield values
+        if not usable:
+            raise waiting[0][1] if waiting else UserError(f"{self.name} has no rows; write it again or leave it out")
+
+
+def _values(
+    where: str, row: dict[str, Any] | UserError, columns: Sequence[str], label: str | None
+) -> tuple[list[str], str]:
+    """The texts of some columns and the label of a row; `UserError` if it has not all of them."""
+    if isinstance(row, UserError):
+        raise row
+    for name in (*columns, *([] if label is None else [label])):
+        if name not in row:
+            raise UserError(f"{where} has no column {name!r}; it has {', '.join(map(repr, row)) or 'none'}")
+    for name in columns:
+        if not isinstance(row[name], str):
+            raise UserError(f"{where}: {name!r} is {row[name]!r}, not text; leave the row out or name another column")
+    if label is None:
+        return [row[name] for name in columns], ""
+    value = row[label]
+    if value is None or isinstance(value, list | dict) or not str(value).strip():
+        raise UserError(f"{where}: {label!r} is {value!r}, no label; leave the row out or name another column")
+    return [row[name] for name in columns], str(value)
 
 
 def import_datasets(what: str) -> Any:
