@@ -10,14 +10,8 @@ from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, finish, replace_parameter, zero_masked
 from tokenmix.layers.self_attention import check_heads
 from tokenmix.ops.attention import attention_probabilities
-from tokenmix.ops.less import (
-    Scores,
-    attention_from_scores,
-    check_scores,
-    next_scores,
-    resize_score_transform,
-    transform_scores,
-)
+from tokenmix.ops.less import Scores, attention_from_scores, check_scores, next_scores, transform_scores
+from tokenmix.ops.resize import resize_score_transform
 
 __all__ = ["LessAttention"]
 

@@ -6,12 +6,7 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["SkippedAttention", "SwapReport", "SwapRow", "count_parameters"]
-
-
-def count_parameters(module: nn.Module) -> int:
-    """Learned numbers of a module."""
-    return sum(p.numel() for p in module.parameters())
+__all__ = ["SkippedAttention", "SwapReport", "SwapRow"]
 
 
 @dataclass(frozen=True, kw_only=True)

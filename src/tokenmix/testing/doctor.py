@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
+from tokenmix.layers.base import near_square
 from tokenmix.registry import import_object
 from tokenmix.testing.harness import TOKEN_COUNTS, Builder, fresh, noise
 from tokenmix.testing.report import Report, examine
 
-__all__ = ["doctor", "run"]
+__all__ = ["doctor", "print_report"]
 
 WIDTHS = (
     "dim",
@@ -30,7 +31,7 @@ HEADS = ("num_heads", "heads", "n_heads", "nhead", "n_head")
 BATCH, DEFAULT_DIM, DEFAULT_TOKENS = 3, 32, 16
 
 
-def run(target: str, dim: int | None = None, num_tokens: int | None = None, json: bool = False) -> int:
+def print_report(target: str, dim: int | None = None, num_tokens: int | None = None, json: bool = False) -> int:
     """The command: prints the report; 1 if a property fails, else 0."""
     report = doctor(target, dim=dim, num_tokens=num_tokens)
     if json:
@@ -130,8 +131,7 @@ def _example(target: str, builder: Builder, layer: nn.Module, dim: int | None, n
     """Input of the layout that the layer takes: as it declares, else the first that it answers in its own shape."""
     width = dim or _known(builder.kwargs, WIDTHS) or _attribute(layer, WIDTHS) or _first_width(layer) or DEFAULT_DIM
     tokens = num_tokens or _known(builder.kwargs, TOKEN_COUNTS) or _attribute(layer, TOKEN_COUNTS) or DEFAULT_TOKENS
-    side = next(h for h in range(int(tokens**0.5), 0, -1) if tokens % h == 0)
-    layouts = {"tokens": noise(BATCH, tokens, width), "2d": noise(BATCH, width, side, tokens // side)}
+    layouts = {"tokens": noise(BATCH, tokens, width), "2d": noise(BATCH, width, *near_square(tokens))}
     declared = getattr(getattr(layer, "capabilities", None), "layout", None)
     errors = []
     for name in (declared,) if declared in layouts else layouts:
