@@ -25,8 +25,6 @@ from tokenmix.environment import environment
 from tokenmix.errors import UserError
 from tokenmix.train.files import make_folder, replace_file, write_json
 
-__all__ = ["CostRequest", "markdown", "print_costs", "sentences", "write_cost"]
-
 COSTS = ("params", "MACs", "fwd ms", "step ms", "fwd mem", "step mem")
 RATES = ("GMAC/s", "of peak", "GB/s", "of peak", "bound by")
 

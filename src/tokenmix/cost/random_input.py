@@ -12,8 +12,6 @@ from tokenmix.layers.base import Mixer, count_parameters, near_square
 from tokenmix.layers.table import build_mixer, create_mixer, get_spec
 from tokenmix.ops.less import Scores
 
-__all__ = ["MixerWithInput", "layer_for", "mixer_with_input"]
-
 
 @dataclass(frozen=True)
 class MixerWithInput:

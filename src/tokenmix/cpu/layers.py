@@ -13,8 +13,6 @@ from tokenmix.layers.base import Mixer, check_mask, check_tokens, zero_masked
 from tokenmix.layers.spatial_gating import SpatialGatingUnit, check_addend
 from tokenmix.ops.resize import resize_gate
 
-__all__ = ["Int8Gate", "Int8Linear", "Range", "check_unfollowed", "outside_graphs", "samples_at_a_time"]
-
 Range = tuple[float, float]
 
 P = ParamSpec("P")

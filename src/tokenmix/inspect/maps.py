@@ -10,8 +10,6 @@ from tokenmix.errors import UserError
 from tokenmix.layers.base import MapKind, Mixer, near_square
 from tokenmix.models import BlockMap
 
-__all__ = ["attention_maps"]
-
 
 @torch.no_grad()
 def attention_maps(model: nn.Module, images: Tensor) -> list[BlockMap]:

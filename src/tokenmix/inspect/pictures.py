@@ -11,8 +11,6 @@ from torch import Tensor
 from tokenmix.inspect.numbers import MapNumbers
 from tokenmix.inspect.tiles import SIGNED, Tile
 
-__all__ = ["display_image", "draw_depth", "draw_matrices", "draw_tiles"]
-
 COLUMNS = 4
 
 

@@ -13,8 +13,6 @@ from tokenmix.kernels.external_forward import emit_kernel, merge_kernel, slot_su
 from tokenmix.kernels.support import input_precision, num_programs, require_triton, shared_bytes
 from tokenmix.kernels.tiles import MAX_SLOTS, Tiles, backward_tiles, forward_tiles, padded_size
 
-__all__ = ["fused_external_attention"]
-
 
 def fused_external_attention(
     query: Tensor,

@@ -9,8 +9,6 @@ from torch import Tensor
 from tokenmix.kernels.gate_kernel import gate_kernel
 from tokenmix.kernels.support import autocast_inputs, input_precision, require_triton
 
-__all__ = ["fused_gate", "launch_options"]
-
 
 def fused_gate(
     content: Tensor,

@@ -8,8 +8,6 @@ import torch
 
 from tokenmix.errors import UserError
 
-__all__ = ["autocast_inputs", "input_precision", "num_programs", "require_device", "require_triton", "shared_bytes"]
-
 KERNEL_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-__all__ = ["MAX_SLOTS", "Tiles", "backward_tiles", "forward_tiles", "padded_size"]
-
 MAX_SLOTS = 256
 
 

@@ -14,22 +14,6 @@ from torch import Tensor, nn
 from tokenmix.errors import UserError
 from tokenmix.ops.less import Scores
 
-__all__ = [
-    "Capabilities",
-    "GridMixer",
-    "MapKind",
-    "Mixer",
-    "check_map",
-    "check_mask",
-    "check_tokens",
-    "count_parameters",
-    "finish",
-    "near_square",
-    "replace_parameter",
-    "zero_masked",
-]
-
-
 MapKind = Literal["slots", "tokens", "gate"]
 
 

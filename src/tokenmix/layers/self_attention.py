@@ -11,8 +11,6 @@ from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, 
 from tokenmix.ops.attention import AttentionNormalization, attention, attention_probabilities
 from tokenmix.ops.less import Scores
 
-__all__ = ["SelfAttention", "check_heads"]
-
 
 def check_heads(dim: int, num_heads: int) -> int:
     """Width of a head; `UserError` unless the heads divide dim."""

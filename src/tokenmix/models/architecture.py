@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields
 from typing import Any, NamedTuple
 
-__all__ = ["Architecture", "PartCost", "flat_arguments", "make_network", "takes_any"]
-
 
 class Architecture:
     """Base of the frozen, keyword-only dataclasses that a network is made from.

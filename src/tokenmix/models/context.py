@@ -12,8 +12,6 @@ from tokenmix.layers.base import Capabilities, Mixer, check_map, check_mask
 from tokenmix.layers.external import ExternalAttention2d
 from tokenmix.ops.attention import attention, attention_probabilities
 
-__all__ = ["ContextName", "SelfAttention2d", "make_context"]
-
 ContextName = Literal["external", "self", "none"]
 
 

@@ -20,8 +20,6 @@ from tokenmix.models.lavit_layout import BlockCost, Grid, Mode, StageSpec, less_
 from tokenmix.models.reduced_attention import ReducedAttention, padded_image
 from tokenmix.ops.less import Scores
 
-__all__ = ["LaViTBlock", "LaViTStage"]
-
 torch.fx.wrap("mix")
 torch.fx.wrap("padded_image")
 

@@ -13,8 +13,6 @@ from tokenmix.models.lavit_layout import Grid, shrunk
 from tokenmix.ops.attention import attention, attention_probabilities
 from tokenmix.ops.less import Scores
 
-__all__ = ["ReducedAttention", "padded_image"]
-
 
 def padded_image(image: Tensor, stride: int) -> Tensor:
     """Maps (B, C, H, W) with zeros below and to the right, up to multiples of the stride."""

@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 
-__all__ = ["Classifier", "check_images", "make_head", "record_input_size", "take_indices"]
-
 
 class Classifier(nn.Module):
     """Features, a pooling of them, and a linear head that can be replaced.

@@ -9,8 +9,6 @@ from torch import Tensor
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.ops.normalize import slot_offset
 
-__all__ = ["AttentionNormalization", "attention", "attention_probabilities", "reference"]
-
 AttentionNormalization = Literal["softmax", "double"]
 
 

@@ -10,19 +10,6 @@ from torch import Tensor
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.kernels.support import require_device
 
-__all__ = [
-    "GateBackend",
-    "GateMethod",
-    "GateVariant",
-    "fft_macs",
-    "gate_matrix",
-    "reference",
-    "spatial_gate",
-    "spatial_projection",
-    "toeplitz_by_fft",
-    "toeplitz_matrix",
-]
-
 GateVariant = Literal["split", "multiplicative", "additive", "linear"]
 GateMethod = Literal["dense", "fft"]
 GateBackend = Literal["eager", "triton"]

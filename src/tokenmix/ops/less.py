@@ -9,16 +9,6 @@ from torch import Tensor
 from tokenmix.errors import UserError
 from tokenmix.ops.attention import attention
 
-__all__ = [
-    "Scores",
-    "attention_from_scores",
-    "check_scores",
-    "next_scores",
-    "reference",
-    "transform_factored",
-    "transform_scores",
-]
-
 
 class Scores(NamedTuple):
     """Pre-softmax attention scores, handed from layer to layer.

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 
-__all__ = ["resize_gate", "resize_score_transform"]
-
 
 def resize_gate(
     weight: Tensor, bias: Tensor, old_grid: Sequence[int], new_grid: Sequence[int]

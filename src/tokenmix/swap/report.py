@@ -6,8 +6,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["SkippedAttention", "SwapReport", "SwapRow"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SwapRow:

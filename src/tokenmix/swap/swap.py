@@ -13,8 +13,6 @@ from tokenmix.swap.replacements import Replacement, SwapRequest, plan_replacemen
 from tokenmix.swap.report import SwapReport
 from tokenmix.swap.sites import Where, find_sites, select_sites
 
-__all__ = ["swap_attention"]
-
 
 def swap_attention(
     model: nn.Module,

@@ -15,17 +15,6 @@ from tokenmix.train.config import TrainConfig
 from tokenmix.train.programs import View
 from tokenmix.train.task_data import IndexedData
 
-__all__ = [
-    "both_sides",
-    "channel_columns",
-    "check_stems",
-    "image_data",
-    "image_view",
-    "shown_image",
-    "stored_images",
-    "window_starts",
-]
-
 LONGEST = 1000
 
 

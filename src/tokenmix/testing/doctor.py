@@ -13,8 +13,6 @@ from tokenmix.registry import import_object
 from tokenmix.testing.harness import TOKEN_COUNTS, Builder, fresh, noise
 from tokenmix.testing.report import Report, examine
 
-__all__ = ["doctor", "print_report"]
-
 WIDTHS = (
     "dim",
     "d_model",

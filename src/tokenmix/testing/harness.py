@@ -9,26 +9,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-__all__ = [
-    "TOKEN_COUNTS",
-    "Build",
-    "Builder",
-    "NotApplicable",
-    "PropertyFailure",
-    "Traits",
-    "assert_close",
-    "awake",
-    "call",
-    "exact",
-    "fresh",
-    "gap",
-    "noise",
-    "seeded",
-    "size_like",
-    "to_tokens",
-    "traits",
-]
-
 Build = Callable[..., nn.Module]
 
 TOKEN_COUNTS = ("num_tokens", "seq_len", "n_tokens", "num_patches", "sequence_length", "max_len", "max_seq_len", "n")

@@ -15,18 +15,6 @@ from tokenmix.ops.external.sdpa import external_by_sdpa
 from tokenmix.ops.external.tiled import stream_external
 from tokenmix.ops.normalize import broadcast_mask, double_normalize
 
-__all__ = [
-    "Backend",
-    "Normalization",
-    "Problem",
-    "check_backend",
-    "check_chunks",
-    "check_memories",
-    "check_normalization",
-    "external_attention",
-    "external_attention_map",
-]
-
 Backend = Literal["eager", "tiled", "sdpa", "triton"]
 
 # Several heads whose maps have more entries than this are worked on in tiles.

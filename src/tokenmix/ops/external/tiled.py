@@ -20,8 +20,6 @@ from torch.utils.flop_counter import register_flop_formula
 from tokenmix.ops.external.reference import reference
 from tokenmix.ops.external.tiles import Heads, HeadsBackward
 
-__all__ = ["TILE_ENTRIES", "stream_external"]
-
 TILE_ENTRIES = 2**20
 """Entries of the map that are worked on at a time: 4 MiB in float32. Smaller tiles, which the second caches hold,
 lose more to products of fewer rows than they gain (LOG.md)."""

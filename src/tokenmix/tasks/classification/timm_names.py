@@ -5,8 +5,6 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["may_be_timms"]
-
 
 def may_be_timms(name: str) -> bool:
     """Whether timm may have a model of that name, which a file of its models then mentions."""

@@ -15,15 +15,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-__all__ = [
-    "SPECIAL",
-    "TokenizerKind",
-    "check_new",
-    "load_tokenizer",
-    "save_tokenizer",
-    "train_tokenizer",
-    "write_tokenizer",
-]
 
 TokenizerKind = Literal["bpe", "wordpiece", "unigram"]
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

@@ -6,8 +6,6 @@ from torch import Tensor
 
 from tokenmix.testing.harness import Build, NotApplicable, assert_close, call, exact, noise, traits
 
-__all__ = ["batch_independence", "batch_independence_training"]
-
 
 def _other_mates(x: Tensor) -> Tensor:
     changed = x.clone()

@@ -22,8 +22,6 @@ from tokenmix.testing.harness import (
     traits,
 )
 
-__all__ = ["bad_input", "causality", "equivariance", "influence", "lengths", "shape"]
-
 
 def shape(build: Build, x: Tensor) -> None:
     """The answer has the shape and the type of the input."""

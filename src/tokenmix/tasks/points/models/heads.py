@@ -14,8 +14,6 @@ from tokenmix.models.architecture import PartCost
 from tokenmix.tasks.points.models.embedding import LBR
 from tokenmix.tasks.points.models.pct import PCT
 
-__all__ = ["PointClassifier", "PointSegmenter", "check_points", "largest", "masked_mean"]
-
 
 class _PointModel(nn.Module):
     """A trunk and a head."""

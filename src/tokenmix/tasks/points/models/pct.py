@@ -15,9 +15,6 @@ from tokenmix.models.architecture import PartCost
 from tokenmix.tasks.points.models.embedding import LBR, NaiveEmbedding, NeighbourEmbedding
 from tokenmix.tasks.points.presets import Position
 
-__all__ = ["PCT", "OffsetBlock", "make_block"]
-
-
 # What stands in the place of q, k and v alone: the linear layer behind is that of the block.
 _INSIDE: dict[str, dict[str, Any]] = {"external": {"output_projection": False}}
 

@@ -20,8 +20,6 @@ from tokenmix.models.isotropic import BlockMap
 from tokenmix.models.stems import pair
 from tokenmix.ops.external.api import Normalization
 
-__all__ = ["Segmenter", "SegmenterArchitecture", "Upsampling"]
-
 Upsampling = Literal["corners", "pixels"]
 
 

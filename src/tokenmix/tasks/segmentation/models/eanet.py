@@ -10,8 +10,6 @@ from tokenmix.models.context import ContextName
 from tokenmix.tasks.segmentation.models.backbones import make_dilated
 from tokenmix.tasks.segmentation.models.base import Segmenter, SegmenterArchitecture, Upsampling
 
-__all__ = ["EANetSegmenter", "EANetSegmenterArchitecture"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class EANetSegmenterArchitecture(SegmenterArchitecture):
