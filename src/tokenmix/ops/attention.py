@@ -111,7 +111,7 @@ def attention_probabilities(
     Raises:
         UserError: an unknown normalisation, or a causal double one.
     """
-    _check_options(normalization, causal)
+    check_attention_options(normalization, causal)
     half = query.dtype in (torch.float16, torch.bfloat16)
     wide_query, wide_key = (query.float(), key.float()) if half else (query, key)
     logits = (wide_query * _scale(query, scale)) @ wide_key.mT
@@ -206,12 +206,14 @@ def _fused(
     return out[..., :width]
 
 
-def _check_options(normalization: AttentionNormalization, causal: bool) -> None:
+def check_attention_options(normalization: str, causal: bool) -> None:
+    """Raise `UserError` for an unknown normalisation, or a causal double one."""
     if normalization not in ("softmax", "double"):
         raise unknown_name("normalization", normalization, ("softmax", "double"))
     if normalization == "double" and causal:
         raise UserError(
-            "double normalisation cannot be causal: its first softmax runs over all tokens; use normalization='softmax'"
+            "double normalisation cannot be causal: its first softmax runs over all tokens; use "
+            "normalization='softmax' or causal=False"
         )
 
 

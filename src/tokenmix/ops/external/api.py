@@ -227,7 +227,7 @@ def _map(problem: Problem) -> Tensor:
 
 def _tiled(problem: Problem) -> Tensor:
     steps = problem.num_steps if problem.normalization == "double" else 0
-    return stream_external(*autocast_inputs(*problem.tensors()), problem.mask, steps, problem.chunk_size)  # pyright: ignore[reportCallIssue]
+    return stream_external(*autocast_inputs(*problem.tensors()), problem.mask, steps, problem.chunk_size)
 
 
 def _sdpa(problem: Problem) -> Tensor:
