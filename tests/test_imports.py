@@ -174,7 +174,6 @@ LIGHT = [
     "registry",
     "tasks/fitting",
     "tasks/classification/presets",
-    "tasks/classification/timm_names",
     "tasks/detection/presets",
     "tasks/generation/presets",
     "tasks/points/presets",

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tokenmix.errors import UserError
 from tokenmix.layers.base import near_square
 from tokenmix.registry import import_object
-from tokenmix.testing.harness import TOKEN_COUNTS, Builder, fresh, noise
+from tokenmix.testing.harness import TOKEN_COUNTS, Builder, fresh, noise, one_line
 from tokenmix.testing.report import Report, examine
 
 WIDTHS = (
@@ -73,10 +73,6 @@ def doctor(
     return Report(target, f"{type(layer).__name__}({_shown(builder)})", tuple(x.shape), verdicts)
 
 
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
 def _arguments(
     target: str, make: Callable[..., Any], dim: int | None, num_tokens: int | None, given: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -118,7 +114,7 @@ def _build_target(target: str, builder: Builder) -> Any:
         raise
     except Exception as error:
         remedy = "try another --dim or --num-tokens"
-        raise UserError(f"{target}({_shown(builder)}) fails with {_one_line(error)}; {remedy}") from error
+        raise UserError(f"{target}({_shown(builder)}) fails with {one_line(error)}; {remedy}") from error
 
 
 def _shown(builder: Builder) -> str:
@@ -137,7 +133,7 @@ def _example(target: str, builder: Builder, layer: nn.Module, dim: int | None, n
             with torch.no_grad():
                 answer = layer.eval()(layouts[name])
         except Exception as error:
-            errors.append(f"{name} {tuple(layouts[name].shape)}: {_one_line(error)}")
+            errors.append(f"{name} {tuple(layouts[name].shape)}: {one_line(error)}")
             continue
         if isinstance(answer, Tensor) and answer.shape == layouts[name].shape:
             return layouts[name]

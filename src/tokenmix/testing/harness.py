@@ -175,3 +175,9 @@ def assert_close(a: Tensor, b: Tensor, tolerance: float, what: str) -> None:
     difference = gap(a, b)
     if difference > tolerance:
         raise PropertyFailure(f"{what}: difference {difference:.1e}, allowed {tolerance:.0e}")
+
+
+def one_line(error: Exception) -> str:
+    """Its class and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}"
