@@ -16,6 +16,8 @@ from tokenmix.errors import UserError, missing_extra, printable
 from tokenmix.registry import load_plugin
 from tokenmix.train.launch import launch, processes_to_start
 
+__all__ = ["VERBS", "parse", "run_command"]
+
 ABOUT = (
     "Token mixing beyond self-attention: drop one in, train it, see what it costs. "
     "tokenmix --import MODULE_OR_FILE.py VERB ... first imports your own code, which registers tasks, models or mixers."

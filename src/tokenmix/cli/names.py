@@ -11,6 +11,8 @@ from tokenmix.errors import UserError
 from tokenmix.train.config import ModelConfig
 from tokenmix.train.words import Numbers, Pairs
 
+__all__ = ["Cost", "Data", "Doctor", "Info", "List", "Swap"]
+
 Positional = tyro.conf.Positional
 
 

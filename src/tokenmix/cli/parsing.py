@@ -12,6 +12,8 @@ from tokenmix.cli.errors import one_line_errors
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.train.schema import Document
 
+__all__ = ["parse_into", "parse_known", "parse_verb"]
+
 T = TypeVar("T")
 STYLE = (tyro.conf.OmitArgPrefixes,)
 WORDS = ConstructorRegistry()

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+__all__ = ["Point", "Series", "line_chart", "marker", "place_labels", "scatter_chart", "ticks"]
+
 WIDTH, HEIGHT = 440, 280
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 42
 

@@ -9,6 +9,8 @@ from rich.table import Table
 from tokenmix.compare.results import Results, Twin
 from tokenmix.cost.units import count, milliseconds, ratio, size, spread
 
+__all__ = ["Cell", "Column", "cells", "columns", "markdown_table", "rich_table"]
+
 
 @dataclass(frozen=True)
 class Column:

@@ -31,6 +31,8 @@ from tokenmix.train.files import one_writer, replace_file
 from tokenmix.train.plan import check_config, make_plan
 from tokenmix.train.task import TaskData, TaskModule
 
+__all__ = ["compare", "predict_steps", "repeat_command"]
+
 
 def compare(config: CompareConfig, *, quiet: bool = False, baseline: Mapping[str, float] | None = None) -> Path:
     """Train, measure and report; returns the folder of report.html, results.json and results.md.

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+__all__ = ["IndexedDataset", "shared_permutation", "subset"]
+
 
 class IndexedDataset(ABC):
     """Indexed samples; a batch is a function of the epoch and the indices in it, and of nothing else.

@@ -18,6 +18,8 @@ from tokenmix.train.files import make_folder
 from tokenmix.train.run import load_task
 from tokenmix.train.task import TaskModule
 
+__all__ = ["inspect_run"]
+
 TILES = 15
 
 

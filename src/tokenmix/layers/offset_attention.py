@@ -10,6 +10,8 @@ from tokenmix.layers.masked_norm import MaskedBatchNorm
 from tokenmix.ops.attention import attention, attention_probabilities
 from tokenmix.ops.double_attention import double_attention
 
+__all__ = ["Offset", "OffsetAttention"]
+
 
 class Offset(nn.Module):
     """What a mixer made of the tokens, taken off them, through a linear layer, BatchNorm and ReLU, and the identity.

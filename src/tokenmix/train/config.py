@@ -14,6 +14,19 @@ from tokenmix.registry import TASKS, load_object
 from tokenmix.train.schema import Document, Part, Range
 from tokenmix.train.words import Names, Numbers, Pairs
 
+__all__ = [
+    "BudgetConfig",
+    "CompareConfig",
+    "DataConfig",
+    "LoopConfig",
+    "ManualOptim",
+    "ModelConfig",
+    "OptimConfig",
+    "TaskOptions",
+    "TrainConfig",
+    "default_config",
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Part):

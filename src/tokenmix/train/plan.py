@@ -11,6 +11,8 @@ import torch
 from tokenmix.errors import UserError
 from tokenmix.train.config import OptimConfig, TrainConfig
 
+__all__ = ["Progress", "TrainingPlan", "check_config", "make_plan", "seed_everything", "warmup_note"]
+
 
 @dataclass(frozen=True)
 class TrainingPlan:

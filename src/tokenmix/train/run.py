@@ -50,6 +50,8 @@ from tokenmix.train.sources import TOKENIZER, read_config, read_description
 from tokenmix.train.task import TaskData, TaskModule
 from tokenmix.train.trainer import fit, validate
 
+__all__ = ["DiskError", "evaluate", "load_run", "load_task", "predict", "train"]
+
 # What may differ when a run is resumed: where and how fast it is computed, not what.
 RESUMABLE = ("device", "workers", "threads", "grad_checkpointing")
 

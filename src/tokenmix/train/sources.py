@@ -9,6 +9,8 @@ from tokenmix.train.config import TrainConfig, default_config
 from tokenmix.train.files import read_json
 from tokenmix.train.recipes import load_recipe, merge_kwargs, read_document
 
+__all__ = ["TOKENIZER", "base_config", "make_config", "read_config", "read_description", "read_part", "saved_config"]
+
 # The folder in a run folder that holds the tokenizer of a text task.
 TOKENIZER = "tokenizer"
 

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 from tyro.constructors import PrimitiveConstructorSpec
 
+__all__ = ["Factors", "Names", "Numbers", "Pairs"]
+
 
 def _value(text: str) -> Any:
     """A Python literal where it is one, else the text itself."""

@@ -22,6 +22,8 @@ from tokenmix.data.lookup import DataRequest
 from tokenmix.data.store import Names
 from tokenmix.errors import UserError
 
+__all__ = ["FileImages", "load_folder", "load_imagefolder"]
+
 FOLDER_SIZE = (64, 64)
 PHOTOGRAPH_SIZE = (224, 224)
 TEST_SHARE = 0.2

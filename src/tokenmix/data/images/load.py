@@ -15,6 +15,8 @@ from tokenmix.data.images.image_set import CHANNELS, CROP_PCT, ImageSet, LazyIma
 from tokenmix.data.lookup import load_data, short_name
 from tokenmix.errors import UserError
 
+__all__ = ["ImageData", "LoadedImages", "load_images"]
+
 STATISTICS_SAMPLE = 2048
 
 

@@ -19,6 +19,8 @@ from tokenmix.data.images.load import LoadedImages
 from tokenmix.data.lookup import DataRequest, stored_path
 from tokenmix.data.store import Stored, fetched
 
+__all__ = ["fetch_fashion_mnist", "load_digits", "load_fashion_mnist"]
+
 TEST_DIGITS = 360
 PACKAGE = "dataset-fashion-mnist"
 

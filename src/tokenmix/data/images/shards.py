@@ -23,6 +23,8 @@ from tokenmix.data.images.image_set import Skipped
 from tokenmix.data.store import Names, fetched
 from tokenmix.errors import UserError
 
+__all__ = ["USAGE", "ShardIndex", "expand", "read_index"]
+
 USAGE = "give --data wds:PATH/train-{000000..000009}.tar,PATH/val-{000000..000001}.tar"
 MOST_SHARDS = 1_000_000
 PICTURES = ("jpg", "jpeg", "png", "webp", "ppm")

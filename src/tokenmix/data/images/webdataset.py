@@ -17,6 +17,8 @@ from tokenmix.data.images.shards import USAGE, ShardIndex, expand, read_index
 from tokenmix.data.lookup import DataRequest
 from tokenmix.errors import UserError
 
+__all__ = ["ShardImages", "load_webdataset", "shuffled"]
+
 SIZE = (224, 224)
 # Samples among which the next one is drawn: about four shards of ImageNet's usual size.
 BUFFER = 5000

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from tokenmix.errors import UserError, needs
 
+__all__ = ["decode_mask", "encode_mask"]
+
 
 def decode_mask(segmentation: Any, height: int, width: int) -> Tensor:
     """The mask that a `segmentation` of COCO says, bool (H, W).

@@ -12,6 +12,8 @@ from tokenmix.data.scenes.scenes import Objects, Scene, SceneData, Scenes
 from tokenmix.data.scenes.transforms import ObjectAugment, PixelAugment, left_over
 from tokenmix.errors import UserError
 
+__all__ = ["ObjectSamples", "PixelSamples", "SceneSamples"]
+
 
 class SceneSamples(IndexedDataset):
     """Scenes as a task takes them; what a sample is, `PixelSamples` and `ObjectSamples` say."""

@@ -17,6 +17,24 @@ from tokenmix.data.images.image_set import Skipped
 from tokenmix.data.lookup import load_data
 from tokenmix.errors import UserError
 
+__all__ = [
+    "IGNORE",
+    "Objects",
+    "RepeatedScenes",
+    "Scene",
+    "SceneData",
+    "Scenes",
+    "Want",
+    "bit_palette",
+    "folder_in",
+    "lines_of",
+    "load_scenes",
+    "no_objects",
+    "objects_of_boxes",
+    "objects_of_masks",
+    "read_stored",
+]
+
 Want = Literal["classes", "boxes", "masks"]
 IGNORE = 255
 

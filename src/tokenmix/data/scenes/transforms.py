@@ -20,6 +20,8 @@ from tokenmix.data.scenes.scenes import Objects
 from tokenmix.data.seeding import hash_indices, restored_random_state, seed_all
 from tokenmix.errors import UserError
 
+__all__ = ["ObjectAugment", "PixelAugment", "RandomScale", "scale_steps"]
+
 
 def scale_steps(low: float, high: float, step: float) -> tuple[float, ...]:
     """Scales from low to high: scale_steps(0.5, 2.0, 0.1) are the sixteen of the published segmentation recipes."""

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 from tokenmix.train.config import TaskOptions
 from tokenmix.train.schema import Range
 
+__all__ = ["ClassificationOptions"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationOptions(TaskOptions):

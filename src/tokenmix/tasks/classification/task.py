@@ -32,6 +32,8 @@ from tokenmix.train.programs import View
 from tokenmix.train.task import TaskModule
 from tokenmix.train.task_data import IndexedData, check_names
 
+__all__ = ["ImageClassification"]
+
 CONFUSION_CLASSES = 200
 FROM_DATA = {"num_classes": "--data", "in_chans": "--data", "img_size": "--img-size"}
 

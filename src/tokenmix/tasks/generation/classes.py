@@ -10,6 +10,8 @@ from tokenmix.data.images import ImageData, ImageSet
 from tokenmix.data.images.image_set import choose
 from tokenmix.errors import UserError, unknown_name
 
+__all__ = ["check_class_names", "keep_classes"]
+
 
 def keep_classes(
     images: ImageData, wanted: Sequence[str] | None, *, limit: int | None, limit_eval: int | None, seed: int

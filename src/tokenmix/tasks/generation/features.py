@@ -18,6 +18,8 @@ from tokenmix.registry import get_task
 from tokenmix.tasks.generation.metrics import ClassMatch, ClassScore, FeatureFrechet, FeatureKernel
 from tokenmix.train.sources import read_config, read_part
 
+__all__ = ["INCEPTION", "Features", "InceptionFeatures", "RunFeatures", "features_kind", "make_features"]
+
 INCEPTION = "inception"
 WEIGHTS = "weights-inception-2015-12-05-6726825d.pth"
 HOME = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{WEIGHTS}"

@@ -14,6 +14,8 @@ from tokenmix.tasks.points.metrics import BalancedAccuracy
 from tokenmix.tasks.points.task import PointTask
 from tokenmix.train.metrics import Accuracy, CrossEntropy
 
+__all__ = ["PointClassification"]
+
 CONFUSION_CLASSES = 200
 
 

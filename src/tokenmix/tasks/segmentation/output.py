@@ -11,6 +11,8 @@ from torch import Tensor
 
 from tokenmix.data.scenes.rle import encode_mask
 
+__all__ = ["run_lengths", "shares", "write_answer"]
+
 VEIL = 0.5
 
 

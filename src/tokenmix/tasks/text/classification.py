@@ -24,6 +24,8 @@ from tokenmix.train.config import TrainConfig
 from tokenmix.train.metrics import CrossEntropy, PositiveF1
 from tokenmix.train.task_data import check_names
 
+__all__ = ["TextClassification"]
+
 CONFUSION_CLASSES = 200
 
 

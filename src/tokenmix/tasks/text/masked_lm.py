@@ -17,6 +17,8 @@ from tokenmix.tasks.text.task import Sentence, TextData, TextTask, inputs_of, re
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.metrics import CrossEntropy, Perplexity
 
+__all__ = ["MaskedLM"]
+
 NO_LABEL = -100
 BEST = 5
 

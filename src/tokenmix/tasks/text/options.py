@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from tokenmix.train.config import TaskOptions
 from tokenmix.train.schema import Range
 
+__all__ = ["MaskingOptions", "QuestionOptions", "TextOptions"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions(TaskOptions):

@@ -15,6 +15,8 @@ from tokenmix.tasks.text.models.heads import GMLPForQuestionAnswering
 from tokenmix.tasks.text.task import TextData, TextTask, inputs_of, read_sentences, tokenizer_for
 from tokenmix.train.config import TrainConfig
 
+__all__ = ["QuestionAnswering", "Span", "SpanAgreement", "best_span"]
+
 AT_ONCE = 16
 BEST, LONGEST = 20, 30
 

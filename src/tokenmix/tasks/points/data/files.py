@@ -18,6 +18,8 @@ from tokenmix.tasks.points.data.cloud import Cloud, check_cloud
 from tokenmix.tasks.points.data.meshes import parse_obj, parse_off, sampled
 from tokenmix.tasks.points.data.ply import parse_ply
 
+__all__ = ["ENDINGS", "NUM_POINTS", "read_file", "read_points"]
+
 NUM_POINTS = 2048
 _POINT_KEYS = ("points", "xyz", "pos", "vertices")
 

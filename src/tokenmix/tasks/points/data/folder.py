@@ -15,6 +15,8 @@ from tokenmix.tasks.points.data.cloud import Cloud, PackedClouds, PointData
 from tokenmix.tasks.points.data.files import ENDINGS, read_file
 from tokenmix.tasks.points.data.packing import CloudItem, check_folder, pack, read_item
 
+__all__ = ["load_clouds"]
+
 TEST_NAMES = ("test", "val", "valid", "validation")
 TEST_SHARE = 0.2
 MAX_PARTS = 1000

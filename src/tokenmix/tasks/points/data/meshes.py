@@ -10,6 +10,8 @@ import torch
 from tokenmix.errors import UserError, needs
 from tokenmix.tasks.points.data.cloud import Cloud
 
+__all__ = ["parse_obj", "parse_off", "sampled"]
+
 
 def parse_off(content: bytes, name: str) -> dict[str, np.ndarray]:
     """`points` and triangles `faces` of an OFF file; ModelNet's, whose counts follow `OFF` on the same line, as well.

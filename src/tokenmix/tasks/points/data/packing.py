@@ -20,6 +20,8 @@ from tokenmix.errors import MissingExtra, UserError
 from tokenmix.tasks.points.data.cloud import Cloud, PackedClouds, unit_ball
 from tokenmix.tasks.points.data.files import read_points
 
+__all__ = ["CloudItem", "check_folder", "kept", "pack", "read_item"]
+
 
 @dataclass(frozen=True)
 class CloudItem:

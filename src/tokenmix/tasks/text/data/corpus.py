@@ -10,6 +10,8 @@ from tokenmix.errors import UserError
 from tokenmix.tasks.text.data.files import TEST_SHARE, check_file, choose_test, digest_of, find_parts, read_lines
 from tokenmix.tasks.text.data.tables import Table, open_table
 
+__all__ = ["Corpus", "Documents", "load_column", "load_text", "load_text_files"]
+
 PIECE = 1 << 18
 """Characters after which a long file is cut at the end of a line, so that no file has to fit into memory."""
 ENDINGS = (".txt", ".text", ".md")

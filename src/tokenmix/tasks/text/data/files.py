@@ -11,6 +11,8 @@ from typing import Any
 
 from tokenmix.errors import UserError, needs
 
+__all__ = ["Row", "check_file", "choose_test", "digest_of", "find_parts", "is_test", "read_lines", "read_rows"]
+
 Row = tuple[str, dict[str, Any]]
 """Where it stands, as "FILE, line 7", and its values by column."""
 TEST_SHARE = 10

@@ -17,6 +17,8 @@ from tokenmix.tasks.text.data.corpus import Corpus, load_column
 from tokenmix.tasks.text.data.files import check_file, read_lines
 from tokenmix.tasks.text.data.tables import Table, open_table
 
+__all__ = ["LabelledData", "LabelledText", "build_labelled", "load_glue", "load_labelled", "load_table"]
+
 MOST_CLASSES = 1000
 _BOTH, _ENTAILED, _NLI = ("0", "1"), ("entailment", "not_entailment"), ("entailment", "neutral", "contradiction")
 GLUE: dict[str, tuple[tuple[str, ...] | tuple[int, ...], tuple[str, ...] | Literal["numbers"]]] = {

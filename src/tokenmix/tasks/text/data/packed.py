@@ -14,6 +14,7 @@ from tokenmix.tasks.text.data.tokens import Tokens
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+__all__ = ["IGNORED", "Masking", "PackedText", "mask_tokens"]
 
 Masking = Literal["token", "whole-word"]
 IGNORED = -100

@@ -24,6 +24,16 @@ from tokenmix.tasks.text.data.tables import open_table
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+__all__ = [
+    "EncodedQuestions",
+    "Question",
+    "QuestionData",
+    "WholeQuestions",
+    "load_hub",
+    "load_questions",
+    "load_squad",
+    "read_squad",
+]
 
 VERSIONS = ("v2.0", "v1.1")
 

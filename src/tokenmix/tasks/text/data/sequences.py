@@ -15,6 +15,7 @@ from tokenmix.tasks.text.data.labelled import LabelledText
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+__all__ = ["Batch", "EncodedText", "Sequences", "padded", "token_batch"]
 
 Batch = dict[str, Tensor]
 

@@ -13,6 +13,8 @@ from tokenmix.data.lookup import DataRequest, cache_root
 from tokenmix.errors import UserError, needs
 from tokenmix.tasks.text.data.files import Row, check_file, find_parts, is_test, read_rows
 
+__all__ = ["Table", "import_datasets", "open_table"]
+
 TEST_SPLITS = ("validation", "validation_matched", "dev", "test")
 """Parts of a set of the hub that are tested on; what is called its test part often has no labels."""
 

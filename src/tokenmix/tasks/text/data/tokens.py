@@ -16,6 +16,7 @@ from tokenmix.tasks.text.data.tables import import_datasets
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+__all__ = ["Tokens", "tokenized"]
 
 FORMAT = 2
 GROUP_CHARACTERS = 1 << 21
