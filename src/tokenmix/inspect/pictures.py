@@ -34,12 +34,12 @@ def draw_tiles(image: Tensor, tiles: Sequence[Tile], title: str, file: Path) -> 
     figure.savefig(file, dpi=120)
 
 
-def _panel(count: int, title: str) -> tuple[Figure, Sequence[Axes]]:
+def _panel(count: int, title: str) -> tuple[Figure, list[Axes]]:
     """A figure and places for at least `count` pictures, without ticks or frames."""
     rows = -(-count // COLUMNS)
     figure = Figure(figsize=(2.1 * COLUMNS, 2.35 * rows + 0.4), layout="constrained")
     figure.suptitle(title, fontsize=11)
-    axes = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
+    axes = list(figure.subplots(rows, COLUMNS, squeeze=False).flat)
     for axis in axes:
         axis.set(xticks=[], yticks=[], frame_on=False)
     return figure, axes
