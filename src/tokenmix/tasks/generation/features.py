@@ -14,7 +14,7 @@ from torchmetrics import Metric
 
 from tokenmix.data.fetch import FetchError, download, log
 from tokenmix.errors import UserError, needs, unknown_name
-from tokenmix.tasks.classification.task import ImageClassification
+from tokenmix.registry import get_task
 from tokenmix.tasks.generation.metrics import ClassMatch, ClassScore, FeatureFrechet, FeatureKernel
 from tokenmix.train.sources import read_config, read_part
 
@@ -80,7 +80,7 @@ class RunFeatures(Features):
             raise UserError(f"features={error}; give a run folder of image-classification") from None
         if config.task != "image-classification":
             raise UserError(f"features={run} is a run of {config.task}; give a run folder of image-classification")
-        self.model = ImageClassification.build_model(config, self.data)
+        self.model = get_task(config.task).build_model(config, self.data)
         _put(self.model, run / "model.safetensors")
         if not hasattr(self.model, "forward_head"):
             raise UserError(f"features={run}: {config.model.model} shows no features; give a run of a tokenmix model")
