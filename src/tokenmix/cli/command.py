@@ -16,7 +16,7 @@ from tokenmix.errors import UserError, missing_extra, printable
 from tokenmix.registry import load_plugin
 from tokenmix.train.launch import launch, processes_to_start
 
-__all__ = ["VERBS", "parse", "run"]
+__all__ = ["VERBS", "parse", "run_command"]
 
 ABOUT = (
     "Token mixing beyond self-attention: drop one in, train it, see what it costs. "
@@ -44,7 +44,7 @@ VERBS: dict[str, Any] = {
 def parse(argv: Sequence[str]) -> Any:
     """The command that argv asks for; `UserError` with one line for a mistake.
 
-    What stands behind `--import` in front of the verb is left to `run`.
+    What stands behind `--import` in front of the verb is left to `run_command`.
     """
     _, argv = split_imports(argv)
     if sum(word.startswith("wds:") for word in argv) > 1:
@@ -70,7 +70,7 @@ def split_imports(argv: Sequence[str]) -> tuple[list[str], Sequence[str]]:
     return named, argv
 
 
-def run(argv: Sequence[str] | None = None) -> int:
+def run_command(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments, command = list(sys.argv[1:] if argv is None else argv), None
     try:

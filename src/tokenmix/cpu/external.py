@@ -14,20 +14,6 @@ from tokenmix.layers.external import ExternalAttention
 from tokenmix.layers.multihead_external import MultiHeadExternalAttention
 from tokenmix.ops.normalize import double_normalize
 
-__all__ = [
-    "FoldedExternalAttention",
-    "Folding",
-    "Int8ExternalAttention",
-    "Map",
-    "fold_keys",
-    "fold_values",
-    "folded",
-    "folds",
-    "linear_map",
-    "make_external",
-    "num_heads",
-]
-
 Folding = ExternalAttention | MultiHeadExternalAttention
 
 

@@ -10,9 +10,6 @@ from tokenmix.cpu.layers import Int8Linear, Range, check_unfollowed, samples_at_
 from tokenmix.cpu.operators import Activation, Dtype, fused_linear
 from tokenmix.layers.gated_mlp import GatedMLP
 
-__all__ = ["GROUP", "AnyLinear", "FusedLinear", "GroupedGatedMLP", "make_linear"]
-
-
 GROUP = 2**20
 """Numbers worked on together, 4 MiB. Products of a quarter of that have too few rows; with three times as many the time
 may go to fresh memory pages (LOG.md, 2026-11-22)."""

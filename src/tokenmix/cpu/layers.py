@@ -11,9 +11,7 @@ from tokenmix.cpu.operators import Activation, int8_linear, int8_matmul, largest
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer, check_mask, check_tokens, zero_masked
 from tokenmix.layers.spatial_gating import SpatialGatingUnit, check_addend
-from tokenmix.ops.gating import resize_gate
-
-__all__ = ["Int8Gate", "Int8Linear", "Range", "check_unfollowed", "outside_graphs", "samples_at_a_time"]
+from tokenmix.ops.resize import resize_gate
 
 Range = tuple[float, float]
 

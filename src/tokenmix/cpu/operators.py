@@ -9,20 +9,6 @@ from torch.nn import functional as F
 
 from tokenmix.errors import UserError
 
-__all__ = [
-    "OPERATORS",
-    "Activation",
-    "Dtype",
-    "fused_linear",
-    "has_fused_linear",
-    "int8_linear",
-    "int8_matmul",
-    "largest_weight",
-    "missing_operators",
-    "pack_weight",
-    "require_operators",
-]
-
 Activation = Literal["none", "gelu", "gelu-tanh"]
 
 Dtype = Literal["float32", "bfloat16", "int8"]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tokenmix.cpu.layers import Int8Gate, Int8Linear
 from tokenmix.cpu.operators import Dtype, require_operators
-from tokenmix.cpu.planning import fill, install, kind_of, make_plan, observe, plan_of
+from tokenmix.cpu.planning import fill, install, kind_of, observe, plan_copy, plan_of
 from tokenmix.errors import UserError, unknown_name
 
 __all__ = ["TOLERANCES", "load_quantized", "optimize", "save_quantized"]
@@ -67,7 +67,7 @@ def optimize(
     ranges = observe(result, itertools.chain([first], batches))
     expected = result(first)
     layers = dict(result.named_modules())
-    plan = make_plan(result, set(ranges), dtype)
+    plan = plan_copy(result, set(ranges), dtype)
     if not plan:
         raise UserError(
             f"{type(model).__name__} has nothing to optimise in {dtype}: no nn.Linear over tokens, no layer of ours; "

@@ -4,9 +4,36 @@ Importing this package registers the sets of images and scenes, and nothing heav
 """
 
 from tokenmix.data.lookup import DataInfo, DataRequest, fetch_data, list_data
-from tokenmix.registry import DATA_SETS, DataEntry
+from tokenmix.registry import DATA_SETS, DataEntry, Kind
 
 __all__ = ["DataInfo", "DataRequest", "fetch_data", "list_data"]
+
+LAYOUTS: tuple[tuple[str, tuple[Kind, ...], str, str], ...] = (
+    ("folder", ("images",), ", one sub-folder a class", "images.folders:load_folder"),
+    ("imagefolder", ("images",), ", photographs in ImageNet's layout", "images.folders:load_imagefolder"),
+    (
+        "wds",
+        ("images",),
+        "/train-{000..009}.tar, photographs in WebDataset shards",
+        "images.webdataset:load_webdataset",
+    ),
+    (
+        "voc",
+        ("classes", "boxes", "masks"),
+        ", Pascal VOC's VOCdevkit/VOC2012, 20 classes",
+        "scenes.voc:load_voc",
+    ),
+    ("ade20k", ("classes",), ", ADEChallengeData2016, 150 classes", "scenes.label_maps:load_ade20k"),
+    ("cityscapes", ("classes",), ", leftImg8bit and gtFine, 19 classes", "scenes.label_maps:load_cityscapes"),
+    ("coco", ("boxes", "masks"), ", annotations, train2017 and val2017, 80 classes", "scenes.coco:load_coco"),
+    (
+        "masks",
+        ("classes",),
+        ", train and val with images and masks, a PNG of class numbers each",
+        "scenes.label_maps:load_masks",
+    ),
+)
+"""The user's own files: name, kinds, what follows name:PATH, and the reader."""
 
 DATA_SETS.register(
     DataEntry(
@@ -34,30 +61,6 @@ DATA_SETS.register(
             load=f"tokenmix.data.{load}",
             variant="shards" if name == "wds" else "path",
         )
-        for name, kinds, about, load in (
-            ("folder", ("images",), ", one sub-folder a class", "images.folders:load_folder"),
-            ("imagefolder", ("images",), ", photographs in ImageNet's layout", "images.folders:load_imagefolder"),
-            (
-                "wds",
-                ("images",),
-                "/train-{000..009}.tar, photographs in WebDataset shards",
-                "images.webdataset:load_webdataset",
-            ),
-            (
-                "voc",
-                ("classes", "boxes", "masks"),
-                ", Pascal VOC's VOCdevkit/VOC2012, 20 classes",
-                "scenes.voc:load_voc",
-            ),
-            ("ade20k", ("classes",), ", ADEChallengeData2016, 150 classes", "scenes.label_maps:load_ade20k"),
-            ("cityscapes", ("classes",), ", leftImg8bit and gtFine, 19 classes", "scenes.label_maps:load_cityscapes"),
-            ("coco", ("boxes", "masks"), ", annotations, train2017 and val2017, 80 classes", "scenes.coco:load_coco"),
-            (
-                "masks",
-                ("classes",),
-                ", train and val with images and masks, a PNG of class numbers each",
-                "scenes.label_maps:load_masks",
-            ),
-        )
+        for name, kinds, about, load in LAYOUTS
     ),
 )

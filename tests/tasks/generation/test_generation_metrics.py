@@ -1,5 +1,7 @@
 """Distances of sets of features against torchmetrics' and torch-fidelity's, and against the formulas written out."""
 
+import hashlib
+
 import pytest
 import scipy.linalg
 import torch
@@ -78,6 +80,8 @@ def test_inception_is_torch_fidelitys(tmp_path, monkeypatch):
         theirs = fidelity.FeatureExtractorInceptionV3("drawn", ["2048", "logits_unbiased"])
     (tmp_path / "checkpoints").mkdir()
     torch.save(theirs.state_dict(), tmp_path / "checkpoints" / WEIGHTS)
+    content = hashlib.sha256((tmp_path / "checkpoints" / WEIGHTS).read_bytes()).hexdigest()
+    monkeypatch.setattr("tokenmix.tasks.generation.features.CONTENT", content)
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     ours = InceptionFeatures()
     levels = torch.randint(0, 256, (2, 1, 32, 32), dtype=torch.uint8)

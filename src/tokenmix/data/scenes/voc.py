@@ -6,6 +6,7 @@ lists and masks of Hariharan et al. (2011) are, trainaug.txt and SegmentationCla
 
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import isfinite, nan
 from pathlib import Path
@@ -242,10 +243,9 @@ def read_boxes(text: str | bytes, path: Path | str, *, first: int = 1) -> Boxes:
 
 def _corners(node: ElementTree.Element, where: str) -> tuple[float, ...]:
     texts = [_text(node, f"bndbox/{side}", where) for side in SIDES]
-    try:
+    box: tuple[float, ...] = (nan, nan, nan, nan)
+    with suppress(ValueError):
         box = tuple(map(float, texts))
-    except ValueError:
-        box = (nan,)
     if not all(map(isfinite, box)):
         raise UserError(f"{where} has a corner that is no number: {SIDES} = {', '.join(texts)}")
     if box[0] > box[2] or box[1] > box[3]:
