@@ -49,7 +49,7 @@ class PixelData(IndexedData):
             color_jitter=options.color_jitter, fill=data.mean,
         )  # fmt: skip
         self.test_batch = options.test_batch
-        size = crop or tuple(data.train.scene(0).image.shape[1:])
+        size = crop or tuple(PixelSamples(data, data.train).read(torch.tensor([0]), 0)["image"].shape[2:])
         super().__init__(
             PixelSamples(data, RepeatedScenes(data.train, options.crops), augment), PixelSamples(data, data.test),
             config=config,
