@@ -18,6 +18,7 @@ from tokenmix.train.launch import launch, processes_to_start
 
 __all__ = ["VERBS", "parse", "run_command"]
 
+MOST_SHOWN = 2000
 ABOUT = (
     "Token mixing beyond self-attention: drop one in, train it, see what it costs. "
     "tokenmix --import MODULE_OR_FILE.py VERB ... first imports your own code, which registers tasks, models or mixers."
@@ -105,5 +106,8 @@ def run_command(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str) -> int:
-    print(f"tokenmix: {printable(' '.join(message.split()))}", file=sys.stderr)
+    line = printable(" ".join(message.split()))
+    # A value that was given, or the names of all that there is, may be of any length; the remedy stands at the end.
+    shown = line if len(line) <= MOST_SHOWN else f"{line[: MOST_SHOWN // 2]} ... {line[-MOST_SHOWN // 2 :]}"
+    print(f"tokenmix: {shown}", file=sys.stderr)
     return 2

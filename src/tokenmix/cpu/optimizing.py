@@ -37,9 +37,9 @@ def optimize(
         fast = tokenmix.optimize(model, images, dtype="int8")        # images: a hundred or so of the training images
         logits = fast(batch)                                         # batches of any size
 
-    Works on any model that holds `nn.Linear` or our layers. Linear layers take in the GELU behind them; memories of
-    external attention are multiplied into the projections around them; EAMLP's stem loses its unfoldings; gMLP's
-    branches work on a few samples at a time. See `FusedLinear`, `FoldedExternalAttention`, `FoldedT2TStem`.
+    Works on any model that holds `nn.Linear` or our layers. Linear layers keep their weight in the library's own layout
+    and take in the GELU after them; memories of external attention are multiplied into the projections around them;
+    EAMLP's stem loses its unfoldings. See `FusedLinear`, `FoldedExternalAttention`, `FoldedT2TStem`.
 
     Args:
         model: a float32 model on the CPU; it is not changed.

@@ -7,12 +7,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from tokenmix.cpu.external import FoldedExternalAttention, Folding, folded, folds, make_external, num_heads
-from tokenmix.cpu.fused import FusedLinear, GroupedGatedMLP, make_linear
+from tokenmix.cpu.fused import FusedLinear, make_linear
 from tokenmix.cpu.layers import Int8Gate, Int8Linear, Range
 from tokenmix.cpu.operators import Activation, Dtype
 from tokenmix.cpu.stem import FoldedT2TStem
 from tokenmix.errors import UserError
-from tokenmix.layers.gated_mlp import GatedMLP
 from tokenmix.layers.spatial_gating import SpatialGatingUnit
 from tokenmix.models.eamlp import StemAttention, T2TStem
 from tokenmix.ops.external.api import external_attention_map
@@ -160,10 +159,6 @@ def install(model: nn.Module, plan: CopyPlan, dtype: Dtype) -> None:
             parent.add_module(name, made)
             if isinstance(made, FusedLinear | Int8Linear) and made.act != "none":
                 parent.add_module(dict(_followed(parent))[name], nn.Identity())
-    for module in model.modules():
-        if type(module) is GatedMLP:
-            # The same layer in all but its forward pass.
-            module.__class__ = GroupedGatedMLP
 
 
 def _empty(module: nn.Module, kind: str, dtype: Dtype) -> nn.Module:

@@ -46,8 +46,8 @@ def _started(weights: dict[str, Tensor], model: Any, source: Path) -> dict[str, 
 
 def _trained_size(source: Path) -> tuple[int, int] | None:
     """The image size that a run folder states."""
-    height_width = _description(source).get("img_size")
-    return tuple(height_width) if height_width else None
+    size = _description(source).get("img_size")
+    return (size[0], size[1]) if isinstance(size, list) else None
 
 
 def _description(source: Path) -> dict[str, Any]:

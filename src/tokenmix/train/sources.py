@@ -83,15 +83,20 @@ def read_description(run: Path) -> dict[str, Any]:
         for name in values.keys() & NUMBERS:
             fitted(Count, values[name], name)
         for name in values.keys() & LISTS.keys():
-            if not isinstance(values[name], list):
-                raise UserError(f"{name}={values[name]!r} must be a list")
-            for value in values[name]:
+            # A task of somebody else's may have one value instead of a list.
+            for value in _items(values[name]):
                 fitted(LISTS[name], value, name)
-        if len(values.get("img_size", (1, 1))) != 2 or len(values.get("mean", ())) != len(values.get("std", ())):
-            raise UserError("img_size must be two numbers, and mean and std as many as each other")
+        if {"mean", "std"} <= values.keys() and len(_items(values["mean"])) != len(_items(values["std"])):
+            raise UserError("mean and std must be as many as each other")
+        if isinstance(values.get("img_size"), list) and len(values["img_size"]) != 2:
+            raise UserError("img_size must be two numbers")
     except UserError as error:
         raise UserError(f"{values.path} is damaged: {error}; put a whole one back") from None
     return values
+
+
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def read_part(run: Path, name: str) -> dict[str, Any]:
