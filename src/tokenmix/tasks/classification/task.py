@@ -43,8 +43,11 @@ def image_data(
 ) -> IndexedData:
     """Images normalised with `mean` and `std`, for training augmented; `images` has the config's limits already."""
     train = ImageSamples(images.train, mean=mean, std=std, seed=config.loop.seed, **augment)
-    test = ImageSamples(images.test, mean=mean, std=std)
-    made = IndexedData(train, test, config=config, description=images.describe())
+    test, held = (
+        None if part is None else ImageSamples(part, mean=mean, std=std) for part in (images.test, images.validation)
+    )
+    assert test is not None
+    made = IndexedData(train, test, held, config=config, description=images.describe())
     made.images = images
     return made
 
@@ -83,7 +86,7 @@ class ImageClassification(TaskModule):
         size = options.img_size if like is None else tuple(like["img_size"])
         images = load_images(
             config.data.data, img_size=size, limit=config.data.limit, limit_eval=config.data.limit_eval,
-            seed=config.loop.seed, crop_pct=options.crop_pct,
+            validation=config.data.validation, seed=config.loop.seed, crop_pct=options.crop_pct,
         )  # fmt: skip
         if like is not None:
             _check_like(config.data.data, images, like)

@@ -54,7 +54,7 @@ class ObjectTask(TaskModule):
     @classmethod
     def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:
         """Read the scenes of `config.data.data`."""
-        data = load_scenes(config.data.data, want=cls.want, seed=config.loop.seed)
+        data = load_scenes(config.data.data, want=cls.want, validation=config.data.validation, seed=config.loop.seed)
         if like is not None:
             check_names(config.data.data, data.classes, like["classes"])
         options = config.options
@@ -62,7 +62,9 @@ class ObjectTask(TaskModule):
         if like is None:
             _check_learnable(ObjectSamples(scenes), config, cls.want)
         train = ObjectSamples(scenes, _augment(config, options, data))
-        return IndexedData(train, ObjectSamples(data.test), config=config, description=_describe(config, data, like))
+        held = None if data.validation is None else ObjectSamples(data.validation)
+        described = _describe(config, data, like)
+        return IndexedData(train, ObjectSamples(data.test), held, config=config, description=described)
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:

@@ -51,6 +51,7 @@ class PixelData(IndexedData):
         size = crop or tuple(data.train.scene(0).image.shape[1:])
         super().__init__(
             PixelSamples(data, RepeatedScenes(data.train, options.crops), augment), PixelSamples(data, data.test),
+            None if data.validation is None else PixelSamples(data, data.validation),
             config=config,
             description={
                 "classes": data.classes, "ignore": data.ignore, "palette": data.palette, "mean": data.mean,
@@ -62,6 +63,10 @@ class PixelData(IndexedData):
     def test_batches(self, *, batch_size: int) -> Iterable[Any]:
         """The test images in their order; `batch_size` is that of training."""
         return super().test_batches(batch_size=min(batch_size, self.test_batch))
+
+    def validation_batches(self, *, batch_size: int) -> Iterable[Any]:
+        """The validation images likewise."""
+        return super().validation_batches(batch_size=min(batch_size, self.test_batch))
 
 
 class SemanticSegmentation(TaskModule):
@@ -82,7 +87,7 @@ class SemanticSegmentation(TaskModule):
     @classmethod
     def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> PixelData:
         """The scenes of `config.data.data`; with `like` normalised as that run's, and of the same classes."""
-        data = load_scenes(config.data.data, want="classes", seed=config.loop.seed)
+        data = load_scenes(config.data.data, want="classes", validation=config.data.validation, seed=config.loop.seed)
         if len(data.classes) > MOST_CLASSES:
             raise UserError(
                 f"{config.data.data!r} has {len(data.classes)} classes; a mask has colours for {MOST_CLASSES}"
