@@ -314,8 +314,8 @@ def markdown(found: Mapping[str, Any], command: str) -> str:
     """The tables of all that is there."""
     lines = [
         f"Made by `{command}` on {environment()['cpu']}, one thread; accuracy on the 10,000 test",
-        "images after the last epoch, mean ± sample standard deviation over the seeds. Learning rates were chosen on 5,000",
-        "validation images.",
+        "images after the last epoch, mean ± sample standard deviation over the seeds. Learning rates were chosen on",
+        "5,000 validation images.",
     ]
     if "rates" in found:
         rates = next(iter(found["rates"].values()))["validation"]

@@ -28,6 +28,7 @@ __all__ = [
     "Want",
     "bit_palette",
     "folder_in",
+    "hold_out_scenes",
     "lines_of",
     "load_scenes",
     "no_objects",
@@ -161,17 +162,14 @@ class SceneData:
     validation: Scenes | None = None
 
 
-def load_scenes(
-    spec: str, *, want: Want, validation: int | None = 0, seed: int = 0, root: Path | None = None
-) -> SceneData:
+def load_scenes(spec: str, *, want: Want, seed: int = 0, root: Path | None = None) -> SceneData:
     """Scenes with the classes of their pixels, or with boxes or masks of their objects.
 
-    Which scenes are for testing and validation, and what they show, never depends on the seed.
+    Which scenes are for testing, and what they show, never depends on the seed.
 
     Args:
         spec: a name of `tokenmix list data`, or a published layout with its folder, such as `voc:PATH`.
         want: what is to be known of the images.
-        validation: hold out this many training scenes; a tenth of them if None.
         seed: of training scenes that are composed on the fly; real ones do not depend on it.
         root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if not given.
 
@@ -180,8 +178,12 @@ def load_scenes(
     """
     if want not in get_args(Want):
         raise UserError(f"want is one of {', '.join(get_args(Want))}, got {want!r}")
-    data: SceneData = load_data(spec, want, root=root, seed=seed)
-    kept, held = hold_out(torch.zeros(len(data.train)), validation)
+    return load_data(spec, want, root=root, seed=seed)
+
+
+def hold_out_scenes(data: SceneData, asked: int | None) -> SceneData:
+    """The data with so many of the training scenes held out for validation; a tenth of them if None."""
+    kept, held = hold_out(torch.zeros(len(data.train)), asked)
     if not len(held):
         return data
     return replace(data, train=ChosenScenes(data.train, kept), validation=ChosenScenes(data.train, held))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tokenmix.data.images.image_set import Skipped
 from tokenmix.data.indexed import subset
-from tokenmix.data.scenes import ObjectAugment, ObjectSamples, RepeatedScenes, SceneData, load_scenes
+from tokenmix.data.scenes import ObjectAugment, ObjectSamples, RepeatedScenes, SceneData, hold_out_scenes, load_scenes
 from tokenmix.errors import UserError
 from tokenmix.models.architecture import flat_arguments
 from tokenmix.models.registry import create_model
@@ -54,7 +54,8 @@ class ObjectTask(TaskModule):
     @classmethod
     def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:
         """Read the scenes of `config.data.data`."""
-        data = load_scenes(config.data.data, want=cls.want, validation=config.data.validation, seed=config.loop.seed)
+        data = load_scenes(config.data.data, want=cls.want, seed=config.loop.seed)
+        data = hold_out_scenes(data, config.data.validation)
         if like is not None:
             check_names(config.data.data, data.classes, like["classes"])
         options = config.options

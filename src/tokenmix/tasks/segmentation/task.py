@@ -13,7 +13,7 @@ from torchmetrics import MetricCollection
 
 from tokenmix.data.images import read_image
 from tokenmix.data.indexed import subset
-from tokenmix.data.scenes import PixelAugment, PixelSamples, RepeatedScenes, SceneData, load_scenes
+from tokenmix.data.scenes import PixelAugment, PixelSamples, RepeatedScenes, SceneData, hold_out_scenes, load_scenes
 from tokenmix.errors import UserError
 from tokenmix.models.registry import create_model
 from tokenmix.tasks.fitting import check_model, check_own
@@ -87,7 +87,8 @@ class SemanticSegmentation(TaskModule):
     @classmethod
     def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> PixelData:
         """The scenes of `config.data.data`; with `like` normalised as that run's, and of the same classes."""
-        data = load_scenes(config.data.data, want="classes", validation=config.data.validation, seed=config.loop.seed)
+        data = load_scenes(config.data.data, want="classes", seed=config.loop.seed)
+        data = hold_out_scenes(data, config.data.validation)
         if len(data.classes) > MOST_CLASSES:
             raise UserError(
                 f"{config.data.data!r} has {len(data.classes)} classes; a mask has colours for {MOST_CLASSES}"
