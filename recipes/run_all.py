@@ -2,9 +2,9 @@
 
     python -m recipes.run_all --budget 6 [--jobs 2]
 
-Each job is a recipe, a program of its own that goes on where it stopped; it prints a line for each run, and writes its JSON,
-tables and pictures when all of its runs are there. A job that has ended is not started again unless its name is given
-to --again. Ctrl-C, and the end of the time, save what is being trained: the same command goes on.
+Each job is a recipe, a program of its own that goes on where it stopped; it prints a line for each run, and writes its
+JSON, tables and pictures when all of its runs are there. A job that has ended is not started again unless its name is
+given to --again. Ctrl-C, and the end of the time, save what is being trained: the same command goes on.
 """
 
 import os
@@ -46,6 +46,8 @@ JOBS = (
     Job("nano-families", "recipes.classification.nano_families"),
 )
 LEDGER = "recipes.claims"
+STOPPED = 3
+"""Exit code of a job, and of this program, that has to go on another time."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,10 @@ class Args:
 
 
 def run_all(args: Args, jobs: Sequence[Job] = JOBS, ledger: str = LEDGER) -> int:
-    """Run the jobs that have not ended, then the ledger; 0 if all have ended, 1 if one failed, 130 after Ctrl-C, else 3."""
+    """Run the jobs that have not ended, then the ledger.
+
+    Returns 0 if all have ended, 1 if one failed, 130 after Ctrl-C, else `STOPPED`.
+    """
     deadline, note = time.monotonic() + args.budget * 3600, args.out / "ended.json"
     ended: dict[str, str] = read_json(note) if note.exists() else {}
     ended = {name: when for name, when in ended.items() if name not in args.again}
@@ -90,9 +95,6 @@ def run_all(args: Args, jobs: Sequence[Job] = JOBS, ledger: str = LEDGER) -> int
         print("interrupted; the same command goes on", file=sys.stderr)
         return 130
     return 1 if failed else 0 if all(job.name in ended for job in jobs) else STOPPED
-
-
-STOPPED = 3
 
 
 def _run(command: str, seconds: float) -> int:

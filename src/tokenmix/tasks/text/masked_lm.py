@@ -47,9 +47,8 @@ class MaskedLM(TextTask):
         }  # fmt: skip
         whole, test = tokenized(corpus, tokenizer)
         # Running text is held out as its end, since cuts between training sequences move.
-        held = (length - 2) * validation_size(
-            max(1, len(whole) // (length - 2)), config.data.validation, config.data.limit
-        )
+        window = max(1, length - 2)
+        held = window * validation_size(max(1, len(whole) // window), config.data.validation, config.data.limit)
         train, validation = whole.part(0, len(whole) - held), whole.part(len(whole) - held, len(whole))
         return TextData(
             PackedText(train, tokenizer, part="train", **shared),
