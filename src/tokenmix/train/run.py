@@ -34,7 +34,7 @@ from tokenmix.registry import get_task
 from tokenmix.train.checkpoint import Checkpoint, put_weights, read_latest_checkpoint, read_weights
 from tokenmix.train.config import OptimConfig, TrainConfig
 from tokenmix.train.distributed import PeerFailure, check_ranks, distributed_info, process_group, raise_on_all_ranks
-from tokenmix.train.engine import check_device
+from tokenmix.train.engine import check_device, device_type, keep_freed_memory
 from tokenmix.train.files import (
     DISK_ERRORS,
     LOCKS,
@@ -279,6 +279,8 @@ def _prepare(config: TrainConfig) -> Session:
     """Read the data and draw the first weights, which depend on the seed alone."""
     if config.loop.threads is not None:
         torch.set_num_threads(config.loop.threads)
+    if device_type(config) == "cpu":
+        keep_freed_memory()
     kind = get_task(config.task)
     data = kind.load_data(config)
     here = distributed_info()
