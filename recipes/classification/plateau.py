@@ -47,7 +47,7 @@ SHARED: dict[str, Any] = {
 }  # fmt: skip
 FAMILIES = ("self", "external", "multihead-external", "gating", "gating-attention", "less")
 RATES = (1e-3, 2e-3, 4e-3)
-EPOCHS, TUNING, ABLATION = 12, 3, 6
+EPOCHS, TUNING, ABLATION = 15, 4, 6
 LESS = {"mixer": "less"}
 # What is changed, by the family whose learning rate it takes; what an ablation is compared with stands first.
 ABLATIONS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
