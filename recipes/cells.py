@@ -18,8 +18,6 @@ from tokenmix.errors import UserError
 from tokenmix.train.finish import finish_run
 from tokenmix.train.sources import make_config
 
-__all__ = ["Cell", "OutOfTime", "Runner"]
-
 
 @dataclass(frozen=True)
 class Cell:

@@ -21,8 +21,6 @@ import tyro
 from tokenmix.train.config import Names
 from tokenmix.train.files import read_json, write_json
 
-__all__ = ["JOBS", "Args", "Job", "run_all"]
-
 ROOT = Path(__file__).parents[1]
 
 

@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from tokenmix.layers import ExternalAttention, GatedMLP, MultiHeadExternalAttention
 from tokenmix.ops import double_normalize
 
-__all__ = ["HeadMemories", "LinearStart", "Unnormalized"]
-
 
 class Unnormalized(ExternalAttention):
     """External attention without normalisation: (F M_k^T / S) M_v, which mixes no tokens."""

@@ -6,8 +6,6 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 
-__all__ = ["choose", "hold_out", "validation_size"]
-
 # By fewer than ten samples no epoch can be told from another.
 SHARE, LEAST, MOST = 10, 10, 10_000
 

@@ -18,8 +18,6 @@ from tokenmix.train.config import TrainConfig
 from tokenmix.train.distributed import distributed_info
 from tokenmix.train.task import TaskModule
 
-__all__ = ["check_device", "keep_freed_memory", "make_fabric"]
-
 # Of glibc's malloc.h; 32 MiB is the largest threshold that it takes.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 NEVER, MOST = 2**31 - 1, 32 * 2**20
