@@ -8,7 +8,16 @@ from tokenmix.data.scenes.samples import (
     SceneSamples,
     scale_steps,
 )
-from tokenmix.data.scenes.scenes import Objects, RepeatedScenes, Scene, SceneData, Scenes, Want, load_scenes
+from tokenmix.data.scenes.scenes import (
+    Objects,
+    RepeatedScenes,
+    Scene,
+    SceneData,
+    Scenes,
+    Want,
+    hold_out_scenes,
+    load_scenes,
+)
 
 __all__ = [
     "ObjectAugment",
@@ -22,6 +31,7 @@ __all__ = [
     "SceneSamples",
     "Scenes",
     "Want",
+    "hold_out_scenes",
     "load_scenes",
     "scale_steps",
 ]

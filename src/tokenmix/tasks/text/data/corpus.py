@@ -3,6 +3,7 @@
 Ids are made once and read through a memory map, so that neither documents nor ids have to fit into memory.
 """
 
+import copy
 import hashlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -184,6 +185,12 @@ class Tokens:
 
     def __len__(self) -> int:
         return len(self._ids)
+
+    def part(self, begin: int, end: int) -> "Tokens":
+        """Those from `begin` to `end`, without a copy."""
+        part = copy.copy(self)
+        part._ids, part._starts = (column.slice(begin, end - begin) for column in (self._ids, self._starts))
+        return part
 
     def read(self, begin: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Ids and starts from `begin` on, at most `count`."""
