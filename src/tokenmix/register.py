@@ -9,5 +9,3 @@ import tokenmix.models
 
 if find_spec("transformers"):
     import tokenmix.text  # noqa: F401
-
-__all__: list[str] = []

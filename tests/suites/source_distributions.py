@@ -13,8 +13,6 @@ from filelock import FileLock
 
 from tokenmix.data.lookup import cache_root
 
-__all__ = ["package", "unpacked"]
-
 
 def unpacked(package: str) -> Path:
     """The source distribution of the installed version, fetched once by pip; a skip with the reason if that fails."""

@@ -40,6 +40,9 @@ class DataConfig(Part):
     """Use this many training samples."""
     limit_eval: Annotated[int | None, Range(least=1)] = None
     """Use this many test samples."""
+    validation: Annotated[int | None, Range(least=0)] = None
+    """Hold out this many training samples (scenes, questions), to choose the best epoch by. If not given, a tenth of
+    those used, 10,000 at most, and none where that is fewer than 10: then, as with 0, the last epoch is kept."""
     workers: Annotated[int, Range(least=0, most=256)] = 0
     """Processes that load samples."""
 
@@ -82,7 +85,7 @@ def _check_model_argument(name: str, value: Any) -> None:
         plain = isinstance(number, int | float) and not isinstance(number, bool)
         if name.endswith("_rate") and not (plain and 0 <= number < 1):
             raise UserError(f"{label} must be a number in [0, 1)")
-        if not plain:
+        if not plain and not (SIZES.fullmatch(name) and isinstance(number, str | dict)):
             continue
         least, most = int(name not in MAY_BE_ZERO), 10_000 if name.startswith("depth") else 1_000_000
         if SIZES.fullmatch(name) and not (isinstance(number, int) and least <= number <= most):

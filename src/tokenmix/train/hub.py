@@ -17,8 +17,6 @@ from tokenmix.train.programs import HubForm
 if TYPE_CHECKING:
     from tokenmix.train.task import TaskModule
 
-__all__ = ["export_to_hub"]
-
 # In the card of a folder whose repository is not known yet.
 REPOSITORY = "OWNER/NAME"
 CARD = """\

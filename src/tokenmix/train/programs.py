@@ -12,8 +12,6 @@ from tokenmix.errors import UserError
 from tokenmix.models.registry import create_on_meta
 from tokenmix.registry import MODELS
 
-__all__ = ["HubForm", "ProgramHooks", "View", "model_summary"]
-
 
 @dataclass(frozen=True)
 class HubForm:

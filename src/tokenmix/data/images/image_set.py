@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from tokenmix.data.fetch import log
 from tokenmix.data.images.decode import Box, UnreadableImage, decode, decode_part
 from tokenmix.data.indexed import shared_permutation
+from tokenmix.data.reading import LeftOut
 from tokenmix.data.seeding import hash_indices, restored_random_state, seed_all
 from tokenmix.errors import UserError
 
@@ -28,7 +28,6 @@ __all__ = [
     "LazyImages",
     "Skipped",
     "channel_statistics",
-    "choose",
     "resize_images",
 ]
 
@@ -37,7 +36,6 @@ CHANNELS = 3
 CROP_PCT = 0.875
 # Of `hash_indices`.
 RANDOM_CROP = 1
-NAMED = 10
 
 
 @dataclass(frozen=True)
@@ -127,12 +125,12 @@ class LazyImages(ImageSet):
         self.labels, self.size, self.photographs = labels, size, photographs
         self.crop_pct = CROP_PCT if photographs else 1.0
         self.places = torch.arange(len(labels))
-        self._bad: set[int] = set()
+        self._left_out = LeftOut()
 
     def subset(self, indices: Tensor) -> "LazyImages":
         """The images at these places of this set, of whose files the list is shared."""
         kept = copy.copy(self)
-        kept.labels, kept.places, kept._bad = self.labels[indices], self.places[indices], set()
+        kept.labels, kept.places, kept._left_out = self.labels[indices], self.places[indices], LeftOut()
         return kept
 
     def source(self, index: int) -> Path | bytes:
@@ -166,16 +164,9 @@ class LazyImages(ImageSet):
                 images.append(one(index))
                 kept.append(index)
             except UnreadableImage as reason:
-                self._leave_out(index, reason)
+                self._left_out.add(index, f"{self.name(index)} {reason}")
         stacked = torch.stack(images) if images else torch.empty(0, CHANNELS, *self.size, dtype=torch.uint8)
         return stacked, torch.tensor(kept, dtype=torch.int64)
-
-    def _leave_out(self, index: int, reason: UnreadableImage) -> None:
-        if index in self._bad:
-            return
-        self._bad.add(index)
-        if len(self._bad) <= NAMED:
-            log(f"left out: {self.name(index)} {reason} ({len(self._bad)} so far)")
 
 
 def _random_part(image: Image.Image) -> tuple[Box, Image.Resampling]:
@@ -183,25 +174,6 @@ def _random_part(image: Image.Image) -> tuple[Box, Image.Resampling]:
     top, left, height, width = RandomResizedCropAndInterpolation.get_params(image, (0.08, 1.0), (3 / 4, 4 / 3))
     resampling = random.choice((Image.Resampling.BILINEAR, Image.Resampling.BICUBIC))
     return (left, top, left + width, top + height), resampling
-
-
-def choose(labels: Tensor, limit: int | None, seed: int) -> Tensor | None:
-    """Places of `limit` images that keep the shares of the classes; None if all are kept.
-
-    A larger limit under the same seed contains the smaller one's images.
-    """
-    if limit is not None and limit < 1:
-        raise UserError(f"a limit of {limit} leaves no images; give 1 or more, or none for all of them")
-    if limit is None or limit >= len(labels):
-        return None
-    rng = np.random.default_rng(abs(seed))
-    order = rng.permutation(len(labels))
-    shuffled = labels.numpy()[order]
-    share = np.empty(len(order))
-    for label in np.unique(shuffled):
-        places = np.flatnonzero(shuffled == label)
-        share[places] = (np.arange(len(places)) + rng.random()) / len(places)
-    return torch.from_numpy(np.sort(order[np.argsort(share, kind="stable")[:limit]]))
 
 
 def resize_images(images: Tensor, size: tuple[int, int] | None) -> Tensor:

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
-from tokenmix.data.images import ImageData, ImageSamples, load_images, make_augment, read_image
+from tokenmix.data.images import ImageData, load_images, make_augment, read_image
 from tokenmix.data.images.augment import Erase
 from tokenmix.errors import UserError
 from tokenmix.layers.less_attention import LessAttention
@@ -25,7 +25,7 @@ from tokenmix.ops.less import Scores
 from tokenmix.registry import MODELS, list_models
 from tokenmix.tasks.classification.options import ClassificationOptions
 from tokenmix.tasks.fitting import check_own, incompatible_model_error
-from tokenmix.tasks.images import image_view
+from tokenmix.tasks.images import image_data, image_view
 from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.metrics import CrossEntropy
@@ -33,7 +33,7 @@ from tokenmix.train.programs import HubForm, View
 from tokenmix.train.task import TaskModule
 from tokenmix.train.task_data import IndexedData, check_names
 
-__all__ = ["CrossEntropy", "ImageClassification", "image_data"]
+__all__ = ["ImageClassification"]
 
 CONFUSION_CLASSES = 200
 HUB = HubForm(
@@ -50,17 +50,6 @@ logits = model(transform(image)[None])  # of a PIL image: RGB, or L for a model 
 classes = model.pretrained_cfg["label_names"]""",
 )
 FROM_DATA = {"num_classes": "--data", "in_chans": "--data", "img_size": "--img-size"}
-
-
-def image_data(
-    images: ImageData, config: TrainConfig, mean: Sequence[float], std: Sequence[float], **augment: Any
-) -> IndexedData:
-    """Images normalised with `mean` and `std`, for training augmented; `images` has the config's limits already."""
-    train = ImageSamples(images.train, mean=mean, std=std, seed=config.loop.seed, **augment)
-    test = ImageSamples(images.test, mean=mean, std=std)
-    made = IndexedData(train, test, config=config, description=images.describe())
-    made.images = images
-    return made
 
 
 class ImageClassification(TaskModule):
@@ -98,7 +87,7 @@ class ImageClassification(TaskModule):
         size = options.img_size if like is None else tuple(like["img_size"])
         images = load_images(
             config.data.data, img_size=size, limit=config.data.limit, limit_eval=config.data.limit_eval,
-            seed=config.loop.seed, crop_pct=options.crop_pct,
+            validation=config.data.validation, seed=config.loop.seed, crop_pct=options.crop_pct,
         )  # fmt: skip
         if like is not None:
             _check_like(config.data.data, images, like)

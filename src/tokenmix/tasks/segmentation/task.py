@@ -13,8 +13,9 @@ from torchmetrics import MetricCollection
 
 from tokenmix.data.images import read_image
 from tokenmix.data.indexed import subset
-from tokenmix.data.scenes import PixelAugment, PixelSamples, RepeatedScenes, SceneData, load_scenes
+from tokenmix.data.scenes import PixelAugment, PixelSamples, RepeatedScenes, SceneData, hold_out_scenes, load_scenes
 from tokenmix.errors import UserError
+from tokenmix.layers.base import Mixer
 from tokenmix.models.registry import create_model
 from tokenmix.tasks.fitting import check_model, check_own
 from tokenmix.tasks.images import both_sides, check_stems, image_view, stored_images
@@ -48,9 +49,10 @@ class PixelData(IndexedData):
             color_jitter=options.color_jitter, fill=data.mean,
         )  # fmt: skip
         self.test_batch = options.test_batch
-        size = crop or tuple(data.train.scene(0).image.shape[1:])
+        size = crop or tuple(PixelSamples(data, data.train).read(torch.tensor([0]), 0)["image"].shape[2:])
         super().__init__(
             PixelSamples(data, RepeatedScenes(data.train, options.crops), augment), PixelSamples(data, data.test),
+            None if data.validation is None else PixelSamples(data, data.validation),
             config=config,
             description={
                 "classes": data.classes, "ignore": data.ignore, "palette": data.palette, "mean": data.mean,
@@ -62,6 +64,10 @@ class PixelData(IndexedData):
     def test_batches(self, *, batch_size: int) -> Iterable[Any]:
         """The test images in their order; `batch_size` is that of training."""
         return super().test_batches(batch_size=min(batch_size, self.test_batch))
+
+    def validation_batches(self, *, batch_size: int) -> Iterable[Any]:
+        """The validation images likewise."""
+        return super().validation_batches(batch_size=min(batch_size, self.test_batch))
 
 
 class SemanticSegmentation(TaskModule):
@@ -83,6 +89,7 @@ class SemanticSegmentation(TaskModule):
     def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> PixelData:
         """The scenes of `config.data.data`; with `like` normalised as that run's, and of the same classes."""
         data = load_scenes(config.data.data, want="classes", seed=config.loop.seed)
+        data = hold_out_scenes(data, config.data.validation)
         if len(data.classes) > MOST_CLASSES:
             raise UserError(
                 f"{config.data.data!r} has {len(data.classes)} classes; a mask has colours for {MOST_CLASSES}"
@@ -117,10 +124,11 @@ class SemanticSegmentation(TaskModule):
     def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
         """The whole image as it is.
 
-        Its middle for a model that takes one size alone, or has self-attention: a map of N x N places would not fit.
+        Its middle for a model that takes one size alone, or attends from place to place: N x N would not fit.
         """
         segmenter: Any = model
-        if segmenter.fixed_size or segmenter.mixer_name == "self":
+        mixers = [part for part in segmenter.context.modules() if isinstance(part, Mixer)]
+        if segmenter.fixed_size or any(mixer.capabilities.map == "tokens" for mixer in mixers):
             pixels = read_image(file, data["channels"], tuple(data["img_size"]))
         else:
             ((_, pixels),) = stored_images([file])
