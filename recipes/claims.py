@@ -8,6 +8,7 @@ page.
 
 import json
 import math
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -471,8 +472,9 @@ def page() -> str:
 
 def _anchor(text: str) -> str:
     """As mkdocs makes it of a heading."""
-    kept = "".join(c if c.isalnum() or c in " -_" else "" for c in text.encode("ascii", "ignore").decode().lower())
-    return "-".join(kept.replace("-", " - ").replace(" - ", "-").split())
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    kept = "".join(c if c.isalnum() or c in " -_" else "" for c in plain.lower())
+    return "-".join(kept.split())
 
 
 def _counted(found: Sequence[Found]) -> str:
