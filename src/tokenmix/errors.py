@@ -22,6 +22,8 @@ EXTRAS = {
     "detection": ("pycocotools",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "fid": ("torch_fidelity",),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow",),
 }  # fmt: skip
 """Modules of other packages that each extra of pyproject.toml brings, beside those of the extras that it includes."""
 

@@ -133,7 +133,7 @@ class Swap:
     """Print JSON instead of a table."""
 
     def run(self) -> int:
-        from tokenmix.swap.command import run
+        from tokenmix.cli.swap import run
 
         return run(
             self.model,
