@@ -285,7 +285,7 @@ class CompareConfig(Document):
     """Twins that differ only in their mixer: what they share, and what differs."""
 
     mixers: Names = ("self", "external", "multihead-external", "gating", "less")
-    """Mixers to compare, separated by commas."""
+    """Mixers to compare, separated by commas: names of tokenmix list mixers, or module:Class."""
     seeds: Numbers = (0,)
     """One run of every twin for each of these, separated by commas."""
     out: Path | None = None
