@@ -3,10 +3,10 @@
     python -m recipes.classification.swap_nano [--out runs/swap] [--seeds 0,1,2] [--hours 2]
 
 Every cell starts from the same teacher, whose attention is replaced in all layers or in the last half, and sees as many
-images as the others of its column. Ways of training with all labels: `fine-tuning`; `layers first`, half of the steps
-on the teacher's layer outputs and half fine-tuning; `distillation`, on labels and the teacher's logits alike. Without a
-label: `layers`, `logits` (distillation with weight 1), and `layers, logits`, half of the steps each. With few labels:
-`fine-tuning` and `layers first`, whose layer outputs come from all images.
+images as the others of its column. Ways of training with all labels: `fine-tuning`; `mixers first`, half of the steps
+with the rest of the network frozen; `layers first`, half of the steps on the teacher's layer outputs; `distillation`,
+on labels and the teacher's logits alike. Without a label: `layers`; `logits`, distillation with weight 1; `layers,
+logits`, half of the steps each. With few labels: `fine-tuning`, and `layers first`, on the layer outputs of all images.
 
 Finished runs are kept, so the same command continues where it stopped, with `--hours` too. Writes swap_nano.json and
 .md next to it and docs/images/swap_nano.svg; `--quick` tries everything on the digits in `--out` instead.
@@ -91,8 +91,11 @@ QUICK = Plan(
     student={**QUICK_DATA, "epochs": 2, "lr": 1e-3},
     least=0.0,
 )
-WAYS = {"all": ("fine-tuning", "layers first", "distillation"), "none": ("layers", "logits", "layers, logits"),
-        "few": ("fine-tuning", "layers first")}  # fmt: skip
+WAYS = {
+    "all": ("fine-tuning", "mixers first", "layers first", "distillation"),
+    "none": ("layers", "logits", "layers, logits"),
+    "few": ("fine-tuning", "layers first"),
+}
 """Ways of training by the labels that there are."""
 
 
@@ -146,6 +149,7 @@ def stages(cell: Cell, plan: Plan, teacher: Path) -> list[dict[str, Any]]:
     labelled: dict[str, Any] = {"limit": plan.few} if cell.labels == "few" else {}
     ways: dict[str, list[dict[str, Any]]] = {
         "fine-tuning": [labelled],
+        "mixers first": [{"train_only": "mixers"}, {}],
         "layers first": [layers, labelled],
         "distillation": [{"teacher": str(teacher), "distill": 0.5, "temperature": 2.0}],
         "layers": [layers],

@@ -37,16 +37,17 @@ def test_equal_steps_in_every_way(recipe: ModuleType, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_quick_run_is_taken_up_again(recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe.main(recipe.Args(out=tmp_path, seeds=(0,), quick=True, hours=0.0))
-    assert "0 of 18 cells; the same command continues" in capsys.readouterr().out
+    assert "0 of 20 cells; the same command continues" in capsys.readouterr().out
     recipe.main(recipe.Args(out=tmp_path, seeds=(0,), quick=True))
     first = json.loads((tmp_path / "swap_nano.json").read_text())
     runs = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("result.json")}
     recipe.main(recipe.Args(out=tmp_path, seeds=(0,), quick=True))
     assert json.loads((tmp_path / "swap_nano.json").read_text())["rows"] == first["rows"]
     assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("result.json")} == runs
-    assert len(first["rows"]) == 18
+    assert len(first["rows"]) == 20
     for folder in tmp_path.glob("*-8-0"):
-        assert saved_config(folder / "0").swap == SwapConfig(swap=folder.name.split("-")[0])
+        only = "mixers" if "mixers_first" in folder.name else "all"
+        assert saved_config(folder / "0").swap == SwapConfig(swap=folder.name.split("-")[0], train_only=only)
     table = (tmp_path / "swap_nano.md").read_text()
     value = next(r for r in first["rows"] if (r["mixer"], r["labels"], r["way"]) == ("gating", "none", "logits"))
     assert f"| `gating` | logits | {value['mean']:.3f} |" in table

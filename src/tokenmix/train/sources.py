@@ -57,7 +57,8 @@ def base_config(task: str | None, recipe: str | None, resume: Path | None, init_
         start = None if init_from is None else config_of_source(init_from)
         if start is None or (start.task != config.task and start.model.model not in list_models(task=config.task)):
             return config
-        return dataclasses.replace(config, model=start.model, swap=start.swap)
+        # What the model is, and not which part of it was trained.
+        return dataclasses.replace(config, model=start.model, swap=dataclasses.replace(start.swap, train_only="all"))
     config = load_recipe(recipe)
     if task not in (None, config.task):
         raise UserError(f"the recipe {recipe} is for {config.task}, got the task {task}; leave the task out")
