@@ -160,7 +160,8 @@ def test_mechanism_page_names_every_argument(page):
     rows = [row.split("|")[2] for row in section.splitlines() if row.startswith("|")]
     documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     module = sys.modules[f"tokenmix.layers.{page.stem}"]
-    classes = [c for n in module.__all__ if isinstance(c := getattr(module, n), type) and hasattr(layers, n)]
+    here = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]
+    classes = [c for c in here if hasattr(layers, c.__name__)]
     assert classes
     expected = {name for c in classes for name in inspect.signature(c).parameters} - {"device", "dtype"}
     assert documented == expected

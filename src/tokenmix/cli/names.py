@@ -107,7 +107,7 @@ class Cost:
             if self != Cost(table=self.table, json=self.json):
                 raise UserError(f"--table {self.table} measures nothing: leave out all but --json")
             return published_costs.print_requirements(as_json=self.json)
-        return cost_report.run(
+        return cost_report.print_costs(
             cost_report.CostRequest(
                 self.names, self.tokens, self.img_size, self.dim, self.device, self.dtype, self.threads, self.out,
                 self.json,
@@ -133,9 +133,9 @@ class Swap:
     """Print JSON instead of a table."""
 
     def run(self) -> int:
-        from tokenmix.cli.swap import run
+        from tokenmix.cli.swap import print_swap
 
-        return run(
+        return print_swap(
             self.model,
             self.to,
             self.where,
@@ -159,9 +159,9 @@ class Doctor:
     """Print JSON instead of a table."""
 
     def run(self) -> int:
-        from tokenmix.testing.doctor import run
+        from tokenmix.testing.doctor import print_report
 
-        return run(self.target, self.dim, self.num_tokens, self.json)
+        return print_report(self.target, self.dim, self.num_tokens, self.json)
 
 
 @dataclass(frozen=True)
