@@ -78,7 +78,7 @@ def test_wandb_has_the_rows_of_metrics_csv(tmp_path: Path, monkeypatch: pytest.M
     losses = {row["trainer/global_step"]: row["train/loss"] for row in logged}
     assert losses == {int(row["step"]): float(row["train_loss"]) for row in rows(run)}
     name = json.loads((run / "logger.json").read_text())["id"]
-    kept = sorted((run / "wandb").glob(f"offline-run-*-{name}/run-{name}.wandb"))
+    kept = sorted((tmp_path / "wandb").glob(f"offline-run-*-{name}/run-{name}.wandb"))
     assert kept, "what `wandb sync` sends later"
     assert wandb.run is None
 

@@ -71,8 +71,9 @@ def _wandb(run: Path, known: str | None, quiet: bool) -> Any:
     import wandb
     from lightning.pytorch.loggers import WandbLogger
 
+    # Its files hold links, and a run folder that holds any is not resumed.
     logger = WandbLogger(
-        name=run.name, save_dir=run, id=known or secrets.token_hex(4), resume="allow",
+        name=run.name, save_dir=os.environ.get("WANDB_DIR", run.parent), id=known or secrets.token_hex(4), resume="allow",
         project=os.environ.get("WANDB_PROJECT", PROJECT), settings=wandb.Settings(silent=quiet),
     )  # fmt: skip
     _ = logger.experiment  # which starts it
@@ -85,7 +86,7 @@ def _mlflow(run: Path, known: str | None, quiet: bool) -> Any:
 
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
     # Lightning's default is a folder, which MLflow 3 refuses; MLflow's own default depends on what of it is installed.
-    where = mlflow.get_tracking_uri()
+    where = os.environ.get("MLFLOW_TRACKING_URI") or mlflow.get_tracking_uri()
     logger = MLFlowLogger(experiment_name=name, run_name=run.name, tracking_uri=where, run_id=known)
     _ = logger.experiment
     return logger
