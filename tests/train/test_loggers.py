@@ -16,7 +16,7 @@ from tokenmix.train.sources import make_config
 
 SHORT: dict[str, Any] = {
     "data": "digits", "model": "vit_nano", "model_kwargs": {"depth": 1}, "epochs": 2, "batch_size": 16, "limit": 64,
-    "limit_eval": 16, "threads": 1, "device": "cpu", "log_every": 1, "checkpoint_every": 1,
+    "limit_eval": 16, "threads": 1, "device": "cpu", "log_every": 1, "checkpoint_every": 1, "validation": 16,
 }  # fmt: skip
 
 

@@ -36,7 +36,7 @@ class DistillingTask(TaskModule, ABC):
         loss = (1 - w) L(labels) + w T^2 KL(softmax(t / T) || softmax(s / T)),   w = `distill`, T = `temperature`
 
     With `distill_from="layers"` the loss is `layer_loss` over the layers that were swapped in, without labels; on the
-    test samples it is the metric `layer_loss`, which picks the best checkpoint.
+    validation samples it is the metric `layer_loss`, which picks the best checkpoint.
 
     Attributes:
         teacher: a trained task with its model, frozen; None without one, and wherever a run is only evaluated.

@@ -1,8 +1,23 @@
 """Reading scenes: images with a class for each pixel, with boxes, or with a mask for each object."""
 
-from tokenmix.data.scenes.samples import ObjectSamples, PixelSamples, SceneSamples
-from tokenmix.data.scenes.scenes import Objects, RepeatedScenes, Scene, SceneData, Scenes, Want, load_scenes
-from tokenmix.data.scenes.transforms import ObjectAugment, PixelAugment, scale_steps
+from tokenmix.data.scenes.samples import (
+    ObjectAugment,
+    ObjectSamples,
+    PixelAugment,
+    PixelSamples,
+    SceneSamples,
+    scale_steps,
+)
+from tokenmix.data.scenes.scenes import (
+    Objects,
+    RepeatedScenes,
+    Scene,
+    SceneData,
+    Scenes,
+    Want,
+    hold_out_scenes,
+    load_scenes,
+)
 
 __all__ = [
     "ObjectAugment",
@@ -16,6 +31,7 @@ __all__ = [
     "SceneSamples",
     "Scenes",
     "Want",
+    "hold_out_scenes",
     "load_scenes",
     "scale_steps",
 ]

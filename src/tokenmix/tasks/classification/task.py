@@ -9,7 +9,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from timm.data.mixup import Mixup
-from timm.models import resolve_pretrained_cfg
+from timm.models import resolve_pretrained_cfg, save_for_hf
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
@@ -32,7 +32,7 @@ from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.distillation import DistillingTask
 from tokenmix.train.metrics import CrossEntropy
-from tokenmix.train.programs import View
+from tokenmix.train.programs import HubForm, View
 from tokenmix.train.task import TaskData
 from tokenmix.train.task_data import IndexedData, check_names
 
@@ -40,6 +40,19 @@ __all__ = ["ImageClassification"]
 
 CONFUSION_CLASSES = 200
 STATS = ("mean", "std")
+HUB = HubForm(
+    "timm",
+    "image-classification",
+    "vision",
+    """\
+import timm
+import tokenmix.register
+
+model = timm.create_model("hf-hub:{repo}", pretrained=True).eval()
+transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+logits = model(transform(image)[None])  # of a PIL image: RGB, or L for a model of one channel
+classes = model.pretrained_cfg["label_names"]""",
+)
 FROM_DATA = {"num_classes": "--data", "in_chans": "--data", "img_size": "--img-size"}
 
 
@@ -53,6 +66,7 @@ class ImageClassification(DistillingTask):
     headline: ClassVar[str] = "accuracy"
     direction: ClassVar[Literal["max", "min"]] = "max"
     tables: ClassVar[frozenset[str]] = frozenset({"confusion"})
+    hub: ClassVar[HubForm | None] = HUB
     options: ClassificationOptions
     looks_at: ClassVar[Literal["images", "text", "nothing"]] = "images"
     comparison: ClassVar[str | None] = None
@@ -77,7 +91,7 @@ class ImageClassification(DistillingTask):
         size = options.img_size if like is None else tuple(like["img_size"])
         images = load_images(
             config.data.data, img_size=size, limit=config.data.limit, limit_eval=config.data.limit_eval,
-            seed=config.loop.seed, crop_pct=options.crop_pct,
+            validation=config.data.validation, seed=config.loop.seed, crop_pct=options.crop_pct,
         )  # fmt: skip
         if like is not None:
             _check_like(config.data.data, images, like)
@@ -236,6 +250,15 @@ class ImageClassification(DistillingTask):
     def example(self) -> dict[str, Tensor]:
         """Two images of noise."""
         return {"images": torch.randn(2, self.data["channels"], *self.data["img_size"])}
+
+    def save_for_hub(self, folder: Path) -> nn.Module:
+        """In timm's form: config.json with the data's classes, mean and std, and model.safetensors."""
+        prepared = {"mean": self.data["mean"], "std": self.data["std"], "crop_pct": self.data.get("crop_pct", 1.0)}
+        save_for_hf(
+            self.model, str(folder), safe_serialization=True, model_config={"label_names": self.classes},
+            data_config={**prepared, "interpolation": "bicubic"},
+        )  # fmt: skip
+        return timm.create_model(f"local-dir:{folder}", pretrained=True)
 
     @torch.no_grad()
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:

@@ -19,10 +19,19 @@ from tokenmix.errors import UserError
 from tokenmix.tasks.text.data.labelled import load_labelled
 from tokenmix.tasks.text.data.sequences import EncodedText
 from tokenmix.tasks.text.models.heads import GMLPForSequenceClassification
-from tokenmix.tasks.text.task import DistillingTextTask, Sentence, TextData, inputs_of, read_sentences, tokenizer_for
+from tokenmix.tasks.text.task import (
+    DistillingTextTask,
+    Sentence,
+    TextData,
+    hub_form,
+    inputs_of,
+    read_sentences,
+    tokenizer_for,
+)
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.distillation import DistillingTask
 from tokenmix.train.metrics import CrossEntropy, PositiveF1
+from tokenmix.train.programs import HubForm
 from tokenmix.train.task import TaskData
 from tokenmix.train.task_data import check_names
 
@@ -40,6 +49,7 @@ class TextClassification(DistillingTextTask):
     headline: ClassVar[str] = "accuracy"
     direction: ClassVar[Literal["max", "min"]] = "max"
     tables: ClassVar[frozenset[str]] = frozenset({"confusion"})
+    hub: ClassVar[HubForm | None] = hub_form("text-classification", "AutoModelForSequenceClassification")
     network: ClassVar[type[Any]] = GMLPForSequenceClassification
 
     def __init__(self, model: Any, config: TrainConfig, data: Mapping[str, Any]) -> None:
@@ -54,8 +64,9 @@ class TextClassification(DistillingTextTask):
         none.
         """
         texts = load_labelled(
-            config.data.data, limit=config.data.limit, limit_eval=config.data.limit_eval, seed=config.loop.seed
-        )
+            config.data.data, limit=config.data.limit, limit_eval=config.data.limit_eval,
+            validation=config.data.validation, seed=config.loop.seed,
+        )  # fmt: skip
         if like is not None:
             check_names(config.data.data, texts.classes, like["classes"])
             if (texts.train.pairs is not None) != like["pairs"]:
@@ -64,14 +75,19 @@ class TextClassification(DistillingTextTask):
                 )
         tokenizer = tokenizer_for(config, [*texts.train.texts, *(texts.train.pairs or ())])
         length = config.options.seq_len if like is None else int(like["seq_len"])
-        train, test = (EncodedText(part, tokenizer, max_length=length) for part in (texts.train, texts.test))
+        train, test, held = (
+            None if part is None else EncodedText(part, tokenizer, max_length=length)
+            for part in (texts.train, texts.test, texts.validation)
+        )
+        assert train is not None
+        assert test is not None
         description = {
             "classes": texts.classes, "pairs": texts.train.pairs is not None, "cut": train.cut + test.cut,
             "source": texts.source,
         }  # fmt: skip
         if texts.classes and texts.metrics != ("accuracy",):
             description["metrics"] = list(texts.metrics)
-        return TextData(train, test, tokenizer=tokenizer, config=config, length=length, description=description)
+        return TextData(train, test, held, tokenizer=tokenizer, config=config, length=length, description=description)
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy, or the mean of squares."""

@@ -10,12 +10,22 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
+from tokenmix.data.split import validation_size
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data import PackedText, load_text, tokenized
 from tokenmix.tasks.text.models.heads import GMLPForMaskedLM
-from tokenmix.tasks.text.task import DistillingTextTask, Sentence, TextData, inputs_of, read_sentences, tokenizer_for
+from tokenmix.tasks.text.task import (
+    DistillingTextTask,
+    Sentence,
+    TextData,
+    hub_form,
+    inputs_of,
+    read_sentences,
+    tokenizer_for,
+)
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.metrics import CrossEntropy, Perplexity
+from tokenmix.train.programs import HubForm
 
 __all__ = ["MaskedLM"]
 
@@ -31,6 +41,7 @@ class MaskedLM(DistillingTextTask):
 
     headline: ClassVar[str] = "perplexity"
     direction: ClassVar[Literal["max", "min"]] = "min"
+    hub: ClassVar[HubForm | None] = hub_form("fill-mask", "AutoModelForMaskedLM")
     network: ClassVar[type[Any]] = GMLPForMaskedLM
     fields: ClassVar[Mapping[str, Any]] = {"predict": "labelled"}
 
@@ -44,10 +55,15 @@ class MaskedLM(DistillingTextTask):
             "length": length, "masking": config.options.masking, "share": config.options.mask_prob,
             "seed": config.loop.seed,
         }  # fmt: skip
-        train, test = tokenized(corpus, tokenizer)
+        whole, test = tokenized(corpus, tokenizer)
+        # Running text is held out as its end, since cuts between training sequences move.
+        window = max(1, length - 2)
+        held = window * validation_size(max(1, len(whole) // window), config.data.validation, config.data.limit)
+        train, validation = whole.part(0, len(whole) - held), whole.part(len(whole) - held, len(whole))
         return TextData(
             PackedText(train, tokenizer, part="train", **shared),
             PackedText(test, tokenizer, part="test", **shared),
+            PackedText(validation, tokenizer, part="test", **shared) if held else None,
             tokenizer=tokenizer, config=config, length=length, description={"source": corpus.source},
         )  # fmt: skip
 

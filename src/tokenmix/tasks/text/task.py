@@ -17,6 +17,7 @@ from tokenmix.tasks.text.pretrained_weights import initial_text_weights
 from tokenmix.tasks.text.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.distillation import DistillingTask
+from tokenmix.train.programs import HubForm
 from tokenmix.train.sources import TOKENIZER
 from tokenmix.train.task import TaskData, TaskModule
 from tokenmix.train.task_data import IndexedData
@@ -30,6 +31,7 @@ __all__ = [
     "Sentence",
     "TextData",
     "TextTask",
+    "hub_form",
     "inputs_of",
     "read_sentences",
     "tokenizer_for",
@@ -42,6 +44,16 @@ FROM_DATA = {
     "max_position_embeddings": "--seq-len",
     "num_labels": "--data",
 }
+
+
+def hub_form(pipeline: str, auto: str) -> HubForm:
+    """A model that transformers' automatic class `auto` loads, with its tokenizer."""
+    code = (
+        f"import tokenmix.register\nfrom transformers import {auto}, AutoTokenizer\n\n"
+        f'tokenizer = AutoTokenizer.from_pretrained("{{repo}}")\nmodel = {auto}.from_pretrained("{{repo}}")\n'
+        'outputs = model(**tokenizer("a text", return_tensors="pt"))'
+    )
+    return HubForm("transformers", pipeline, "text", code)
 
 
 class Answering(nn.Module):
@@ -63,6 +75,7 @@ class TextData(IndexedData):
     Args:
         train: sequences to learn from.
         test: those held out.
+        validation: training sequences that are held out to choose by.
         tokenizer: that which encoded them.
         config: the run's config.
         description: what the run folder keeps beside vocabulary, length and numbers.
@@ -73,6 +86,7 @@ class TextData(IndexedData):
         self,
         train: Sequences,
         test: Sequences,
+        validation: Sequences | None,
         *,
         tokenizer: "PreTrainedTokenizerFast",
         config: TrainConfig,
@@ -80,7 +94,7 @@ class TextData(IndexedData):
         description: dict[str, Any],
     ) -> None:
         about = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "seq_len": length}
-        super().__init__(train, test, config=config, description={**about, **description})
+        super().__init__(train, test, validation, config=config, description={**about, **description})
         self.tokenizer = tokenizer
 
     def save(self, run: Path) -> None:
@@ -172,6 +186,13 @@ class TextTask(TaskModule):
     def answering(self) -> nn.Module:
         """The model with its logits as the one answer."""
         return Answering(self.model)
+
+    def save_for_hub(self, folder: Path) -> nn.Module:
+        """In transformers' form, with the tokenizer; logits are those of all positions, also with labels."""
+        self.model.config.predict = "all"  # type: ignore[union-attr]
+        self.model.save_pretrained(folder)  # type: ignore[operator]
+        self.tokenizer().save_pretrained(folder)
+        return Answering(self.network.from_pretrained(folder))
 
     def tokenizer(self) -> "PreTrainedTokenizerFast":
         """The tokenizer that the run folder keeps."""
