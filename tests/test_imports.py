@@ -28,13 +28,14 @@ BELOW = {
     "models": {"errors", "ops", "layers", "checkpoints", "registry"},
     "data": {"errors", "registry"},
     "testing": {"errors", "ops", "layers", "registry"},
-    "train": {*LEAVES, *MECHANISMS, "data"},
+    "swap": {"errors", "layers"},
+    "train": {*LEAVES, *MECHANISMS, "data", "swap"},
 }
 BELOW["tasks"] = BELOW["train"] | {"train"}
 BELOW["text"] = {"errors", "tasks"}
 BELOW["register"] = {"models", "text"}
 # The tools work on run folders of any task.
-BELOW["cpu"] = BELOW["swap"] = BELOW["inspect"] = BELOW["cost"] = BELOW["tasks"] | {"tasks"}
+BELOW["cpu"] = BELOW["inspect"] = BELOW["cost"] = BELOW["tasks"] | {"tasks"}
 # A comparison's report shows the maps of every run and what each costs.
 BELOW["compare"] = BELOW["tasks"] | {"tasks", "inspect", "cost"}
 """Part of the package: the parts that it may import. The command stands above all."""

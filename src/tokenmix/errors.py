@@ -9,7 +9,16 @@ import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["EXTRAS", "MissingExtra", "UserError", "missing_extra", "needs", "printable", "unknown_name"]
+__all__ = [
+    "EXTRAS",
+    "MissingExtra",
+    "MissingMethod",
+    "UserError",
+    "missing_extra",
+    "needs",
+    "printable",
+    "unknown_name",
+]
 
 EXTRAS = {
     "vision": ("PIL", "huggingface_hub", "timm", "torchvision"),
@@ -22,12 +31,18 @@ EXTRAS = {
     "detection": ("pycocotools",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "fid": ("torch_fidelity",),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow",),
 }  # fmt: skip
 """Modules of other packages that each extra of pyproject.toml brings, beside those of the extras that it includes."""
 
 
 class UserError(ValueError):
     """A mistake of the user's: the offending value and the remedy, in one line."""
+
+
+class MissingMethod(UserError, NotImplementedError):
+    """A method that a layer of the user's has to have, by its signature."""
 
 
 class MissingExtra(UserError, ImportError):

@@ -122,7 +122,7 @@ class Swap:
     model: Positional[str]
     """A model of ours or timm's, torchvision:NAME, or a run folder."""
     to: str
-    """The mixer, a name of tokenmix list mixers."""
+    """The mixer, a name of tokenmix list mixers or module:Class."""
     where: str = "*"
     """Glob over the names of the modules, for example "blocks.[0-5].*"."""
     img_size: int | None = None
@@ -133,7 +133,7 @@ class Swap:
     """Print JSON instead of a table."""
 
     def run(self) -> int:
-        from tokenmix.swap.command import print_swap
+        from tokenmix.cli.swap import print_swap
 
         return print_swap(
             self.model,
@@ -150,7 +150,7 @@ class Doctor:
     """Our property tests on your own layer; exit code 1 if one fails."""
 
     target: Positional[str]
-    """module:Class, or module:function that builds the layer."""
+    """module:Class, module:function that builds the layer, or a name of tokenmix list mixers."""
     dim: int | None = None
     """Width to build the layer with."""
     num_tokens: int | None = None

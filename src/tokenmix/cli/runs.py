@@ -33,7 +33,7 @@ class Train:
         """A run with the options of its task; what is not given is the recipe's, or the resumed run's."""
         task = args[0] if args and not args[0].startswith("-") else None
         source = parse_known(Source, prog, args)
-        base = base_config(task, source.recipe, source.resume)
+        base = base_config(task, source.recipe, source.resume, None if source.model else source.init_from)
         given = parse_into(TrainConfig, prog, args, base, cls.__doc__ or "")
         if given.task not in (base.task, task):
             raise UserError(f"the task comes first: {prog} {given.task} ..., got it behind other options")
@@ -54,6 +54,8 @@ class Source:
 
     recipe: str | None = None
     resume: Path | None = None
+    init_from: Path | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True)

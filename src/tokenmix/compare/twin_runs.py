@@ -16,7 +16,7 @@ from tokenmix.train.sources import read_part
 
 __all__ = ["RunPlan", "claim_folder", "is_finished", "plan_runs", "read_run", "run_twin"]
 
-FREE = ("mixers", "seeds", "out", "workers", "threads", "log_every", "checkpoint_every")
+FREE = ("mixers", "seeds", "out", "workers", "threads", "log_every", "checkpoint_every", "logger")
 """Settings that may differ when a comparison is taken up again: they add runs, or leave their results as they are."""
 
 

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError
+from tokenmix.errors import MissingMethod, UserError
 from tokenmix.ops.less import Scores
 
 MapKind = Literal["slots", "tokens", "gate"]
@@ -43,6 +43,10 @@ class Capabilities:
     independent: bool = True
 
 
+def _missing(mixer: nn.Module, method: str, otherwise: str = "") -> MissingMethod:
+    return MissingMethod(f"{type(mixer).__name__} has no method {method}; write it{otherwise}")
+
+
 class Mixer(nn.Module):
     """A token mixer: built with a width, maps tokens (B, N, D) to (B, N, D), or (B, C, H, W) to the same.
 
@@ -54,11 +58,12 @@ class Mixer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mix the tokens of x. `mask` is (B, N) bool, True = the token takes part."""
-        raise NotImplementedError
+        raise _missing(self, "forward(x, mask=None)")
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The map that `forward` used on x, in the shape that `capabilities.map` names."""
-        raise NotImplementedError
+        self.map_kind()
+        raise _missing(self, "attention_map(x, mask=None)", ", or state map=None in its capabilities")
 
     def map_kind(self) -> MapKind:
         """What the map is over; `UserError` for a mixer without one."""
@@ -68,7 +73,7 @@ class Mixer(nn.Module):
 
     def macs(self, num_tokens: int) -> int:
         """Multiply-adds of one sample, from the equation; norms, biases and softmax are not counted."""
-        raise NotImplementedError
+        raise _missing(self, "macs(num_tokens)")
 
     def mix(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> tuple[Tensor, Scores | None]:
         """`forward` for a stack: takes the scores of the layer before, returns those for the layer after.

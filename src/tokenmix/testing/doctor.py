@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import near_square
+from tokenmix.layers.table import MIXERS
 from tokenmix.registry import import_object
 from tokenmix.testing.harness import TOKEN_COUNTS, Builder, fresh, noise, one_line
 from tokenmix.testing.report import Report, examine
@@ -51,7 +52,7 @@ def doctor(
 
     Args:
         target: `module:Class` of an nn.Module with forward(x) or forward(x, mask), or `module:function` that builds
-            one. The current folder is searched as well.
+            one. The current folder is searched as well. Or a name of `tokenmix.list_mixers()`.
         dim: width D to build it with; 32 if not given.
         num_tokens: number of tokens N of the example, given to the constructor if it asks for it; 16 if not given.
         only: names of properties, see `tokenmix.testing.PROPERTIES`; all if not given.
@@ -60,8 +61,9 @@ def doctor(
     Raises:
         UserError: the target cannot be imported, built or run.
     """
-    make = import_object(target)
-    builder = Builder(make, _arguments(target, make, dim, num_tokens, kwargs))
+    spec = MIXERS.get(target)
+    make, fixed = (import_object(target), {}) if spec is None else (spec.layer, spec.fixed)
+    builder = Builder(make, _arguments(target, make, dim, num_tokens, {**fixed, **kwargs}))
     try:
         layer = _build_target(target, builder)
         if not isinstance(layer, nn.Module):

@@ -22,7 +22,9 @@ __all__ = [
     "ManualOptim",
     "ModelConfig",
     "OptimConfig",
+    "SwapConfig",
     "TaskOptions",
+    "TeacherOptions",
     "TrainConfig",
     "default_config",
 ]
@@ -93,6 +95,29 @@ def _check_model_argument(name: str, value: Any) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SwapConfig(Part):
+    """Another mixer in the network."""
+
+    swap: str | None = None
+    """Replace the model's attention layers by this mixer, a name of `tokenmix list mixers` or module:Class. Weights of
+    --init-from go in first, and projections carry over where they have a meaning; see `tokenmix swap`."""
+    swap_where: str = "*"
+    """Glob over the names of the attention layers that are replaced, such as "blocks.[6-9]*"."""
+    swap_kwargs: Pairs = field(default_factory=dict)
+    """Arguments of that mixer, for example --swap-kwargs num_slots=32."""
+    train_only: Literal["all", "mixers"] = "all"
+    """mixers: train the replaced layers and freeze the rest of the model."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        changed = [field.name for field in fields(self) if getattr(self, field.name) not in ("*", {}, "all", None)]
+        if self.swap is None and changed:
+            raise UserError(
+                f"{changed[0]}={getattr(self, changed[0])!r} needs a mixer; give --swap MIXER as well, or leave it out"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class OptimConfig(Part):
     """Optimiser and learning rate."""
 
@@ -154,6 +179,9 @@ class BudgetConfig(Part):
     """Steps between two rows of metrics.csv."""
     checkpoint_every: Annotated[int, Range(least=1)] = 200
     """Steps between two checkpoints; one is written after each epoch in any case."""
+    logger: Literal["wandb", "mlflow"] | None = None
+    """Log to Weights & Biases or MLflow as well, besides metrics.csv and TensorBoard; their environment variables, such
+    as WANDB_MODE and MLFLOW_TRACKING_URI, say where to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +195,8 @@ class LoopConfig(BudgetConfig):
     resume: Path | None = None
     """Continue this run folder where it stopped; its own config is used."""
     init_from: Path | None = None
-    """A safetensors file or run folder whose weights start the model; image size and classes may be others."""
+    """A safetensors file or run folder whose weights start the model; image size and classes may be others. Of a run
+    folder the model, its arguments and its swap are taken too, unless --model or --recipe is given."""
     recipe: str | None = None
     """A recipe by name or file; other options that are given as well win. See recipes/."""
     devices: Annotated[int | None, Range(least=1)] = None
@@ -194,6 +223,32 @@ class TaskOptions(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TeacherOptions(TaskOptions):
+    """Base of the options of a task that predicts classes: a trained model to learn from (knowledge distillation)."""
+
+    teacher: str | None = None
+    """Learn from this trained model: a run folder of the same task and classes, or of image classification a pretrained
+    model of timm's by name, also hf-hub:OWNER/NAME and local-dir:PATH."""
+    distill: Annotated[float, Range(above=0, most=1)] = 0.5
+    """Weight w of the teacher's logits, (1 - w) * loss + w * T^2 * KL(teacher / T || model / T); at 1 no label is
+    used."""
+    temperature: Annotated[float, Range(above=0)] = 2.0
+    """Temperature T of that divergence."""
+    distill_from: Literal["logits", "layers"] = "logits"
+    """What of the teacher is learned: its logits; or layers, the outputs of the layers that --swap replaces, each from
+    the teacher's own input to it. That needs no labels, trains the swapped layers and freezes the rest."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        others = [field for field in fields(TeacherOptions) if field.name != "teacher"]
+        changed = [field.name for field in others if getattr(self, field.name) != field.default]
+        if self.teacher is None and changed:
+            raise UserError(
+                f"{changed[0]}={getattr(self, changed[0])!r} needs a teacher; give --teacher RUN, or leave it out"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig(Document):
     """One run. `optim` and `options` are Any since a task may have other optimisers, and has its own options."""
 
@@ -201,6 +256,7 @@ class TrainConfig(Document):
     """What is learnt: see `tokenmix list tasks`."""
     data: DataConfig = DataConfig()
     model: ModelConfig = field(default_factory=ModelConfig)
+    swap: SwapConfig = field(default_factory=SwapConfig)
     optim: Any = OptimConfig()
     loop: LoopConfig = LoopConfig()
     options: Annotated[Any, tyro.conf.arg(name="task")] = TaskOptions()
@@ -232,7 +288,7 @@ class CompareConfig(Document):
     """Twins that differ only in their mixer: what they share, and what differs."""
 
     mixers: Names = ("self", "external", "multihead-external", "gating", "less")
-    """Mixers to compare, separated by commas."""
+    """Mixers to compare, separated by commas: names of tokenmix list mixers, or module:Class."""
     seeds: Numbers = (0,)
     """One run of every twin for each of these, separated by commas."""
     out: Path | None = None

@@ -17,7 +17,7 @@ __all__ = ["finish_run", "resume_config"]
 # Where, how fast and how often, not what: these may differ when a run is taken up again.
 FREE = (
     "out", "resume", "device", "devices", "num_nodes", "workers", "threads", "grad_checkpointing", "log_every",
-    "checkpoint_every",
+    "checkpoint_every", "logger",
 )  # fmt: skip
 
 

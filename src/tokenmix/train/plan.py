@@ -9,10 +9,18 @@ import numpy as np
 import torch
 
 from tokenmix.errors import UserError
-from tokenmix.train.config import OptimConfig, TrainConfig
+from tokenmix.train.config import OptimConfig, TeacherOptions, TrainConfig
 from tokenmix.train.schema import fitted
 
-__all__ = ["Progress", "TrainingPlan", "check_config", "make_plan", "seed_everything", "warmup_note"]
+__all__ = [
+    "Progress",
+    "TrainingPlan",
+    "check_config",
+    "distills_layers",
+    "make_plan",
+    "seed_everything",
+    "warmup_note",
+]
 
 
 @dataclass(frozen=True)
@@ -97,9 +105,18 @@ def warmup_note(config: TrainConfig, plan: TrainingPlan) -> str | None:
     )
 
 
+def distills_layers(config: TrainConfig) -> bool:
+    """Whether the run learns what single layers of a teacher give."""
+    return isinstance(config.options, TeacherOptions) and config.options.distill_from == "layers"
+
+
 def check_config(config: TrainConfig) -> None:
     """Raise `UserError` for options that do not fit together."""
     optim, loop = config.optim, config.loop
+    if distills_layers(config) and config.swap.swap is None:
+        raise UserError("distill_from=layers trains the layers that are swapped in; give --swap MIXER as well")
+    if distills_layers(config) and loop.strategy == "fsdp":
+        raise UserError("distill_from=layers calls single layers, which fsdp cuts into parts; give --strategy ddp")
     if loop.batch_size % optim.accumulate:
         raise UserError(f"batch size {loop.batch_size} cannot be cut into accumulate={optim.accumulate} equal parts")
     if not isinstance(optim, OptimConfig):

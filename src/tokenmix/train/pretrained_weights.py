@@ -25,12 +25,23 @@ def initial_weights(source: Path, model: nn.Module) -> dict[str, Tensor]:
     weights = checkpoints.rename(read_weights(source), model)
     if hasattr(model, "starting_weights"):
         return _started(weights, model, source)
-    if hasattr(model, "set_input_size") and hasattr(model, "feature_info"):
+    if hasattr(model, "set_input_size") and not hasattr(model, "img_size"):
+        weights = _resized_by_timm(weights, model)
+    elif hasattr(model, "set_input_size") and hasattr(model, "feature_info"):
         try:
             weights = checkpoints.resize(weights, model, img_size=_trained_size(source))
         except UserError as error:
             raise UserError(f"{source}: {error}") from None
     return _with_fresh_head(weights, model, source)
+
+
+def _resized_by_timm(weights: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Learned positions of a model of timm's at its image size, by the rule of its family, if there is one."""
+    own = model.state_dict()
+    rule = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    if rule is None or all(weights[k].shape == own[k].shape for k in ("pos_embed",) if k in weights and k in own):
+        return weights
+    return dict(rule(weights, model))
 
 
 def _started(weights: dict[str, Tensor], model: Any, source: Path) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""metrics.csv, TensorBoard, the bar and the line after each epoch; and the check that the loss is finite."""
+"""metrics.csv, TensorBoard, trackers, the bar and the line after each epoch; and the check that the loss is finite."""
 
 import csv
 import io
@@ -17,6 +17,7 @@ from torch import Tensor
 from tokenmix.errors import UserError
 from tokenmix.train.distributed import PeerFailure, all_reduce_mean, distributed_info
 from tokenmix.train.files import replace_file
+from tokenmix.train.loggers import RunLogger
 from tokenmix.train.plan import Progress, TrainingPlan
 from tokenmix.train.task import TaskModule
 
@@ -44,6 +45,8 @@ class Recorder:
         self.row_start = (progress.images, progress.train_seconds)
         self.evaluated = task.numbers() if validated else []
         if self.first:
+            logger = task.config.loop.logger
+            self.logger = None if logger is None else RunLogger(task.config, run, quiet=quiet)
             self.board = _board(run / "tensorboard", progress.step)
             self.columns = _cut(self.path, progress.csv_bytes)
             progress.csv_bytes = self.path.stat().st_size
@@ -113,6 +116,8 @@ class Recorder:
             self.file.close()
             if self.path.exists():  # Its thread cannot flush into a folder that was taken away.
                 self.board.close()
+            if self.logger is not None:
+                self.logger.close(finished=self.progress.epoch == self.plan.epochs)
 
     def _check_folder(self) -> None:
         if not self.path.exists():
@@ -164,8 +169,11 @@ class Recorder:
         self._check_folder()
         place = {"step": progress.step, "epoch": progress.epoch + 1, self.counted: progress.images}
         self._append({**place, "seconds": round(progress.train_seconds, 4), **values})
-        for name, value in values.items():
-            self.board.add_scalar(name.replace("_", "/", 1), value, progress.step)
+        named = {name.replace("_", "/", 1): value for name, value in values.items()}
+        for name, value in named.items():
+            self.board.add_scalar(name, value, progress.step)
+        if self.logger is not None:
+            self.logger.log(named, progress.step)
 
     def _append(self, row: dict[str, float]) -> None:
         text = io.StringIO()

@@ -29,10 +29,12 @@ from torch import nn
 
 from tokenmix.data.lookup import short_name, with_absolute_paths
 from tokenmix.environment import environment
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import UserError
+from tokenmix.layers.table import get_spec
 from tokenmix.registry import get_task
-from tokenmix.train.checkpoint import Checkpoint, put_weights, read_latest_checkpoint, read_weights
+from tokenmix.train.checkpoint import Checkpoint, put_weights, read_latest_checkpoint
 from tokenmix.train.config import OptimConfig, TrainConfig
+from tokenmix.train.distillation import DistillingTask
 from tokenmix.train.distributed import PeerFailure, check_ranks, distributed_info, process_group, raise_on_all_ranks
 from tokenmix.train.engine import check_device, device_type, keep_freed_memory
 from tokenmix.train.files import (
@@ -46,16 +48,27 @@ from tokenmix.train.files import (
     write_json,
 )
 from tokenmix.train.interrupt import Interrupted
+from tokenmix.train.load import load_run, load_task
+from tokenmix.train.loggers import check_logger
 from tokenmix.train.optimizer import check_optimizer
-from tokenmix.train.plan import Progress, TrainingPlan, check_config, make_plan, seed_everything, warmup_note
+from tokenmix.train.plan import (
+    Progress,
+    TrainingPlan,
+    check_config,
+    distills_layers,
+    make_plan,
+    seed_everything,
+    warmup_note,
+)
 from tokenmix.train.sources import TOKENIZER, read_config, read_description
+from tokenmix.train.swapping import freeze_all_but, start_and_swap, swap_notes
 from tokenmix.train.task import TaskData, TaskModule
 from tokenmix.train.trainer import fit, validate
 
 __all__ = ["DiskError", "evaluate", "load_run", "load_task", "predict", "train"]
 
 # What may differ when a run is resumed: where and how fast it is computed, not what.
-RESUMABLE = ("device", "workers", "threads", "grad_checkpointing")
+RESUMABLE = ("device", "workers", "threads", "grad_checkpointing", "logger")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +80,7 @@ class Session:
     data: TaskData
     plan: TrainingPlan
     counts: dict[str, int | None]
+    notes: list[str]
 
 
 def train(config: TrainConfig, *, quiet: bool = False) -> Path:
@@ -156,33 +170,6 @@ def predict(
         raise
 
 
-def load_run(run: Path) -> tuple[nn.Module, TrainConfig, dict[str, Any]]:
-    """Model with its weights, config and description of the data, from the run folder alone."""
-    task, config, description = load_task(run)
-    return task.model, config, description
-
-
-def load_task(run: Path, options: Mapping[str, Any] | None = None) -> tuple[TaskModule, TrainConfig, dict[str, Any]]:
-    """The same with the task around the model; `options` are as in `evaluate`."""
-    config, description = read_config(run), read_description(run)
-    for name in options or {}:
-        if name not in (known := [field.name for field in dataclasses.fields(config.options.evaluation)]):
-            raise unknown_name(f"option of evaluating a run of {config.task}", name, known)
-    config = config.replace(**(options or {}))
-    weights = run / "model.safetensors"
-    if not weights.is_file():
-        raise UserError(f"{run} has not finished its first epoch; go on with: tokenmix train --resume {run}")
-    kind = get_task(config.task)
-    model = kind.model_from_config(config, description)
-    found = read_weights(weights)
-    broken = next((name for name, value in found.items() if not value.isfinite().all()), None)
-    if broken is not None:
-        raise UserError(f"{weights} has values in {broken} that are NaN or infinite; give weights that are whole")
-    put_weights(model, found, weights)
-    task = kind(model, config, description)
-    return task.eval(), config, description
-
-
 @contextmanager
 def _held(run: Path) -> Iterator[None]:
     """One process group at a time works in a run folder: its first process holds the lock."""
@@ -207,18 +194,14 @@ def _start(config: TrainConfig, quiet: bool) -> Path:
                 _check_empty(run)
         try:
             with raise_on_all_ranks():
-                session = _prepare(config)
-                if config.loop.init_from is not None:
-                    put_weights(
-                        session.task.model, session.task.initial_weights(config.loop.init_from), config.loop.init_from
-                    )
+                session = _prepare(config, config.loop.init_from)
                 if distributed_info().first:
                     _write_setup(run, config, session)
         except BaseException:
             if distributed_info().first:
                 _remove_unstarted(run)
             raise
-        if not quiet and (note := warmup_note(session.config, session.plan)):
+        for note in () if quiet else session.notes:
             print(f"tokenmix: {note}", file=sys.stderr)
         return _work(run, session, Progress(), None, quiet)
 
@@ -269,6 +252,9 @@ def _check_settings(config: TrainConfig) -> TrainConfig:
     check_config(config)
     check_device(config)
     check_ranks(config)
+    check_logger(config)
+    if config.swap.swap is not None:
+        get_spec(config.swap.swap)
     if isinstance(config.optim, OptimConfig):
         check_optimizer(config.optim.opt, config.optim.opt_eps)
     get_task(config.task).check(config, config.loop.batch_size // config.optim.accumulate)
@@ -278,8 +264,8 @@ def _check_settings(config: TrainConfig) -> TrainConfig:
     return config.replace(devices=here.local_world_size, num_nodes=here.num_nodes)
 
 
-def _prepare(config: TrainConfig) -> Session:
-    """Read the data and draw the first weights, which depend on the seed alone."""
+def _prepare(config: TrainConfig, start: Path | None = None) -> Session:
+    """Read the data, draw the first weights, which depend on the seed alone or are those of `start`, and swap."""
     if config.loop.threads is not None:
         torch.set_num_threads(config.loop.threads)
     if device_type(config) == "cpu":
@@ -291,16 +277,32 @@ def _prepare(config: TrainConfig) -> Session:
     # As JSON would give it back, so that a run that goes on sees what its first start saw.
     description = json.loads(json.dumps(data.describe()))
     seed_everything(config.loop.seed, 0, 0)
-    model = kind.model_from_config(config, description)
+    task = kind(kind.model_from_config(config, description), config, description)
+    report = start_and_swap(task, start)
+    swapped = [] if report is None else [row.name for row in report.rows]
+    if isinstance(task, DistillingTask) and task.options.teacher is not None:
+        task.learn_from(_load_teacher(task), data, swapped)
+    if config.swap.train_only == "mixers" or distills_layers(config):
+        freeze_all_but(task, swapped)
     if config.loop.grad_checkpointing:
-        _checkpoint_blocks(model)
+        _checkpoint_blocks(task.model)
     data = data if here.world_size == 1 else data.part(here.rank, here.world_size)
     # What its settings do not allow is told here, by one process and before anything is written.
     data.train_batches(batch_size=plan.batch_size, epoch=0, start=0)
-    task = kind(model, config, description)
     # Counted while the model is whole: fsdp will cut it into parts.
-    counts = {"parameters": sum(p.numel() for p in model.parameters()), "macs": task.macs()}
-    return Session(config, task, data, plan, counts)
+    counts = {"parameters": sum(p.numel() for p in task.model.parameters()), "macs": task.macs()}
+    warmup = warmup_note(config, plan)
+    return Session(config, task, data, plan, counts, [*swap_notes(report), *([warmup] if warmup else [])])
+
+
+def _load_teacher(task: DistillingTask) -> DistillingTask:
+    name, kind = task.options.teacher, type(task)
+    if not Path(name).is_dir():
+        return kind.named_teacher(name, task.config, task.data)
+    teacher = load_task(Path(name))[0]
+    if not isinstance(teacher, kind):
+        raise UserError(f"the teacher {name} is a run of {teacher.config.task}; give one of {task.config.task}")
+    return teacher
 
 
 def _checkpoint_blocks(model: nn.Module) -> None:

@@ -1,15 +1,26 @@
 """What a config starts from: a task's defaults, a recipe, or a saved run."""
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
 from tokenmix.errors import UserError
+from tokenmix.registry import list_models
 from tokenmix.train.config import TrainConfig, default_config
 from tokenmix.train.files import read_json
 from tokenmix.train.recipes import load_recipe, merge_kwargs, read_document
 from tokenmix.train.schema import Range, fitted
 
-__all__ = ["TOKENIZER", "base_config", "make_config", "read_config", "read_description", "read_part", "saved_config"]
+__all__ = [
+    "TOKENIZER",
+    "base_config",
+    "config_of_source",
+    "make_config",
+    "read_config",
+    "read_description",
+    "read_part",
+    "saved_config",
+]
 
 # The folder in a run folder that holds the tokenizer of a text task.
 TOKENIZER = "tokenizer"
@@ -29,17 +40,25 @@ def make_config(
     Raises:
         UserError: an option that the task does not have, a value of another type, or outside its range.
     """
-    base = base_config(task, recipe, resume)
+    base = base_config(task, recipe, resume, None if "model" in values else values.get("init_from"))
     values |= {} if resume is None else {"resume": resume}
     return merge_kwargs(base, base.replace(**values))
 
 
-def base_config(task: str | None, recipe: str | None, resume: Path | None) -> TrainConfig:
-    """What given options change: the saved run's config, the recipe's, or the task's defaults."""
+def base_config(task: str | None, recipe: str | None, resume: Path | None, init_from: Path | None) -> TrainConfig:
+    """What given options change: the saved run's config, the recipe's, or the task's defaults.
+
+    The defaults have the model, and the swap, of the run folder `init_from`, if the task trains such a model.
+    """
     if resume is not None:
         return read_config(resume)
     if recipe is None:
-        return default_config(task or TrainConfig.task)
+        config = default_config(task or TrainConfig.task)
+        start = None if init_from is None else config_of_source(init_from)
+        if start is None or (start.task != config.task and start.model.model not in list_models(task=config.task)):
+            return config
+        # What the model is, and not which part of it was trained.
+        return dataclasses.replace(config, model=start.model, swap=dataclasses.replace(start.swap, train_only="all"))
     config = load_recipe(recipe)
     if task not in (None, config.task):
         raise UserError(f"the recipe {recipe} is for {config.task}, got the task {task}; leave the task out")
@@ -55,6 +74,12 @@ def read_config(run: Path) -> TrainConfig:
 def saved_config(run: Path) -> TrainConfig:
     """The config of a run folder as it was written; `UserError` if it is damaged or of another version."""
     return read_document(read_part(run, "config.json").get("config"), f"{run / 'config.json'}")
+
+
+def config_of_source(source: Path) -> TrainConfig | None:
+    """The config of the run folder that weights come from; None for a file, or a folder of another library."""
+    there = all((Path(source) / name).is_file() for name in ("config.json", "data.json"))
+    return saved_config(Path(source)) if there else None
 
 
 Count = Annotated[int, Range(least=0, most=2**31)]

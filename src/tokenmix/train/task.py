@@ -18,7 +18,7 @@ from torchmetrics import MetricCollection
 
 from tokenmix.data.lookup import with_absolute_paths
 from tokenmix.errors import UserError
-from tokenmix.train.config import TrainConfig
+from tokenmix.train.config import TeacherOptions, TrainConfig
 from tokenmix.train.optimizer import make_optimizer, make_schedule
 from tokenmix.train.pretrained_weights import initial_weights
 from tokenmix.train.programs import ProgramHooks
@@ -141,7 +141,11 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
     @classmethod
     def with_absolute_paths(cls, config: TrainConfig) -> TrainConfig:
         """The config with full paths, so that its run can be used from anywhere."""
-        return config.replace(data=with_absolute_paths(config.data.data))
+        config = config.replace(data=with_absolute_paths(config.data.data))
+        teacher = config.options.teacher if isinstance(config.options, TeacherOptions) else None
+        if teacher is None or not Path(teacher).is_dir():
+            return config
+        return config.replace(teacher=str(Path(teacher).absolute()))
 
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:
@@ -191,6 +195,10 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
     def example(self) -> dict[str, Tensor]:
         """Two samples in the order of the model's arguments, by the names that an export gives them."""
         raise UserError(f"{type(self).__name__} cannot be exported; write its example()")
+
+    def swap_example(self) -> tuple[Any, ...] | None:
+        """Arguments of a forward pass that shows a swap how the model calls its attention; None for one image."""
+        return None
 
     def answering(self) -> nn.Module:
         """The model as it is exported: one tensor of answers for the arguments that `example` gives."""

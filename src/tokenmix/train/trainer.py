@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tokenmix.train.checkpoint import Checkpoint, CheckpointWriter, read_weights
 from tokenmix.train.config import TrainConfig
+from tokenmix.train.distillation import DistillingTask
 from tokenmix.train.distributed import (
     all_reduce_any,
     all_reduce_max,
@@ -103,6 +104,8 @@ class TrainingLoop:
         self.module = self.fabric.setup_module(task)
         # fsdp moves no more than the model.
         task.scores.to(self.fabric.device)
+        if isinstance(task, DistillingTask) and task.teacher is not None:
+            task.teacher.to(self.fabric.device)
         self.optimizers, self.schedules = optimizers_and_schedules(task.configure_optimizers())
         task.prepared_optimizers = [self.fabric.setup_optimizers(optimizer) for optimizer in self.optimizers]
         self.ema = None if config.optim.ema is None else WeightEMA(task.model, config.optim.ema)

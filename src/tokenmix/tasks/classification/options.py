@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from tokenmix.train.config import TaskOptions
+from tokenmix.train.config import TeacherOptions
 from tokenmix.train.schema import Range
 
 __all__ = ["ClassificationOptions"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassificationOptions(TaskOptions):
+class ClassificationOptions(TeacherOptions):
     """How images are prepared and what is learnt of them."""
 
     img_size: Annotated[int | None, Range(least=1, most=16384)] = None

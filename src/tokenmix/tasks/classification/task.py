@@ -1,14 +1,15 @@
 """Image classification: cross-entropy, accuracy, confusion matrix."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import timm
 import torch
 import torch.nn.functional as F
 from timm.data.mixup import Mixup
-from timm.models import save_for_hf
+from timm.models import resolve_pretrained_cfg, save_for_hf
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
@@ -21,6 +22,7 @@ from tokenmix.errors import UserError
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.losses import diagonality_loss
 from tokenmix.models import create_model
+from tokenmix.models.pretrained import check_source, fetching
 from tokenmix.ops.less import Scores
 from tokenmix.registry import MODELS, list_models
 from tokenmix.tasks.classification.options import ClassificationOptions
@@ -28,14 +30,16 @@ from tokenmix.tasks.fitting import check_own, incompatible_model_error
 from tokenmix.tasks.images import image_data, image_view
 from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.config import TrainConfig
+from tokenmix.train.distillation import DistillingTask
 from tokenmix.train.metrics import CrossEntropy
 from tokenmix.train.programs import HubForm, View
-from tokenmix.train.task import TaskModule
+from tokenmix.train.task import TaskData
 from tokenmix.train.task_data import IndexedData, check_names
 
 __all__ = ["ImageClassification"]
 
 CONFUSION_CLASSES = 200
+STATS = ("mean", "std")
 HUB = HubForm(
     "timm",
     "image-classification",
@@ -52,7 +56,7 @@ classes = model.pretrained_cfg["label_names"]""",
 FROM_DATA = {"num_classes": "--data", "in_chans": "--data", "img_size": "--img-size"}
 
 
-class ImageClassification(TaskModule):
+class ImageClassification(DistillingTask):
     """One label for each image: cross-entropy with label smoothing, and timm's Mixup and CutMix if asked for.
 
     With `diagonality` the diagonality loss is added, on the scores that the model's `forward_with_scores` hands
@@ -120,6 +124,9 @@ class ImageClassification(TaskModule):
             raise UserError(
                 f"mixup and cutmix pair the images of a batch: {batch_size} is odd; give an even --batch-size"
             )
+        unread = next((name for name in ("mixup", "cutmix", "diagonality") if getattr(options, name)), None)
+        if options.distill_from == "layers" and unread is not None:
+            raise UserError(f"distill_from=layers has a loss over layers alone; leave {unread} out")
         make_augment(options.augment, seed=0, flip=True, fill=None, color_jitter=options.color_jitter)
         Erase(options.reprob, 0)
 
@@ -155,12 +162,51 @@ class ImageClassification(TaskModule):
         # A batch is odd only if one of its files could not be read any more; then nothing can be paired.
         if self.mixup is not None and len(images) % 2 == 0:
             (images, targets), smoothing = self.mixup(images.clone(), targets), 0.0
+        seen = {"image": images}
         if not self.options.diagonality:
-            return F.cross_entropy(self.model(images).float(), targets, label_smoothing=smoothing), {}
+            logits = self.model(images).float()
+            return self.distilled(lambda: F.cross_entropy(logits, targets, label_smoothing=smoothing), logits, seen)
         logits, scores = self.model.forward_with_scores(images)  # type: ignore[operator]
-        entropy = F.cross_entropy(logits.float(), targets, label_smoothing=smoothing)
+        entropy, logs = self.distilled(
+            lambda: F.cross_entropy(logits.float(), targets, label_smoothing=smoothing), logits, seen
+        )
         diagonality = self._diagonality(scores)
-        return entropy + self.options.diagonality * diagonality, {"diagonality": diagonality.detach()}
+        return entropy + self.options.diagonality * diagonality, {"diagonality": diagonality.detach(), **logs}
+
+    def teacher_logits(self, teacher: DistillingTask, batch: Mapping[str, Tensor]) -> Tensor:
+        """On the images with the teacher's own mean and standard deviation."""
+        images = batch["image"]
+        ours, theirs = (
+            [images.new_tensor(data[k]).view(-1, 1, 1) for k in STATS] for data in (self.data, teacher.data)
+        )
+        if any(not torch.equal(mine, other) for mine, other in zip(ours, theirs)):
+            images = (images * ours[1] + ours[0] - theirs[0]) / theirs[1]
+        return teacher.model(images)
+
+    def check_teacher(self, teacher: DistillingTask, data: TaskData) -> None:
+        """Classes, channels and size of the images must be the same."""
+        super().check_teacher(teacher, data)
+        for name, option in (("channels", "--data"), ("img_size", "--img-size")):
+            ours, theirs = self.data[name], teacher.data[name]
+            if ours != theirs:
+                raise UserError(
+                    f"the teacher {self.options.teacher} was trained with {name}={theirs} and this run has {ours}; "
+                    f"give another {option}, or another teacher"
+                )
+
+    @classmethod
+    def named_teacher(cls, name: str, config: TrainConfig, data: Mapping[str, Any]) -> Self:
+        """A pretrained classifier of timm's with as many classes as the data; their order is the user's affair."""
+        model: Any = _pretrained(name, data)
+        if model.num_classes != len(data["classes"]):
+            raise UserError(
+                f"the teacher {name} has {model.num_classes} classes and the data {len(data['classes'])}; train it on "
+                "this data first, and give the run folder"
+            )
+        channels, cfg = data["channels"], model.pretrained_cfg
+        # Weights for three channels, adapted by timm to another number of them, expect the mean of their statistics.
+        stats = {k: list(cfg[k]) if len(cfg[k]) == channels else [statistics.mean(cfg[k])] * channels for k in STATS}
+        return cls(model, config, {**data, **stats})
 
     def _diagonality(self, layers: Sequence[Scores]) -> Tensor:
         """The mean over the layers of the hinge, the sum of the printed form, as the article adds them."""
@@ -231,6 +277,22 @@ class ImageClassification(TaskModule):
             label, probability = next(iter(top.items()))
             answers.append({"file": str(file), "label": label, "probability": probability, "top": top})
         return answers
+
+
+def _pretrained(name: str, data: Mapping[str, Any]) -> nn.Module:
+    """A pretrained model of timm's, for images of the data's channels and size if it has one."""
+    if not (timm.is_model(name) or name.startswith(("hf-hub:", "local-dir:"))):
+        raise UserError(f"no run folder {name} to learn from, nor a model of timm's by that name")
+    if timm.is_model(name):
+        check_source(name, resolve_pretrained_cfg(name))
+    size: dict[str, Any] = {"img_size": tuple(data["img_size"])}
+    with fetching(name):
+        try:
+            return timm.create_model(name, pretrained=True, in_chans=data["channels"], **size)
+        except TypeError as error:
+            if "img_size" not in str(error):
+                raise
+            return timm.create_model(name, pretrained=True, in_chans=data["channels"])
 
 
 def _check_scores(model: nn.Module, config: TrainConfig) -> None:

@@ -10,16 +10,19 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
+from tokenmix.errors import UserError
 from tokenmix.tasks.points.metrics import BalancedAccuracy
 from tokenmix.tasks.points.task import PointTask
+from tokenmix.train.distillation import DistillingTask
 from tokenmix.train.metrics import CrossEntropy
+from tokenmix.train.task import TaskData
 
 __all__ = ["PointClassification"]
 
 CONFUSION_CLASSES = 200
 
 
-class PointClassification(PointTask):
+class PointClassification(PointTask, DistillingTask):
     """One class for each cloud, by cross-entropy with label smoothing; an evaluation may take the mean of votes."""
 
     headline: ClassVar[str] = "accuracy"
@@ -37,8 +40,21 @@ class PointClassification(PointTask):
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy of the clouds' classes."""
         points, mask = self.inputs(batch)
-        logits = self.model(points, mask).float()
-        return F.cross_entropy(logits, batch["label"], label_smoothing=self.config.options.smoothing), {}
+        logits, smoothing = self.model(points, mask).float(), self.config.options.smoothing
+        return self.distilled(lambda: F.cross_entropy(logits, batch["label"], label_smoothing=smoothing), logits, batch)
+
+    def teacher_logits(self, teacher: DistillingTask, batch: Mapping[str, Tensor]) -> Tensor:
+        """On the same points."""
+        return teacher.model(*self.inputs(batch))
+
+    def check_teacher(self, teacher: DistillingTask, data: TaskData) -> None:
+        """Classes and features of the points must be the same."""
+        super().check_teacher(teacher, data)
+        if teacher.data["features"] != self.data["features"]:
+            raise UserError(
+                f"the teacher {self.config.options.teacher} was trained on {teacher.data['features']}; give --features "
+                f"{teacher.data['features']}"
+            )
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> None:
         """The votes on each cloud against its class."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from tokenmix.train.config import TaskOptions
+from tokenmix.train.config import TaskOptions, TeacherOptions
 from tokenmix.train.schema import Part, Range
 
 __all__ = ["CloudClassificationOptions", "CloudOptions", "VotingOptions"]
@@ -42,8 +42,8 @@ class CloudOptions(VotingOptions, TaskOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CloudClassificationOptions(CloudOptions):
-    """The same, with label smoothing."""
+class CloudClassificationOptions(CloudOptions, TeacherOptions):
+    """The same, with label smoothing and a teacher."""
 
     smoothing: Annotated[float, Range(least=0, below=1)] = 0.1
     """Label smoothing."""

@@ -17,7 +17,7 @@ TASKS.register(
         name="text-classification",
         about="one label for each text or pair of texts; accuracy, macro F1",
         task="tokenmix.tasks.text.classification:TextClassification",
-        options="tokenmix.tasks.text.options:TextOptions",
+        options="tokenmix.tasks.text.options:LabelOptions",
         defaults={"model": "gmlp_text_nano"},
     ),
     TaskEntry(

@@ -19,10 +19,20 @@ from tokenmix.errors import UserError
 from tokenmix.tasks.text.data.labelled import load_labelled
 from tokenmix.tasks.text.data.sequences import EncodedText
 from tokenmix.tasks.text.models.heads import GMLPForSequenceClassification
-from tokenmix.tasks.text.task import Sentence, TextData, TextTask, hub_form, inputs_of, read_sentences, tokenizer_for
+from tokenmix.tasks.text.task import (
+    DistillingTextTask,
+    Sentence,
+    TextData,
+    hub_form,
+    inputs_of,
+    read_sentences,
+    tokenizer_for,
+)
 from tokenmix.train.config import TrainConfig
+from tokenmix.train.distillation import DistillingTask
 from tokenmix.train.metrics import CrossEntropy, PositiveF1
 from tokenmix.train.programs import HubForm
+from tokenmix.train.task import TaskData
 from tokenmix.train.task_data import check_names
 
 __all__ = ["TextClassification"]
@@ -30,7 +40,7 @@ __all__ = ["TextClassification"]
 CONFUSION_CLASSES = 200
 
 
-class TextClassification(TextTask):
+class TextClassification(DistillingTextTask):
     """A classifier on the first token, trained by cross-entropy; by squares if the labels are numbers.
 
     Texts longer than `seq_len` are cut, of a pair the longer one; the description counts them.
@@ -81,7 +91,14 @@ class TextClassification(TextTask):
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy, or the mean of squares."""
-        return self.model(**inputs_of(batch)).loss, {}
+        out = self.model(**inputs_of(batch))
+        return self.distilled(lambda: out.loss, out.logits, batch)
+
+    def check_teacher(self, teacher: DistillingTask, data: TaskData) -> None:
+        """As of every task on text; numbers have no logits."""
+        if not self.classes:
+            raise UserError(f"{self.config.data.data} has numbers for labels, and a teacher's logits are of classes")
+        super().check_teacher(teacher, data)
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> None:
         """Logits of the batch against its labels."""

@@ -14,7 +14,15 @@ from tokenmix.data.split import validation_size
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data import PackedText, load_text, tokenized
 from tokenmix.tasks.text.models.heads import GMLPForMaskedLM
-from tokenmix.tasks.text.task import Sentence, TextData, TextTask, hub_form, inputs_of, read_sentences, tokenizer_for
+from tokenmix.tasks.text.task import (
+    DistillingTextTask,
+    Sentence,
+    TextData,
+    hub_form,
+    inputs_of,
+    read_sentences,
+    tokenizer_for,
+)
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.metrics import CrossEntropy, Perplexity
 from tokenmix.train.programs import HubForm
@@ -25,7 +33,7 @@ NO_LABEL = -100
 BEST = 5
 
 
-class MaskedLM(TextTask):
+class MaskedLM(DistillingTextTask):
     """The tokens at masked places, by cross-entropy; the head works at those places alone.
 
     With several processes the loss is that over the masked places of all, however many each of them has.
@@ -66,7 +74,9 @@ class MaskedLM(TextTask):
             # Gradients are averaged over the processes, so each divides by the mean number of places.
             dist.all_reduce(count)
             count = count / dist.get_world_size()
-        return self.model(**inputs_of(batch), num_items_in_batch=count.clamp_min(1)).loss, {}
+        count = count.clamp_min(1)
+        out = self.model(**inputs_of(batch), num_items_in_batch=count)
+        return self.distilled(lambda: out.loss, out.logits, batch, count)
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> None:
         """Logits at the masked places against the tokens that stood there."""

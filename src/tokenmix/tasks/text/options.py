@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tokenmix.train.config import TaskOptions
+from tokenmix.train.config import TaskOptions, TeacherOptions
 from tokenmix.train.schema import Range
 
-__all__ = ["MaskingOptions", "QuestionOptions", "TextOptions"]
+__all__ = ["LabelOptions", "MaskingOptions", "QuestionOptions", "TextOptions"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,8 +15,8 @@ class TextOptions(TaskOptions):
     """How texts become tokens."""
 
     tokenizer: Path | None = None
-    """Folder of the tokenizer; that of --init-from if not given, else one is trained on the texts. The run folder keeps
-    it."""
+    """Folder of the tokenizer; that of --init-from or the teacher if not given, else one is trained on the texts. The
+    run folder keeps it."""
     vocab_size: Annotated[int, Range(least=1)] = 8000
     """Tokens of the tokenizer that is trained where none is given."""
     seq_len: Annotated[int, Range(least=1)] = 128
@@ -24,7 +24,12 @@ class TextOptions(TaskOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskingOptions(TextOptions):
+class LabelOptions(TextOptions, TeacherOptions):
+    """How texts become tokens, and a teacher."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskingOptions(LabelOptions):
     """How texts become tokens, and what of them is masked."""
 
     masking: Literal["token", "whole-word"] = "token"

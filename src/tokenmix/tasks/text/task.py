@@ -16,9 +16,10 @@ from tokenmix.tasks.text.models.builder import create_config, describe
 from tokenmix.tasks.text.pretrained_weights import initial_text_weights
 from tokenmix.tasks.text.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from tokenmix.train.config import TrainConfig
+from tokenmix.train.distillation import DistillingTask
 from tokenmix.train.programs import HubForm
 from tokenmix.train.sources import TOKENIZER
-from tokenmix.train.task import TaskModule
+from tokenmix.train.task import TaskData, TaskModule
 from tokenmix.train.task_data import IndexedData
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answering",
+    "DistillingTextTask",
     "Sentence",
     "TextData",
     "TextTask",
@@ -177,6 +179,10 @@ class TextTask(TaskModule):
         mask[1, n // 2 :] = 0
         return {"input_ids": ids, "attention_mask": mask}
 
+    def swap_example(self) -> tuple[Tensor]:
+        """Tokens of one sequence; without a mask, whose values a pass on the meta device cannot read."""
+        return (self.example()["input_ids"][:1],)
+
     def answering(self) -> nn.Module:
         """The model with its logits as the one answer."""
         return Answering(self.model)
@@ -194,18 +200,39 @@ class TextTask(TaskModule):
         return load_tokenizer(self.config.options.tokenizer)
 
 
+class DistillingTextTask(TextTask, DistillingTask):
+    """A task on text whose logits can be those of a teacher with the same tokenizer."""
+
+    def teacher_logits(self, teacher: DistillingTask, batch: Mapping[str, Tensor]) -> Tensor:
+        """On the same tokens; of a masked-language model at the masked places."""
+        return teacher.model(**inputs_of(batch)).logits
+
+    def check_teacher(self, teacher: DistillingTask, data: TaskData) -> None:
+        """Classes and tokenizer must be the same, and sequences no longer than the teacher's."""
+        super().check_teacher(teacher, data)
+        name = self.options.teacher
+        if teacher.tokenizer().get_vocab() != data.tokenizer.get_vocab():  # type: ignore[attr-defined]
+            raise UserError(f"the teacher {name} has another tokenizer; give --tokenizer {name}/{TOKENIZER}")
+        if self.data["seq_len"] > teacher.data["seq_len"]:
+            raise UserError(
+                f"the teacher {name} takes {teacher.data['seq_len']} tokens; give --seq-len {teacher.data['seq_len']}"
+            )
+
+
 def inputs_of(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What of a batch the model takes."""
     return {name: value for name, value in batch.items() if name in INPUTS}
 
 
 def tokenizer_for(config: TrainConfig, texts: Iterable[str]) -> "PreTrainedTokenizerFast":
-    """The tokenizer that is named, else that of the run that the weights come from, else one trained on the texts."""
+    """The tokenizer that is named, else that of the run that weights or logits come from, else one trained on the
+    texts.
+    """
     if config.options.tokenizer is not None:
         return load_tokenizer(config.options.tokenizer)
-    beside = None if config.loop.init_from is None else config.loop.init_from / TOKENIZER
-    if beside is not None and beside.is_dir():
-        return load_tokenizer(beside)
+    for source in (config.loop.init_from, getattr(config.options, "teacher", None)):
+        if source is not None and (Path(source) / TOKENIZER).is_dir():
+            return load_tokenizer(Path(source) / TOKENIZER)
     return train_tokenizer(texts, vocab_size=config.options.vocab_size)
 
 

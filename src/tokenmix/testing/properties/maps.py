@@ -15,8 +15,9 @@ __all__ = ["map_rows", "map_shape", "map_used"]
 
 def _map(layer: nn.Module, x: Tensor, mask: Tensor | None = None) -> Tensor:
     show = getattr(layer, "attention_map", None)
-    if not callable(show):
-        raise NotApplicable("shows no attention_map")
+    known = getattr(layer, "capabilities", None)
+    if not callable(show) or (known is not None and known.map is None):
+        raise NotApplicable("shows no attention_map" if known is None else "its capabilities say map=None")
     shown = show(x) if mask is None else show(x, mask)
     assert isinstance(shown, Tensor)
     return shown.detach()

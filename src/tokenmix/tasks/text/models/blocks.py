@@ -86,6 +86,14 @@ class SelfAttentionLayer(GradientCheckpointingLayer):
         With `want_maps` also the map (B, H, N, N), and no gate.
         """
         x = self.norm(hidden_states)
+        if not isinstance(self.mixer, SelfAttention):
+            # Another mixer was swapped in, which takes no bias of positions.
+            if want_maps:
+                raise UserError(
+                    f"output_attentions=True, and {type(self.mixer).__name__} was swapped in; call its attention_map"
+                )
+            hidden_states = hidden_states + self.mixer(x, mask)
+            return hidden_states + self.mlp(self.mlp_norm(hidden_states))
         bias = self._bias(x)
         attention = map_as_given(self.mixer.mix_map(x, None, mask, residual=bias), start) if want_maps else None
         weights = map_from_start(attention, start)

@@ -1,0 +1,287 @@
+"""A trained self-attention network with other mixers swapped in: accuracy after so many steps, by way of training.
+
+    python -m recipes.classification.swap_nano [--out runs/swap] [--seeds 0,1,2] [--hours 2]
+
+Every cell starts from the same teacher, whose attention is replaced in all layers or in the last half, and sees as many
+images as the others of its column. Ways of training with all labels: `fine-tuning`; `mixers first`, half of the steps
+with the rest of the network frozen; `layers first`, half of the steps on the teacher's layer outputs; `distillation`,
+on labels and the teacher's logits alike. Without a label: `layers`; `logits`, distillation with weight 1; `layers,
+logits`, half of the steps each. With few labels: `fine-tuning`, and `layers first`, on the layer outputs of all images.
+
+Finished runs are kept, so the same command continues where it stopped, with `--hours` too. Writes swap_nano.json and
+.md next to it and docs/images/swap_nano.svg; `--quick` tries everything on the digits in `--out` instead.
+"""
+
+import itertools
+import json
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+
+from recipes.over_seeds import over_seeds, read_result, shown
+from tokenmix.environment import environment
+from tokenmix.registry import get_task
+from tokenmix.swap import swap_attention
+from tokenmix.train.config import Numbers
+from tokenmix.train.finish import finish_run
+from tokenmix.train.run import load_task
+from tokenmix.train.sources import make_config
+from tokenmix.train.trainer import validate
+
+HERE = Path(__file__).parent
+FIGURE = HERE.parents[1] / "docs" / "images" / "swap_nano.svg"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is measured, and at what size.
+
+    Attributes:
+        mixers: with the arguments of each.
+        layers: where they are swapped in, as globs.
+        steps: optimiser steps after the swap; 0 is the swapped network as it is.
+        apart: steps of the cells with few or no labels.
+        few: training images of the cells with few labels.
+        teacher: options of the teacher's run.
+        student: options of every other run.
+        least: what the teacher has to reach.
+    """
+
+    mixers: Mapping[str, Mapping[str, Any]]
+    layers: Mapping[str, str]
+    steps: tuple[int, ...]
+    apart: tuple[int, ...]
+    few: int
+    teacher: Mapping[str, Any]
+    student: Mapping[str, Any]
+    least: float
+
+
+# With four heads for each of attention's, multi-head external attention would keep none of its projections.
+FULL = Plan(
+    mixers={"external": {}, "multihead-external": {"expansion": 1}, "gating": {}, "less": {}},
+    layers={"all": "*", "last half": "blocks.[23].*"},
+    steps=(0, 50, 200, 1000, 5000),
+    apart=(200, 1000),
+    few=2000,
+    teacher={"model": "mixer_nano", "data": "fashion-mnist", "epochs": 20, "batch_size": 64, "lr": 2e-3},
+    student={"data": "fashion-mnist", "epochs": 50, "batch_size": 32, "lr": 1e-3},
+    least=0.90,
+)
+QUICK_DATA = {"data": "digits", "limit": 128, "limit_eval": 64, "batch_size": 16, "device": "cpu"}
+QUICK = Plan(
+    mixers={"external": {}, "gating": {}},
+    layers={"all": "*"},
+    steps=(0, 8),
+    apart=(8,),
+    few=64,
+    teacher={
+        **QUICK_DATA,
+        "model": "mixer_nano",
+        "model_kwargs": {"depth": 2, "embed_dim": 16},
+        "epochs": 4,
+        "lr": 5e-3,
+    },
+    student={**QUICK_DATA, "epochs": 2, "lr": 1e-3},
+    least=0.0,
+)
+WAYS = {
+    "all": ("fine-tuning", "mixers first", "layers first", "distillation"),
+    "none": ("layers", "logits", "layers, logits"),
+    "few": ("fine-tuning", "layers first"),
+}
+"""Ways of training by the labels that there are."""
+
+
+@dataclass(frozen=True)
+class Args:
+    """Train what is not yet trained, then write the tables and the curve."""
+
+    out: Path = Path("runs/swap")
+    """Folder of the run folders."""
+    seeds: Numbers = (0, 1, 2)
+    """Seeds, separated by commas; the first ones are finished first."""
+    hours: float | None = None
+    """Start no further run after this long; the same command continues."""
+    quick: bool = False
+    """A trial of every cell at a tiny size, in less than a minute."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One accuracy of one seed."""
+
+    mixer: str
+    layers: str
+    labels: str
+    way: str
+    steps: int
+    seed: int
+
+    @property
+    def folder(self) -> str:
+        """Its name on the disk."""
+        words = (self.mixer, self.layers, self.labels, self.way.replace(",", " and"), str(self.steps), str(self.seed))
+        return "-".join(word.replace(" ", "_") for word in words)
+
+
+def cells(plan: Plan, seeds: Sequence[int]) -> Iterator[Cell]:
+    """All of them, the first seed's before the second's, and short ones before long ones."""
+    for seed in seeds:
+        for steps, mixer, layers in itertools.product(plan.steps, plan.mixers, plan.layers):
+            # Nothing has been trained at step 0, so the ways are one.
+            for way in WAYS["all"] if steps else WAYS["all"][:1]:
+                yield Cell(mixer, layers, "all", way, steps, seed)
+        for steps, mixer, labels in itertools.product(plan.apart, plan.mixers, ("none", "few")):
+            for way in WAYS[labels]:
+                yield Cell(mixer, "all", labels, way, steps, seed)
+
+
+def stages(cell: Cell, plan: Plan, teacher: Path) -> list[dict[str, Any]]:
+    """The options of the cell's runs, one after the other."""
+    layers: dict[str, Any] = {"teacher": str(teacher), "distill_from": "layers"}
+    labelled: dict[str, Any] = {"limit": plan.few} if cell.labels == "few" else {}
+    ways: dict[str, list[dict[str, Any]]] = {
+        "fine-tuning": [labelled],
+        "mixers first": [{"train_only": "mixers"}, {}],
+        "layers first": [layers, labelled],
+        "distillation": [{"teacher": str(teacher), "distill": 0.5, "temperature": 2.0}],
+        "layers": [layers],
+        "logits": [{"teacher": str(teacher), "distill": 1.0, "temperature": 2.0}],
+        "layers, logits": [layers, {"teacher": str(teacher), "distill": 1.0, "temperature": 2.0}],
+    }
+    chosen = ways[cell.way]
+    parts = [cell.steps] if len(chosen) == 1 else [cell.steps // 2, cell.steps - cell.steps // 2]
+    return [{**plan.student, **stage, "max_steps": steps, "seed": cell.seed} for stage, steps in zip(chosen, parts)]
+
+
+def measure(cell: Cell, plan: Plan, teacher: Path, out: Path) -> float:
+    """The accuracy on the test images after the last step, trained now, or to the end, if need be."""
+    swap = {"swap": cell.mixer, "swap_where": plan.layers[cell.layers], "swap_kwargs": dict(plan.mixers[cell.mixer])}
+    if cell.steps == 0:
+        return untrained(cell, plan, teacher, swap)
+    start = teacher
+    for number, options in enumerate(stages(cell, plan, teacher)):
+        run = out / cell.folder / str(number)
+        first = swap if number == 0 else {}
+        finish_run(make_config(init_from=start, out=run, threads=1, **first, **options), quiet=True)
+        shutil.rmtree(run / "checkpoints", ignore_errors=True)  # a finished run needs none
+        start = run
+    return read_result(start)["final"]["accuracy"]
+
+
+def untrained(cell: Cell, plan: Plan, teacher: Path, swap: Mapping[str, Any]) -> float:
+    """Right after the swap."""
+    task, config, _ = load_task(teacher)
+    torch.manual_seed(cell.seed)
+    swap_attention(task.model, swap["swap"], swap["swap_where"], mixer_kwargs=swap["swap_kwargs"])
+    config = config.replace(**{k: v for k, v in plan.student.items() if k in ("limit", "limit_eval")})
+    return validate(task, get_task(config.task).load_data(config), config, 250)["accuracy"]
+
+
+def train_teacher(plan: Plan, out: Path) -> tuple[Path, dict[str, Any]]:
+    """The run that every cell starts from, and its result."""
+    run = out / "teacher"
+    finish_run(make_config(out=run, threads=1, **plan.teacher), quiet=True)
+    result = read_result(run)
+    if result["metrics"]["accuracy"] < plan.least:
+        raise SystemExit(f"the teacher reaches {result['metrics']['accuracy']:.4f}, and {plan.least} is wanted")
+    return run, result
+
+
+def summarise(found: Mapping[Cell, float]) -> list[dict[str, Any]]:
+    """Mean and spread over the seeds of each cell."""
+    groups: dict[tuple[Any, ...], list[float]] = {}
+    for cell, accuracy in found.items():
+        groups.setdefault((cell.mixer, cell.layers, cell.labels, cell.way, cell.steps), []).append(accuracy)
+    names = ("mixer", "layers", "labels", "way", "steps")
+    return [{**dict(zip(names, key)), **over_seeds(values)} for key, values in groups.items()]
+
+
+def _value(rows: Sequence[Mapping[str, Any]], **wanted: Any) -> str:
+    fitting = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+    return shown(fitting[0], 3) if fitting else ""
+
+
+def markdown(found: Mapping[str, Any]) -> str:
+    """The tables of the guide."""
+    rows, teacher = found["rows"], found["teacher"]
+    lines = [
+        f"Made by `{found['command']}` on {found['environment']['cpu']}, one thread; accuracy after the last step,",
+        f"mean ± sample standard deviation over {found['seeds']} seeds. The teacher has {teacher:.3f}.",
+    ]
+    for labels, layers in dict.fromkeys((row["labels"], row["layers"]) for row in rows):
+        part = [row for row in rows if (row["labels"], row["layers"]) == (labels, layers)]
+        steps = sorted({row["steps"] for row in part})
+        named = {"all": "all labels", "none": "no label", "few": f"{found['few']:,} labelled images"}[labels]
+        lines += ["", f"Swapped layers: {layers}; {named}; steps:", "", f"| to | way | {' | '.join(map(str, steps))} |"]
+        lines.append(f"|---|---|{'---:|' * len(steps)}")
+        named_ways = dict.fromkeys(row["mixer"] for row in part), WAYS[labels]
+        for mixer, way in itertools.product(*named_ways):
+            # Before the first step all ways are one.
+            values = [_value(part, mixer=mixer, steps=n, **({"way": way} if n else {})) for n in steps]
+            lines.append(f"| `{mixer}` | {way} | {' | '.join(values)} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(rows: Sequence[Mapping[str, Any]], teacher: float, file: Path) -> None:
+    """Accuracy over steps: a panel for each mixer, a line for each way, all layers swapped and all labels given."""
+    from matplotlib.figure import Figure
+
+    chosen = [row for row in rows if row["labels"] == "all" and row["layers"] == "all"]
+    mixers = list(dict.fromkeys(row["mixer"] for row in chosen))
+    figure = Figure(figsize=(2.6 * len(mixers), 2.8), layout="constrained")
+    for axis, mixer in zip(figure.subplots(1, len(mixers), sharey=True, squeeze=False)[0], mixers, strict=True):
+        for way in WAYS["all"]:
+            points = sorted(
+                (row["steps"], row["mean"], row["deviation"] or 0.0)
+                for row in chosen
+                if row["mixer"] == mixer and (row["way"] == way or row["steps"] == 0)
+            )
+            steps, means, deviations = zip(*points, strict=True)
+            axis.errorbar(steps, means, deviations, marker="o", markersize=3, label=way)
+        axis.axhline(teacher, color="grey", linewidth=0.8, linestyle="--")
+        axis.set_xscale("symlog", linthresh=50)
+        axis.set_title(mixer, fontsize=9)
+        axis.set_xlabel("steps")
+    figure.axes[0].set_ylabel("accuracy")
+    figure.axes[0].legend(fontsize=7)
+    figure.savefig(file, metadata={"Date": None})
+
+
+def main(args: Args) -> None:
+    """Run, then write."""
+    plan, start = QUICK if args.quick else FULL, time.monotonic()
+    teacher, result = train_teacher(plan, args.out)
+    found: dict[Cell, float] = {}
+    wanted = list(cells(plan, args.seeds))
+    for cell in wanted:
+        if args.hours is not None and time.monotonic() - start > 3600 * args.hours:
+            print(f"{len(found)} of {len(wanted)} cells; the same command continues")
+            return
+        found[cell] = measure(cell, plan, teacher, args.out)
+        print(f"{time.monotonic() - start:.0f} s", *asdict(cell).values(), f"{found[cell]:.4f}", flush=True)
+    kept = {
+        "command": f"python -m recipes.classification.swap_nano --seeds {','.join(map(str, args.seeds))}",
+        "environment": environment(),
+        "plan": asdict(plan),
+        "seeds": len(args.seeds),
+        "few": plan.few,
+        "teacher": result["metrics"]["accuracy"],
+        "rows": summarise(found),
+    }
+    home, figure = (args.out, args.out / FIGURE.name) if args.quick else (HERE, FIGURE)
+    (home / "swap_nano.json").write_text(json.dumps(kept, indent=1) + "\n")
+    (home / "swap_nano.md").write_text(markdown(kept))
+    draw(kept["rows"], kept["teacher"], figure)
+    print(markdown(kept))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

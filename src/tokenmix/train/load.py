@@ -1,0 +1,45 @@
+"""A finished run's model, from its folder alone."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.registry import get_task
+from tokenmix.train.checkpoint import put_weights, read_weights
+from tokenmix.train.config import TrainConfig
+from tokenmix.train.sources import read_config, read_description
+from tokenmix.train.swapping import swap_mixers
+from tokenmix.train.task import TaskModule
+
+__all__ = ["load_run", "load_task"]
+
+
+def load_run(run: Path) -> tuple[nn.Module, TrainConfig, dict[str, Any]]:
+    """Model with its weights, config and description of the data, from the run folder alone."""
+    task, config, description = load_task(run)
+    return task.model, config, description
+
+
+def load_task(run: Path, options: Mapping[str, Any] | None = None) -> tuple[TaskModule, TrainConfig, dict[str, Any]]:
+    """The same with the task around the model; `options` are as in `evaluate`."""
+    config, description = read_config(run), read_description(run)
+    for name in options or {}:
+        if name not in (known := [field.name for field in dataclasses.fields(config.options.evaluation)]):
+            raise unknown_name(f"option of evaluating a run of {config.task}", name, known)
+    config = config.replace(**(options or {}))
+    weights = run / "model.safetensors"
+    if not weights.is_file():
+        raise UserError(f"{run} has not finished its first epoch; go on with: tokenmix train --resume {run}")
+    kind = get_task(config.task)
+    task = kind(kind.model_from_config(config, description), config, description)
+    swap_mixers(task)
+    found = read_weights(weights)
+    broken = next((name for name, value in found.items() if not value.isfinite().all()), None)
+    if broken is not None:
+        raise UserError(f"{weights} has values in {broken} that are NaN or infinite; give weights that are whole")
+    put_weights(task.model, found, weights)
+    return task.eval(), config, description

@@ -1,0 +1,76 @@
+"""What a run's config says about its model beyond the name: weights to start from, and mixers that are swapped in."""
+
+from pathlib import Path
+from typing import Any
+
+from tokenmix.errors import UserError
+from tokenmix.swap import SwapReport, swap_attention
+from tokenmix.train.checkpoint import put_weights
+from tokenmix.train.config import SwapConfig
+from tokenmix.train.sources import config_of_source
+from tokenmix.train.task import TaskModule
+
+__all__ = ["freeze_all_but", "start_and_swap", "swap_mixers", "swap_notes"]
+
+
+def start_and_swap(task: TaskModule, source: Path | None) -> SwapReport | None:
+    """Put the weights of `source` into the task's new model, and swap as its config says.
+
+    Weights of a model that was not swapped go in before the swap, so that it can keep projections; those of a run that
+    was swapped in the same way go in after it.
+
+    Raises:
+        UserError: weights of another model, or of a run with another swap; else as `swap_attention`.
+    """
+    if source is None:
+        return swap_mixers(task)
+    theirs = config_of_source(source)
+    if theirs is None or theirs.swap.swap is None:
+        put_weights(task.model, task.initial_weights(source), source)
+        return swap_mixers(task)
+    if _layers(theirs.swap) != _layers(task.config.swap):
+        raise UserError(
+            f"{source} was trained with {_words(theirs.swap)}; give the same, or start from a run without a swap"
+        )
+    report = swap_mixers(task)
+    put_weights(task.model, task.initial_weights(source), source)
+    return report
+
+
+def _layers(swap: SwapConfig) -> tuple[Any, ...]:
+    return swap.swap, swap.swap_where, swap.swap_kwargs
+
+
+def _words(swap: SwapConfig) -> str:
+    kwargs = "".join(f" {name}={value}" for name, value in swap.swap_kwargs.items())
+    return f"--swap {swap.swap} --swap-where {swap.swap_where!r}{kwargs and f' --swap-kwargs{kwargs}'}"
+
+
+def swap_mixers(task: TaskModule) -> SwapReport | None:
+    """Swap attention layers of the task's model as its config says; None if it says nothing."""
+    swap = task.config.swap
+    if swap.swap is None:
+        return None
+    return swap_attention(
+        task.model, swap.swap, swap.swap_where, mixer_kwargs=swap.swap_kwargs, example_inputs=task.swap_example()
+    )
+
+
+def swap_notes(report: SwapReport | None) -> list[str]:
+    """What was swapped, and what was matched and left as it was, in lines."""
+    if report is None:
+        return []
+    names = list(dict.fromkeys((report.rows[0].name, report.rows[-1].name)))
+    count = f"{len(report.rows)} layer{'s' * (len(report.rows) > 1)} ({' to '.join(names)})"
+    kept = ", ".join(report.rows[0].kept) or "none"
+    first = f"{report.mixer} in place of {report.rows[0].before} in {count}; projections kept: {kept}"
+    return [first, *(f"left as it was: {s.name} ({s.kind}): {s.reason}" for s in report.skipped)]
+
+
+def freeze_all_but(task: TaskModule, layers: list[str]) -> None:
+    """Leave only these layers of the task's model to the optimiser."""
+    task.model.requires_grad_(False)
+    for name in layers:
+        task.model.get_submodule(name).requires_grad_(True)
+    if not any(p.requires_grad for p in task.model.parameters()):
+        raise UserError(f"{task.config.swap.swap} has no weights, so there is nothing to train in it alone")

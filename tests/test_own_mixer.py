@@ -1,0 +1,159 @@
+"""A researcher's mixer, in a package outside the repository, in every verb by module:Class and by a registered name."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import tokenmix
+from tokenmix.cli import main
+from tokenmix.errors import UserError
+from tokenmix.layers import create_mixer
+from tokenmix.testing.doctor import doctor
+
+PACKAGE = '''
+import torch
+from torch import nn
+
+import tokenmix
+from tokenmix.layers import Capabilities, Mixer
+
+
+class Shift(Mixer):
+    """The token before, through a linear layer; it has no map, and no arguments for device and type."""
+
+    capabilities = Capabilities(map=None, mask=False, equivariant=False, linear=True, causal=False)
+
+    def __init__(self, dim):
+        super().__init__()
+        self.dim, self.value = dim, nn.Linear(dim, dim)
+
+    def forward(self, x, mask=None):
+        return self.value(x.roll(1, dims=1))
+
+    def macs(self, num_tokens):
+        return num_tokens * self.dim**2
+
+
+class Mean(Shift):
+    """The mean of all tokens, with its map."""
+
+    capabilities = Capabilities(map="tokens", mask=False)
+
+    def forward(self, x, mask=None):
+        return self.attention_map(x)[:, 0] @ self.value(x)
+
+    def attention_map(self, x, mask=None):
+        return x.new_full((len(x), 1, x.shape[1], x.shape[1]), 1 / x.shape[1])
+
+    def macs(self, num_tokens):
+        return num_tokens * self.dim**2 + num_tokens**2 * self.dim
+
+
+class Uncounted(Shift):
+    macs = Mixer.macs
+
+
+class Unmapped(Shift):
+    capabilities = Capabilities(map="tokens", mask=False)
+
+
+tokenmix.register_mixer("mean", Mean)
+'''
+TINY = ["--data", "digits", "--max-steps", "2", "--batch-size", "16", "--limit", "64", "--limit-eval", "16",
+        "--device", "cpu", "--threads", "1"]  # fmt: skip
+NARROW = ["depth=2", "embed_dim=16", "num_heads=2"]
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_names: None) -> Iterator[Path]:
+    (tmp_path / "toy_layers").mkdir()
+    (tmp_path / "toy_layers" / "__init__.py").write_text(PACKAGE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("toy_layers", None)
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    capsys.readouterr()
+    assert main(words) == 0, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    capsys.readouterr()
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    return error
+
+
+@pytest.mark.parametrize("mixer", ["toy_layers:Shift", "mean"])
+def test_it_is_trained_swapped_in_and_looked_into(package: Path, capsys, mixer: str) -> None:
+    first = ["--import", "toy_layers"] if mixer == "mean" else []
+    Image.new("L", (8, 8), 90).save("grey.png")
+    words = ["train", "image-classification", "--model", "mixer_nano", *TINY, "--model-kwargs", *NARROW]
+    told(capsys, *first, *words, f"mixer={mixer}", "--out", "own")
+    assert 0 <= json.loads(told(capsys, *first, "eval", "own", "--json"))["accuracy"] <= 1
+    if mixer == "mean":
+        told(capsys, *first, "inspect", "own", "grey.png", "--out", "maps")
+        assert [b["kind"] for b in json.loads(Path("maps/numbers.json").read_text())["blocks"]] == ["tokens", "tokens"]
+    else:
+        assert "no token mixer with a map" in refused(capsys, "inspect", "own", "grey.png", "--out", "maps")
+    told(capsys, *first, *words, "mixer=self", "--out", "plain")
+    report = json.loads(told(capsys, *first, "swap", "plain", "--to", mixer, "--json"))
+    assert [row["macs_after"] for row in report["rows"]] == [create_mixer(mixer, 16).macs(16)] * 2
+    assert told(capsys, *first, "swap", "vit_tiny_patch16_224", "--to", mixer)
+    start = ["train", "image-classification", *TINY, "--init-from", "plain", "--out", "swapped"]
+    told(capsys, *first, *start, "--swap", mixer, "--swap-where", "blocks.1.*")
+    assert len(json.loads(told(capsys, *first, "predict", "swapped", "grey.png", "--json"))) == 1
+    assert json.loads(told(capsys, *first, "cost", mixer, "--tokens", "4,8", "--dim", "8", "--json"))["rows"]
+
+
+@pytest.mark.slow
+def test_it_is_compared(package: Path, capsys) -> None:
+    told(capsys, "compare", "--mixers", "self,toy_layers:Shift,toy_layers:Mean", *TINY, "--out", "out")
+    results = json.loads(Path("out/results.json").read_text())
+    assert [twin["mixer"] for twin in results["twins"]] == ["self", "toy_layers:Shift", "toy_layers:Mean"]
+    assert all(run["status"] == "finished" for twin in results["twins"] for run in twin["runs"])
+
+
+def test_the_doctor_skips_the_map_that_it_does_not_have(package: Path) -> None:
+    only = {"shape", "map-shape", "map-rows", "map-used", "macs"}
+    report = doctor("toy_layers:Shift", only=only)
+    assert {v.property: v.detail for v in report.verdicts if v.status == "skipped"} == dict.fromkeys(
+        ("map-shape", "map-rows", "map-used"), "its capabilities say map=None"
+    )
+    assert set(report.passed) == {"shape", "macs"}
+    assert set(doctor("mean", only=only).passed) == only
+    assert tokenmix.list_mixers()[-1] == "mean"
+
+
+def test_a_missing_method_is_named(package: Path, capsys) -> None:
+    found = {v.property: v.detail for v in doctor("toy_layers:Uncounted", only={"macs", "shape"}).verdicts}
+    assert found["macs"] == "MissingMethod: Uncounted has no method macs(num_tokens); write it"
+    found = {v.property: v.detail for v in doctor("toy_layers:Unmapped", only={"map-shape"}).verdicts}
+    assert "Unmapped has no method attention_map(x, mask=None); write it, or state map=None" in found["map-shape"]
+    with pytest.raises(UserError, match="Shift has no map"):
+        create_mixer("toy_layers:Shift", 8).attention_map(torch.zeros(1, 4, 8))
+    words = ["train", "image-classification", "--model", "mixer_nano", *TINY, "--out", "own", "--model-kwargs", *NARROW]
+    assert "Uncounted has no method macs(num_tokens)" in refused(capsys, *words, "mixer=toy_layers:Uncounted")
+    assert not Path("own").exists()
+
+
+def test_from_another_process_in_its_folder(package: Path) -> None:
+    """The current folder is searched, as for `python -m`."""
+    path = str(Path(tokenmix.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-m", "tokenmix", "swap", "vit_nano", "--to", "toy_layers:Shift", "--json"],
+        env={**os.environ, "PYTHONPATH": path}, cwd=package, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["mixer"] == "toy_layers:Shift"

@@ -1,0 +1,103 @@
+"""Trackers get what metrics.csv gets, offline; a resumed run goes on in them."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenmix.cli import main
+from tokenmix.errors import UserError
+from tokenmix.train import trainer
+from tokenmix.train.run import train
+from tokenmix.train.sources import make_config
+
+SHORT: dict[str, Any] = {
+    "data": "digits", "model": "vit_nano", "model_kwargs": {"depth": 1}, "epochs": 2, "batch_size": 16, "limit": 64,
+    "limit_eval": 16, "threads": 1, "device": "cpu", "log_every": 1, "checkpoint_every": 1, "validation": 16,
+}  # fmt: skip
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    with (run / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def stopped_and_resumed(run: Path, logger: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that stops before its fourth batch, and is resumed."""
+    begin, calls = trainer.TrainingLoop.start_batch, [0]
+
+    def stopped(self: Any) -> None:
+        calls[0] += 1
+        if calls[0] == 4:
+            raise UserError("stopped")
+        begin(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.TrainingLoop, "start_batch", stopped)
+        with pytest.raises(UserError, match="stopped"):
+            train(make_config(**SHORT, logger=logger, out=run), quiet=True)
+    first = json.loads((run / "logger.json").read_text())
+    train(make_config(resume=run), quiet=True)
+    assert json.loads((run / "logger.json").read_text()) == first
+
+
+def test_mlflow_has_the_rows_of_metrics_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    store = f"file:{tmp_path / 'mlruns'}"
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    run = tmp_path / "run"
+    stopped_and_resumed(run, "mlflow", monkeypatch)
+    client = mlflow.tracking.MlflowClient(store)
+    found = client.get_run(json.loads((run / "logger.json").read_text())["id"])
+    assert found.info.status == "FINISHED"
+    assert found.info.run_name == "run"
+    assert found.data.params["model_kwargs"] == "{'depth': 1}"
+    losses = {one.step: one.value for one in client.get_metric_history(found.info.run_id, "train/loss")}
+    assert losses == {int(row["step"]): float(row["train_loss"]) for row in rows(run)}
+    evaluated = [one.value for one in client.get_metric_history(found.info.run_id, "val/accuracy")]
+    assert evaluated == [float(row["val_accuracy"]) for row in rows(run) if row["val_accuracy"]]
+
+
+def test_wandb_has_the_rows_of_metrics_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    logged: list[dict[str, Any]] = []
+    log = wandb.Run.log
+
+    def noted(self: Any, data: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        logged.append(data)
+        log(self, data, *args, **kwargs)
+
+    monkeypatch.setattr(wandb.Run, "log", noted)
+    run = tmp_path / "run"
+    stopped_and_resumed(run, "wandb", monkeypatch)
+    losses = {row["trainer/global_step"]: row["train/loss"] for row in logged}
+    assert losses == {int(row["step"]): float(row["train_loss"]) for row in rows(run)}
+    name = json.loads((run / "logger.json").read_text())["id"]
+    kept = sorted((tmp_path / "wandb").glob(f"offline-run-*-{name}/run-{name}.wandb"))
+    assert kept, "what `wandb sync` sends later"
+    assert wandb.run is None
+
+
+def test_a_tracker_that_is_missing_or_cannot_start_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "image-classification", "--data", "digits", "--max-steps", "1", "--limit", "200", "--device",
+             "cpu", "--out", str(tmp_path / "run"), "--logger"]  # fmt: skip
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "wandb", None)
+        assert main([*words, "wandb"]) == 2
+    assert capsys.readouterr().err == "tokenmix: --logger wandb needs wandb: pip install 'tokenmix[wandb]'\n"
+    assert not (tmp_path / "run").exists()
+    assert main([*words, "neptune"]) == 2
+    assert "--logger" in capsys.readouterr().err
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nowhere://at.all")
+    assert main([*words, "mlflow"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "--logger mlflow cannot start" in error
+    assert "set MLFLOW_TRACKING_URI to a server" in error

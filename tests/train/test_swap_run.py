@@ -1,0 +1,146 @@
+"""A run whose model has a mixer swapped in: it starts from another run's weights, and its folder rebuilds it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from tokenmix.cli import main
+from tokenmix.errors import UserError
+from tokenmix.layers import ExternalAttention, GatedMLP
+from tokenmix.swap.timm_adapter import MixerInTimm
+from tokenmix.train import trainer
+from tokenmix.train.checkpoint import read_weights
+from tokenmix.train.config import SwapConfig
+from tokenmix.train.export import export
+from tokenmix.train.run import evaluate, load_run, predict, train
+from tokenmix.train.sources import make_config
+
+SHORT: dict[str, Any] = {
+    "data": "digits", "epochs": 1, "max_steps": 3, "batch_size": 16, "limit": 64, "limit_eval": 32, "threads": 1,
+    "device": "cpu",
+}  # fmt: skip
+STILL = {"lr": 1e-12, "min_lr": 0.0, "weight_decay": 0.0}
+TIMM = {"model": "vit_tiny_patch16_224", "model_kwargs": {"patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2}}
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(make_config(**SHORT, **TIMM, out=tmp_path_factory.mktemp("swap") / "vit"), quiet=True)
+
+
+def swapped(teacher: Path, out: Path, **changes: Any) -> Path:
+    values = {**SHORT, "swap": "external", "swap_kwargs": {"num_slots": 8}, "out": out, **changes}
+    return train(make_config(init_from=teacher, **values), quiet=True)
+
+
+def test_weights_carry_over_and_the_folder_rebuilds_the_model(teacher: Path, tmp_path: Path) -> None:
+    run = swapped(teacher, tmp_path / "run", swap_where="blocks.1.*", **STILL)
+    model, config, _ = load_run(run)
+    assert config.model.model == TIMM["model"], "the model is that of --init-from"
+    layer = model.get_submodule("blocks.1.attn")
+    assert isinstance(layer, MixerInTimm)
+    assert isinstance(layer.mixer, ExternalAttention)
+    assert layer.mixer.macs(4) == 4 * 2 * (32 * 32 + 32 * 8)
+    before, after = read_weights(teacher), read_weights(run)
+    torch.testing.assert_close(after["blocks.1.attn.mixer.query.weight"], before["blocks.1.attn.qkv.weight"][:32])
+    for name in set(before) & set(after):
+        torch.testing.assert_close(after[name], before[name])
+    assert not [name for name in set(before) - set(after) if not name.startswith("blocks.1.attn.")]
+    picture = tmp_path / "one.png"
+    Image.new("L", (8, 8), 90).save(picture)
+    assert len(predict(run, [picture])) == 1
+    assert evaluate(run)["accuracy"] == json.loads((run / "result.json").read_text())["metrics"]["accuracy"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file_format", ["onnx", "torch-export"])
+def test_a_swapped_run_is_exported(teacher: Path, tmp_path: Path, file_format: Any) -> None:
+    assert export(swapped(teacher, tmp_path / "run"), file_format).is_file()
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = swapped(teacher, tmp_path / "whole", checkpoint_every=1)
+    begin, calls = trainer.TrainingLoop.start_batch, [0]
+
+    def stopped(self: Any) -> None:
+        calls[0] += 1
+        if calls[0] == 3:
+            raise UserError("stopped")
+        begin(self)
+
+    monkeypatch.setattr(trainer.TrainingLoop, "start_batch", stopped)
+    with pytest.raises(UserError, match="the checkpoint of step 2 is kept"):
+        swapped(teacher, tmp_path / "run", checkpoint_every=1)
+    monkeypatch.undo()
+    run = train(make_config(resume=tmp_path / "run"), quiet=True)
+    found, wanted = read_weights(run), read_weights(whole)
+    assert wanted.keys() == found.keys()
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
+
+
+def test_a_swapped_run_is_where_another_starts(teacher: Path, tmp_path: Path) -> None:
+    first = swapped(teacher, tmp_path / "first", swap="gating", swap_kwargs={}, train_only="mixers")
+    second = train(make_config(**SHORT, **STILL, init_from=first, out=tmp_path / "second"), quiet=True)
+    assert load_run(second)[1].swap == SwapConfig(swap="gating"), "its model, not what of it was trained"
+    for name, value in read_weights(first).items():
+        torch.testing.assert_close(read_weights(second)[name], value)
+    with pytest.raises(UserError, match=r"was trained with --swap gating --swap-where '\*'; give the same"):
+        swapped(first, tmp_path / "third")
+
+
+def test_only_the_mixers_are_trained(teacher: Path, tmp_path: Path) -> None:
+    run = swapped(teacher, tmp_path / "run", train_only="mixers", lr=0.01)
+    before, after = read_weights(teacher), read_weights(run)
+    rest = [name for name in after if ".attn." not in name]
+    assert all(torch.equal(after[name], before[name]) for name in rest)
+    changed = after["blocks.1.attn.mixer.query.weight"] - before["blocks.1.attn.qkv.weight"][:32]
+    assert changed.abs().max() > 1e-3
+    with pytest.raises(UserError, match="simplified has no weights"):
+        swapped(teacher, tmp_path / "none", swap="simplified", swap_kwargs={}, train_only="mixers")
+
+
+@pytest.mark.parametrize("mixer", ["external", "gating"])
+def test_a_text_model_is_swapped_too(tmp_path: Path, mixer: str) -> None:
+    (tmp_path / "tiny.txt").write_text("the old cat sees the red dog .\nthe small king loves the great ship .\n" * 200)
+    shared: dict[str, Any] = {
+        "data": f"text:{tmp_path / 'tiny.txt'}", "seq_len": 16, "vocab_size": 270, "batch_size": 4, "max_steps": 2,
+        "limit_eval": 4, "threads": 1, "device": "cpu", "epochs": 1,
+    }  # fmt: skip
+    small = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+    first = make_config("masked-lm", model="bert_text_nano", model_kwargs=small, out=tmp_path / "bert", **shared)
+    start = train(first, quiet=True)
+    config = make_config("masked-lm", init_from=start, swap=mixer, swap_where="*.1.*", out=tmp_path / "run", **shared)
+    run = train(config, quiet=True)
+    layers = [layer.mixer for layer in load_run(run)[0].base_model.layers]  # type: ignore[union-attr]
+    assert isinstance(layers[1], {"external": ExternalAttention, "gating": GatedMLP}[mixer])
+    assert type(layers[0]) is not type(layers[1])
+    wanted = json.loads((run / "result.json").read_text())["metrics"]["perplexity"]
+    assert evaluate(run)["perplexity"] == pytest.approx(wanted)
+    assert predict(run, ["the old [MASK] sees"])[0]["mask"] == 1
+    with pytest.raises(UserError, match=r"output_attentions=True, and .* was swapped in"):
+        load_run(run)[0](input_ids=torch.zeros(1, 4, dtype=torch.long), output_attentions=True)
+
+
+def test_from_the_command_line(teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "image-classification", "--data", "digits", "--max-steps", "1", "--batch-size", "16", "--limit",
+             "32", "--limit-eval", "16", "--device", "cpu", "--init-from", str(teacher)]  # fmt: skip
+    out = ["--out", str(tmp_path / "run")]
+    assert main([*words, "--swap", "external", "--swap-where", "blocks.[1-9]*", *out]) == 0
+    told = capsys.readouterr().err
+    assert "external in place of Attention in 1 layer (blocks.1.attn); projections kept: query, out" in told
+    for more, message in (
+        (["--swap", "externl"], "unknown mixer 'externl'; did you mean external"),
+        (["--swap", "external", "--swap-where", "x*"], "where='x*' matches no attention"),
+        (["--swap-where", "blocks.*"], "swap_where='blocks.*' needs a mixer; give --swap MIXER"),
+        (["--train-only", "mixers"], "train_only='mixers' needs a mixer"),
+        (["--swap", "external", "--swap-kwargs", "num_slot=3"], "has no argument 'num_slot'"),
+    ):
+        assert main([*words, *more, "--out", str(tmp_path / "none")]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert len(error.splitlines()) == 1
+    assert not (tmp_path / "none").exists()
