@@ -354,7 +354,7 @@ CLAIMS = (
         ),
     ),
     Claim(
-        "The map of simplified attention, softmax(F Fᵀ), is close to the identity",
+        "The map of simplified attention, softmax(F F^T), is close to the identity",
         "the EANet author's article [S]; no figure",
         (
             Row("Fashion-MNIST, 16 tokens: share of a row on the token itself", PLATEAU,
