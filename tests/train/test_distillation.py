@@ -132,8 +132,8 @@ def test_each_layer_gets_the_teachers_input() -> None:
 
 def test_layers_are_learned_without_labels(teacher: Path, tmp_path: Path) -> None:
     config = make_config(
-        **{**SHORT, "max_steps": 24, "epochs": 8}, validation=16, init_from=teacher, teacher=str(teacher), swap="external",
-        distill_from="layers", lr=5e-3, out=tmp_path / "run",
+        **{**SHORT, "max_steps": 24, "epochs": 8}, validation=16, init_from=teacher, teacher=str(teacher),
+        swap="external", distill_from="layers", lr=5e-3, out=tmp_path / "run",
     )  # fmt: skip
     run = train(config, quiet=True)
     losses = rows(run, "val_layer_loss")
