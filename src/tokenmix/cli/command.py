@@ -5,10 +5,13 @@ keeps its traceback.
 """
 
 import errno
+import platform
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
+from tokenmix import __version__
 from tokenmix.cli.names import Cost, Data, Doctor, Info, List, Swap
 from tokenmix.cli.parsing import parse_into, parse_verb
 from tokenmix.cli.runs import Compare, Eval, Export, Generate, Inspect, Predict, Train, TrainTokenizer
@@ -20,7 +23,8 @@ __all__ = ["VERBS", "parse", "run"]
 
 ABOUT = (
     "Token mixing beyond self-attention: drop one in, train it, see what it costs. "
-    "tokenmix --import MODULE_OR_FILE.py VERB ... first imports your own code, which registers tasks, models or mixers."
+    "tokenmix --import MODULE_OR_FILE.py VERB ... imports your own tasks, models or mixers first. "
+    "tokenmix --version prints the version; tokenmix VERB --help has examples."
 )
 
 VERBS: dict[str, Any] = {
@@ -72,7 +76,10 @@ def split_imports(argv: Sequence[str]) -> tuple[list[str], Sequence[str]]:
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    arguments, command = list(sys.argv[1:] if argv is None else argv), None
+    arguments, command = list(sys.argv[1:] if argv is None else argv) or ["--help"], None
+    if arguments[0] == "--version":
+        print(f"tokenmix {__version__}, torch {version('torch')}, Python {platform.python_version()}")
+        return 0
     try:
         for module in split_imports(arguments)[0]:
             load_plugin(module)

@@ -1,7 +1,8 @@
 """What `tokenmix info` prints: parameters and multiply-adds of a model part by part, published figures beside them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from rich.console import Console
@@ -44,10 +45,18 @@ def _print(summary: Mapping[str, Any]) -> None:
         f"{summary['parameters'] / 1e6:.3f} M parameters, {count(summary['macs'])} multiply-adds",
         soft_wrap=True,
     )
-    print_rows([{key: _readable(key, value) for key, value in row.items()} for row in summary["blocks"]])
+    print_rows([{key: _readable(key, value) for key, value in row.items()} for row in _folded(summary["blocks"])])
     for line in summary["warnings"]:
         console.print(f"[yellow]warning:[/] {escape(line)}", soft_wrap=True)
     console.print(_published(summary), highlight=False, soft_wrap=True)
+
+
+def _folded(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Neighbouring rows that differ in their first column only as one row, for example "0 to 3"."""
+    for _, equal in groupby(rows, key=lambda row: list(row.values())[1:]):
+        first, *others = equal
+        key = next(iter(first))
+        yield {**first, key: f"{first[key]} to {others[-1][key]}, each"} if others else dict(first)
 
 
 def _readable(column: str, value: Any) -> Any:

@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
+from tokenmix.cli.checks import check_mixers
 from tokenmix.errors import UserError
+from tokenmix.registry import import_object
 from tokenmix.train.config import ModelConfig
 from tokenmix.train.words import Numbers, Pairs
 
@@ -79,7 +81,7 @@ class Info:
 class Cost:
     """Parameters, multiply-adds, memory and time of mixers over numbers of tokens, or of models over image sizes."""
 
-    names: Positional[tuple[str, ...]] = ()
+    names: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="NAME ...")] = ()
     """Mixers, or models of ours or timm's."""
     tokens: Annotated[Numbers | None, tyro.conf.arg(help_behavior_hint="(default: 196,1024,4096)")] = None
     """Numbers of tokens, separated by commas. For mixers."""
@@ -90,7 +92,7 @@ class Cost:
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to measure."""
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Numbers that weights and input are in."""
+    """Data type of weights and inputs."""
     threads: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: PyTorch's own choice)")] = None
     """CPU threads of PyTorch, at most the CPUs of this machine."""
     table: Annotated[Literal["eanet"] | None, tyro.conf.arg(help_behavior_hint="(default: none)")] = None
@@ -133,6 +135,7 @@ class Swap:
     """Print JSON instead of a table."""
 
     def run(self) -> int:
+        check_mixers([self.to])
         from tokenmix.swap.command import run
 
         return run(
@@ -159,6 +162,7 @@ class Doctor:
     """Print JSON instead of a table."""
 
     def run(self) -> int:
+        import_object(self.target)
         from tokenmix.testing.doctor import run
 
         return run(self.target, self.dim, self.num_tokens, self.json)

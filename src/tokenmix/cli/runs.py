@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 import tyro
 
+from tokenmix.cli.checks import check_data, check_files, check_mixers, check_target
 from tokenmix.cli.parsing import parse_into, parse_known
 from tokenmix.errors import UserError
 from tokenmix.tasks.fitting import check_model_name
@@ -42,6 +43,7 @@ class Train:
     def run(self) -> int:
         if self.config.loop.resume is None:
             check_model_name(self.config.task, self.config.model.model)
+            check_data(self.config.data.data)
         from tokenmix.train.run import train
 
         train(self.config)
@@ -68,6 +70,8 @@ class Compare:
         return cls(parse_into(CompareConfig, prog, args, CompareConfig(), cls.__doc__ or ""))
 
     def run(self) -> int:
+        check_mixers(self.config.mixers)
+        check_data(self.config.data.data)
         from tokenmix.compare.compare import compare
 
         compare(self.config)
@@ -87,15 +91,14 @@ class RunCommand:
         """The command; options of the task that are not given are the run's own."""
         plain = [field for field in fields(cls) if field.name not in ("run_folder", "inputs", "options")]
         shared = [(field.name, field.type, field) for field in plain]
-        folder = make_dataclass("Folder", [("run_folder", Positional[str], ""), *shared], kw_only=True)
-        run = parse_known(folder, prog, args).run_folder
-        # Without a folder tyro gives the default, or an empty list behind an option that it does not know.
-        if not run:
+        folder = make_dataclass("Folder", [("words", Positional[tuple[str, ...]], ()), *shared], kw_only=True)
+        words = parse_known(folder, prog, args).words
+        if not words:
             return parse_into(cls, prog, args)
         missing = {
             field.name: tyro.MISSING for field in fields(cls) if field.default is field.default_factory is MISSING
         }
-        default = cls(**missing, options=read_config(Path(run)).options.for_evaluation())
+        default = cls(**missing, options=read_config(Path(words[0])).options.for_evaluation())
         return parse_into(cls, prog, args, default)
 
 
@@ -129,7 +132,7 @@ class Eval(RunCommand):
 class Predict(RunCommand):
     """Answers of a run for files, or for texts."""
 
-    inputs: Positional[tuple[str, ...]]
+    inputs: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="FILE ...")]
     """Images or point clouds; for a run on text its sentences, or files of them."""
     out: Path | None = None
     """Folder for masks, boxes and pictures of them, of tasks whose answers are such."""
@@ -137,6 +140,7 @@ class Predict(RunCommand):
     """Print JSON instead of a table."""
 
     def run(self) -> int:
+        check_files(self.inputs)
         from tokenmix.train.run import predict
 
         _print(predict(self.run_folder, self.inputs, self.out, options=vars(self.options)), self.json)
@@ -162,6 +166,7 @@ class Generate:
     """Print JSON instead of a table."""
 
     def run(self) -> int:
+        read_config(self.run_folder)
         from tokenmix.tasks.generation.generate import generate
 
         made = generate(
@@ -183,9 +188,18 @@ class Inspect:
     """Folder for pictures and numbers."""
 
     def run(self) -> int:
+        check_target(self.target)
+        check_files([self.file] if self.file else [])
+        from tokenmix.cli.listing import print_rows
         from tokenmix.inspect import inspect_run
 
-        print(inspect_run(self.target, self.file, self.out))
+        out = inspect_run(self.target, self.file, self.out)
+        found = json.loads((out / "numbers.json").read_text())
+        if found["blocks"]:
+            print_rows(found["blocks"])
+        if "answer" in found:
+            print(f"prediction: {found['answer']}" + ("" if found["trained"] else " (random weights)"))
+        print(f"{len(list(out.glob('*.png')))} figures and numbers.json in {out}")
         return 0
 
 
@@ -199,9 +213,12 @@ class Export:
     """File to write; model.onnx or model.pt2 in the run folder if not given."""
 
     def run(self) -> int:
-        from tokenmix.train.export import export
+        read_config(self.run_folder)
+        from tokenmix.train.export import TOLERANCE, export
 
-        print(export(self.run_folder, self.format, self.out))
+        out = export(self.run_folder, self.format, self.out)
+        size = f"{out.stat().st_size / 1e6:.1f} MB"
+        print(f"{out}: {self.format}, {size}, any batch size; its outputs are PyTorch's to {TOLERANCE:.0e}")
         return 0
 
 
@@ -222,6 +239,7 @@ class TrainTokenizer:
     """Longest text in tokens, kept in the tokenizer's config."""
 
     def run(self) -> int:
+        check_data(self.data)
         from tokenmix.tasks.text.tokenizer import run
 
         print(run(self.data, self.out, self.kind, self.vocab_size, self.lowercase, self.max_length))

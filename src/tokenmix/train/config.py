@@ -140,7 +140,7 @@ class BudgetConfig(Part):
     batch_size: Annotated[int, Range(least=1)] = 128
     """Samples of one optimiser step on one device, divided into --accumulate parts."""
     precision: Literal["32", "bf16-mixed", "16-mixed", "bf16"] = "32"
-    """Numbers that the model computes in."""
+    """Training precision."""
     grad_checkpointing: bool = False
     """Compute each block again in the backward pass: less memory, more time."""
     threads: Annotated[int | None, Range(least=1, most=1024)] = None
@@ -195,7 +195,7 @@ class TrainConfig(Document):
     """One run. `optim` and `options` are Any since a task may have other optimisers, and has its own options."""
 
     task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")] = "image-classification"
-    """What is learnt: see `tokenmix list tasks`."""
+    """Task to train, see `tokenmix list tasks`."""
     data: DataConfig = DataConfig()
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: Any = OptimConfig()
@@ -235,7 +235,7 @@ class CompareConfig(Document):
     out: Path | None = None
     """Folder of the report; runs/compare-DATA if not given."""
     task: str = "image-classification"
-    """What is learnt."""
+    """Task to train."""
     data: DataConfig = DataConfig()
     model: ModelConfig = field(default_factory=lambda: ModelConfig(model="mixer_nano"))
     optim: OptimConfig = OptimConfig()

@@ -208,7 +208,7 @@ def _is_file(given: str | Path) -> bool:
         there = False
     # One word with a suffix is the name of a file rather than a sentence.
     named = isinstance(given, Path) or (
-        len(str(given).split()) == 1 and Path(given).suffix in (".txt", ".tsv", ".json")
+        len(str(given).split()) == 1 and Path(given).suffix in (".txt", ".tsv", ".json", ".jsonl")
     )
     if named and not there:
         raise UserError(f"no file {given}; give a file of sentences, or a sentence")
