@@ -169,8 +169,8 @@ def _square(key: str, theirs: Tensor, ours: Tensor, model: Any) -> int:
     side = math.isqrt(max(tokens, 0))
     if side < 1 or side * side != tokens:
         raise UserError(
-            f"the checkpoint has {key} for {tokens} tokens, which are no square grid; give the img_size=(height, "
-            "width) at which it was trained"
+            f"the checkpoint has {key} for {tokens} tokens, which do not form a square grid; give the "
+            "img_size=(height, width) at which it was trained"
         )
     # A grid may round up, so the reduction is that of the model's which comes nearest.
     estimate = math.sqrt(math.prod(model.img_size) / own)
@@ -219,7 +219,7 @@ def _rename(key: str, source: str) -> str:
         if match:
             # <1> counts from one in their names and from nought in ours.
             return re.sub(r"<(\d)>", lambda m: str(int(m[1]) - 1), match.expand(replacement))
-    raise UserError(f"{key!r} is no key of the {source} layout; is the checkpoint of another model?")
+    raise UserError(f"{key!r} is not a key of the {source} layout; is the checkpoint of another model?")
 
 
 def _check_keys(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: str) -> None:

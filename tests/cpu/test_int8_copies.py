@@ -162,7 +162,7 @@ def test_refusals(tmp_path: Path) -> None:
         to_int8(nn.Sequential(nn.Conv2d(1, 2, 3)), images)
     with pytest.raises(UserError, match="no inputs"):
         to_int8(model, [])
-    with pytest.raises(UserError, match="no numbers"):
+    with pytest.raises(UserError, match="NaN or infinite"):
         to_int8(model, images * float("nan"))
     with pytest.raises(UserError, match="an optimised copy already"):
         to_int8(to_int8(model, images), images)

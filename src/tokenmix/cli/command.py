@@ -52,7 +52,7 @@ def parse(argv: Sequence[str]) -> Any:
     """
     _, argv = split_imports(argv)
     if sum(word.startswith("wds:") for word in argv) > 1:
-        raise UserError("the shell has spelled the pattern of shards out; put it in quotes: --data 'wds:PATTERN'")
+        raise UserError("the shell has expanded the pattern of shards; quote it: --data 'wds:PATTERN'")
     if not argv or argv[0] not in VERBS:
         return parse_verb(VERBS, argv, ABOUT)
     verb, prog, rest = VERBS[argv[0]], f"tokenmix {argv[0]}", list(argv[1:])

@@ -37,7 +37,7 @@ class Train:
         base = base_config(task, source.recipe, source.resume)
         given = parse_into(TrainConfig, prog, args, base, cls.__doc__ or "")
         if given.task not in (base.task, task):
-            raise UserError(f"the task comes first: {prog} {given.task} ..., got it behind other options")
+            raise UserError(f"the task comes first: {prog} {given.task} ..., got it after other options")
         return cls(merge_kwargs(base, given))
 
     def run(self) -> int:
@@ -118,7 +118,7 @@ class Eval(RunCommand):
             from tokenmix.cpu.run import evaluate as evaluate_optimized
 
             if self.options != read_config(self.run_folder).options.for_evaluation():
-                raise UserError("--optimize takes the run's own options; leave those of the task out")
+                raise UserError("--optimize takes the run's own options; omit the task's")
             result = evaluate_optimized(self.run_folder, self.data, dtype=self.optimize)
         else:
             from tokenmix.train.run import evaluate
@@ -196,7 +196,7 @@ class Inspect:
         out = inspect_run(self.target, self.file, self.out)
         found = json.loads((out / "numbers.json").read_text())
         if found["blocks"]:
-            print_rows(found["blocks"])
+            print_rows([{key: row[key] for key in row if key not in ("shape", "kind")} for row in found["blocks"]])
         if "answer" in found:
             print(f"prediction: {found['answer']}" + ("" if found["trained"] else " (random weights)"))
         print(f"{len(list(out.glob('*.png')))} figures and numbers.json in {out}")

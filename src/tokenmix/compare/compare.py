@@ -49,7 +49,7 @@ def compare(config: CompareConfig, *, quiet: bool = False, baseline: Mapping[str
     task = get_task(config.task)
     if task.comparison is not None:
         raise UserError(
-            f"a comparison is of mixers in a classifier of images, got --task {config.task}; train its twins one by "
+            f"compare works on image classifiers, got --task {config.task}; train the variants one by "
             f"one, for example tokenmix train {config.task} {task.comparison}"
         )
     if not config.mixers or not config.seeds:
@@ -68,7 +68,7 @@ def compare(config: CompareConfig, *, quiet: bool = False, baseline: Mapping[str
         failures = _train_all(plans, console)
         runs = [(plan, read_run(plan, failures.get(plan.folder, ""), task.headline, out)) for plan in plans]
         if all(run.status != "finished" for _, run in runs):
-            raise UserError(f"no run finished; the first said: {runs[0][1].message}")
+            raise UserError(f"no run finished; the first error: {runs[0][1].message}")
         with _spinner("measuring", console):
             results, examples = _measure(config, twins, data, runs, baseline or {})
         results.save(out / "results.json")

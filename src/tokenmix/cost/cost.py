@@ -207,7 +207,7 @@ def _place(device: str) -> torch.device:
     if device not in ("cpu", "cuda"):
         raise UserError(f"unknown device {device!r}; costs are measured on cpu or cuda")
     if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("no CUDA device is available; leave --device cuda out")
+        raise UserError("no CUDA device is available; omit --device cuda")
     return torch.device(device)
 
 

@@ -169,7 +169,7 @@ def load_quantized(model: nn.Module, path: Path | str) -> nn.Module:
         install(result, plan, "int8")
         result.load_state_dict(load_file(str(path)))
     except (AttributeError, RuntimeError, AssertionError) as error:
-        raise UserError(f"{path} is of another architecture than {type(model).__name__}: {_first(error)}") from None
+        raise UserError(f"{path} has another architecture than {type(model).__name__}: {_first(error)}") from None
     return result
 
 

@@ -50,7 +50,7 @@ def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
     else:
         kind, model, description, trained = _load_target(target)
     if file is None:
-        raise UserError(f"{target} looks at images; name one")
+        raise UserError(f"{target} needs an image; name one")
     file = Path(file)
     shown, images = kind.view(model, file, description)
     maps = attention_maps(model, images)
@@ -88,4 +88,4 @@ def _load_target(target: str | Path) -> tuple[type[TaskModule], nn.Module, Mappi
 def _check_looks(target: str | Path, name: str, task: type[TaskModule]) -> None:
     """Raise `UserError` unless the models of the task look at an image or a text."""
     if task.looks_at == "nothing":
-        raise UserError(f"{target} is of {name}; inspect shows what models see in an image or a text")
+        raise UserError(f"{target} is of {name}; inspect works on models of images and text")

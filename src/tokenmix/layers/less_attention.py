@@ -27,7 +27,7 @@ class LessAttention(Mixer):
 
         out = concat_h [ softmax(A'_h) V_h ] W_o,   A' = U A W^T + (U 1) b^T + c 1^T = Psi(Theta(A)^T)^T
 
-    In factors, A = Q K^T gives A' = [U Q, U 1, c] [W K, b, 1]^T: the tokens of Q and K are mixed, and what follows is
+    In factors, A = Q K^T gives `A' = [U Q, U 1, c] [W K, b, 1]^T`: the tokens of Q and K are mixed, and what follows is
     ordinary attention in the fused kernels. Scores with a dense part (from `AttentionResidual`) pay for a dense
     transform of that part. It starts with W = U = 1 and b = c = 0: the scores of the layer before.
 

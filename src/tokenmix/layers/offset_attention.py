@@ -77,7 +77,7 @@ class OffsetAttention(Mixer):
         if reduction < 1 or dim % reduction:
             raise UserError(f"reduction must divide dim {dim}, got {reduction}; the paper has 4, and 1 always does")
         if chunk_size is not None and chunk_size < 1:
-            raise UserError(f"chunk_size must be at least 1, got {chunk_size}; leave it out to write the whole map")
+            raise UserError(f"chunk_size must be at least 1, got {chunk_size}; omit it to materialize the whole map")
         self.dim, self.chunk_size = dim, chunk_size
         self.query = nn.Linear(dim, dim // reduction, bias=False, device=device, dtype=dtype)
         self.value = nn.Linear(dim, dim, device=device, dtype=dtype)

@@ -119,7 +119,7 @@ def nearest_neighbours(
         raise UserError(f"{count} neighbours in chunks of {chunk_size} are not possible; give 1 or more of each")
     batch, places = points.shape[:2]
     if not places:
-        raise UserError("a cloud without points has no neighbours; leave it out")
+        raise UserError("a cloud without points has no neighbours; remove it")
     if chunk_size is None:
         # A graph is one for batches of every size.
         whole = torch.compiler.is_compiling() or torch.compiler.is_exporting()

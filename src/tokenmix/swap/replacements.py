@@ -117,7 +117,9 @@ def _num_tokens(site: AttentionSite, request: SwapRequest) -> int | None:
     found = request.num_tokens or max(counts, default=None)
     if found is None:
         reason = request.probe.note or "the forward pass does not call it"
-        raise SwapError(f"{request.label} learns over tokens, and how many is not known: give num_tokens ({reason})")
+        raise SwapError(
+            f"{request.label} learns a matrix over tokens, and their number is unknown: give num_tokens ({reason})"
+        )
     return found
 
 

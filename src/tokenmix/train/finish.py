@@ -55,7 +55,7 @@ def _check_same(config: TrainConfig, run: Path) -> None:
     for name, value in _plain(get_task(config.task).with_absolute_paths(config)).items():
         if name not in FREE and value != before.get(name):
             raise UserError(
-                f"{run} holds a run with {name}={before.get(name)!r} in the place of {value!r}; remove it, or give "
+                f"{run} holds a run with {name}={before.get(name)!r} instead of {value!r}; remove it, or give "
                 "another folder"
             )
 

@@ -366,7 +366,7 @@ def _merged(given: TrainConfig, saved: TrainConfig, run: Path) -> TrainConfig:
             continue
         if name not in RESUMABLE:
             raise UserError(
-                f"--resume goes on with the run's own {name}={own.get(name)!r}; "
+                f"--resume continues with the run's own {name}={own.get(name)!r}; "
                 f"leave {value!r} out, or start a new run with --init-from {run}"
             )
         changes[name] = value

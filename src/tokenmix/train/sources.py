@@ -76,7 +76,7 @@ def _are_finite(values: Any) -> bool:
 def read_part(run: Path, name: str) -> dict[str, Any]:
     """A JSON file of a run folder; `UserError` if it is not there or damaged."""
     if not (run / name).is_file():
-        raise UserError(f"{run} is no run folder: it has no {name}")
+        raise UserError(f"{run} is not a run folder: it has no {name}")
     try:
         values = read_json(run / name)
     except (ValueError, RecursionError):

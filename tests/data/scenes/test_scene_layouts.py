@@ -108,17 +108,17 @@ def test_voc_boxes(voc: Path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("<annotation><object>", "a.xml is no XML"),
+        ("<annotation><object>", "a.xml is not XML"),
         ("<annotation><object><name>dog</name></object></annotation>", "a.xml, object 1 has no <bndbox/xmin>"),
         (
             "<annotation><object><name>dog</name><bndbox><xmin>x</xmin><ymin>1</ymin><xmax>2</xmax><ymax>2</ymax>"
             "</bndbox></object></annotation>",
-            "corner that is no number",
+            "corner that is not a number",
         ),
         (
             "<annotation><object><name>dog</name><bndbox><xmin>nan</xmin><ymin>1</ymin><xmax>2</xmax><ymax>2</ymax>"
             "</bndbox></object></annotation>",
-            "corner that is no number",
+            "corner that is not a number",
         ),
     ],
 )
@@ -166,7 +166,7 @@ def test_label_pictures_that_do_not_fit(voc: Path):
     with pytest.raises(UserError, match=r"a\.png is empty"):
         load_scenes(f"voc:{voc}", want="classes").train.scene(0)
     mask.unlink()
-    with pytest.raises(UserError, match=r"a\.jpg has no label picture .*a\.png"):
+    with pytest.raises(UserError, match=r"a\.jpg has no label image .*a\.png"):
         load_scenes(f"voc:{voc}", want="classes")
 
 
@@ -246,7 +246,7 @@ def test_own_masks_grey_and_of_16_bits(own: Path):
 
 def test_own_masks_that_are_not_there(own: Path, tmp_path: Path):
     (own / "val" / "masks" / "x.png").unlink()
-    with pytest.raises(UserError, match="has no label picture"):
+    with pytest.raises(UserError, match="has no label image"):
         load_scenes(f"masks:{own}", want="classes")
     (own / "val" / "images" / "x.png").unlink()
     with pytest.raises(UserError, match="has no images"):
@@ -323,7 +323,7 @@ def test_boxes_of_coco_need_no_pycocotools(coco: Path, monkeypatch: pytest.Monke
         ({"size": [10, 12], "counts": "~~~~"}, "do not decode"),
         ({"size": [10, 12], "counts": ""}, "they fill 0 of 120"),
         ({"size": [10, 12], "counts": "P"}, "ends within a number"),
-        ({"size": [10, 12], "counts": [130, -10]}, "no numbers from 0 on"),
+        ({"size": [10, 12], "counts": [130, -10]}, "not numbers >= 0"),
         ({"size": [12, 10], "counts": [120]}, "are of size"),
         ({"size": 120, "counts": [120]}, "are of size 120"),
         ([[1, 1, 5, 1]], "three or more corners"),
@@ -406,7 +406,7 @@ def test_coco_files_that_are_broken(coco: Path):
         load_scenes(f"coco:{coco}", want="boxes").test.scene(0)
     annotations = coco / "annotations" / "instances_val2017.json"
     annotations.write_text('{"images": [')
-    with pytest.raises(UserError, match=r"instances_val2017\.json is no JSON"):
+    with pytest.raises(UserError, match=r"instances_val2017\.json is not JSON"):
         load_scenes(f"coco:{coco}", want="boxes")
     annotations.unlink()
     with pytest.raises(UserError, match=r"instances_val2017\.json does not exist"):

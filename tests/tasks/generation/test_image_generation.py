@@ -179,7 +179,7 @@ def test_what_generates_is_exported(run, tmp_path, file_format):
         (["--num", "0"], "num must be at least 1, got 0"),
         (["--interpolate", "1"], "interpolate must be at least 2, got 1"),
         (["--classes", "1,5"], "unknown class '5'"),
-        (["--classes", "4,4"], "class '4' is named twice"),
+        (["--classes", "4,4"], "class '4' is given twice"),
     ],
 )
 def test_generate_says_what_is_wrong(run, tmp_path, capsys, arguments, message):
@@ -216,7 +216,7 @@ def test_predict_points_to_generate(run):
         ({"accumulate": 2}, "unknown option of image-generation 'accumulate'"),
         ({"classes": "3"}, "needs two or more, got 3; digits has 0, 1, 2, 3, 4"),
         ({"classes": "3,x"}, "unknown class of digits 'x'"),
-        ({"classes": ("3", "3")}, "'3' is named twice"),
+        ({"classes": ("3", "3")}, "'3' is given twice"),
         ({"d_steps": 3}, "a batch of 8 cannot be cut into d_steps=3"),
         ({"d_steps": 8}, "batch norm needs two images"),
         ({"lr_g": 0.0}, "lr_g must be a positive number, got 0.0"),

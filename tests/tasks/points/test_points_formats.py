@@ -203,7 +203,7 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "note.txt": (b"# nothing\n", "no points"),
     "empty.npz": (b"", "is empty"),
     "broken.npz": (b"PK\x03\x04 and no more", "no readable array"),
-    "a.stl": (b"solid", "an ending that is no cloud's"),
+    "a.stl": (b"solid", "a suffix that is not one of a point cloud"),
 }
 
 
@@ -231,7 +231,7 @@ DAMAGED |= {
 def test_a_header_inside_an_archive_announces_no_more_than_it_holds(tmp_path: Path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("points.npy", npy_header((MANY, 3)))
-    with pytest.raises(UserError, match=r"a\.npz is no readable array \(it announces"):
+    with pytest.raises(UserError, match=r"a\.npz is not a readable array \(it announces"):
         read_points(tmp_path / "a.npz")
 
 

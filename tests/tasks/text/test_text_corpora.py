@@ -80,7 +80,7 @@ BAD = {
     "second.txt": ("text:{}", b"good\n\xff\n", "line 2: byte 0xff at offset 5"),
     "wide.txt": ("text:{}", codecs.BOM_UTF16_LE + "a".encode("utf-16-le"), "is UTF-16; convert it"),
     "empty.txt": ("text:{}", b"", "is empty"),
-    "bad.jsonl": ("jsonl:{}#t", b'{"t": "a"}\n{"t": \n', "line 2 is no JSON"),
+    "bad.jsonl": ("jsonl:{}#t", b'{"t": "a"}\n{"t": \n', "line 2 is not JSON"),
     "list.jsonl": ("jsonl:{}#t", b"[1]\n", "is a JSON list, not an object"),
     "other.jsonl": ("jsonl:{}#t", b'{"u": "a"}\n', "no column 't'; it has 'u'"),
     "number.jsonl": ("jsonl:{}#t", b'{"t": 3}\n', "'t' is 3, not text"),

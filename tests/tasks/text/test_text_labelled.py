@@ -128,7 +128,7 @@ def test_glue(tmp_path: Path, name: str):
     [
         ("SST-2", "text\tlabel", "a\t1", "no column 'sentence'; it has 'text', 'label'"),
         ("SST-2", "sentence\tlabel", "a\tgood", "line 2: the label 'good' is none of 0, 1"),
-        ("STS-B", "sentence1\tsentence2\tscore", "a\tb\thigh", "the score 'high' is no number"),
+        ("STS-B", "sentence1\tsentence2\tscore", "a\tb\thigh", "the score 'high' is not a number"),
         ("SST2", "sentence\tlabel", "a\t1", "did you mean SST-2"),
     ],
 )
@@ -214,7 +214,7 @@ def test_bad_squad(tmp_path: Path, tokenizer: Any):
     with pytest.raises(UserError, match="has not SQuAD's layout"):
         load_questions(spec)
     (tmp_path / "train-v2.0.json").write_text('{"data": [\n')
-    with pytest.raises(UserError, match="line 2 is no JSON"):
+    with pytest.raises(UserError, match="line 2 is not JSON"):
         load_questions(spec)
     with pytest.raises(UserError, match="must be more than the stride"):
         EncodedQuestions([], tokenizer, max_length=64, stride=60)

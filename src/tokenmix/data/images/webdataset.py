@@ -123,7 +123,7 @@ def load_webdataset(request: DataRequest) -> LoadedImages:
         log(f"{len(skipped)} sample{'s' * (len(skipped) > 1)} left out: {first}{'; …' * (len(skipped) > 3)}")
     for index, part in zip(indices, paths):
         if not len(index.label):
-            raise UserError(f"{part[0]} and its like hold no sample with a picture and a .cls or .json label")
+            raise UserError(f"{part[0]} and the other shards hold no sample with an image and a .cls or .json label")
     sets = [ShardImages(index, request.img_size or SIZE) for index in indices]
     train, test = sets if len(sets) == 2 else _split(sets[0])
     source = f"wds: {sum(map(len, paths))} shards in {paths[0][0].parent.resolve()}, read where they lie"

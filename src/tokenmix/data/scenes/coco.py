@@ -165,7 +165,7 @@ def _json(path: Path) -> dict[str, Any]:
             f"{path} does not exist; COCO's layout has annotations/instances_train2017.json and val"
         ) from None
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} is no JSON ({error}); download it again") from None
+        raise UserError(f"{path} is not JSON ({error}); download it again") from None
     if not isinstance(told, dict):
         raise UserError(f"{path} holds a {type(told).__name__}, not images, annotations and categories")
     return told
@@ -176,7 +176,7 @@ def _entries(
 ) -> list[dict[str, Any]]:
     entries = told.get(key)
     if not isinstance(entries, list):
-        raise UserError(f"{path} has no list of {key}; it is no instances file of COCO")
+        raise UserError(f"{path} has no list of {key}; it is not a COCO instances file")
     for place, entry in enumerate(entries):
         for name, types in wanted.items():
             if not isinstance(entry, dict) or name not in entry:
@@ -209,7 +209,7 @@ def _has_area(box: Sequence[float], image: Mapping[str, Any]) -> bool:
 def _check_annotation(entry: dict[str, Any], places: dict[int, int], categories: dict[int, str], path: Path) -> None:
     where = f"{path}, annotation {entry['id']},"
     if entry["image_id"] not in places:
-        raise UserError(f"{where} is of image {entry['image_id']}, which is not among the images")
+        raise UserError(f"{where} belongs to image {entry['image_id']}, which is not among the images")
     if entry["category_id"] not in categories:
         raise UserError(f"{where} has category {entry['category_id']}, which is not among the categories")
     box = entry["bbox"]

@@ -42,7 +42,7 @@ def _from_runs(segmentation: Mapping[str, Any], height: int, width: int) -> Tens
     counts = segmentation.get("counts")
     runs = _lengths_of_string(counts) if isinstance(counts, str | bytes) else counts
     if not isinstance(runs, list) or not all(isinstance(run, int) and run >= 0 for run in runs):
-        raise UserError("the run lengths do not decode: some are no numbers from 0 on")
+        raise UserError("the run lengths do not decode: some are not numbers >= 0")
     if sum(runs) != height * width:
         raise UserError(f"the run lengths do not decode: they fill {sum(runs)} of {height * width} pixels")
     pixels = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
@@ -57,7 +57,7 @@ def _lengths_of_string(coded: str | bytes) -> list[int]:
     for letter in letters:
         bits = letter - 48
         if not 0 <= bits < 64:
-            raise UserError(f"the run lengths do not decode: {chr(letter)!r} is no letter of theirs")
+            raise UserError(f"the run lengths do not decode: {chr(letter)!r} is not one of their characters")
         value |= (bits & 31) << shift
         shift += 5
         if bits & 32:
@@ -74,7 +74,7 @@ def _from_polygons(polygons: list[Any], height: int, width: int) -> Tensor:
     for polygon in polygons:
         numbers = isinstance(polygon, list) and all(isinstance(x, int | float) and np.isfinite(x) for x in polygon)
         if not numbers or len(polygon) < 6 or len(polygon) % 2:
-            raise UserError(f"the polygon {str(polygon)[:40]} is no list of three or more corners, x and y each")
+            raise UserError(f"the polygon {str(polygon)[:40]} is not a list of three or more corners, x and y each")
     tools = _pycocotools()
     return _from_runs(tools.merge(tools.frPyObjects(polygons, height, width)), height, width)
 

@@ -222,7 +222,7 @@ def lines_of(path: Path, of: str = "images") -> list[str]:
 def folder_in(path: Path, candidates: Sequence[str], marker: str, layout: str) -> Path:
     """The first of path / candidate that has `marker` in it; `UserError` saying what the layout looks like."""
     if not path.is_dir():
-        raise UserError(f"{path} is no folder; give one in the layout of {layout}")
+        raise UserError(f"{path} is not a folder; give one in the layout of {layout}")
     for candidate in candidates:
         if (path / candidate / marker).exists():
             return path / candidate

@@ -141,7 +141,7 @@ class MaskScenes(PairScenes):
         known = classes[classes != IGNORE]
         if not len(known):
             owners, told = self.pairs[index][1], self.classes.pairs[index][1]
-            raise UserError(f"object {number} of {owners} has no class in {told}; both pictures must show it")
+            raise UserError(f"object {number} of {owners} has no class in {told}; both images must show it")
         return int(known.mode().values)
 
 
@@ -191,7 +191,9 @@ class BoxScenes(Scenes):
 def _labels(names: list[str], path: Path) -> list[int]:
     unknown = [name for name in names if name not in OBJECTS]
     if unknown:
-        raise UserError(f"{path} has an object {unknown[0]!r}, which is no class of Pascal VOC: {', '.join(OBJECTS)}")
+        raise UserError(
+            f"{path} has an object {unknown[0]!r}, which is not a class of Pascal VOC: {', '.join(OBJECTS)}"
+        )
     return [OBJECTS.index(name) for name in names]
 
 
@@ -229,7 +231,7 @@ def read_boxes(text: str | bytes, path: Path | str, *, first: int = 1) -> Boxes:
     try:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
-        raise UserError(f"{path} is no XML ({error}); give an annotation of Pascal VOC") from None
+        raise UserError(f"{path} is not XML ({error}); give an annotation of Pascal VOC") from None
     corners, names, difficult, dropped = [], [], [], 0
     for place, node in enumerate(root.iter("object")):
         box = _corners(node, f"{path}, object {place + 1}")
@@ -248,9 +250,9 @@ def _corners(node: ElementTree.Element, where: str) -> tuple[float, ...]:
     except ValueError as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{where} has a corner that is no number ({error})") from None
+        raise UserError(f"{where} has a corner that is not a number ({error})") from None
     if not all(map(isfinite, box)):
-        raise UserError(f"{where} has a corner that is no number: {SIDES} = {box}")
+        raise UserError(f"{where} has a corner that is not a number: {SIDES} = {box}")
     if box[0] > box[2] or box[1] > box[3]:
         raise UserError(f"{where} has its corners exchanged: {SIDES} = {box}")
     return box

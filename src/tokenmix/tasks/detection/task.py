@@ -81,11 +81,11 @@ class ObjectTask(TaskModule):
         """A detector that this task can train, and options that it can have."""
         check_model(config.task, config.model.model)
         if config.loop.precision == "bf16":
-            raise UserError("boxes need float32: give --precision bf16-mixed, in which the backbone alone is bfloat16")
+            raise UserError("boxes need float32: give --precision bf16-mixed, in which only the backbone is bfloat16")
         options: ObjectOptions = config.options
         if _fixed_size(config.model.model) and (options.min_size or options.max_size):
             raise UserError(
-                f"{config.model.model} looks at squares of one size, whose learned matrices it is built for: give "
+                f"{config.model.model} takes square images of one size, for which its learned matrices are built: give "
                 "--img-size instead of min_size and max_size"
             )
 

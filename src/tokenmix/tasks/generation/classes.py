@@ -45,7 +45,7 @@ def check_class_names(names: Sequence[str], known: Sequence[str], what: str) -> 
         if name not in known:
             raise unknown_name(what, name, known)
         if name in names[:place]:
-            raise UserError(f"class {name!r} is named twice; leave one out")
+            raise UserError(f"class {name!r} is given twice; remove one")
 
 
 def _split(text: str, known: Sequence[str]) -> list[str]:

@@ -179,7 +179,7 @@ class LaViTBackbone(Backbone):
     ) -> None:
         super().__init__()
         if backbone not in list_models("lavit*"):
-            raise UserError(f"backbone {backbone!r} is no LaViT; give one of {', '.join(list_models('lavit*'))}")
+            raise UserError(f"backbone {backbone!r} is not a LaViT; give one of {', '.join(list_models('lavit*'))}")
         net = create_model(backbone, num_classes=0, img_size=img_size, **(backbone_kwargs or {}), device=device)
         assert isinstance(net, LaViT)
         self.net, self.levels = net, list(levels)

@@ -207,7 +207,7 @@ class Detector(nn.Module):
         size = pair(img_size)
         if self.fixed_size:
             if size[0] != size[1]:
-                raise UserError(f"this detector looks at squares, not at {size[0]} x {size[1]}; give one side")
+                raise UserError(f"this detector takes square images, not {size[0]} x {size[1]}; give one side")
             self.body.set_input_size(size)
             transform = self.net.transform
             transform.min_size, transform.max_size, transform.size_divisible = (size[0],), size[0], size[0]

@@ -192,9 +192,13 @@ def _check_options(
     if attention not in ATTENTIONS:
         raise unknown_name("attention", attention, ATTENTIONS)
     if variant is not None and attention != "sagan":
-        raise UserError(f"variant={variant!r} is of SAGAN's attention, this GAN has {attention!r}; leave it out")
+        raise UserError(
+            f"variant={variant!r} only applies to SAGAN's attention, this GAN has {attention!r}; leave it out"
+        )
     if num_slots is not None and attention != "external":
-        raise UserError(f"num_slots={num_slots} is of external attention, this GAN has {attention!r}; leave it out")
+        raise UserError(
+            f"num_slots={num_slots} only applies to external attention, this GAN has {attention!r}; leave it out"
+        )
     for what, number in (("num_classes", num_classes), ("width", width), ("latent_dim", latent_dim)):
         if number is not None and not (isinstance(number, int) and number >= 1):
             raise UserError(f"{what} must be a whole number of at least 1, got {number!r}")

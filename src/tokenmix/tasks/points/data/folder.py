@@ -138,7 +138,7 @@ def _names(path: Path, count: int) -> list[str]:
     try:
         names = json.loads(path.read_text())
     except ValueError as error:
-        raise UserError(f"{path} is no JSON ({error}); write a list of names") from None
+        raise UserError(f"{path} is not JSON ({error}); write a list of names") from None
     if not isinstance(names, list) or len(names) < count:
-        raise UserError(f"{path} is no list of at least {count} names, one for each part; write one")
+        raise UserError(f"{path} is not a list of at least {count} names, one for each part; write one")
     return [str(name) for name in names]

@@ -39,7 +39,7 @@ def parse_off(content: bytes, name: str) -> dict[str, np.ndarray]:
     for line in lines[1 + vertices : 1 + vertices + faces]:
         size, *corners = line.split()
         if not size.isdecimal() or len(corners) < int(size):
-            raise UserError(f"{name} has the line {line[:60]!r}, which is no face; mend it")
+            raise UserError(f"{name} has the line {line[:60]!r}, which is not a face; correct it")
         triangles += [f"3 {corners[0]} {corners[i]} {corners[i + 1]}" for i in range(1, int(size) - 1)]
     rows = ["OFF", f"{vertices} {len(triangles)} 0", *lines[1 : 1 + vertices], *triangles]
     return _loaded(rows, "off", name) if vertices else {"points": np.zeros((0, 3))}
@@ -65,7 +65,9 @@ def parse_obj(content: bytes, name: str) -> dict[str, np.ndarray]:
             elif kind == "f" and (places := [int(word.partition("/")[0]) for word in words])[2:]:
                 faces.append([place if place > 0 else len(vertices) + 1 + place for place in places])
         except (ValueError, IndexError):
-            raise UserError(f"{name} has the line {line.strip()[:60]!r}, which is no vertex or face; mend it") from None
+            raise UserError(
+                f"{name} has the line {line.strip()[:60]!r}, which is neither vertex nor face; correct it"
+            ) from None
     outside = next((place for places in faces for place in places if not 1 <= place <= len(vertices)), None)
     if outside is not None:
         raise UserError(

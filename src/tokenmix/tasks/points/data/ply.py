@@ -172,7 +172,7 @@ def _faces(table: _Columns, name: str) -> dict[str, np.ndarray]:
     else:
         triangles = np.array([(p[0], p[i], p[i + 1]) for p in polygons for i in range(1, len(p) - 1)]).reshape(-1, 3)
     if not np.array_equal(triangles, np.floor(triangles)):
-        raise UserError(f"{name} has a face whose corners are no whole numbers; write it again")
+        raise UserError(f"{name} has a face whose corners are not whole numbers; write it again")
     return {"faces": triangles} if len(triangles) else {}
 
 

@@ -135,7 +135,7 @@ def _listed(folder: Path, side: str, synsets: dict[str, int]) -> list[CloudItem]
         entries = [entry.split("/")[-2:] for entry in json.loads(listed)]
         items = [CloudItem(folder / synset / f"{name}.txt", synsets[synset]) for synset, name in entries]
     except (ValueError, AttributeError, TypeError, KeyError) as error:
-        raise UserError(f"{path} is no list of shape_data/SYNSET/NAME ({error}); unpack it again") from None
+        raise UserError(f"{path} is not a list of shape_data/SYNSET/NAME ({error}); unpack it again") from None
     return _there(items, path)
 
 

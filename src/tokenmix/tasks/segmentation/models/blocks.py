@@ -106,7 +106,7 @@ def make_context(name: ContextName, dim: int, options: Mapping[str, Any], factor
         return ExternalAttention2d(dim, **given, **factory)
     if given:
         key, value = next(iter(given.items()))
-        raise UserError(f"{key}={value!r} belongs to mixer='external', and the mixer is {name!r}; leave it out")
+        raise UserError(f"{key}={value!r} only applies to mixer='external', and the mixer is {name!r}; leave it out")
     return SelfAttention2d(dim, **factory) if name == "self" else nn.Identity()
 
 

@@ -115,7 +115,7 @@ def _levels(reductions: list[int], name: str) -> list[int]:
     """The last map of each scale from a quarter of the image on."""
     chosen = {reduction: i for i, reduction in enumerate(reductions) if reduction >= FINEST}
     if not chosen or any(math.log2(reduction) % 1 for reduction in chosen):
-        raise UserError(f"backbone {name!r} has maps reduced by {reductions}; a pyramid needs powers of 2 from 4 on")
+        raise UserError(f"backbone {name!r} has maps reduced by {reductions}; a pyramid needs powers of 2, at least 4")
     return list(chosen.values())
 
 

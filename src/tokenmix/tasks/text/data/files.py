@@ -91,7 +91,7 @@ def _json_rows(path: Path) -> Iterator[Row]:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise UserError(f"{where} is no JSON ({error}); write one object on each line") from None
+            raise UserError(f"{where} is not JSON ({error}); write one object on each line") from None
         if not isinstance(row, dict):
             raise UserError(f"{where} is a JSON {type(row).__name__}, not an object; write one object on each line")
         yield where, row

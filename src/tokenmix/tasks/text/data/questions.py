@@ -94,7 +94,7 @@ def read_squad(path: Path) -> list[Question]:
     try:
         whole = json.loads("".join(read_lines(check_file(path))))
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}, line {error.lineno} is no JSON ({error.msg}); fetch the file again") from None
+        raise UserError(f"{path}, line {error.lineno} is not JSON ({error.msg}); fetch the file again") from None
     try:
         questions = list(_questions(path, whole))
     except (AttributeError, KeyError, TypeError) as error:
@@ -177,7 +177,7 @@ class EncodedQuestions(Sequences):
         room = max_length - max_question - 3
         if not 0 <= stride < room:
             raise UserError(
-                f"max_length {max_length} leaves {room} tokens for the context beside a question of {max_question}, "
+                f"max_length {max_length} leaves {room} tokens for the context next to a question of {max_question}, "
                 f"which must be more than the stride {stride}; give a shorter stride, or a larger length"
             )
         self.questions = questions
