@@ -286,6 +286,9 @@ assert not {{'torch', 'timm', 'lightning', 'transformers'}} & set(sys.modules)
     assert done.returncode == 0, done.stderr
     for option in ("--mixup", "--iou-loss", "--lr-g", "--votes", "--mask-prob", "--detections", "--mixers"):
         assert option in done.stdout
+    assert "(required)" in done.stdout
+    assert "(default: )" not in done.stdout
+    assert "(default: '')" not in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,9 @@ class Info:
 class Cost:
     """Parameters, multiply-adds, memory and time of mixers over numbers of tokens, or of models over image sizes."""
 
-    names: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="NAME ...")] = ()
+    names: Annotated[
+        Positional[tuple[str, ...]], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="(required without --table)")
+    ] = ()
     """Mixers, or models of ours or timm's."""
     tokens: Annotated[Numbers | None, tyro.conf.arg(help_behavior_hint="(default: 196,1024,4096)")] = None
     """Numbers of tokens, separated by commas. For mixers."""
@@ -119,7 +121,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Swap:
-    """What another mixer in the place of a model's attention would change, and cost; nothing is written."""
+    """What replacing a model's attention by a mixer would change and cost; nothing is written."""
 
     model: Positional[str]
     """A model of ours or timm's, torchvision:NAME, or a run folder."""

@@ -60,7 +60,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Compare:
-    """Train twins that differ only in their mixer, at equal budget; leaves a report."""
+    """Compare mixers: train variants that differ only in the mixer, at equal budget; leaves a report."""
 
     config: CompareConfig
 
@@ -83,7 +83,7 @@ class RunCommand:
     """Base of verbs on a run folder that take the options of its task's evaluation as well."""
 
     run_folder: Positional[Path]
-    """A run folder; behind it come the options of its task: see --help behind the folder."""
+    """A run folder; options of its task come after it, see tokenmix VERB RUN --help."""
     options: Annotated[Any, tyro.conf.arg(name="task")] = field(default_factory=Part)
 
     @classmethod
@@ -130,12 +130,14 @@ class Eval(RunCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class Predict(RunCommand):
-    """Answers of a run for files, or for texts."""
+    """Predictions of a run for files, or for texts."""
 
-    inputs: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="FILE ...")]
-    """Images or point clouds; for a run on text its sentences, or files of them."""
+    inputs: Annotated[
+        Positional[tuple[str, ...]], tyro.conf.arg(metavar="FILE ...", help_behavior_hint="(at least one)")
+    ]
+    """Images or point clouds; for a run on text sentences, or files of them."""
     out: Path | None = None
-    """Folder for masks, boxes and pictures of them, of tasks whose answers are such."""
+    """Folder for predictions that are files: masks, boxes, images of them."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -161,7 +163,7 @@ class Generate:
     seed: int = 0
     """Seed of the noise."""
     interpolate: int | None = None
-    """Write strips.png as well: so many images on the way between two, for each class."""
+    """Write strips.png as well: this many interpolated images between two, for each class."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -178,14 +180,14 @@ class Generate:
 
 @dataclass(frozen=True)
 class Inspect:
-    """Attention maps, gates and saturation over depth, as pictures and numbers."""
+    """Attention maps, gates and saturation over depth, as figures and numbers."""
 
     target: Positional[str]
     """A run folder, or the name of a model."""
     file: Positional[str | None] = None
     """An image; for a run on text a sentence, which only attention needs."""
     out: Path = Path("inspect")
-    """Folder for pictures and numbers."""
+    """Folder for figures and numbers."""
 
     def run(self) -> int:
         check_target(self.target)
@@ -205,7 +207,7 @@ class Inspect:
 
 @dataclass(frozen=True)
 class Export:
-    """Write a run's model for another runtime, and check that it gives the same answers."""
+    """Write a run's model for another runtime, and check that it gives the same outputs."""
 
     run_folder: Positional[Path]
     format: Literal["onnx", "torch-export"] = "onnx"
@@ -234,7 +236,7 @@ class TrainTokenizer:
     vocab_size: int = 8000
     """Number of pieces, with the five special ones."""
     lowercase: Literal["yes", "no"] = "no"
-    """Drop the difference of capitals; wordpiece then drops accents too."""
+    """Lowercase the text; wordpiece then drops accents too."""
     max_length: int = 512
     """Longest text in tokens, kept in the tokenizer's config."""
 

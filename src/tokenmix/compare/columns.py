@@ -8,6 +8,7 @@ from rich.table import Table
 
 from tokenmix.compare.results import Results, Twin
 from tokenmix.cost.units import count, milliseconds, ratio, size, spread
+from tokenmix.data.lookup import short_name
 
 __all__ = ["Cell", "Column", "cells", "columns", "markdown_table", "rich_table"]
 
@@ -109,4 +110,5 @@ def title(results: Results) -> str:
     """What was compared, in a line."""
     seeds = results.config["seeds"]
     runs = f"{len(seeds)} seeds, mean ± standard deviation" if len(seeds) > 1 else f"seed {seeds[0]}"
-    return f"{results.data.get('name', results.config['data'])}: {results.images:,} training images each, {runs}"
+    name = results.data.get("name", short_name(results.config["data"]))
+    return f"{name}: {results.images:,} training images each, {runs}"

@@ -55,7 +55,7 @@ def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
     shown, images = kind.view(model, file, description)
     maps = attention_maps(model, images)
     numbers = map_numbers(maps)
-    title = f"{target}, {file.name}"
+    title = f"{Path(target).name}, {file.name}"
     make_folder(out)
     for i, block in enumerate(maps):
         draw_tiles(shown, tiles_of(block, limit=TILES), f"{title}: {block.name}", out / f"block-{i:02d}.png")

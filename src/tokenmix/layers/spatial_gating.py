@@ -119,7 +119,7 @@ class SpatialGatingUnit(Mixer):
         if self.gate != "dense" and len(old) > 1:
             raise UserError(
                 f"a {self.gate} gate cannot be resized from grid {tuple(old)} to {tuple(new)}, since a shift along "
-                "the sequence is not a shift on the grid; use a dense gate, or build the model at the size that you want"
+                "the sequence is not a shift on the grid; use a dense gate, or build the model at that size"
             )
         weight, bias = resize_gate(self.weight, self.bias, old, new)
         replace_parameter(self, "weight", weight)

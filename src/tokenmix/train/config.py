@@ -12,7 +12,7 @@ import tyro
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.registry import TASKS, load_object
 from tokenmix.train.schema import Document, Part, Range
-from tokenmix.train.words import Names, Numbers, Pairs
+from tokenmix.train.words import Names, Needed, Numbers, Pairs
 
 __all__ = [
     "BudgetConfig",
@@ -32,10 +32,9 @@ __all__ = [
 class DataConfig(Part):
     """What is read."""
 
-    data: str = "fashion-mnist"
-    """A name of `tokenmix list data` that fits the task, or files of your own in a layout that it lists, such as
-    folder:PATH (one sub-folder a class), masks:PATH, coco:PATH, text:PATH or clouds:PATH. Needed where the default
-    is empty."""
+    data: Needed = "fashion-mnist"
+    """A name of `tokenmix list data` that fits the task, or your own files in a layout that it lists, such as
+    folder:PATH (one sub-folder a class), masks:PATH, coco:PATH, text:PATH or clouds:PATH."""
     limit: Annotated[int | None, Range(least=1)] = None
     """Use this many training samples."""
     limit_eval: Annotated[int | None, Range(least=1)] = None
@@ -48,7 +47,7 @@ class DataConfig(Part):
 class ModelConfig(Part):
     """The network."""
 
-    model: str = "vit_nano"
+    model: Needed = "vit_nano"
     """A model for the task, see `tokenmix list models`."""
     model_kwargs: Pairs = field(default_factory=dict)
     """Arguments of the model, for example --model-kwargs depth=6 drop_path_rate=0.1."""
@@ -226,12 +225,12 @@ def default_config(task: str) -> TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig(Document):
-    """Twins that differ only in their mixer: what they share, and what differs."""
+    """Variants that differ only in their mixer: what they share, and what differs."""
 
     mixers: Names = ("self", "external", "multihead-external", "gating", "less")
     """Mixers to compare, separated by commas."""
     seeds: Numbers = (0,)
-    """One run of every twin for each of these, separated by commas."""
+    """One run of every variant for each of these, separated by commas."""
     out: Path | None = None
     """Folder of the report; runs/compare-DATA if not given."""
     task: str = "image-classification"
