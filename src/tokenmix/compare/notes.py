@@ -17,8 +17,8 @@ def budget_sentence(results: Results) -> str:
         f"Every variant is {config['model']} (width {skeleton['dim']}, {skeleton['depth']} blocks, "
         f"{skeleton['tokens']} tokens) and differs from the others only in its mixer. Each saw {results.images:,} "
         f"training images, the same ones in the same order for the same seed ({seeds}), in batches of "
-        f"{config['batch_size']}, with {config['opt']}, peak learning rate {config['lr']:g}, cosine decay, weight decay "
-        f"{config['weight_decay']:g} and {augment}. "
+        f"{config['batch_size']}, with {config['opt']}, peak learning rate {config['lr']:g}, cosine decay, weight "
+        f"decay {config['weight_decay']:g} and {augment}. "
         "Parameters, multiply-adds, time and memory are not made equal: they are what is compared."
     )
 

@@ -15,7 +15,8 @@ __all__ = ["map_rows", "map_shape", "map_used"]
 
 def _map(layer: nn.Module, x: Tensor, mask: Tensor | None = None) -> Tensor:
     show = getattr(layer, "attention_map", None)
-    if not callable(show):
+    mapless = getattr(getattr(layer, "capabilities", None), "map", "") is None
+    if not callable(show) or mapless:
         raise NotApplicable("shows no attention_map")
     shown = show(x) if mask is None else show(x, mask)
     assert isinstance(shown, Tensor)
