@@ -126,7 +126,7 @@ def resize(
     """A state dict in our layout, trained at another image size, for this model at its own.
 
     What is learned over the tokens (gates, score transforms, positions) is interpolated as the model's own
-    `set_input_size` does it; all else is handed on as it is.
+    `set_input_size` does it; all else is passed on as it is.
 
     Args:
         state_dict: of a model that differs from `model` in its image size.

@@ -23,7 +23,7 @@ EXTRAS = {
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "fid": ("torch_fidelity",),
 }  # fmt: skip
-"""Modules of other packages that each extra of pyproject.toml brings, beside those of the extras that it includes."""
+"""Modules of other packages that each extra of pyproject.toml brings, next to those of the extras that it includes."""
 
 
 class UserError(ValueError):

@@ -1,4 +1,4 @@
-"""`tokenmix info`: sizes that are asked for, warnings, and the published figures beside those of the preset."""
+"""`tokenmix info`: sizes that are asked for, warnings, and the published figures next to those of the preset."""
 
 import json
 from typing import Any

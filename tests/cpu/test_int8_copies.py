@@ -37,7 +37,7 @@ def test_what_becomes_int8_in_a_gmlp() -> None:
     assert mixer.proj_in.act == "gelu"
     assert isinstance(mixer.act, nn.Identity)
     assert isinstance(mixer.gating, Int8Gate)
-    assert isinstance(eight.head, nn.Linear), "a head behind the pooling stays float32"
+    assert isinstance(eight.head, nn.Linear), "a head after the pooling stays float32"
 
 
 def test_the_model_given_is_not_changed() -> None:

@@ -256,7 +256,7 @@ def test_a_diverging_run_stops_and_keeps_the_last_good_checkpoint(tmp_path, monk
     said = str(caught.value)
     assert said.startswith("the loss is nan at step 6 (learning rate 0.00")
     assert "lower --lr" in said
-    assert f"the checkpoint of step 5 is kept, go on with: tokenmix train --resume {tmp_path / 'run'}" in said
+    assert f"the checkpoint of step 5 is kept, continue with: tokenmix train --resume {tmp_path / 'run'}" in said
     assert all(value.isfinite().all() for value in weights(tmp_path / "run" / "checkpoints" / "last").values())
 
 
@@ -355,7 +355,7 @@ def test_mistakes_are_told_in_one_line_and_leave_nothing(tmp_path, change, messa
 def test_eval_and_predict_before_the_first_epoch_ended(finished, tmp_path):
     for name in ("config.json", "data.json"):
         (tmp_path / name).write_bytes((finished / name).read_bytes())
-    with pytest.raises(UserError, match=f"has not finished its first epoch; go on with: .*--resume {tmp_path}"):
+    with pytest.raises(UserError, match=f"has not finished its first epoch; continue with: .*--resume {tmp_path}"):
         load_run(tmp_path)
     with pytest.raises(UserError, match="is not a run folder"):
         evaluate(tmp_path / "nothing")

@@ -48,7 +48,7 @@ VERBS: dict[str, Any] = {
 def parse(argv: Sequence[str]) -> Any:
     """The command that argv asks for; `UserError` with one line for a mistake.
 
-    What stands behind `--import` in front of the verb is left to `run`.
+    What stands after `--import` in front of the verb is left to `run`.
     """
     _, argv = split_imports(argv)
     if sum(word.startswith("wds:") for word in argv) > 1:
@@ -61,7 +61,7 @@ def parse(argv: Sequence[str]) -> Any:
 
 
 def split_imports(argv: Sequence[str]) -> tuple[list[str], Sequence[str]]:
-    """The modules and files behind each `--import` in front of the verb, and the words from the verb on."""
+    """The modules and files after each `--import` in front of the verb, and the words from the verb on."""
     named = []
     while argv and argv[0].partition("=")[0] == "--import":
         word, equals, value = argv[0].partition("=")

@@ -1,4 +1,4 @@
-"""What `tokenmix info` prints: parameters and multiply-adds of a model part by part, published figures beside them."""
+"""What `tokenmix info` prints: parameters and multiply-adds of a model part by part, published figures next to them."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -67,7 +67,7 @@ def _readable(column: str, value: Any) -> Any:
 
 
 def _published(summary: Mapping[str, Any]) -> str:
-    """The paper's figures beside ours in a sentence, and where they come from."""
+    """The paper's figures next to ours in a sentence, and where they come from."""
     theirs = summary["published"]
     if theirs is None:
         return "Ours are counted from the equations; nothing is published for this model."

@@ -98,7 +98,7 @@ class Cost:
     threads: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: PyTorch's own choice)")] = None
     """CPU threads of PyTorch, at most the CPUs of this machine."""
     table: Annotated[Literal["eanet"] | None, tyro.conf.arg(help_behavior_hint="(default: none)")] = None
-    """A published table with our counts beside the printed ones, instead of a measurement."""
+    """A published table with our counts next to the printed ones, instead of a measurement."""
     out: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: none is written)")] = None
     """Folder for cost.json, cost.md, cost.png and cost.svg."""
     json: bool = False

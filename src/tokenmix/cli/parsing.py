@@ -40,7 +40,7 @@ def _none(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[None] | None:
 
 
 def parse_into(kind: type[T], prog: str, args: Sequence[str], default: T | None = None, about: str = "") -> T:
-    """An instance of the dataclass from the words behind its verb; options that are not given are those of `default`.
+    """An instance of the dataclass from the words after its verb; options that are not given are those of `default`.
 
     Raises:
         UserError: with one line, for a mistake.

@@ -15,7 +15,7 @@ __all__ = ["Cell", "Column", "cells", "columns", "markdown_table", "rich_table"]
 
 @dataclass(frozen=True)
 class Column:
-    """A column: the number behind a cell, that number as text, which way is better, and what it is.
+    """A column: the number after a cell, that number as text, which way is better, and what it is.
 
     `short` is the heading on the terminal, "" for a column that is left out there.
     """

@@ -155,7 +155,7 @@ def cost_table(
     track: Callable[[Sequence[int]], Iterable[int]] = iter,
     **kwargs: Any,
 ) -> CostTable:
-    """Count and measure mixers at several numbers of tokens beside self-attention, or models at several image sizes.
+    """Count and measure mixers at several numbers of tokens next to self-attention, or models at several image sizes.
 
     Args:
         names: names of `list_mixers()`; or of models, ours or timm's.

@@ -72,7 +72,7 @@ def _mark_noisy(axes: Axes, table: CostTable) -> None:
 
 
 def _mark_crossings(axes: Axes, table: CostTable) -> None:
-    """A ring where a line meets the reference's, with the size beside it."""
+    """A ring where a line meets the reference's, with the size next to it."""
     reference = [(r.size, r.forward.median * 1e3) for r in table.rows if r.name == table.reference and r.forward]
     for i, name in enumerate(table.names):
         for crossing in chain.from_iterable(table.faster.get(name) or ()):

@@ -72,7 +72,7 @@ def time_interleaved(
 def orders(names: Iterable[str], rounds: int) -> Iterator[list[str]]:
     """The names in an order that is drawn for each round, so that nobody always follows the same neighbour.
 
-    Whoever does runs in the caches and the free memory that this one leaves behind.
+    Anyone who does runs in the caches and the free memory that this one leaves after.
     """
     drawn, names = random.Random(0), list(names)
     for _ in range(rounds):

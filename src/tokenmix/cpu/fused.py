@@ -19,11 +19,11 @@ may go to fresh memory pages (LOG.md, 2026-11-22)."""
 
 
 class FusedLinear(nn.Module):
-    """A linear layer for inference, with the GELU behind it.
+    """A linear layer for inference, with the GELU after it.
 
         y = act(x W^T + b)
 
-    In bfloat16 x, W, b and the product are rounded to it; what goes on is float32.
+    In bfloat16 x, W, b and the product are rounded to it; what continues is float32.
 
     Shape:
         (..., in_features) float32 to (..., out_features) float32.

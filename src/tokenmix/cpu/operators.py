@@ -45,7 +45,7 @@ def missing_operators(dtype: Dtype) -> list[str]:
 
 
 def require_operators(dtype: Dtype) -> None:
-    """Raise `UserError` unless this PyTorch has the operators and, for int8, the library behind them."""
+    """Raise `UserError` unless this PyTorch has the operators and, for int8, the library after them."""
     if dtype == "int8" and "onednn" not in torch.backends.quantized.supported_engines:
         raise UserError("this PyTorch has no oneDNN, whose int8 kernels are needed; install the wheel of pytorch.org")
     if missing := missing_operators(dtype):

@@ -37,7 +37,7 @@ def optimize(
         fast = tokenmix.optimize(model, images, dtype="int8")        # images: a hundred or so of the training images
         logits = fast(batch)                                         # batches of any size
 
-    Works on any model that holds `nn.Linear` or our layers. Linear layers take in the GELU behind them; memories of
+    Works on any model that holds `nn.Linear` or our layers. Linear layers take in the GELU after them; memories of
     external attention are multiplied into the projections around them; EAMLP's stem loses its unfoldings; gMLP's
     branches work on a few samples at a time. See `FusedLinear`, `FoldedExternalAttention`, `FoldedT2TStem`.
 
@@ -48,7 +48,7 @@ def optimize(
         dtype: type of the products. `"float32"`; `"bfloat16"`, weights and inputs rounded to it; `"int8"`, weights with
             one scale a row, activations with one a layer, and the products of spatial gates as well, see `Int8Linear`,
             `Int8Gate` and `Int8ExternalAttention`. Norms, softmax, convolutions and a linear layer that meets one row a
-            sample (a head behind the pooling) stay float32.
+            sample (a head after the pooling) stay float32.
 
     Raises:
         UserError: an unknown dtype, weights that are not float32 on the CPU, no inputs, nothing to optimise, a copy

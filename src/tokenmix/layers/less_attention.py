@@ -141,7 +141,7 @@ class LessAttention(Mixer):
         self.num_tokens = self.theta.shape[-1]
 
     def macs(self, num_tokens: int) -> int:
-        """The formula of the class with m = 0: as directly behind a vanilla layer, and without a dense part."""
+        """The formula of the class with m = 0: as directly after a vanilla layer, and without a dense part."""
         projections = (4 if self.qk is not None else 2) * num_tokens * self.dim**2
         if self.mode == "dense":
             return projections + num_tokens**2 * (2 * self.num_heads * num_tokens + 2 * self.dim)

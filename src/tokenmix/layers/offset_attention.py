@@ -107,7 +107,7 @@ class OffsetAttention(Mixer):
         return num_tokens * self.dim * (2 * self.dim + width) + num_tokens**2 * (self.dim + width)
 
     def _prepared(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """x without what stands in padded places, q (B, 1, N, d), and the mask."""
+        """x without what stands in padded positions, q (B, 1, N, d), and the mask."""
         check_tokens(self, x)
         mask = check_mask(mask, x, x.shape[1])
         x = zero_masked(x, mask)

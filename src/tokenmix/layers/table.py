@@ -27,7 +27,7 @@ class MixerSpec:
     Attributes:
         layer: the class.
         fixed: arguments that make this row differ from the class's defaults.
-        later: arguments for the layers of a stack behind the leading ones (less-attention takes the scores before it).
+        later: arguments for the layers of a stack after the leading ones (less-attention takes the scores before it).
         leader: the class of the leading layers of a stack, if another than `layer`.
         about: one line for `tokenmix list mixers`.
     """

@@ -173,7 +173,7 @@ class EAMLP(IsotropicNet):
         global_pool: `"token"` for the class token, `"avg"`, or `""` for all tokens.
         drop_rate: dropout before the head.
         proj_drop_rate: dropout in the blocks' MLPs.
-        attn_drop_rate: dropout of the maps and behind the projections in the stem; the released stem has 0.1.
+        attn_drop_rate: dropout of the maps and after the projections in the stem; the released stem has 0.1.
         drop_path_rate: stochastic depth of the last block, linear in depth.
     """
 

@@ -61,7 +61,7 @@ class BlockCost(NamedTuple):
 
 
 def shrunk(grid: Grid, stride: int) -> Grid:
-    """The grid behind a convolution with kernel and stride `stride`: what is left over is padded with zeros."""
+    """The grid after a convolution with kernel and stride `stride`: what is left over is padded with zeros."""
     return -(-grid[0] // stride), -(-grid[1] // stride)
 
 

@@ -52,7 +52,7 @@ class MixerNet(IsotropicNet):
         in_chans: channels of the image.
         num_classes: width of the head; 0 for none.
         global_pool: `"avg"`, or `""` for the tokens themselves.
-        drop_rate: dropout before the head and behind each MLP.
+        drop_rate: dropout before the head and after each MLP.
         drop_path_rate: stochastic depth of the last block, linear in depth.
     """
 

@@ -96,6 +96,6 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: nn.Module) -> 
 
 
 def _saved_size(model: Any) -> tuple[int, int] | None:
-    """The image size that the configuration beside the weights states, if there is one."""
+    """The image size that the configuration next to the weights states, if there is one."""
     size = getattr(model, "pretrained_model_args", {}).get("img_size")
     return (size, size) if isinstance(size, int) else None if size is None else (size[0], size[1])

@@ -14,7 +14,7 @@ from tokenmix.registry import MODELS, list_models, load_object
 
 __all__ = ["create_model", "create_on_meta", "list_models"]
 
-# Arguments of timm's factory, beside those of a model.
+# Arguments of timm's factory, next to those of a model.
 FACTORY = (
     "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir", "features_only",
     "out_indices", "feature_cls",

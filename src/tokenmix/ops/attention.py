@@ -151,7 +151,7 @@ def _softmax(
 class _DifferentiableTwice(torch.autograd.Function):
     """The identity on what a fused kernel gave, whose gradient cannot be differentiated.
 
-    A gradient that autograd records is written out instead, past the kernel; any other goes on to the kernel's own.
+    A gradient that autograd records is written out instead, past the kernel; any other continues to the kernel's own.
     """
 
     generate_vmap_rule = True

@@ -105,7 +105,7 @@ def nearest_neighbours(
         points: (B, N, 3).
         count: k.
         mask: (B, N) bool, True = the point may be a neighbour.
-        chunk_size: queries worked on at a time, which need chunk_size x N distances for each cloud; so many as make
+        chunk_size: queries worked on at a time, which need chunk_size x N distances for each cloud; that many as make
             3 MB if not given.
 
     Returns:
@@ -163,7 +163,7 @@ def _nearest(queries: Tensor, points: Tensor, count: int, mask: Tensor | None) -
     if mask is not None:
         far = far.masked_fill(~mask.unsqueeze(1), torch.inf)
     # The bits of floats that are not negative are ordered as the floats are, so this sorts by distance, then by place.
-    # With float64 the bits would not fit beside the place.
+    # With float64 the bits would not fit next to the place.
     keys = far.float().view(torch.int32).long() * 2**32 + torch.arange(points.shape[1], device=points.device)
     key, index = keys.topk(count, dim=-1, largest=False, sorted=True)
     if mask is None:

@@ -13,7 +13,7 @@ __all__ = ["TokenmixAdapter"]
 
 
 class TokenmixAdapter(AttentionAdapter):
-    """A mixer of tokens; another replaces it without anything around it, so that stacks go on calling `mix`."""
+    """A mixer of tokens; another replaces it without anything around it, so that stacks continue calling `mix`."""
 
     about = "tokenmix's own mixers of tokens"
 

@@ -1,4 +1,4 @@
-"""What `tokenmix info` says of models of images, and the published figures beside ours."""
+"""What `tokenmix info` says of models of images, and the published figures next to ours."""
 
 from collections.abc import Mapping
 from dataclasses import asdict

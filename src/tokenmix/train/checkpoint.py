@@ -78,7 +78,7 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint beside, then put it in the place of the one before."""
+    """Write a checkpoint into another folder, then put it in place of the one before."""
     state = io.BytesIO()
     torch.save(checkpoint.state, state)
     beside = _empty(folder.with_name(f".{folder.name}.partial"))

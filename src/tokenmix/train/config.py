@@ -133,7 +133,7 @@ class BudgetConfig(Part):
     """How long, and on what."""
 
     epochs: Annotated[int, Range(least=1)] = 10
-    """Passes over the training samples: images, texts or clouds of points."""
+    """Passes over the training samples: images, texts or point clouds."""
     max_steps: Annotated[int | None, Range(least=1)] = None
     """Stop after this many optimiser steps, if that comes first."""
     batch_size: Annotated[int, Range(least=1)] = 128

@@ -68,7 +68,7 @@ class Session:
 
 
 def train(config: TrainConfig, *, quiet: bool = False) -> Path:
-    """Train a model, or go on with a run, and return the run folder.
+    """Train a model, or continue with a run, and return the run folder.
 
     Args:
         config: the run.
@@ -77,7 +77,7 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Path:
     Raises:
         UserError: a setting, the data or the disk does not allow it, or the loss is no number any more; the last good
             checkpoint is kept.
-        KeyboardInterrupt: Ctrl-C or SIGTERM; the run has been saved, and the message says how to go on.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; the run has been saved, and the message says how to continue.
     """
     try:
         check_device(config)
@@ -167,7 +167,7 @@ def load_task(run: Path, options: Mapping[str, Any] | None = None) -> tuple[Task
     config = config.replace(**(options or {}))
     weights = run / "model.safetensors"
     if not weights.is_file():
-        raise UserError(f"{run} has not finished its first epoch; go on with: tokenmix train --resume {run}")
+        raise UserError(f"{run} has not finished its first epoch; continue with: tokenmix train --resume {run}")
     kind = get_task(config.task)
     model = kind.model_from_config(config, description)
     found = read_weights(weights)
@@ -279,14 +279,14 @@ def _prepare(config: TrainConfig) -> Session:
     data = kind.load_data(config)
     here = distributed_info()
     plan = make_plan(config, data.num_train, here.world_size, data.unit)
-    # As JSON would give it back, so that a run that goes on sees what its first start saw.
+    # As JSON would give it back, so that a run that continues sees what its first start saw.
     description = json.loads(json.dumps(data.describe()))
     seed_everything(config.loop.seed, 0, 0)
     model = kind.model_from_config(config, description)
     if config.loop.grad_checkpointing:
         _checkpoint_blocks(model)
     data = data if here.world_size == 1 else data.part(here.rank, here.world_size)
-    # What its settings do not allow is told here, by one process and before anything is written.
+    # What its settings do not allow is reported here, by one process and before anything is written.
     data.train_batches(batch_size=plan.batch_size, epoch=0, start=0)
     task = kind(model, config, description)
     # Counted while the model is whole: fsdp will cut it into parts.
@@ -374,7 +374,7 @@ def _merged(given: TrainConfig, saved: TrainConfig, run: Path) -> TrainConfig:
 
 
 def _remove_unstarted(run: Path) -> None:
-    """Leave nothing behind of a run that could not start, so that the same command can be typed again."""
+    """Leave nothing after of a run that could not start, so that the same command can be typed again."""
     for name in ("config.json", "data.json", *LOCKS):
         (run / name).unlink(missing_ok=True)
     shutil.rmtree(run / TOKENIZER, ignore_errors=True)
@@ -384,7 +384,7 @@ def _remove_unstarted(run: Path) -> None:
 
 @contextmanager
 def _one_line_errors(run: Path) -> Iterator[None]:
-    """What stops a run from outside as one line that says what is kept and how to go on."""
+    """What stops a run from outside as one line that says what is kept and how to continue."""
     try:
         yield
     except (Interrupted, KeyboardInterrupt):
@@ -410,4 +410,4 @@ def _kept(run: Path) -> str:
     if not (last / "meta.json").is_file():
         return "no checkpoint was written yet"
     step = read_json(last / "meta.json")["progress"]["step"]
-    return f"the checkpoint of step {step} is kept, go on with: tokenmix train --resume {run}"
+    return f"the checkpoint of step {step} is kept, continue with: tokenmix train --resume {run}"

@@ -21,7 +21,7 @@ def make_config(
     """The config of a run.
 
     Args:
-        task: what is learnt; image classification, or the recipe's or saved run's task, if not given.
+        task: what is learned; image classification, or the recipe's or saved run's task, if not given.
         recipe: start from this recipe instead of the task's defaults.
         resume: start from the config of this run folder, and continue the run.
         values: options by name, as the command line has them, for example `lr=1e-3, crop=513`.

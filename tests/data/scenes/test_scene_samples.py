@@ -41,7 +41,7 @@ class Listed(Scenes):
 
 
 def pixels(seed: int, height: int = 20, width: int = 30) -> Scene:
-    """Random classes; the image's three channels are ten times the class, so that they can be told from each other."""
+    """Random classes; the image's three channels are ten times the class, so that each can be told from the other."""
     classes = torch.randint(5, (height, width), generator=torch.Generator().manual_seed(seed))
     return Scene((10 * classes).byte().expand(3, -1, -1).contiguous(), f"scene {seed}", classes=classes)
 

@@ -189,7 +189,7 @@ def test_nothing_to_learn(tmp_path, monkeypatch):
         return dataclasses.replace(fields(spec), train=Unlabelled(3, 0))
 
     monkeypatch.setattr(semantic_segmentation, "load_scenes", unlabelled)
-    with pytest.raises(UserError, match=r"every pixel of the training images of 'fields' .* nothing can be learnt"):
+    with pytest.raises(UserError, match=r"every pixel of the training images of 'fields' .* nothing can be learned"):
         train(CONFIG.replace(limit=2, out=tmp_path / "run"), quiet=True)
     assert not (tmp_path / "run").exists()
 

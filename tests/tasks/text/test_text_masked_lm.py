@@ -223,7 +223,7 @@ def test_toeplitz_share_of_known_matrices():
 
 
 def test_the_loss_is_a_mean_over_places(config):
-    """Not over sequences: a sequence with more masked places weighs more."""
+    """Not over sequences: a sequence with more masked positions weighs more."""
     data = MaskedLM.load_data(config)
     task = MaskedLM(MaskedLM.build_model(config, data.describe()), config, data.describe())
     batch = next(iter(data.test_batches(batch_size=4)))

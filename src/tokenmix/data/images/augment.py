@@ -48,7 +48,7 @@ def make_augment(
         shift: `light` shifts; not needed where a random part of the image was taken before.
 
     Raises:
-        UserError: unknown augmentation, or colour jitter beside one that has its own colours.
+        UserError: unknown augmentation, or colour jitter next to one that has its own colours.
     """
     policy = name.split("-")[0] in POLICIES
     if color_jitter and (policy or name == "none"):

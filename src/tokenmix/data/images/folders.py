@@ -152,7 +152,7 @@ def _numbered(classes: Sequence[str]) -> dict[str, int]:
 
 
 def _files(folder: Path, classes: Sequence[str]) -> Items:
-    """The files of each class, of any ending, without those that systems and programs leave behind."""
+    """The files of each class, of any ending, without those that systems and programs leave after."""
     start = len(str(folder)) + 1
 
     def wanted(path: str) -> bool:

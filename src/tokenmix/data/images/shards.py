@@ -1,6 +1,6 @@
 """Where the samples of WebDataset shards lie: the headers of a shard are read once, and the index is kept in the cache.
 
-A shard is a POSIX tar; files whose names differ only behind the first dot are one sample: 07.jpg, 07.cls, 07.json.
+A shard is a POSIX tar; files whose names differ only after the first dot are one sample: 07.jpg, 07.cls, 07.json.
 """
 
 import hashlib

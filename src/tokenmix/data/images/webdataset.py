@@ -107,9 +107,9 @@ def shuffled(stream: np.ndarray, size: int, rng: np.random.Generator) -> np.ndar
 
 
 def load_webdataset(request: DataRequest) -> LoadedImages:
-    """The pictures of shards for training, and behind a comma those for testing; without them a fifth of each class.
+    """The pictures of shards for training, and after a comma those for testing; without them a fifth of each class.
 
-    Which fifth depends on the samples' names alone. Classes are named by the lines of a classes.txt beside the shards,
+    Which fifth depends on the samples' names alone. Classes are named by the lines of a classes.txt next to the shards,
     else by their numbers.
     """
     patterns = [pattern for pattern in request.variant.split(",") if pattern]

@@ -72,7 +72,7 @@ class ObjectSamples(SceneSamples):
     `read` gives {"images": list of float32 (3, H, W) in 0..1, not normalised since the detectors do it, "targets": list
     of dicts of boxes (M, 4), labels (M,) counted from 0, masks bool (M, H, W) if known, iscrowd (M,), area (M,) and
     image_id (), "index": int64 (B,)}. Objects of no area are left out, and regions of crowds with `augment`: neither
-    can be learnt.
+    can be learned.
 
     Args:
         scenes: `data.train` or `data.test`.

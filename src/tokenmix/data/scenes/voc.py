@@ -146,7 +146,7 @@ class MaskScenes(PairScenes):
 
 
 class BoxScenes(Scenes):
-    """Images with boxes from XML files; `difficult` objects are marked as a crowd, so neither learnt nor missed.
+    """Images with boxes from XML files; `difficult` objects are marked as a crowd, so neither learned nor missed.
 
     Raises:
         UserError: a listed image that does not exist, or what `read_boxes` raises.
@@ -206,7 +206,7 @@ class Boxes:
         names: of the class of each.
         difficult: objects that the benchmark neither learns nor counts as missed.
         dropped: number of boxes of no area.
-        size: (height, width) that is told of the image; None if it is not.
+        size: (height, width) that is known of the image; None if it is not.
     """
 
     corners: list[tuple[float, ...]]

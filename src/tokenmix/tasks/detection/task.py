@@ -41,7 +41,7 @@ FROM_ELSEWHERE = {
 class ObjectTask(TaskModule):
     """A detector of torchvision's, learning from the sum of its own losses.
 
-    Crowd regions are not learnt, and what is found in them is not counted as wrong, as COCO has it.
+    Crowd regions are not learned, and what is found in them is not counted as wrong, as COCO has it.
     """
 
     headline: ClassVar[str] = "map"
@@ -176,7 +176,7 @@ def _check_learnable(whole: ObjectSamples, config: TrainConfig, want: Literal["b
         empty = "a mask that is not empty" if want == "masks" else "a box of some area"
         raise UserError(
             f"no training image of {config.data.data!r}{taken} has an object with {empty}, so only background could be "
-            "learnt; give annotations of objects"
+            "learned; give annotations of objects"
         )
 
 

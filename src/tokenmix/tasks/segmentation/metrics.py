@@ -10,7 +10,7 @@ from tokenmix.train.metrics import Mean
 __all__ = ["NUMBERS", "PixelEntropy", "PixelScores"]
 
 NUMBERS = ("accuracy", "loss", "miou")
-"""What is logged; beside it `class_iou`, one number for each class."""
+"""What is logged; next to it `class_iou`, one number for each class."""
 
 
 class PixelScores(MulticlassConfusionMatrix):

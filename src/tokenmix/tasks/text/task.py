@@ -55,7 +55,7 @@ class TextData(IndexedData):
         test: those held out.
         tokenizer: that which encoded them.
         config: the run's config.
-        description: what the run folder keeps beside vocabulary, length and numbers.
+        description: what the run folder keeps next to vocabulary, length and numbers.
         length: the longest sequence.
     """
 
@@ -87,7 +87,7 @@ class TextTask(TaskModule):
 
     Attributes:
         network: the model's class.
-        fields: of its config, beside those that the data and the user decide.
+        fields: of its config, next to those that the data and the user decide.
     """
 
     network: ClassVar[type[Any]]

@@ -31,7 +31,7 @@ class DetectorArchitecture(Architecture):
         heads: fields of `HeadSizes`.
         backbone: name of the network under the pyramid.
         backbone_kwargs: arguments of its constructor.
-        levels: which of its maps are handed out.
+        levels: which of its maps are returned.
     """
 
     kind: Kind

@@ -1,4 +1,4 @@
-"""A detector of torchvision's with our backbone, under the manners of this library's models."""
+"""A detector of torchvision's with our backbone, under the conventions of this library's models."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -218,7 +218,7 @@ class Detector(nn.Module):
         self.body.set_grad_checkpointing(enable)
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters that weight decay leaves alone, beside those of one axis."""
+        """Parameters that weight decay leaves alone, next to those of one axis."""
         names = getattr(self.body.net, "no_weight_decay", set)()  # type: ignore[operator]
         return {f"net.backbone.body.net.{name}" for name in names}
 

@@ -118,7 +118,7 @@ def create_gan(
     """Build a GAN by name.
 
     Papers: Zhang et al., arXiv 1805.08318 (SAGAN); Guo et al., arXiv 2105.02358 (EAGAN). The authors of the second
-    released no code for it; we put their segmentation block, with its norm, identity and ReLU, in the place of SAGAN's
+    released no code for it; we put their segmentation block, with its norm, identity and ReLU, in place of SAGAN's
     block in both networks, with spectral norm on its two convolutions.
 
     Args:

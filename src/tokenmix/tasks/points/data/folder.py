@@ -28,7 +28,7 @@ def load_clouds(request: DataRequest) -> PointData:
 
     train/ and test/ (or val/) are taken where they are there; else a fifth of each class is kept for testing, chosen by
     the files' contents. For parts each file says its points' (`parts` of .npz, the seventh column of text); parts.json
-    beside the folders may list their names. Files that cannot be read are left out and named.
+    next to the folders may list their names. Files that cannot be read are left out and named.
     """
     folder = check_folder(request, LAYOUT)
     train, test, classes = _find(folder, least=1 if request.kind == "parts" else 2)

@@ -56,7 +56,7 @@ def parse_obj(content: bytes, name: str) -> dict[str, np.ndarray]:
     """
     vertices: list[str] = []
     faces: list[list[int]] = []
-    # A line that ends in a backslash goes on in the next.
+    # A line that ends in a backslash continues in the next.
     for line in _text(content).replace("\\\r\n", " ").replace("\\\n", " ").splitlines():
         kind, *words = line.partition("#")[0].split() or [""]
         try:

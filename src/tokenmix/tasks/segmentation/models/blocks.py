@@ -51,7 +51,7 @@ class SegmenterArchitecture(Architecture):
 
 
 class SelfAttention2d(Mixer):
-    """The EANet block with self-attention in the place of external attention.
+    """The EANet block with self-attention in place of external attention.
 
         Q, K, V = conv1(X)                                      1 x 1, with bias
         out     = relu(X + BN(conv2(softmax(Q K^T / sqrt(D)) V)))   1 x 1, without bias

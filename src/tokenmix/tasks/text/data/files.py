@@ -16,7 +16,7 @@ __all__ = ["Row", "check_file", "choose_test", "digest_of", "find_parts", "is_te
 Row = tuple[str, dict[str, Any]]
 """Where it stands, as "FILE, line 7", and its values by column."""
 TEST_SHARE = 10
-"""One in so many is held out."""
+"""One in that many is held out."""
 TRAIN_NAMES, TEST_NAMES = ("train", "training"), ("test", "validation", "valid", "val", "dev", "heldout")
 
 

@@ -154,7 +154,7 @@ class EncodedQuestions(Sequences):
 
     A batch: input_ids, attention_mask and token_type_ids int64 (B, N), start_positions and end_positions int64 (B,),
     index int64 (B,). Positions count tokens of the sequence, the end included; both are 0, [CLS], where the part does
-    not hold the whole answer, and where there is none. The first answer is learnt.
+    not hold the whole answer, and where there is none. The first answer is learned.
 
     Attributes:
         questions: those that were given.

@@ -23,7 +23,7 @@ Batch = dict[str, Tensor]
 class Sequences(IndexedDataset):
     """Sequences of token ids.
 
-    A batch holds input_ids and attention_mask int64 (B, N), what is to be learnt from them, and index int64 (B,).
+    A batch holds input_ids and attention_mask int64 (B, N), what is to be learned from them, and index int64 (B,).
     """
 
     unit = "sequences"

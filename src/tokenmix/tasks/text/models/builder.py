@@ -20,7 +20,7 @@ from tokenmix.tasks.text.presets import PRESETS
 
 __all__ = ["create_config", "create_text_model", "describe", "register_with_transformers"]
 
-# With the head on so many of 512 places our count is the paper's in all five sizes; it prints no number itself.
+# With the head on that many of 512 places our count is the paper's in all five sizes; it prints no number itself.
 PREDICTED = 76
 
 
