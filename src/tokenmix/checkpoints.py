@@ -79,7 +79,7 @@ TRANSPOSED = ("value_memory",)
 
 
 def convert(state_dict: Mapping[str, Tensor], source: Source, to: nn.Module) -> dict[str, Tensor]:
-    """Their state dict as ours, checked against a model.
+    """Convert a state dict of another code base to ours, checked against a model.
 
     All keys may have the prefix `module.` of `DataParallel`. BatchNorm's `num_batches_tracked`, which PyTorch before
     0.4.1 did not save, may be missing, and is 0 then.
@@ -109,7 +109,7 @@ def convert(state_dict: Mapping[str, Tensor], source: Source, to: nn.Module) -> 
 
 
 def rename(state_dict: Mapping[str, Tensor], to: nn.Module) -> dict[str, Tensor]:
-    """A whole model's state dict in our layout, be it in ours already, the authors' EAMLP or EANet, or timm's gMLP.
+    """Rename a whole model's state dict to our layout, from the authors' EAMLP or EANet, timm's gMLP, or ours.
 
     Shapes are not checked: image size, classes and channels may be others than those of `to`. See `convert`, `resize`.
     """
@@ -123,7 +123,7 @@ def rename(state_dict: Mapping[str, Tensor], to: nn.Module) -> dict[str, Tensor]
 def resize(
     state_dict: Mapping[str, Tensor], model: Any, *, img_size: int | tuple[int, int] | None = None
 ) -> dict[str, Tensor]:
-    """A state dict in our layout, trained at another image size, for this model at its own.
+    """Adapt a state dict in our layout, trained at another image size, to this model's.
 
     What is learned over the tokens (gates, score transforms, positions) is interpolated as the model's own
     `set_input_size` does it; all else is passed on as it is.

@@ -84,7 +84,7 @@ class Cost:
     names: Annotated[
         Positional[tuple[str, ...]], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="(required without --table)")
     ] = ()
-    """Mixers, or models of ours or timm's."""
+    """Mixers, or models of tokenmix or timm."""
     tokens: Annotated[Numbers | None, tyro.conf.arg(help_behavior_hint="(default: 196,1024,4096)")] = None
     """Numbers of tokens, separated by commas. For mixers."""
     img_size: Annotated[Numbers | None, tyro.conf.arg(help_behavior_hint="(default: the model's own)")] = None
@@ -124,7 +124,7 @@ class Swap:
     """What replacing a model's attention by a mixer would change and cost; nothing is written."""
 
     model: Positional[str]
-    """A model of ours or timm's, torchvision:NAME, or a run folder."""
+    """A model of tokenmix or timm, torchvision:NAME, or a run folder."""
     to: str
     """The mixer, a name of tokenmix list mixers."""
     where: str = "*"

@@ -8,7 +8,7 @@ from html import escape
 __all__ = ["Point", "Series", "line_chart", "marker", "place_labels", "scatter_chart", "ticks"]
 
 WIDTH, HEIGHT = 440, 280
-LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 42
+LEFT, RIGHT, TOP, BOTTOM = 66, 14, 12, 42
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class CostRow:
 
 @dataclass(frozen=True)
 class CostTable:
-    """Costs of several mixers or models; `step` is a pass forward and back.
+    """Costs of several mixers or models; `step` is a forward and backward pass.
 
     Attributes:
         axis: what a row's size is: tokens, or pixels of a side.

@@ -43,7 +43,7 @@ def time_interleaved(
     turns: Mapping[str, int] | None = None,
     calls: Mapping[str, int] | None = None,
 ) -> dict[str, Timing]:
-    """Seconds of each function, in rounds: every function in an order that is drawn anew, the same in each call.
+    """Time functions in interleaved rounds, in an order reshuffled each round (the same shuffles in every call).
 
     Args:
         functions: what to time, by name.

@@ -25,7 +25,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class DataRequest:
-    """What a reader is asked for.
+    """The request that a data reader gets.
 
     Attributes:
         name: of the data set.

@@ -24,7 +24,7 @@ TILES = 15
 
 
 def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
-    """Write one picture for each block, one of the numbers over depth, and numbers.json.
+    """Write one figure for each block, one of the numbers over depth, and numbers.json.
 
     Args:
         target: a run folder, or the name of a model, which then has random weights.

@@ -10,12 +10,12 @@ from tokenmix.models import BlockMap
 __all__ = ["SIGNED", "Tile", "tiles_of"]
 
 SIGNED = "coolwarm"
-"""matplotlib's colours of signed numbers in every picture of maps and gates: positive red, negative blue."""
+"""matplotlib's colours of signed numbers in every figure of maps and gates: positive red, negative blue."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """One small picture.
+    """One small figure.
 
     Attributes:
         label: what is seen.

@@ -33,7 +33,7 @@ MapKind = Literal["slots", "tokens", "gate"]
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What a mechanism can do, for programs to read.
+    """What a mechanism supports, in machine-readable form.
 
     Attributes:
         layout: `"tokens"` for (B, N, D), `"2d"` for (B, C, H, W).

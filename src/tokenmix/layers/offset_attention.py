@@ -14,7 +14,7 @@ __all__ = ["Offset", "OffsetAttention"]
 
 
 class Offset(nn.Module):
-    """What a mixer made of the tokens, taken off them, through a linear layer, BatchNorm and ReLU, and the identity.
+    """The tokens minus a mixer's output, through a linear layer, BatchNorm and ReLU, plus the tokens.
 
         out = X + relu(BN((X - Y) W + b))
 

@@ -22,7 +22,7 @@ __all__ = ["MIXERS", "MixerSpec", "create_mixer", "get_spec", "is_mixer", "list_
 
 @dataclass(frozen=True)
 class MixerSpec:
-    """One row of the table.
+    """One entry of the table of mixers.
 
     Attributes:
         layer: the class.
@@ -81,7 +81,7 @@ def list_mixers() -> list[str]:
 
 
 def register_mixer(name: str, layer: type[Mixer], about: str = "", **fixed: Any) -> None:
-    """Add a mixer of yours to the table; from then on it goes by this name wherever a mixer's name does.
+    """Register a mixer under a name that every function and command accepts from then on.
 
     Args:
         name: what it is called.

@@ -139,7 +139,7 @@ def _unfolded(x: Tensor, split: Split) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class EAMLPArchitecture(Architecture):
-    """What makes one EAMLP.
+    """Architecture of an EAMLP.
 
     Attributes:
         embed_dim: width D of the tokens.

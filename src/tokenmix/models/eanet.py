@@ -42,7 +42,7 @@ class EABlock(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class EANetArchitecture(Architecture):
-    """What makes one EANet.
+    """Architecture of an EANet classifier.
 
     Attributes:
         backbone: name of a ResNet of timm's.

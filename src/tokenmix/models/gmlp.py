@@ -47,7 +47,7 @@ class GMLPBlock(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class GMLPArchitecture(Architecture):
-    """What makes one gMLP.
+    """Architecture of a gMLP.
 
     Attributes:
         patch_size: side of a patch.

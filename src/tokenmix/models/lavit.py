@@ -30,7 +30,7 @@ torch.fx.wrap("check_images")
 
 @dataclass(frozen=True, kw_only=True)
 class LaViTArchitecture(Architecture):
-    """What makes one LaViT.
+    """Architecture of a LaViT.
 
     Attributes:
         patch_size: side of a patch of the first stage.

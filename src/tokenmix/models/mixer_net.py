@@ -20,7 +20,7 @@ __all__ = ["MixerNet", "MixerNetArchitecture"]
 
 @dataclass(frozen=True, kw_only=True)
 class MixerNetArchitecture(Architecture):
-    """What makes one network of a comparison.
+    """Architecture of one network of a comparison.
 
     Attributes:
         mixer: a name of `tokenmix.list_mixers()`.

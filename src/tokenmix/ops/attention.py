@@ -100,7 +100,7 @@ def attention_probabilities(
     normalization: AttentionNormalization = "softmax",
     scale: float | None = None,
 ) -> Tensor:
-    """The map (B, H, N, S) that `attention` uses on the same arguments, in the type of the query.
+    """The attention map (B, H, N, S) that `attention` uses on the same arguments, in the query's dtype.
 
     Rows of tokens that take no part are 0, all others sum to 1.
 

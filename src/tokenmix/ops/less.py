@@ -24,7 +24,7 @@ __all__ = [
 
 
 class Scores(NamedTuple):
-    """Pre-softmax attention scores, handed from layer to layer.
+    """Pre-softmax attention scores, passed from layer to layer.
 
         A = query @ key^T (+ common_query @ common_key^T) (+ dense)
 

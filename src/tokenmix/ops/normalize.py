@@ -11,7 +11,7 @@ HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
 def slot_offset(logits: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """What a slot collects from all tokens, as a logarithm.
+    """Log-sum-exp of each slot's logits over the tokens.
 
         L_j = log sum_i exp(a_ij)
 

@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Part):
-    """What is read."""
+    """Data options."""
 
     data: Needed = "fashion-mnist"
     """A name of `tokenmix list data` that fits the task, or your own files in a layout that it lists, such as
@@ -45,7 +45,7 @@ class DataConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Part):
-    """The network."""
+    """Model options."""
 
     model: Needed = "vit_nano"
     """A model for the task, see `tokenmix list models`."""
@@ -90,7 +90,7 @@ def _check_model_argument(name: str, value: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig(Part):
-    """Optimiser and learning rate."""
+    """Optimizer and learning-rate options."""
 
     opt: str = "adamw"
     """Optimiser, by timm's name."""
@@ -130,7 +130,7 @@ class ManualOptim(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetConfig(Part):
-    """How long, and on what."""
+    """Budget, precision and device."""
 
     epochs: Annotated[int, Range(least=1)] = 10
     """Passes over the training samples: images, texts or point clouds."""
@@ -154,7 +154,7 @@ class BudgetConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class LoopConfig(BudgetConfig):
-    """One run: how long, on what, from where, into which folder."""
+    """Budget, precision, device, seed, folders and processes of a run."""
 
     seed: Annotated[int, Range(least=0)] = 0
     """Seed of weights, order and augmentation."""

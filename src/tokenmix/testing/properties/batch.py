@@ -1,4 +1,4 @@
-"""Samples of a batch are strangers to each other."""
+"""A sample's output does not depend on the other samples of its batch."""
 
 import copy
 

@@ -29,7 +29,7 @@ class NetworkRow(NamedTuple):
 
 
 class GAN(nn.Module):
-    """Two networks, and if asked for a third: the generator's exponential moving average.
+    """Generator and discriminator, optionally with an exponential moving average of the generator.
 
     Attributes:
         generator, discriminator: what is trained.

@@ -41,7 +41,7 @@ class _PointModel(nn.Module):
 
 
 class PointClassifier(_PointModel):
-    """One class for each cloud: the largest value of each feature, then three layers.
+    """Cloud classifier: max pooling over the points, then three layers.
 
     Paper: Guo et al., PCT, arXiv 2012.09688, section 3.1.
 
@@ -87,7 +87,7 @@ class PointClassifier(_PointModel):
 
 
 class PointSegmenter(_PointModel):
-    """One part for each point: its features next to the largest and the mean of the cloud and its category.
+    """Part segmentation: each point's features, max and mean pooling of the cloud, and its category.
 
     Paper: Guo et al., PCT, arXiv 2012.09688, section 3.1 and the released code.
 

@@ -23,7 +23,7 @@ FINEST = 4
 
 @dataclass(frozen=True, kw_only=True)
 class FPNSegmenterArchitecture(SegmenterArchitecture):
-    """What makes one pyramid: the block is on its coarsest level, `width` is its channels, `head_width` the sum's."""
+    """Architecture of a semantic FPN: the block is on its coarsest level, `width` is its channels, `head_width` the sum's."""
 
     backbone: str = "resnet50"
     mixer: ContextName = "none"

@@ -22,7 +22,7 @@ GATING_ONLY = {"gate": "toeplitz", "gate_variant": "split", "tiny_attention_dim"
 
 
 class GMLPConfig(PreTrainedConfig):
-    """gMLP for text, with `tiny_attention_dim` aMLP, and with `mixer="self"` their twin of self-attention.
+    """gMLP for text, with `tiny_attention_dim` aMLP, and with `mixer="self"` their self-attention variant.
 
     Paper:
         Liu et al., Pay Attention to MLPs (arXiv 2105.08050), section 4. The defaults are gMLP-base.
