@@ -23,7 +23,7 @@ FINEST = 4
 
 @dataclass(frozen=True, kw_only=True)
 class FPNSegmenterArchitecture(SegmenterArchitecture):
-    """Architecture of a semantic FPN: the block is on its coarsest level, `width` is its channels, `head_width` the sum's."""
+    """Architecture of a semantic FPN: channels of the block on the coarsest level (`width`), of the sum (`head_width`)."""
 
     backbone: str = "resnet50"
     mixer: ContextName = "none"
