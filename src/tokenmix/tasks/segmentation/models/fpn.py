@@ -23,7 +23,7 @@ FINEST = 4
 
 @dataclass(frozen=True, kw_only=True)
 class FPNSegmenterArchitecture(SegmenterArchitecture):
-    """Architecture of a semantic FPN: channels of the block on the coarsest level (`width`), of the sum (`head_width`)."""
+    """Architecture of a semantic FPN; `width` is the channels of the block on its coarsest level."""
 
     backbone: str = "resnet50"
     mixer: ContextName = "none"
