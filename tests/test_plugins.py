@@ -60,8 +60,9 @@ def test_the_task_answers_for_the_programs(capsys, tmp_path) -> None:
     assert "--model toy_line --model-kwargs bias=yes, then no" in refused(
         capsys, *TASK, "compare", "--task", "brightness"
     )
+    (tmp_path / "x.png").touch()
     assert "toy_line is of brightness; inspect works" in refused(
-        capsys, *TASK, "inspect", "toy_line", "x.png", "--out", str(tmp_path / "maps")
+        capsys, *TASK, "inspect", "toy_line", str(tmp_path / "x.png"), "--out", str(tmp_path / "maps")
     )
     assert "a model of brightness, whose cost is counted by: tokenmix info toy_line" in refused(
         capsys, *TASK, "cost", "toy_line"

@@ -59,6 +59,10 @@ Needed = Annotated[
     str, tyro.conf.arg(help_behavior_hint=lambda default: "(required)" if default == "''" else f"(default: {default})")
 ]
 """Text that has to be given where it has no default."""
-Names = Annotated[tuple[str, ...], _list("A,B,C", str, "a name")]
+Names = Annotated[
+    tuple[str, ...],
+    _list("A,B,C", str, "a name"),
+    tyro.conf.arg(help_behavior_hint=lambda default: "(default: none)" if default == "''" else f"(default: {default})"),
+]
 Numbers = Annotated[tuple[int, ...], _list("1,2,3", int, "a whole number")]
 Factors = Annotated[tuple[float, ...], _list("0.5,1,2", float, "a number")]

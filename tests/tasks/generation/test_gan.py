@@ -147,7 +147,7 @@ def test_the_average_follows_the_generator():
         ({"channels": 4}, "1 or 3 channels, got 4"),
         ({"attention": "sagen"}, "did you mean sagan"),
         ({"attention": "external", "variant": "paper"}, "variant='paper' only applies to SAGAN's"),
-        ({"num_slots": 8}, "num_slots=8 is of external"),
+        ({"num_slots": 8}, "num_slots=8 only applies to external"),
         ({"num_classes": 0}, "num_classes must be a whole number of at least 1, got 0"),
         ({"width": 2.5}, "width must be a whole number"),
         ({"variant": "printed"}, "unknown variant"),

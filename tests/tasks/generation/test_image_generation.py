@@ -223,9 +223,9 @@ def test_predict_points_to_generate(run):
         ({"beta1": 1.0}, r"beta1 must be in \[0, 1\)"),
         ({"ema": 2.0}, r"ema must be in \(0, 1\), or none; got 2.0"),
         ({"columns": 0}, "columns must be at least 1"),
-        ({"limit_eval": 1}, "judged by 2 test images or more, there are 1 of digits"),
-        ({"limit_eval": 9, "features": "inception"}, "judged by 10 test images or more"),
-        ({"features": "nowhere"}, "features=/.*/nowhere is no run folder"),
+        ({"limit_eval": 1}, "needs 2 test images or more, there are 1 of digits"),
+        ({"limit_eval": 9, "features": "inception"}, "needs 10 test images or more"),
+        ({"features": "nowhere"}, "features=/.*/nowhere is not a run folder"),
     ],
 )
 def test_mistakes(tmp_path, changes, message):
