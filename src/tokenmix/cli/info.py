@@ -52,11 +52,13 @@ def _print(summary: Mapping[str, Any]) -> None:
 
 
 def _folded(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Neighbouring rows that differ in their first column only as one row, for example "0 to 3"."""
-    for _, equal in groupby(rows, key=lambda row: list(row.values())[1:]):
-        first, *others = equal
-        key = next(iter(first))
-        yield {**first, key: f"{first[key]} to {others[-1][key]}, each"} if others else dict(first)
+    """Neighbouring rows that differ only in the number of their block as one row, for example "0 to 3, each"."""
+    for _, equal in groupby(rows, key=lambda row: {name: row[name] for name in row if name != "block"}):
+        first, *others = map(dict, equal)
+        if others and "block" in first:
+            yield first | {"block": f"{first['block']} to {others[-1]['block']}, each"}
+        else:
+            yield from [first, *others]
 
 
 def _readable(column: str, value: Any) -> Any:

@@ -98,6 +98,8 @@ def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

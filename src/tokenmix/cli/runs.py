@@ -199,7 +199,7 @@ class Inspect:
         found = json.loads((out / "numbers.json").read_text())
         if found["blocks"]:
             print_rows([{key: row[key] for key in row if key not in ("shape", "kind")} for row in found["blocks"]])
-        if "answer" in found:
+        if found.get("answer") is not None:
             print(f"prediction: {found['answer']}" + ("" if found["trained"] else " (random weights)"))
         print(f"{len(list(out.glob('*.png')))} figures and numbers.json in {out}")
         return 0
