@@ -89,6 +89,16 @@ def test_error_messages() -> None:
     assert bad == []
 
 
+def test_report() -> None:
+    """The page of a comparison, and its sentences."""
+    page = re.sub(r"\{[{%].*?[%}]\}", "", (SRC / "compare/report.html").read_text(), flags=re.DOTALL)
+    assert found(page) == []
+    tree = ast.parse((SRC / "compare/notes.py").read_text())
+    texts = [part.value for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values
+             if isinstance(part, ast.Constant)]  # fmt: skip
+    assert found(" ".join(map(str, texts))) == []
+
+
 @pytest.mark.parametrize("sentence", ["The loss is no number.", "what is learnt", "a twin", "is told", "goes on"])
 def test_the_list_finds_its_words(sentence: str) -> None:
     assert found(sentence)
