@@ -97,7 +97,7 @@ def _check_answers(result: nn.Module, first: Tensor, expected: Any, dtype: Dtype
         error = ((one - other).norm() / other.norm().clamp_min(1e-6)).item()
         if not error <= TOLERANCES[dtype]:
             raise UserError(
-                f"the {dtype} copy of {name} is off by {error:.2g} of its answer on the example, at most "
+                f"the {dtype} copy of {name} is off by {error:.2g} of its output on the example, at most "
                 f"{TOLERANCES[dtype]:g} is allowed; keep it as it is, or take another dtype"
             )
 

@@ -134,7 +134,7 @@ def _on_grid(mixer: Mixer, request: SwapRequest, counts: Sequence[int]) -> Mixer
     if mixer.capabilities.layout != "2d":
         return mixer
     if request.grid is None or not counts:
-        raise SwapError(f"{request.label} works on maps (B, C, H, W), and the model does not tell a grid of its tokens")
+        raise SwapError(f"{request.label} works on maps (B, C, H, W), and the grid of the model's tokens is unknown")
     height, width = request.grid
     other = next((count for count in counts if count != height * width), None)
     if other is not None:

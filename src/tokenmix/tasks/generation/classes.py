@@ -31,7 +31,7 @@ def keep_classes(
     check_class_names(names, known, f"class of {images.spec}")
     if len(names) < 2:
         raise UserError(
-            f"image-generation tells classes apart and needs two or more, got {', '.join(names) or 'none'}; "
+            f"image-generation is conditional on classes and needs at least two, got {', '.join(names) or 'none'}; "
             f"{images.spec} has {', '.join(known[:5])}"
         )
     numbers = [known.index(name) for name in names]

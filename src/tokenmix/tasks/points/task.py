@@ -69,9 +69,7 @@ class PointTask(TaskModule):
         options: CloudOptions = config.options
         data = load_points(config.data.data, want=cls.want)
         if len(data.classes) < 2 and cls.want == "class":
-            raise UserError(
-                f"{config.data.data!r} has the one class {data.classes[0]!r}; there is nothing to tell apart"
-            )
+            raise UserError(f"{config.data.data!r} has the one class {data.classes[0]!r}; there is nothing to classify")
         if like is not None:
             _check_like(config.data.data, data, like)
         features = _features(options.features, data) if like is None else like["features"]

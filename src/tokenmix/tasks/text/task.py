@@ -195,7 +195,7 @@ def read_sentences(inputs: Sequence[str | Path]) -> list[Sentence]:
         if _is_file(given):
             found += _lines(Path(given))
         elif not str(given).strip():
-            raise UserError("an empty text has no answer; give a sentence, or a file of sentences")
+            raise UserError("an empty text has no prediction; give a sentence, or a file of sentences")
         else:
             found.append(Sentence(str(given).strip(), "command line"))
     return found

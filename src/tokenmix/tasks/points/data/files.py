@@ -169,7 +169,7 @@ def _table(content: bytes, name: str) -> dict[str, np.ndarray]:
             warnings.filterwarnings("ignore", "loadtxt: input contained no data")
             values = np.loadtxt(io.StringIO(text), ndmin=2)
     except ValueError as error:
-        raise UserError(f"{name} is not a table of numbers ({str(error).partition(';')[0]}); mend it") from None
+        raise UserError(f"{name} is not a table of numbers ({str(error).partition(';')[0]}); correct it") from None
     if not len(values):
         raise UserError(f"{name} has no points; give a file with at least one")
     if values.shape[1] not in (3, 6, 7):
@@ -200,7 +200,7 @@ def _named(values: np.ndarray, name: str) -> dict[str, np.ndarray]:
         # NaN is no whole number either.
         broken = values[values[:, 6] != np.floor(values[:, 6]), 6]
         if len(broken):
-            raise UserError(f"{name} has {broken[0]:g} in column 7, where parts are whole numbers; mend it")
+            raise UserError(f"{name} has {broken[0]:g} in column 7, where parts are whole numbers; correct it")
         found["parts"] = values[:, 6]
     return found
 

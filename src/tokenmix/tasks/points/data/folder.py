@@ -120,7 +120,7 @@ def _parts(
         new = [part for part in _seen(test, label).tolist() if part not in seen[label].tolist()]
         if new:
             raise UserError(
-                f"test clouds of {name!r} have the part {new[0]}, which no training cloud of it has; mend it"
+                f"test clouds of {name!r} have the part {new[0]}, which no training cloud of it has; correct it"
             )
     count = max(int(parts.max()) for parts in seen) + 1
     return {name: parts.tolist() for name, parts in zip(classes, seen)}, _names(folder / "parts.json", count)
