@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not any(options.out.glob("*.json")):
             raise UserError(f"--table: no results in {options.out}; measure first, or name their folder with --out")
         for device in ("cpu", "cuda"):
-            _write_page(options.out, device)
+            _write_page(options.out, device, options.kept)
         return 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -72,6 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--list", action="store_true", help="say what the groups are")
     parser.add_argument("--table", action="store_true", help="only make the tables from the JSON files")
+    parser.add_argument(
+        "--kept", type=Path, help="with --table: results of the same cases by --keep-memory, to show side by side"
+    )
     return parser
 
 
@@ -161,13 +164,16 @@ def _results(group: str, place: Place, command: str, rows: list[Row]) -> Results
     return Results(SCHEMA, group, device, place.dtype_name, place.threads, command, where, peers, rows)  # pyright: ignore[reportArgumentType]
 
 
-def _write_page(folder: Path, device: str) -> None:
-    files = sorted(folder.glob(f"{device}-*.json"))
-    if not files:
+def _write_page(folder: Path, device: str, kept: Path | None = None) -> None:
+    results, others = (
+        [read_results(file) for file in sorted(place.glob(f"{device}-*.json"))] if place else []
+        for place in (folder, kept)
+    )
+    if not results:
         return
     name = "gpu" if device == "cuda" else "cpu"
     file = folder.parent / f"RESULTS-{name}.md"
-    replace_file(file, page([read_results(f) for f in files], f"Benchmarks on a {name.upper()}").encode())
+    replace_file(file, page(results, f"Benchmarks on a {name.upper()}", others).encode())
     print(f"table: {file}")
 
 

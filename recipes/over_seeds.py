@@ -13,7 +13,8 @@ SECONDS_NOTE = "Seconds of training: includes evaluation; to be measured again."
 def read_result(run: Path) -> dict[str, Any]:
     """A finished run's result.json, with the commit that it was started at."""
     result = json.loads((run / "result.json").read_text())
-    result["commit"] = json.loads((run / "config.json").read_text())["environment"]["commit"][:7]
+    commit = json.loads((run / "config.json").read_text())["environment"]["commit"]
+    result["commit"] = "no git checkout" if commit is None else commit[:7]
     return result
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,12 @@ import tokenmix
 from tokenmix.cli import main
 from tokenmix.errors import UserError
 from tokenmix.layers import create_mixer
-from tokenmix.registry import MODELS, TASKS, load_plugin
+from tokenmix.registry import DATA_SETS, MODELS, TASKS, load_plugin
 
 PLUGINS = Path(__file__).parent / "plugins"
 TASK = ["--import", str(PLUGINS / "toy_brightness.py")]
 NET = ["--import", str(PLUGINS / "toy_net.py")]
+LEVELS = ["--import", str(PLUGINS / "toy_levels.py")]
 DIGITS = ["--data", "digits", "--max-steps", "3", "--batch-size", "16", "--limit", "60", "--limit-eval", "20"]
 
 pytestmark = pytest.mark.usefixtures("own_names")
@@ -81,6 +83,40 @@ def test_a_task_of_ones_own_trains(capsys, tmp_path) -> None:
     assert f"{run} is of brightness; inspect works" in refused(capsys, *TASK, "inspect", run, str(row))
 
 
+def test_a_data_set_of_ones_own_is_listed_and_registered_once(capsys) -> None:
+    row = json.loads(told(capsys, *LEVELS, "list", "data", "--json"))[-1]
+    assert row == {
+        "name": "toy-levels", "kinds": ["images"], "about": "20 grey levels", "licence": "CC0", "origin": "here",
+        "cached": True,
+    }  # fmt: skip
+    assert told(capsys, *LEVELS, "data", "get", "toy-levels") == "toy\n"
+    with pytest.raises(UserError, match="the data set 'toy-levels' is registered already"):
+        DATA_SETS.register(replace(DATA_SETS["toy-levels"], licence="MIT"))
+
+
+def test_a_data_set_of_ones_own_is_trained_on(capsys, tmp_path) -> None:
+    run, picture = tmp_path / "run", tmp_path / "grey.png"
+    Image.new("L", (8, 8), 180).save(picture)
+    words = [
+        "--model",
+        "mixer_nano",
+        "--data",
+        "toy-levels",
+        "--max-steps",
+        "2",
+        "--batch-size",
+        "4",
+        "--device",
+        "cpu",
+    ]
+    told(capsys, *LEVELS, "train", "image-classification", *words, "--out", str(run))
+    described = json.loads((run / "data.json").read_text())
+    assert (described["source"], described["train"], described["classes"]) == ("toy", 12, ["dark", "bright"])
+    assert json.loads(told(capsys, *LEVELS, "eval", str(run), "--json"))["samples"] == 8
+    (answer,) = json.loads(told(capsys, *LEVELS, "predict", str(run), str(picture), "--json"))
+    assert answer["label"] in ("dark", "bright")
+
+
 @pytest.mark.slow
 def test_a_classifier_of_ones_own_trains_and_is_looked_into(capsys, tmp_path) -> None:
     run, picture = str(tmp_path / "run"), tmp_path / "grey.png"
@@ -99,7 +135,8 @@ def test_a_classifier_of_ones_own_trains_and_is_looked_into(capsys, tmp_path) ->
 @pytest.mark.slow
 def test_mixers_of_ones_own_are_compared(capsys, tmp_path) -> None:
     out = str(tmp_path / "out")
-    told(capsys, *NET, "compare", "--mixers", "toy-roll,toy_net:Roll,self", *DIGITS, "--out", out)
+    words = ["--data", "toy-levels", "--max-steps", "3", "--batch-size", "4", "--out", out]
+    told(capsys, *NET, *LEVELS, "compare", "--mixers", "toy-roll,toy_net:Roll,self", *words)
     results = json.loads((Path(out) / "results.json").read_text())
     assert [twin["mixer"] for twin in results["twins"]] == ["toy-roll", "toy_net:Roll", "self"]
     assert [twin["mixer_macs"] for twin in results["twins"]][:2] == [0, 0]

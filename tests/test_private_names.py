@@ -34,7 +34,10 @@ OURS = {name for tree in TREES.values() for name in defined(tree)}
 
 
 def foreign(tree: ast.AST) -> Iterator[str]:
-    """Private names of others that a file reads: attributes, a base class's methods, imports, and asked for by name."""
+    """Private names of others that a file reads: attributes, a base class's methods, imports, and strings."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    endings = {id(arg) for call in calls if call.func.attr in ("endswith", "removesuffix") for arg in call.args}
+    endings |= {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and private(node.attr):
             inherited = isinstance(node.value, ast.Call) and ast.unparse(node.value) == "super()"
@@ -42,10 +45,8 @@ def foreign(tree: ast.AST) -> Iterator[str]:
                 yield node.attr
         elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("tokenmix"):
             yield from filter(private, [*(node.module or "").split("."), *(alias.name for alias in node.names)])
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
-            name = node.args[1]
-            if isinstance(name, ast.Constant) and private(name.value) and name.value not in OURS:
-                yield name.value
+        elif isinstance(node, ast.Constant) and id(node) not in endings and node.value not in OURS:
+            yield from re.findall(r"^_[a-z]\w*$", str(node.value))
 
 
 def test_no_private_attribute_of_another_library_is_written():
@@ -53,6 +54,9 @@ def test_no_private_attribute_of_another_library_is_written():
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) and private(node.attr):
                 assert on_self(node) or node.attr in OURS, f"{path}:{node.lineno} {ast.unparse(node)}"
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr":
+                name = ast.unparse(node.args[1]).strip("'")
+                assert not private(name) or name in OURS, f"{path}:{node.lineno} {ast.unparse(node)}"
             if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
                 held = node.value
                 written = isinstance(held, ast.Attribute) and private(held.attr) and held.attr not in OURS

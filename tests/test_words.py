@@ -17,7 +17,7 @@ CHANGELOG = re.compile(r"^## \[.*?(?=^## \[0\.1\.0\])", re.MULTILINE | re.DOTALL
 HELP = sorted([*(SRC / "cli").glob("*.py"), SRC / "train/config.py", *SRC.glob("tasks/*/options.py")])
 
 GLOSSARY = {
-    r"\b(is|are|was|be) told\b(?! apart)": "reported, given",
+    r"\b(is|are|was|be) told\b(?! apart| from)": "reported, given",
     r"\bforesees?n?\b": "estimate, predict",
     r"\bin the place of\b": "instead of, in place of",
     r"\b(?<!there )(is|are) no (number|file|folder|run folder|JSON|list|image|mixer|class)s?\b": "is not a ...",

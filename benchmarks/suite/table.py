@@ -11,11 +11,16 @@ __all__ = ["lines_of", "page"]
 HEAD = ("case", "ours", "against", "ours took", "the other took", "ours / other", "target", "met")
 
 
-def page(results: Sequence[Results], title: str) -> str:
-    """A whole page: what was measured where, then a table for each group."""
+def page(results: Sequence[Results], title: str, kept: Sequence[Results] = ()) -> str:
+    """A whole page: what was measured where, then a table for each group.
+
+    `kept` are the same cases with the allocator's memory kept; a first table then has both states side by side.
+    """
     order = list(GROUPS)
     results = sorted(results, key=lambda r: (order.index(r.group) if r.group in order else len(order), r.dtype))
     parts = [f"# {title}", "", _summary(results), ""]
+    if kept:
+        parts += ["## Memory returned to the system, and kept by the allocator", "", *_both_states(results, kept), ""]
     for result in results:
         about = GROUPS.get(result.group, "")
         parts += [f"## {result.group}, {result.dtype}: {about}", "", _where(result), ""]
@@ -23,6 +28,22 @@ def page(results: Sequence[Results], title: str) -> str:
         notes = dict.fromkeys(f"- {row.name}: {row.note}" for row in result.rows if row.note)
         parts += ["", *notes, ""] if notes else [""]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _both_states(results: Sequence[Results], kept: Sequence[Results]) -> list[str]:
+    """A line for each comparison that both have: ours / other in either state, and the target."""
+    other = {(r.group, r.dtype, row.name, x.ours, x.other): x for r in kept for row in r.rows for x in row.ratios}
+    lines = ["| case | ours | against | returned | kept | target |", "| --- | --- | --- | ---: | ---: | --- |"]
+    for r in results:
+        for row in r.rows:
+            targets = {(v.ours, v.other): _target(v, row) for v in row.verdicts}
+            for x in row.ratios:
+                if (found := other.get((r.group, r.dtype, row.name, x.ours, x.other))) is None:
+                    continue
+                ratios = (f"**{y.median:.2f}** ({y.q1:.2f} to {y.q3:.2f})" for y in (x, found))
+                target = targets.get((x.ours, x.other), "")
+                lines.append("| " + " | ".join((f"{r.group}, {row.name}", x.ours, x.other, *ratios, target)) + " |")
+    return lines
 
 
 def _summary(results: Sequence[Results]) -> str:

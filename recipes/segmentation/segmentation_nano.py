@@ -31,7 +31,7 @@ from tokenmix.environment import environment
 from tokenmix.layers import ExternalAttention2d
 from tokenmix.layers.base import Mixer
 from tokenmix.models import create_model
-from tokenmix.tasks.segmentation.models import SelfAttention2d
+from tokenmix.models.context import SelfAttention2d
 from tokenmix.train.config import Numbers
 from tokenmix.train.finish import finish_run
 from tokenmix.train.run import evaluate, load_task

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["environment"]
-
 PACKAGES = ("tokenmix", "torch", "torchvision", "timm", "lightning", "torchmetrics", "numpy", "safetensors")
 CPUINFO = Path("/proc/cpuinfo")
 

@@ -187,6 +187,16 @@ def test_a_miss_that_the_floor_alone_would_not_reach_is_told() -> None:
     assert "is 1 ×; the floor alone would be 1.5 ×" in page([_results(row)], "Benchmarks")
 
 
+def test_both_states_of_the_memory_side_by_side() -> None:
+    one, other = _results(_measure(_case())), _results(_measure(_case()))
+    text = page([one], "Benchmarks", [other])
+    ratios = [f"**{results.rows[0].ratios[0].median:.2f}**" for results in (one, other)]
+    line = next(line for line in text.splitlines() if all(ratio in line for ratio in ratios) and "took" not in line)
+    assert line.count("|") == 7
+    assert "kept by the allocator" not in page([one], "Benchmarks")
+    assert "| external, other |" not in page([one], "Benchmarks", [_results(_measure(_case(name="other")))])
+
+
 @pytest.mark.parametrize(("limit", "told"), [(0.5, False), (0.95, True)])
 def test_a_miss_within_the_spread_is_told(limit: float, told: bool) -> None:
     row = _measure(_case())

@@ -334,3 +334,20 @@ def test_an_option_that_is_given_again_is_given(run: Path, tmp_path: Path) -> No
     assert parse([*resume, "--batch-size", "64"]).config == parse(resume).config
     given = parse([*resume, "--threads", "1"]).config
     assert (given.loop.threads, given.loop.batch_size) == (1, 64)
+
+
+@pytest.mark.parametrize("words", [["list", "9" * 5000], ["swap", "-1", "--to", "-1"], ["info", "x" * 9000]])
+def test_a_long_value_makes_no_long_line(words: list[str], capsys):
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("tokenmix: ")
+    assert said.count("\n") == 1
+    assert len(said) < 2100
+
+
+def test_a_recipe_without_a_name_and_sizes_that_are_words(capsys):
+    """What the fuzz found: `--recipe ""` and `depth={}` were tracebacks."""
+    assert main(["train", "--recipe", ""]) == 2
+    assert main(["info", "vit_nano", "--model-kwargs", "depth={}"]) == 2
+    assert main(["info", "vit_nano", "--model-kwargs", "depth=\ufeff"]) == 2
+    assert [line.partition(" ")[0] for line in capsys.readouterr().err.splitlines()] == ["tokenmix:"] * 3

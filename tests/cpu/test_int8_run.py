@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from tokenmix.cli import main
-from tokenmix.cpu.run import evaluate
-from tokenmix.train.run import evaluate as evaluate_run
-from tokenmix.train.run import train
+from tokenmix.cpu.run import evaluate_optimized
+from tokenmix.train.run import evaluate, train
 from tokenmix.train.sources import make_config
 
 
@@ -21,7 +20,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_eval_in_int8_is_near_that_in_float32(run: Path) -> None:
-    plain, eight = evaluate_run(run, device="cpu"), evaluate(run, dtype="int8")
+    plain, eight = evaluate(run, device="cpu"), evaluate_optimized(run, dtype="int8")
     assert eight["optimize"] == "int8"
     assert eight["samples"] == plain["samples"]
     assert eight["loss"] == pytest.approx(plain["loss"], abs=0.02)

@@ -10,10 +10,9 @@ from nano_nets import NANO, nano_images, nano_model
 from torch import Tensor, nn
 
 import tokenmix
-from tokenmix.cpu import FoldedExternalAttention, FoldedT2TStem, FusedLinear, operators, save_quantized
-from tokenmix.cpu.fused import GroupedGatedMLP
+from tokenmix.cpu import FoldedExternalAttention, FoldedT2TStem, FusedLinear, save_quantized
 from tokenmix.errors import UserError
-from tokenmix.layers import GatedMLP, MultiHeadExternalAttention
+from tokenmix.layers import MultiHeadExternalAttention
 
 FLOATS = {"float32": 1e-5, "bfloat16": 0.03}
 """The largest error of an answer relative to the largest answer, of nets with nothing that hides it."""
@@ -28,7 +27,7 @@ def _worst(found: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", NANO)
 def test_the_same_answers(name: str, dtype: Any, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "has_fused_linear", lambda: fused)
+    monkeypatch.setattr("tokenmix.cpu.fused.has_fused_linear", lambda: fused)
     model, images = nano_model(name), nano_images(9)
     fast = tokenmix.optimize(model, images[:4], dtype=dtype)
     assert any(isinstance(module, FusedLinear) for module in fast.modules())
@@ -99,16 +98,24 @@ def test_masks_and_logits_of_any_size(scale: float) -> None:
 
 
 @torch.no_grad()
-def test_a_gated_mlp_on_a_few_samples_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenmix.cpu.fused.samples_at_a_time", lambda numbers, most: 2)
+@pytest.mark.parametrize("fused", [True, False])
+def test_weights_loaded_or_moved_after_the_first_call_are_those_that_count(
+    fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenmix.cpu.fused.has_fused_linear", lambda: fused)
     torch.manual_seed(0)
-    layer, x = GatedMLP(16, 9, attention_dim=8).eval(), torch.randn(5, 9, 16)
-    nn.init.normal_(layer.gating.weight, std=0.3)
-    fast = tokenmix.optimize(nn.Sequential(layer), x)[0]  # type: ignore[index]
-    assert isinstance(fast, GroupedGatedMLP)
-    mask = torch.rand(5, 9, generator=torch.Generator().manual_seed(0)) < 0.7
-    for chosen in (None, mask):
-        torch.testing.assert_close(fast(x, chosen), layer(x, chosen), rtol=1e-5, atol=1e-6)
+    x = torch.randn(5, 9, 16)
+    one, other = (nn.Sequential(nn.Linear(16, 24), nn.GELU()) for _ in range(2))
+    fast, second = (tokenmix.optimize(model, x) for model in (one, other))
+    for rows in (1, 5):
+        torch.testing.assert_close(fast(x[:rows]), one(x[:rows]), rtol=1e-5, atol=1e-6)
+    again = copy.deepcopy(fast)
+    fast.load_state_dict(second.state_dict())
+    torch.testing.assert_close(fast(x), other(x), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(again(x), one(x), rtol=1e-5, atol=1e-6)
+    again.double()
+    assert again[0].weight.dtype == torch.float64
+    torch.testing.assert_close(again(x), one(x), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
@@ -143,9 +150,7 @@ def test_refusals(tmp_path: Any) -> None:
 
 
 def test_a_copy_that_answers_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "tokenmix.cpu.fused.fused_linear", lambda x, weight, bias, act: torch.zeros(*x.shape[:-1], len(weight))
-    )
+    monkeypatch.setattr("tokenmix.cpu.FusedLinear.forward", lambda layer, x: torch.zeros_like(x))
     with pytest.raises(UserError, match=r"float32 copy of Sequential is off by 1 .* at most 0\.001"):
         tokenmix.optimize(nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 3, 4))
 

@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenmix.cli import main
-from tokenmix.data import DataRequest, fetch_data, list_data
-from tokenmix.data.images import ImageSet, InMemoryImages, LoadedImages, load_images
+from tokenmix.data import fetch_data, list_data
+from tokenmix.data.images import ImageSet, load_images
 from tokenmix.data.images.image_set import choose, resize_images
 from tokenmix.data.lookup import stored_path
 from tokenmix.errors import UserError
-from tokenmix.registry import DATA_SETS, DataEntry, load_object
+from tokenmix.registry import DATA_SETS, load_object
 
 
 def test_digits():
@@ -127,47 +126,6 @@ def test_table(tmp_path: Path):
     for entry in DATA_SETS:
         assert callable(load_object(entry.load))
         assert entry.variant != "path" or entry.about.startswith(f"{entry.name}:PATH")
-
-
-def load_toy(request: DataRequest) -> LoadedImages:
-    """Grey levels of 8 x 8: dark or bright."""
-    labels = torch.arange(20) % 2
-    levels = (60 + 120 * labels).byte().view(-1, 1, 1, 1).expand(-1, 1, *(request.img_size or (8, 8)))
-    images = InMemoryImages(levels.clone(), labels, flip=True, fill=None)
-    return LoadedImages(images.subset(torch.arange(12)), images.subset(torch.arange(12, 20)), ["dark", "bright"], "toy")
-
-
-@pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A data set that is registered from outside the package, for one test."""
-    monkeypatch.setattr(DATA_SETS, "_entries", {entry.name: entry for entry in DATA_SETS})
-    DATA_SETS.register(
-        DataEntry(
-            name="toy-levels", kinds=("images",), about="20 grey levels", licence="CC0", origin="here", load=load_toy
-        )
-    )
-    return "toy-levels"
-
-
-def test_a_set_from_outside_is_listed_and_trained_on(toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert main(["list", "data", "--json"]) == 0
-    row = json.loads(capsys.readouterr().out)[-1]
-    assert row == {
-        "name": toy, "kinds": ["images"], "about": "20 grey levels", "licence": "CC0", "origin": "here", "cached": True
-    }  # fmt: skip
-    assert main(["data", "get", toy]) == 0
-    assert capsys.readouterr().out == "toy\n"
-    options = ["--model", "mixer_nano", "--data", toy, "--max-steps", "2", "--batch-size", "4", "--device", "cpu"]
-    assert main(["train", "image-classification", *options, "--out", str(tmp_path / "run")]) == 0
-    described = json.loads((tmp_path / "run" / "data.json").read_text())
-    assert (described["source"], described["train"], described["classes"]) == ("toy", 12, ["dark", "bright"])
-
-
-def test_a_name_is_registered_once(toy: str):
-    with pytest.raises(UserError, match="the data set 'toy-levels' is registered already"):
-        DATA_SETS.register(
-            DataEntry(name=toy, kinds=("images",), about="others", licence="CC0", origin="here", load=load_toy)
-        )
 
 
 def test_fashion_mnist_if_cached():

@@ -22,7 +22,7 @@ from torch import Tensor
 from torchvision.datasets import FashionMNIST
 
 from tokenmix.data.fetch import FetchError, apt_package, check_digest, download, first_that_works
-from tokenmix.data.images import load_images
+from tokenmix.data.images import load_images, named_sets
 from tokenmix.data.lookup import cache_root, stored_path
 from tokenmix.data.store import fetched
 from tokenmix.errors import UserError
@@ -64,9 +64,10 @@ def test_download_and_digest(home: tuple[Path, str], tmp_path: Path):
     (home[0] / "source").write_bytes(b"pictures")
     copy = download(f"{home[1]}source", tmp_path / "copy")
     assert copy.read_bytes() == b"pictures"
-    check_digest(copy, "sha256", hashlib.sha256(b"pictures").hexdigest())
-    with pytest.raises(FetchError, match="expected 0000"):
-        check_digest(copy, "sha256", "0" * 64)
+    check_digest([copy], hashlib.sha256(b"pictures").hexdigest())
+    check_digest([copy, copy], hashlib.sha512(b"picturespictures").hexdigest(), "sha512")
+    with pytest.raises(FetchError, match=r"copy has sha256 .* expected 0000"):
+        check_digest([copy], "0" * 64)
 
 
 def test_what_is_wrong_with_an_address_is_one_line(home: tuple[Path, str], tmp_path: Path):
@@ -222,17 +223,30 @@ def test_concurrent_runs_fetch_once(tmp_path: Path):
     assert log.read_text() == "fetched\n"
 
 
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path):
+    """Opened as a file usually is, it would empty what it points to."""
+    (tmp_path / "letters").write_text("kept")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "thing.lock").symlink_to(tmp_path / "letters")
+    with pytest.raises(UserError, match=r"cannot keep thing.*symbolic links"):
+        fetched("thing", tmp_path / "cache", lambda _: ({"a": torch.ones(1)}, {}))
+    assert (tmp_path / "letters").read_text() == "kept"
+
+
+FILES = [name for name, _ in FashionMNIST.resources]
+
+
 @pytest.fixture
 def tiny_fashion(home: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> Path:
     """The publisher's four files, tiny."""
-    resources = []
-    for name, _ in FashionMNIST.resources:
+    content = hashlib.sha256()
+    for name in FILES:
         count = 20 if name.startswith("train") else 10
         tensor = torch.arange(count) % 10 if "labels" in name else torch.randint(0, 256, (count, 28, 28))
+        content.update(idx(tensor.byte()))
         (home[0] / name).write_bytes(gzip.compress(idx(tensor.byte())))
-        resources.append((name, hashlib.md5((home[0] / name).read_bytes()).hexdigest()))
-    monkeypatch.setattr(FashionMNIST, "resources", resources)
-    monkeypatch.setattr(FashionMNIST, "mirrors", [home[1]])
+    monkeypatch.setattr(named_sets, "CONTENT", content.hexdigest())
+    monkeypatch.setattr(named_sets, "HOME", home[1])
     return home[0]
 
 
@@ -245,19 +259,39 @@ def test_fashion_mnist_from_its_home(tiny_fashion: Path, tmp_path: Path):
     assert len(load_images("fashion-mnist", root=tmp_path / "cache", img_size=32).train) == 20
 
 
-def test_fashion_mnist_from_nowhere(tiny_fashion: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tiny_fashion / "train-images-idx3-ubyte.gz").write_bytes(b"other")
+def forged(file: Path) -> None:
+    """Put labels of the right form, and other numbers, into the file."""
+    count = 20 if file.name.startswith("train") else 10
+    file.write_bytes(gzip.compress(idx(torch.zeros(count).byte())))
+
+
+def test_a_forged_source_is_refused_and_the_next_one_serves(
+    tiny_fashion: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    packed = tmp_path / "root" / "usr" / "share" / "datasets" / "fashion-mnist"
+    packed.mkdir(parents=True)
+    for name in FILES:
+        # As Debian does: the same content, packed in another way.
+        (packed / name).write_bytes(gzip.compress(gzip.decompress((tiny_fashion / name).read_bytes()), 1, mtime=0))
+    forged(tiny_fashion / FILES[3])
+    monkeypatch.setattr(named_sets, "apt_package", lambda package, folder: (tmp_path / "root", "1.0"))
+    assert "Debian package dataset-fashion-mnist 1.0" in load_images("fashion-mnist", root=tmp_path / "cache").source
+    assert "has sha256" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("damage", "reason"), [("forged", "sha256"), ("no archive", "cannot be read")])
+def test_fashion_mnist_from_nowhere(
+    tiny_fashion: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str, reason: str
+):
+    if damage == "forged":
+        forged(tiny_fashion / FILES[1])
+    else:
+        (tiny_fashion / FILES[0]).write_bytes(b"other")
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
-    with pytest.raises(UserError, match=r"md5.*Debian package.*apt-get is not.*--data digits") as caught:
+    with pytest.raises(UserError, match=rf"{reason}.*Debian package.*apt-get is not.*--data digits") as caught:
         load_images("fashion-mnist", root=tmp_path / "cache")
     assert "\n" not in str(caught.value)
 
 
-def test_a_source_that_holds_something_else(tiny_fashion: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    content = gzip.compress(bytes([0, 0, 8, 1, 0, 0, 0, 9, 1]))
-    (tiny_fashion / "t10k-labels-idx1-ubyte.gz").write_bytes(content)
-    resources = [(n, hashlib.md5((tiny_fashion / n).read_bytes()).hexdigest()) for n, _ in FashionMNIST.resources]
-    monkeypatch.setattr(FashionMNIST, "resources", resources)
-    with pytest.raises(UserError, match=r"publisher's files.*cannot be read.*--data digits") as caught:
-        load_images("fashion-mnist", root=tmp_path / "cache")
-    assert "\n" not in str(caught.value)
+def test_what_is_fetched_is_asked_for_by_https_first():
+    assert named_sets.HOME.startswith("https://")

@@ -22,7 +22,7 @@ from tokenmix.kernels.external_backward import backward_emit_kernel, backward_su
 from tokenmix.kernels.external_forward import emit_kernel, merge_kernel, slot_sums_kernel  # noqa: E402
 from tokenmix.kernels.gate import launch_options  # noqa: E402
 from tokenmix.kernels.gate_kernel import gate_kernel  # noqa: E402
-from tokenmix.kernels.tiles import MAX_SLOTS, backward_tiles, forward_tiles, padded  # noqa: E402
+from tokenmix.kernels.tiles import MAX_SLOTS, backward_tiles, forward_tiles, padded_size  # noqa: E402
 
 # What a program may take at most, from the CUDA programming guide's table of compute capabilities.
 SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
@@ -72,8 +72,8 @@ def compiled(
 
 def external(kernel: Any, choose: Any, slots: int, width: int, number: str, capability: int) -> Any:
     tiles = choose(width, slots, BYTES[number])
-    block = padded(width, tiles.columns)
-    sizes = {"S": slots, "D": width, "DV": width, "BLOCK_N": tiles.tokens, "BLOCK_S": padded(slots, MAX_SLOTS)}
+    block = padded_size(width, tiles.columns)
+    sizes = {"S": slots, "D": width, "DV": width, "BLOCK_N": tiles.tokens, "BLOCK_S": padded_size(slots, MAX_SLOTS)}
     how = {"BLOCK_D": block, "BLOCK_V": block, "PRECISION": "ieee", "STAGES": tiles.stages}
     constants = {name: value for name, value in {**sizes, **how}.items() if name in kernel.arg_names}
     return compiled(kernel, constants, number, tiles.warps, capability)

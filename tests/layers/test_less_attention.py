@@ -12,7 +12,8 @@ from tokenmix.errors import UserError
 from tokenmix.layers.attention_residual import AttentionResidual
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.layers.self_attention import SelfAttention
-from tokenmix.ops.less import Scores, resize_score_transform
+from tokenmix.ops.less import Scores
+from tokenmix.ops.resize import resize_score_transform
 
 OPTIONS = [{"mode": mode, "share_heads": shared} for mode in ("factored", "dense") for shared in (True, False)]
 APART = [OPTIONS[0], OPTIONS[3]]

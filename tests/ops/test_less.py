@@ -8,15 +8,8 @@ from tokenmix.cost.memory import peak_memory
 from tokenmix.errors import UserError
 from tokenmix.ops import less
 from tokenmix.ops.attention_residual import attention_residual, pool_mask
-from tokenmix.ops.gating import resize_gate
-from tokenmix.ops.less import (
-    Scores,
-    attention_from_scores,
-    next_scores,
-    resize_score_transform,
-    transform_factored,
-    transform_scores,
-)
+from tokenmix.ops.less import Scores, attention_from_scores, next_scores, transform_factored, transform_scores
+from tokenmix.ops.resize import resize_gate, resize_score_transform
 
 D = torch.float64
 

@@ -72,7 +72,7 @@ from tokenmix.cost import cost_table
 assert cost_table(["external"], [8], 16, repeats=1).rows
 encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 1)
 assert tokenmix.swap_attention(encoder, "external", example_inputs=(torch.zeros(1, 5, 16),)).rows
-from tokenmix.testing.doctor import run
+from tokenmix.testing.doctor import doctor
 """,
     "vision": """
 model = tokenmix.create_model("vit_nano").eval()

@@ -1,15 +1,19 @@
 """Texts of our recipes: how they are read and split, the sets themselves if cached, and the TF-IDF baseline."""
 
+import tarfile
 from pathlib import Path
 
 import pytest
 import torch
 
+from recipes.datasets import packages
+from recipes.datasets.text import wordnet
 from recipes.datasets.text.corpora import _html_text, _without_markup
 from recipes.datasets.text.labelled import balanced, sense_pairs
 from recipes.datasets.text.wordnet import Synset, parse
 from recipes.text.tfidf import tfidf_baseline
 from tokenmix.data import list_data
+from tokenmix.data.fetch import FetchError
 from tokenmix.data.lookup import stored_path
 from tokenmix.errors import UserError
 from tokenmix.registry import DATA_SETS
@@ -40,6 +44,25 @@ def test_wordnet_lines():
     assert [(s.file, s.words, s.definition, s.examples) for s in found] == [
         (3, ("object", "physical object"), "a thing", ["a ball", "one"])
     ]
+
+
+def test_a_forged_wordnet_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """With as many synsets as the true one has, in archives that can be read."""
+    (tmp_path / "usr" / "share" / "wordnet").mkdir(parents=True)
+    line = "00001740 03 n 01 {} 0 000 | {}\n"
+    for part, count in {"noun": 82_115, "verb": 13_767, "adj": 18_156, "adv": 3_621}.items():
+        text = "".join(line.format(f"word{i}", "forged") for i in range(count))
+        (tmp_path / "usr" / "share" / "wordnet" / f"data.{part}").write_text(text)
+
+    def download(url: str, path: Path) -> Path:
+        with tarfile.open(path, "w:gz") as tar:
+            tar.add(tmp_path / "usr" / "share" / "wordnet", "dict")
+        return path
+
+    monkeypatch.setattr(wordnet, "download", download)
+    monkeypatch.setattr(packages, "apt_package", lambda package, folder: (tmp_path, "1:3.0-37"))
+    with pytest.raises(FetchError, match=r"princeton.*has sha256.*Debian package wordnet-base: .*has sha256"):
+        wordnet.fetch_wordnet(tmp_path)
 
 
 def test_baseline_learns_what_words_tell(tmp_path: Path):

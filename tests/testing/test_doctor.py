@@ -15,7 +15,7 @@ from tokenmix import layers
 from tokenmix.errors import UserError
 from tokenmix.layers import Mixer
 from tokenmix.testing import PROPERTIES
-from tokenmix.testing.doctor import doctor, run
+from tokenmix.testing.doctor import doctor, print_report
 
 SIZES: Any = {"dim": 32, "num_tokens": 16}
 
@@ -147,7 +147,7 @@ def test_a_layer_that_cannot_be_built_or_imported(tmp_path: Path, monkeypatch: p
 
 
 def test_exit_code_and_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("planted:UnusedKey", 32, 16, json=True) == 1
+    assert print_report("planted:UnusedKey", 32, 16, json=True) == 1
     printed = json.loads(capsys.readouterr().out)
     assert printed["failed"] == ["gradients"]
     assert {v["status"] for v in printed["verdicts"]} >= {"pass", "FAIL"}

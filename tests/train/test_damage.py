@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -147,6 +148,18 @@ def test_a_second_writer_is_told_who_the_first_is(killed: Path, tmp_path: Path):
         pass
     train(make_config(resume=killed), quiet=True)
     assert (killed / "result.json").exists()
+
+
+@pytest.mark.parametrize("name", [".writer", ".lock", "metrics.csv", "tensorboard"])
+def test_a_link_in_a_run_folder_is_not_written_through(killed: Path, tmp_path: Path, name: str):
+    (tmp_path / "letters").write_text("kept")
+    if (killed / name).is_dir():
+        shutil.rmtree(killed / name)
+    (killed / name).unlink(missing_ok=True)
+    (killed / name).symlink_to(tmp_path / "letters")
+    with pytest.raises(UserError, match=rf"{name} is a link to .*letters"):
+        train(make_config(resume=killed), quiet=True)
+    assert (tmp_path / "letters").read_text() == "kept"
 
 
 def test_two_starts_in_one_folder(tmp_path: Path):

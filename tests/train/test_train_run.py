@@ -340,7 +340,7 @@ def test_an_existing_run_is_not_overwritten(finished):
         ({"model_kwargs": {"drop_rate": 2}}, r"drop_rate=2 must be a number in \[0, 1\)"),
         ({"model_kwargs": {"mlp_ratio": float("inf")}}, "mlp_ratio=inf must be finite"),
         ({"model_kwargs": {"checkpoint_path": "x.pth"}}, "checkpoint_path='x.pth' cannot be given here; use --init"),
-        ({"model_kwargs": {"num_heads": "x"}}, "vit_nano cannot be built with --model-kwargs num_heads='x'"),
+        ({"model_kwargs": {"num_heads": "x"}}, "model argument num_heads='x' must be a whole number"),
         ({"smoothing": 1.0}, r"smoothing must be in \[0, 1\), got 1.0"),
         ({"data": "folder:/does/not/exist"}, "/does/not/exist"),
     ],

@@ -102,9 +102,9 @@ def _targets(limit: float) -> tuple[Target, ...]:
 
 
 SHAPES = {
-    "single head": ({"B": 1, "N": 16384, "d": 512, "S": SLOTS}, (1, 16384, 512), 1.1),
+    "single head": ({"B": 1, "N": 16384, "d": 512, "S": SLOTS}, (1, 16384, 512), 1.15),
     "32 heads, N 196": ({"B": 8, "H": 32, "N": 196, "d": 64, "S": SLOTS}, (8, 32, 196, 64), 1.6),
-    "32 heads, N 4096": ({"B": 1, "H": 32, "N": 4096, "d": 64, "S": SLOTS}, (1, 32, 4096, 64), 1.3),
+    "32 heads, N 4096": ({"B": 1, "H": 32, "N": 4096, "d": 64, "S": SLOTS}, (1, 32, 4096, 64), 1.4),
 }
 BACKWARD = (Target("at most", 1.8, "tokenmix", "two products"),)
 

@@ -118,7 +118,7 @@ CASES = [
         "their scores given; fresh has q, k projections and fused attention; its products are two mixings, scores and "
         "values alone",
     )
-    for heads, num_tokens, limit in ((5, 196, 1.8), (4, 784, 6.0))
+    for heads, num_tokens, limit in ((5, 196, 1.4), (4, 784, 5.0))
 ]
 CASES += [
     Case(

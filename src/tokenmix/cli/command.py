@@ -19,8 +19,9 @@ from tokenmix.errors import UserError, missing_extra, printable
 from tokenmix.registry import load_plugin
 from tokenmix.train.launch import launch, processes_to_start
 
-__all__ = ["VERBS", "parse", "run"]
+__all__ = ["VERBS", "parse", "run_command"]
 
+MOST_SHOWN = 2000
 ABOUT = (
     "Token mixing beyond self-attention: drop one in, train it, see what it costs. "
     "tokenmix --import MODULE_OR_FILE.py VERB ... imports your own tasks, models or mixers first. "
@@ -48,7 +49,7 @@ VERBS: dict[str, Any] = {
 def parse(argv: Sequence[str]) -> Any:
     """The command that argv asks for; `UserError` with one line for a mistake.
 
-    What stands after `--import` in front of the verb is left to `run`.
+    What comes after `--import` in front of the verb is left to `run_command`.
     """
     _, argv = split_imports(argv)
     if sum(word.startswith("wds:") for word in argv) > 1:
@@ -74,7 +75,7 @@ def split_imports(argv: Sequence[str]) -> tuple[list[str], Sequence[str]]:
     return named, argv
 
 
-def run(argv: Sequence[str] | None = None) -> int:
+def run_command(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments, command = list(sys.argv[1:] if argv is None else argv) or ["--help"], None
     if arguments[0] == "--version":
@@ -112,5 +113,8 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str) -> int:
-    print(f"tokenmix: {printable(' '.join(message.split()))}", file=sys.stderr)
+    line = printable(" ".join(message.split()))
+    # A value that was given, or the names of all that there is, may be of any length; the remedy stands at the end.
+    shown = line if len(line) <= MOST_SHOWN else f"{line[: MOST_SHOWN // 2]} ... {line[-MOST_SHOWN // 2 :]}"
+    print(f"tokenmix: {shown}", file=sys.stderr)
     return 2

@@ -16,8 +16,6 @@ try:
 except ImportError:
     events = None
 
-__all__ = ["one_line_errors"]
-
 
 @contextmanager
 def one_line_errors(known: Sequence[str], unknown: Callable[[str, Sequence[str]], UserError]) -> Iterator[None]:

@@ -17,7 +17,12 @@ __all__ = ["info"]
 def info(name: str, *, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any], as_json: bool) -> None:
     """Print what a model has and takes; `sizes` are those of its input that were asked for."""
     task = MODELS[name].tasks[0]
-    summary = get_task(task).summarize_model(name, sizes, model_kwargs)
+    summarize = get_task(task).summarize_model
+    # Here, since the help for a verb needs no PyTorch.
+    from tokenmix.train.task import built_with
+
+    with built_with(name, model_kwargs):
+        summary = summarize(name, sizes, model_kwargs)
     if as_json:
         print(json.dumps(summary, indent=2))
     elif "blocks" in summary:

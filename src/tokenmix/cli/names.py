@@ -111,7 +111,7 @@ class Cost:
             if self != Cost(table=self.table, json=self.json):
                 raise UserError(f"--table {self.table} measures nothing: leave out all but --json")
             return published_costs.print_requirements(as_json=self.json)
-        return cost_report.run(
+        return cost_report.print_costs(
             cost_report.CostRequest(
                 self.names, self.tokens, self.img_size, self.dim, self.device, self.dtype, self.threads, self.out,
                 self.json,
@@ -138,9 +138,9 @@ class Swap:
 
     def run(self) -> int:
         check_mixers([self.to])
-        from tokenmix.swap.command import run
+        from tokenmix.swap.command import print_swap
 
-        return run(
+        return print_swap(
             self.model,
             self.to,
             self.where,
@@ -165,9 +165,9 @@ class Doctor:
 
     def run(self) -> int:
         import_object(self.target)
-        from tokenmix.testing.doctor import run
+        from tokenmix.testing.doctor import print_report
 
-        return run(self.target, self.dim, self.num_tokens, self.json)
+        return print_report(self.target, self.dim, self.num_tokens, self.json)
 
 
 @dataclass(frozen=True)

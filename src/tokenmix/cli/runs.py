@@ -115,7 +115,7 @@ class Eval(RunCommand):
 
     def run(self) -> int:
         if self.optimize is not None:
-            from tokenmix.cpu.run import evaluate as evaluate_optimized
+            from tokenmix.cpu.run import evaluate_optimized
 
             if self.options != read_config(self.run_folder).options.for_evaluation():
                 raise UserError("--optimize takes the run's own options; omit the task's")
@@ -242,9 +242,9 @@ class TrainTokenizer:
 
     def run(self) -> int:
         check_data(self.data)
-        from tokenmix.tasks.text.tokenizer import run
+        from tokenmix.tasks.text.tokenizer import write_tokenizer
 
-        print(run(self.data, self.out, self.kind, self.vocab_size, self.lowercase, self.max_length))
+        print(write_tokenizer(self.data, self.out, self.kind, self.vocab_size, self.lowercase, self.max_length))
         return 0
 
 

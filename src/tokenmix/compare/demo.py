@@ -16,7 +16,6 @@ SECONDS = 240.0
 # Patches of 7 pixels, so that two minutes are enough to see each of the 60,000 images; no augmentation, since in so few
 # epochs it only slows learning (LOG.md, 2026-11-21).
 SHARED: dict[str, Any] = {
-    "mixers": ("self", "external", "multihead-external", "gating", "less"),
     "model_kwargs": {"patch_size": 7},
     "batch_size": 64,
     "lr": 3e-3,

@@ -13,8 +13,6 @@ from tokenmix.inspect.maps import attention_maps
 from tokenmix.inspect.tiles import tiles_of
 from tokenmix.models import BlockMap
 
-__all__ = ["choose_images", "make_examples"]
-
 CANDIDATES = 256
 TILES = 4
 

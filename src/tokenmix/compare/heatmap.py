@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from html import escape
 
-__all__ = ["heatmap"]
-
 CELL = 24
 WRITTEN_UP_TO = 12
 """Counts are written into the cells of matrices up to this many classes."""

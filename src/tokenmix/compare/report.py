@@ -20,8 +20,6 @@ from tokenmix.compare.report_figures import bars, confusions, cost_charts, growt
 from tokenmix.compare.results import Results
 from tokenmix.train.files import replace_file
 
-__all__ = ["write_report"]
-
 
 def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps] = ()) -> Path:
     """Write report.html.

@@ -12,8 +12,6 @@ from tokenmix.cost.speed import Timing
 from tokenmix.errors import UserError
 from tokenmix.train.files import write_json
 
-__all__ = ["SCHEMA", "Curve", "Example", "Growth", "Results", "Run", "Twin", "load_results"]
-
 SCHEMA = 2
 
 

@@ -16,8 +16,6 @@ from tokenmix.train.config import TrainConfig
 from tokenmix.train.optimizer import make_optimizer
 from tokenmix.train.task import TaskModule
 
-__all__ = ["TwinCost", "measure_growth", "measure_steps", "measure_twins"]
-
 SECONDS = 4.0
 """About as long is spent on each of the two timings."""
 TOKENS = (64, 256, 1024, 4096)

@@ -100,6 +100,14 @@ def is_finished(plan: RunPlan) -> bool:
 
 def read_run(plan: RunPlan, failure: str, metric: str, out: Path) -> Run:
     """What a run folder holds: score, times, curves, confusion matrix."""
+    try:
+        return _read_run(plan, failure, metric, out)
+    except (LookupError, TypeError, ValueError, csv.Error, StopIteration) as error:
+        reason = error if isinstance(error, UserError) else type(error).__name__
+        raise UserError(f"{plan.folder} is damaged ({reason}); remove it, and it is trained again") from None
+
+
+def _read_run(plan: RunPlan, failure: str, metric: str, out: Path) -> Run:
     rows = _metrics(plan.folder / "metrics.csv")
     run = Run(
         seed=plan.seed,
@@ -111,7 +119,7 @@ def read_run(plan: RunPlan, failure: str, metric: str, out: Path) -> Run:
     )
     if not is_finished(plan):
         return run
-    result = json.loads((plan.folder / "result.json").read_text())
+    result = read_part(plan.folder, "result.json")
     return replace(
         run,
         status="finished",

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["Ceilings", "measure_ceilings"]
-
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 SIDE = {"cpu": 1536, "cuda": 8192}
 REPEATS = 9

@@ -25,8 +25,6 @@ from tokenmix.environment import environment
 from tokenmix.errors import UserError
 from tokenmix.train.files import make_folder, replace_file, write_json
 
-__all__ = ["CostRequest", "markdown", "run", "sentences", "write_cost"]
-
 COSTS = ("params", "MACs", "fwd ms", "step ms", "fwd mem", "step mem")
 RATES = ("GMAC/s", "of peak", "GB/s", "of peak", "bound by")
 
@@ -49,7 +47,7 @@ class CostRequest:
     as_json: bool = False
 
 
-def run(request: CostRequest) -> int:
+def print_costs(request: CostRequest) -> int:
     """`tokenmix cost`: print the tables, or JSON, and write the folder asked for; returns the exit code."""
     if not request.names:
         raise UserError("nothing to measure: name mixers or models, or ask for a published table by --table eanet")

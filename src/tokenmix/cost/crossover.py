@@ -8,8 +8,6 @@ from typing import Any
 
 from tokenmix.cost.random_input import layer_for
 
-__all__ = ["Crossover", "Ends", "faster_ranges", "find_crossover", "measured_crossover"]
-
 Ends = tuple[int | None, int | None]
 
 LIMIT = 1 << 20

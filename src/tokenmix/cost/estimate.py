@@ -18,8 +18,6 @@ from torch.utils._pytree import tree_leaves
 
 from tokenmix.cost.units import size
 
-__all__ = ["Pass", "expected_peak", "free_memory", "overflowed", "too_large", "too_slow"]
-
 Pass = Literal["forward", "step"]
 
 SHARE = 0.8

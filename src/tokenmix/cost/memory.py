@@ -11,8 +11,6 @@ from torch.autograd.profiler import profile
 
 from tokenmix.errors import UserError
 
-__all__ = ["peak_memory"]
-
 _NOISE = (b"SyncActivityProfilerHandler", b"gpuGetDeviceCount", b"CPUAllocator.cpp")
 
 

@@ -21,8 +21,6 @@ from tokenmix.tasks.classification.task import ImageClassification
 from tokenmix.tasks.fitting import task_of_model
 from tokenmix.train.task import TaskModule
 
-__all__ = ["ModelTarget", "check_is_model", "counted_macs"]
-
 
 @dataclass(frozen=True)
 class ModelWithInput:

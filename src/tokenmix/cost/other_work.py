@@ -4,8 +4,6 @@ import os
 import time
 from pathlib import Path
 
-__all__ = ["BUSY", "OtherWork"]
-
 BUSY = 0.2
 """CPUs that others may take beyond those that are left to them: about what an idle machine's services do."""
 

@@ -12,8 +12,6 @@ from tokenmix.cost.units import count
 from tokenmix.layers import ExternalAttention2d, SAGANAttention2d, SelfAttention
 from tokenmix.layers.base import Mixer
 
-__all__ = ["Requirement", "eanet_requirements", "print_requirements"]
-
 CHANNELS, SIDE = 512, 128
 SIZE = "an input of 1 x 512 x 128 x 128, as in the table of Guo et al., arXiv 2105.02358"
 TRUST = "All figures are counted from our layers; the paper's own are left out until they can be looked up."

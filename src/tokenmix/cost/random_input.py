@@ -8,11 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmix.layers.base import Mixer
+from tokenmix.layers.base import Mixer, count_parameters, near_square
 from tokenmix.layers.table import build_mixer, create_mixer, get_spec
 from tokenmix.ops.less import Scores
-
-__all__ = ["MixerWithInput", "grid_of", "layer_for", "mixer_with_input"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class MixerWithInput:
 
     def parameters(self) -> int:
         """Learned numbers."""
-        return sum(p.numel() for p in self.layer.parameters())
+        return count_parameters(self.layer)
 
     def macs(self) -> int:
         """Multiply-adds, from the equation."""
@@ -47,12 +45,6 @@ class MixerWithInput:
         weights = sum(p.nbytes for p in self.layer.parameters())
         handed_on = 0 if self.carry is None else self.carry.query.nbytes + self.carry.key.nbytes
         return 2 * self.x.nbytes + weights + handed_on
-
-
-def grid_of(num_tokens: int) -> tuple[int, int]:
-    """The rectangle (h, w), h <= w, nearest to a square with h * w tokens."""
-    height = next(h for h in range(int(num_tokens**0.5), 0, -1) if num_tokens % h == 0)
-    return height, num_tokens // height
 
 
 def layer_for(name: str, dim: int, num_tokens: int, **kwargs: Any) -> Mixer:
@@ -77,7 +69,7 @@ def mixer_with_input(
     spec, layer = get_spec(name), layer_for(name, dim, num_tokens, **kwargs)
     x = torch.randn(batch_size, num_tokens, dim, device=device, dtype=dtype)
     if layer.capabilities.layout == "2d":
-        x = x.transpose(1, 2).unflatten(2, grid_of(num_tokens)).contiguous()
+        x = x.transpose(1, 2).unflatten(2, near_square(num_tokens)).contiguous()
     carry = None
     if spec.leader is not None:
         leader = build_mixer(spec.leader, f"the leader of {name!r}", dim, num_tokens, _known(spec.leader, kwargs))

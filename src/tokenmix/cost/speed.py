@@ -10,8 +10,6 @@ import torch
 
 from tokenmix.errors import UserError
 
-__all__ = ["Timing", "orders", "time_interleaved"]
-
 
 @dataclass(frozen=True)
 class Timing:

@@ -12,8 +12,6 @@ from tokenmix.cost.random_input import mixer_with_input
 from tokenmix.errors import MissingExtra, UserError, needs, unknown_name
 from tokenmix.layers.table import is_mixer, list_mixers
 
-__all__ = ["BenchmarkTarget", "Measurable", "MixerTarget", "are_mixers", "targets_for"]
-
 Build = Callable[[], Callable[[], object]]
 
 

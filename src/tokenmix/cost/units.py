@@ -2,8 +2,6 @@
 
 import math
 
-__all__ = ["count", "milliseconds", "ratio", "size", "spread"]
-
 
 def count(number: float) -> str:
     """1234567 as `1.23 M`."""

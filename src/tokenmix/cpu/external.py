@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tokenmix.cpu.fused import GROUP, AnyLinear, make_linear
+from tokenmix.cpu.fused import AnyLinear, make_linear
 from tokenmix.cpu.layers import Int8Linear, Range, outside_graphs, samples_at_a_time
 from tokenmix.cpu.operators import Dtype
 from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
@@ -14,21 +14,12 @@ from tokenmix.layers.external import ExternalAttention
 from tokenmix.layers.multihead_external import MultiHeadExternalAttention
 from tokenmix.ops.normalize import double_normalize
 
-__all__ = [
-    "FoldedExternalAttention",
-    "Folding",
-    "Int8ExternalAttention",
-    "Map",
-    "fold_keys",
-    "fold_values",
-    "folded",
-    "folds",
-    "linear_map",
-    "make_external",
-    "num_heads",
-]
-
 Folding = ExternalAttention | MultiHeadExternalAttention
+
+
+GROUP = 2**20
+"""Numbers worked on together, 4 MiB. Products of a quarter of that have too few rows; with three times as many the time
+may go to fresh memory pages (LOG.md, 2026-11-22)."""
 
 
 class Map(NamedTuple):

@@ -1,24 +1,19 @@
-"""Layers in float32 or bfloat16: the GELU inside the product, and a few samples at a time."""
+"""Linear layers in float32 or bfloat16: the weight in the library's own layout, the GELU inside the product."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional as F
 
-from tokenmix.cpu.layers import Int8Linear, Range, check_unfollowed, samples_at_a_time
-from tokenmix.cpu.operators import Activation, Dtype, fused_linear
-from tokenmix.layers.gated_mlp import GatedMLP
+from tokenmix.cpu.layers import Int8Linear, Packing, Range, check_unfollowed
+from tokenmix.cpu.operators import Activation, Dtype, fused_linear, has_fused_linear, pack_linear
 
-__all__ = ["GROUP", "AnyLinear", "FusedLinear", "GroupedGatedMLP", "make_linear"]
-
-
-GROUP = 2**20
-"""Numbers worked on together, 4 MiB. Products of a quarter of that have too few rows; with three times as many the time
-may go to fresh memory pages (LOG.md, 2026-11-22)."""
+_APPROXIMATE = {"gelu": "none", "gelu-tanh": "tanh"}
 
 
-class FusedLinear(nn.Module):
+class FusedLinear(Packing):
     """A linear layer for inference, with the GELU after it.
 
         y = act(x W^T + b)
@@ -54,6 +49,7 @@ class FusedLinear(nn.Module):
     def fill(self, weight: Tensor, bias: Tensor | None, inputs: Range) -> None:
         """Take over W and b; the range of the inputs is for `Int8Linear`."""
         self.weight.copy_(weight)
+        self._packed = None
         if self.bias is not None:
             assert bias is not None
             self.bias.copy_(bias)
@@ -61,28 +57,18 @@ class FusedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., in_features) to (..., out_features)."""
         check_unfollowed(self, x)
-        return fused_linear(x.to(self.weight.dtype), self.weight, self.bias, self.act).float()
+        # Graphs that are saved or compiled hold PyTorch's public operators.
+        plain = self.weight.dtype != torch.float32 or torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if plain or not has_fused_linear():
+            y = F.linear(x.to(self.weight.dtype), self.weight, self.bias)
+            return (y if self.act == "none" else F.gelu(y, approximate=_APPROXIMATE[self.act])).float()
+        if self._packed is None:
+            self._packed = pack_linear(self.weight, max(1, x.shape[:-1].numel()))
+        return fused_linear(x, self._packed, self.bias, self.act)
 
     def extra_repr(self) -> str:
         """The arguments that shape the layer."""
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, act={self.act!r}"
-
-
-class GroupedGatedMLP(GatedMLP):
-    """A gMLP branch on a few samples at a time, whose hidden features stay in the caches and in memory at hand."""
-
-    def forward(self, x: Tensor, mask: Tensor | None = None, *, attention: Tensor | None = None) -> Tensor:
-        """Mix the tokens of x (B, N, D); a given map of tiny attention is for all samples at once."""
-        together = samples_at_a_time(x.shape[1:-1].numel() * self.hidden, GROUP)
-        if attention is not None:
-            return super().forward(x, mask, attention=attention)
-        if x.dim() != 3 or x.shape[0] <= together or torch.compiler.is_compiling() or torch.jit.is_tracing():
-            return super().forward(x, mask)
-        masks = [None] * len(x) if mask is None else mask.split(together)
-        out = torch.empty_like(x)
-        for some, kept, made in zip(x.split(together), masks, out.split(together)):
-            made.copy_(super().forward(some, kept))
-        return out
 
 
 AnyLinear = FusedLinear | Int8Linear

@@ -11,9 +11,7 @@ from tokenmix.cpu.operators import Activation, int8_linear, int8_matmul, largest
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer, check_mask, check_tokens, zero_masked
 from tokenmix.layers.spatial_gating import SpatialGatingUnit, check_addend
-from tokenmix.ops.gating import resize_gate
-
-__all__ = ["Int8Gate", "Int8Linear", "Range", "check_unfollowed", "outside_graphs", "samples_at_a_time"]
+from tokenmix.ops.resize import resize_gate
 
 Range = tuple[float, float]
 
@@ -34,7 +32,26 @@ def outside_graphs(forward: Callable[P, Tensor]) -> Callable[P, Tensor]:
     return called
 
 
-class Int8Linear(nn.Module):
+class Packing(nn.Module):
+    """A layer that keeps its weight in oneDNN's layout as well, from its first call on; no copy or file holds that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._packed: Any = None
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._packed = None
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Packing":
+        self._packed = None
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_packed": None}
+
+
+class Int8Linear(Packing):
     """A linear layer on inputs of 8 bits, with the GELU after it in the same kernel.
 
         q = clamp(round(x / s) + z, 0, 255),    y = act(s t (q - z) Q^T + b),    W ~ t Q
@@ -63,7 +80,6 @@ class Int8Linear(nn.Module):
         self.register_buffer("scale", torch.ones(out_features))
         self.register_buffer("bias", torch.zeros(out_features) if bias else None)
         self.register_buffer("range", torch.tensor([0.0, 1.0]))
-        self._packed: tuple[Any, ...] | None = None
 
     @torch.no_grad()
     def fill(self, weight: Tensor, bias: Tensor | None, inputs: Range) -> None:
@@ -126,17 +142,9 @@ class Int8Linear(nn.Module):
         zeros = torch.zeros(self.out_features, dtype=torch.int64)
         return scale, zero, torch.tensor(zero + 0.5), pack_weight(weight), rows, zeros
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Int8Linear":
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Packing:
         check_move(fn)
         return super()._apply(fn, recurse)
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._packed = None
-        super()._load_from_state_dict(*args, **kwargs)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # The packed weight is oneDNN's own layout, which can neither be copied nor saved.
-        return {**self.__dict__, "_packed": None}
 
     def extra_repr(self) -> str:
         """The arguments that shape the layer."""

@@ -5,30 +5,15 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from tokenmix.errors import UserError
-
-__all__ = [
-    "OPERATORS",
-    "Activation",
-    "Dtype",
-    "fused_linear",
-    "has_fused_linear",
-    "int8_linear",
-    "int8_matmul",
-    "largest_weight",
-    "missing_operators",
-    "pack_weight",
-    "require_operators",
-]
 
 Activation = Literal["none", "gelu", "gelu-tanh"]
 
 Dtype = Literal["float32", "bfloat16", "int8"]
 
 OPERATORS: dict[Dtype, tuple[str, ...]] = {
-    "float32": ("mkldnn._linear_pointwise",),
+    "float32": ("mkldnn._linear_pointwise", "mkldnn._reorder_linear_weight"),
     "bfloat16": (),
     "int8": ("onednn.qlinear_prepack", "onednn.qlinear_pointwise", "aten._int_mm"),
 }
@@ -65,13 +50,14 @@ def has_fused_linear() -> bool:
     return torch.backends.mkldnn.is_available() and amd
 
 
-def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: Activation) -> Tensor:
-    """act(x W^T + b), in one kernel where that gains; graphs that are saved or compiled hold PyTorch's operators."""
-    plain = x.dtype != torch.float32 or torch.compiler.is_compiling() or torch.jit.is_tracing()
-    if plain or not has_fused_linear():
-        y = F.linear(x, weight, bias)
-        return y if act == "none" else F.gelu(y, approximate="none" if act == "gelu" else "tanh")
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, *_FUSED[act])
+def pack_linear(weight: Tensor, rows: int) -> Tensor:
+    """A float32 weight (E, D) in oneDNN's layout for inputs of about `rows` rows; it cannot be copied or saved."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+
+
+def fused_linear(x: Tensor, packed: Tensor, bias: Tensor | None, act: Activation) -> Tensor:
+    """act(x W^T + b) in one kernel, for a weight of `pack_linear`."""
+    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, *_FUSED[act])
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tokenmix.cpu.layers import Int8Gate, Int8Linear
 from tokenmix.cpu.operators import Dtype, require_operators
-from tokenmix.cpu.planning import fill, install, kind_of, make_plan, observe, plan_of
+from tokenmix.cpu.planning import fill, install, kind_of, observe, plan_copy, plan_of
 from tokenmix.errors import UserError, unknown_name
 
 __all__ = ["TOLERANCES", "load_quantized", "optimize", "save_quantized"]
@@ -37,9 +37,9 @@ def optimize(
         fast = tokenmix.optimize(model, images, dtype="int8")        # images: a hundred or so of the training images
         logits = fast(batch)                                         # batches of any size
 
-    Works on any model that holds `nn.Linear` or our layers. Linear layers take in the GELU after them; memories of
-    external attention are multiplied into the projections around them; EAMLP's stem loses its unfoldings; gMLP's
-    branches work on a few samples at a time. See `FusedLinear`, `FoldedExternalAttention`, `FoldedT2TStem`.
+    Works on any model that holds `nn.Linear` or our layers. Linear layers keep their weight in the library's own layout
+    and take in the GELU after them; memories of external attention are multiplied into the projections around them;
+    EAMLP's stem loses its unfoldings. See `FusedLinear`, `FoldedExternalAttention`, `FoldedT2TStem`.
 
     Args:
         model: a float32 model on the CPU; it is not changed.
@@ -67,7 +67,7 @@ def optimize(
     ranges = observe(result, itertools.chain([first], batches))
     expected = result(first)
     layers = dict(result.named_modules())
-    plan = make_plan(result, set(ranges), dtype)
+    plan = plan_copy(result, set(ranges), dtype)
     if not plan:
         raise UserError(
             f"{type(model).__name__} has nothing to optimise in {dtype}: no nn.Linear over tokens, no layer of ours; "

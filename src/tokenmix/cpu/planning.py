@@ -7,20 +7,19 @@ from typing import Any
 from torch import Tensor, nn
 
 from tokenmix.cpu.external import FoldedExternalAttention, Folding, folded, folds, make_external, num_heads
-from tokenmix.cpu.fused import FusedLinear, GroupedGatedMLP, make_linear
+from tokenmix.cpu.fused import FusedLinear, make_linear
 from tokenmix.cpu.layers import Int8Gate, Int8Linear, Range
 from tokenmix.cpu.operators import Activation, Dtype
 from tokenmix.cpu.stem import FoldedT2TStem
 from tokenmix.errors import UserError
-from tokenmix.layers.gated_mlp import GatedMLP
 from tokenmix.layers.spatial_gating import SpatialGatingUnit
 from tokenmix.models.eamlp import StemAttention, T2TStem
 from tokenmix.ops.external.api import external_attention_map
 
-__all__ = ["Plan", "fill", "install", "kind_of", "make_plan", "observe", "plan_of"]
+__all__ = ["CopyPlan", "fill", "install", "kind_of", "observe", "plan_copy", "plan_of"]
 
 # What becomes of which module: `gate`, `external`, `stem`, or `linear` with the activation that it takes in.
-Plan = dict[str, str]
+CopyPlan = dict[str, str]
 
 _PAIRS = (("proj_in", "act"), ("fc1", "act"))
 
@@ -77,9 +76,9 @@ def _is_linear(module: nn.Module) -> bool:
     return type(module) is nn.Linear
 
 
-def make_plan(model: nn.Module, seen: set[str], dtype: Dtype) -> Plan:
+def plan_copy(model: nn.Module, seen: set[str], dtype: Dtype) -> CopyPlan:
     """What becomes of the modules whose ranges are known."""
-    plan: Plan = {}
+    plan: CopyPlan = {}
     met = {key.rpartition(".")[0] for key in seen}
     # PyTorch's encoder layer reads these weights itself when no hook watches it.
     read = {
@@ -114,9 +113,9 @@ def _future(module: nn.Module) -> str | None:
     return "linear none" if _is_linear(module) else None
 
 
-def plan_of(model: nn.Module) -> Plan:
+def plan_of(model: nn.Module) -> CopyPlan:
     """The plan that a copy came from."""
-    plan: Plan = {}
+    plan: CopyPlan = {}
     for name, module in model.named_modules():
         kind = kind_of(module)
         if kind is not None and not _inside(name, plan):
@@ -133,7 +132,7 @@ def kind_of(module: nn.Module) -> str | None:
     return {Int8Gate: "gate", FoldedT2TStem: "stem"}.get(type(module))
 
 
-def _inside(name: str, plan: Plan) -> bool:
+def _inside(name: str, plan: CopyPlan) -> bool:
     return any(name.startswith(f"{whole}.") for whole in plan)
 
 
@@ -148,7 +147,7 @@ def _activation(module: nn.Module | None) -> Activation | None:
     return "gelu-tanh" if module.approximate == "tanh" else "gelu"
 
 
-def install(model: nn.Module, plan: Plan, dtype: Dtype) -> None:
+def install(model: nn.Module, plan: CopyPlan, dtype: Dtype) -> None:
     """Put empty layers where the plan says, wherever the module stands; activations taken in become identities."""
     old = {name: model.get_submodule(name) for name in plan}
     new = {old[name]: _empty(old[name], kind, dtype) for name, kind in plan.items()}
@@ -160,10 +159,6 @@ def install(model: nn.Module, plan: Plan, dtype: Dtype) -> None:
             parent.add_module(name, made)
             if isinstance(made, FusedLinear | Int8Linear) and made.act != "none":
                 parent.add_module(dict(_followed(parent))[name], nn.Identity())
-    for module in model.modules():
-        if type(module) is GatedMLP:
-            # The same layer in all but its forward pass.
-            module.__class__ = GroupedGatedMLP
 
 
 def _empty(module: nn.Module, kind: str, dtype: Dtype) -> nn.Module:

@@ -8,16 +8,16 @@ from torch import Tensor
 from tokenmix.cpu.operators import Dtype
 from tokenmix.cpu.optimizing import optimize
 from tokenmix.errors import UserError
-from tokenmix.train.run import evaluate as evaluate_run
+from tokenmix.train.run import evaluate
 from tokenmix.train.task import TaskData, TaskModule
 
-__all__ = ["CALIBRATION", "evaluate"]
+__all__ = ["CALIBRATION", "evaluate_optimized"]
 
 CALIBRATION = 128
 """Training images that fix the ranges; with 16 the accuracy was the same to 0.001 (LOG.md, 2026-11-21)."""
 
 
-def evaluate(run: Path, data: str | None = None, *, dtype: Dtype, limit: int | None = None) -> dict[str, Any]:
+def evaluate_optimized(run: Path, data: str | None = None, *, dtype: Dtype, limit: int | None = None) -> dict[str, Any]:
     """Metrics of `tokenmix.optimize`'s copy of a run's model; other arguments as in `tokenmix.train.run.evaluate`.
 
     Raises:
@@ -27,7 +27,7 @@ def evaluate(run: Path, data: str | None = None, *, dtype: Dtype, limit: int | N
     def change(task: TaskModule, data: TaskData) -> None:
         task.model = optimize(task.model, _examples(task, data), dtype)
 
-    return {"optimize": dtype, **evaluate_run(run, data, device="cpu", limit=limit, change=change)}
+    return {"optimize": dtype, **evaluate(run, data, device="cpu", limit=limit, change=change)}
 
 
 def _examples(task: TaskModule, data: TaskData) -> Tensor:

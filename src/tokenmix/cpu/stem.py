@@ -13,8 +13,6 @@ from tokenmix.cpu.operators import Dtype
 from tokenmix.models.eamlp import Split, StemAttention, T2TStem
 from tokenmix.models.stems import Stem
 
-__all__ = ["FoldedStemAttention", "FoldedT2TStem"]
-
 
 class FoldedStemAttention(nn.Module):
     """An unfolding and the external attention after it, of patches x_p with K numbers.

@@ -51,12 +51,16 @@ def first_that_works(what: str, sources: Sequence[tuple[str, Callable[[], T]]]) 
     raise FetchError("; ".join(reasons))
 
 
-def check_digest(path: Path, algorithm: str, expected: str) -> None:
-    """`FetchError` unless the file has this checksum."""
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, algorithm).hexdigest()
-    if found != expected:
-        raise FetchError(f"{path.name} has {algorithm} {found[:12]}…, expected {expected[:12]}…")
+def check_digest(files: Sequence[Path], expected: str, algorithm: str = "sha256") -> None:
+    """`FetchError` unless the contents of these files, one after the other, have this checksum."""
+    digest = hashlib.new(algorithm)
+    for path in files:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    if (found := digest.hexdigest()) != expected:
+        names = " to ".join(dict.fromkeys((files[0].name, files[-1].name)))
+        raise FetchError(f"{names} has {algorithm} {found[:12]}…, expected {expected[:12]}…")
 
 
 def download(url: str, path: Path) -> Path:

@@ -13,8 +13,6 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from tokenmix.data.indexed import IndexedDataset
 from tokenmix.errors import UserError
 
-__all__ = ["EpochLoader", "EpochSampler", "make_loader"]
-
 Key = tuple[int, Tensor]
 
 

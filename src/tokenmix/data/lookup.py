@@ -9,19 +9,6 @@ from typing import Any
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.registry import DATA_SETS, DataEntry, Kind, load_object
 
-__all__ = [
-    "DataInfo",
-    "DataRequest",
-    "cache_root",
-    "fetch_data",
-    "list_data",
-    "load_data",
-    "parse_spec",
-    "short_name",
-    "stored_path",
-    "with_absolute_paths",
-]
-
 
 @dataclass(frozen=True)
 class DataRequest:

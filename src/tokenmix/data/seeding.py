@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["hash_indices", "restored_random_state", "seed_all"]
-
 
 def hash_indices(seed: int, epoch: int, indices: Tensor, purpose: int = 0) -> np.ndarray:
     """64 random bits for each index, a pure function of (seed, epoch, index); others for each `purpose`.

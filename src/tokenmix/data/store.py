@@ -15,8 +15,6 @@ from tokenmix.data.fetch import FetchError, log
 from tokenmix.data.lookup import stored_path
 from tokenmix.errors import UserError
 
-__all__ = ["Names", "Stored", "fetched"]
-
 Stored = tuple[dict[str, Tensor], dict[str, str]]
 
 

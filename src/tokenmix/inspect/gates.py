@@ -12,8 +12,6 @@ from tokenmix.inspect.pictures import draw_matrices
 from tokenmix.tasks.text.task import TextTask, read_sentences
 from tokenmix.train.files import make_folder
 
-__all__ = ["gate_numbers", "inspect_text", "toeplitz_share"]
-
 
 def toeplitz_share(matrix: Tensor) -> float:
     """Share of a square matrix's variance that its diagonals' means explain.

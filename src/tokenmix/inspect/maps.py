@@ -7,10 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import MapKind, Mixer
+from tokenmix.layers.base import MapKind, Mixer, near_square
 from tokenmix.models import BlockMap
-
-__all__ = ["attention_maps"]
 
 
 @torch.no_grad()
@@ -66,11 +64,5 @@ def _note(name: str, found: list[BlockMap]) -> Callable[..., None]:
 
 def _block_map(name: str, mixer: Mixer, kind: MapKind, x: Tensor, mask: Tensor | None) -> BlockMap:
     used = mixer.attention_map(x, mask)
-    num_tokens = used.shape[-2]
-    grid = (int(x.shape[-2]), int(x.shape[-1])) if x.dim() == 4 else _near_square(num_tokens)
+    grid = (int(x.shape[-2]), int(x.shape[-1])) if x.dim() == 4 else near_square(used.shape[-2])
     return BlockMap(name, kind, used, grid)
-
-
-def _near_square(num_tokens: int) -> tuple[int, int]:
-    height = next(h for h in range(int(num_tokens**0.5), 0, -1) if num_tokens % h == 0)
-    return height, num_tokens // height

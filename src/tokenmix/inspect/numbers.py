@@ -9,8 +9,6 @@ from torch import Tensor
 
 from tokenmix.models import BlockMap
 
-__all__ = ["MapNumbers", "map_numbers"]
-
 
 @dataclass(frozen=True)
 class MapNumbers:

@@ -11,8 +11,6 @@ from torch import Tensor
 from tokenmix.inspect.numbers import MapNumbers
 from tokenmix.inspect.tiles import SIGNED, Tile
 
-__all__ = ["display_image", "draw_depth", "draw_matrices", "draw_tiles"]
-
 COLUMNS = 4
 
 
@@ -28,19 +26,23 @@ def display_image(image: Tensor) -> np.ndarray:
 def draw_tiles(image: Tensor, tiles: Sequence[Tile], title: str, file: Path) -> None:
     """One picture: the image, then every tile over it, each on its own colour scale (its range stands under it)."""
     shown = display_image(image)
-    rows = -(-(len(tiles) + 1) // COLUMNS)
-    figure = Figure(figsize=(2.1 * COLUMNS, 2.35 * rows + 0.4), layout="constrained")
-    figure.suptitle(title, fontsize=11)
-    axes = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
+    figure, axes = _panel(len(tiles) + 1, title)
     axes[0].imshow(shown)
     axes[0].set_title("image", fontsize=8)
     for axis, tile in zip(axes[1:], tiles):
         _draw_tile(axis, shown, tile)
-    for axis in axes:
-        axis.set_xticks([])
-        axis.set_yticks([])
-        axis.set_frame_on(False)
     figure.savefig(file, dpi=120)
+
+
+def _panel(count: int, title: str) -> tuple[Figure, list[Axes]]:
+    """A figure and places for at least `count` pictures, without ticks or frames."""
+    rows = -(-count // COLUMNS)
+    figure = Figure(figsize=(2.1 * COLUMNS, 2.35 * rows + 0.4), layout="constrained")
+    figure.suptitle(title, fontsize=11)
+    axes = list(figure.subplots(rows, COLUMNS, squeeze=False).flat)
+    for axis in axes:
+        axis.set(xticks=[], yticks=[], frame_on=False)
+    return figure, axes
 
 
 def _draw_tile(axis: Axes, shown: np.ndarray, tile: Tile) -> None:
@@ -66,20 +68,13 @@ def _draw_tile(axis: Axes, shown: np.ndarray, tile: Tile) -> None:
 
 def draw_matrices(matrices: Sequence[Tensor], titles: Sequence[str], title: str, file: Path) -> None:
     """Square matrices side by side, each on its own colour scale: signed around 0, else from 0 (its largest value)."""
-    rows = -(-len(matrices) // COLUMNS)
-    figure = Figure(figsize=(2.1 * COLUMNS, 2.35 * rows + 0.4), layout="constrained")
-    figure.suptitle(title, fontsize=11)
-    axes = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
+    figure, axes = _panel(len(matrices), title)
     for axis, matrix, label in zip(axes, matrices, titles):
         values = matrix.detach().float().cpu().numpy()
         signed, high = bool((values < 0).any()), max(float(np.abs(values).max()), 1e-12)
         axis.imshow(values, cmap=SIGNED if signed else "magma", vmin=-high if signed else 0, vmax=high)
         axis.set_title(label, fontsize=8)
         axis.set_xlabel(f"{'±' if signed else '0 to '}{high:.2g}", fontsize=7)
-    for axis in axes:
-        axis.set_xticks([])
-        axis.set_yticks([])
-        axis.set_frame_on(False)
     figure.savefig(file, dpi=120)
 
 

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from tokenmix.models import BlockMap
 
-__all__ = ["SIGNED", "Tile", "tiles_of"]
-
 SIGNED = "coolwarm"
 """matplotlib's colours of signed numbers in every figure of maps and gates: positive red, negative blue."""
 

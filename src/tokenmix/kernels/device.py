@@ -12,8 +12,6 @@ N * H * d passes 2^31 elements and the columns may be the outer axis.
 import triton
 import triton.language as tl
 
-__all__ = ["COUNTS", "load_tile", "logits_of", "map_and_gradient", "shares_of", "take_part", "tile_place"]
-
 # One program serves every number of tokens: nothing is gained from knowing that a count is 1 or a multiple of 16.
 COUNTS = ["num_tokens", "num_heads", "num_blocks", "num_tiles"]
 

@@ -11,9 +11,7 @@ from tokenmix.errors import UserError
 from tokenmix.kernels.external_backward import backward_emit_kernel, backward_sums_kernel
 from tokenmix.kernels.external_forward import emit_kernel, merge_kernel, slot_sums_kernel
 from tokenmix.kernels.support import input_precision, num_programs, require_triton, shared_bytes
-from tokenmix.kernels.tiles import MAX_SLOTS, Tiles, backward_tiles, forward_tiles, padded
-
-__all__ = ["fused_external_attention"]
+from tokenmix.kernels.tiles import MAX_SLOTS, Tiles, backward_tiles, forward_tiles, padded_size
 
 
 def fused_external_attention(
@@ -102,8 +100,8 @@ class _Walk:
             "S": slots,
             "D": self.query.shape[-1],
             "BLOCK_N": self.tiles.tokens,
-            "BLOCK_S": padded(slots, MAX_SLOTS),
-            "BLOCK_D": padded(self.query.shape[-1], self.tiles.columns),
+            "BLOCK_S": padded_size(slots, MAX_SLOTS),
+            "BLOCK_D": padded_size(self.query.shape[-1], self.tiles.columns),
             "PRECISION": input_precision(self.query.dtype),
             "STAGES": self.tiles.stages,
             "num_warps": self.tiles.warps,
@@ -151,7 +149,7 @@ def external_forward(
         _launch(
             emit_kernel, (walk.programs(),), query, key_memory, value_memory, key_bias, value_bias, mask,
             offset if double else None, out, *walk.counts(), *_strides(query, key_memory, value_memory, mask, out),
-            **walk.options(slots), DV=width, BLOCK_V=padded(width, walk.tiles.columns),
+            **walk.options(slots), DV=width, BLOCK_V=padded_size(width, walk.tiles.columns),
         )  # fmt: skip
     return out, offset
 
@@ -193,7 +191,7 @@ def external_backward(
         return grad_query, zeros[0], zeros[1], zeros[2], zeros[3]
     shared = shared_bytes(query.device)
     walk = _Walk(query, backward_tiles(max(query.shape[-1], width), slots, query.element_size(), shared))
-    options = {**walk.options(slots), "DV": width, "BLOCK_V": padded(width, walk.tiles.columns)}
+    options = {**walk.options(slots), "DV": width, "BLOCK_V": padded_size(width, walk.tiles.columns)}
     common = (*walk.counts(), *_strides(grad, query, key_memory, value_memory, mask))
     given = (grad, query, key_memory, value_memory, key_bias, mask, offset if double else None)
     with torch.cuda.device_of(query):

@@ -13,8 +13,6 @@ import triton.language as tl
 
 from tokenmix.kernels.device import COUNTS, load_tile, logits_of, map_and_gradient, take_part, tile_place
 
-__all__ = ["backward_emit_kernel", "backward_sums_kernel"]
-
 
 @triton.jit(do_not_specialize=COUNTS)
 def backward_sums_kernel(

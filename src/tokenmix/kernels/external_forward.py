@@ -11,8 +11,6 @@ import triton.language as tl
 
 from tokenmix.kernels.device import COUNTS, load_tile, logits_of, shares_of, take_part, tile_place
 
-__all__ = ["emit_kernel", "merge_kernel", "slot_sums_kernel"]
-
 
 @triton.jit(do_not_specialize=COUNTS)
 def slot_sums_kernel(

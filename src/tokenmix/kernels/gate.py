@@ -7,9 +7,7 @@ import triton
 from torch import Tensor
 
 from tokenmix.kernels.gate_kernel import gate_kernel
-from tokenmix.kernels.support import autocast, input_precision, require_triton
-
-__all__ = ["fused_gate", "launch_options"]
+from tokenmix.kernels.support import autocast_inputs, input_precision, require_triton
 
 
 def fused_gate(
@@ -43,7 +41,7 @@ def fused_gate(
     Raises:
         UserError: no CUDA device and no interpreter, several devices, types that the kernel does not take.
     """
-    content, gated, weight, bias, addend = autocast(content, gated, weight, bias, addend)
+    content, gated, weight, bias, addend = autocast_inputs(content, gated, weight, bias, addend)
     require_triton("spatial_gate", content, gated, weight, bias, addend, mask=mask)
     return gate_forward(content, gated, weight, bias, addend, mask)
 

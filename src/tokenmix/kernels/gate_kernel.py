@@ -7,8 +7,6 @@
 import triton
 import triton.language as tl
 
-__all__ = ["gate_kernel"]
-
 
 @triton.jit
 def gate_kernel(

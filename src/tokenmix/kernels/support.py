@@ -8,8 +8,6 @@ import torch
 
 from tokenmix.errors import UserError
 
-__all__ = ["autocast", "input_precision", "num_programs", "require_device", "require_triton", "shared_bytes"]
-
 KERNEL_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -43,10 +41,10 @@ def require_device(what: str, *tensors: torch.Tensor) -> None:
         raise UserError(f"{what}: backend='triton' needs a CUDA device, got {devices[0]}; use backend='eager'")
 
 
-def autocast(*tensors: torch.Tensor | None) -> tuple[Any, ...]:
+def autocast_inputs(*tensors: torch.Tensor | None) -> tuple[Any, ...]:
     """The tensors in autocast's type, where it is on: our operators are not on its list."""
     kind = next(t for t in tensors if t is not None).device.type
-    if not torch.is_autocast_enabled(kind):
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return tuple(t if t is None else t.to(dtype) for t in tensors)

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-__all__ = ["MAX_SLOTS", "Tiles", "backward_tiles", "forward_tiles", "padded"]
-
 MAX_SLOTS = 256
 
 
@@ -42,7 +40,7 @@ _BACKWARD = {
 _BACKWARD_SMALL = _BACKWARD | {(256, 2): Tiles(tokens=32, columns=32, warps=8, stages=1, programs=1)}
 
 
-def padded(size: int, largest: int) -> int:
+def padded_size(size: int, largest: int) -> int:
     """The power of two that holds `size`, between the 16 that a tensor core multiplies and `largest`."""
     return min(max(16, 1 << (size - 1).bit_length()), largest)
 
@@ -59,6 +57,6 @@ def backward_tiles(width: int, slots: int, itemsize: int, shared: int | None = N
 
 
 def _choose(table: dict[tuple[int, int], Tiles], width: int, slots: int, itemsize: int) -> Tiles:
-    tiles = table[max(64, padded(slots, MAX_SLOTS)), itemsize]
+    tiles = table[max(64, padded_size(slots, MAX_SLOTS)), itemsize]
     # Further blocks of columns would be loaded ahead as well.
     return tiles if width <= tiles.columns else replace(tiles, stages=1)

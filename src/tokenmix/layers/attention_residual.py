@@ -9,8 +9,6 @@ from tokenmix.errors import UserError, unknown_name
 from tokenmix.ops.attention_residual import attention_residual
 from tokenmix.ops.less import Scores
 
-__all__ = ["AttentionResidual"]
-
 
 class AttentionResidual(nn.Module):
     """Carries attention scores from a stage to the next, which has a quarter of the tokens.

@@ -14,20 +14,6 @@ from torch import Tensor, nn
 from tokenmix.errors import UserError
 from tokenmix.ops.less import Scores
 
-__all__ = [
-    "Capabilities",
-    "GridMixer",
-    "MapKind",
-    "Mixer",
-    "check_map",
-    "check_mask",
-    "check_tokens",
-    "finish",
-    "replace_parameter",
-    "zero_masked",
-]
-
-
 MapKind = Literal["slots", "tokens", "gate"]
 
 
@@ -106,6 +92,17 @@ class Mixer(nn.Module):
 def replace_parameter(module: nn.Module, name: str, value: Tensor) -> None:
     """Put `value` in place of a parameter that it may differ from in shape; what is frozen stays frozen."""
     setattr(module, name, nn.Parameter(value, requires_grad=getattr(module, name).requires_grad))
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Learned numbers of a module."""
+    return sum(p.numel() for p in module.parameters())
+
+
+def near_square(num_tokens: int) -> tuple[int, int]:
+    """The rectangle (h, w), h <= w, nearest to a square with h * w tokens."""
+    height = next(h for h in range(int(num_tokens**0.5), 0, -1) if num_tokens % h == 0)
+    return height, num_tokens // height
 
 
 def check_tokens(layer: Mixer, x: Tensor) -> None:

@@ -9,8 +9,6 @@ from torch.nn import functional as F
 from tokenmix.layers.base import Capabilities, Mixer, check_map, check_mask, check_tokens, finish
 from tokenmix.layers.memory import Memory, MemoryOptions, takes_memory_options
 
-__all__ = ["ExternalAttention", "ExternalAttention2d"]
-
 
 class ExternalAttention(Mixer):
     """Single-head external attention on tokens.

@@ -12,8 +12,6 @@ from tokenmix.layers.spatial_gating import GateKind, SpatialGatingUnit
 from tokenmix.layers.tiny_attention import TinyAttention
 from tokenmix.ops.gating import GateVariant
 
-__all__ = ["GatedMLP"]
-
 
 class GatedMLP(Mixer):
     """gMLP's block without its norm and shortcut; it mixes channels and tokens at once.

@@ -10,14 +10,8 @@ from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, finish, replace_parameter, zero_masked
 from tokenmix.layers.self_attention import check_heads
 from tokenmix.ops.attention import attention_probabilities
-from tokenmix.ops.less import (
-    Scores,
-    attention_from_scores,
-    check_scores,
-    next_scores,
-    resize_score_transform,
-    transform_scores,
-)
+from tokenmix.ops.less import Scores, attention_from_scores, check_scores, next_scores, transform_scores
+from tokenmix.ops.resize import resize_score_transform
 
 __all__ = ["LessAttention"]
 
@@ -163,11 +157,6 @@ class LessAttention(Mixer):
     def _checked(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """x with padding, which may hold anything, set to 0."""
         check_tokens(self, x)
-        if x.shape[1] > self.num_tokens:
-            raise UserError(
-                f"LessAttention was built for {self.num_tokens} tokens and got {x.shape[1]}; interpolate Theta and Psi "
-                "with tokenmix.ops.resize_score_transform"
-            )
         return zero_masked(x, check_mask(mask, x, x.shape[1]))
 
 

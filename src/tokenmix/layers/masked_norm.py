@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor, nn
 
-__all__ = ["MaskedBatchNorm"]
-
 
 class MaskedBatchNorm(nn.BatchNorm1d):
     """`torch.nn.BatchNorm1d` for tokens (B, N, C) whose statistics leave out the places under False.

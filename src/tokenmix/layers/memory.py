@@ -18,8 +18,6 @@ from tokenmix.ops.external.api import (
     external_attention_map,
 )
 
-__all__ = ["Memory", "MemoryOptions", "Tie", "takes_memory_options"]
-
 Tie = Literal["none", "init", "hard"]
 
 

@@ -9,8 +9,6 @@ from tokenmix.errors import UserError
 from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, finish
 from tokenmix.layers.memory import Memory, MemoryOptions, takes_memory_options
 
-__all__ = ["MultiHeadExternalAttention"]
-
 
 class MultiHeadExternalAttention(Mixer):
     """External attention with many heads that share both memories.

@@ -13,8 +13,6 @@ from tokenmix.layers.base import Capabilities, Mixer, check_map, check_mask
 from tokenmix.ops.attention import attention, attention_probabilities
 from tokenmix.ops.attention_residual import pool_mask
 
-__all__ = ["SAGANAttention2d"]
-
 Variant = Literal["official", "paper", "compact"]
 
 

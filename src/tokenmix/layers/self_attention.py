@@ -6,12 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import UserError
 from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, finish, zero_masked
-from tokenmix.ops.attention import AttentionNormalization, attention, attention_probabilities
+from tokenmix.ops.attention import AttentionNormalization, attention, attention_probabilities, check_attention_options
 from tokenmix.ops.less import Scores
-
-__all__ = ["SelfAttention", "check_heads"]
 
 
 def check_heads(dim: int, num_heads: int) -> int:
@@ -71,13 +69,7 @@ class SelfAttention(Mixer):
         super().__init__()
         factory = {"device": device, "dtype": dtype}
         self.dim, self.num_heads, self.head_dim = dim, num_heads, check_heads(dim, num_heads)
-        if normalization not in ("softmax", "double"):
-            raise unknown_name("normalization", normalization, ("softmax", "double"))
-        if causal and normalization == "double":
-            raise UserError(
-                "double normalisation cannot be causal: its first softmax runs over all tokens; "
-                "use normalization='softmax' or causal=False"
-            )
+        check_attention_options(normalization, causal)
         self.normalization: AttentionNormalization = normalization
         self.causal, self.attention_dropout = causal, attention_dropout
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias, **factory)

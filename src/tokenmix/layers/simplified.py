@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, finish, zero_masked
 from tokenmix.ops.attention import attention, attention_probabilities
 
-__all__ = ["SimplifiedSelfAttention"]
-
 
 class SimplifiedSelfAttention(Mixer):
     """Self-attention in which the features are query, key and value at once.

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, replace_parameter, zero_masked
-from tokenmix.ops.gating import GateVariant, fft_macs, gate_matrix, resize_gate, spatial_gate
+from tokenmix.ops.gating import GateVariant, fft_macs, gate_matrix, spatial_gate
+from tokenmix.ops.resize import resize_gate
 
 __all__ = ["GateKind", "SpatialGatingUnit", "check_addend"]
 

@@ -17,8 +17,6 @@ from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.layers.simplified import SimplifiedSelfAttention
 from tokenmix.registry import import_object
 
-__all__ = ["MIXERS", "MixerSpec", "create_mixer", "get_spec", "is_mixer", "list_mixers", "register_mixer"]
-
 
 @dataclass(frozen=True)
 class MixerSpec:

@@ -9,8 +9,6 @@ from tokenmix.errors import UserError
 from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, finish, zero_masked
 from tokenmix.ops.attention import attention, attention_probabilities
 
-__all__ = ["TinyAttention"]
-
 
 class TinyAttention(Mixer):
     """Single-head self-attention of small width.

@@ -13,9 +13,9 @@ with needs("tokenmix.models"):
     from tokenmix.models.isotropic import BlockMap, IsotropicNet, MixerBlock
     from tokenmix.models.lavit import LaViT, LaViTArchitecture
     from tokenmix.models.mixer_net import MixerNet, MixerNetArchitecture
-    from tokenmix.models.registry import create_model, list_models
+    from tokenmix.models.registry import create_model
     from tokenmix.models.timm_registry import register_with_timm
-    from tokenmix.registry import MODELS
+    from tokenmix.registry import MODELS, list_models
 
 __all__ = [
     "EAMLP",

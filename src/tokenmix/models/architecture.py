@@ -3,9 +3,7 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, fields
-from typing import Any
-
-__all__ = ["Architecture", "flat_arguments", "make_network", "takes_any"]
+from typing import Any, NamedTuple
 
 
 class Architecture:
@@ -15,6 +13,14 @@ class Architecture:
     arguments of `create_model`, next to the constructor's other parameters: `create_model("gmlp_tiny", depth=4,
     num_classes=10)` is `GMLP(GMLPArchitecture(embed_dim=128, depth=4), num_classes=10)`.
     """
+
+
+class PartCost(NamedTuple):
+    """Parameters and multiply-adds of one part of a network."""
+
+    part: str
+    parameters: int
+    macs: int
 
 
 def _groups(build: Callable[..., Any]) -> dict[str, type[Any]]:

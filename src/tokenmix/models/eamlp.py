@@ -25,8 +25,6 @@ from tokenmix.models.isotropic import IsotropicNet, MixerBlock
 from tokenmix.models.stems import Stem, pair
 from tokenmix.ops.external.api import external_attention
 
-__all__ = ["EAMLP", "EAMLPArchitecture", "Split", "StemAttention", "T2TStem"]
-
 torch.fx.wrap("external_attention")
 
 # (kernel, stride, padding) of the three overlapping unfoldings.

@@ -23,8 +23,6 @@ from tokenmix.models.pretrained import timm_resnet
 from tokenmix.models.stems import pair
 from tokenmix.models.timm_interface import Classifier, record_input_size, take_indices
 
-__all__ = ["EABlock", "EANet", "EANetArchitecture"]
-
 torch.fx.wrap("mix")
 
 

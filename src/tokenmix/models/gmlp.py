@@ -19,8 +19,6 @@ from tokenmix.models.isotropic import IsotropicNet, mix
 from tokenmix.models.stems import PatchStem
 from tokenmix.ops.less import Scores
 
-__all__ = ["GMLP", "GMLPArchitecture", "GMLPBlock"]
-
 torch.fx.wrap("mix")
 
 

@@ -18,14 +18,6 @@ from tokenmix.models.stems import Stem
 from tokenmix.models.timm_interface import Classifier, make_head, record_input_size, take_indices
 from tokenmix.ops.less import Scores
 
-__all__ = [
-    "BlockMap",
-    "IsotropicNet",
-    "MixerBlock",
-    "mix",
-    "sinusoid_table",
-]
-
 
 class BlockMap(NamedTuple):
     """The map that one block used: (B, H, N, S), (B, H, N, N) or (N, N), as `kind` says.

@@ -23,8 +23,6 @@ from tokenmix.models.stems import pair
 from tokenmix.models.timm_interface import Classifier, check_images, make_head, record_input_size, take_indices
 from tokenmix.ops.less import Scores
 
-__all__ = ["LaViT", "LaViTArchitecture"]
-
 torch.fx.wrap("check_images")
 
 

@@ -9,8 +9,6 @@ from typing import Literal, NamedTuple
 
 from tokenmix.errors import UserError
 
-__all__ = ["BlockCost", "Grid", "Mode", "StageSpec", "less_macs", "make_stages", "shrunk", "unpaid"]
-
 Grid = tuple[int, int]
 Mode = Literal["factored", "dense"]
 

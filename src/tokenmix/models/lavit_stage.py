@@ -17,13 +17,11 @@ from tokenmix.layers.less_attention import LessAttention
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.models.isotropic import BlockMap, mix
 from tokenmix.models.lavit_layout import BlockCost, Grid, Mode, StageSpec, less_macs, shrunk
-from tokenmix.models.reduced_attention import ReducedAttention, padded
+from tokenmix.models.reduced_attention import ReducedAttention, padded_image
 from tokenmix.ops.less import Scores
 
-__all__ = ["LaViTBlock", "LaViTStage"]
-
 torch.fx.wrap("mix")
-torch.fx.wrap("padded")
+torch.fx.wrap("padded_image")
 
 
 class LaViTBlock(nn.Module):
@@ -121,7 +119,7 @@ class LaViTStage(nn.Module):
 
     def _start(self, image: Tensor, carry: Scores | None) -> tuple[Tensor, Tensor | None]:
         """Tokens with positions, and the residual made of the scores of the stage before."""
-        x = self.embed(padded(image, self.stride)).flatten(2).transpose(1, 2)
+        x = self.embed(padded_image(image, self.stride)).flatten(2).transpose(1, 2)
         if self.residual is None or carry is None:
             return self.norm(x) + self.pos_embed, None
         return self.norm(x) + self.pos_embed, _residual(self.residual, carry, image.shape[-2], image.shape[-1])

@@ -13,10 +13,8 @@ from tokenmix.models.lavit_layout import Grid, shrunk
 from tokenmix.ops.attention import attention, attention_probabilities
 from tokenmix.ops.less import Scores
 
-__all__ = ["ReducedAttention", "padded"]
 
-
-def padded(image: Tensor, stride: int) -> Tensor:
+def padded_image(image: Tensor, stride: int) -> Tensor:
     """Maps (B, C, H, W) with zeros below and to the right, up to multiples of the stride."""
     bottom, right = -image.shape[-2] % stride, -image.shape[-1] % stride
     return F.pad(image, (0, right, 0, bottom)) if bottom or right else image
@@ -90,7 +88,7 @@ class ReducedAttention(Mixer):
         check_tokens(self, x)
         if mask is not None:
             raise UserError("ReducedAttention makes keys of whole blocks of the image and takes no mask")
-        image = padded(x.transpose(1, 2).unflatten(2, self.grid), self.reduction)
+        image = padded_image(x.transpose(1, 2).unflatten(2, self.grid), self.reduction)
         blocks = self.norm(self.reduce(image).flatten(2).transpose(1, 2))
         key, value = self.kv(blocks).unflatten(2, (2, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
         query = self.q(x).unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2)

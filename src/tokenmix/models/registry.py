@@ -10,9 +10,7 @@ from torch import nn
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.models.architecture import flat_arguments, make_network, takes_any
 from tokenmix.models.timm_registry import register_with_timm
-from tokenmix.registry import MODELS, list_models, load_object
-
-__all__ = ["create_model", "create_on_meta", "list_models"]
+from tokenmix.registry import MODELS, load_object
 
 # Arguments of timm's factory, next to those of a model.
 FACTORY = (

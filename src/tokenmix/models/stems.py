@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from tokenmix.errors import UserError
 from tokenmix.models.timm_interface import check_images
 
-__all__ = ["PatchStem", "Stem", "pair"]
-
 # What looks at sizes is one call for torch.fx, which knows none.
 torch.fx.wrap("check_images")
 

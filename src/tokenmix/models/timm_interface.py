@@ -3,11 +3,10 @@
 from typing import Any
 
 from timm.models._features import feature_take_indices
+from timm.models._input import update_model_input_size
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-
-__all__ = ["Classifier", "check_images", "make_head", "record_input_size", "take_indices"]
 
 
 class Classifier(nn.Module):
@@ -75,8 +74,7 @@ def check_images(images: Tensor, channels: int, size: tuple[int, int]) -> None:
 
 def record_input_size(model: nn.Module, size: tuple[int, int]) -> None:
     """Let timm know of an image size that was changed, for its data settings and its exports."""
-    for name in ("_traits", "_model_args"):
-        setattr(model, name, {**getattr(model, name, {}), "img_size": size})
+    update_model_input_size(model, size)
 
 
 def take_indices(count: int, indices: int | list[int] | None) -> tuple[list[int], int]:

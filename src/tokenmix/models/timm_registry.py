@@ -12,8 +12,6 @@ from tokenmix.models.architecture import make_network
 from tokenmix.models.pretrained import check_source, checkpoint_filter_fn, fetching
 from tokenmix.registry import ModelEntry, load_object
 
-__all__ = ["default_cfgs", "register_with_timm"]
-
 default_cfgs: dict[str, Any] = {}
 """Read by timm when a name of this module is registered."""
 

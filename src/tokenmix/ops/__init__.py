@@ -3,16 +3,16 @@
 from tokenmix.ops.attention import attention, attention_probabilities
 from tokenmix.ops.attention_residual import attention_residual
 from tokenmix.ops.external.api import external_attention, external_attention_map
-from tokenmix.ops.gating import resize_gate, spatial_gate, toeplitz_matrix
+from tokenmix.ops.gating import spatial_gate, toeplitz_matrix
 from tokenmix.ops.less import (
     Scores,
     attention_from_scores,
     next_scores,
-    resize_score_transform,
     transform_factored,
     transform_scores,
 )
 from tokenmix.ops.normalize import double_normalize, slot_offset
+from tokenmix.ops.resize import resize_gate, resize_score_transform
 from tokenmix.ops.sharded import sharded_external_attention
 
 __all__ = [

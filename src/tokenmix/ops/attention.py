@@ -9,8 +9,6 @@ from torch import Tensor
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.ops.normalize import slot_offset
 
-__all__ = ["AttentionNormalization", "attention", "attention_probabilities", "reference"]
-
 AttentionNormalization = Literal["softmax", "double"]
 
 
@@ -57,12 +55,18 @@ def attention(
     Raises:
         UserError: an unknown normalisation, or a causal double one.
     """
-    if normalization == "softmax":
-        return _zero_rows(_softmax(query, key, value, mask, key_mask, bias, causal, scale, dropout), mask, key_mask)
-    return reference(
-        query, key, value, mask=mask, key_mask=key_mask, bias=bias, causal=causal, normalization=normalization,
-        scale=scale, dropout=dropout,
-    )  # fmt: skip
+    given = query, key, value, mask, key_mask, bias, causal, scale
+    out = None if normalization != "softmax" else _fused(*given, dropout)
+    if out is None:
+        return reference(
+            query, key, value, mask=mask, key_mask=key_mask, bias=bias, causal=causal, normalization=normalization,
+            scale=scale, dropout=dropout,
+        )  # fmt: skip
+    in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    # With dropout the entries that a kernel dropped are not known.
+    if not in_graph and dropout == 0.0 and torch.is_grad_enabled() and out.requires_grad:
+        out = _DifferentiableTwice.apply(out, *given)  # pyright: ignore[reportAssignmentType]
+    return _zero_rows(out, mask, key_mask)
 
 
 def reference(
@@ -107,7 +111,7 @@ def attention_probabilities(
     Raises:
         UserError: an unknown normalisation, or a causal double one.
     """
-    _check_options(normalization, causal)
+    check_attention_options(normalization, causal)
     half = query.dtype in (torch.float16, torch.bfloat16)
     wide_query, wide_key = (query.float(), key.float()) if half else (query, key)
     logits = (wide_query * _scale(query, scale)) @ wide_key.mT
@@ -120,32 +124,6 @@ def attention_probabilities(
     if allowed is not None:
         logits = logits.masked_fill(~allowed, -torch.inf)
     return _zero_rows(logits.softmax(-1).to(query.dtype), mask, key_mask)
-
-
-def _softmax(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    key_mask: Tensor | None,
-    bias: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    dropout: float,
-) -> Tensor:
-    given = query, key, value, mask, key_mask, bias, causal, scale
-    try:
-        out = _fused(*given, dropout)
-    except NotImplementedError:
-        # What PyTorch raises in forward mode, for which its fused kernels have no rule.
-        return reference(
-            query, key, value, mask=mask, key_mask=key_mask, bias=bias, causal=causal, scale=scale, dropout=dropout
-        )
-    in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    # With dropout the entries that a kernel dropped are not known.
-    if dropout > 0.0 or in_graph or not (torch.is_grad_enabled() and out.requires_grad):
-        return out
-    return _DifferentiableTwice.apply(out, *given)  # pyright: ignore[reportReturnType]
 
 
 class _DifferentiableTwice(torch.autograd.Function):
@@ -206,7 +184,8 @@ def _fused(
     causal: bool,
     scale: float | None,
     dropout: float,
-) -> Tensor:
+) -> Tensor | None:
+    """`attention` by PyTorch's kernels; None in forward mode, for which they have no rule."""
     width, scale = value.shape[-1], _scale(query, scale)
     key_mask = mask if key_mask is None else key_mask
     only_causal = causal and key_mask is None and bias is None
@@ -215,21 +194,26 @@ def _fused(
         allowed = bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
         allowed = allowed.to(query.dtype)
     query, key, value = _equal_widths(query, key, value)
-    out = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=allowed, dropout_p=dropout, is_causal=only_causal, scale=scale
-    )
+    try:
+        out = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=allowed, dropout_p=dropout, is_causal=only_causal, scale=scale
+        )
+    except NotImplementedError:
+        return None
     if bias is not None and torch.compiler.is_exporting():
         # With a bias the result's layout differs between the passes of a decomposition for ONNX: this settles it.
         out = out.clone(memory_format=torch.contiguous_format)
     return out[..., :width]
 
 
-def _check_options(normalization: AttentionNormalization, causal: bool) -> None:
+def check_attention_options(normalization: str, causal: bool) -> None:
+    """Raise `UserError` for an unknown normalisation, or a causal double one."""
     if normalization not in ("softmax", "double"):
         raise unknown_name("normalization", normalization, ("softmax", "double"))
     if normalization == "double" and causal:
         raise UserError(
-            "double normalisation cannot be causal: its first softmax runs over all tokens; use normalization='softmax'"
+            "double normalisation cannot be causal: its first softmax runs over all tokens; use "
+            "normalization='softmax' or causal=False"
         )
 
 

@@ -7,8 +7,6 @@ from torch import Tensor
 from tokenmix.errors import UserError
 from tokenmix.ops.less import Scores
 
-__all__ = ["attention_residual", "pool_mask"]
-
 
 def attention_residual(
     scores: Scores | Tensor,

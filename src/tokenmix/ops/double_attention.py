@@ -8,8 +8,6 @@ from tokenmix.errors import UserError
 from tokenmix.ops.attention import attention
 from tokenmix.ops.normalize import HALF_TYPES, slot_offset
 
-__all__ = ["double_attention"]
-
 
 def double_attention(
     query: Tensor, key: Tensor, value: Tensor, *, chunk_size: int, mask: Tensor | None = None, scale: float = 1.0

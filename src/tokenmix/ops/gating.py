@@ -1,7 +1,6 @@
 """Spatial gating: a learned linear map over the tokens that multiplies the features."""
 
-from collections.abc import Callable, Sequence
-from math import prod
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
@@ -9,20 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokenmix.errors import UserError, unknown_name
-
-__all__ = [
-    "GateBackend",
-    "GateMethod",
-    "GateVariant",
-    "fft_macs",
-    "gate_matrix",
-    "reference",
-    "resize_gate",
-    "spatial_gate",
-    "spatial_projection",
-    "toeplitz_apply",
-    "toeplitz_matrix",
-]
+from tokenmix.kernels.support import require_device
 
 GateVariant = Literal["split", "multiplicative", "additive", "linear"]
 GateMethod = Literal["dense", "fft"]
@@ -60,7 +46,7 @@ def spatial_gate(
         addend: (B, N, C/2), or (B, N, C) if not split; tiny attention's output in aMLP.
         mask: (B, N) or (1, N) bool, True = the token takes part. The others count as 0 under W and come out 0.
         causal: use the lower triangle of W only.
-        method: `"fft"` applies a Toeplitz W in O(N log N), see `toeplitz_apply`.
+        method: `"fft"` applies a Toeplitz W in O(N log N), see `toeplitz_by_fft`.
         backend: `"triton"` computes the two products with content in one kernel on a CUDA device, or raises.
 
     Shape:
@@ -148,10 +134,8 @@ def _check_fused(backend: str, variant: GateVariant, method: GateMethod) -> None
 def _fused(
     content: Tensor, gated: Tensor, matrix: Tensor, bias: Tensor, addend: Tensor | None, mask: Tensor | None
 ) -> Tensor:
-    # The kernels' file imports triton, which a CPU does without.
-    from tokenmix.kernels.support import require_device
-
     require_device("spatial_gate", content)
+    # It imports triton, which a CPU does without.
     from tokenmix.kernels.gate import fused_gate
 
     return fused_gate(content, gated, matrix, bias, addend=addend, mask=mask)
@@ -181,7 +165,7 @@ def spatial_projection(
     if mask is not None:
         z = z.masked_fill(~mask.unsqueeze(-1), 0.0)
     if method == "fft":
-        return toeplitz_apply(weight, z, method="fft", causal=causal) + bias[:n, None].to(z.dtype)
+        return toeplitz_by_fft(weight, z, causal=causal) + bias[:n, None].to(z.dtype)
     matrix = gate_matrix(weight, n, causal=causal)
     return torch.baddbmm(bias[:n, None], matrix.expand(size, n, n), z)
 
@@ -231,22 +215,18 @@ def _diagonals(weight: Tensor, n: int) -> Tensor:
     return weight[middle - n + 1 : middle + n]
 
 
-def toeplitz_apply(weight: Tensor, z: Tensor, *, method: GateMethod = "dense", causal: bool = False) -> Tensor:
-    """W Z for a Toeplitz W of N tokens, by its matrix or by FFT.
+def toeplitz_by_fft(weight: Tensor, z: Tensor, *, causal: bool = False) -> Tensor:
+    """W Z for a Toeplitz W of N tokens as a convolution of length 2N: O(N log(N) C), and never an N x N tensor.
 
     Args:
         weight: (2n-1,) with n >= N, see `toeplitz_matrix`.
-        z: (B, N, C).
-        method: `"dense"` writes W out: O(N^2 C). `"fft"` is a convolution of length 2N: O(N log(N) C), in float32 at
-            least, and never an N x N tensor.
+        z: (B, N, C); half precision is computed in float32.
         causal: use the lower triangle of W only.
 
-    Measured on 2 CPU cores, one sample of 256 channels, forward and back: even at N = 256, FFT 17 times faster at
-    4,096.
+    Measured on 2 CPU cores, one sample of 256 channels, forward and back: as fast as the matrix at N = 256, 17 times
+    faster at 4,096.
     """
     n = z.shape[1]
-    if method == "dense":
-        return torch.matmul(gate_matrix(weight, n, causal=causal), z)
     if weight.dim() != 1:
         raise UserError(f"the FFT needs a Toeplitz gate of (2n-1,) weights, got {tuple(weight.shape)}; use 'dense'")
     _check_length(weight, n)
@@ -266,82 +246,3 @@ def fft_macs(num_tokens: int, channels: int) -> int:
     length = 2 * num_tokens
     transform = length * (length - 1).bit_length()
     return (2 * channels + 1) * transform + 4 * (num_tokens + 1) * channels
-
-
-def resize_gate(
-    weight: Tensor, bias: Tensor, old_grid: Sequence[int], new_grid: Sequence[int]
-) -> tuple[Tensor, Tensor]:
-    """A gate for another number of tokens, by interpolation over the grid on which the tokens lie.
-
-        W'[q', k'] = N/N' sum_(q, k) R[q', q] R[k', k] W[q, k],      b' = R b
-
-    W maps a key grid to a query grid, so both sides are interpolated; N/N' keeps the size of the sum over tokens. R is
-    Keys' cubic interpolation along each axis, widened when the grid shrinks, edge values repeated. Grids that are
-    equal give W and b back.
-
-    Args:
-        weight: (N, N) with tokens row by row; or (2N-1,), Toeplitz, for grids of one axis.
-        bias: (N,).
-        old_grid: (h, w), or (n,) for text; its product is N.
-        new_grid: the grid wanted, with as many axes.
-
-    Returns:
-        weight and bias for new_grid, in the types that came in, without gradients.
-
-    Raises:
-        UserError: grids that do not fit the weights or each other.
-
-    Cubic because it was measured: from 14 x 14 to 16 x 16 tokens, a Gaussian kernel of standard deviation 0.2 of the
-    image comes out with a relative error of 0.6 %, against 3.1 % bilinear and 2.1 % for torch's bicubic (a = -0.75).
-    """
-    _check_grids(weight, bias, old_grid, new_grid)
-    scale = prod(old_grid) / prod(new_grid)
-    axes = [_cubic_matrix(_centres(old, new), old, old / new) for old, new in zip(old_grid, new_grid)]
-    new_bias = _resample(bias, old_grid, axes).flatten()
-    if weight.dim() == 1:
-        old, new = old_grid[0], new_grid[0]
-        lags = torch.arange(1 - new, new, dtype=torch.float64) * (old / new) + (old - 1)
-        new_weight = _resample(weight, weight.shape, [_cubic_matrix(lags, 2 * old - 1, old / new)])
-    else:
-        new_weight = _resample(weight, (*old_grid, *old_grid), axes * 2).reshape(prod(new_grid), prod(new_grid))
-    return new_weight * scale, new_bias
-
-
-def _check_grids(weight: Tensor, bias: Tensor, old_grid: Sequence[int], new_grid: Sequence[int]) -> None:
-    old, new, n = tuple(old_grid), tuple(new_grid), prod(old_grid)
-    if len(old) != len(new) or min(*old, *new) < 1:
-        raise UserError(f"grids must have equally many positive axes, got {old} and {new}")
-    if weight.dim() == 1 and len(old) != 1:
-        raise UserError(f"a Toeplitz gate has tokens in a line, got grids {old} and {new}; give (n,) and (m,)")
-    expected = (2 * n - 1,) if weight.dim() == 1 else (n, n)
-    if tuple(weight.shape) != expected or tuple(bias.shape) != (n,):
-        raise UserError(
-            f"old_grid {old} has {n} tokens, so weight must be {expected} and bias {(n,)}; "
-            f"got {tuple(weight.shape)} and {tuple(bias.shape)}"
-        )
-
-
-def _centres(old: int, new: int) -> Tensor:
-    """Where the middles of `new` cells fall on an axis of `old` cells of the same length."""
-    return (torch.arange(new, dtype=torch.float64) + 0.5) * (old / new) - 0.5
-
-
-def _cubic_matrix(positions: Tensor, size: int, step: float) -> Tensor:
-    """(P, size) weights that read a signal of `size` samples at P positions `step` samples apart."""
-    width = max(1.0, step)
-    reach = int(2 * width) + 2
-    samples = torch.arange(-reach, size + reach, dtype=positions.dtype)
-    t = (positions[:, None] - samples).abs() / width
-    near, far = (1.5 * t - 2.5) * t * t + 1, ((2.5 - 0.5 * t) * t - 4) * t + 2
-    taps = torch.where(t <= 1, near, torch.where(t < 2, far, 0.0))
-    matrix = positions.new_zeros(positions.shape[0], size).index_add_(1, samples.long().clamp(0, size - 1), taps)
-    return matrix / matrix.sum(1, keepdim=True)
-
-
-@torch.no_grad()
-def _resample(values: Tensor, shape: Sequence[int], matrices: Sequence[Tensor]) -> Tensor:
-    grid = values.to(torch.promote_types(values.dtype, torch.float32)).reshape(tuple(shape))
-    for matrix in matrices:
-        # Contracting the first axis puts the new one last, so each axis comes to the front in turn.
-        grid = torch.einsum("a...,pa->...p", grid, matrix.to(grid))
-    return grid.to(values.dtype)

@@ -1,6 +1,5 @@
 """Less-attention: the scores of a layer made from the scores of the layer before."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -9,18 +8,6 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 from tokenmix.ops.attention import attention
-from tokenmix.ops.gating import resize_gate
-
-__all__ = [
-    "Scores",
-    "attention_from_scores",
-    "check_scores",
-    "next_scores",
-    "reference",
-    "resize_score_transform",
-    "transform_factored",
-    "transform_scores",
-]
 
 
 class Scores(NamedTuple):
@@ -216,30 +203,6 @@ def check_scores(scores: Scores | None, expected: tuple[int, int, int]) -> Score
             "layers the same num_heads, and use AttentionResidual between stages"
         )
     return scores
-
-
-def resize_score_transform(
-    weight: Tensor, bias: Tensor, old_grid: Sequence[int], new_grid: Sequence[int]
-) -> tuple[Tensor, Tensor]:
-    """Theta or Psi for another number of tokens: interpolated over the grid of queries and of keys.
-
-    The rule is that of a dense gate (`resize_gate`): the matrix is scaled by N_old / N_new, so that the sum over tokens
-    keeps its size.
-
-    Args:
-        weight: (n, n), or (H, n, n).
-        bias: (n,), or (H, n).
-        old_grid: (h, w) with h * w = n.
-        new_grid: (h', w').
-
-    Returns:
-        (n', n') and (n',), or (H, n', n') and (H, n'), with n' = h' * w'.
-    """
-    old, new = tuple(old_grid), tuple(new_grid)
-    if weight.dim() == 2:
-        return resize_gate(weight, bias, old, new)
-    heads = [resize_gate(w, b, old, new) for w, b in zip(weight, bias, strict=True)]
-    return torch.stack([w for w, _ in heads]), torch.stack([b for _, b in heads])
 
 
 def _leading(weight: Tensor, num_tokens: int) -> Tensor:

@@ -5,8 +5,6 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 
-__all__ = ["broadcast_mask", "double_normalize", "slot_offset"]
-
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
 

@@ -15,8 +15,6 @@ from tokenmix.errors import UserError
 from tokenmix.ops.external.api import check_chunks, check_memories, check_normalization
 from tokenmix.ops.normalize import broadcast_mask, slot_offset
 
-__all__ = ["sharded_external_attention"]
-
 
 def sharded_external_attention(
     query: Tensor,

@@ -11,18 +11,6 @@ from torch import Tensor, nn
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
 
-__all__ = [
-    "Affine",
-    "AttentionAdapter",
-    "AttentionWeights",
-    "ObservedCall",
-    "SwapError",
-    "check_causal",
-    "from_added",
-    "is_causal",
-    "shared_mask",
-]
-
 
 class SwapError(Exception):
     """A site that cannot be swapped, with the reason."""

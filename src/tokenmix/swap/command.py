@@ -14,10 +14,8 @@ from tokenmix.models.registry import create_model, create_on_meta
 from tokenmix.registry import MODELS, get_task, list_models
 from tokenmix.swap.swap import swap_attention
 
-__all__ = ["run"]
 
-
-def run(
+def print_swap(
     target: str,
     mixer: str,
     where: str = "*",

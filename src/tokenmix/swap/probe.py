@@ -22,8 +22,6 @@ from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
 from tokenmix.swap.adapter import AttentionAdapter, ObservedCall
 
-__all__ = ["Probe", "check_runs", "count_alone", "count_macs", "example_of", "probe_model"]
-
 
 @dataclass
 class Probe:

@@ -8,11 +8,11 @@ from typing import Any
 from torch import nn
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import GridMixer, Mixer
+from tokenmix.layers.base import GridMixer, Mixer, count_parameters
 from tokenmix.layers.table import build_mixer
 from tokenmix.swap.adapter import AttentionWeights, SwapError, is_causal
 from tokenmix.swap.probe import Probe, count_alone
-from tokenmix.swap.report import SkippedAttention, SwapRow, count_parameters
+from tokenmix.swap.report import SkippedAttention, SwapRow
 from tokenmix.swap.sites import AttentionSite
 from tokenmix.swap.weights import KeptWeights, keep_weights
 

@@ -6,13 +6,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["SkippedAttention", "SwapReport", "SwapRow", "count_parameters"]
-
-
-def count_parameters(module: nn.Module) -> int:
-    """Learned numbers of a module."""
-    return sum(p.numel() for p in module.parameters())
-
 
 @dataclass(frozen=True, kw_only=True)
 class SwapRow:

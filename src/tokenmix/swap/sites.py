@@ -13,8 +13,6 @@ from tokenmix.swap.tokenmix_adapter import TokenmixAdapter
 from tokenmix.swap.torch_adapter import TorchAdapter
 from tokenmix.swap.transformers_adapter import TransformersAdapter
 
-__all__ = ["ADAPTERS", "AttentionSite", "Where", "find_sites", "select_sites"]
-
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
 
 ADAPTERS: tuple[AttentionAdapter, ...] = (TimmAdapter(), TorchAdapter(), TransformersAdapter(), TokenmixAdapter())

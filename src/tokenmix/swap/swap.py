@@ -6,14 +6,12 @@ from typing import Any
 from torch import nn
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Mixer
+from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.layers.table import get_spec
 from tokenmix.swap.probe import check_runs, example_of, probe_model
 from tokenmix.swap.replacements import Replacement, SwapRequest, plan_replacements
-from tokenmix.swap.report import SwapReport, count_parameters
+from tokenmix.swap.report import SwapReport
 from tokenmix.swap.sites import Where, find_sites, select_sites
-
-__all__ = ["swap_attention"]
 
 
 def swap_attention(

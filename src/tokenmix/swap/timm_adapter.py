@@ -20,8 +20,6 @@ from tokenmix.swap.adapter import (
     shared_mask,
 )
 
-__all__ = ["MixerInTimm", "TimmAdapter"]
-
 
 class MixerInTimm(nn.Module):
     """A mixer with the signature of timm's `Attention`: `(x, attn_mask=None, is_causal=False)`.

@@ -9,8 +9,6 @@ from tokenmix.layers.base import GridMixer, Mixer
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.swap.adapter import Affine, AttentionAdapter, AttentionWeights, ObservedCall, is_causal
 
-__all__ = ["TokenmixAdapter"]
-
 
 class TokenmixAdapter(AttentionAdapter):
     """A mixer of tokens; another replaces it without anything around it, so that stacks continue calling `mix`."""

@@ -18,8 +18,6 @@ from tokenmix.swap.adapter import (
     from_added,
 )
 
-__all__ = ["MixerInTorch", "TorchAdapter"]
-
 PAIRS = "its attn_mask says which pairs of tokens meet"
 CROSS = "query, key and value are not one tensor: a mixer mixes one set of tokens"
 

@@ -17,8 +17,6 @@ from tokenmix.swap.adapter import (
     shared_mask,
 )
 
-__all__ = ["MixerInTransformers", "TransformersAdapter"]
-
 # transformers copies its code from model to model: these have one and the same forward pass.
 CLASSES = (
     "ViTAttention", "DeiTAttention", "ViTMAEAttention", "ViTMSNAttention", "IJepaAttention", "Dinov2Attention",

@@ -18,8 +18,6 @@ from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.layers.simplified import SimplifiedSelfAttention
 from tokenmix.swap.adapter import Affine, AttentionWeights
 
-__all__ = ["KeptWeights", "keep_weights"]
-
 
 class KeptWeights(NamedTuple):
     """The projections that were kept, and why those."""

@@ -6,8 +6,6 @@ from typing import Any
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.registry import MODELS, TASKS, list_models, load_object
 
-__all__ = ["check_model", "check_model_name", "check_own", "incompatible_model_error", "task_of_model"]
-
 
 def task_of_model(model: str) -> str | None:
     """The tasks that train a model of the registry, as a list in words; None if there is no such model."""

@@ -2,24 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tokenmix.data.images import ImageData, ImageSamples
 from tokenmix.data.images.decode import UnreadableImage, decode_stored
 from tokenmix.errors import UserError
+from tokenmix.train.config import TrainConfig
 from tokenmix.train.programs import View
-
-__all__ = [
-    "both_sides",
-    "channel_columns",
-    "check_stems",
-    "image_view",
-    "shown_image",
-    "stored_images",
-    "window_starts",
-]
+from tokenmix.train.task_data import IndexedData
 
 LONGEST = 1000
 
@@ -45,6 +39,17 @@ def check_stems(files: Sequence[str | Path]) -> None:
                 "rename one, or predict them separately"
             )
         seen[stem] = file
+
+
+def image_data(
+    images: ImageData, config: TrainConfig, mean: Sequence[float], std: Sequence[float], **augment: Any
+) -> IndexedData:
+    """Images normalised with `mean` and `std`, for training augmented; `images` has the config's limits already."""
+    train = ImageSamples(images.train, mean=mean, std=std, seed=config.loop.seed, **augment)
+    test = ImageSamples(images.test, mean=mean, std=std)
+    made = IndexedData(train, test, config=config, description=images.describe())
+    made.images = images
+    return made
 
 
 def image_view(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> View:

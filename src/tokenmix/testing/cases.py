@@ -12,8 +12,6 @@ from tokenmix.layers.base import Capabilities
 from tokenmix.layers.table import MIXERS
 from tokenmix.testing.harness import Builder, noise
 
-__all__ = ["CASES", "DIM", "NUM_TOKENS", "PARTS", "VARIANTS", "Case", "builder", "example"]
-
 BATCH, NUM_TOKENS, DIM = 3, 16, 24
 GRID = (4, 4)
 

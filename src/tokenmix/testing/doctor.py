@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
+from tokenmix.layers.base import near_square
 from tokenmix.registry import import_object
-from tokenmix.testing.harness import TOKEN_COUNTS, Builder, fresh, noise
+from tokenmix.testing.harness import TOKEN_COUNTS, Builder, fresh, noise, one_line
 from tokenmix.testing.report import Report, examine
-
-__all__ = ["doctor", "run"]
 
 WIDTHS = (
     "dim",
@@ -30,7 +29,7 @@ HEADS = ("num_heads", "heads", "n_heads", "nhead", "n_head")
 BATCH, DEFAULT_DIM, DEFAULT_TOKENS = 3, 32, 16
 
 
-def run(target: str, dim: int | None = None, num_tokens: int | None = None, json: bool = False) -> int:
+def print_report(target: str, dim: int | None = None, num_tokens: int | None = None, json: bool = False) -> int:
     """The command: prints the report; 1 if a property fails, else 0."""
     report = doctor(target, dim=dim, num_tokens=num_tokens)
     if json:
@@ -74,10 +73,6 @@ def doctor(
     return Report(target, f"{type(layer).__name__}({_shown(builder)})", tuple(x.shape), verdicts)
 
 
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
 def _arguments(
     target: str, make: Callable[..., Any], dim: int | None, num_tokens: int | None, given: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -119,7 +114,7 @@ def _build_target(target: str, builder: Builder) -> Any:
         raise
     except Exception as error:
         remedy = "try another --dim or --num-tokens"
-        raise UserError(f"{target}({_shown(builder)}) fails with {_one_line(error)}; {remedy}") from error
+        raise UserError(f"{target}({_shown(builder)}) fails with {one_line(error)}; {remedy}") from error
 
 
 def _shown(builder: Builder) -> str:
@@ -130,8 +125,7 @@ def _example(target: str, builder: Builder, layer: nn.Module, dim: int | None, n
     """Input of the layout that the layer takes: as it declares, else the first that it answers in its own shape."""
     width = dim or _known(builder.kwargs, WIDTHS) or _attribute(layer, WIDTHS) or _first_width(layer) or DEFAULT_DIM
     tokens = num_tokens or _known(builder.kwargs, TOKEN_COUNTS) or _attribute(layer, TOKEN_COUNTS) or DEFAULT_TOKENS
-    side = next(h for h in range(int(tokens**0.5), 0, -1) if tokens % h == 0)
-    layouts = {"tokens": noise(BATCH, tokens, width), "2d": noise(BATCH, width, side, tokens // side)}
+    layouts = {"tokens": noise(BATCH, tokens, width), "2d": noise(BATCH, width, *near_square(tokens))}
     declared = getattr(getattr(layer, "capabilities", None), "layout", None)
     errors = []
     for name in (declared,) if declared in layouts else layouts:
@@ -139,7 +133,7 @@ def _example(target: str, builder: Builder, layer: nn.Module, dim: int | None, n
             with torch.no_grad():
                 answer = layer.eval()(layouts[name])
         except Exception as error:
-            errors.append(f"{name} {tuple(layouts[name].shape)}: {_one_line(error)}")
+            errors.append(f"{name} {tuple(layouts[name].shape)}: {one_line(error)}")
             continue
         if isinstance(answer, Tensor) and answer.shape == layouts[name].shape:
             return layouts[name]

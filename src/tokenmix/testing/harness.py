@@ -9,26 +9,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-__all__ = [
-    "TOKEN_COUNTS",
-    "Build",
-    "Builder",
-    "NotApplicable",
-    "PropertyFailure",
-    "Traits",
-    "assert_close",
-    "awake",
-    "call",
-    "exact",
-    "fresh",
-    "gap",
-    "noise",
-    "seeded",
-    "size_like",
-    "to_tokens",
-    "traits",
-]
-
 Build = Callable[..., nn.Module]
 
 TOKEN_COUNTS = ("num_tokens", "seq_len", "n_tokens", "num_patches", "sequence_length", "max_len", "max_seq_len", "n")
@@ -195,3 +175,9 @@ def assert_close(a: Tensor, b: Tensor, tolerance: float, what: str) -> None:
     difference = gap(a, b)
     if difference > tolerance:
         raise PropertyFailure(f"{what}: difference {difference:.1e}, allowed {tolerance:.0e}")
+
+
+def one_line(error: Exception) -> str:
+    """Its class and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}"

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from tokenmix.errors import unknown_name
-from tokenmix.testing.harness import Build, NotApplicable, PropertyFailure
+from tokenmix.testing.harness import Build, NotApplicable, PropertyFailure, one_line
 from tokenmix.testing.properties import PROPERTIES
 
 __all__ = ["Report", "Verdict", "examine"]
@@ -107,6 +107,5 @@ def examine(build: Build, x: Tensor, only: Collection[str] | None = None) -> Ite
         except PropertyFailure as failure:
             status, detail, cause = "FAIL", str(failure), failure.cause or row.cause
         except Exception as error:
-            lines = str(error).strip().splitlines()
-            status, detail = "FAIL", f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+            status, detail = "FAIL", one_line(error)
         yield Verdict(name, status, row.about, detail.rstrip("."), cause)

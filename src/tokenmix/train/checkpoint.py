@@ -1,11 +1,13 @@
 """Checkpoints: a folder with model.safetensors, state.pt and meta.json. Nothing is ever unpickled.
 
 state.pt is a torch.save of tensors and plain containers, and is read with `weights_only=True`. A byte that changed on
-the disk is found: weights carry a SHA-256 of their tensors in the file's own metadata, meta.json that of state.pt.
+the disk is found: weights carry a SHA-256 of their tensors in the file's own metadata, meta.json that of state.pt and
+of itself.
 """
 
 import hashlib
 import io
+import json
 import os
 import shutil
 import sys
@@ -29,6 +31,7 @@ from tokenmix.train.files import (
     write_bytes,
     write_json,
 )
+from tokenmix.train.plan import Progress
 
 __all__ = [
     "Checkpoint",
@@ -85,10 +88,15 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     try:
         write_bytes(beside / WEIGHTS, _serialized(checkpoint.weights))
         write_bytes(beside / STATE, state.getvalue())
-        write_json(beside / META, {**checkpoint.meta, "state_sha256": hashlib.sha256(state.getbuffer()).hexdigest()})
+        meta = {**checkpoint.meta, "state_sha256": hashlib.sha256(state.getbuffer()).hexdigest()}
+        write_json(beside / META, {**meta, "sha256": _digest_of_meta(meta)})
         replace_folder(beside, folder)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def _digest_of_meta(meta: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(meta, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def copy_checkpoint(source: Path, folder: Path) -> None:
@@ -146,6 +154,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         raise UserError(f"{folder} holds no checkpoint; start a new run")
     try:
         meta = read_json(folder / META)
+        if meta.pop("sha256", None) not in (None, _digest_of_meta(meta)):
+            raise UserError(f"{folder / META} is damaged: its values are not those that were written")
         data = (folder / STATE).read_bytes()
         if meta.pop("state_sha256", None) not in (None, hashlib.sha256(data).hexdigest()):
             raise UserError(f"{folder / STATE} is damaged: its bytes are not those that were written")
@@ -166,15 +176,25 @@ def read_latest_checkpoint(run: Path) -> Checkpoint:
     """
     folders = [run / "checkpoints" / name for name in ("last", "best")]
     try:
-        return read_checkpoint(folders[0])
+        return _of_run(folders[0])
     except UserError as error:
         damage = error
     try:
-        checkpoint = read_checkpoint(folders[1])
+        checkpoint = _of_run(folders[1])
     except UserError:
         raise UserError(f"{damage}, and there is no other; start a new run") from None
     step = checkpoint.meta["progress"]["step"]
     print(f"tokenmix: {damage}; continuing from the best checkpoint, of step {step}", file=sys.stderr)
+    return checkpoint
+
+
+def _of_run(folder: Path) -> Checkpoint:
+    """A checkpoint that says where its run stood."""
+    checkpoint = read_checkpoint(folder)
+    try:
+        Progress.from_dict(checkpoint.meta.get("progress"))
+    except UserError as error:
+        raise UserError(f"{folder / META} is damaged: {error}") from None
     return checkpoint
 
 

@@ -25,11 +25,11 @@ __all__ = [
     "PeerFailure",
     "all_reduce_any",
     "all_reduce_max",
+    "all_reduce_mean",
     "broadcast_buffers",
     "check_ranks",
     "distributed_info",
     "full_state_dict",
-    "mean",
     "process_group",
     "raise_on_all_ranks",
     "sharded_state_dict",
@@ -143,7 +143,7 @@ def _check_devices(here: DistributedInfo) -> None:
     )
 
 
-def mean(values: Tensor) -> Tensor:
+def all_reduce_mean(values: Tensor) -> Tensor:
     """The mean over the processes of a tensor on the CPU."""
     if not dist.is_initialized():
         return values

@@ -16,8 +16,6 @@ from tokenmix.train.config import TrainConfig
 from tokenmix.train.distributed import distributed_info
 from tokenmix.train.task import TaskModule
 
-__all__ = ["check_device", "make_fabric"]
-
 
 class Autocast(MixedPrecision):
     """Automatic mixed precision whose inputs stay as they are: points need all bits of their coordinates."""

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from tokenmix.errors import UserError, needs
 from tokenmix.train.files import make_folder, write_bytes
 
-__all__ = ["export"]
-
 TOLERANCE = 1e-4
 
 

@@ -71,8 +71,12 @@ def one_writer(folder: Path) -> Iterator[None]:
     The lock is the operating system's and ends with the process, however that ends, so none is ever stale.
 
     Raises:
-        UserError: another process holds it; the message says which.
+        UserError: another process holds it; the message says which. Or the folder, which may be a stranger's, has a
+            link in it, through which another place would be written.
     """
+    link = next((path for path in folder.rglob("*") if path.is_symlink()), None)
+    if link is not None:
+        raise UserError(f"{link} is a link to {os.readlink(link)}, where nothing is written; put the files themselves")
     path, writer = (folder / name for name in LOCKS)
     lock = FileLock(path, timeout=0)
     try:

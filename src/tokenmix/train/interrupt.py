@@ -10,8 +10,6 @@ from typing import Any
 
 from tokenmix.train.distributed import distributed_info
 
-__all__ = ["Interrupted", "StopRequest", "listen"]
-
 
 class Interrupted(Exception):
     """The run was asked to stop and has been saved."""

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from tokenmix.errors import UserError
 from tokenmix.train.config import TrainConfig
 
-__all__ = ["launch", "processes_to_start"]
-
 PATIENCE = 30.0
 
 

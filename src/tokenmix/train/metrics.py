@@ -6,8 +6,6 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassF1Score
 
-__all__ = ["Accuracy", "CrossEntropy", "Mean", "Perplexity", "PositiveF1"]
-
 
 class Mean(Metric):
     """A sum over samples divided by their number; what is summed, `update` says."""

@@ -17,15 +17,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.train.config import OptimConfig
 
-__all__ = [
-    "Warmup",
-    "WeightEMA",
-    "check_optimizer",
-    "make_optimizer",
-    "make_schedule",
-    "optimizers_and_schedules",
-]
-
 
 @dataclass
 class Warmup:

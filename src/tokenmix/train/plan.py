@@ -3,13 +3,14 @@
 import math
 import random
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import torch
 
 from tokenmix.errors import UserError
 from tokenmix.train.config import OptimConfig, TrainConfig
+from tokenmix.train.schema import fitted
 
 __all__ = ["Progress", "TrainingPlan", "check_config", "make_plan", "seed_everything", "warmup_note"]
 
@@ -52,6 +53,18 @@ class Progress:
     def as_dict(self) -> dict[str, Any]:
         """As values for JSON."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Any) -> "Progress":
+        """From values of JSON; `UserError` if one has another type, or is a number below 0."""
+        hints = get_type_hints(cls)
+        if not isinstance(values, dict) or not hints.keys() >= values.keys() >= {"epoch", "batch", "step"}:
+            raise UserError("it does not say where the run stood")
+        found = {name: fitted(hints[name], value, name) for name, value in values.items()}
+        for name, value in found.items():
+            if not isinstance(value, dict | None) and value < 0:
+                raise UserError(f"{name} must be at least 0, got {value}")
+        return cls(**found)
 
 
 def make_plan(config: TrainConfig, num_train: int, processes: int = 1, unit: str = "images") -> TrainingPlan:

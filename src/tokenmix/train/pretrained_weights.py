@@ -10,7 +10,7 @@ from tokenmix import checkpoints
 from tokenmix.errors import UserError
 from tokenmix.train.checkpoint import read_weights
 from tokenmix.train.distributed import distributed_info
-from tokenmix.train.files import read_json
+from tokenmix.train.sources import read_description
 
 __all__ = ["initial_weights"]
 
@@ -46,13 +46,17 @@ def _started(weights: dict[str, Tensor], model: Any, source: Path) -> dict[str, 
 
 def _trained_size(source: Path) -> tuple[int, int] | None:
     """The image size that a run folder states."""
-    file = source / "data.json"
-    return tuple(read_json(file)["img_size"]) if file.is_file() else None
+    size = _description(source).get("img_size")
+    return (size[0], size[1]) if isinstance(size, list) else None
+
+
+def _description(source: Path) -> dict[str, Any]:
+    """What a run folder says of its data; nothing for a file of weights."""
+    return read_description(source) if (source / "data.json").is_file() else {}
 
 
 def _check_channels(source: Path, model: Any) -> None:
-    file = source / "data.json"
-    theirs = read_json(file).get("channels") if file.is_file() else None
+    theirs = _description(source).get("channels")
     ours = getattr(model, "in_chans", theirs)
     if theirs is not None and theirs != ours:
         raise UserError(

@@ -11,8 +11,6 @@ from tokenmix.errors import UserError
 from tokenmix.models.registry import create_on_meta
 from tokenmix.registry import MODELS
 
-__all__ = ["ProgramHooks", "View", "model_summary"]
-
 
 class View(NamedTuple):
     """An input as it is drawn, (C, H, W), and as the model takes it, (1, C, H', W')."""

@@ -60,7 +60,7 @@ def merge_kwargs(recipe: TrainConfig, given: TrainConfig) -> TrainConfig:
 def _find(name: str) -> Path:
     given = Path(name).expanduser()
     by_name = (path for home in HOMES for path in home.rglob("*.toml") if path.stem == name)
-    candidates = [given, given.with_name(f"{given.name}.toml"), *by_name]
+    candidates = [given, Path(f"{given}.toml"), *by_name]
     found = next((path for path in candidates if path.is_file()), None)
     if found is None:
         raise unknown_name("recipe", name, list_recipes())

@@ -15,7 +15,7 @@ from rich.progress import Progress as RichProgress
 from torch import Tensor
 
 from tokenmix.errors import UserError
-from tokenmix.train.distributed import PeerFailure, distributed_info, mean
+from tokenmix.train.distributed import PeerFailure, all_reduce_mean, distributed_info
 from tokenmix.train.files import replace_file
 from tokenmix.train.plan import Progress, TrainingPlan
 from tokenmix.train.task import TaskModule
@@ -123,7 +123,7 @@ class Recorder:
         self.started = now
         if not self.pending:
             return
-        columns = {k: mean(torch.stack([p[k].float().cpu() for p in self.pending])) for k in self._names()}
+        columns = {k: all_reduce_mean(torch.stack([p[k].float().cpu() for p in self.pending])) for k in self._names()}
         self.pending = [dict(zip(columns, values)) for values in zip(*(column.unbind() for column in columns.values()))]
         losses = columns["loss"]
         bad = (~losses.isfinite()).nonzero()

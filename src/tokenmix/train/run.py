@@ -237,7 +237,10 @@ def _write_setup(run: Path, config: TrainConfig, session: Session) -> None:
 def _resume(run: Path, given: TrainConfig, quiet: bool) -> Path:
     with raise_on_all_ranks():
         session, checkpoint = _restored(run, given)
-    return _work(run, session, Progress(**checkpoint.meta["progress"]), checkpoint.state, quiet)
+    progress, plan = Progress.from_dict(checkpoint.meta["progress"]), session.plan
+    if not (progress.epoch <= plan.epochs and progress.batch <= plan.batches(0) and progress.step <= plan.total_steps):
+        raise UserError(f"{run} stopped at a step that its config has not; put a whole config.json and meta.json back")
+    return _work(run, session, progress, checkpoint.state, quiet)
 
 
 def _restored(run: Path, given: TrainConfig) -> tuple[Session, Checkpoint]:
@@ -409,5 +412,8 @@ def _kept(run: Path) -> str:
     last = latest_complete_checkpoint(run / "checkpoints" / "last")
     if not (last / "meta.json").is_file():
         return "no checkpoint was written yet"
-    step = read_json(last / "meta.json")["progress"]["step"]
+    try:
+        step = read_json(last / "meta.json")["progress"]["step"]
+    except (LookupError, TypeError, ValueError, RecursionError):
+        return f"{last} is damaged"
     return f"the checkpoint of step {step} is kept, continue with: tokenmix train --resume {run}"

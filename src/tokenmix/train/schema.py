@@ -15,8 +15,6 @@ from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, g
 
 from tokenmix.errors import UserError, unknown_name
 
-__all__ = ["Document", "Part", "Range"]
-
 WORDS: dict[type, str] = {
     int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path", dict: "a table",
 }  # fmt: skip

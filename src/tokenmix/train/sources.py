@@ -1,13 +1,13 @@
 """What a config starts from: a task's defaults, a recipe, or a saved run."""
 
-import math
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tokenmix.errors import UserError
 from tokenmix.train.config import TrainConfig, default_config
 from tokenmix.train.files import read_json
 from tokenmix.train.recipes import load_recipe, merge_kwargs, read_document
+from tokenmix.train.schema import Range, fitted
 
 __all__ = ["TOKENIZER", "base_config", "make_config", "read_config", "read_description", "read_part", "saved_config"]
 
@@ -57,20 +57,46 @@ def saved_config(run: Path) -> TrainConfig:
     return read_document(read_part(run, "config.json").get("config"), f"{run / 'config.json'}")
 
 
+Count = Annotated[int, Range(least=0, most=2**31)]
+NUMBERS = ("channels", "ignore", "num_points", "pad_token_id", "seq_len", "vocab_size")
+LISTS: dict[str, Any] = {
+    "classes": str, "part_names": str, "img_size": Annotated[int, Range(least=1, most=2**14)], "mean": float,
+    "std": Annotated[float, Range(above=0)],
+}  # fmt: skip
+"""What tasks keep of their data in data.json, as far as a task keeps it, and the types of the items of lists."""
+
+
+class _Description(dict[str, Any]):
+    """What is in a data.json; `UserError` for what it lacks."""
+
+    path: Path
+
+    def __missing__(self, name: str) -> Any:
+        raise UserError(f"{self.path} is damaged: it has no {name}; put a whole one back")
+
+
 def read_description(run: Path) -> dict[str, Any]:
-    """A run's description of its data; `UserError` if it is damaged, or would normalise samples to NaN or infinity."""
-    values = read_part(run, "data.json")
-    if "std" in values and not (
-        _are_finite(values.get("mean")) and _are_finite(values["std"]) and min(values["std"], default=0) > 0
-    ):
-        raise UserError(
-            f"{run / 'data.json'} is damaged: its mean must be finite, its std above 0; put a whole one back"
-        )
+    """A run's description of its data; `UserError` if a value has another type, or lies outside its range."""
+    values = _Description(read_part(run, "data.json"))
+    values.path = run / "data.json"
+    try:
+        for name in values.keys() & NUMBERS:
+            fitted(Count, values[name], name)
+        for name in values.keys() & LISTS.keys():
+            # A task of somebody else's may have one value instead of a list.
+            for value in _items(values[name]):
+                fitted(LISTS[name], value, name)
+        if {"mean", "std"} <= values.keys() and len(_items(values["mean"])) != len(_items(values["std"])):
+            raise UserError("mean and std must be as many as each other")
+        if isinstance(values.get("img_size"), list) and len(values["img_size"]) != 2:
+            raise UserError("img_size must be two numbers")
+    except UserError as error:
+        raise UserError(f"{values.path} is damaged: {error}; put a whole one back") from None
     return values
 
 
-def _are_finite(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(v, int | float) and math.isfinite(v) for v in values)
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def read_part(run: Path, name: str) -> dict[str, Any]:

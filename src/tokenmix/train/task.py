@@ -6,7 +6,8 @@ well.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -22,7 +23,7 @@ from tokenmix.train.optimizer import make_optimizer, make_schedule
 from tokenmix.train.pretrained_weights import initial_weights
 from tokenmix.train.programs import ProgramHooks
 
-__all__ = ["TaskData", "TaskModule"]
+__all__ = ["TaskData", "TaskModule", "built_with"]
 
 
 class TaskData(ABC):
@@ -62,6 +63,22 @@ class TaskData(ABC):
         raise UserError(
             f"{type(self).__name__} cannot be shared among {world_size} processes; train with one, or write its part()"
         )
+
+
+@contextmanager
+def built_with(model: str, given: Mapping[str, Any]) -> Iterator[None]:
+    """`UserError` for arguments of the user's with which a model cannot be built."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if not given:
+            raise
+        listed = " ".join(f"{name}={value!r}" for name, value in given.items())
+        raise UserError(
+            f"{model} cannot be built with --model-kwargs {listed} ({type(error).__name__}: {error}); give other values"
+        ) from None
 
 
 class TaskModule(ProgramHooks, L.LightningModule, ABC):
@@ -112,19 +129,8 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
     @classmethod
     def model_from_config(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
         """`build_model`, where arguments of the user's with which the model cannot be built are a `UserError`."""
-        given = config.model.model_kwargs
-        try:
+        with built_with(config.model.model, config.model.model_kwargs):
             return cls.build_model(config, data)
-        except UserError:
-            raise
-        except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
-            if not given:
-                raise
-            listed = " ".join(f"{name}={value!r}" for name, value in given.items())
-            raise UserError(
-                f"{config.model.model} cannot be built with --model-kwargs {listed} ({type(e).__name__}: {e}); "
-                "give other values"
-            ) from None
 
     @classmethod
     def with_absolute_paths(cls, config: TrainConfig) -> TrainConfig:

@@ -252,3 +252,47 @@ def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert with_absolute_paths("wds:a-*.tar,b.tar") == f"wds:{tmp_path}/a-*.tar,{tmp_path}/b.tar"
     assert short_name("wds:/data/flowers/a-{0..9}.tar,/data/flowers/b.tar") == "wds-flowers"
     assert with_absolute_paths("digits") == short_name("digits") == "digits"
+
+
+def header(name: str, size: int, kind: bytes = b"0") -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.type = size, kind
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def block(content: bytes) -> bytes:
+    return content + bytes(-len(content) % 512)
+
+
+def extended(record: str) -> bytes:
+    """A header of POSIX.1-2008 with this record, whose length is put in front."""
+    record = f" {record}\n"
+    size = next(n for n in range(len(record), len(record) + 9) if len(str(n)) + len(record) == n)
+    return header("x", size, b"x") + block(f"{size}{record}".encode())
+
+
+PICTURE = header("a.jpg", 4) + block(b"none")
+HOSTILE = {
+    "longer than any memory": header("././@LongLink", 7 * 10**12, b"L"),
+    "a name in a name": (header("././@LongLink", 1, b"L") + block(b"x")) * 3000,
+    "a sparse file": extended("GNU.sparse.map=0,1,2") + PICTURE,
+    "beyond the end": header("a.jpg", 10**12),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_headers_that_announce_what_is_not_there(tmp_path: Path, what: str):
+    (tmp_path / "a.tar").write_bytes(HOSTILE[what] + bytes(1024))
+    with pytest.raises(UserError, match=r"(the shard .*a\.tar is (truncated|no uncompressed tar))|hold no sample"):
+        load_images(f"wds:{tmp_path}/a.tar", root=tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("ending", "content"),
+    [("json", '{"label": Infinity}'), ("json", '{"label": 1e400}'), ("json", "[" * 20_000), ("cls", "9" * 5000)],
+)
+def test_labels_that_are_no_numbers(tmp_path: Path, ending: str, content: str):
+    label = header(f"a.{ending}", len(content)) + block(content.encode())
+    (tmp_path / "a.tar").write_bytes(PICTURE + label + bytes(1024))
+    with pytest.raises(UserError, match=r"hold no sample with a picture and a \.cls or \.json label"):
+        load_images(f"wds:{tmp_path}/a.tar", root=tmp_path / "cache")

@@ -63,6 +63,38 @@ def items() -> Objects:
     return objects_of_masks(masks, [4, 0, 2])
 
 
+class Damaged(Listed):
+    """Scenes of which some cannot be read."""
+
+    def __init__(self, *scenes: Scene, bad: tuple[int, ...]) -> None:
+        super().__init__(*scenes)
+        self.bad = bad
+
+    def scene(self, index: int) -> Scene:
+        if index in self.bad:
+            raise UserError(f"{self.name(index)} is truncated")
+        return super().scene(index)
+
+
+def test_a_scene_that_cannot_be_read_is_left_out_counted_and_named(capsys: pytest.CaptureFixture[str]):
+    scenes = [pixels(seed) for seed in range(12)]
+    data = set_of(*scenes)
+    samples = PixelSamples(data, Damaged(*scenes, bad=(1, 3)))
+    for _ in range(2):
+        batch = samples.read(torch.tensor([0, 1, 2, 3]), 0)
+        assert batch["index"].tolist() == [0, 2]
+        assert batch["image"].shape == (2, 3, 20, 30)
+    # Of a batch of one the next stands in.
+    assert samples.read(torch.tensor([3]), 0)["index"].tolist() == [4]
+    said = capsys.readouterr().err
+    assert said.count("left out") == 2
+    assert "scene 3 is truncated (2 so far)" in said
+    # After ten in a row the first reason is reported.
+    samples = PixelSamples(data, Damaged(*scenes, bad=tuple(range(12))))
+    with pytest.raises(UserError, match="scene 5 is truncated"):
+        samples.read(torch.tensor([5]), 0)
+
+
 def test_image_and_classes_stay_together():
     scenes = [pixels(seed) for seed in range(6)]
     data = set_of(*scenes)

@@ -257,7 +257,7 @@ def negative_part(folder: Path) -> Path:
 WRONG = [
     ("modelnet", meshes, only_train, "class", "no .off file for test"),
     ("modelnet", resampled, without("airplane/airplane_0001.txt"), "class", "1 of 2 files of modelnet40_train.txt"),
-    ("modelnet", resampled, without("modelnet40_test.txt"), "class", "cannot read"),
+    ("modelnet", resampled, without("modelnet40_test.txt"), "class", "does not exist"),
     (
         "modelnet",
         meshes,
@@ -266,7 +266,7 @@ WRONG = [
         "has clouds, not parts; give one of ",
     ),
     ("shapenet-part", shapenet, without("02773838/val02773838.txt"), "parts", "1 of 2 files"),
-    ("shapenet-part", shapenet, without("synsetoffset2category.txt"), "parts", "cannot read"),
+    ("shapenet-part", shapenet, without("synsetoffset2category.txt"), "parts", "does not exist"),
     (
         "shapenet-part",
         shapenet,

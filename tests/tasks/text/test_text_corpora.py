@@ -80,12 +80,12 @@ BAD = {
     "second.txt": ("text:{}", b"good\n\xff\n", "line 2: byte 0xff at offset 5"),
     "wide.txt": ("text:{}", codecs.BOM_UTF16_LE + "a".encode("utf-16-le"), "is UTF-16; convert it"),
     "empty.txt": ("text:{}", b"", "is empty"),
-    "bad.jsonl": ("jsonl:{}#t", b'{"t": "a"}\n{"t": \n', "line 2 is not JSON"),
+    "bad.jsonl": ("jsonl:{}#t", b'{"t": \n', "line 1 is no JSON"),
     "list.jsonl": ("jsonl:{}#t", b"[1]\n", "is a JSON list, not an object"),
     "other.jsonl": ("jsonl:{}#t", b'{"u": "a"}\n', "no column 't'; it has 'u'"),
     "number.jsonl": ("jsonl:{}#t", b'{"t": 3}\n', "'t' is 3, not text"),
     "head.csv": ("csv:{}#t", b"t,u\n", "has no rows"),
-    "wide.csv": ("csv:{}#t", b"t,u\n1,2\n1,2,3\n", "line 3 has 3 fields, the header 2"),
+    "wide.csv": ("csv:{}#t", b"t,u\n1,2,3\n", "line 2 has 3 fields, the header 2"),
     "short.csv": ("csv:{}#t", b"t,u\n1\n", "line 2 has 1 fields, the header 2"),
 }
 
@@ -98,6 +98,42 @@ def test_bad_files_are_told_with_place_and_remedy(tmp_path: Path, name: str):
         sides(spec.format(tmp_path / name))
     assert name in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_of_several_that_cannot_be_read_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for i in range(20):
+        (tmp_path / f"{i}.txt").write_text(f"the text number {i}\n")
+    (tmp_path / "latin.txt").write_bytes(b"good\n" + "caf\xe9\n".encode("latin-1"))
+    (tmp_path / "empty.txt").write_bytes(b"")
+    corpus = load_text(f"text:{tmp_path}")
+    for _ in range(2):
+        assert len([*corpus.train, *corpus.test]) == 20
+    said = capsys.readouterr().err
+    assert said.count("left out") == 2
+    assert "latin.txt, line 2: byte 0xe9" in said
+    assert "empty.txt is empty" in said
+    assert "(2 so far)" in said
+
+
+HOSTILE_ROWS = [
+    '{"t": 1e400}', '{"t": Infinity}', '{"t": ' + "9" * 5000 + "}", "[" * 20_000, '{"t": "\\ud800"}', '{"t": null}',
+    "null", "{}", '{"t": ["a"]}', '{"t": "a',
+]  # fmt: skip
+
+
+def test_rows_that_cannot_be_used_are_left_out_counted_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "a.jsonl"
+    good = [f'{{"t": "text {i} \\ud83d\\ude00"}}' for i in range(50)]
+    file.write_text("\n".join([HOSTILE_ROWS[0], *good, *HOSTILE_ROWS]))
+    corpus = load_text(f"jsonl:{file}#t")
+    texts = [*corpus.train, *corpus.test]
+    assert sorted(texts) == sorted(f"text {i} \N{GRINNING FACE}" for i in range(50))
+    said = capsys.readouterr().err
+    assert said.count("left out") == 10
+    assert "line 1 is no JSON (the number 1e400)" in said
+    file.write_text("\n".join([*HOSTILE_ROWS, *good]))
+    with pytest.raises(UserError, match="line 1 is no JSON"):
+        list(load_text(f"jsonl:{file}#t").train)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_pairs_and_numbers(tmp_path: Path):
     [
         (("text", "label"), [("a", "x"), ("b", "y")], "text,class", "no column 'class'; it has 'text', 'label'"),
         (("text", "label"), [(f"a{i}", "x") for i in range(50)], "text,label", "every label of .* is 'x'"),
-        (("text", "label"), [("a", "x"), ("b", "")], "text,label", "line 3: 'label' is '', no label"),
+        (("text", "label"), [("b", "")], "text,label", "line 2: 'label' is '', no label"),
         (("text", "label"), LEARNT, "text,label", "has no rows for testing"),
         (("text", "label"), [("a", "x")], "a,b,c,d", "names 4 columns"),
         (("text", "label"), [], "text,label", "has no rows"),
@@ -207,6 +207,28 @@ def test_answers_outside_the_context(tmp_path: Path, answer: Any, message: str):
         load_questions(squad(tmp_path, [answer]))
 
 
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("null", "has not SQuAD's layout"),
+        ('{"id": 1, "question": "who?", "answers": [{"text": "a", "answer_start": Infinity}]}', "the number Infinity"),
+        ('{"id": 1, "question": "who?", "answers": [{"text": "a", "answer_start": 1e400}]}', "the number 1e400"),
+        ('{"id": 1, "question": "who?", "answers": [{"text": "a", "answer_start": "0"}]}', "and a whole number"),
+        ('{"id": 1, "question": "who?", "answers": [{"text": 5, "answer_start": 0}]}', "give text"),
+        ('{"id": 1, "question": 5, "answers": []}', "is no text"),
+        ("[" * 20_000, "maximum recursion depth"),
+        ("9" * 5000, "4300 digits"),
+    ],
+)
+def test_hostile_questions(tmp_path: Path, asked: str, message: str):
+    spec = squad(tmp_path, [])
+    told = f'{{"data": [{{"paragraphs": [{{"context": "a b", "qas": [{asked}]}}]}}]}}'
+    (tmp_path / "train-v2.0.json").write_text(told)
+    with pytest.raises(UserError, match=message) as caught:
+        load_questions(spec)
+    assert "train-v2.0.json" in str(caught.value)
+
+
 def test_bad_squad(tmp_path: Path, tokenizer: Any):
     with pytest.raises(UserError, match=r"has no train-v1.1.json"):
         load_questions(f"squad:{tmp_path}")
@@ -214,7 +236,7 @@ def test_bad_squad(tmp_path: Path, tokenizer: Any):
     with pytest.raises(UserError, match="has not SQuAD's layout"):
         load_questions(spec)
     (tmp_path / "train-v2.0.json").write_text('{"data": [\n')
-    with pytest.raises(UserError, match="line 2 is not JSON"):
+    with pytest.raises(UserError, match=r"no JSON .*line 2"):
         load_questions(spec)
     with pytest.raises(UserError, match="must be more than the stride"):
         EncodedQuestions([], tokenizer, max_length=64, stride=60)

@@ -31,9 +31,14 @@ Box = tuple[float, float, float, float]
 # Only formats that are recognised by their content: a text file must not pass for a picture, and none of these runs a
 # helper program, as EPS would.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF", "JPEG2000")
+TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
 # Above this, one decoded picture fills more than 2 GB.
 MAX_PIXELS = 500_000_000
-_pillow_limit = threading.Lock()
+# Larger ones are decoded one at a time, however many threads read images.
+LARGE_PIXELS = 1 << 24
+# What is converted at a time.
+PART_PIXELS = 1 << 20
+_pillow_limit, _one_large = threading.Lock(), threading.Lock()
 
 
 class UnreadableImage(Exception):
@@ -68,7 +73,7 @@ def decode(source: str | Path | bytes, channels: int, size: tuple[int, int], *, 
     with _opened(source) as image:
         # A JPEG can be decoded at an eighth of its size; twice the target keeps the quality of the resizing.
         image.draft(None, (round(2 * size[1] / crop_pct), round(2 * size[0] / crop_pct)))
-        image = _plain(image, channels)
+        image = _plain(ImageOps.exif_transpose(image), channels)
         box = _cover(image.size, size, crop_pct)
         return _tensor(image.resize((size[1], size[0]), Image.Resampling.BICUBIC, box=box, reducing_gap=3), channels)
 
@@ -81,7 +86,7 @@ def decode_part(
 ) -> Tensor:
     """The part of an image that `choose` picks, resized to `size`; raises `UnreadableImage`."""
     with _opened(source) as image:
-        image = _plain(image, channels)
+        image = _plain(ImageOps.exif_transpose(image), channels)
         box, resampling = choose(image)
         return _tensor(image.crop(box).resize((size[1], size[0]), resampling), channels)  # type: ignore[arg-type]
 
@@ -89,7 +94,7 @@ def decode_part(
 def decode_stored(source: str | Path | bytes) -> Tensor:
     """An image as it is stored, uint8 (3, H, W), not turned by EXIF: masks and boxes count pixels so."""
     with _opened(source) as image:
-        return _tensor(_opaque(_eight_bit(image)).convert("RGB"), 3)
+        return _tensor(_plain(image, 3), 3)
 
 
 def decode_numbers(source: str | Path | bytes) -> Tensor:
@@ -103,13 +108,27 @@ def decode_numbers(source: str | Path | bytes) -> Tensor:
 
 
 def _plain(image: Image.Image, channels: int) -> Image.Image:
+    """The image in 8 bits on white: grey for one channel, or if it is; else RGB.
+
+    A part after the other, since levels as floats and layers of transparency take many times what is kept.
+    """
     if channels not in (1, 3):
         raise UserError(f"images have 1 or 3 channels here, not {channels}")
-    return _opaque(_eight_bit(ImageOps.exif_transpose(image))).convert("L" if channels == 1 else "RGB")
+    clear = image.mode in TRANSPARENT or "transparency" in image.info
+    grey = channels == 1 or image.mode in ("1", "L", "F") or image.mode.startswith("I")
+    mode = "L" if grey and (channels == 1 or not clear) else "RGB"
+    if image.mode == mode and not clear:
+        return image
+    high = image.getextrema()[1] if image.mode == "F" else 0
+    whole, rows = Image.new(mode, image.size), max(1, PART_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        part = image.crop((0, top, image.width, min(top + rows, image.height)))
+        whole.paste(_opaque(_eight_bit(part, high)).convert(mode), (0, top))
+    return whole
 
 
 def _tensor(image: Image.Image, channels: int) -> Tensor:
-    array = np.array(image, dtype=np.uint8)
+    array = np.array(image if channels == 1 else image.convert("RGB"), dtype=np.uint8)
     return torch.from_numpy(array.reshape(image.height, image.width, channels)).permute(2, 0, 1).contiguous()
 
 
@@ -129,7 +148,8 @@ def _opened(source: str | Path | bytes) -> Iterator[Image.Image]:
         with _open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise UnreadableImage(f"has {image.width} x {image.height} pixels, more than {MAX_PIXELS:,}")
-            yield image
+            with _one_large if image.width * image.height > LARGE_PIXELS else contextlib.nullcontext():
+                yield image
     except UnreadableImage:
         raise
     except FileNotFoundError:
@@ -159,28 +179,28 @@ def _open(source: str | Path | io.BytesIO) -> Image.Image:
             Image.MAX_IMAGE_PIXELS = limit
 
 
-def _eight_bit(image: Image.Image) -> Image.Image:
-    """Grey images of 16 or 32 bits or floats as 8-bit grey; others as they are."""
+def _eight_bit(image: Image.Image, high: float) -> Image.Image:
+    """Grey images of 16 or 32 bits or floats up to `high` as 8-bit grey; others as they are."""
     if image.mode.startswith("I"):
         levels = np.asarray(image).astype(np.float64) / 257
     elif image.mode == "F":
-        levels = _float_levels(np.asarray(image, dtype=np.float64))
+        levels = _float_levels(np.asarray(image, dtype=np.float64), high)
     else:
         return image
     return Image.fromarray(levels.round().clip(0, 255).astype(np.uint8))
 
 
-def _float_levels(values: np.ndarray) -> np.ndarray:
+def _float_levels(values: np.ndarray, high: float) -> np.ndarray:
     if not np.isfinite(values).all():
         raise UnreadableImage("holds NaN or infinite values")
-    low, high = values.min(), values.max()
-    if low < 0 or high > 255:
+    if values.min() < 0 or high > 255:
+        low = values.min()
         raise UnreadableImage(f"holds values from {low:g} to {high:g}, outside of 0..1 and of 0..255")
     return values * 255 if high <= 1 else values
 
 
 def _opaque(image: Image.Image) -> Image.Image:
-    if image.mode not in ("RGBA", "RGBa", "LA", "La", "PA") and "transparency" not in image.info:
+    if image.mode not in TRANSPARENT and "transparency" not in image.info:
         return image
     if image.mode in ("RGBa", "La"):
         image = image.convert({"RGBa": "RGBA", "La": "LA"}[image.mode])

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from tokenmix.data.fetch import log
 from tokenmix.data.images.decode import Box, UnreadableImage, decode, decode_part
 from tokenmix.data.indexed import shared_permutation
+from tokenmix.data.reading import LeftOut
 from tokenmix.data.seeding import hash_indices, restored_random_state, seed_all
 from tokenmix.errors import UserError
 
@@ -37,7 +37,6 @@ CHANNELS = 3
 CROP_PCT = 0.875
 # Of `hash_indices`.
 RANDOM_CROP = 1
-NAMED = 10
 
 
 @dataclass(frozen=True)
@@ -127,12 +126,12 @@ class LazyImages(ImageSet):
         self.labels, self.size, self.photographs = labels, size, photographs
         self.crop_pct = CROP_PCT if photographs else 1.0
         self.places = torch.arange(len(labels))
-        self._bad: set[int] = set()
+        self._left_out = LeftOut()
 
     def subset(self, indices: Tensor) -> "LazyImages":
         """The images at these places of this set, of whose files the list is shared."""
         kept = copy.copy(self)
-        kept.labels, kept.places, kept._bad = self.labels[indices], self.places[indices], set()
+        kept.labels, kept.places, kept._left_out = self.labels[indices], self.places[indices], LeftOut()
         return kept
 
     def source(self, index: int) -> Path | bytes:
@@ -166,16 +165,9 @@ class LazyImages(ImageSet):
                 images.append(one(index))
                 kept.append(index)
             except UnreadableImage as reason:
-                self._leave_out(index, reason)
+                self._left_out.add(index, f"{self.name(index)} {reason}")
         stacked = torch.stack(images) if images else torch.empty(0, CHANNELS, *self.size, dtype=torch.uint8)
         return stacked, torch.tensor(kept, dtype=torch.int64)
-
-    def _leave_out(self, index: int, reason: UnreadableImage) -> None:
-        if index in self._bad:
-            return
-        self._bad.add(index)
-        if len(self._bad) <= NAMED:
-            log(f"left out: {self.name(index)} {reason} ({len(self._bad)} so far)")
 
 
 def _random_part(image: Image.Image) -> tuple[Box, Image.Resampling]:

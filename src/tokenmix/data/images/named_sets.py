@@ -4,6 +4,7 @@ Digits: scikit-learn's 1,797 grey scans of 8 x 8 pixels, embedded there. Fashion
 28 x 28 pixels, 10 kinds of clothing (Xiao, Rasul and Vollgraf, 2017), fetched once and read by torchvision.
 """
 
+import zlib
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +23,10 @@ from tokenmix.data.store import Stored, fetched
 __all__ = ["fetch_fashion_mnist", "load_digits", "load_fashion_mnist"]
 
 TEST_DIGITS = 360
+HOME = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
 PACKAGE = "dataset-fashion-mnist"
+CONTENT = "14410854cf7a289477dcfc7df3f8ec24741e281cdcc425ede0d9a748ca630214"
+"""SHA-256 of the four files, unpacked: each source packs them in its own way."""
 
 
 def load_digits(request: DataRequest) -> LoadedImages:
@@ -58,32 +62,36 @@ def _in_memory(tensors: dict[str, Tensor], part: str, size: tuple[int, int] | No
 
 def fetch_fashion_mnist(folder: Path) -> Stored:
     """From the publisher, else from the Debian package."""
-    home = FashionMNIST.mirrors[0]
     sources = [
-        (home, partial(_download_archives, home, folder)),
-        (f"Debian package {PACKAGE}", partial(_unpack_package, folder)),
+        (HOME, partial(_from_home, folder)),
+        (f"Debian package {PACKAGE}", partial(_from_package, folder)),
     ]
-    archives, source = first_that_works("Fashion-MNIST (31 MB)", sources)
+    return first_that_works("Fashion-MNIST (31 MB)", sources)
+
+
+def _from_home(folder: Path) -> Stored:
+    # Not torchvision's download, which has no time limit, and no HTTPS.
+    for name, _ in FashionMNIST.resources:
+        download(HOME + name, folder / name)
+    return _read_archives(folder, folder, f"publisher's files from {HOME}")
+
+
+def _from_package(folder: Path) -> Stored:
+    root, version = apt_package(PACKAGE, folder)
+    archives = root / "usr" / "share" / "datasets" / "fashion-mnist"
+    return _read_archives(archives, folder, f"Debian package {PACKAGE} {version}")
+
+
+def _read_archives(archives: Path, folder: Path, source: str) -> Stored:
+    """The images and labels in the publisher's four files."""
     raw, tensors = folder / "FashionMNIST" / "raw", {}
-    raw.mkdir(parents=True)
+    raw.mkdir(parents=True, exist_ok=True)
     try:
-        for name, _ in FashionMNIST.resources:
-            extract_archive(str(archives / name), str(raw))
+        files = [Path(extract_archive(str(archives / name), str(raw))) for name, _ in FashionMNIST.resources]
+        check_digest(files, CONTENT)
         for part in ("train", "t10k"):
             images = FashionMNIST(folder, train=part == "train")
             tensors |= {f"{part}_images": images.data, f"{part}_labels": images.targets.byte()}
-    except (OSError, EOFError, RuntimeError, AssertionError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise FetchError(f"{source} cannot be read ({error})") from None
     return tensors, {"source": source}
-
-
-def _download_archives(home: str, folder: Path) -> tuple[Path, str]:
-    # Not torchvision's download, which waits without limit for a server that does not answer.
-    for name, md5 in FashionMNIST.resources:
-        check_digest(download(home + name, folder / name), "md5", md5)
-    return folder, f"publisher's files from {home}"
-
-
-def _unpack_package(folder: Path) -> tuple[Path, str]:
-    root, version = apt_package(PACKAGE, folder)
-    return root / "usr" / "share" / "datasets" / "fashion-mnist", f"Debian package {PACKAGE} {version}"

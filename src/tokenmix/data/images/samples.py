@@ -10,8 +10,6 @@ from tokenmix.data.images.augment import Erase, make_augment
 from tokenmix.data.images.image_set import ImageSet, LazyImages
 from tokenmix.data.indexed import IndexedDataset
 
-__all__ = ["ImageSamples", "normalize"]
-
 
 def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """uint8 (B, C, H, W) as float32, (images / 255 - mean) / std per channel."""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from tokenmix.data.images.image_set import Skipped
+from tokenmix.data.reading import parse_json
 from tokenmix.data.store import Names, fetched
 from tokenmix.errors import UserError
 
@@ -112,7 +113,7 @@ def _scan(path: Path) -> list[Found]:
             for member in tar:
                 folder, _, base = member.name.rpartition("/")
                 key, _, ending = base.partition(".")
-                if member.isfile() and key:
+                if member.isfile() and key and not member.issparse():
                     members.setdefault(f"{folder}/{key}" if folder else key, {})[ending.lower()] = (
                         member.offset_data,
                         member.size,
@@ -123,10 +124,12 @@ def _scan(path: Path) -> list[Found]:
             if (end := os.pread(file.fileno(), BLOCK, offset)) == bytes(BLOCK):
                 return [_sample(key, parts, file.fileno()) for key, parts in members.items()]
             problem = "is truncated" if len(end) < BLOCK else "is damaged"
-    except tarfile.ReadError as error:
-        problem = "is truncated" if "unexpected end" in str(error) else f"is no uncompressed tar file ({error})"
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
+    # Headers of a damaged shard may announce more than there is memory, or hold no numbers.
+    except Exception as error:
+        told = str(error) or type(error).__name__
+        problem = "is truncated" if "unexpected end" in told else f"is no uncompressed tar file ({told})"
     raise UserError(f"the shard {path} {problem} after {last}; fetch or write it again")
 
 
@@ -138,7 +141,7 @@ def _sample(key: str, parts: dict[str, tuple[int, int]], handle: int) -> Found:
         return Found(key, wrong="is empty (0 bytes)")
     try:
         label = _label(parts, handle)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         return Found(key, wrong=f"has no label ({error!r})")
     if not 0 <= label < MOST_CLASSES:
         return Found(key, wrong=f"has the label {label}, which is no class")
@@ -155,5 +158,5 @@ def _label(parts: dict[str, tuple[int, int]], handle: int) -> int:
     if "cls" in parts:
         return int(text("cls"))
     if "json" in parts:
-        return int(json.loads(text("json"))["label"])
+        return int(parse_json(text("json"), ".json")["label"])
     raise ValueError("neither .cls nor .json")

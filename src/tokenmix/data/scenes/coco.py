@@ -5,11 +5,9 @@ here are counted from 0, and `notes["category_ids"]` has the published number of
 kept: they are background. The val part is for testing.
 """
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import torch
 
 from tokenmix.data.images.image_set import Skipped
 from tokenmix.data.lookup import DataRequest
+from tokenmix.data.reading import parse_json, read_file
 from tokenmix.data.scenes.rle import decode_mask
 from tokenmix.data.scenes.scenes import (
     Objects,
@@ -37,6 +36,7 @@ YEARS = ("2017", "2014")
 # What is read of an entry, and of which types it is.
 IMAGE = {"id": (int,), "file_name": (str,), "height": (int, float), "width": (int, float)}
 CATEGORY = {"id": (int,), "name": (str,)}
+MOST = 2**53
 ANNOTATION = {"id": (int, str), "image_id": (int,), "category_id": (int,), "bbox": (list,)}
 
 
@@ -137,7 +137,11 @@ def load_coco(request: DataRequest) -> SceneData:
 
 def read_instances(path: Path) -> Instances:
     """An annotation file; `UserError` naming it, and the entry in it that is wrong."""
-    told = _json(path)
+    if not path.exists():
+        raise UserError(f"{path} does not exist; COCO's layout has annotations/instances_train2017.json and val")
+    told = parse_json(read_file(path), path)
+    if not isinstance(told, dict):
+        raise UserError(f"{path} holds a {type(told).__name__}, not images, annotations and categories")
     images, kinds = _entries(told, "images", IMAGE, path), _entries(told, "categories", CATEGORY, path)
     for key, entries, name in (("images", images, "id"), ("categories", kinds, "id"), ("categories", kinds, "name")):
         _check_distinct(entries, key, name, path)
@@ -157,20 +161,6 @@ def read_instances(path: Path) -> Instances:
     return Instances(path, images, annotations, dict(sorted(categories.items())), dropped)
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        told = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise UserError(
-            f"{path} does not exist; COCO's layout has annotations/instances_train2017.json and val"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is not JSON ({error}); download it again") from None
-    if not isinstance(told, dict):
-        raise UserError(f"{path} holds a {type(told).__name__}, not images, annotations and categories")
-    return told
-
-
 def _entries(
     told: dict[str, Any], key: str, wanted: Mapping[str, tuple[type, ...]], path: Path
 ) -> list[dict[str, Any]]:
@@ -181,7 +171,7 @@ def _entries(
         for name, types in wanted.items():
             if not isinstance(entry, dict) or name not in entry:
                 raise UserError(f"{path}, entry {place} of {key}, has no {name}")
-            if not isinstance(entry[name], types):
+            if not isinstance(entry[name], types) or (isinstance(entry[name], int) and abs(entry[name]) > MOST):
                 meant = " or ".join(one.__name__ for one in types)
                 raise UserError(f"{path}, entry {place} of {key}, has {name}={entry[name]!r}; give {meant}")
     return entries
@@ -213,7 +203,7 @@ def _check_annotation(entry: dict[str, Any], places: dict[int, int], categories:
     if entry["category_id"] not in categories:
         raise UserError(f"{where} has category {entry['category_id']}, which is not among the categories")
     box = entry["bbox"]
-    if len(box) != 4 or not all(isinstance(x, int | float) and isfinite(x) for x in box):
+    if len(box) != 4 or not all(isinstance(x, int | float) and abs(x) <= MOST for x in box):
         raise UserError(f"{where} has the box {box}; give x, y, width and height")
     if entry.get("iscrowd", 0) not in (0, 1):
         raise UserError(f"{where} has iscrowd={entry['iscrowd']!r}; give 0 or 1")

@@ -4,6 +4,7 @@ Zhou, Zhao, Puig, Fidler, Barriuso and Torralba, "Scene Parsing through ADE20K D
 Cityscapes Dataset for Semantic Urban Scene Understanding", 2016, whose table of classes is torchvision's.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -116,8 +117,10 @@ def _own_names(root: Path, pairs: Sequence[tuple[Path, Path]]) -> list[str]:
     else:
         highest = -1
         for _, labels in pairs:
-            seen = _read_numbers(labels).unique() if labels.is_file() else torch.tensor([0])
-            highest = max([highest, *seen[seen != IGNORE].tolist()])
+            # One that cannot be read is left out, and named, where it is needed.
+            with contextlib.suppress(UserError):
+                seen = _read_numbers(labels).unique()
+                highest = max([highest, *seen[seen != IGNORE].tolist()])
         names = [f"class {i}" for i in range(highest + 1)]
     if not 2 <= len(names) <= IGNORE:
         raise UserError(f"{root} has {len(names)} classes; give 2 to {IGNORE}, by classes.txt or in train/masks")

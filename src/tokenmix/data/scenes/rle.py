@@ -11,6 +11,8 @@ from tokenmix.errors import UserError, needs
 
 __all__ = ["decode_mask", "encode_mask"]
 
+MOST_BITS = 40
+
 
 def decode_mask(segmentation: Any, height: int, width: int) -> Tensor:
     """The mask that a `segmentation` of COCO says, bool (H, W).
@@ -60,6 +62,8 @@ def _lengths_of_string(coded: str | bytes) -> list[int]:
             raise UserError(f"the run lengths do not decode: {chr(letter)!r} is not one of their characters")
         value |= (bits & 31) << shift
         shift += 5
+        if shift > MOST_BITS:
+            raise UserError("the run lengths do not decode: one has no end")
         if bits & 32:
             continue
         value -= (1 << shift) if bits & 16 else 0
@@ -72,11 +76,23 @@ def _lengths_of_string(coded: str | bytes) -> list[int]:
 
 def _from_polygons(polygons: list[Any], height: int, width: int) -> Tensor:
     for polygon in polygons:
-        numbers = isinstance(polygon, list) and all(isinstance(x, int | float) and np.isfinite(x) for x in polygon)
-        if not numbers or len(polygon) < 6 or len(polygon) % 2:
-            raise UserError(f"the polygon {str(polygon)[:40]} is not a list of three or more corners, x and y each")
+        _check_polygon(polygon, height, width)
     tools = _pycocotools()
     return _from_runs(tools.merge(tools.frPyObjects(polygons, height, width)), height, width)
+
+
+def _check_polygon(polygon: Any, height: int, width: int) -> None:
+    """`UserError` for what pycocotools would not survive: it makes room for each step of the outline, unchecked."""
+    reach, told = 2 * max(height, width), str(polygon)[:40]
+    numbers = isinstance(polygon, list) and all(isinstance(x, int | float) for x in polygon)
+    if not numbers or len(polygon) < 6 or len(polygon) % 2:
+        raise UserError(f"the polygon {told} is not a list of three or more corners, x and y each")
+    if not all(abs(x) <= reach for x in polygon):
+        raise UserError(f"the polygon {told} lies far outside of the image of {width} x {height} pixels")
+    corners = np.array(polygon, dtype=np.float64).reshape(-1, 2)
+    steps = np.abs(corners - np.roll(corners, 1, axis=0)).max(1).sum()
+    if steps > height * width + 8 * reach:
+        raise UserError(f"the polygon {told} winds more than the {width} x {height} pixels of the image hold")
 
 
 def _pycocotools() -> Any:

@@ -1,5 +1,6 @@
 """Scenes as batches: pixels with their classes for segmentation, images with their objects for detection."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,23 +9,54 @@ from torch import Tensor
 
 from tokenmix.data.images.samples import normalize
 from tokenmix.data.indexed import IndexedDataset
+from tokenmix.data.reading import LeftOut
 from tokenmix.data.scenes.scenes import Objects, Scene, SceneData, Scenes
 from tokenmix.data.scenes.transforms import ObjectAugment, PixelAugment, left_over
 from tokenmix.errors import UserError
 
 __all__ = ["ObjectSamples", "PixelSamples", "SceneSamples"]
 
+# After that many unreadable scenes in a row the set itself must be wrong.
+TRIED = 10
+
 
 class SceneSamples(IndexedDataset):
-    """Scenes as a task takes them; what a sample is, `PixelSamples` and `ObjectSamples` say."""
+    """Scenes as a task takes them; what a sample is, `PixelSamples` and `ObjectSamples` say.
+
+    A scene that cannot be read is left out of its batch, and named on stderr. For a batch of which none can be read
+    the first that follows stands in.
+    """
 
     unit = "images"
 
     def __init__(self, scenes: Scenes) -> None:
         self.scenes = scenes
+        self._left_out = LeftOut()
 
     def __len__(self) -> int:
         return len(self.scenes)
+
+    @abstractmethod
+    def _one(self, index: int, epoch: int) -> tuple[Any, Any]:
+        """The scene at this place as the task takes it; `UserError` if it cannot be read."""
+
+    def _readable(self, indices: Tensor, epoch: int) -> tuple[list[Any], list[Any], Tensor]:
+        """The two halves of each scene that can be read, and its index."""
+        wanted, found, problem = indices.tolist(), [], None
+        following = [index % len(self) for index in range(wanted[-1] + 1, wanted[-1] + 1 + TRIED)]
+        for number, index in enumerate([*wanted, *following]):
+            if found and number >= len(wanted):
+                break
+            try:
+                found.append((*self._one(index, epoch), index))
+            except UserError as reason:
+                self._left_out.add(index, str(reason))
+                problem = problem or reason
+        if not found:
+            assert problem is not None
+            raise problem
+        left, right, kept = (list(part) for part in zip(*found))
+        return left, right, torch.tensor(kept)
 
 
 class PixelSamples(SceneSamples):
@@ -49,12 +81,11 @@ class PixelSamples(SceneSamples):
 
     def read(self, indices: Tensor, epoch: int) -> dict[str, Tensor]:
         """The batch of these images."""
-        pairs = [self._one(int(i), epoch) for i in indices]
-        images, classes = zip(*pairs)
+        images, classes, kept = self._readable(indices, epoch)
         return {
             "image": _stacked([normalize(image, self.mean, self.std) for image in images], 0.0),
             "classes": _stacked(classes, self.ignore),
-            "index": indices,
+            "index": kept,
         }
 
     def _one(self, index: int, epoch: int) -> tuple[Tensor, Tensor]:
@@ -88,9 +119,8 @@ class ObjectSamples(SceneSamples):
 
     def read(self, indices: Tensor, epoch: int) -> dict[str, Any]:
         """The batch of these images."""
-        pairs = [self._one(int(i), epoch) for i in indices]
-        images, targets = (list(part) for part in zip(*pairs))
-        return {"images": images, "targets": targets, "index": indices}
+        images, targets, kept = self._readable(indices, epoch)
+        return {"images": images, "targets": targets, "index": kept}
 
     def _one(self, index: int, epoch: int) -> tuple[Tensor, dict[str, Tensor]]:
         scene = self.scenes.scene(index)

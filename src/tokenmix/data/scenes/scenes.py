@@ -15,6 +15,7 @@ from torchvision.ops import masks_to_boxes
 from tokenmix.data.images.decode import UnreadableImage, decode_stored
 from tokenmix.data.images.image_set import Skipped
 from tokenmix.data.lookup import load_data
+from tokenmix.data.reading import read_file
 from tokenmix.errors import UserError
 
 __all__ = [
@@ -209,11 +210,10 @@ def read_stored(path: Path) -> Tensor:
 def lines_of(path: Path, of: str = "images") -> list[str]:
     """The lines of a list that are not empty; `UserError` if there is no such file or nothing in it."""
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"cannot read {path} ({getattr(error, 'strerror', None) or error}); it lists the {of}"
-        ) from None
+        lines = [line.strip() for line in read_file(path).decode().splitlines() if line.strip()]
+    except ValueError as error:
+        reason = error if isinstance(error, UserError) else f"{path} is no text ({error})"
+        raise UserError(f"{reason}; it lists the {of}, one a line") from None
     if not lines:
         raise UserError(f"{path} is empty; it lists the {of}, one a line")
     return lines

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tokenmix.data.images.image_set import Skipped
 from tokenmix.data.lookup import DataRequest
+from tokenmix.data.reading import read_file
 from tokenmix.data.scenes.label_maps import PairScenes, numbers_table
 from tokenmix.data.scenes.scenes import (
     IGNORE,
@@ -160,7 +161,7 @@ class BoxScenes(Scenes):
             raise UserError(f"{missing} does not exist, though {names} lists it; add it or remove its line")
         self.annotations = [root / "Annotations" / f"{stem}.xml" for stem in stems]
         self.boxes = [
-            read_boxes(path.read_bytes(), path) if path.is_file() else Boxes([], [], [], 0, None)
+            read_boxes(read_file(path), path) if path.exists() else Boxes([], [], [], 0, None)
             for path in self.annotations
         ]
         self.labels = [_labels(found.names, path) for found, path in zip(self.boxes, self.annotations)]
@@ -266,5 +267,6 @@ def _text(node: ElementTree.Element, tag: str, where: str) -> str:
 
 
 def _size(root: ElementTree.Element) -> tuple[int, int] | None:
-    height, width = root.findtext("size/height", ""), root.findtext("size/width", "")
-    return (int(height), int(width)) if height.strip().isdecimal() and width.strip().isdecimal() else None
+    sides = [root.findtext(f"size/{side}", "").strip() for side in ("height", "width")]
+    # Python itself reads no whole number of thousands of digits.
+    return (int(sides[0]), int(sides[1])) if all(s.isdecimal() and len(s) < 10 for s in sides) else None

@@ -2,29 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from tokenmix.errors import UserError, unknown_name
+from tokenmix.kernels.support import autocast_inputs, require_triton
 from tokenmix.ops.external.reference import Normalization, reference_map
 from tokenmix.ops.external.sdpa import external_by_sdpa
 from tokenmix.ops.external.tiled import stream_external
 from tokenmix.ops.normalize import broadcast_mask, double_normalize
-
-__all__ = [
-    "Backend",
-    "Normalization",
-    "Problem",
-    "check_backend",
-    "check_chunks",
-    "check_memories",
-    "check_normalization",
-    "external_attention",
-    "external_attention_map",
-]
 
 Backend = Literal["eager", "tiled", "sdpa", "triton"]
 
@@ -46,6 +35,10 @@ class Problem:
     num_steps: int
     chunk_size: int | None
     dropout: float
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+        """The query, both memories and both biases."""
+        return self.query, self.key_memory, self.value_memory, self.key_bias, self.value_bias
 
 
 def external_attention(
@@ -108,20 +101,10 @@ def external_attention(
     check_backend(backend, chunk_size, dropout)
     chosen = backend or _choose(query, key_memory.shape[0], chunk_size, dropout)
     full = None if mask is None else broadcast_mask(mask, query)
-    return _BACKENDS[chosen].run(
-        Problem(
-            query,
-            key_memory,
-            value_memory,
-            key_bias,
-            value_bias,
-            full,
-            normalization,
-            num_steps,
-            chunk_size,
-            dropout,
-        )
+    problem = Problem(
+        query, key_memory, value_memory, key_bias, value_bias, full, normalization, num_steps, chunk_size, dropout
     )
+    return _BACKENDS[chosen](problem)
 
 
 def external_attention_map(
@@ -169,11 +152,15 @@ def check_backend(backend: Backend | None, chunk_size: int | None, dropout: floa
         return
     if backend not in get_args(Backend):
         raise unknown_name("backend", backend, get_args(Backend))
-    if backend not in _BACKENDS:
-        raise UserError(f"backend={backend!r} is not built; there are {', '.join(map(repr, _BACKENDS))}")
-    reason = _BACKENDS[backend].obstacle(chunk_size, dropout)
-    if reason is not None:
-        raise UserError(f"backend={backend!r} {reason}")
+    if backend != "tiled" and chunk_size is not None:
+        raise UserError(
+            f"backend={backend!r} does all tokens at once, got chunk_size={chunk_size}; leave chunk_size at None or "
+            "use backend='tiled'"
+        )
+    if backend != "eager" and dropout > 0.0:
+        raise UserError(
+            f"backend={backend!r} has no dropout of the map, got dropout={dropout}; set it to 0 or use backend='eager'"
+        )
 
 
 def check_memories(
@@ -238,37 +225,21 @@ def _map(problem: Problem) -> Tensor:
     )
 
 
-def _eager_obstacle(chunk_size: int | None, _: float) -> str | None:
-    if chunk_size is None:
-        return None
-    return f"does all tokens at once, got chunk_size={chunk_size}; leave chunk_size at None or use backend='tiled'"
-
-
 def _tiled(problem: Problem) -> Tensor:
-    tensors = _autocast(problem.query, problem.key_memory, problem.value_memory, problem.key_bias, problem.value_bias)
     steps = problem.num_steps if problem.normalization == "double" else 0
-    return stream_external(*tensors, problem.mask, steps, problem.chunk_size)  # pyright: ignore[reportCallIssue]
-
-
-def _tiled_obstacle(_: int | None, dropout: float) -> str | None:
-    if dropout == 0.0:
-        return None
-    return f"has no dropout of the map, got dropout={dropout}; set it to 0 or use backend='eager'"
+    return stream_external(*autocast_inputs(*problem.tensors()), problem.mask, steps, problem.chunk_size)
 
 
 def _sdpa(problem: Problem) -> Tensor:
     _check_one_step("sdpa", problem)
-    tensors = (problem.query, problem.key_memory, problem.value_memory, problem.key_bias, problem.value_bias)
-    return external_by_sdpa(*tensors, problem.mask, double=problem.normalization == "double")
+    return external_by_sdpa(*problem.tensors(), problem.mask, double=problem.normalization == "double")
 
 
 def _triton(problem: Problem) -> Tensor:
     _check_one_step("triton", problem)
-    # The kernels' file imports triton, which a CPU does without.
-    from tokenmix.kernels.support import require_triton
-
-    tensors = _autocast(problem.query, problem.key_memory, problem.value_memory, problem.key_bias, problem.value_bias)
+    tensors = autocast_inputs(*problem.tensors())
     require_triton("external_attention", *tensors)
+    # It imports triton, which a CPU does without.
     from tokenmix.kernels.external import fused_external_attention
 
     return fused_external_attention(*tensors, mask=problem.mask, normalization=problem.normalization)
@@ -279,29 +250,6 @@ def _check_one_step(backend: str, problem: Problem) -> None:
         raise UserError(f"backend={backend!r} has one Sinkhorn step, got num_steps={problem.num_steps}; use 'eager'")
 
 
-def _fused_obstacle(chunk_size: int | None, dropout: float) -> str | None:
-    return _eager_obstacle(chunk_size, dropout) or _tiled_obstacle(chunk_size, dropout)
-
-
-class _Backend(NamedTuple):
-    """How a backend computes a problem, and why it cannot, given (chunk_size, dropout), if so."""
-
-    run: Callable[[Problem], Tensor]
-    obstacle: Callable[[int | None, float], str | None]
-
-
-_BACKENDS: dict[str, _Backend] = {
-    "eager": _Backend(_eager, _eager_obstacle),
-    "tiled": _Backend(_tiled, _tiled_obstacle),
-    "sdpa": _Backend(_sdpa, _fused_obstacle),
-    "triton": _Backend(_triton, _fused_obstacle),
-}
-
-
-def _autocast(*tensors: Tensor | None) -> tuple[Tensor, ...]:
-    """What autocast would do at the door of a built-in operator; ours is not on its list."""
-    kind = next(t for t in tensors if t is not None).device.type
-    if kind == "meta" or not torch.is_autocast_enabled(kind):
-        return tensors  # pyright: ignore[reportReturnType]
-    dtype = torch.get_autocast_dtype(kind)
-    return tuple(t if t is None else t.to(dtype) for t in tensors)  # pyright: ignore[reportReturnType]
+_BACKENDS: dict[Backend, Callable[[Problem], Tensor]] = {
+    "eager": _eager, "tiled": _tiled, "sdpa": _sdpa, "triton": _triton
+}  # fmt: skip

@@ -12,8 +12,6 @@ from torch.nn import functional as F
 
 from tokenmix.ops.normalize import broadcast_mask, double_normalize
 
-__all__ = ["Normalization", "reference", "reference_map"]
-
 Normalization = Literal["double", "softmax"]
 
 

@@ -6,8 +6,6 @@ from torch.nn import functional as F
 
 from tokenmix.ops.normalize import slot_offset
 
-__all__ = ["external_by_sdpa"]
-
 
 def external_by_sdpa(
     query: Tensor,

@@ -20,38 +20,13 @@ from torch.utils.flop_counter import register_flop_formula
 from tokenmix.ops.external.reference import reference
 from tokenmix.ops.external.tiles import Heads, HeadsBackward
 
-__all__ = ["TILE_ENTRIES", "stream_external"]
-
 TILE_ENTRIES = 2**20
 """Entries of the map that are worked on at a time: 4 MiB in float32. Smaller tiles, which the second caches hold,
 lose more to products of fewer rows than they gain (LOG.md)."""
 
 
-def stream_external(
-    query: Tensor,
-    key_memory: Tensor,
-    value_memory: Tensor,
-    key_bias: Tensor | None,
-    value_bias: Tensor | None,
-    mask: Tensor | None,
-    num_steps: int,
-    chunk_size: int | None,
-) -> Tensor:
-    """External attention by tiles, (..., N, d_v).
-
-    The output is laid out as the query is: heads cut out of (B, N, H d) come back that way.
-
-    Args:
-        query: (..., N, d).
-        key_memory: (S, d).
-        value_memory: (S, d_v).
-        key_bias: (S,) or None.
-        value_bias: (d_v,) or None.
-        mask: bool, broadcastable to the tokens (..., N), or None.
-        num_steps: Sinkhorn steps K; 0 for the plain softmax over slots.
-        chunk_size: tokens in a tile; None for all.
-    """
-    args = query, key_memory, value_memory, key_bias, value_bias, mask, num_steps, chunk_size
+def stream_external(*args: Any) -> Tensor:
+    """External attention by tiles, (..., N, d_v); arguments are those of `_stream`."""
     return (_operator(*args) if torch.compiler.is_compiling() else _Tiles.apply(*args))[0]  # pyright: ignore[reportIndexIssue]
 
 
@@ -65,7 +40,20 @@ def _stream(
     num_steps: int,
     chunk_size: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """The output, and the offsets L^1 .. L^K, (K, ..., 1, S)."""
+    """The output, and the offsets L^1 .. L^K, (K, ..., 1, S).
+
+    The output is laid out as the query is: heads cut out of (B, N, H d) come back that way.
+
+    Args:
+        query: (..., N, d).
+        key_memory: (S, d).
+        value_memory: (S, d_v).
+        key_bias: (S,) or None.
+        value_bias: (d_v,) or None.
+        mask: bool, broadcastable to the tokens (..., N), or None.
+        num_steps: Sinkhorn steps K; 0 for the plain softmax over slots.
+        chunk_size: tokens in a tile; None for all.
+    """
     with torch.autocast(query.device.type, enabled=False):
         out = _new_output(query, value_memory.shape[1])
         offsets = _new_offsets(query, key_memory.shape[0], num_steps)

@@ -27,8 +27,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["Heads", "HeadsBackward", "MapGradient", "TokenTile"]
-
 
 class MapGradient(NamedTuple):
     """C^K, P, u^K and the output's gradient where it counts."""

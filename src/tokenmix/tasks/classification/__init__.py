@@ -12,6 +12,6 @@ TASKS.register(
         task="tokenmix.tasks.classification.task:ImageClassification",
         options="tokenmix.tasks.classification.options:ClassificationOptions",
         defaults={"model": "vit_nano", "data": "fashion-mnist"},
-        other_models="tokenmix.tasks.classification.timm_names:may_be_timms",
+        other_models="tokenmix.tasks.classification.presets:may_be_timms",
     ),
 )

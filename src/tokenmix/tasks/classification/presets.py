@@ -1,5 +1,9 @@
 """The image classifiers by name: the class of each, what makes it that size, and what timm knows of its data."""
 
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from tokenmix.registry import MODELS, ModelEntry, Published
@@ -111,3 +115,16 @@ _register("eanet_resnet101", EANET, "ResNet-101 and the EANet block", EANET_CFG,
 _register(
     "eanet_nano", EANET, "four stages of one basic block for images of 28 to 64 px", EANET_NANO_CFG, EANET_NANO,
 )  # fmt: skip
+
+
+def may_be_timms(name: str) -> bool:
+    """Whether timm may have a model of that name, without importing it: a file of its models then mentions the name."""
+    # Once it is imported, timm itself can be asked.
+    if "timm" in sys.modules or name.startswith(("hf-hub:", "local-dir:")):
+        return True
+    spec = find_spec("timm")
+    if spec is None or spec.origin is None:
+        return True
+    word = re.compile(rf"\b{re.escape(name.split('.')[0])}\b")
+    files = (Path(spec.origin).parent / "models").glob("*.py")
+    return any(word.search(file.read_text(encoding="utf-8")) for file in files)

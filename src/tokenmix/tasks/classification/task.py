@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
-from tokenmix.data.images import ImageData, ImageSamples, load_images, make_augment, read_image
+from tokenmix.data.images import ImageData, load_images, make_augment, read_image
 from tokenmix.data.images.augment import Erase
 from tokenmix.errors import UserError
 from tokenmix.layers.less_attention import LessAttention
@@ -24,7 +24,7 @@ from tokenmix.ops.less import Scores
 from tokenmix.registry import MODELS, list_models
 from tokenmix.tasks.classification.options import ClassificationOptions
 from tokenmix.tasks.fitting import check_own, incompatible_model_error
-from tokenmix.tasks.images import image_view
+from tokenmix.tasks.images import image_data, image_view
 from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.metrics import CrossEntropy
@@ -32,21 +32,10 @@ from tokenmix.train.programs import View
 from tokenmix.train.task import TaskModule
 from tokenmix.train.task_data import IndexedData, check_names
 
-__all__ = ["CrossEntropy", "ImageClassification", "image_data"]
+__all__ = ["ImageClassification"]
 
 CONFUSION_CLASSES = 200
 FROM_DATA = {"num_classes": "--data", "in_chans": "--data", "img_size": "--img-size"}
-
-
-def image_data(
-    images: ImageData, config: TrainConfig, mean: Sequence[float], std: Sequence[float], **augment: Any
-) -> IndexedData:
-    """Images normalised with `mean` and `std`, for training augmented; `images` has the config's limits already."""
-    train = ImageSamples(images.train, mean=mean, std=std, seed=config.loop.seed, **augment)
-    test = ImageSamples(images.test, mean=mean, std=std)
-    made = IndexedData(train, test, config=config, description=images.describe())
-    made.images = images
-    return made
 
 
 class ImageClassification(TaskModule):

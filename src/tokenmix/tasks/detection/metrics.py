@@ -10,8 +10,6 @@ from torchmetrics.detection import MeanAveragePrecision
 
 from tokenmix.errors import needs
 
-__all__ = ["NUMBERS", "AveragePrecision"]
-
 NUMBERS = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large", "mar")
 """What is measured; next to them `per_class`, one number for each class."""
 

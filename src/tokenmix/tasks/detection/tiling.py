@@ -8,8 +8,6 @@ from torchvision.ops import batched_nms
 
 from tokenmix.tasks.images import window_starts
 
-__all__ = ["Found", "find_in_windows"]
-
 Found = dict[str, Tensor]
 # How far a box may end from the edge of a window and still be taken for one that the edge cuts.
 EDGE = 2.0

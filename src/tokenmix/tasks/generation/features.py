@@ -1,28 +1,28 @@
 """Who judges generated images: a classifier that tokenmix trained, or Inception where its weights can be had."""
 
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import safetensors.torch
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics import Metric
 
-from tokenmix.data.fetch import FetchError, download, log
+from tokenmix.data.fetch import FetchError, check_digest, download, log
 from tokenmix.errors import UserError, needs, unknown_name
-from tokenmix.tasks.classification.task import ImageClassification
 from tokenmix.tasks.generation.metrics import ClassMatch, ClassScore, FeatureFrechet, FeatureKernel
-from tokenmix.train.sources import read_config, read_part
+from tokenmix.train.run import load_run
 
 __all__ = ["INCEPTION", "Features", "InceptionFeatures", "RunFeatures", "features_kind", "make_features"]
 
 INCEPTION = "inception"
 WEIGHTS = "weights-inception-2015-12-05-6726825d.pth"
 HOME = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{WEIGHTS}"
+CONTENT = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
+"""SHA-256 of that file, which torch-fidelity unpickles."""
 # Usual for the Inception Score.
 SPLITS = 10
 
@@ -75,16 +75,14 @@ class RunFeatures(Features):
     def __init__(self, run: Path) -> None:
         self.run = run
         try:
-            config, self.data = read_config(run), read_part(run, "data.json")
+            model, config, self.data = load_run(run)
         except UserError as error:
             raise UserError(f"features={error}; give a run folder of image-classification") from None
         if config.task != "image-classification":
             raise UserError(f"features={run} is a run of {config.task}; give a run folder of image-classification")
-        self.model = ImageClassification.build_model(config, self.data)
-        _put(self.model, run / "model.safetensors")
-        if not hasattr(self.model, "forward_head"):
+        if not hasattr(model, "forward_head"):
             raise UserError(f"features={run}: {config.model.model} shows no features; give a run of a tokenmix model")
-        self.model.eval().requires_grad_(False)
+        self.model = model.requires_grad_(False)
         self.numbers = torch.arange(len(self.data["classes"]))
 
     @staticmethod
@@ -155,36 +153,18 @@ class InceptionFeatures(Features):
 def _inception_weights() -> Path:
     """The weights in torch's cache, where torch-fidelity keeps them too, fetched if need be."""
     path = Path(torch.hub.get_dir()) / "checkpoints" / WEIGHTS
-    if not path.is_file():
+    try:
+        if path.is_file():
+            check_digest([path], CONTENT)
+            return path
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_suffix(".partial")
-        try:
-            log(f"fetching {WEIGHTS} (95 MB)")
-            download(HOME, beside)
-            _check_weights(beside)
-            beside.replace(path)
-        except FetchError as reason:
-            raise UserError(
-                f"features=inception: {HOME} could not be had ({reason}); put the file into {path.parent}, or give "
-                "features=RUN, a run folder of image-classification on the same data"
-            ) from None
-        finally:
-            beside.unlink(missing_ok=True)
-    _check_weights(path)
-    return path
-
-
-def _check_weights(path: Path) -> None:
-    # torch-fidelity unpickles the file; what the safe reader takes holds tensors alone.
-    try:
-        torch.load(path, weights_only=True, map_location="cpu")
-    except Exception:  # torch raises many types for a damaged file
-        raise UserError(f"{path} is not Inception's weights; remove it, so that it is fetched anew") from None
-
-
-def _put(model: nn.Module, weights: Path) -> None:
-    try:
-        model.load_state_dict(safetensors.torch.load_file(weights))
-    except (OSError, SafetensorError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"features: {weights} cannot be used ({reason}); train the classifier to its end") from None
+        log(f"fetching {WEIGHTS} (95 MB)")
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            fetched = download(HOME, Path(folder) / WEIGHTS)
+            check_digest([fetched], CONTENT)
+            return fetched.replace(path)
+    except FetchError as reason:
+        raise UserError(
+            f"features=inception: no {path} ({reason}); put the file of {HOME} there, or give features=RUN, a run "
+            "folder of image-classification on the same data"
+        ) from None

@@ -14,8 +14,6 @@ from tokenmix.tasks.generation.task import ImageGeneration
 from tokenmix.train.files import make_folder
 from tokenmix.train.run import load_task
 
-__all__ = ["generate"]
-
 COLUMNS = 8
 # Made at a time: thousands at once would not fit into memory.
 BATCH = 64

@@ -15,17 +15,6 @@ from torchmetrics.utilities import dim_zero_cat
 from tokenmix.errors import UserError
 from tokenmix.train.metrics import Accuracy
 
-__all__ = [
-    "ClassMatch",
-    "ClassScore",
-    "FeatureFrechet",
-    "FeatureKernel",
-    "ThumbnailFrechet",
-    "class_score",
-    "frechet_distance",
-    "kernel_distance",
-]
-
 THUMBNAIL = 8
 ROWS = 1024
 

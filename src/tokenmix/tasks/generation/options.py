@@ -7,8 +7,6 @@ from tokenmix.train.config import ManualOptim, TaskOptions
 from tokenmix.train.schema import Part, Range
 from tokenmix.train.words import Names
 
-__all__ = ["AdversarialOptim", "GenerationOptions", "JudgeOptions"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class AdversarialOptim(ManualOptim):

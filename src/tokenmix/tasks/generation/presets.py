@@ -5,8 +5,6 @@ from typing import Literal
 
 from tokenmix.registry import MODELS, ModelEntry, Published
 
-__all__ = ["GANS", "Attention", "GANPreset"]
-
 Attention = Literal["none", "sagan", "external"]
 
 

@@ -9,8 +9,6 @@ from torchvision.utils import make_grid
 
 from tokenmix.data.seeding import hash_indices
 
-__all__ = ["between", "noise_of", "save_grid", "save_image", "strips"]
-
 
 def noise_of(places: Tensor, latent_dim: int, *, seed: int, group: int = 0) -> Tensor:
     """Normal noise (n, latent_dim), a row for each place: a function of (seed, group, place) and of nothing else.

@@ -13,7 +13,6 @@ from torchmetrics import Metric, MetricCollection
 from tokenmix.data.images import load_images
 from tokenmix.errors import UserError
 from tokenmix.models.registry import create_model
-from tokenmix.tasks.classification.task import image_data
 from tokenmix.tasks.fitting import check_model, check_own
 from tokenmix.tasks.generation.classes import keep_classes
 from tokenmix.tasks.generation.features import INCEPTION, Features, features_kind, make_features
@@ -21,6 +20,7 @@ from tokenmix.tasks.generation.metrics import ThumbnailFrechet
 from tokenmix.tasks.generation.models import GAN
 from tokenmix.tasks.generation.options import GenerationOptions
 from tokenmix.tasks.generation.samples import noise_of, save_grid, strips
+from tokenmix.tasks.images import image_data
 from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.task import TaskModule

@@ -8,8 +8,6 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassRecall
 
-__all__ = ["BalancedAccuracy", "CategoryIoU", "cloud_iou"]
-
 
 class BalancedAccuracy(MulticlassRecall):
     """The mean recall of the classes that occur; torchmetrics' own mean counts those that are only predicted as 0."""

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 
-__all__ = ["colors_of", "draw_cloud", "scatter"]
-
 _DRAWN = 4000
 
 

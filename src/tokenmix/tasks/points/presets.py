@@ -7,8 +7,6 @@ from typing import Any, Literal
 
 from tokenmix.registry import MODELS, ModelEntry, Published
 
-__all__ = ["POINT_MODELS", "PointPreset", "Position"]
-
 Position = Literal["none", "each-layer"]
 
 

@@ -19,8 +19,6 @@ from tokenmix.tasks.points.task import CloudFile, PointTask
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.metrics import Accuracy, CrossEntropy
 
-__all__ = ["PointSegmentation"]
-
 
 class PointSegmentation(PointTask):
     """A part for each point, by cross-entropy over all parts; answers are among those of the cloud's category.

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
+from tokenmix.layers.base import count_parameters
 from tokenmix.models.registry import create_on_meta
 from tokenmix.tasks.fitting import check_model, check_own, task_of_model
 from tokenmix.tasks.points.data import Cloud, CloudSamples, PointData, load_points, read_points
 from tokenmix.tasks.points.data.cloud import unit_ball
 from tokenmix.tasks.points.data.samples import point_features, scale_axes
 from tokenmix.tasks.points.models import create_point_model
-from tokenmix.tasks.points.models.pct import count_parameters
 from tokenmix.tasks.points.options import CloudOptions
 from tokenmix.tasks.summary import published_beside
 from tokenmix.train.config import TrainConfig

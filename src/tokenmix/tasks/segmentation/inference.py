@@ -13,8 +13,6 @@ from tokenmix.tasks.images import both_sides, window_starts
 from tokenmix.tasks.segmentation.models import Segmenter
 from tokenmix.tasks.segmentation.options import Inference
 
-__all__ = ["pixel_logits"]
-
 
 @torch.no_grad()
 def pixel_logits(model: Segmenter, images: Tensor, how: Inference) -> Tensor:

@@ -5,8 +5,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["pixel_entropy", "soft_iou_loss"]
-
 
 def pixel_entropy(logits: Tensor, classes: Tensor, ignore: int) -> Tensor:
     """Cross-entropy over the pixels that are not ignored, however many of them each process has; 0 if none has any.

@@ -7,8 +7,6 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 
 from tokenmix.train.metrics import Mean
 
-__all__ = ["NUMBERS", "PixelEntropy", "PixelScores"]
-
 NUMBERS = ("accuracy", "loss", "miou")
 """What is logged; next to it `class_iou`, one number for each class."""
 

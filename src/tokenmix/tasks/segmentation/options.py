@@ -8,8 +8,6 @@ from tokenmix.train.config import TaskOptions
 from tokenmix.train.schema import Part, Range
 from tokenmix.train.words import Factors, Numbers
 
-__all__ = ["Inference", "SegmentationOptions"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Inference(Part):

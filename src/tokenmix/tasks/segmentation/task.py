@@ -15,6 +15,7 @@ from tokenmix.data.images import read_image
 from tokenmix.data.indexed import subset
 from tokenmix.data.scenes import PixelAugment, PixelSamples, RepeatedScenes, SceneData, load_scenes
 from tokenmix.errors import UserError
+from tokenmix.layers.base import Mixer
 from tokenmix.models.registry import create_model
 from tokenmix.tasks.fitting import check_model, check_own
 from tokenmix.tasks.images import both_sides, check_stems, image_view, stored_images
@@ -48,7 +49,7 @@ class PixelData(IndexedData):
             color_jitter=options.color_jitter, fill=data.mean,
         )  # fmt: skip
         self.test_batch = options.test_batch
-        size = crop or tuple(data.train.scene(0).image.shape[1:])
+        size = crop or tuple(PixelSamples(data, data.train).read(torch.tensor([0]), 0)["image"].shape[2:])
         super().__init__(
             PixelSamples(data, RepeatedScenes(data.train, options.crops), augment), PixelSamples(data, data.test),
             config=config,
@@ -117,10 +118,11 @@ class SemanticSegmentation(TaskModule):
     def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
         """The whole image as it is.
 
-        Its middle for a model that takes one size alone, or has self-attention: a map of N x N places would not fit.
+        Its middle for a model that takes one size alone, or attends from place to place: N x N would not fit.
         """
         segmenter: Any = model
-        if segmenter.fixed_size or segmenter.mixer_name == "self":
+        mixers = [part for part in segmenter.context.modules() if isinstance(part, Mixer)]
+        if segmenter.fixed_size or any(mixer.capabilities.map == "tokens" for mixer in mixers):
             pixels = read_image(file, data["channels"], tuple(data["img_size"]))
         else:
             ((_, pixels),) = stored_images([file])

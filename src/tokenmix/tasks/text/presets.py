@@ -5,8 +5,6 @@ from typing import Any
 
 from tokenmix.registry import MODELS, ModelEntry
 
-__all__ = ["PRESETS", "Preset"]
-
 
 @dataclass(frozen=True)
 class Preset:

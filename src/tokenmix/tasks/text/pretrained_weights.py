@@ -12,8 +12,6 @@ from tokenmix.tasks.text.models.positions import extend_gate, resized_bias
 from tokenmix.train.checkpoint import read_weights
 from tokenmix.train.distributed import distributed_info
 
-__all__ = ["initial_text_weights"]
-
 
 def initial_text_weights(source: Path, model: Any) -> dict[str, Tensor]:
     """The weights in a safetensors file or a folder, fitted to the model's length and head.

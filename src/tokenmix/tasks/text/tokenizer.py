@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["SPECIAL", "TokenizerKind", "check_new", "load_tokenizer", "run", "save_tokenizer", "train_tokenizer"]
 
 TokenizerKind = Literal["bpe", "wordpiece", "unigram"]
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -115,7 +114,7 @@ def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerFast":
     return tokenizer
 
 
-def run(
+def write_tokenizer(
     data: str, out: Path, kind: TokenizerKind, vocab_size: int, lowercase: Literal["yes", "no"], max_length: int
 ) -> str:
     """Train, write, and say in a line what was made."""

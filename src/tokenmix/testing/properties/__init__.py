@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tokenmix.testing.harness import Build
-from tokenmix.testing.properties import arguments, batch, graphs, maps, masks, numerics, state, tokens
+from tokenmix.testing.properties import arguments, graphs, maps, masks, numerics, state, tokens
 
 __all__ = ["PROPERTIES", "Property"]
 
@@ -38,8 +38,8 @@ PROPERTIES: dict[str, Property] = {
     "shape": Property(tokens.shape, "a missing output projection, or a result kept in another type"),
     "lengths": Property(tokens.lengths, "a size that is wired in, batch and tokens mixed up, or a view that needs N"),
     "bad-input": Property(tokens.bad_input, "no check in forward; broadcasting takes what should be refused"),
-    "batch": Property(batch.batch_independence, "softmax or a norm over axis 0, or without naming its axis"),
-    "batch-training": Property(batch.batch_independence_training, "statistics over the batch"),
+    "batch": Property(tokens.batch_independence, "softmax or a norm over axis 0, or without naming its axis"),
+    "batch-training": Property(tokens.batch_independence_training, "statistics over the batch"),
     "gradients": Property(state.gradients, "an unused layer, .data or .detach() in forward, NaN after a where"),
     "registered": Property(state.registered, "modules in a Python list instead of nn.ModuleList, a bare tensor"),
     "eval-stable": Property(state.eval_stable, "dropout that ignores eval(), or a parameter made again in forward"),

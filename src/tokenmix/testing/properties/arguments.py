@@ -21,8 +21,6 @@ from tokenmix.testing.harness import (
     traits,
 )
 
-__all__ = ["alternatives", "arguments", "device_and_dtype"]
-
 CHOOSES_A_PATH = frozenset(
     {
         *("backend", "checkpoint", "chunk_size", "device", "dtype"),

@@ -6,8 +6,6 @@ from torch.export import Dim
 
 from tokenmix.testing.harness import Build, PropertyFailure, assert_close, awake, call, noise, traits
 
-__all__ = ["compiled", "exported"]
-
 
 def compiled(build: Build, x: Tensor, backend: str = "aot_eager") -> None:
     """torch.compile(fullgraph=True) gives the eager answer and gradients, in eval and in training mode."""

@@ -18,8 +18,6 @@ from tokenmix.testing.harness import (
     traits,
 )
 
-__all__ = ["empty_row", "full_mask", "padding", "polarity"]
-
 
 def _with_mask(layer: nn.Module, build: Build, x: Tensor) -> None:
     if not traits(layer, build, x).mask:

@@ -15,8 +15,6 @@ from tokenmix.testing.harness import (
     to_tokens,
 )
 
-__all__ = ["autocast", "finite", "half_types", "macs"]
-
 
 def finite(build: Build, x: Tensor) -> None:
     """Answers and gradients are finite for inputs from 0 and a thousandth to a thousand times the natural size."""

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from tokenmix.testing.harness import Build, PropertyFailure, assert_close, awake, call, exact, fresh, gap, seeded
 
-__all__ = ["copies", "eval_stable", "gradients", "input_kept", "non_contiguous", "registered", "seeds"]
-
 
 def registered(build: Build, x: Tensor) -> None:
     """Every weight is a registered parameter, every constant a buffer, every sub-module known to the layer."""

@@ -1,5 +1,6 @@
-"""Shapes, numbers of tokens, and which token may see which."""
+"""Shapes, numbers of tokens, which token may see which, and that samples of a batch see none of each other."""
 
+import copy
 import inspect
 from typing import Any
 
@@ -17,12 +18,11 @@ from tokenmix.testing.harness import (
     exact,
     gap,
     noise,
+    one_line,
     size_like,
     to_tokens,
     traits,
 )
-
-__all__ = ["bad_input", "causality", "equivariance", "influence", "lengths", "shape"]
 
 
 def shape(build: Build, x: Tensor) -> None:
@@ -44,7 +44,7 @@ def lengths(build: Build, x: Tensor) -> None:
             try:
                 out = call(layer, given)
             except Exception as error:
-                raise PropertyFailure(f"input {size}: {_one_line(error)}") from error
+                raise PropertyFailure(f"input {size}: {one_line(error)}") from error
             if out.shape != given.shape or not torch.isfinite(out).all():
                 raise PropertyFailure(f"input {size} gives shape {tuple(out.shape)}, finite: {out.isfinite().all()}")
         if kind in ("fixed", "up-to"):
@@ -71,13 +71,33 @@ def _refuses(layer: nn.Module, x: Tensor, what: str, mask: Tensor | None = None)
     except UserError:
         return
     except Exception as error:
-        raise PropertyFailure(f"{what}: {_one_line(error)} instead of a UserError with the remedy") from error
+        raise PropertyFailure(f"{what}: {one_line(error)} instead of a UserError with the remedy") from error
     raise PropertyFailure(f"{what}: accepted without a word")
 
 
-def _one_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+def batch_independence(build: Build, x: Tensor) -> None:
+    """In eval mode the answer for a sample does not change with its batch mates, nor when it is alone."""
+    layer, x, tolerance = exact(build, x)
+    expected = call(layer, x)[:1]
+    assert_close(call(layer, _other_mates(x))[:1], expected, tolerance, "sample 0 changes with its batch mates")
+    assert_close(call(layer, x[:1]), expected, tolerance, "sample 0 changes when it is alone in its batch")
+
+
+def batch_independence_training(build: Build, x: Tensor) -> None:
+    """The same in training mode, for a layer without BatchNorm."""
+    layer, x, tolerance = exact(build, x)
+    if not traits(layer, build, x).independent:
+        raise NotApplicable("normalises over the batch while training, by declaration")
+    # A layer may take a step while training, as spectral norm does: both answers come from a layer at its first.
+    twin = copy.deepcopy(layer).train()
+    expected = call(layer.train(), x)[:1]
+    assert_close(call(twin, _other_mates(x))[:1], expected, tolerance, "sample 0 changes with its batch mates")
+
+
+def _other_mates(x: Tensor) -> Tensor:
+    changed = x.clone()
+    changed[1:] = 3 * noise(*x[1:].shape, seed=2).to(x)
+    return changed
 
 
 def equivariance(build: Build, x: Tensor) -> None:

@@ -16,12 +16,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.base import Mixer
 from tokenmix.layers.memory import Tie
+from tokenmix.models.context import ContextName, make_context
 from tokenmix.models.isotropic import BlockMap
 from tokenmix.models.lavit import LaViT
 from tokenmix.models.pretrained import timm_resnet
 from tokenmix.models.registry import create_model
 from tokenmix.registry import list_models
-from tokenmix.tasks.segmentation.models.blocks import ContextName, make_context
 
 __all__ = ["Backbone", "LaViTBackbone", "Norm", "ResNetBackbone"]
 

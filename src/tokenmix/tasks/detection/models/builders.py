@@ -7,11 +7,11 @@ from typing import Any
 from tokenmix.errors import UserError
 from tokenmix.layers.memory import Tie
 from tokenmix.models.architecture import Architecture
+from tokenmix.models.context import ContextName
 from tokenmix.models.stems import pair
 from tokenmix.tasks.detection.models.backbones import LaViTBackbone, Norm, ResNetBackbone
 from tokenmix.tasks.detection.models.detector import IMAGENET, Detector, Resize
 from tokenmix.tasks.detection.models.networks import Answers, HeadSizes, Kind
-from tokenmix.tasks.segmentation.models.blocks import ContextName
 
 __all__ = [
     "ImageScale",

@@ -10,11 +10,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix import checkpoints
 from tokenmix.errors import UserError
+from tokenmix.layers.base import count_parameters
+from tokenmix.models.architecture import PartCost
 from tokenmix.models.isotropic import BlockMap
 from tokenmix.models.stems import pair
 from tokenmix.tasks.detection.models.backbones import Backbone
 from tokenmix.tasks.detection.models.networks import Answers, HeadSizes, Kind, Pyramid, build_network
-from tokenmix.tasks.segmentation.models.base import PartCost
 
 __all__ = ["Detector", "Resize"]
 
@@ -176,11 +177,11 @@ class Detector(nn.Module):
             levels = twin.backbone.neck(maps)
         with FlopCounterMode(display=False) as heads:
             self._run_heads(twin, list(levels.values()))
-        counts = [_count(self.body), _count(self.net.backbone.fpn)]
+        counts = [count_parameters(self.body), count_parameters(self.net.backbone.fpn)]
         return [
             PartCost("backbone", counts[0], self.body.macs(self.img_size)),
             PartCost("pyramid", counts[1], neck.get_total_flops() // 2),
-            PartCost("heads", _count(self) - sum(counts), heads.get_total_flops() // 2),
+            PartCost("heads", count_parameters(self) - sum(counts), heads.get_total_flops() // 2),
         ]
 
     def warnings(self) -> list[str]:
@@ -259,7 +260,3 @@ def _of_a_classifier(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -
         key = next(iter(weights), "nothing")
         raise UserError(f"the weights hold {key!r} and are of no network that this detector has as its backbone")
     return found
-
-
-def _count(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())

@@ -16,8 +16,6 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP
 
 from tokenmix.tasks.detection.models.backbones import Backbone
 
-__all__ = ["Answers", "HeadSizes", "Kind", "Pyramid", "build_network"]
-
 Kind = Literal["retinanet", "faster-rcnn", "mask-rcnn"]
 RATIOS = (0.5, 1.0, 2.0)
 

@@ -11,8 +11,6 @@ from torch.nn import functional as F
 from tokenmix.layers.base import Mixer
 from tokenmix.tasks.generation.models.norm import ConditionalBatchNorm2d, orthogonal_start, spectral
 
-__all__ = ["Discriminator", "DiscriminatorBlock", "Generator", "GeneratorBlock"]
-
 BOTTOM = 4
 
 

@@ -7,8 +7,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.nn.utils.parametrize import is_parametrized
 
-__all__ = ["ConditionalBatchNorm2d", "orthogonal_start", "spectral"]
-
 Layer = TypeVar("Layer", bound=nn.Module)
 
 # Of power iteration, after which the estimate of a first weight's largest singular value is good to a few per cent.

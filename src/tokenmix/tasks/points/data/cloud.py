@@ -15,8 +15,6 @@ from tokenmix.data.store import Names
 from tokenmix.errors import UserError
 from tokenmix.registry import DATA_SETS
 
-__all__ = ["NO_PART", "Cloud", "PackedClouds", "PointData", "check_cloud", "load_points", "unit_ball"]
-
 NO_PART = -100
 """Part of a point that is only padding: cross-entropy's own number for what is neither learned nor counted."""
 

@@ -1,7 +1,6 @@
 """A folder of the user's own clouds: one sub-folder a class."""
 
 import hashlib
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,9 +9,10 @@ import torch
 from torch import Tensor
 
 from tokenmix.data.lookup import DataRequest
+from tokenmix.data.reading import parse_json, read_file
 from tokenmix.errors import UserError
 from tokenmix.tasks.points.data.cloud import Cloud, PackedClouds, PointData
-from tokenmix.tasks.points.data.files import ENDINGS, read_file
+from tokenmix.tasks.points.data.files import ENDINGS
 from tokenmix.tasks.points.data.packing import CloudItem, check_folder, pack, read_item
 
 __all__ = ["load_clouds"]
@@ -135,10 +135,7 @@ def _seen(clouds: PackedClouds, label: int) -> Tensor:
 def _names(path: Path, count: int) -> list[str]:
     if not path.is_file():
         return [f"part {number}" for number in range(count)]
-    try:
-        names = json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON ({error}); write a list of names") from None
+    names = parse_json(read_file(path), path)
     if not isinstance(names, list) or len(names) < count:
         raise UserError(f"{path} is not a list of at least {count} names, one for each part; write one")
     return [str(name) for name in names]

@@ -38,7 +38,7 @@ def parse_off(content: bytes, name: str) -> dict[str, np.ndarray]:
     triangles: list[str] = []
     for line in lines[1 + vertices : 1 + vertices + faces]:
         size, *corners = line.split()
-        if not size.isdecimal() or len(corners) < int(size):
+        if not size.isdecimal() or len(size) > 9 or len(corners) < int(size):
             raise UserError(f"{name} has the line {line[:60]!r}, which is not a face; correct it")
         triangles += [f"3 {corners[0]} {corners[i]} {corners[i + 1]}" for i in range(1, int(size) - 1)]
     rows = ["OFF", f"{vertices} {len(triangles)} 0", *lines[1 : 1 + vertices], *triangles]

@@ -94,7 +94,9 @@ def _header(content: bytes, name: str) -> tuple[bool, list[_Element], bytes]:
                 stored = ("=f8", "=f8") if order == "" else (f"{order}{_TYPES[kind]}", f"{order}{length}")
                 elements[-1].properties.append(_Property(key, _TYPES[kind], stored[0], stored[1] if length else None))
         except (KeyError, IndexError, ValueError):
-            raise UserError(f"{name} has the header line {line.strip()!r}, unknown to PLY; correct it") from None
+            raise UserError(
+                f"{name} has the header line {line.strip()[:60]!r}, which PLY does not know; correct it"
+            ) from None
     if order is None:
         raise UserError(f"{name} has no line 'format' in its header; write it again as PLY")
     return order == "", elements, body.partition(b"\n")[2]

@@ -1,6 +1,5 @@
 """ModelNet and ShapeNet-part as they are published."""
 
-import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import torch
 
 from tokenmix.data.lookup import DataRequest
+from tokenmix.data.reading import parse_json, read_file
 from tokenmix.errors import UserError
 from tokenmix.tasks.points.data.cloud import Cloud, PointData
 from tokenmix.tasks.points.data.files import NUM_POINTS
@@ -130,9 +130,9 @@ def _categories(path: Path) -> tuple[list[str], dict[str, int]]:
 
 def _listed(folder: Path, side: str, synsets: dict[str, int]) -> list[CloudItem]:
     path = folder / "train_test_split" / f"shuffled_{side}_file_list.json"
-    listed = _text(path, SHAPENET_PART)
+    listed = parse_json(_text(path, SHAPENET_PART), path)
     try:
-        entries = [entry.split("/")[-2:] for entry in json.loads(listed)]
+        entries = [entry.split("/")[-2:] for entry in listed]
         items = [CloudItem(folder / synset / f"{name}.txt", synsets[synset]) for synset, name in entries]
     except (ValueError, AttributeError, TypeError, KeyError) as error:
         raise UserError(f"{path} is not a list of shape_data/SYNSET/NAME ({error}); unpack it again") from None
@@ -150,7 +150,7 @@ def _there(items: list[CloudItem], listed: Path) -> list[CloudItem]:
 
 def _text(path: Path, layout: str) -> str:
     try:
-        return path.read_text()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise UserError(f"cannot read {path} ({reason}); the data set needs {layout}") from None
+        return read_file(path).decode()
+    except ValueError as error:
+        reason = error if isinstance(error, UserError) else f"{path} is no text"
+        raise UserError(f"{reason}; the data set needs {layout}") from None

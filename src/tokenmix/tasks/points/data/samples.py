@@ -12,8 +12,6 @@ from tokenmix.data.indexed import IndexedDataset
 from tokenmix.errors import UserError
 from tokenmix.tasks.points.data.cloud import NO_PART, Cloud, PackedClouds, check_cloud, unit_ball
 
-__all__ = ["CloudSamples", "farthest", "point_features", "scale_axes"]
-
 
 class CloudSamples(IndexedDataset):
     """Clouds whose batches are a function of (seed, epoch, index).

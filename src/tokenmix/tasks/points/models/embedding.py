@@ -13,8 +13,6 @@ from tokenmix.layers.base import zero_masked
 from tokenmix.layers.masked_norm import MaskedBatchNorm
 from tokenmix.ops.points import farthest_points, gather_points, group_points, nearest_neighbours, sort_points
 
-__all__ = ["LBR", "Embedded", "NaiveEmbedding", "NeighbourEmbedding"]
-
 
 class LBR(nn.Module):
     """Linear layer, BatchNorm and ReLU on tokens.

@@ -8,12 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
+from tokenmix.layers.base import count_parameters
 from tokenmix.layers.masked_norm import MaskedBatchNorm
+from tokenmix.models.architecture import PartCost
 from tokenmix.tasks.points.models.embedding import LBR
-from tokenmix.tasks.points.models.pct import PCT, count_parameters
-from tokenmix.tasks.segmentation.models.base import PartCost
-
-__all__ = ["PointClassifier", "PointSegmenter", "check_points", "largest", "mean"]
+from tokenmix.tasks.points.models.pct import PCT
 
 
 class _PointModel(nn.Module):
@@ -137,7 +136,7 @@ class PointSegmenter(_PointModel):
         features, mask = self.trunk(points, mask)
         known = F.one_hot(category, self.num_categories).to(features.dtype)
         known = F.leaky_relu(self.category_norm(self.category(known)), 0.2)
-        whole = torch.cat([largest(features, mask), mean(features, mask), known], -1)
+        whole = torch.cat([largest(features, mask), masked_mean(features, mask), known], -1)
         x = torch.cat([features, whole.unsqueeze(1).expand(-1, features.shape[1], -1)], -1)
         return self.last(self.second(self.drop(self.first(x, mask)), mask))
 
@@ -156,7 +155,7 @@ def largest(features: Tensor, mask: Tensor | None) -> Tensor:
     return found.masked_fill(torch.isneginf(found), 0.0)
 
 
-def mean(features: Tensor, mask: Tensor | None) -> Tensor:
+def masked_mean(features: Tensor, mask: Tensor | None) -> Tensor:
     """Of (B, N, C) the mean of each feature (B, C) over the tokens that take part; 0 if none does."""
     if mask is None:
         return features.mean(1)

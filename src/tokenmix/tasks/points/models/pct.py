@@ -8,15 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.layers.base import Mixer
+from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.layers.offset_attention import Offset, OffsetAttention
 from tokenmix.layers.table import create_mixer, get_spec
+from tokenmix.models.architecture import PartCost
 from tokenmix.tasks.points.models.embedding import LBR, NaiveEmbedding, NeighbourEmbedding
 from tokenmix.tasks.points.presets import Position
-from tokenmix.tasks.segmentation.models.base import PartCost
-
-__all__ = ["PCT", "OffsetBlock", "count_parameters", "make_block"]
-
 
 # What stands in place of q, k and v alone: the linear layer after is that of the block.
 _INSIDE: dict[str, dict[str, Any]] = {"external": {"output_projection": False}}
@@ -128,8 +125,3 @@ class PCT(nn.Module):
             added = len(blocks) * n * 3 * self.embedding.dim
             rows.insert(1, PartCost("coordinates", count_parameters(self.position), added))
         return rows
-
-
-def count_parameters(module: nn.Module) -> int:
-    """Learned numbers of a module."""
-    return sum(p.numel() for p in module.parameters())

@@ -4,7 +4,6 @@ from tokenmix.errors import needs
 
 with needs("tokenmix.tasks.segmentation.models"):
     from tokenmix.tasks.segmentation.models.base import Segmenter
-    from tokenmix.tasks.segmentation.models.blocks import SelfAttention2d
     from tokenmix.tasks.segmentation.models.eanet import EANetSegmenter, EANetSegmenterArchitecture
     from tokenmix.tasks.segmentation.models.fpn import FPNSegmenter, FPNSegmenterArchitecture
 
@@ -14,5 +13,4 @@ __all__ = [
     "FPNSegmenter",
     "FPNSegmenterArchitecture",
     "Segmenter",
-    "SelfAttention2d",
 ]

@@ -10,8 +10,6 @@ from tokenmix.errors import UserError, unknown_name
 from tokenmix.models.pretrained import timm_model
 from tokenmix.registry import list_models
 
-__all__ = ["MULTI_GRID", "make_backbone", "make_dilated"]
-
 MULTI_GRID = (1, 2, 4)
 """Factors on the dilation of the three blocks of the last stage, as in the released network."""
 

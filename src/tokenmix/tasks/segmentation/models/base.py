@@ -2,7 +2,9 @@
 
 import copy
 from abc import ABC, abstractmethod
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -10,21 +12,44 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.layers.base import Mixer
+from tokenmix.layers.base import Mixer, count_parameters
+from tokenmix.layers.memory import Tie
+from tokenmix.models.architecture import Architecture, PartCost
+from tokenmix.models.context import ContextName, make_context
 from tokenmix.models.isotropic import BlockMap
 from tokenmix.models.stems import pair
-
-__all__ = ["PartCost", "Segmenter", "Upsampling"]
+from tokenmix.ops.external.api import Normalization
 
 Upsampling = Literal["corners", "pixels"]
 
 
-class PartCost(NamedTuple):
-    """Parameters and multiply-adds of one part of a segmenter."""
+@dataclass(frozen=True, kw_only=True)
+class SegmenterArchitecture(Architecture):
+    """What makes one segmenter, of either family.
 
-    part: str
-    parameters: int
-    macs: int
+    Attributes:
+        backbone: name of a model of timm's, and for a pyramid of ours.
+        backbone_kwargs: arguments of its constructor.
+        mixer: `"external"`; `"self"`, the same block of self-attention; `"none"`.
+        num_slots, tie, normalization, chunk_size: of external attention, see `ExternalAttention2d`; 64 slots, no tie,
+            double normalisation and all pixels at once if not given.
+        width, head_width: channels around the block, and before the classifier.
+    """
+
+    backbone: str
+    backbone_kwargs: Mapping[str, Any] | None = None
+    mixer: ContextName
+    num_slots: int | None = None
+    tie: Tie | None = None
+    normalization: Normalization | None = None
+    chunk_size: int | None = None
+    width: int
+    head_width: int
+
+    def context(self, factory: Mapping[str, Any]) -> nn.Module:
+        """The block of attention."""
+        names = ("num_slots", "tie", "normalization", "chunk_size")
+        return make_context(self.mixer, self.width, {name: getattr(self, name) for name in names}, factory)
 
 
 class Segmenter(nn.Module, ABC):
@@ -136,11 +161,11 @@ class Segmenter(nn.Module, ABC):
         with FlopCounterMode(display=False) as counter:
             twin.decode(maps)
         mixing = block.macs(self._places(maps)) if isinstance(block, Mixer) else 0
-        whole, parts = _count(self), [_count(self.backbone), _count(self.context)]
+        parts = [count_parameters(self.backbone), count_parameters(self.context)]
         return [
             PartCost("backbone", parts[0], backbone),
             PartCost("block", parts[1], mixing),
-            PartCost("head", whole - sum(parts), counter.get_total_flops() // 2),
+            PartCost("head", count_parameters(self) - sum(parts), counter.get_total_flops() // 2),
         ]
 
     def _places(self, maps: list[Tensor]) -> int:
@@ -173,7 +198,3 @@ class Segmenter(nn.Module, ABC):
     def no_weight_decay(self) -> set[str]:
         """Parameters that weight decay leaves alone, next to those of one axis."""
         return set() if self.own is None else {f"backbone.model.{name}" for name in self.own.no_weight_decay()}
-
-
-def _count(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())

@@ -6,11 +6,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from tokenmix.models.context import ContextName
 from tokenmix.tasks.segmentation.models.backbones import make_dilated
-from tokenmix.tasks.segmentation.models.base import Segmenter, Upsampling
-from tokenmix.tasks.segmentation.models.blocks import ContextName, SegmenterArchitecture, conv_norm_relu
-
-__all__ = ["EANetSegmenter", "EANetSegmenterArchitecture"]
+from tokenmix.tasks.segmentation.models.base import Segmenter, SegmenterArchitecture, Upsampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +79,8 @@ class EANetSegmenter(Segmenter):
             maps, context, classifier, name=a.mixer, img_size=img_size, in_chans=in_chans, upsampling=upsampling
         )
         self.feature_info[-1]["reduction"] = a.output_stride
-        self.reduce = conv_norm_relu(self.feature_info[-1]["num_chs"], a.width, **factory)
-        self.head = conv_norm_relu(a.width, a.head_width, **factory)
+        self.reduce = _conv_norm_relu(self.feature_info[-1]["num_chs"], a.width, **factory)
+        self.head = _conv_norm_relu(a.width, a.head_width, **factory)
         self.drop = nn.Dropout2d(drop_rate)
 
     def before_context(self, maps: list[Tensor]) -> Tensor:
@@ -92,3 +90,10 @@ class EANetSegmenter(Segmenter):
     def decode(self, maps: list[Tensor]) -> Tensor:
         """The backbone's map to logits on its grid."""
         return self.classifier(self.drop(self.head(self.context(self.before_context(maps)))))
+
+
+def _conv_norm_relu(width: int, out: int, **factory: Any) -> nn.Sequential:
+    """3 x 3 convolution, BatchNorm, ReLU."""
+    conv = nn.Conv2d(width, out, 3, padding=1, bias=False, **factory)
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    return nn.Sequential(conv, nn.BatchNorm2d(out, **factory), nn.ReLU())

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenmix.errors import UserError
+from tokenmix.models.context import ContextName
 from tokenmix.models.registry import create_model
 from tokenmix.registry import list_models
 from tokenmix.tasks.segmentation.models.backbones import make_backbone
-from tokenmix.tasks.segmentation.models.base import Segmenter, Upsampling
-from tokenmix.tasks.segmentation.models.blocks import ContextName, SegmenterArchitecture
+from tokenmix.tasks.segmentation.models.base import Segmenter, SegmenterArchitecture, Upsampling
 
 __all__ = ["FPNSegmenter", "FPNSegmenterArchitecture"]
 

@@ -6,8 +6,9 @@ from functools import partial
 from pathlib import Path
 
 from tokenmix.data.lookup import DataRequest, load_data
+from tokenmix.data.reading import LeftOut, check_file
 from tokenmix.errors import UserError
-from tokenmix.tasks.text.data.files import TEST_SHARE, check_file, choose_test, digest_of, find_parts, read_lines
+from tokenmix.tasks.text.data.files import TEST_SHARE, choose_test, digest_of, find_parts, read_lines
 from tokenmix.tasks.text.data.tables import Table, open_table
 
 __all__ = ["Corpus", "Documents", "load_column", "load_text", "load_text_files"]
@@ -93,8 +94,9 @@ def load_text_files(request: DataRequest) -> Corpus:
         if not train:
             raise UserError(f"all {len(files)} files of {path} are copies of one; give more text")
     source = f"text: {path.resolve()}, {len(train)} + {len(test)} files"
-    digest = digest_of(files, f"text {len(train)}")
-    return Corpus(f"text:{path}", Documents(partial(_pieces, train)), Documents(partial(_pieces, test)), source, digest)
+    digest, left_out = digest_of(files, f"text {len(train)}"), LeftOut()
+    sides = (Documents(partial(_pieces, side, left_out)) for side in (train, test))
+    return Corpus(f"text:{path}", *sides, source=source, digest=digest)
 
 
 def _text_files(path: Path) -> list[Path]:
@@ -104,7 +106,7 @@ def _text_files(path: Path) -> list[Path]:
     files = [p for p in files if not any(part.startswith(".") for part in p.relative_to(path).parts)]
     if not files:
         raise UserError(f"there are no text files ({', '.join(ENDINGS)}) in {path}; give another folder or rename them")
-    return [check_file(file) for file in files]
+    return files
 
 
 def _one_file(path: Path) -> Corpus:
@@ -114,9 +116,13 @@ def _one_file(path: Path) -> Corpus:
     return Corpus(f"text:{path}", train, test, source, digest_of([path], "one"))
 
 
-def _pieces(files: Sequence[Path]) -> Iterator[str]:
+def _pieces(files: Sequence[Path], left_out: LeftOut) -> Iterator[str]:
+    """The text of files; of one that cannot be read to its end what comes before."""
     for file in files:
-        yield from _joined(read_lines(file))
+        try:
+            yield from _joined(read_lines(file))
+        except UserError as reason:
+            left_out.add(file, str(reason))
 
 
 def _side(path: Path, cut: int, test: bool) -> Iterator[str]:

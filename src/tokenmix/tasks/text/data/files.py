@@ -2,33 +2,22 @@
 
 import csv
 import hashlib
-import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tokenmix.data.reading import check_file, parse_json
 from tokenmix.errors import UserError, needs
 
-__all__ = ["Row", "check_file", "choose_test", "digest_of", "find_parts", "is_test", "read_lines", "read_rows"]
+__all__ = ["Row", "choose_test", "digest_of", "find_parts", "is_test", "read_lines", "read_rows"]
 
-Row = tuple[str, dict[str, Any]]
-"""Where it stands, as "FILE, line 7", and its values by column."""
+Row = tuple[str, dict[str, Any] | UserError]
+"""Where it stands, as "FILE, line 7", and its values by column, or why it has none."""
 TEST_SHARE = 10
 """One in that many is held out."""
 TRAIN_NAMES, TEST_NAMES = ("train", "training"), ("test", "validation", "valid", "val", "dev", "heldout")
-
-
-def check_file(path: Path) -> Path:
-    """The path, if it is a file that holds something."""
-    if not path.is_file():
-        raise UserError(
-            f"{str(path)!r} {'is a folder' if path.is_dir() else 'does not exist'}; give the path of a file"
-        )
-    if path.stat().st_size == 0:
-        raise UserError(f"{path} is empty (0 bytes); write it again or leave it out")
-    return path
 
 
 def find_parts(folder: Path, ending: str) -> tuple[Path, Path] | None:
@@ -89,11 +78,11 @@ def _json_rows(path: Path) -> Iterator[Row]:
             continue
         where = f"{path}, line {number}"
         try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{where} is not JSON ({error}); write one object on each line") from None
-        if not isinstance(row, dict):
-            raise UserError(f"{where} is a JSON {type(row).__name__}, not an object; write one object on each line")
+            row = parse_json(line, where)
+        except UserError as reason:
+            row = reason
+        if not isinstance(row, dict | UserError):
+            row = UserError(f"{where} is a JSON {type(row).__name__}, not an object; write one object on each line")
         yield where, row
 
 
@@ -108,11 +97,15 @@ def _csv_rows(path: Path) -> Iterator[Row]:
                 given = sum(value is not None for key, value in row.items() if key is not None) + len(
                     row.get(None) or ()
                 )
-                raise UserError(
-                    f"{where} has {given} fields, the header {len(reader.fieldnames or ())}; "
-                    "put fields with the separator in quotes"
+                yield (
+                    where,
+                    UserError(
+                        f"{where} has {given} fields, the header {len(reader.fieldnames or ())}; "
+                        "put fields with the separator in quotes"
+                    ),
                 )
-            yield where, row
+            else:
+                yield where, row
     except csv.Error as error:
         raise UserError(f"{path}, line {reader.line_num}: {error}; write the table again as RFC 4180 CSV") from None
 

@@ -12,9 +12,10 @@ from torch import Tensor
 from tokenmix.data.fetch import log
 from tokenmix.data.images.image_set import choose
 from tokenmix.data.lookup import DataRequest, load_data
+from tokenmix.data.reading import check_file
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.tasks.text.data.corpus import Corpus, load_column
-from tokenmix.tasks.text.data.files import check_file, read_lines
+from tokenmix.tasks.text.data.files import read_lines
 from tokenmix.tasks.text.data.tables import Table, open_table
 
 __all__ = ["LabelledData", "LabelledText", "build_labelled", "load_glue", "load_labelled", "load_table"]

@@ -3,7 +3,6 @@
 Rajpurkar et al., arXiv:1606.05250 and arXiv:1806.03822.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,10 @@ import torch
 from torch import Tensor
 
 from tokenmix.data.lookup import DataRequest, load_data
+from tokenmix.data.reading import parse_json
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data.corpus import Corpus
-from tokenmix.tasks.text.data.files import check_file, read_lines
+from tokenmix.tasks.text.data.files import read_lines
 from tokenmix.tasks.text.data.labelled import LabelledData, load_table
 from tokenmix.tasks.text.data.sequences import Batch, Sequences, padded, token_batch
 from tokenmix.tasks.text.data.tables import open_table
@@ -91,10 +91,7 @@ def load_squad(request: DataRequest) -> QuestionData:
 
 def read_squad(path: Path) -> list[Question]:
     """The questions of one file."""
-    try:
-        whole = json.loads("".join(read_lines(check_file(path))))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}, line {error.lineno} is not JSON ({error.msg}); fetch the file again") from None
+    whole = parse_json("".join(read_lines(path)), path)
     try:
         questions = list(_questions(path, whole))
     except (AttributeError, KeyError, TypeError) as error:
@@ -109,7 +106,7 @@ def _questions(path: Path, whole: Any) -> Iterator[Question]:
         for paragraph in article["paragraphs"]:
             for asked in paragraph["qas"]:
                 found = [] if asked.get("is_impossible") else asked["answers"]
-                answers = tuple((answer["text"], int(answer["answer_start"])) for answer in found)
+                answers = tuple((answer["text"], answer["answer_start"]) for answer in found)
                 yield _checked(path, Question(str(asked["id"]), asked["question"], paragraph["context"], answers))
 
 
@@ -139,7 +136,13 @@ def _pairs(answers: dict[str, list[Any]]) -> tuple[tuple[str, int], ...]:
 
 def _checked(where: str | Path, asked: Question) -> Question:
     context = asked.context
+    if not (isinstance(context, str) and isinstance(asked.question, str)):
+        raise UserError(f"{where}: question {asked.id!r} or its context is no text; correct it, or leave it out")
     for text, start in asked.answers:
+        if not (isinstance(text, str) and isinstance(start, int)):
+            raise UserError(
+                f"{where}: question {asked.id!r} has the answer {text!r} at {start!r}; give text and a whole number"
+            )
         if not text or start < 0 or context[start : start + len(text)] != text:
             inside = f"there stands {context[max(start, 0) : max(start, 0) + len(text)]!r}"
             told = inside if 0 <= start < len(context) else f"the context has {len(context)} characters"

@@ -7,16 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tokenmix.data.lookup import DataRequest, cache_root
+from tokenmix.data.reading import LeftOut, check_file
 from tokenmix.errors import UserError, needs
-from tokenmix.tasks.text.data.files import Row, check_file, find_parts, is_test, read_rows
+from tokenmix.tasks.text.data.files import Row, find_parts, is_test, read_rows
 
 __all__ = ["Table", "import_datasets", "open_table"]
 
 TEST_SPLITS = ("validation", "validation_matched", "dev", "test")
 """Parts of a set of the hub that are tested on; what is called its test part often has no labels."""
+TRIED = 10
+"""After that many unusable rows at the start the wrong column must be named."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Table:
         source: where it came from, in a line.
         files: what holds the contents.
         types: of columns of the hub, where known.
+        left_out: rows that cannot be used.
     """
 
     name: str
@@ -39,11 +43,12 @@ class Table:
     source: str
     files: tuple[Path, ...]
     types: dict[str, Any] = field(default_factory=dict)
+    left_out: LeftOut = field(default_factory=LeftOut)
 
     def texts(self, column: str, test: bool) -> Iterator[str]:
         """The texts of a column in the rows for training or testing."""
         alone = len(self.parts) == 1
-        for _, _, (text,) in self._read(0 if alone else int(test), (column,)):
+        for (text,), _ in self._read(0 if alone else int(test), (column,)):
             if not alone or is_test(text) == test:
                 yield text
 
@@ -51,35 +56,55 @@ class Table:
         """Texts, and the label from the last column, of the rows for training and for testing."""
         sides: tuple[list[tuple[str, ...]], list[tuple[str, ...]]] = ([], [])
         for number in range(len(self.parts)):
-            for where, row, texts in self._read(number, columns[:-1], columns[-1]):
-                label = row.get(columns[-1])
-                if label is None or isinstance(label, list | dict) or str(label).strip() == "":
-                    raise UserError(
-                        f"{where}: {columns[-1]!r} is {label!r}, no label; leave the row out or name another column"
-                    )
+            for texts, label in self._read(number, columns[:-1], columns[-1]):
                 side = number if len(self.parts) == 2 else is_test(" ".join(texts))
-                sides[side].append((*texts, str(label)))
+                sides[side].append((*texts, label))
         return sides
 
-    def _read(
-        self, part: int, columns: Sequence[str], *others: str
-    ) -> Iterator[tuple[str, dict[str, Any], tuple[str, ...]]]:
-        """Where each row stands, its values, and its texts of some columns; the first row must have the others too."""
-        empty = True
+    def _read(self, part: int, columns: Sequence[str], label: str | None = None) -> Iterator[tuple[list[str], str]]:
+        """The texts of some columns and the label of each row, without rows that lack one.
+
+        Raises:
+            UserError: what is wrong with the first row, if none can be used, or none of the first ten.
+        """
+        usable, waiting = False, list[tuple[str, UserError]]()
         for where, row in self.parts[part]():
-            missing = [name for name in (*columns, *others) if name not in row] if empty else []
-            if missing:
-                raise UserError(f"{where} has no column {missing[0]!r}; it has {', '.join(map(repr, row)) or 'none'}")
-            empty = False
-            texts = tuple(row.get(name) for name in columns)
-            for name, text in zip(columns, texts):
-                if not isinstance(text, str):
-                    raise UserError(
-                        f"{where}: {name!r} is {text!r}, not text; leave the row out or name another column"
-                    )
-            yield where, row, cast(tuple[str, ...], texts)
-        if empty:
-            raise UserError(f"{self.name} has no rows; write it again or leave it out")
+            try:
+                values = _values(where, row, columns, label)
+            except UserError as reason:
+                values = None
+                waiting.append((where, reason))
+            if values is None and not usable and len(waiting) < TRIED:
+                continue
+            if values is None and not usable:
+                break
+            usable = True
+            while waiting:
+                self.left_out.add(*map(str, waiting.pop(0)))
+            if values is not None:
+                yield values
+        if not usable:
+            raise waiting[0][1] if waiting else UserError(f"{self.name} has no rows; write it again or leave it out")
+
+
+def _values(
+    where: str, row: dict[str, Any] | UserError, columns: Sequence[str], label: str | None
+) -> tuple[list[str], str]:
+    """The texts of some columns and the label of a row; `UserError` if it has not all of them."""
+    if isinstance(row, UserError):
+        raise row
+    for name in (*columns, *([] if label is None else [label])):
+        if name not in row:
+            raise UserError(f"{where} has no column {name!r}; it has {', '.join(map(repr, row)) or 'none'}")
+    for name in columns:
+        if not isinstance(row[name], str):
+            raise UserError(f"{where}: {name!r} is {row[name]!r}, not text; leave the row out or name another column")
+    if label is None:
+        return [row[name] for name in columns], ""
+    value = row[label]
+    if value is None or isinstance(value, list | dict) or not str(value).strip():
+        raise UserError(f"{where}: {label!r} is {value!r}, no label; leave the row out or name another column")
+    return [row[name] for name in columns], str(value)
 
 
 def import_datasets(what: str) -> Any:

@@ -13,12 +13,11 @@ from transformers import (
 )
 
 from tokenmix.errors import UserError, unknown_name
+from tokenmix.layers.base import count_parameters
 from tokenmix.tasks.text.models.config import GMLPConfig
 from tokenmix.tasks.text.models.heads import GMLPForMaskedLM, GMLPForQuestionAnswering, GMLPForSequenceClassification
 from tokenmix.tasks.text.models.modeling import GMLPModel
 from tokenmix.tasks.text.presets import PRESETS
-
-__all__ = ["create_config", "create_text_model", "describe", "register_with_transformers"]
 
 # With the head on that many of 512 places our count is the paper's in all five sizes; it prints no number itself.
 PREDICTED = 76
@@ -72,8 +71,8 @@ def describe(name: str, **overrides: Any) -> dict[str, Any]:
         "mixer": _mixer(config),
         "tokens": n,
         "vocabulary": config.vocab_size,
-        "parameters": _count(model),
-        "parameters without embeddings": _count(model) - _count(model.gmlp.embeddings) - config.vocab_size,
+        "parameters": count_parameters(model),
+        "parameters without embeddings": count_parameters(model.gmlp) - count_parameters(model.gmlp.embeddings),
         "macs without head": model.gmlp.macs(n),
         "macs": model.macs(n),
         "published parameters, millions": published.parameters,
@@ -94,7 +93,3 @@ def _mixer(config: GMLPConfig) -> str:
 def _on_meta(name: str, overrides: dict[str, Any]) -> GMLPForMaskedLM:
     with torch.device("meta"):
         return GMLPForMaskedLM(create_config(name, **overrides))
-
-
-def _count(module: torch.nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())

@@ -11,15 +11,6 @@ from tokenmix.errors import UserError
 from tokenmix.tasks.text.models.config import GMLPConfig
 from tokenmix.tasks.text.models.modeling import GMLPModel, GMLPPreTrainedModel
 
-__all__ = [
-    "GMLPClassifierOutput",
-    "GMLPForMaskedLM",
-    "GMLPForQuestionAnswering",
-    "GMLPForSequenceClassification",
-    "GMLPMaskedLMOutput",
-    "GMLPQuestionAnsweringOutput",
-]
-
 # What `labels` hold where nothing is to be learned.
 NO_LABEL = -100
 

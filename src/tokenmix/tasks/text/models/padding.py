@@ -5,8 +5,6 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 
-__all__ = ["as_given", "first_token", "from_start", "map_as_given", "map_from_start", "read_mask", "rotate"]
-
 
 def read_mask(attention_mask: Tensor | None, size: int, length: int) -> Tensor | None:
     """transformers' `attention_mask`, 1 for a token and 0 for padding, as a boolean (B, N); None if all take part.

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from tokenmix.layers.base import replace_parameter
 from tokenmix.layers.gated_mlp import GatedMLP
 
-__all__ = ["PlaceRule", "RelativePositions", "extend_gate", "resize_gated_mlp", "resize_positions", "resized_bias"]
-
 PlaceRule = Literal["extend", "interpolate"]
 
 

@@ -1,7 +1,6 @@
-"""What stands between backbone and classifier: the EANet block, its twin of self-attention, or nothing."""
+"""The block of attention on a backbone's last map: the EANet block, its twin of self-attention, or none."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
@@ -11,43 +10,9 @@ from torch.nn import functional as F
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.base import Capabilities, Mixer, check_map, check_mask
 from tokenmix.layers.external import ExternalAttention2d
-from tokenmix.layers.memory import Tie
-from tokenmix.models.architecture import Architecture
 from tokenmix.ops.attention import attention, attention_probabilities
-from tokenmix.ops.external.api import Normalization
-
-__all__ = ["ContextName", "SegmenterArchitecture", "SelfAttention2d", "conv_norm_relu", "make_context"]
 
 ContextName = Literal["external", "self", "none"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SegmenterArchitecture(Architecture):
-    """What makes one segmenter, of either family.
-
-    Attributes:
-        backbone: name of a model of timm's, and for a pyramid of ours.
-        backbone_kwargs: arguments of its constructor.
-        mixer: `"external"`; `"self"`, the same block of self-attention; `"none"`.
-        num_slots, tie, normalization, chunk_size: of external attention, see `ExternalAttention2d`; 64 slots, no tie,
-            double normalisation and all pixels at once if not given.
-        width, head_width: channels around the block, and before the classifier.
-    """
-
-    backbone: str
-    backbone_kwargs: Mapping[str, Any] | None = None
-    mixer: ContextName
-    num_slots: int | None = None
-    tie: Tie | None = None
-    normalization: Normalization | None = None
-    chunk_size: int | None = None
-    width: int
-    head_width: int
-
-    def context(self, factory: Mapping[str, Any]) -> nn.Module:
-        """The block of attention."""
-        names = ("num_slots", "tie", "normalization", "chunk_size")
-        return make_context(self.mixer, self.width, {name: getattr(self, name) for name in names}, factory)
 
 
 class SelfAttention2d(Mixer):
@@ -108,10 +73,3 @@ def make_context(name: ContextName, dim: int, options: Mapping[str, Any], factor
         key, value = next(iter(given.items()))
         raise UserError(f"{key}={value!r} only applies to mixer='external', and the mixer is {name!r}; leave it out")
     return SelfAttention2d(dim, **factory) if name == "self" else nn.Identity()
-
-
-def conv_norm_relu(width: int, out: int, **factory: Any) -> nn.Sequential:
-    """3 x 3 convolution, BatchNorm, ReLU."""
-    conv = nn.Conv2d(width, out, 3, padding=1, bias=False, **factory)
-    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
-    return nn.Sequential(conv, nn.BatchNorm2d(out, **factory), nn.ReLU())

@@ -1,0 +1,21 @@
+"""A data set of somebody outside the package: 20 grey images, dark or bright."""
+
+import torch
+
+from tokenmix.data import DataRequest
+from tokenmix.data.images import InMemoryImages, LoadedImages
+from tokenmix.registry import DATA_SETS, DataEntry
+
+
+def load_levels(request: DataRequest) -> LoadedImages:
+    """Grey levels of 8 x 8."""
+    labels = torch.arange(20) % 2
+    levels = (60 + 120 * labels).byte().view(-1, 1, 1, 1).expand(-1, 1, *(request.img_size or (8, 8)))
+    images = InMemoryImages(levels.clone(), labels, flip=True, fill=None)
+    return LoadedImages(images.subset(torch.arange(12)), images.subset(torch.arange(12, 20)), ["dark", "bright"], "toy")
+
+
+LEVELS = DataEntry(
+    name="toy-levels", kinds=("images",), about="20 grey levels", licence="CC0", origin="here", load=load_levels
+)
+DATA_SETS.register(LEVELS)
