@@ -418,7 +418,7 @@ def test_coco_files_that_are_broken(coco: Path):
 )
 def test_coco_files_that_no_reader_would_survive(coco: Path, value: str):
     (coco / "annotations" / "instances_val2017.json").write_text(f'{{"images": [{value}]}}')
-    with pytest.raises(UserError, match=r"instances_val2017\.json is no JSON"):
+    with pytest.raises(UserError, match=r"instances_val2017\.json is not JSON"):
         load_scenes(f"coco:{coco}", want="boxes")
 
 

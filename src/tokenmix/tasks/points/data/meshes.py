@@ -91,7 +91,7 @@ def _loaded(rows: list[str], kind: str, name: str) -> dict[str, np.ndarray]:
         (mesh,) = scene.geometry.values()
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(f"{name} is no {kind.upper()} that trimesh can read ({reason}); correct it") from None
+        raise UserError(f"{name} is not {kind.upper()} that trimesh can read ({reason}); correct it") from None
     faces = np.asarray(getattr(mesh, "faces", ()))
     found = {"points": np.asarray(mesh.vertices), **({"faces": faces} if len(faces) else {})}
     if mesh.visual.kind == "vertex" and len(mesh.visual.vertex_colors) == len(mesh.vertices):

@@ -137,7 +137,7 @@ def _pairs(answers: dict[str, list[Any]]) -> tuple[tuple[str, int], ...]:
 def _checked(where: str | Path, asked: Question) -> Question:
     context = asked.context
     if not (isinstance(context, str) and isinstance(asked.question, str)):
-        raise UserError(f"{where}: question {asked.id!r} or its context is no text; correct it, or leave it out")
+        raise UserError(f"{where}: question {asked.id!r} or its context is not text; correct it, or remove it")
     for text, start in asked.answers:
         if not (isinstance(text, str) and isinstance(start, int)):
             raise UserError(
