@@ -215,7 +215,7 @@ def test_answers_outside_the_context(tmp_path: Path, answer: Any, message: str):
         ('{"id": 1, "question": "who?", "answers": [{"text": "a", "answer_start": 1e400}]}', "the number 1e400"),
         ('{"id": 1, "question": "who?", "answers": [{"text": "a", "answer_start": "0"}]}', "and a whole number"),
         ('{"id": 1, "question": "who?", "answers": [{"text": 5, "answer_start": 0}]}', "give text"),
-        ('{"id": 1, "question": 5, "answers": []}', "is no text"),
+        ('{"id": 1, "question": 5, "answers": []}', "is not text"),
         ("[" * 20_000, "maximum recursion depth"),
         ("9" * 5000, "4300 digits"),
     ],
