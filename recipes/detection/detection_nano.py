@@ -55,7 +55,7 @@ JOBS: dict[str, dict[str, Any]] = {
         "task": "detection", "data": "trees", "model": "faster_rcnn_nano", "epochs": 8, "batch_size": 4,
         "color_jitter": 0.2,
         "crop": 256, "crops": 8, "min_size": 128, "max_size": 128, "window": 256, "overlap": 0.3,
-        "scales": (0.8, 1.0, 1.25),
+        "scales": (0.8, 1.0, 1.25), "validation": 6,
     },
     "composed": {
         "task": "instance-segmentation", "data": "composed", "model": "mask_rcnn_nano", "epochs": 2, "limit": 1300,

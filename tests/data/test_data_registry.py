@@ -8,8 +8,9 @@ import torch
 
 from tokenmix.data import fetch_data, list_data
 from tokenmix.data.images import ImageSet, load_images
-from tokenmix.data.images.image_set import choose, resize_images
+from tokenmix.data.images.image_set import resize_images
 from tokenmix.data.lookup import stored_path
+from tokenmix.data.split import choose
 from tokenmix.errors import UserError
 from tokenmix.registry import DATA_SETS, load_object
 

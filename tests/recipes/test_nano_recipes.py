@@ -21,6 +21,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     "detection.detection_nano": ("rows",),
     "segmentation.segmentation_nano": (),
 }
+if (RECIPES / "classification" / "plateau.json").exists():
+    PARTS["classification.plateau"] = ()
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ def assert_equal_runs(run: Path, other: Path) -> None:
             assert torch.equal(one[key], two[key]), (name, key)
     assert rows(run) == rows(other)
     one, two = (json.loads((folder / "result.json").read_text()) for folder in (run, other))
-    for key in ("metrics", "final", "best_epoch", "steps", "images"):
+    for key in ("metrics", "final", "validation", "best_epoch", "steps", "images"):
         assert one[key] == two[key], key
 
 
@@ -76,6 +76,7 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, where: type, hook: str, count: int)
         (trainer.TrainingLoop, "start_batch", 16),  # past the checkpoints of both epochs
         (record.Recorder, "record_evaluation", 2),  # in an evaluation
         (trainer.TrainingLoop, "save_epoch", 2),  # evaluated, row written, not saved
+        (trainer.TrainingLoop, "test", 1),  # trained to the end, not tested
     ],
 )
 def test_resume_is_bit_equal(whole, tmp_path, monkeypatch, where, hook, count):

@@ -23,7 +23,7 @@ from tokenmix.train.task import TaskData, TaskModule
 class Numbers(TaskData):
     """Normal numbers around 3; the order is a function of (seed, epoch)."""
 
-    num_train, num_test = 40, 16
+    num_train, num_validation, num_test = 40, 8, 16
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -37,6 +37,9 @@ class Numbers(TaskData):
 
     def test_batches(self, *, batch_size: int) -> list[torch.Tensor]:
         return [torch.full((self.num_test, 1), 3.0)]
+
+    def validation_batches(self, *, batch_size: int) -> list[torch.Tensor]:
+        return [torch.full((self.num_validation, 1), 3.0)]
 
 
 class Adversaries(TaskModule):

@@ -120,7 +120,7 @@ def test_metrics_csv(finished):
 
 
 def test_seconds_leave_evaluation_out(tmp_path, monkeypatch):
-    """Each evaluation takes 1,000 s and the drawing after it 1,000 more, by a clock that jumps."""
+    """Each evaluation takes 1,000 s and the drawing after a validation 1,000 more, by a clock that jumps."""
     kind, jumped = get_task("image-classification"), [0.0]
     started, draw = kind.on_validation_epoch_start, kind.draw
 
@@ -136,8 +136,9 @@ def test_seconds_leave_evaluation_out(tmp_path, monkeypatch):
     monkeypatch.setattr(record, "time", SimpleNamespace(perf_counter=lambda: time.perf_counter() + jumped[0]))
     folder = train(config(tmp_path / "run"), quiet=True)
     result = json.loads((folder / "result.json").read_text())
-    assert jumped[0] == 4000
-    assert 2000 < result["eval_seconds"] < 3000
+    tests = 1 + (result["best_epoch"] < 2)
+    assert jumped[0] == 4000 + 1000 * tests
+    assert 2000 + 1000 * tests < result["eval_seconds"] < 3000 + 1000 * tests
     assert 0 < result["seconds"] < 1000
     assert result["images_per_second"] == pytest.approx(result["images"] / result["seconds"], rel=0.05)
     assert [float(row["seconds"]) < 1000 for row in rows(folder)] == [True] * 4

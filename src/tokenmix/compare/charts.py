@@ -90,7 +90,7 @@ def line_chart(
     """Lines with markers at their points; with `log` both axes are logarithmic."""
     drawn = [s for s in series if len(s.xs)]
     if not drawn:
-        return '<p class="empty">No run finished: there is no curve to draw.</p>'
+        return '<p class="empty">No curve to draw: no run finished, or nothing was held out for validation.</p>'
     x = _axis([v for s in drawn for v in s.xs], LEFT, WIDTH - RIGHT, log=log, from_zero=True)
     y = _axis([v for s in drawn for v in s.ys], HEIGHT - BOTTOM, TOP, log=log)
     body = "".join(_line(s, x, y, y_text) for s in drawn)

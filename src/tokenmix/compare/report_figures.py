@@ -23,7 +23,7 @@ def learning_curves(results: Results) -> list[str]:
         ("images", "training images seen", count),
         ("seconds", "seconds of training", lambda v: f"{v:,.4g}"),
     )
-    score, loss = ("score_curve", f"test {results.metric}"), ("loss_curve", "training loss")
+    score, loss = ("score_curve", f"validation {results.metric}"), ("loss_curve", "training loss")
     return [drawn(pick, over, x, y, text) for pick, y in (score, loss) for over, x, text in (images, seconds)]
 
 

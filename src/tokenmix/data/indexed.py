@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 __all__ = ["IndexedDataset", "shared_permutation", "subset"]
@@ -26,6 +27,10 @@ class IndexedDataset(ABC):
     def read(self, indices: Tensor, epoch: int) -> Any:
         """The batch of these samples, as the task takes it."""
 
+    def chosen(self, places: Tensor) -> "IndexedDataset":
+        """The samples at these places; each stays the function of its own index that it was."""
+        return self if len(places) == len(self) else _Chosen(self, places)
+
     def training_order(self, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray:
         """The indices that one of `world_size` processes takes in an epoch, as many for each."""
         return shared_permutation(len(self), seed, epoch, rank, world_size)
@@ -47,16 +52,18 @@ def shared_permutation(count: int, seed: int, epoch: int, rank: int, world_size:
 
 def subset(dataset: IndexedDataset, count: int | None) -> IndexedDataset:
     """`count` of the samples, evenly spread over them, so that no document or place has them all; all for None."""
-    return dataset if count is None or count >= len(dataset) else _Subset(dataset, count)
+    if count is None or count >= len(dataset):
+        return dataset
+    return dataset.chosen(torch.arange(count) * len(dataset) // count)
 
 
-class _Subset(IndexedDataset):
-    def __init__(self, dataset: IndexedDataset, count: int) -> None:
-        self.dataset, self.count, self.unit = dataset, count, dataset.unit
+class _Chosen(IndexedDataset):
+    def __init__(self, dataset: IndexedDataset, places: Tensor) -> None:
+        self.dataset, self.places, self.unit = dataset, places, dataset.unit
 
     def __len__(self) -> int:
-        return self.count
+        return len(self.places)
 
     def read(self, indices: Tensor, epoch: int) -> Any:
         """The batch of these samples."""
-        return self.dataset.read(indices * len(self.dataset) // self.count, epoch)
+        return self.dataset.read(self.places[indices], epoch)

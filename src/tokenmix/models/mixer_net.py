@@ -31,6 +31,7 @@ class MixerNetArchitecture(Architecture):
         num_heads: heads of the mixers that have heads.
         num_leading: with less-attention, the blocks at the front that keep vanilla attention.
         mlp_ratio: hidden width of the MLP over D.
+        norm: `"layer"`, or `"batch"` for BatchNorm in the blocks.
     """
 
     mixer: str = "self"
@@ -41,6 +42,7 @@ class MixerNetArchitecture(Architecture):
     num_heads: int = 4
     num_leading: int = 1
     mlp_ratio: float = 2.0
+    norm: Literal["layer", "batch"] = "layer"
 
 
 class MixerNet(IsotropicNet):
@@ -76,7 +78,7 @@ class MixerNet(IsotropicNet):
         mixers = _mixers(a, stem.grid_size, factory)
         rates: Any = calculate_drop_path_rates(drop_path_rate, a.depth)
         blocks = [
-            MixerBlock(m, mlp_ratio=a.mlp_ratio, drop=drop_rate, drop_path=rate, **factory)
+            MixerBlock(m, mlp_ratio=a.mlp_ratio, drop=drop_rate, drop_path=rate, norm=a.norm, **factory)
             for m, rate in zip(mixers, rates, strict=True)
         ]
         super().__init__(stem, blocks, num_classes=num_classes, global_pool=global_pool, drop_rate=drop_rate, **factory)

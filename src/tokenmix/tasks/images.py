@@ -47,7 +47,8 @@ def image_data(
     """Images normalised with `mean` and `std`, for training augmented; `images` has the config's limits already."""
     train = ImageSamples(images.train, mean=mean, std=std, seed=config.loop.seed, **augment)
     test = ImageSamples(images.test, mean=mean, std=std)
-    made = IndexedData(train, test, config=config, description=images.describe())
+    held = None if images.validation is None else ImageSamples(images.validation, mean=mean, std=std)
+    made = IndexedData(train, test, held, config=config, description=images.describe())
     made.images = images
     return made
 

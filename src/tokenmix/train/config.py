@@ -39,6 +39,9 @@ class DataConfig(Part):
     """Use this many training samples."""
     limit_eval: Annotated[int | None, Range(least=1)] = None
     """Use this many test samples."""
+    validation: Annotated[int | None, Range(least=0)] = None
+    """Hold out this many training samples (scenes, questions), to choose the best epoch by. If not given, a tenth of
+    those used, 10,000 at most, and none where that is fewer than 10: then, as with 0, the last epoch is kept."""
     workers: Annotated[int, Range(least=0, most=256)] = 0
     """Processes that load samples."""
 

@@ -6,7 +6,7 @@ Only the first process, rank 0, writes files and speaks; what stops one stops al
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +30,7 @@ __all__ = [
     "check_ranks",
     "distributed_info",
     "full_state_dict",
+    "load_full_state_dict",
     "process_group",
     "raise_on_all_ranks",
     "sharded_state_dict",
@@ -209,6 +210,14 @@ def full_state_dict(value: Any) -> Any:
     if isinstance(value, list):
         return [full_state_dict(one) for one in value]
     return value
+
+
+@torch.no_grad()
+def load_full_state_dict(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Load whole tensors into a module that fsdp may have cut into parts; all processes must call it."""
+    for name, own in module.state_dict().items():
+        value = state[name].to(own.device)
+        own.copy_(distribute_tensor(value, own.device_mesh, own.placements) if isinstance(own, DTensor) else value)
 
 
 def sharded_state_dict(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class Recorder:
 
     def __init__(
         self, run: Path, plan: TrainingPlan, progress: Progress, task: TaskModule, *,
-        log_every: int, quiet: bool, unit: str,
+        log_every: int, quiet: bool, unit: str, validated: bool,
     ) -> None:  # fmt: skip
         self.path, self.plan, self.progress, self.task = run / "metrics.csv", plan, progress, task
         self.log_every, self.quiet, self.unit = log_every, quiet, unit
@@ -42,7 +42,7 @@ class Recorder:
         self.first = distributed_info().first
         self.started = self.lr = self.rate = 0.0
         self.row_start = (progress.images, progress.train_seconds)
-        self.evaluated = task.numbers()
+        self.evaluated = task.numbers() if validated else []
         if self.first:
             self.board = _board(run / "tensorboard", progress.step)
             self.columns = _cut(self.path, progress.csv_bytes)
@@ -86,7 +86,8 @@ class Recorder:
         progress, results = self.progress, self.task.results
         progress.eval_seconds += time.perf_counter() - self.started
         progress.final = dict(results)
-        if progress.best_epoch is None or _better(self.task, results, progress.best):
+        # Where nothing is held out to choose by, the last epoch is the best.
+        if not results or progress.best_epoch is None or _as_good(self.task, results, progress.best):
             progress.best_epoch, progress.best = progress.epoch + 1, dict(results)
         values = {**self._train_values(), **{f"val_{name}": results[name] for name in self.evaluated}}
         self._write(values)
@@ -95,6 +96,10 @@ class Recorder:
         if not self.quiet:
             print(self._line(), file=sys.stderr, flush=True)
         self.start_clock()
+
+    def record_test(self) -> None:
+        """Count the time of the test."""
+        self.progress.eval_seconds += time.perf_counter() - self.started
 
     def sync(self) -> None:
         """Wait until metrics.csv is on the disk, as a checkpoint that counts on its rows will be."""
@@ -175,9 +180,10 @@ class Recorder:
 
     def _line(self) -> str:
         task, progress, latest = self.task, self.progress, self.latest
+        score = f"{task.headline} {latest['val_' + task.headline]:.4f}  " if self.evaluated else ""
         return (
             f"epoch {progress.epoch + 1}/{self.plan.epochs}  step {progress.step}/{self.plan.total_steps}  "
-            f"loss {latest['train_loss']:.4f}  {task.headline} {latest['val_' + task.headline]:.4f}  "
+            f"loss {latest['train_loss']:.4f}  {score}"
             f"{latest[f'{self.counted}_per_second']:,.0f} {self.unit}/s"
         )
 
@@ -224,9 +230,10 @@ class ProgressBar:
         return "  ".join(f"{name} {value:.4f}" for name, value in shown.items() if value is not None)
 
 
-def _better(task: TaskModule, results: dict[str, Any], best: dict[str, Any]) -> bool:
+def _as_good(task: TaskModule, results: dict[str, Any], best: dict[str, Any]) -> bool:
+    """Of equal epochs the later one counts, which few validation samples often have."""
     now, before = results[task.headline], best[task.headline]
-    return now > before if task.direction == "max" else now < before
+    return now >= before if task.direction == "max" else now <= before
 
 
 def _cut(path: Path, size: int) -> list[str]:

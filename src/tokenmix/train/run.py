@@ -3,8 +3,10 @@
 A run folder holds config.json, data.json, metrics.csv, tensorboard/, checkpoints/, model.safetensors and, once training
 is done, result.json:
 
-    metrics      of the weights in model.safetensors, which are those of the best epoch
-    final        the same after the last epoch
+    metrics      on the test samples, of the weights in model.safetensors, which are those of the best epoch
+    final        the same of the weights after the last epoch
+    validation   on the samples held out to choose the best epoch by, of its weights; empty if there are none
+    validation_final  the same of the weights after the last epoch
     best_epoch, epochs, steps, images
     seconds      of training, without evaluation; eval_seconds, images_per_second or what the data's unit is
     parameters, macs, peak_memory (bytes: `process` since it started, `cuda` on the device)
@@ -32,7 +34,7 @@ from tokenmix.registry import get_task
 from tokenmix.train.checkpoint import Checkpoint, put_weights, read_latest_checkpoint, read_weights
 from tokenmix.train.config import OptimConfig, TrainConfig
 from tokenmix.train.distributed import PeerFailure, check_ranks, distributed_info, process_group, raise_on_all_ranks
-from tokenmix.train.engine import check_device
+from tokenmix.train.engine import check_device, device_type, keep_freed_memory
 from tokenmix.train.files import (
     DISK_ERRORS,
     LOCKS,
@@ -115,7 +117,9 @@ def evaluate(
     task, config, description = load_task(run, options)
     config = config.replace(data=data or config.data.data, device=device, limit_eval=limit or config.data.limit_eval)
     check_device(config)
-    source = type(task).load_data(config.replace(data=with_absolute_paths(config.data.data)), like=description)
+    # Nothing is chosen here, and other data may have fewer training samples than the run held out.
+    read = config.replace(data=with_absolute_paths(config.data.data), validation=0)
+    source = type(task).load_data(read, like=description)
     if change is not None:
         change(task, source)
     results = validate(task, source, config, config.loop.batch_size)
@@ -278,6 +282,8 @@ def _prepare(config: TrainConfig) -> Session:
     """Read the data and draw the first weights, which depend on the seed alone."""
     if config.loop.threads is not None:
         torch.set_num_threads(config.loop.threads)
+    if device_type(config) == "cpu":
+        keep_freed_memory()
     kind = get_task(config.task)
     data = kind.load_data(config)
     here = distributed_info()
@@ -317,30 +323,31 @@ def _work(run: Path, session: Session, progress: Progress, state: dict[str, Any]
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     with _one_line_errors(run):
-        if progress.epoch < plan.epochs:
-            fit(session.task, session.data, config, run, plan, progress, state, quiet=quiet)
-        result = _result(session, progress)
+        best, final = fit(session.task, session.data, config, run, plan, progress, state, quiet=quiet)
+        result = _result(session, progress, best, final)
         with raise_on_all_ranks():
             if distributed_info().first:
                 write_json(run / "result.json", result)
     if not quiet:
         headline, unit = session.task.headline, session.data.unit
         print(
-            f"{headline} {result['metrics'][headline]:.4f} (epoch {result['best_epoch']} of {plan.epochs}), "
+            f"test {headline} {result['metrics'][headline]:.4f} (epoch {result['best_epoch']} of {plan.epochs}), "
             f"{result['seconds']:.1f} s of training, {result[f'{unit}_per_second']:,.0f} {unit}/s; run folder {run}"
         )
     return run
 
 
-def _result(session: Session, progress: Progress) -> dict[str, Any]:
+def _result(session: Session, progress: Progress, best: dict[str, Any], final: dict[str, Any]) -> dict[str, Any]:
     unit = session.data.unit
     return {
         "task": session.config.task,
         "model": session.config.model.model,
         "data": session.config.data.data,
         "seed": session.config.loop.seed,
-        "metrics": progress.best,
-        "final": progress.final,
+        "metrics": best,
+        "final": final,
+        "validation": progress.best,
+        "validation_final": progress.final,
         "best_epoch": progress.best_epoch,
         "epochs": progress.epoch,
         "steps": progress.step,

@@ -32,11 +32,13 @@ class TaskData(ABC):
     Attributes:
         num_train: number of training samples.
         num_test: number of test samples.
+        num_validation: number of training samples that are held out to choose the best epoch by; with 0 it is the last.
         unit: what a sample is, in the plural.
     """
 
     num_train: int
     num_test: int
+    num_validation: int = 0
     unit: str = "images"
 
     @abstractmethod
@@ -50,6 +52,10 @@ class TaskData(ABC):
     @abstractmethod
     def test_batches(self, *, batch_size: int) -> Iterable[Any]:
         """All test samples in a fixed order; its `len` is the number of batches."""
+
+    def validation_batches(self, *, batch_size: int) -> Iterable[Any]:
+        """The validation samples likewise; asked for if there are any."""
+        raise NotImplementedError
 
     def save(self, run: Path) -> None:
         """Write into the run folder what a later command needs and a description cannot hold, such as a tokenizer."""
@@ -152,7 +158,7 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
 
     @abstractmethod
     def evaluate(self, batch: Any) -> None:
-        """Put a test batch through the model and update `self.scores`."""
+        """Put a batch of validation or test samples through the model and update `self.scores`."""
 
     @abstractmethod
     def metrics(self) -> MetricCollection:

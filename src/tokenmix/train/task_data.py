@@ -20,7 +20,8 @@ class IndexedData(TaskData):
 
     Args:
         train: samples to learn from.
-        test: those held out.
+        test: those to report.
+        validation: those of the training samples that are held out to choose by, read as `test` is; None for none.
         config: the run's config; its limits are taken here.
         description: what the run folder keeps as well as the numbers of samples.
     """
@@ -29,13 +30,22 @@ class IndexedData(TaskData):
     images: Any = None
 
     def __init__(
-        self, train: IndexedDataset, test: IndexedDataset, *, config: TrainConfig, description: dict[str, Any]
+        self,
+        train: IndexedDataset,
+        test: IndexedDataset,
+        validation: IndexedDataset | None,
+        *,
+        config: TrainConfig,
+        description: dict[str, Any],
     ) -> None:
         self.unit = train.unit
         self.train = subset(train, config.data.limit)
         self.test = subset(test, config.data.limit_eval)
+        self.validation = validation
         self.num_train, self.num_test = len(self.train), len(self.test)
-        self.description = {"train": self.num_train, "test": self.num_test, **description}
+        self.num_validation = 0 if validation is None else len(validation)
+        counts = {"train": self.num_train, "validation": self.num_validation, "test": self.num_test}
+        self.description = {**counts, **description}
         self._shared: dict[str, Any] = {
             "seed": config.loop.seed, "workers": config.data.workers, "pin_memory": torch.cuda.is_available()
         }  # fmt: skip
@@ -56,10 +66,20 @@ class IndexedData(TaskData):
         """The test samples in their order."""
         return make_loader(self.test, batch_size=batch_size, shuffle=False, **self._shared)
 
+    def validation_batches(self, *, batch_size: int) -> Iterable[Any]:
+        """The validation samples in their order."""
+        assert self.validation is not None
+        return make_loader(self.validation, batch_size=batch_size, shuffle=False, **self._shared)
+
     def part(self, rank: int, world_size: int) -> "IndexedData":
         """The same samples, of which each process reads its share."""
         if self.num_test < world_size:
             raise UserError(f"{self.num_test} test {self.unit} are too few for {world_size} processes; give more")
+        if 0 < self.num_validation < world_size:
+            raise UserError(
+                f"{self.num_validation} validation {self.unit} are too few for {world_size} processes; give "
+                f"--validation {world_size} or more, or 0 for none"
+            )
         other = copy.copy(self)
         other._shared = {**self._shared, "rank": rank, "world_size": world_size}
         return other

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from tokenmix.train.checkpoint import Checkpoint, CheckpointWriter
+from tokenmix.train.checkpoint import Checkpoint, CheckpointWriter, read_weights
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.distributed import (
     all_reduce_any,
@@ -23,6 +23,7 @@ from tokenmix.train.distributed import (
     broadcast_buffers,
     distributed_info,
     full_state_dict,
+    load_full_state_dict,
     raise_on_all_ranks,
     sharded_state_dict,
 )
@@ -46,16 +47,24 @@ def fit(
     state: dict[str, Any] | None,
     *,
     quiet: bool,
-) -> None:
-    """Train from where `progress` stands to the end of the plan, leaving checkpoints and logs in the run folder."""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Train from where `progress` stands to the end of the plan, leaving checkpoints and logs in the run folder.
+
+    Returns the metrics on the test samples, which are read here for the first time: of the best epoch's weights, and of
+    the last one's.
+    """
     with raise_on_all_ranks():
-        recorder = Recorder(run, plan, progress, task, log_every=config.loop.log_every, quiet=quiet, unit=data.unit)
+        recorder = Recorder(
+            run, plan, progress, task, log_every=config.loop.log_every, quiet=quiet, unit=data.unit,
+            validated=data.num_validation > 0,
+        )  # fmt: skip
     with closing(recorder), _expected_warnings_ignored(), listen() as request:
         loop = TrainingLoop(task, data, config, plan, progress, recorder, CheckpointWriter(run), request)
         if state is not None:
             loop.load_state_dict(state)
         with ProgressBar(recorder, shown=not quiet and sys.stderr.isatty()) as bar:
             loop.run(bar)
+        return loop.test()
 
 
 def validate(task: TaskModule, data: TaskData, config: TrainConfig, batch_size: int) -> dict[str, Any]:
@@ -69,7 +78,7 @@ def validate(task: TaskModule, data: TaskData, config: TrainConfig, batch_size: 
 
 
 class TrainingLoop:
-    """One process's part of a run: epochs of batches, each epoch followed by an evaluation and a checkpoint.
+    """One process's part of a run: epochs of batches, each followed by a validation and a checkpoint; then the test.
 
     Args:
         task: what is learned; its `configure_optimizers` is called once it is on its device.
@@ -181,13 +190,31 @@ class TrainingLoop:
             raise Interrupted
 
     def evaluate(self) -> None:
-        """Evaluate the weights, or their average if there is one, and write the epoch's row."""
+        """Evaluate the weights, or their average if there is one, on the validation samples; write the epoch's row."""
+        self.recorder.start_clock()
+        if self.data.num_validation:
+            with nullcontext() if self.ema is None else self.ema.swapped_in():
+                self._evaluate(self.data.validation_batches(batch_size=self.plan.batch_size))
+        self.recorder.record_evaluation()
+
+    def test(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Metrics on the test samples, of the best epoch's weights and of the last one's; the model keeps the best."""
         self.recorder.start_clock()
         with nullcontext() if self.ema is None else self.ema.swapped_in():
-            broadcast_buffers(self.task.model)
-            batches = self.data.test_batches(batch_size=self.plan.batch_size)
-            _evaluate(self.fabric, self.task, _evenly_padded(batches))
-        self.recorder.record_evaluation()
+            self._evaluate(self.data.test_batches(batch_size=self.plan.batch_size))
+        best = final = self.task.results
+        if self.progress.best_epoch != self.progress.epoch:
+            with raise_on_all_ranks():
+                weights = read_weights(self.checkpoints.run)
+            load_full_state_dict(self.task.model, weights)
+            self._evaluate(self.data.test_batches(batch_size=self.plan.batch_size))
+            best = self.task.results
+        self.recorder.record_test()
+        return best, final
+
+    def _evaluate(self, batches: Any) -> None:
+        broadcast_buffers(self.task.model)
+        _evaluate(self.fabric, self.task, _evenly_padded(batches))
 
     def end_epoch(self) -> None:
         """Move on to the next epoch."""

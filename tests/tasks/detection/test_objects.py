@@ -67,7 +67,7 @@ class Squares(Scenes):
 def squares(spec: str, *, want: str, seed: int = 0, root: Path | None = None) -> SceneData:
     one = spec == "one-class"
     return SceneData(
-        spec=spec, train=Squares(8, 1), test=Squares(3, 2), classes=CLASSES[:1] if one else CLASSES,
+        spec=spec, train=Squares(10, 1), test=Squares(3, 2), classes=CLASSES[:1] if one else CLASSES,
         palette=[(0, 255, 0), (255, 0, 0)], mean=(0.45,) * 3, std=(0.2,) * 3, source="made by the test",
         notes={"category_ids": [7, 9]},
     )  # fmt: skip
@@ -82,7 +82,7 @@ def config(out: Path, **changes: Any) -> TrainConfig:
     given: dict[str, Any] = {
         "task": "detection", "model": "retinanet_nano", "data": "squares", "epochs": 1, "batch_size": 4, "lr": 1e-3,
         "device": "cpu", "threads": 1, "log_every": 1, "out": out,
-        "min_size": 64, "max_size": 64, "score": 0.0, "shown": 0.0, "detections": 5,
+        "min_size": 64, "max_size": 64, "score": 0.0, "shown": 0.0, "detections": 5, "validation": 2,
     }  # fmt: skip
     return make_config(**{**given, **changes})
 

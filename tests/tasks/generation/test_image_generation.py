@@ -29,8 +29,8 @@ from tokenmix.train.sources import make_config
 # Three batches an epoch, each cut into two steps of the discriminator. Nothing that a GAN keeps is left out.
 CONFIG = make_config(
     task="image-generation", model="sagan_nano", model_kwargs={"width": 4, "latent_dim": 4}, data="digits", img_size=32,
-    epochs=2, batch_size=8, limit=24, limit_eval=20, threads=1, device="cpu", log_every=2, checkpoint_every=2,
-    ema=0.9, d_steps=2, classes=("1", "4", "7"), columns=2,
+    epochs=2, batch_size=8, limit=24, limit_eval=20, validation=20, threads=1, device="cpu", log_every=2,
+    checkpoint_every=2, ema=0.9, d_steps=2, classes=("1", "4", "7"), columns=2,
 )  # fmt: skip
 
 

@@ -40,7 +40,8 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     data = f"csv:{write(folder / 'some.csv', 'text,label', rows)}"
     return train(
-        make_config(task="text-classification", data=data, epochs=3, out=folder / "run", **SETTINGS), quiet=True
+        make_config(task="text-classification", data=data, epochs=3, validation=0, out=folder / "run", **SETTINGS),
+        quiet=True,
     )
 
 

@@ -28,7 +28,6 @@ __all__ = [
     "LazyImages",
     "Skipped",
     "channel_statistics",
-    "choose",
     "resize_images",
 ]
 
@@ -175,25 +174,6 @@ def _random_part(image: Image.Image) -> tuple[Box, Image.Resampling]:
     top, left, height, width = RandomResizedCropAndInterpolation.get_params(image, (0.08, 1.0), (3 / 4, 4 / 3))
     resampling = random.choice((Image.Resampling.BILINEAR, Image.Resampling.BICUBIC))
     return (left, top, left + width, top + height), resampling
-
-
-def choose(labels: Tensor, limit: int | None, seed: int) -> Tensor | None:
-    """Places of `limit` images that keep the shares of the classes; None if all are kept.
-
-    A larger limit under the same seed contains the smaller one's images.
-    """
-    if limit is not None and limit < 1:
-        raise UserError(f"a limit of {limit} leaves no images; give 1 or more, or none for all of them")
-    if limit is None or limit >= len(labels):
-        return None
-    rng = np.random.default_rng(abs(seed))
-    order = rng.permutation(len(labels))
-    shuffled = labels.numpy()[order]
-    share = np.empty(len(order))
-    for label in np.unique(shuffled):
-        places = np.flatnonzero(shuffled == label)
-        share[places] = (np.arange(len(places)) + rng.random()) / len(places)
-    return torch.from_numpy(np.sort(order[np.argsort(share, kind="stable")[:limit]]))
 
 
 def resize_images(images: Tensor, size: tuple[int, int] | None) -> Tensor:

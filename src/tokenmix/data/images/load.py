@@ -11,8 +11,9 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
 from tokenmix.data.images.decode import size_of
-from tokenmix.data.images.image_set import CHANNELS, CROP_PCT, ImageSet, LazyImages, Skipped, channel_statistics, choose
+from tokenmix.data.images.image_set import CHANNELS, CROP_PCT, ImageSet, LazyImages, Skipped, channel_statistics
 from tokenmix.data.lookup import load_data, short_name
+from tokenmix.data.split import choose, hold_out
 from tokenmix.errors import UserError
 
 __all__ = ["ImageData", "LoadedImages", "load_images"]
@@ -38,6 +39,7 @@ class ImageData:
     Attributes:
         spec: what `load_images` was asked for.
         train, test: map-style data sets of (uint8 (C, H, W), label), all of size `img_size`.
+        validation: those of the training images that are held out to choose by; None if there are none.
         classes: name of each label.
         channels: 1 or 3.
         img_size: (height, width).
@@ -58,6 +60,7 @@ class ImageData:
     source: str
     skipped: Sequence[Skipped] = ()
     crop_pct: float = 1.0
+    validation: ImageSet | None = None
 
     @property
     def name(self) -> str:
@@ -89,7 +92,8 @@ class ImageData:
         }
 
     def _parts(self) -> list[tuple[str, Tensor]]:
-        return [("train", self.train.labels), ("test", self.test.labels)]
+        held = [] if self.validation is None else [("validation", self.validation.labels)]
+        return [("train", self.train.labels), *held, ("test", self.test.labels)]
 
     def _counts(self, labels: Tensor) -> dict[str, int]:
         return dict(zip(self.classes, torch.bincount(labels, minlength=len(self.classes)).tolist()))
@@ -106,13 +110,15 @@ def load_images(
     img_size: int | tuple[int, int] | None = None,
     limit: int | None = None,
     limit_eval: int | None = None,
+    validation: int | None = 0,
     seed: int = 0,
     crop_pct: float | None = None,
     root: Path | None = None,
 ) -> ImageData:
     """Training and test images of a data set.
 
-    Which images are for testing never depends on the seed, so a run never saw the images it is evaluated on.
+    Which images are for testing and validation never depends on the seed, so a run never saw the images it is evaluated
+    on.
 
     Args:
         spec: a name of `tokenmix list data`, such as `fashion-mnist`, `folder:PATH`, `imagefolder:PATH` or
@@ -121,6 +127,7 @@ def load_images(
             for a folder, 224 for photographs.
         limit: keep this many training images, in the shares of the classes, chosen by the seed.
         limit_eval: keep this many test images, in the shares of the classes, the same for every seed.
+        validation: hold out this many training images; a tenth of those used if None. `limit` is taken of the others.
         seed: chooses the images that `limit` keeps, nothing else.
         crop_pct: share of a photograph's centre that testing keeps, 0.875 if not given; for imagefolder and wds alone.
         root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if not given.
@@ -130,8 +137,10 @@ def load_images(
     """
     size = None if img_size is None else size_of(img_size)
     loaded: LoadedImages = load_data(spec, "images", root=root, img_size=size)
-    train, test = _limited(loaded.train, limit, seed), _limited(loaded.test, limit_eval, 0)
-    share = _set_crop(spec, (train, test), crop_pct)
+    kept, held = hold_out(loaded.train.labels, validation, limit)
+    test, whole = _limited(loaded.test, limit_eval, 0), loaded.train.subset(kept) if len(held) else loaded.train
+    train, held_out = _limited(whole, limit, seed), loaded.train.subset(held) if len(held) else None
+    share = _set_crop(spec, [part for part in (train, test, held_out) if part is not None], crop_pct)
     mean, std = _statistics(train)
     channels, height, width = (CHANNELS, *train.size) if isinstance(train, LazyImages) else train[0][0].shape
     return ImageData(
@@ -146,6 +155,7 @@ def load_images(
         source=loaded.source,
         skipped=loaded.skipped,
         crop_pct=share,
+        validation=held_out,
     )
 
 

@@ -1,7 +1,16 @@
 """Reading scenes: images with a class for each pixel, with boxes, or with a mask for each object."""
 
 from tokenmix.data.scenes.samples import ObjectSamples, PixelSamples, SceneSamples
-from tokenmix.data.scenes.scenes import Objects, RepeatedScenes, Scene, SceneData, Scenes, Want, load_scenes
+from tokenmix.data.scenes.scenes import (
+    Objects,
+    RepeatedScenes,
+    Scene,
+    SceneData,
+    Scenes,
+    Want,
+    hold_out_scenes,
+    load_scenes,
+)
 from tokenmix.data.scenes.transforms import ObjectAugment, PixelAugment, scale_steps
 
 __all__ = [
@@ -16,6 +25,7 @@ __all__ = [
     "SceneSamples",
     "Scenes",
     "Want",
+    "hold_out_scenes",
     "load_scenes",
     "scale_steps",
 ]

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,6 +16,7 @@ from tokenmix.data.images.decode import UnreadableImage, decode_stored
 from tokenmix.data.images.image_set import Skipped
 from tokenmix.data.lookup import load_data
 from tokenmix.data.reading import read_file
+from tokenmix.data.split import hold_out
 from tokenmix.errors import UserError
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Want",
     "bit_palette",
     "folder_in",
+    "hold_out_scenes",
     "lines_of",
     "load_scenes",
     "no_objects",
@@ -92,6 +94,24 @@ class Scenes(ABC):
         """Where it is, for a message, without opening it."""
 
 
+class ChosenScenes(Scenes):
+    """Those at some places of other scenes."""
+
+    def __init__(self, scenes: Scenes, places: Tensor) -> None:
+        self.scenes, self.places = scenes, places.tolist()
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def scene(self, index: int) -> Scene:
+        """The one at that place."""
+        return self.scenes.scene(self.places[index])
+
+    def name(self, index: int) -> str:
+        """Of the one at that place."""
+        return self.scenes.name(self.places[index])
+
+
 class RepeatedScenes(Scenes):
     """Scenes of which each comes `times` times in a row, so that any even spread over the numbers has many scenes."""
 
@@ -117,6 +137,7 @@ class SceneData:
     Attributes:
         spec: what `load_scenes` was asked for.
         train, test: scenes.
+        validation: those of the training scenes that are held out to choose by; None if there are none.
         classes: name of each label.
         palette: colour of each class for pictures, 0 to 255.
         source: one line: which home or package, version, licence, path.
@@ -139,6 +160,7 @@ class SceneData:
     crop: tuple[int, int] | None = None
     skipped: Sequence[Skipped] = ()
     notes: dict[str, Any] = field(default_factory=dict)
+    validation: Scenes | None = None
 
 
 def load_scenes(spec: str, *, want: Want, seed: int = 0, root: Path | None = None) -> SceneData:
@@ -158,6 +180,14 @@ def load_scenes(spec: str, *, want: Want, seed: int = 0, root: Path | None = Non
     if want not in get_args(Want):
         raise UserError(f"want is one of {', '.join(get_args(Want))}, got {want!r}")
     return load_data(spec, want, root=root, seed=seed)
+
+
+def hold_out_scenes(data: SceneData, asked: int | None) -> SceneData:
+    """The data with that many of the training scenes held out for validation; a tenth of them if None."""
+    kept, held = hold_out(torch.zeros(len(data.train)), asked)
+    if not len(held):
+        return data
+    return replace(data, train=ChosenScenes(data.train, kept), validation=ChosenScenes(data.train, held))
 
 
 def objects_of_boxes(

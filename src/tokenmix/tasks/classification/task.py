@@ -72,7 +72,7 @@ class ImageClassification(TaskModule):
         size = options.img_size if like is None else tuple(like["img_size"])
         images = load_images(
             config.data.data, img_size=size, limit=config.data.limit, limit_eval=config.data.limit_eval,
-            seed=config.loop.seed, crop_pct=options.crop_pct,
+            validation=config.data.validation, seed=config.loop.seed, crop_pct=options.crop_pct,
         )  # fmt: skip
         if like is not None:
             _check_like(config.data.data, images, like)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tokenmix.data.images.image_set import Skipped
 from tokenmix.data.indexed import subset
-from tokenmix.data.scenes import ObjectAugment, ObjectSamples, RepeatedScenes, SceneData, load_scenes
+from tokenmix.data.scenes import ObjectAugment, ObjectSamples, RepeatedScenes, SceneData, hold_out_scenes, load_scenes
 from tokenmix.errors import UserError
 from tokenmix.models.architecture import flat_arguments
 from tokenmix.models.registry import create_model
@@ -55,6 +55,7 @@ class ObjectTask(TaskModule):
     def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:
         """Read the scenes of `config.data.data`."""
         data = load_scenes(config.data.data, want=cls.want, seed=config.loop.seed)
+        data = hold_out_scenes(data, config.data.validation)
         if like is not None:
             check_names(config.data.data, data.classes, like["classes"])
         options = config.options
@@ -62,7 +63,9 @@ class ObjectTask(TaskModule):
         if like is None:
             _check_learnable(ObjectSamples(scenes), config, cls.want)
         train = ObjectSamples(scenes, _augment(config, options, data))
-        return IndexedData(train, ObjectSamples(data.test), config=config, description=_describe(config, data, like))
+        held = None if data.validation is None else ObjectSamples(data.validation)
+        described = _describe(config, data, like)
+        return IndexedData(train, ObjectSamples(data.test), held, config=config, description=described)
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:

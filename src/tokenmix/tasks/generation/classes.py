@@ -7,21 +7,27 @@ from collections.abc import Sequence
 import torch
 
 from tokenmix.data.images import ImageData, ImageSet
-from tokenmix.data.images.image_set import choose
+from tokenmix.data.split import choose, hold_out
 from tokenmix.errors import UserError, unknown_name
 
 __all__ = ["check_class_names", "keep_classes"]
 
 
 def keep_classes(
-    images: ImageData, wanted: Sequence[str] | None, *, limit: int | None, limit_eval: int | None, seed: int
+    images: ImageData,
+    wanted: Sequence[str] | None,
+    *,
+    limit: int | None,
+    limit_eval: int | None,
+    validation: int | None = 0,
+    seed: int,
 ) -> ImageData:
     """The images of the wanted classes, numbered in their order; of all classes if None.
 
     Args:
         images: the data set.
         wanted: names of classes; one text may name several, separated by commas.
-        limit, limit_eval, seed: as in `tokenmix.data.images.load_images`, of the images that are left.
+        limit, limit_eval, validation, seed: as in `tokenmix.data.images.load_images`, of the images that are left.
 
     Raises:
         UserError: a class that the data does not have, one that is named twice, or fewer than two.
@@ -35,8 +41,15 @@ def keep_classes(
             f"{images.spec} has {', '.join(known[:5])}"
         )
     numbers = [known.index(name) for name in names]
-    train, test = _part(images.train, numbers, limit, seed), _part(images.test, numbers, limit_eval, 0)
-    return dataclasses.replace(images, train=train, test=test, classes=names)
+    train, test = _of_classes(images.train, numbers), _of_classes(images.test, numbers)
+    kept, held = hold_out(train.labels, validation, limit)
+    return dataclasses.replace(
+        images,
+        train=_limited(train.subset(kept), limit, seed),
+        test=_limited(test, limit_eval, 0),
+        validation=train.subset(held) if len(held) else None,
+        classes=names,
+    )
 
 
 def check_class_names(names: Sequence[str], known: Sequence[str], what: str) -> None:
@@ -52,12 +65,14 @@ def _split(text: str, known: Sequence[str]) -> list[str]:
     return [text] if text in known else [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _part(images: ImageSet, numbers: Sequence[int], limit: int | None, seed: int) -> ImageSet:
-    places = torch.isin(images.labels, torch.tensor(numbers)).nonzero().flatten()
-    kept = choose(images.labels[places], limit, seed)
-    part = copy.copy(images.subset(places if kept is None else places[kept]))
-    # At the end: a subset of some sets would go back to the labels of its files.
+def _of_classes(images: ImageSet, numbers: Sequence[int]) -> ImageSet:
+    part = copy.copy(images.subset(torch.isin(images.labels, torch.tensor(numbers)).nonzero().flatten()))
     renumbered = torch.full((max(numbers) + 1,), -1)
     renumbered[torch.tensor(numbers)] = torch.arange(len(numbers))
     part.labels = renumbered[part.labels]
     return part
+
+
+def _limited(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
+    kept = choose(images.labels, limit, seed)
+    return images if kept is None else images.subset(kept)

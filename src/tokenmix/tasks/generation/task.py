@@ -77,13 +77,18 @@ class ImageGeneration(TaskModule):
                 "give --img-size 32"
             )
         wanted = options.classes if like is None else tuple(like["classes"])
-        limits = {"limit": config.data.limit, "limit_eval": config.data.limit_eval}
+        limits = {name: getattr(config.data, name) for name in ("limit", "limit_eval", "validation")}
         images = keep_classes(images, wanted, **limits, seed=config.loop.seed)
         least = 2 if options.features is None else features_kind(options.features).least
         if len(images.test) < least:
             raise UserError(
                 f"evaluating a GAN needs {least} test images or more, there are {len(images.test)} of "
                 f"{config.data.data}; add some, or give --limit-eval {least} or more"
+            )
+        if images.validation is not None and len(images.validation) < least:
+            raise UserError(
+                f"a GAN is judged by {least} images or more, and --validation holds {len(images.validation)} out; give "
+                f"--validation {least} or more, or 0 for none"
             )
         half = (0.5,) * images.channels
         images = dataclasses.replace(images, mean=half, std=half)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tokenmix.data.split import hold_out
 from tokenmix.errors import UserError
 from tokenmix.layers.base import count_parameters
 from tokenmix.models.registry import create_on_meta
@@ -78,9 +79,11 @@ class PointTask(TaskModule):
         }  # fmt: skip
         augment = {} if options.augment == "none" else {k: getattr(options, k) for k in AUGMENTATION}
         still = "farthest" if options.choice == "farthest" else "first"
+        kept, held = hold_out(data.train.labels, config.data.validation, config.data.limit)
         return IndexedData(
-            CloudSamples(data.train, choice=options.choice, **shared, **augment),
+            CloudSamples(data.train, choice=options.choice, **shared, **augment).chosen(kept),
             CloudSamples(data.test, choice=still, **shared),
+            CloudSamples(data.train, choice=still, **shared).chosen(held) if len(held) else None,
             config=config,
             description={
                 "classes": data.classes, "parts": data.parts, "part_names": data.part_names, "features": features,

@@ -13,7 +13,7 @@ from torchmetrics import MetricCollection
 
 from tokenmix.data.images import read_image
 from tokenmix.data.indexed import subset
-from tokenmix.data.scenes import PixelAugment, PixelSamples, RepeatedScenes, SceneData, load_scenes
+from tokenmix.data.scenes import PixelAugment, PixelSamples, RepeatedScenes, SceneData, hold_out_scenes, load_scenes
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
 from tokenmix.models.registry import create_model
@@ -52,6 +52,7 @@ class PixelData(IndexedData):
         size = crop or tuple(PixelSamples(data, data.train).read(torch.tensor([0]), 0)["image"].shape[2:])
         super().__init__(
             PixelSamples(data, RepeatedScenes(data.train, options.crops), augment), PixelSamples(data, data.test),
+            None if data.validation is None else PixelSamples(data, data.validation),
             config=config,
             description={
                 "classes": data.classes, "ignore": data.ignore, "palette": data.palette, "mean": data.mean,
@@ -63,6 +64,10 @@ class PixelData(IndexedData):
     def test_batches(self, *, batch_size: int) -> Iterable[Any]:
         """The test images in their order; `batch_size` is that of training."""
         return super().test_batches(batch_size=min(batch_size, self.test_batch))
+
+    def validation_batches(self, *, batch_size: int) -> Iterable[Any]:
+        """The validation images likewise."""
+        return super().validation_batches(batch_size=min(batch_size, self.test_batch))
 
 
 class SemanticSegmentation(TaskModule):
@@ -84,6 +89,7 @@ class SemanticSegmentation(TaskModule):
     def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> PixelData:
         """The scenes of `config.data.data`; with `like` normalised as that run's, and of the same classes."""
         data = load_scenes(config.data.data, want="classes", seed=config.loop.seed)
+        data = hold_out_scenes(data, config.data.validation)
         if len(data.classes) > MOST_CLASSES:
             raise UserError(
                 f"{config.data.data!r} has {len(data.classes)} classes; a mask has colours for {MOST_CLASSES}"

@@ -52,8 +52,9 @@ class TextClassification(TextTask):
         none.
         """
         texts = load_labelled(
-            config.data.data, limit=config.data.limit, limit_eval=config.data.limit_eval, seed=config.loop.seed
-        )
+            config.data.data, limit=config.data.limit, limit_eval=config.data.limit_eval,
+            validation=config.data.validation, seed=config.loop.seed,
+        )  # fmt: skip
         if like is not None:
             check_names(config.data.data, texts.classes, like["classes"])
             if (texts.train.pairs is not None) != like["pairs"]:
@@ -62,14 +63,19 @@ class TextClassification(TextTask):
                 )
         tokenizer = tokenizer_for(config, [*texts.train.texts, *(texts.train.pairs or ())])
         length = config.options.seq_len if like is None else int(like["seq_len"])
-        train, test = (EncodedText(part, tokenizer, max_length=length) for part in (texts.train, texts.test))
+        train, test, held = (
+            None if part is None else EncodedText(part, tokenizer, max_length=length)
+            for part in (texts.train, texts.test, texts.validation)
+        )
+        assert train is not None
+        assert test is not None
         description = {
             "classes": texts.classes, "pairs": texts.train.pairs is not None, "cut": train.cut + test.cut,
             "source": texts.source,
         }  # fmt: skip
         if texts.classes and texts.metrics != ("accuracy",):
             description["metrics"] = list(texts.metrics)
-        return TextData(train, test, tokenizer=tokenizer, config=config, length=length, description=description)
+        return TextData(train, test, held, tokenizer=tokenizer, config=config, length=length, description=description)
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy, or the mean of squares."""

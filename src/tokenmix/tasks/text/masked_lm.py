@@ -10,6 +10,7 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
+from tokenmix.data.split import validation_size
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data import PackedText, load_text, tokenized
 from tokenmix.tasks.text.models.heads import GMLPForMaskedLM
@@ -44,10 +45,15 @@ class MaskedLM(TextTask):
             "length": length, "masking": config.options.masking, "share": config.options.mask_prob,
             "seed": config.loop.seed,
         }  # fmt: skip
-        train, test = tokenized(corpus, tokenizer)
+        whole, test = tokenized(corpus, tokenizer)
+        # Running text is held out as its end, since cuts between training sequences move.
+        window = max(1, length - 2)
+        held = window * validation_size(max(1, len(whole) // window), config.data.validation, config.data.limit)
+        train, validation = whole.part(0, len(whole) - held), whole.part(len(whole) - held, len(whole))
         return TextData(
             PackedText(train, tokenizer, part="train", **shared),
             PackedText(test, tokenizer, part="test", **shared),
+            PackedText(validation, tokenizer, part="test", **shared) if held else None,
             tokenizer=tokenizer, config=config, length=length, description={"source": corpus.source},
         )  # fmt: skip
 

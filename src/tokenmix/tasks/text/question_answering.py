@@ -10,6 +10,7 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 from torchmetrics.text import SQuAD
 
+from tokenmix.data.split import hold_out
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data.questions import EncodedQuestions, Question, WholeQuestions, load_questions, read_squad
 from tokenmix.tasks.text.models.heads import GMLPForQuestionAnswering
@@ -57,12 +58,19 @@ class QuestionAnswering(TextTask):
         tokenizer = tokenizer_for(config, [text for q in data.train for text in (q.question, q.context)])
         length = config.options.seq_len if like is None else int(like["seq_len"])
         stride = config.options.doc_stride if like is None else int(like["doc_stride"])
-        shared: dict[str, Any] = {"max_length": length, "stride": stride, "max_question": _longest_question(length)}
-        train, test = (EncodedQuestions(part, tokenizer, **shared) for part in (data.train, data.test))
+        kept, held = hold_out(torch.zeros(len(data.train)), config.data.validation, config.data.limit)
+
+        def encoded(questions: Sequence[Question]) -> EncodedQuestions:
+            return EncodedQuestions(
+                questions, tokenizer, max_length=length, stride=stride, max_question=_longest_question(length)
+            )
+
         description = {"doc_stride": stride, "unanswerable": data.unanswerable, "source": data.source}
         return TextData(
-            train, WholeQuestions(test), tokenizer=tokenizer, config=config, length=length, description=description
-        )
+            encoded([data.train[i] for i in kept]), WholeQuestions(encoded(data.test)),
+            WholeQuestions(encoded([data.train[i] for i in held])) if len(held) else None,
+            tokenizer=tokenizer, config=config, length=length, description=description,
+        )  # fmt: skip
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean of both cross-entropies."""

@@ -53,6 +53,7 @@ class TextData(IndexedData):
     Args:
         train: sequences to learn from.
         test: those held out.
+        validation: training sequences that are held out to choose by.
         tokenizer: that which encoded them.
         config: the run's config.
         description: what the run folder keeps next to vocabulary, length and numbers.
@@ -63,6 +64,7 @@ class TextData(IndexedData):
         self,
         train: Sequences,
         test: Sequences,
+        validation: Sequences | None,
         *,
         tokenizer: "PreTrainedTokenizerFast",
         config: TrainConfig,
@@ -70,7 +72,7 @@ class TextData(IndexedData):
         description: dict[str, Any],
     ) -> None:
         about = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "seq_len": length}
-        super().__init__(train, test, config=config, description={**about, **description})
+        super().__init__(train, test, validation, config=config, description={**about, **description})
         self.tokenizer = tokenizer
 
     def save(self, run: Path) -> None:

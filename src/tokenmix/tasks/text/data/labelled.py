@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from tokenmix.data.fetch import log
-from tokenmix.data.images.image_set import choose
 from tokenmix.data.lookup import DataRequest, load_data
 from tokenmix.data.reading import check_file
+from tokenmix.data.split import choose, hold_out
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.tasks.text.data.corpus import Corpus, load_column
 from tokenmix.tasks.text.data.files import read_lines
@@ -73,6 +73,7 @@ class LabelledData:
     Attributes:
         spec: what was asked for.
         train, test: the samples.
+        validation: training samples that are held out to choose by; None if there are none.
         classes: names of the labels; empty where a number is to be predicted.
         source: where it came from, in a line.
         metrics: those that are usual for it.
@@ -84,6 +85,7 @@ class LabelledData:
     classes: list[str]
     source: str
     metrics: tuple[str, ...] = ("accuracy",)
+    validation: LabelledText | None = None
 
     @property
     def kind(self) -> Literal["classification", "regression"]:
@@ -96,6 +98,7 @@ def load_labelled(
     *,
     limit: int | None = None,
     limit_eval: int | None = None,
+    validation: int | None = 0,
     seed: int = 0,
     root: Path | None = None,
 ) -> LabelledData:
@@ -106,6 +109,7 @@ def load_labelled(
             with train.csv and test.csv; `glue:PATH/SST-2`; `hf:NAME[:CONFIG]#text,label`; a registered set's name.
         limit: keep this many training samples, in the shares of the classes, chosen by the seed.
         limit_eval: keep this many test samples, the same for every seed.
+        validation: hold out this many training samples; a tenth of those used if None. `limit` is taken of the others.
         seed: chooses the samples that `limit` keeps, nothing else.
         root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if not given.
 
@@ -113,15 +117,23 @@ def load_labelled(
         UserError: unknown set, unreadable file, a column that is missing, or labels that are all the same.
     """
     whole: LabelledData = load_data(spec, "labelled-text", root=root)
+    kept, held = hold_out(_classes(whole, whole.train), validation, limit)
     return replace(
-        whole, train=_limited(whole, whole.train, limit, seed), test=_limited(whole, whole.test, limit_eval, 0)
+        whole,
+        train=_limited(whole, whole.train.subset(kept), limit, seed),
+        test=_limited(whole, whole.test, limit_eval, 0),
+        validation=whole.train.subset(held) if len(held) else None,
     )
 
 
 def _limited(data: LabelledData, part: LabelledText, limit: int | None, seed: int) -> LabelledText:
-    labels = part.labels if data.classes else torch.zeros(len(part), dtype=torch.int64)
-    kept = choose(labels, limit, seed)
+    kept = choose(_classes(data, part), limit, seed)
     return part if kept is None else part.subset(kept)
+
+
+def _classes(data: LabelledData, part: LabelledText) -> Tensor:
+    """Labels whose shares are kept: where a number is to be predicted there is one class."""
+    return part.labels if data.classes else torch.zeros(len(part), dtype=torch.int64)
 
 
 def load_table(request: DataRequest) -> Corpus | LabelledData:

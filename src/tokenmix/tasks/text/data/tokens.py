@@ -1,5 +1,6 @@
 """Documents as token ids on the disk: made once, read through a memory map, so that neither has to fit into memory."""
 
+import copy
 import hashlib
 import shutil
 from collections.abc import Iterable, Iterator
@@ -35,6 +36,12 @@ class Tokens:
 
     def __len__(self) -> int:
         return len(self._ids)
+
+    def part(self, begin: int, end: int) -> "Tokens":
+        """Those from `begin` to `end`, without a copy."""
+        part = copy.copy(self)
+        part._ids, part._starts = (column.slice(begin, end - begin) for column in (self._ids, self._starts))
+        return part
 
     def read(self, begin: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Ids and starts from `begin` on, at most `count`."""

@@ -1,0 +1,136 @@
+"""Cells of an experiment: training runs by name, several at a time, taken up again where they stopped."""
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from recipes.over_seeds import read_result
+from tokenmix.errors import UserError
+from tokenmix.train.finish import finish_run
+from tokenmix.train.sources import make_config
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: its folder's name, and its settings by the names of options."""
+
+    name: str
+    settings: Mapping[str, Any]
+
+
+class OutOfTime(Exception):
+    """The time was over before all cells were finished; what stopped goes on next time."""
+
+
+@dataclass
+class Runner:
+    """Carries out cells.
+
+    Attributes:
+        out: the folder of the run folders.
+        jobs: cells that are trained at a time, each in a process of its own; 0 for one after the other in this process.
+        deadline: by time.monotonic(); what is being trained then is saved.
+    """
+
+    out: Path
+    jobs: int = 1
+    deadline: float = float("inf")
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def results(self, cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
+        """The result of each cell by name, trained now if need be; a cell that failed has none.
+
+        Raises:
+            OutOfTime: the deadline came first.
+            KeyboardInterrupt: Ctrl-C; what was being trained is saved.
+        """
+        by_name = {cell.name: cell for cell in cells}
+        waiting = [cell for cell in by_name.values() if not self.is_finished(cell)]
+        self.done, self.total = len(by_name) - len(waiting), len(by_name)
+        if self.jobs:
+            self._in_processes(waiting)
+        else:
+            for cell in waiting:
+                self._check_time()
+                finish_run(self._config(cell), quiet=True)
+                self._report(cell, 0)
+        # A finished run whose settings are others is refused here.
+        return {name: read_result(finish_run(self._config(cell))) for name, cell in by_name.items()
+                if name not in self.failed}  # fmt: skip
+
+    def is_finished(self, cell: Cell) -> bool:
+        """Whether the cell has its result."""
+        return (self.out / cell.name / "result.json").is_file()
+
+    def _config(self, cell: Cell) -> Any:
+        return make_config(out=self.out / cell.name, **cell.settings)
+
+    def _check_time(self) -> None:
+        if time.monotonic() >= self.deadline:
+            raise OutOfTime
+
+    def _in_processes(self, waiting: Sequence[Cell]) -> None:
+        queue, running = list(waiting), dict[BaseProcess, Cell]()
+        try:
+            while queue or running:
+                while queue and len(running) < self.jobs:
+                    self._check_time()
+                    cell = queue.pop(0)
+                    running[self._start(cell)] = cell
+                left = self.deadline - time.monotonic()
+                ended = wait(
+                    [process.sentinel for process in running], None if left == float("inf") else max(0.0, left)
+                )
+                self._collect(running)
+                if not ended:
+                    raise OutOfTime
+        finally:
+            for process in running:
+                # In a group of its own a process gets no Ctrl-C from the terminal, and so no second one, which would
+                # stop it without saving.
+                os.kill(process.pid, signal.SIGINT)  # type: ignore[arg-type]
+            for process in running:
+                process.join()
+
+    def _start(self, cell: Cell) -> BaseProcess:
+        process = multiprocessing.get_context("spawn").Process(target=_train, args=(self._config(cell),))
+        process.start()
+        return process
+
+    def _collect(self, running: dict[BaseProcess, Cell]) -> None:
+        for process in [process for process in running if not process.is_alive()]:
+            self._report(running.pop(process), process.exitcode or 0)
+
+    def _report(self, cell: Cell, code: int) -> None:
+        """A line for a cell that ended."""
+        self.done += 1
+        told = f"failed with exit code {code}"
+        if code:
+            self.failed[cell.name] = told
+        else:
+            result = json.loads((self.out / cell.name / "result.json").read_text())
+            parts = [(part, result.get(part) or {}) for part in ("validation", "final")]
+            scores = [f"{part} {name} {found[name]:.4f}" for part, found in parts for name in list(found)[:1]]
+            told = ", ".join([*scores, f"{result['seconds']:.0f} s"])
+        print(f"[{self.done}/{self.total}] {cell.name}: {told}", flush=True)
+
+
+def _train(config: Any) -> None:
+    """One cell, in its own process."""
+    os.setpgrp()
+    try:
+        finish_run(config, quiet=True)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except UserError as error:
+        print(f"tokenmix: {error}", file=sys.stderr)
+        sys.exit(2)

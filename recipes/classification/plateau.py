@@ -1,0 +1,393 @@
+"""Mixers in one skeleton on Fashion-MNIST, trained towards their plateau: families, then ablations.
+
+    python -m recipes.classification.plateau [--part families|ablations] [--jobs 2] [--hours 3]
+
+Learning rates are chosen for each family on validation images, from runs of a quarter of the budget. Then every family
+is trained with three seeds on equal images, on as many images as self-attention's multiply-adds pay for, and on as many
+as its time pays for. The test images are evaluated once per run. Finished runs are kept, so the same command goes on
+where it stopped. Writes plateau.json and .md next to it, and docs/images/plateau.png.
+"""
+
+import csv
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import tyro
+from matplotlib.figure import Figure
+
+from recipes.cells import Cell, OutOfTime, Runner
+from recipes.over_seeds import over_seeds, seconds_and_commits, shown
+from recipes.small_pictures import save_small
+from tokenmix.compare.compare import predict_steps
+from tokenmix.environment import environment
+from tokenmix.inspect.numbers import map_numbers
+from tokenmix.registry import get_task
+from tokenmix.train.config import CompareConfig, Numbers
+from tokenmix.train.files import write_json
+from tokenmix.train.run import load_run
+
+HERE = Path(__file__).parent
+PICTURE = HERE.parents[1] / "docs" / "images" / "plateau.png"
+VARIANTS = "recipes.classification.variants"
+# 16 tokens of 7 x 7 pixels: a third of the time of 49 tokens of 4 x 4, so that three times as many images are seen.
+NET: dict[str, Any] = {"patch_size": 7, "embed_dim": 64, "depth": 4}
+SHARED: dict[str, Any] = {
+    "data": "fashion-mnist", "model": "mixer_nano", "batch_size": 128, "validation": 5000, "threads": 1,
+    "device": "cpu", "log_every": 1000, "checkpoint_every": 1000,
+    # Mirrored and shifted, self-attention has 0.825 after four epochs; as they are, 0.872 (LOG.md).
+    "augment": "none",
+}  # fmt: skip
+FAMILIES = ("self", "external", "multihead-external", "gating", "gating-attention", "less")
+RATES = (1e-3, 2e-3, 4e-3)
+EPOCHS, TUNING, ABLATION = 15, 4, 6
+LESS = {"mixer": "less"}
+# What is changed, by the family whose learning rate it takes; what an ablation is compared with stands first.
+ABLATIONS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
+    "normalisation": {
+        "double": ("external", {"mixer": "external"}),
+        "softmax over slots": ("external", {"mixer": "external-softmax"}),
+        "none": ("external", {"mixer": f"{VARIANTS}:Unnormalized"}),
+        "three Sinkhorn steps": ("external", {"mixer": "external", "mixer_kwargs": {"num_steps": 3}}),
+        "self, softmax": ("self", {"mixer": "self"}),
+        "self, double": ("self", {"mixer": "self-double"}),
+    },
+    "slots": {
+        f"S {slots}": ("external", {"mixer": "external", "mixer_kwargs": {"num_slots": slots}})
+        for slots in (64, 8, 32, 256)
+    },
+    "heads": {
+        f"{heads} heads": ("multihead-external", {"mixer": "multihead-external", "num_heads": heads})
+        for heads in (4, 1, 8)
+    },
+    "memories": {
+        "shared by heads": ("multihead-external", {"mixer": "multihead-external"}),
+        "one for each head": ("multihead-external", {"mixer": f"{VARIANTS}:HeadMemories"}),
+    },
+    "norm": {
+        "LayerNorm": ("multihead-external", {"mixer": "multihead-external"}),
+        "BatchNorm": ("multihead-external", {"mixer": "multihead-external", "norm": "batch"}),
+    },
+    # Without halves to multiply, 1.5 times the width has the parameters that the split gate has with twice the width.
+    "gate": {
+        "split": ("gating", {"mixer": "gating"}),
+        **{
+            name: ("gating", {"mixer": "gating", "mixer_kwargs": {"variant": name, "expansion": 1.5}})
+            for name in ("multiplicative", "additive", "linear")
+        },
+    },
+    "gate's start": {
+        "near identity": ("gating", {"mixer": "gating"}),
+        "as a linear layer": ("gating", {"mixer": f"{VARIANTS}:LinearStart"}),
+    },
+    "less-attention's loss": {
+        "without": ("less", LESS),
+        "with": ("less", {**LESS, "diagonality": 0.1}),
+    },
+    # Four stages: another network, and fewer images.
+    "attention residual": {
+        name: ("less", {"model": "lavit_nano", "residuals": residuals, "epochs": 5, "limit": 12_000})
+        for name, residuals in (("with", (True, True, True)), ("without", (False, False, False)))
+    },
+    "depth": {"self, 8 blocks": ("self", {"mixer": "self", "depth": 8})},
+    "simplified": {"simplified": ("self", {"mixer": "simplified"})},
+    # 8 D^2 weights in a block of either.
+    "sizes": {
+        f"{name}, width {width}": (family, {**kwargs, "embed_dim": width})
+        for width in (24, 48, 96)
+        for name, family, kwargs in (
+            ("self", "self", {"mixer": "self"}),
+            ("gMLP", "gating", {"model": "gmlp_nano", "expansion": 16 / 3}),
+        )
+    },
+}
+# Of the settings above, those that are no arguments of the model.
+OPTIONS = ("model", "epochs", "limit", "diagonality")
+MAPS = ("depth", "simplified")
+
+
+@dataclass(frozen=True)
+class Args:
+    """Train what is not yet trained, then write the tables."""
+
+    out: Path = Path("runs/plateau")
+    """Folder of the run folders."""
+    part: Literal["families", "ablations"] = "families"
+    """families, or ablations, whose learning rates are the families'."""
+    seeds: Numbers = (0, 1, 2)
+    """Seeds, separated by commas."""
+    jobs: int = 1
+    """Runs at a time, of one thread each; 0 for one after the other in this process."""
+    hours: float = math.inf
+    """Stop after this time; the same command goes on."""
+    quick: bool = False
+    """Four steps of a few cells on scikit-learn's digits, to see that it runs; nothing is written beside the runs."""
+
+
+class Plateau:
+    """The experiment: which cells there are, and what is made of their results."""
+
+    def __init__(self, args: Args) -> None:
+        self.args = args
+        self.runner = Runner(args.out, args.jobs, time.monotonic() + args.hours * 3600)
+        self.net, self.shared, self.rates, self.families = NET, SHARED, RATES, FAMILIES
+        self.ablations = ABLATIONS
+        if args.quick:
+            self.net = {"patch_size": 2, "embed_dim": 16, "depth": 2, "num_heads": 2}
+            self.shared = {
+                **SHARED,
+                "data": "digits",
+                "limit": 64,
+                "limit_eval": 32,
+                "validation": 16,
+                "batch_size": 16,
+            }
+            self.rates, self.families = RATES[:2], ("self", "gating")
+            self.ablations = {"gate's start": ABLATIONS["gate's start"], "depth": ABLATIONS["depth"]}
+
+    def cell(self, name: str, kwargs: Mapping[str, Any], **settings: Any) -> Cell:
+        """A run of the skeleton with these arguments; `settings` are options."""
+        options = {key: value for key, value in kwargs.items() if key in OPTIONS}
+        arguments = {key: value for key, value in kwargs.items() if key not in OPTIONS}
+        skeleton = self.net if options.get("model", "mixer_nano") != "lavit_nano" else {}
+        if options.get("model") == "gmlp_nano":
+            skeleton = {key: value for key, value in skeleton.items() if key != "num_heads"}
+        settings = {**self.shared, **settings, **options, "model_kwargs": {**skeleton, **arguments}}
+        if self.args.quick:
+            settings |= {"epochs": 1}
+        return Cell(name, settings)
+
+    def over_seeds(self, name: str, kwargs: Mapping[str, Any], **settings: Any) -> list[Cell]:
+        """One cell for each seed."""
+        return [self.cell(f"{name}-{seed}", kwargs, seed=seed, **settings) for seed in self.args.seeds]
+
+    def tuned(self) -> dict[str, dict[str, Any]]:
+        """For each family the validation accuracy of each learning rate, and the best rate."""
+        cells = {
+            (family, rate): self.cell(f"tune-{family}-{rate:g}", {"mixer": family}, lr=rate, epochs=TUNING, seed=0)
+            for family in self.families
+            for rate in self.rates
+        }
+        results = self.runner.results(list(cells.values()))
+        found: dict[str, dict[str, Any]] = {}
+        for family in self.families:
+            scores = {
+                rate: results[cells[family, rate].name]["validation_final"]["accuracy"]
+                for rate in self.rates
+                if cells[family, rate].name in results
+            }
+            found[family] = {"validation": scores, "lr": max(scores, key=scores.__getitem__)}
+        return found
+
+    def steps(self, cost: Mapping[str, float]) -> dict[str, int]:
+        """Optimiser steps of each family that cost as much as self-attention's."""
+        per_epoch = 1 if self.args.quick else 55_000 // SHARED["batch_size"]
+        return {family: round(EPOCHS * per_epoch * cost["self"] / cost[family]) for family in self.families}
+
+    def step_seconds(self) -> dict[str, float]:
+        """Seconds of a training step, of all families in turns; measured once, so that runs can be taken up again."""
+        file = self.args.out / "step_seconds.json"
+        if not file.exists():
+            config = CompareConfig().replace(
+                mixers=self.families, model_kwargs=self.net, data=self.shared["data"], device="cpu", limit=1000,
+                batch_size=self.shared["batch_size"],
+            )  # fmt: skip
+            write_json(file, predict_steps(config, (1,))[1])
+        return json.loads(file.read_text())
+
+    def all_families(self, rates: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """The families on equal images, at equal multiply-adds, and at equal time."""
+        equal = {
+            f: self.over_seeds(f"images-{f}", {"mixer": f}, lr=rates[f]["lr"], epochs=EPOCHS) for f in self.families
+        }
+        found: dict[str, Any] = {"equal images": self.rows(equal)}
+        costs = {f: row["macs"] for f, row in found["equal images"].items()}
+        for kind, cost in (("equal multiply-adds", costs), ("equal time", self.step_seconds())):
+            steps = self.steps(cost)
+            cells = {
+                f: self.over_seeds(
+                    f"{kind.split()[1]}-{f}", {"mixer": f}, lr=rates[f]["lr"], max_steps=steps[f],
+                    epochs=math.ceil(steps[f] * EPOCHS / steps["self"]),
+                )
+                for f in self.families
+                if f != "self"
+            }  # fmt: skip
+            found[kind] = {"self": found["equal images"]["self"], **self.rows(cells)}
+        return found
+
+    def all_ablations(self, rates: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Every ablation, in the order of the table."""
+        found = {}
+        for name, rows in self.ablations.items():
+            cells = {
+                label: self.over_seeds(
+                    f"{name}-{label}".replace(" ", "_").replace(",", ""), kwargs, epochs=ABLATION,
+                    lr=rates[family]["lr"],
+                )
+                for label, (family, kwargs) in rows.items()
+            }  # fmt: skip
+            found[name] = self.rows(cells, maps=name in MAPS)
+        return found
+
+    def rows(self, cells: Mapping[str, Sequence[Cell]], *, maps: bool = False) -> dict[str, Any]:
+        """Of each group of cells what its seeds found, as it stands in plateau.json."""
+        results = self.runner.results([cell for group in cells.values() for cell in group])
+        found = {}
+        for label, group in cells.items():
+            made = [results[cell.name] for cell in group if cell.name in results]
+            folders = [self.args.out / cell.name for cell in group if cell.name in results]
+            if not made:
+                continue
+            found[label] = {
+                **over_seeds([one["final"]["accuracy"] for one in made]),
+                "validation": [one["validation_final"]["accuracy"] for one in made],
+                "parameters": made[0]["parameters"],
+                "macs": made[0]["macs"],
+                "images": made[0]["images"],
+                "curves": [curve(folder) for folder in folders],
+                **seconds_and_commits(made),
+                **({"maps": [maps_of(folder) for folder in folders]} if maps else {}),
+            }
+        return found
+
+
+def curve(folder: Path) -> dict[str, list[float]]:
+    """Validation accuracy over the images seen, and over the seconds of training."""
+    with (folder / "metrics.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("val_accuracy")]
+    columns = {"images": "images", "seconds": "seconds", "accuracy": "val_accuracy"}
+    return {name: [round(float(row[column]), 4) for row in rows] for name, column in columns.items()}
+
+
+def maps_of(folder: Path) -> list[dict[str, Any]]:
+    """The numbers of each block's map on validation images."""
+    model, config, description = load_run(folder)
+    data = get_task(config.task).load_data(config, like=description)
+    batch = next(iter(data.validation_batches(batch_size=min(256, data.num_validation))))
+    with torch.no_grad():
+        return [numbers.to_json() for numbers in map_numbers(model.attention_maps(batch["image"]))]  # type: ignore[operator]
+
+
+def crossing(row: Mapping[str, Any], other: Mapping[str, Any], over: str) -> float | None:
+    """Where the mean curve of `row` stays above that of `other`: images, or seconds. None if it does not at the end."""
+    mean = [_mean_curve(each, over) for each in (row, other)]
+    end = min(xs[-1] for xs, _ in mean)
+    last = None
+    for place in [end * step / 200 for step in range(200, 0, -1)]:
+        if _at(*mean[0], place) <= _at(*mean[1], place):
+            break
+        last = place
+    return last
+
+
+def _mean_curve(row: Mapping[str, Any], over: str) -> tuple[list[float], list[float]]:
+    curves = row["curves"]
+    return tuple([sum(v) / len(v) for v in zip(*(one[name] for one in curves))] for name in (over, "accuracy"))  # type: ignore[return-value]
+
+
+def _at(xs: Sequence[float], ys: Sequence[float], place: float) -> float:
+    """The curve at a place, straight between its points, from 0.1, chance, at 0."""
+    points = [(0.0, 0.1), *zip(xs, ys)]
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if place <= x1:
+            return y0 + (y1 - y0) * (place - x0) / (x1 - x0)
+    return points[-1][1]
+
+
+def draw(families: Mapping[str, Any], file: Path) -> None:
+    """Mean validation accuracy of each family over images and over seconds."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    for axis, over in zip(figure.subplots(1, 2), ("images", "seconds")):
+        for family, row in families["equal images"].items():
+            axis.plot(*_mean_curve(row, over), label=family)
+        axis.set(xlabel={"images": "training images seen", "seconds": "seconds of training"}[over], ylim=(0.75, None))
+        axis.set_ylabel("validation accuracy")
+    figure.axes[0].legend(frameon=False, fontsize=8)
+    save_small(figure, file, colors=128)
+
+
+def markdown(found: Mapping[str, Any], command: str) -> str:
+    """The tables of all that is there."""
+    lines = [
+        f"Made by `{command}` on {environment()['cpu']}, one thread; accuracy on the 10,000 test",
+        "images after the last epoch, mean ± sample standard deviation over the seeds. Learning rates were chosen on",
+        "5,000 validation images.",
+    ]
+    if "rates" in found:
+        rates = next(iter(found["rates"].values()))["validation"]
+        lines += ["", "| validation accuracy | " + " | ".join(f"lr {float(rate):g}" for rate in rates) + " | chosen |"]
+        lines += ["|---|" + "---:|" * (len(rates) + 1)]
+        lines += [
+            f"| {family} | "
+            + " | ".join(f"{score:.4f}" for score in row["validation"].values())
+            + f" | {row['lr']:g} |"
+            for family, row in found["rates"].items()
+        ]
+    for kind, rows in found.get("families", {}).items():
+        lines += _table(kind, rows)
+    if "families" in found:
+        own = found["families"]["equal images"]
+        lines += ["", "Where the mean validation curve of a mixer stays above self-attention's, on equal images:", ""]
+        lines += ["| | images | seconds |", "|---|---:|---:|"]
+        for family in own:
+            if family != "self":
+                places = [crossing(own[family], own["self"], over) for over in ("images", "seconds")]
+                lines.append(
+                    f"| {family} | " + " | ".join("never" if p is None else f"{p:,.0f}" for p in places) + " |"
+                )
+    for name, rows in found.get("ablations", {}).items():
+        lines += _table(f"ablation: {name}", rows)
+    return "\n".join(lines) + "\n"
+
+
+def _table(title: str, rows: Mapping[str, Any]) -> list[str]:
+    return [
+        "",
+        f"| {title} | accuracy | parameters | MACs / image | images seen | seconds |",
+        "|---|---:|---:|---:|---:|---:|",
+        *(
+            f"| {label} | {shown(row, 4)} | {row['parameters']:,} | {row['macs'] / 1e6:.2f} M | {row['images']:,} "
+            f"| {row['seconds']:.0f} |"
+            for label, row in rows.items()
+        ),
+    ]
+
+
+def main(args: Args) -> bool:
+    """Run, then write; False if the time was over first."""
+    plateau = Plateau(args)
+    home = args.out if args.quick else HERE
+    file = home / "plateau.json"
+    found = json.loads(file.read_text()) if file.exists() else {}
+    try:
+        found["rates"] = plateau.tuned()
+        if args.part == "families":
+            found["families"] = plateau.all_families(found["rates"])
+        else:
+            found["ablations"] = plateau.all_ablations(found["rates"])
+    except OutOfTime:
+        print("the time is over; the same command goes on", flush=True)
+        return False
+    command = f"python -m recipes.classification.plateau --part {args.part} --seeds {','.join(map(str, args.seeds))}"
+    found |= {
+        "command": command, "environment": environment(), "net": NET, "shared": SHARED,
+        "epochs": {"families": EPOCHS, "tuning": TUNING, "ablations": ABLATION},
+    }  # fmt: skip
+    found = json.loads(json.dumps(found))
+    write_json(file, found)
+    (home / "plateau.md").write_text(markdown(found, command))
+    if "families" in found:
+        draw(found["families"], args.out / "plateau.png" if args.quick else PICTURE)
+    return True
+
+
+if __name__ == "__main__":
+    # What run_all takes for a job that has to go on.
+    sys.exit(0 if main(tyro.cli(Args)) else 3)
