@@ -214,7 +214,7 @@ def test_predict_points_to_generate(run):
         ({"augment": "rand-m9"}, "augment='rand-m9' is not possible; give one of none, light"),
         ({"precision": "bf16"}, "cannot be trained with precision=bf16; give one of 32, bf16-mixed"),
         ({"accumulate": 2}, "unknown option of image-generation 'accumulate'"),
-        ({"classes": "3"}, "needs two or more, got 3; digits has 0, 1, 2, 3, 4"),
+        ({"classes": "3"}, "needs at least two, got 3; digits has 0, 1, 2, 3, 4"),
         ({"classes": "3,x"}, "unknown class of digits 'x'"),
         ({"classes": ("3", "3")}, "'3' is given twice"),
         ({"d_steps": 3}, "a batch of 8 cannot be cut into d_steps=3"),
