@@ -143,11 +143,11 @@ class DataEntry:
         kinds: what it holds; a task reads those that it can learn from.
         about: how much there is, in what layout, and megabytes to fetch; for files of the user's it begins with
             `name:PATH`.
-        licence: of the content.
-        origin: where it comes from, in the order of trying.
         load: the reader, called with a `tokenmix.data.DataRequest`. It returns what `load_images`, `load_scenes` or
             their like are written for: `LoadedImages`, `SceneData`, `PointData`, `Corpus`, `LabelledData` or
             `QuestionData`.
+        licence: of the content.
+        origin: where it comes from, in the order of trying.
         variant: what follows the name and a colon. A path must; patterns of shards must; a number or a name, which the
             reader checks, may.
         stored: names in the cache; empty if nothing is fetched.
@@ -156,9 +156,9 @@ class DataEntry:
     name: str
     kinds: tuple[Kind, ...]
     about: str
-    licence: str
-    origin: str
     load: Target
+    licence: str = "yours"
+    origin: str = "your disk"
     variant: Literal["none", "path", "shards", "number", "name"] = "none"
     stored: tuple[str, ...] = ()
 

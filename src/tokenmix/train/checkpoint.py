@@ -11,7 +11,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,15 +85,11 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint into another folder, then put it in place of the one before."""
     state = io.BytesIO()
     torch.save(checkpoint.state, state)
-    beside = _empty(folder.with_name(f".{folder.name}.partial"))
-    try:
+    with _beside(folder) as beside:
         write_bytes(beside / WEIGHTS, _serialized(checkpoint.weights))
         write_bytes(beside / STATE, state.getvalue())
         meta = {**checkpoint.meta, "state_sha256": hashlib.sha256(state.getbuffer()).hexdigest()}
         write_json(beside / META, {**meta, "sha256": _digest_of_meta(meta)})
-        replace_folder(beside, folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
 
 
 def _digest_of_meta(meta: Mapping[str, Any]) -> str:
@@ -101,14 +98,23 @@ def _digest_of_meta(meta: Mapping[str, Any]) -> str:
 
 def copy_checkpoint(source: Path, folder: Path) -> None:
     """Give a checkpoint a second name, without a second copy on the disk where the file system can do that."""
-    beside = _empty(folder.with_name(f".{folder.name}.partial"))
-    try:
+    with _beside(folder) as beside:
         for file in sorted(source.iterdir()):
             # No file of a checkpoint is ever changed in place, so two folders may share one.
             try:
                 os.link(file, beside / file.name)
             except OSError:
                 write_bytes(beside / file.name, file.read_bytes())
+
+
+@contextmanager
+def _beside(folder: Path) -> Iterator[Path]:
+    """An empty folder that takes this one's place once the block has filled it."""
+    beside = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        yield beside
         replace_folder(beside, folder)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
@@ -139,12 +145,6 @@ class CheckpointWriter:
                 save_weights(self.run / WEIGHTS, best)
                 save_checkpoint(self.best, checkpoint)
                 copy_checkpoint(self.best, self.last)
-
-
-def _empty(folder: Path) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    return folder
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:

@@ -41,28 +41,6 @@ class Perplexity(CrossEntropy):
         return super().compute().exp()
 
 
-class Accuracy(Metric):
-    """Share of samples whose largest logit is that of the label; a batch may have no sample."""
-
-    full_state_update = False
-    correct: Tensor
-    count: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("correct", torch.tensor(0, dtype=torch.int64), dist_reduce_fx="sum")
-        self.add_state("count", torch.tensor(0, dtype=torch.int64), dist_reduce_fx="sum")
-
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch of logits (B, classes) and labels (B,)."""
-        self.correct = self.correct + (preds.argmax(-1) == target).sum()
-        self.count = self.count + target.numel()
-
-    def compute(self) -> Tensor:
-        """The share so far."""
-        return self.correct / self.count
-
-
 class PositiveF1(MulticlassF1Score):
     """F1 of the second of two classes, as GLUE measures MRPC and QQP."""
 

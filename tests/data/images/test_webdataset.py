@@ -16,9 +16,8 @@ from PIL import Image
 
 from tokenmix.data.images import ImageData, ImageSamples, load_images
 from tokenmix.data.images import decode as decoding
-from tokenmix.data.images import shards as shards_module
-from tokenmix.data.images.shards import expand
-from tokenmix.data.images.webdataset import ShardImages, shuffled
+from tokenmix.data.images import webdataset as shards_module
+from tokenmix.data.images.webdataset import ShardImages, expand, shuffled
 from tokenmix.data.loader import EpochLoader, make_loader
 from tokenmix.data.lookup import short_name, with_absolute_paths
 from tokenmix.errors import UserError
@@ -131,10 +130,10 @@ def test_processes_read_shards_of_their_own(shards: Callable[..., str]):
     for epoch in range(3):
         parts = [order(data, epoch=epoch, rank=rank, world_size=2) for rank in range(2)]
         assert [len(part) for part in parts] == [17, 17]
-        read = [{int(train.index.shard[i]) for i in part} for part in parts]
+        read = [{int(train.shard[i]) for i in part} for part in parts]
         assert not read[0] & read[1]
         assert read[0] | read[1] == {0, 1, 2, 3}
-    assert read[0] != {int(train.index.shard[i]) for i in order(data, epoch=0, rank=0, world_size=2)}
+    assert read[0] != {int(train.shard[i]) for i in order(data, epoch=0, rank=0, world_size=2)}
     with pytest.raises(UserError, match="4 shards cannot be dealt out to 5 processes"):
         order(data, rank=0, world_size=5)
     samples = ImageSamples(train, mean=data.mean, std=data.std)

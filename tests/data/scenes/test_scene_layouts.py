@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from tokenmix.data.scenes import ObjectSamples, PixelSamples, load_scenes
-from tokenmix.data.scenes.rle import decode_mask, encode_mask
+from tokenmix.data.scenes.coco import decode_mask, encode_mask
 from tokenmix.errors import UserError
 
 SIZE = (12, 10)  # width, height

@@ -1,14 +1,18 @@
-"""Distances of sets of features against torchmetrics' own and against the formulas written out."""
+"""Distances of sets of features against torchmetrics' and torch-fidelity's, and against the formulas written out."""
+
+import hashlib
 
 import pytest
 import scipy.linalg
 import torch
 from torch import nn
+from torchmetrics import MetricCollection
 from torchmetrics.image.fid import FrechetInceptionDistance
 from torchmetrics.image.inception import InceptionScore
 from torchmetrics.image.kid import KernelInceptionDistance
 
 from tokenmix.errors import UserError
+from tokenmix.tasks.generation.features import WEIGHTS, InceptionFeatures
 from tokenmix.tasks.generation.metrics import (
     ClassMatch,
     ClassScore,
@@ -51,6 +55,40 @@ def test_frechet_distance_by_the_root_of_the_product(images):
     root = scipy.linalg.sqrtm((real.T.cov() @ fake.T.cov()).numpy()).real
     expected = (real.mean(0) - fake.mean(0)).square().sum() + (real.T.cov() + fake.T.cov()).trace() - 2 * root.trace()
     assert frechet_distance(real, fake).item() == pytest.approx(expected.item(), rel=1e-9)
+
+
+def test_distances_and_score_are_torch_fidelitys(images):
+    """In float64, and not rounded to float32 as torchmetrics' are."""
+    fid, kid, isc = (pytest.importorskip(f"torch_fidelity.metric_{name}") for name in ("fid", "kid", "isc"))
+    real, fake = (Pixels()(part[:50]).double() for part in images)
+    statistics = [fid.fid_features_to_statistics(part) for part in (real, fake)]
+    theirs = fid.fid_statistics_to_metric(*statistics, verbose=False)["frechet_inception_distance"]
+    assert frechet_distance(real, fake).item() == pytest.approx(theirs, rel=1e-10)
+    theirs = kid.kid_features_to_metric(real, fake, kid_subsets=1, kid_subset_size=50, verbose=False)
+    assert kernel_distance(real, fake).item() == pytest.approx(theirs["kernel_inception_distance_mean"], rel=1e-10)
+    theirs = isc.isc_features_to_metric(real, splits=5, shuffle=False)["inception_score_mean"]
+    assert class_score(real, splits=5).item() == pytest.approx(theirs, rel=1e-10)
+
+
+@pytest.mark.slow
+def test_inception_is_torch_fidelitys(tmp_path, monkeypatch):
+    """With drawn weights, since the published ones cannot be had without a network."""
+    fidelity = pytest.importorskip("torch_fidelity.feature_extractor_inceptionv3")
+    with monkeypatch.context() as patch:
+        patch.setattr(fidelity, "load_state_dict_from_url", lambda *args, **kwargs: {})
+        patch.setattr(nn.Module, "load_state_dict", lambda *args, **kwargs: None)
+        theirs = fidelity.FeatureExtractorInceptionV3("drawn", ["2048", "logits_unbiased"])
+    (tmp_path / "checkpoints").mkdir()
+    torch.save(theirs.state_dict(), tmp_path / "checkpoints" / WEIGHTS)
+    content = hashlib.sha256((tmp_path / "checkpoints" / WEIGHTS).read_bytes()).hexdigest()
+    monkeypatch.setattr("tokenmix.tasks.generation.features.CONTENT", content)
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    ours = InceptionFeatures()
+    levels = torch.randint(0, 256, (2, 1, 32, 32), dtype=torch.uint8)
+    for found, expected in zip(ours(levels / 127.5 - 1), theirs(levels.expand(-1, 3, -1, -1)), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    metrics = MetricCollection(dict(ours.metrics()), compute_groups=False)
+    assert set(metrics) == {"fid", "kid", "inception_score"}
 
 
 def test_frechet_distance_where_a_covariance_is_singular():

@@ -10,8 +10,8 @@ import torch
 from tokenmix.data.loader import make_loader
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data import PackedText, load_text, tokenized
-from tokenmix.tasks.text.data.packed import IGNORED
-from tokenmix.tasks.text.data.tokens import Tokens
+from tokenmix.tasks.text.data.corpus import Tokens
+from tokenmix.tasks.text.data.sequences import IGNORED
 from tokenmix.tasks.text.tokenizer import train_tokenizer
 
 LINES = [
@@ -51,7 +51,7 @@ def test_tokens_are_those_of_the_tokenizer(corpus: Any, tokenizer: Any, tokens: 
 def test_tokens_are_made_once(
     corpus: Any, tokenizer: Any, tokens: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("tokenmix.tasks.text.data.tokens._encoded", lambda **_: pytest.fail("made again"))
+    monkeypatch.setattr("tokenmix.tasks.text.data.corpus._encoded", lambda **_: pytest.fail("made again"))
     again = tokenized(corpus, tokenizer, tmp_path / "cache")
     assert np.array_equal(everything(again[0]), everything(tokens[0]))
 
@@ -61,7 +61,7 @@ def test_groups_of_documents_are_one_run_of_tokens(
 ):
     monkeypatch.setattr("tokenmix.tasks.text.data.corpus.PIECE", 400)
     whole = tokenized(corpus, tokenizer, tmp_path / "whole")[0]
-    monkeypatch.setattr("tokenmix.tasks.text.data.tokens.GROUP_CHARACTERS", 500)
+    monkeypatch.setattr("tokenmix.tasks.text.data.corpus.GROUP_CHARACTERS", 500)
     parts = tokenized(corpus, tokenizer, tmp_path / "parts")[0]
     assert len(parts._ids.chunks) > 3 > len(whole._ids.chunks)
     assert np.array_equal(everything(parts), everything(whole))

@@ -1,7 +1,4 @@
-"""Folders of the user's own images, one sub-folder a class: small sets read at once, and ImageNet's layout.
-
-Files are found by torchvision's `make_dataset`, and sorted so that the same files have the same numbers everywhere.
-"""
+"""Folders of the user's own images, one sub-folder a class: small sets read at once, and ImageNet's layout."""
 
 import hashlib
 import os
@@ -14,6 +11,14 @@ from rich.console import Console
 from rich.progress import track
 from torchvision.datasets.folder import make_dataset
 
+from tokenmix.data.class_folders import (
+    Items,
+    check_test_classes,
+    class_files,
+    class_names,
+    first_folder,
+    held_out,
+)
 from tokenmix.data.fetch import log
 from tokenmix.data.images.decode import UnreadableImage, decode, probe
 from tokenmix.data.images.image_set import CHANNELS, ImageSet, InMemoryImages, LazyImages, Skipped
@@ -26,7 +31,6 @@ __all__ = ["FileImages", "load_folder", "load_imagefolder"]
 
 FOLDER_SIZE = (64, 64)
 PHOTOGRAPH_SIZE = (224, 224)
-TEST_SHARE = 0.2
 # Decoded images up to this many bytes are kept in memory; larger sets are read from their files batch by batch.
 MEMORY_BYTES = 2 << 30
 NOT_IMAGES = ("thumbs.db", "desktop.ini")
@@ -34,9 +38,6 @@ NO_IMAGES = "a class needs readable PNG, JPEG, WebP, BMP, GIF or TIFF files"
 LAYOUT = "one sub-folder a class, or train/ and test/ with one sub-folder a class in each"
 ENDINGS = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 IMAGENET_LAYOUT = "train/CLASS/*.JPEG and val/CLASS/*.JPEG"
-
-Items = list[tuple[str, int]]
-"""Files with the number of their class, as torchvision lists them."""
 
 
 class FileImages(LazyImages):
@@ -54,24 +55,23 @@ class FileImages(LazyImages):
 def load_imagefolder(request: DataRequest) -> LoadedImages:
     """The photographs of a folder in ImageNet's layout, of which none is opened before it is needed."""
     folder, size = request.path, request.img_size or PHOTOGRAPH_SIZE
-    train, test = folder / "train", _first_folder(folder, ("val", "validation", "test"))
+    train, test = folder / "train", first_folder(folder, ("val", "validation", "test"))
     if not train.is_dir() or test is None:
         missing = "val" if train.is_dir() else "train"
         raise UserError(
             f"{str(folder)!r} has no folder {missing}/; --data imagefolder:PATH needs {IMAGENET_LAYOUT}, and "
             "--data folder:PATH takes a folder of classes without it"
         )
-    classes, tested = _class_names(train, hidden="."), _class_names(test, hidden=".")
+    classes, tested = class_names(train, hidden="."), class_names(test, hidden=".")
     for part, names in ((train, classes), (test, tested)):
         if len(names) < 2:
             raise UserError(
                 f"{part} has {len(names)} sub-folders of classes; a classifier needs at least two ({IMAGENET_LAYOUT})"
             )
-    if unknown := sorted(set(tested) - set(classes)):
-        raise UserError(f"{test} has the class {unknown[0]!r}, which {train} has not; rename or remove it")
-    parts = []
+    check_test_classes(test, train, tested, classes)
+    numbers, parts = {name: label for label, name in enumerate(classes)}, []
     for part in (train, test):
-        items = make_dataset(part, _numbered(classes), is_valid_file=_is_photograph, allow_empty=True)
+        items = make_dataset(part, numbers, is_valid_file=_is_photograph, allow_empty=True)
         parts.append(FileImages(sorted(items, key=lambda item: (item[1], item[0])), size, photographs=True))
     empty = torch.bincount(parts[0].labels, minlength=len(classes)).eq(0).nonzero()
     if len(empty):
@@ -102,7 +102,8 @@ def load_folder(request: DataRequest) -> LoadedImages:
         tested, _, more = _read_all(test, size, "test", in_memory=in_memory)
         skipped += more
     else:
-        images, tested = _split(images, readable, classes)
+        apart = held_out(readable, classes, _digest, "image")
+        images, tested = (images.subset(torch.nonzero(part).flatten()) for part in (~apart, apart))
     if skipped:
         first = "; ".join(f"{s.path} {s.reason}" for s in skipped[:3])
         log(f"{len(skipped)} file{'s' * (len(skipped) > 1)} of {folder} left out: {first}{'; …' * (len(skipped) > 3)}")
@@ -110,58 +111,35 @@ def load_folder(request: DataRequest) -> LoadedImages:
     return LoadedImages(images, tested, classes, f"folder: {folder.resolve()}, {held}", skipped)
 
 
+def _may_be_image(name: str) -> bool:
+    """Whatever its ending; not what systems leave after."""
+    return name.lower() not in NOT_IMAGES
+
+
 def _find(folder: Path) -> tuple[Items, Items, list[str]]:
     """Files of the training and the test side (empty if it is still to be split off), and the classes."""
     if not folder.is_dir():
         problem = "is a file" if folder.is_file() else "does not exist"
         raise UserError(f"the folder {str(folder)!r} {problem}; give --data folder:PATH with {LAYOUT}")
-    train, test = folder / "train", _first_folder(folder, ("test", "val", "valid", "validation"))
-    if not train.is_dir() or (test is None and not _class_names(train)):
+    train, test = folder / "train", first_folder(folder, ("test", "val", "valid", "validation"))
+    if not train.is_dir() or (test is None and not class_names(train)):
         train, test = folder, None
-    classes = _class_names(train)
+    classes = class_names(train)
     loose = [] if classes else [path for path in train.rglob("*") if path.is_file() and not path.name.startswith(".")]
     if loose:
         raise UserError(f"{train} holds {len(loose)} files without labels; it needs {LAYOUT}")
     if len(classes) == 1:
         raise UserError(f"{train} has one class only ({classes[0]!r}); give two sub-folders or more")
-    items = _files(train, classes) if classes else []
+    items = class_files(train, classes, _may_be_image) if classes else []
     if not items:
         raise UserError(f"there are no images in {folder}; it needs {LAYOUT}")
     if test is None:
         return items, [], classes
-    if unknown := [name for name in _class_names(test) if name not in classes]:
-        raise UserError(
-            f"{test} has the class {unknown[0]!r}, which is not in the training folder; rename or remove it"
-        )
-    test_items = _files(test, classes)
+    check_test_classes(test, train, class_names(test), classes)
+    test_items = class_files(test, classes, _may_be_image)
     if not test_items:
         raise UserError(f"there are no images in {test}; remove it to keep a fifth of the training images")
     return items, test_items, classes
-
-
-def _first_folder(folder: Path, names: Sequence[str]) -> Path | None:
-    return next((folder / name for name in names if (folder / name).is_dir()), None)
-
-
-def _class_names(folder: Path, hidden: str | tuple[str, ...] = (".", "__")) -> list[str]:
-    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(hidden))
-
-
-def _numbered(classes: Sequence[str]) -> dict[str, int]:
-    return {name: label for label, name in enumerate(classes)}
-
-
-def _files(folder: Path, classes: Sequence[str]) -> Items:
-    """The files of each class, of any ending, without those that systems and programs leave after."""
-    start = len(str(folder)) + 1
-
-    def wanted(path: str) -> bool:
-        *folders, name = path[start:].split(os.sep)[1:]
-        hidden = name.startswith(".") or any(part.startswith((".", "__")) for part in folders)
-        return not hidden and name.lower() not in NOT_IMAGES
-
-    items = make_dataset(folder, _numbered(classes), is_valid_file=wanted, allow_empty=True)
-    return sorted(items, key=lambda item: (item[1], os.path.dirname(item[0]).split(os.sep), item[0]))
 
 
 def _read_all(
@@ -202,20 +180,6 @@ def _check_classes(images: ImageSet, classes: list[str], bad: Sequence[Skipped])
     if empty:
         left_out = f" ({len(bad)} unreadable, the first: {bad[0].path} {bad[0].reason})" if bad else ""
         raise UserError(f"there are no images of class {empty[0]!r}{left_out}; {NO_IMAGES}")
-
-
-def _split(images: ImageSet, items: Items, classes: list[str]) -> tuple[ImageSet, ImageSet]:
-    """A fifth of each class, by content, for testing."""
-    digests = [_digest(path) for path, _ in items]
-    test = torch.zeros(len(items), dtype=torch.bool)
-    for label, name in enumerate(classes):
-        places = [place for place, item in enumerate(items) if item[1] == label]
-        distinct = sorted({digests[place] for place in places})
-        if len(distinct) < 2:
-            raise UserError(f"class {name!r} has only one image; it needs two or more, one of them for testing")
-        chosen = set(distinct[: max(1, round(TEST_SHARE * len(distinct)))])
-        test[[place for place in places if digests[place] in chosen]] = True
-    return images.subset(torch.nonzero(~test).flatten()), images.subset(torch.nonzero(test).flatten())
 
 
 def _digest(path: str) -> bytes:

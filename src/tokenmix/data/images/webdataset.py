@@ -1,24 +1,44 @@
-"""WebDataset shards, read where they lie and nearly in their order; nothing is unpacked, or decoded before its time."""
+"""WebDataset shards, read where they lie and nearly in their order; nothing is unpacked, or decoded before its time.
 
+A shard is a POSIX tar; files whose names differ only after the first dot are one sample: 07.jpg, 07.cls, 07.json. The
+headers of a shard are read once, and the index of where its samples lie is kept in the cache.
+"""
+
+import hashlib
+import json
 import os
+import re
+import tarfile
 import zlib
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from glob import glob
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tokenmix.data.fetch import log
 from tokenmix.data.images.decode import UnreadableImage
-from tokenmix.data.images.image_set import LazyImages
+from tokenmix.data.images.image_set import LazyImages, Skipped
 from tokenmix.data.images.load import LoadedImages
-from tokenmix.data.images.shards import USAGE, ShardIndex, expand, read_index
 from tokenmix.data.lookup import DataRequest
+from tokenmix.data.reading import parse_json
+from tokenmix.data.store import Names, fetched
 from tokenmix.errors import UserError
 
-__all__ = ["ShardImages", "load_webdataset", "shuffled"]
+__all__ = ["ShardImages", "expand", "load_webdataset", "shuffled"]
 
+USAGE = "give --data wds:PATH/train-{000000..000009}.tar,PATH/val-{000000..000001}.tar"
+MOST_SHARDS = 1_000_000
+PICTURES = ("jpg", "jpeg", "png", "webp", "ppm")
+BLOCK = 512
+# More would be a damaged label, and a head of that many rows.
+MOST_CLASSES = 1_000_000
 SIZE = (224, 224)
 # Samples among which the next one is drawn: about four shards of ImageNet's usual size.
 BUFFER = 5000
@@ -26,33 +46,150 @@ TEST_SHARE = 0.2
 OPEN_FILES = 32
 
 
-class ShardImages(LazyImages):
-    """The pictures of shards, each read by its place in its shard."""
+class Found(NamedTuple):
+    """One sample, or why there is none."""
 
-    def __init__(self, index: ShardIndex, size: tuple[int, int]) -> None:
-        super().__init__(index.label, size, photographs=True)
-        self.index = index
+    name: str
+    offset: int = 0
+    size: int = 0
+    label: int = 0
+    wrong: str = ""
+
+
+def expand(pattern: str) -> list[Path]:
+    """The files that a pattern such as train-{000..009}.tar or train-*.tar means; `UserError` if one is missing."""
+    paths = [Path(path) for path in islice(_expand(str(Path(pattern).expanduser())), MOST_SHARDS + 1)]
+    if len(paths) > MOST_SHARDS:
+        raise UserError(f"wds:{pattern}: these are more than {MOST_SHARDS} shards; {USAGE}")
+    missing = [path for path in paths if not path.is_file()]
+    if missing or not paths:
+        what = f"{missing[0]} does not exist ({len(missing)} of {len(paths)} shards)" if paths else "no file fits it"
+        raise UserError(f"wds:{pattern}: {what}; {USAGE}")
+    return paths
+
+
+def _expand(pattern: str) -> Iterator[str]:
+    braces = re.search(r"\{(\d+)\.\.(\d+)\}", pattern)
+    if braces is None:
+        yield from sorted(glob(pattern)) if re.search(r"[*?]", pattern) else [pattern]
+        return
+    for number in range(int(braces[1]), int(braces[2]) + 1):
+        yield from _expand(f"{pattern[: braces.start()]}{number:0{len(braces[1])}}{pattern[braces.end() :]}")
+
+
+def _scan_all(paths: Sequence[Path]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    with ThreadPoolExecutor(8) as pool:
+        shards = list(pool.map(_scan, paths))
+    good = [(place, found) for place, shard in enumerate(shards) for found in shard if not found.wrong]
+    wrong = [
+        (f"{path}: {found.name}", found.wrong) for path, shard in zip(paths, shards) for found in shard if found.wrong
+    ]
+    columns = {name: [getattr(found, name) for _, found in good] for name in ("offset", "size", "label")}
+    columns["shard"] = [place for place, _ in good]
+    tensors = {name: torch.tensor(values, dtype=torch.int64) for name, values in columns.items()}
+    names = Names.of(found.name for _, found in good)
+    return {**tensors, "text": names.text, "ends": names.ends}, {"skipped": json.dumps(wrong)}
+
+
+def _scan(path: Path) -> list[Found]:
+    """The samples of one shard, from its headers and labels; `UserError` if it is cut off or damaged."""
+    members: dict[str, dict[str, tuple[int, int]]] = {}
+    last, problem, offset = "the beginning", "is truncated", 0
+    try:
+        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            for member in tar:
+                folder, _, base = member.name.rpartition("/")
+                key, _, ending = base.partition(".")
+                if member.isfile() and key and not member.issparse():
+                    members.setdefault(f"{folder}/{key}" if folder else key, {})[ending.lower()] = (
+                        member.offset_data,
+                        member.size,
+                    )
+                last = member.name
+            offset = tar.offset
+            # A tar ends with blocks of zeros; the library takes a damaged header for an end as well.
+            if (end := os.pread(file.fileno(), BLOCK, offset)) == bytes(BLOCK):
+                return [_sample(key, parts, file.fileno()) for key, parts in members.items()]
+            problem = "is truncated" if len(end) < BLOCK else "is damaged"
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+    # Headers of a damaged shard may announce more than there is memory, or hold no numbers.
+    except Exception as error:
+        told = str(error) or type(error).__name__
+        problem = "is truncated" if "unexpected end" in told else f"is no uncompressed tar file ({told})"
+    raise UserError(f"the shard {path} {problem} after {last}; fetch or write it again")
+
+
+def _sample(key: str, parts: dict[str, tuple[int, int]], handle: int) -> Found:
+    picture = next((parts[ending] for ending in PICTURES if ending in parts), None)
+    if picture is None:
+        return Found(key, wrong=f"has no picture, only .{', .'.join(sorted(parts))}")
+    if picture[1] == 0:
+        return Found(key, wrong="is empty (0 bytes)")
+    try:
+        label = _label(parts, handle)
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        return Found(key, wrong=f"has no label ({error!r})")
+    if not 0 <= label < MOST_CLASSES:
+        return Found(key, wrong=f"has the label {label}, which is no class")
+    return Found(key, *picture, label)
+
+
+def _label(parts: dict[str, tuple[int, int]], handle: int) -> int:
+    """The number in .cls, else "label" in .json."""
+
+    def text(ending: str) -> Any:
+        offset, size = parts[ending]
+        return os.pread(handle, size, offset).decode()
+
+    if "cls" in parts:
+        return int(text("cls"))
+    if "json" in parts:
+        return int(parse_json(text("json"), ".json")["label"])
+    raise ValueError("neither .cls nor .json")
+
+
+class ShardImages(LazyImages):
+    """The pictures of shards, each read by its place in its shard.
+
+    Args:
+        paths: the shards, whose index is taken from the cache if none of them has changed since.
+        size: (height, width) of the images.
+        root: the cache.
+
+    Attributes:
+        skipped: what is no sample.
+    """
+
+    def __init__(self, paths: Sequence[Path], size: tuple[int, int], root: Path | None = None) -> None:
         self._open: OrderedDict[int, int] = OrderedDict()
+        marks = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+        digest = hashlib.blake2b(json.dumps(marks).encode(), digest_size=12).hexdigest()
+        index, notes = fetched(f"shards/index-of-{paths[0].stem}-{digest}", root, lambda folder: _scan_all(paths))
+        super().__init__(index["label"], size, photographs=True)
+        self.paths, self.names = paths, Names(index["text"], index["ends"])
+        self.shard, self.offset, self.length = index["shard"], index["offset"], index["size"]
+        self.skipped = [Skipped(*pair) for pair in json.loads(notes["skipped"])]
 
     def name(self, index: int) -> str:
         place = int(self.places[index])
-        return f"{self.index.paths[int(self.index.shard[place])]}: {self.index.names[place]}"
+        return f"{self.paths[int(self.shard[place])]}: {self.names[place]}"
 
     def source(self, index: int) -> bytes:
         place = int(self.places[index])
-        offset, size = int(self.index.offset[place]), int(self.index.size[place])
-        shard = int(self.index.shard[place])
+        offset, size = int(self.offset[place]), int(self.length[place])
+        shard = int(self.shard[place])
         try:
             data = os.pread(self._handle(shard), size, offset)
         except OSError as error:
-            raise UserError(f"the shard {self.index.paths[shard]} cannot be read any more ({error.strerror})") from None
+            raise UserError(f"the shard {self.paths[shard]} cannot be read any more ({error.strerror})") from None
         if len(data) < size:
             raise UnreadableImage("is truncated (the shard is shorter than it was)")
         return data
 
     def check_shares(self, world_size: int) -> None:
         """Each process needs a shard of its own."""
-        count = len(np.unique(self.index.shard[self.places].numpy()))
+        count = len(np.unique(self.shard[self.places].numpy()))
         if count < world_size:
             raise UserError(
                 f"{count} shards cannot be dealt out to {world_size} processes; write at least as many shards, or give "
@@ -65,7 +202,7 @@ class ShardImages(LazyImages):
         A process whose shards hold less than its share starts over with them; one whose hold more leaves the rest out,
         which in the next epoch are others.
         """
-        shard = self.index.shard[self.places].numpy()
+        shard = self.shard[self.places].numpy()
         self.check_shares(world_size)
         mine = np.random.default_rng([abs(seed), epoch]).permutation(np.unique(shard))[rank::world_size]
         by_shard = np.argsort(shard, kind="stable")
@@ -81,7 +218,7 @@ class ShardImages(LazyImages):
             return self._open[shard]
         if len(self._open) >= OPEN_FILES:
             os.close(self._open.popitem(last=False)[1])
-        handle = self._open[shard] = os.open(self.index.paths[shard], os.O_RDONLY)
+        handle = self._open[shard] = os.open(self.paths[shard], os.O_RDONLY)
         if hasattr(os, "posix_fadvise"):
             # The system reads the shard from end to end, so that what the buffer picks from it lies in memory by then.
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_WILLNEED)
@@ -116,15 +253,14 @@ def load_webdataset(request: DataRequest) -> LoadedImages:
     if not 1 <= len(patterns) <= 2:
         raise UserError(f"wds needs one pattern of shards, or two, got {request.variant!r}; {USAGE}")
     paths = [expand(pattern) for pattern in patterns]
-    indices = [read_index(part, request.root) for part in paths]
-    skipped = [one for index in indices for one in index.skipped]
+    sets = [ShardImages(part, request.img_size or SIZE, request.root) for part in paths]
+    skipped = [one for images in sets for one in images.skipped]
     if skipped:
         first = "; ".join(f"{s.path} {s.reason}" for s in skipped[:3])
         log(f"{len(skipped)} sample{'s' * (len(skipped) > 1)} left out: {first}{'; …' * (len(skipped) > 3)}")
-    for index, part in zip(indices, paths):
-        if not len(index.label):
+    for images, part in zip(sets, paths):
+        if not len(images):
             raise UserError(f"{part[0]} and the other shards hold no sample with an image and a .cls or .json label")
-    sets = [ShardImages(index, request.img_size or SIZE) for index in indices]
     train, test = sets if len(sets) == 2 else _split(sets[0])
     source = f"wds: {sum(map(len, paths))} shards in {paths[0][0].parent.resolve()}, read where they lie"
     count = 1 + max(int(part.labels.max()) for part in (train, test))
@@ -141,7 +277,7 @@ def _classes(file: Path, count: int) -> list[str]:
 
 
 def _split(images: ShardImages) -> tuple[LazyImages, LazyImages]:
-    marks = np.array([zlib.crc32(images.index.names[i].encode("utf-8", "replace")) for i in range(len(images))])
+    marks = np.array([zlib.crc32(images.names[i].encode("utf-8", "replace")) for i in range(len(images))])
     test = np.zeros(len(images), dtype=bool)
     labels = images.labels.numpy()
     for label in np.unique(labels):

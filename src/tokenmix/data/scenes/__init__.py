@@ -1,6 +1,13 @@
 """Reading scenes: images with a class for each pixel, with boxes, or with a mask for each object."""
 
-from tokenmix.data.scenes.samples import ObjectSamples, PixelSamples, SceneSamples
+from tokenmix.data.scenes.samples import (
+    ObjectAugment,
+    ObjectSamples,
+    PixelAugment,
+    PixelSamples,
+    SceneSamples,
+    scale_steps,
+)
 from tokenmix.data.scenes.scenes import (
     Objects,
     RepeatedScenes,
@@ -11,7 +18,6 @@ from tokenmix.data.scenes.scenes import (
     hold_out_scenes,
     load_scenes,
 )
-from tokenmix.data.scenes.transforms import ObjectAugment, PixelAugment, scale_steps
 
 __all__ = [
     "ObjectAugment",

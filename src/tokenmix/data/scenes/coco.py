@@ -1,4 +1,4 @@
-"""COCO in its published layout: boxes and masks of 80 classes.
+"""COCO in its published layout: boxes and masks of 80 classes, masks as polygons or run lengths down the columns.
 
 Lin et al., "Microsoft COCO: Common Objects in Context", 2014. Its categories are numbered 1 to 90 with gaps; labels
 here are counted from 0, and `notes["category_ids"]` has the published number of each. Images without annotations are
@@ -7,16 +7,16 @@ kept: they are background. The val part is for testing.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from tokenmix.data.images.image_set import Skipped
 from tokenmix.data.lookup import DataRequest
 from tokenmix.data.reading import parse_json, read_file
-from tokenmix.data.scenes.rle import decode_mask
 from tokenmix.data.scenes.scenes import (
     Objects,
     Scene,
@@ -28,64 +28,74 @@ from tokenmix.data.scenes.scenes import (
     objects_of_boxes,
     read_stored,
 )
-from tokenmix.errors import UserError
+from tokenmix.errors import UserError, needs
 
-__all__ = ["CocoScenes", "load_coco"]
+__all__ = ["CocoScenes", "decode_mask", "encode_mask", "load_coco"]
 
 YEARS = ("2017", "2014")
 # What is read of an entry, and of which types it is.
 IMAGE = {"id": (int,), "file_name": (str,), "height": (int, float), "width": (int, float)}
 CATEGORY = {"id": (int,), "name": (str,)}
-MOST = 2**53
+MOST, MOST_BITS = 2**53, 40
 ANNOTATION = {"id": (int, str), "image_id": (int,), "category_id": (int,), "bbox": (list,)}
 
 
-@dataclass(frozen=True)
-class Instances:
-    """What an annotation file says.
+class CocoScenes(Scenes):
+    """The images of an annotation file, opened when they are asked for; `UserError` naming an entry that is wrong.
 
     Attributes:
-        path: the file.
-        images: id, file name, height and width of each image.
+        images: id, file name, height and width of each.
         annotations: those of each image, in its order, without those of no area within it.
         categories: number and name of each.
         dropped: image files with the number of their boxes of no area within the image.
     """
 
-    path: Path
-    images: list[dict[str, Any]]
-    annotations: list[list[dict[str, Any]]]
-    categories: dict[int, str]
-    dropped: dict[str, int]
-
-
-class CocoScenes(Scenes):
-    """The images of an annotation file, opened when they are asked for."""
-
-    def __init__(self, instances: Instances, folder: Path, labels: dict[int, int], *, with_masks: bool) -> None:
-        self.instances, self.folder, self.labels, self.with_masks = instances, folder, labels, with_masks
+    def __init__(self, path: Path, folder: Path, *, with_masks: bool) -> None:
+        self.path, self.folder, self.with_masks = path, folder, with_masks
+        if not path.exists():
+            raise UserError(f"{path} does not exist; COCO's layout has annotations/instances_train2017.json and val")
+        told = parse_json(read_file(path), path)
+        if not isinstance(told, dict):
+            raise UserError(f"{path} holds a {type(told).__name__}, not images, annotations and categories")
+        self.images, kinds = _entries(told, "images", IMAGE, path), _entries(told, "categories", CATEGORY, path)
+        for key, entries, name in (("images", self.images, "id"), *(("categories", kinds, n) for n in ("id", "name"))):
+            _check_distinct(entries, key, name, path)
+        self.categories = dict(sorted((c["id"], c["name"]) for c in kinds))
+        if not self.images or not kinds:
+            raise UserError(f"{path} has no {'categories' if self.images else 'images'}; nothing can be read from it")
+        self.labels = {number: label for label, number in enumerate(self.categories)}
+        self.annotations: list[list[dict[str, Any]]] = [[] for _ in self.images]
+        self.dropped: Counter[Path] = Counter()
+        places = {image["id"]: place for place, image in enumerate(self.images)}
+        for entry in _entries(told, "annotations", ANNOTATION, path):
+            _check_annotation(entry, places, self.categories, path)
+            place = places[entry["image_id"]]
+            if _has_area(entry["bbox"], self.images[place]):
+                self.annotations[place].append(entry)
+            else:
+                self.dropped[folder / self.images[place]["file_name"]] += 1
 
     def __len__(self) -> int:
-        return len(self.instances.images)
+        return len(self.images)
 
     def name(self, index: int) -> str:
         """The file of the image."""
-        return str(self.folder / self.instances.images[index]["file_name"])
+        return str(self.folder / self.images[index]["file_name"])
 
     def scene(self, index: int) -> Scene:
         """The image and its objects; none of them is background."""
-        told, path = self.instances.images[index], Path(self.name(index))
+        told, path = self.images[index], Path(self.name(index))
         image = read_stored(path)
         size = (image.shape[1], image.shape[2])
         if (told["height"], told["width"]) != size:
             raise UserError(
-                f"{path} has {size[1]} x {size[0]} pixels, {self.instances.path} says {told['width']} x "
-                f"{told['height']}; both must agree"
+                f"{path} has {size[1]} x {size[0]} pixels, {self.path} says {told['width']} x {told['height']}; "
+                "both must agree"
             )
         return Scene(image, str(path), objects=self._objects(index, size), key=int(told["id"]))
 
     def _objects(self, index: int, size: tuple[int, int]) -> Objects:
-        found = self.instances.annotations[index]
+        found = self.annotations[index]
         if not found:
             return no_objects(size if self.with_masks else None)
         boxes = torch.tensor([a["bbox"] for a in found], dtype=torch.float32)
@@ -99,66 +109,39 @@ class CocoScenes(Scenes):
         masks = torch.stack([self._mask(a, size, index) for a in found])
         return Objects(objects.boxes, objects.labels, masks, objects.crowd)
 
-    def _mask(self, annotation: dict[str, Any], size: tuple[int, int], index: int) -> torch.Tensor:
+    def _mask(self, annotation: dict[str, Any], size: tuple[int, int], index: int) -> Tensor:
         try:
             return decode_mask(annotation.get("segmentation"), *size)
         except UserError as reason:
-            raise UserError(
-                f"{self.instances.path}, annotation {annotation.get('id')} of {self.name(index)}: {reason}"
-            ) from None
+            raise UserError(f"{self.path}, annotation {annotation.get('id')} of {self.name(index)}: {reason}") from None
 
 
 def load_coco(request: DataRequest) -> SceneData:
     """Training and validation images of the folder that has annotations/instances_train2017.json, or 2014."""
     root = folder_in(request.path, ("", "coco"), "annotations", "COCO")
     year = next((y for y in YEARS if (root / "annotations" / f"instances_train{y}.json").is_file()), YEARS[0])
-    train, test = (read_instances(root / "annotations" / f"instances_{part}{year}.json") for part in ("train", "val"))
+    train, test = (
+        CocoScenes(
+            root / "annotations" / f"instances_{part}{year}.json", root / f"{part}{year}",
+            with_masks=request.kind == "masks",
+        )
+        for part in ("train", "val")
+    )  # fmt: skip
     if train.categories != test.categories:
         raise UserError(f"{train.path} and {test.path} have other categories; both parts must have the same")
     for part, purpose in ((train, "learn from"), (test, "evaluate on")):
         _check_any(part, purpose)
-    labels = {number: label for label, number in enumerate(train.categories)}
-    scenes = [
-        CocoScenes(part, root / f"{folder}{year}", labels, with_masks=request.kind == "masks")
-        for part, folder in ((train, "train"), (test, "val"))
-    ]
-    dropped = [(scene.folder / name, count) for scene in scenes for name, count in scene.instances.dropped.items()]
+    dropped = {**train.dropped, **test.dropped}
     return SceneData(
         spec=request.spec,
-        train=scenes[0],
-        test=scenes[1],
+        train=train,
+        test=test,
         classes=list(train.categories.values()),
-        palette=bit_palette(len(labels) + 1)[1:],
+        palette=bit_palette(len(train.categories) + 1)[1:],
         source=f"COCO {year} in {root}",
-        skipped=[Skipped(str(path), f"{count} of its boxes have no area in it") for path, count in dropped],
-        notes={"category_ids": list(train.categories), "boxes_without_area": sum(count for _, count in dropped)},
+        skipped=[Skipped(str(path), f"{count} of its boxes have no area in it") for path, count in dropped.items()],
+        notes={"category_ids": list(train.categories), "boxes_without_area": sum(dropped.values())},
     )
-
-
-def read_instances(path: Path) -> Instances:
-    """An annotation file; `UserError` naming it, and the entry in it that is wrong."""
-    if not path.exists():
-        raise UserError(f"{path} does not exist; COCO's layout has annotations/instances_train2017.json and val")
-    told = parse_json(read_file(path), path)
-    if not isinstance(told, dict):
-        raise UserError(f"{path} holds a {type(told).__name__}, not images, annotations and categories")
-    images, kinds = _entries(told, "images", IMAGE, path), _entries(told, "categories", CATEGORY, path)
-    for key, entries, name in (("images", images, "id"), ("categories", kinds, "id"), ("categories", kinds, "name")):
-        _check_distinct(entries, key, name, path)
-    categories = {c["id"]: c["name"] for c in kinds}
-    if not images or not categories:
-        raise UserError(f"{path} has no {'categories' if images else 'images'}; nothing can be read from it")
-    places = {image["id"]: place for place, image in enumerate(images)}
-    annotations: list[list[dict[str, Any]]] = [[] for _ in images]
-    dropped: dict[str, int] = {}
-    for entry in _entries(told, "annotations", ANNOTATION, path):
-        _check_annotation(entry, places, categories, path)
-        place = places[entry["image_id"]]
-        if not _has_area(entry["bbox"], images[place]):
-            dropped[images[place]["file_name"]] = dropped.get(images[place]["file_name"], 0) + 1
-        else:
-            annotations[place].append(entry)
-    return Instances(path, images, annotations, dict(sorted(categories.items())), dropped)
 
 
 def _entries(
@@ -183,7 +166,7 @@ def _check_distinct(entries: Sequence[Mapping[str, Any]], key: str, name: str, p
         raise UserError(f"{path} has {count} {key} of the {name} {value}; give each its own")
 
 
-def _check_any(part: Instances, purpose: str) -> None:
+def _check_any(part: CocoScenes, purpose: str) -> None:
     known = [entry for found in part.annotations for entry in found]
     if all(entry.get("iscrowd") for entry in known):
         beside = " that are no crowd" if known else ""
@@ -207,3 +190,90 @@ def _check_annotation(entry: dict[str, Any], places: dict[int, int], categories:
         raise UserError(f"{where} has the box {box}; give x, y, width and height")
     if entry.get("iscrowd", 0) not in (0, 1):
         raise UserError(f"{where} has iscrowd={entry['iscrowd']!r}; give 0 or 1")
+
+
+def decode_mask(segmentation: Any, height: int, width: int) -> Tensor:
+    """The mask that a `segmentation` of COCO says, bool (H, W).
+
+    Run lengths are checked here, since pycocotools reads beyond its memory where they are too few: a string of two
+    letters gave 4,064 pixels of an image of 120.
+
+    Raises:
+        UserError: neither polygons nor run lengths, a polygon of fewer than three corners, lengths that do not fill the
+            image, or no pycocotools for polygons; without a name of a file, which the caller knows.
+    """
+    if isinstance(segmentation, Mapping):
+        return _from_runs(segmentation, height, width)
+    if isinstance(segmentation, list) and segmentation:
+        return _from_polygons(segmentation, height, width)
+    raise UserError(f"the segmentation is {str(segmentation)[:40]!r}; give polygons or run lengths")
+
+
+def encode_mask(mask: Tensor) -> dict[str, Any]:
+    """A mask bool (H, W) as {"size": [H, W], "counts": string}, which COCO's own tools read."""
+    coded = _pycocotools().encode(np.asfortranarray(mask.cpu().numpy().astype(np.uint8)))
+    return {"size": [int(side) for side in coded["size"]], "counts": coded["counts"].decode("ascii")}
+
+
+def _from_runs(segmentation: Mapping[str, Any], height: int, width: int) -> Tensor:
+    size = segmentation.get("size")
+    if not isinstance(size, list | tuple) or list(size) != [height, width]:
+        raise UserError(f"the run lengths are of size {size}, the image has [{height}, {width}]")
+    counts = segmentation.get("counts")
+    runs = _lengths_of_string(counts) if isinstance(counts, str | bytes) else counts
+    if not isinstance(runs, list) or not all(isinstance(run, int) and run >= 0 for run in runs):
+        raise UserError("the run lengths do not decode: some are not numbers >= 0")
+    if sum(runs) != height * width:
+        raise UserError(f"the run lengths do not decode: they fill {sum(runs)} of {height * width} pixels")
+    pixels = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
+    return torch.from_numpy(np.ascontiguousarray(pixels.reshape(width, height).T))
+
+
+def _lengths_of_string(coded: str | bytes) -> list[int]:
+    """Numbers of five bits a letter, lowest first, with a sign; from the fourth on each is less the last but one."""
+    letters = coded.encode("latin-1", "replace") if isinstance(coded, str) else coded
+    runs: list[int] = []
+    value = shift = 0
+    for letter in letters:
+        bits = letter - 48
+        if not 0 <= bits < 64:
+            raise UserError(f"the run lengths do not decode: {chr(letter)!r} is not one of their characters")
+        value |= (bits & 31) << shift
+        shift += 5
+        if shift > MOST_BITS:
+            raise UserError("the run lengths do not decode: one has no end")
+        if bits & 32:
+            continue
+        value -= (1 << shift) if bits & 16 else 0
+        runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+        value = shift = 0
+    if shift:
+        raise UserError("the run lengths do not decode: the string ends within a number")
+    return runs
+
+
+def _from_polygons(polygons: list[Any], height: int, width: int) -> Tensor:
+    for polygon in polygons:
+        _check_polygon(polygon, height, width)
+    tools = _pycocotools()
+    return _from_runs(tools.merge(tools.frPyObjects(polygons, height, width)), height, width)
+
+
+def _check_polygon(polygon: Any, height: int, width: int) -> None:
+    """`UserError` for what pycocotools would not survive: it makes room for each step of the outline, unchecked."""
+    reach, told = 2 * max(height, width), str(polygon)[:40]
+    numbers = isinstance(polygon, list) and all(isinstance(x, int | float) for x in polygon)
+    if not numbers or len(polygon) < 6 or len(polygon) % 2:
+        raise UserError(f"the polygon {told} is not a list of three or more corners, x and y each")
+    if not all(abs(x) <= reach for x in polygon):
+        raise UserError(f"the polygon {told} lies far outside of the image of {width} x {height} pixels")
+    corners = np.array(polygon, dtype=np.float64).reshape(-1, 2)
+    steps = np.abs(corners - np.roll(corners, 1, axis=0)).max(1).sum()
+    if steps > height * width + 8 * reach:
+        raise UserError(f"the polygon {told} winds more than the {width} x {height} pixels of the image hold")
+
+
+def _pycocotools() -> Any:
+    with needs("reading COCO's masks"):
+        from pycocotools import mask
+    return mask

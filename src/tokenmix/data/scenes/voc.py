@@ -6,8 +6,9 @@ lists and masks of Hariharan et al. (2011) are, trainaug.txt and SegmentationCla
 
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,11 @@ class BoxScenes(Scenes):
             read_boxes(read_file(path), path) if path.exists() else Boxes([], [], [], 0, None)
             for path in self.annotations
         ]
-        self.labels = [_labels(found.names, path) for found, path in zip(self.boxes, self.annotations)]
+        for found, path in zip(self.boxes, self.annotations):
+            if unknown := [name for name in found.names if name not in OBJECTS]:
+                raise UserError(
+                    f"{path} has an object {unknown[0]!r}, which is not a class of Pascal VOC: {', '.join(OBJECTS)}"
+                )
 
     def __len__(self) -> int:
         return len(self.images)
@@ -185,17 +190,8 @@ class BoxScenes(Scenes):
             raise UserError(f"{path} has a box beyond its {size[1]} x {size[0]} pixels; correct its annotation")
         corners[:, 0::2] = corners[:, 0::2].clamp(0, size[1])
         corners[:, 1::2] = corners[:, 1::2].clamp(0, size[0])
-        objects = objects_of_boxes(corners, self.labels[index], boxes.difficult)
+        objects = objects_of_boxes(corners, [OBJECTS.index(name) for name in boxes.names], boxes.difficult)
         return Scene(image, str(path), objects=objects, key=index)
-
-
-def _labels(names: list[str], path: Path) -> list[int]:
-    unknown = [name for name in names if name not in OBJECTS]
-    if unknown:
-        raise UserError(
-            f"{path} has an object {unknown[0]!r}, which is not a class of Pascal VOC: {', '.join(OBJECTS)}"
-        )
-    return [OBJECTS.index(name) for name in names]
 
 
 @dataclass(frozen=True)
@@ -246,14 +242,12 @@ def read_boxes(text: str | bytes, path: Path | str, *, first: int = 1) -> Boxes:
 
 
 def _corners(node: ElementTree.Element, where: str) -> tuple[float, ...]:
-    try:
-        box = tuple(float(_text(node, f"bndbox/{side}", where)) for side in SIDES)
-    except ValueError as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{where} has a corner that is not a number ({error})") from None
+    texts = [_text(node, f"bndbox/{side}", where) for side in SIDES]
+    box: tuple[float, ...] = (nan, nan, nan, nan)
+    with suppress(ValueError):
+        box = tuple(map(float, texts))
     if not all(map(isfinite, box)):
-        raise UserError(f"{where} has a corner that is not a number: {SIDES} = {box}")
+        raise UserError(f"{where} has a corner that is not a number: {SIDES} = {', '.join(texts)}")
     if box[0] > box[2] or box[1] > box[3]:
         raise UserError(f"{where} has its corners exchanged: {SIDES} = {box}")
     return box

@@ -9,7 +9,7 @@ from PIL import Image, ImageColor
 from torch import Tensor
 from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
-from tokenmix.data.scenes.rle import encode_mask
+from tokenmix.data.scenes.coco import encode_mask
 
 __all__ = ["class_color", "coco_results", "draw_objects", "image_numbers", "object_rows", "save_picture"]
 

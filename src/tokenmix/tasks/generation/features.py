@@ -123,19 +123,18 @@ class RunFeatures(Features):
 
 
 class InceptionFeatures(Features):
-    """The Inception network of FID, KID and the Inception Score, as torchmetrics wraps torch-fidelity's."""
+    """torch-fidelity's Inception network, by which FID, KID and the Inception Score are published.
+
+    It resizes as TensorFlow 1 did, and takes images of eight bits.
+    """
 
     headline: ClassVar[str] = "fid"
     least: ClassVar[int] = SPLITS
 
     def __init__(self) -> None:
         with needs("features=inception (unlike features=RUN, a run folder of image-classification)"):
-            import torch_fidelity  # noqa: F401  # type: ignore[import-not-found]  (torchmetrics' Inception network)
-        from torchmetrics.image.fid import NoTrainInceptionV3
-
-        path = _inception_weights()
-        # Resized as TensorFlow 1 did, which the published values rest on.
-        self.model = NoTrainInceptionV3("inception-v3-compat", ["2048", "logits_unbiased"], str(path), antialias=False)
+            from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+        self.model = FeatureExtractorInceptionV3("inception", ["2048", "logits_unbiased"], str(_inception_weights()))
 
     @staticmethod
     def metrics() -> dict[str, Metric]:
@@ -146,7 +145,7 @@ class InceptionFeatures(Features):
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
         levels = images.float().add(1).mul(127.5).round().clamp(0, 255).byte()
         levels = levels.expand(-1, 3, -1, -1) if levels.shape[1] == 1 else levels
-        features, logits = self.model.to(images.device)._torch_fidelity_forward(levels)
+        features, logits = self.model.to(images.device)(levels)
         return features.float(), logits.float()
 
 

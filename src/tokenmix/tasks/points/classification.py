@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
-from torchmetrics.classification import MulticlassConfusionMatrix
+from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
 from tokenmix.tasks.points.metrics import BalancedAccuracy
 from tokenmix.tasks.points.task import PointTask
-from tokenmix.train.metrics import Accuracy, CrossEntropy
+from tokenmix.train.metrics import CrossEntropy
 
 __all__ = ["PointClassification"]
 
@@ -49,8 +49,10 @@ class PointClassification(PointTask):
         """Overall and balanced accuracy, loss, and of up to 200 classes the confusion matrix (true x predicted)."""
         classes = len(self.data["classes"])
         chosen: dict[str, Metric] = {
-            "accuracy": Accuracy(), "balanced_accuracy": BalancedAccuracy(classes), "loss": CrossEntropy(),
-        }  # fmt: skip
+            "accuracy": MulticlassAccuracy(classes, average="micro", validate_args=False),
+            "balanced_accuracy": BalancedAccuracy(classes),
+            "loss": CrossEntropy(),
+        }
         if classes <= CONFUSION_CLASSES:
             chosen["confusion"] = MulticlassConfusionMatrix(num_classes=classes, validate_args=False)
         return MetricCollection({**chosen}, compute_groups=False)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric, MetricCollection
-from torchmetrics.classification import MulticlassJaccardIndex
+from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.ops.points import nearest_neighbours
@@ -17,7 +17,7 @@ from tokenmix.tasks.points.metrics import CategoryIoU, cloud_iou
 from tokenmix.tasks.points.output import colors_of, draw_cloud
 from tokenmix.tasks.points.task import CloudFile, PointTask
 from tokenmix.train.config import TrainConfig
-from tokenmix.train.metrics import Accuracy, CrossEntropy
+from tokenmix.train.metrics import CrossEntropy
 
 
 class PointSegmentation(PointTask):
@@ -66,7 +66,7 @@ class PointSegmentation(PointTask):
         given = {
             "instance_miou": (iou,), "category_miou": (iou, label), "iou_by_category": (iou, label),
             "part_miou": (answered, part), "iou_by_part": (answered, part),
-            "accuracy": (among[real], part[real]), "loss": (scores[real], part[real]),
+            "accuracy": (answered, part), "loss": (scores[real], part[real]),
         }  # fmt: skip
         for name, values in given.items():
             self.scores[name].update(*values)
@@ -79,7 +79,7 @@ class PointSegmentation(PointTask):
             "instance_miou": MeanMetric(),
             "category_miou": CategoryIoU(categories, "mean"),
             "part_miou": MulticlassJaccardIndex(average="macro", **pooled),
-            "accuracy": Accuracy(),
+            "accuracy": MulticlassAccuracy(average="micro", **pooled),
             "loss": CrossEntropy(),
             "iou_by_category": CategoryIoU(categories, "table"),
             # -1 stands for a part that is nowhere.

@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from tokenmix.data.scenes.rle import encode_mask
+from tokenmix.data.scenes.coco import encode_mask
 
 __all__ = ["run_lengths", "shares", "write_answer"]
 

@@ -1,6 +1,6 @@
 """Text: masked-language modelling, sentence classification, question answering."""
 
-from tokenmix.registry import DATA_SETS, TASKS, DataEntry, TaskEntry
+from tokenmix.registry import DATA_SETS, TASKS, DataEntry, Kind, TaskEntry
 from tokenmix.tasks.text import presets
 
 __all__ = ["presets"]
@@ -29,45 +29,26 @@ TASKS.register(
     ),
 )
 
+LAYOUTS: tuple[tuple[str, tuple[Kind, ...], str, str], ...] = (
+    ("text", ("corpus",), ", a file or a folder of text files", "corpus:load_text_files"),
+    ("jsonl", ("corpus", "labelled-text"), "#column, or #text,label", "labelled:load_table"),
+    ("csv", ("corpus", "labelled-text"), "#column, or #text,label", "labelled:load_table"),
+    ("parquet", ("corpus", "labelled-text"), "#column, or #text,label", "labelled:load_table"),
+    ("glue", ("labelled-text",), "/SST-2, in GLUE's layout", "labelled:load_glue"),
+    ("squad", ("questions",), ", in SQuAD's layout", "questions:load_squad"),
+)
+"""The user's own files: name, kinds, what follows name:PATH, and the reader."""
+
 DATA_SETS.register(
-    DataEntry(
-        name="text",
-        kinds=("corpus",),
-        about="text:PATH, a file or a folder of text files",
-        licence="yours",
-        origin="your disk",
-        load="tokenmix.tasks.text.data.corpus:load_text_files",
-        variant="path",
-    ),
     *(
         DataEntry(
-            name=kind,
-            kinds=("corpus", "labelled-text"),
-            about=f"{kind}:PATH#column, or #text,label",
-            licence="yours",
-            origin="your disk",
-            load="tokenmix.tasks.text.data.labelled:load_table",
+            name=name,
+            kinds=kinds,
+            about=f"{name}:PATH{about}",
+            load=f"tokenmix.tasks.text.data.{load}",
             variant="path",
         )
-        for kind in ("jsonl", "csv", "parquet")
-    ),
-    DataEntry(
-        name="glue",
-        kinds=("labelled-text",),
-        about="glue:PATH/SST-2, in GLUE's layout",
-        licence="yours",
-        origin="your disk",
-        load="tokenmix.tasks.text.data.labelled:load_glue",
-        variant="path",
-    ),
-    DataEntry(
-        name="squad",
-        kinds=("questions",),
-        about="squad:PATH, in SQuAD's layout",
-        licence="yours",
-        origin="your disk",
-        load="tokenmix.tasks.text.data.questions:load_squad",
-        variant="path",
+        for name, kinds, about, load in LAYOUTS
     ),
     DataEntry(
         name="hf",

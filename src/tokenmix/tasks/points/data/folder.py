@@ -1,26 +1,139 @@
-"""A folder of the user's own clouds: one sub-folder a class."""
+"""Files of clouds, read once and packed, what cannot be read left out and named; and folders of the user's own."""
 
 import hashlib
+import json
 import os
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 
+from tokenmix.data.class_folders import check_test_classes, class_files, class_names, first_folder, held_out
+from tokenmix.data.fetch import log
+from tokenmix.data.images.image_set import Skipped
 from tokenmix.data.lookup import DataRequest
 from tokenmix.data.reading import parse_json, read_file
-from tokenmix.errors import UserError
-from tokenmix.tasks.points.data.cloud import Cloud, PackedClouds, PointData
-from tokenmix.tasks.points.data.files import ENDINGS
-from tokenmix.tasks.points.data.packing import CloudItem, check_folder, pack, read_item
+from tokenmix.data.store import Names, Stored, fetched
+from tokenmix.errors import MissingExtra, UserError
+from tokenmix.tasks.points.data.cloud import Cloud, PackedClouds, PointData, unit_ball
+from tokenmix.tasks.points.data.files import ENDINGS, read_points
 
-__all__ = ["load_clouds"]
+__all__ = ["CloudItem", "check_folder", "kept", "load_clouds", "pack", "read_item"]
 
-TEST_NAMES = ("test", "val", "valid", "validation")
-TEST_SHARE = 0.2
 MAX_PARTS = 1000
 LAYOUT = "train/CLASS/ and test/CLASS/, or one sub-folder a class, with " + ", ".join(ENDINGS)
+
+
+@dataclass(frozen=True)
+class CloudItem:
+    """A file and the class of what is in it."""
+
+    path: Path
+    label: int
+
+
+Read = Callable[[CloudItem], Cloud]
+
+
+def check_folder(request: DataRequest, layout: str) -> Path:
+    """The folder that a data set is in; `UserError` with its layout if there is none."""
+    if not request.path.is_dir():
+        raise UserError(
+            f"{request.name} needs a folder, got {request.variant!r}; give --data {request.name}:PATH with {layout}"
+        )
+    return request.path
+
+
+def read_item(item: CloudItem) -> Cloud:
+    """The cloud of a file about its middle; points on a surface are the same wherever the file lies."""
+    seed = zlib.crc32(item.path.name.encode("utf-8", "surrogateescape"))
+    cloud = read_points(item.path, seed=seed, centred=True)
+    return replace(cloud, label=item.label)
+
+
+def pack(items: Sequence[CloudItem], read: Read = read_item, label: str = "") -> tuple[PackedClouds, list[Skipped]]:
+    """The clouds of these files, and those that were left out.
+
+    Normals are kept if every cloud has them, parts likewise.
+
+    Raises:
+        UserError: none can be read.
+    """
+    if not items:
+        raise UserError(f"there are no {label} clouds; the list of them, or the folder, is empty")
+    console = Console(stderr=True)
+    hidden = not console.is_terminal or len(items) < 200
+    clouds: list[Cloud] = []
+    skipped: list[Skipped] = []
+    for item in track(items, f"reading {label} clouds", console=console, transient=True, disable=hidden):
+        try:
+            clouds.append(read(item))
+        except MissingExtra:
+            raise
+        except UserError as reason:
+            skipped.append(Skipped(str(item.path), str(reason).removeprefix(str(item.path)).lstrip(": ")))
+    if not clouds:
+        raise UserError(f"none of {len(items)} files could be read; the first: {items[0].path} {skipped[0].reason}")
+    packed = PackedClouds(
+        points=torch.cat([cloud.points for cloud in clouds]),
+        ends=torch.tensor([len(cloud.points) for cloud in clouds]).cumsum(0),
+        labels=torch.tensor([cloud.label for cloud in clouds], dtype=torch.int64),
+        names=Names.of(cloud.name for cloud in clouds),
+        normals=_of_all([cloud.normals for cloud in clouds]),
+        parts=_of_all([cloud.parts for cloud in clouds]),
+    )
+    return packed, skipped
+
+
+def _of_all(values: list[Tensor | None]) -> Tensor | None:
+    known = [value for value in values if value is not None]
+    return torch.cat(known) if len(known) == len(values) else None
+
+
+def kept(
+    name: str, sides: Sequence[Sequence[CloudItem]], root: Path | None, read: Read
+) -> tuple[list[PackedClouds], list[Skipped]]:
+    """The packed clouds of a large set of text files: read once, scaled to the unit ball, and kept in the cache.
+
+    Half precision there is 0.05 % of the radius. The files' names, sizes and times are in the name of what is kept, so
+    a set that has changed is read again.
+    """
+    items = [item for side in sides for item in side]
+    try:
+        stats = [(item.path, item.path.stat()) for item in items]
+    except OSError as error:
+        raise UserError(f"cannot read {error.filename} ({error.strerror}); remove it, or unpack {name} again") from None
+    listing = "\n".join(f"{path}|{stat.st_size}|{stat.st_mtime_ns}" for path, stat in stats)
+    digest = hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+
+    def fetch(_: Path) -> Stored:
+        log(f"reading {len(items)} files of {name}, once")
+        tensors: dict[str, Tensor] = {}
+        notes: list[list[str]] = []
+        for number, side in enumerate(sides):
+            packed, bad = pack(side, lambda item: unit_ball(read(item)), name)
+            found = {"points": packed.points.half(), "ends": packed.ends, "labels": packed.labels}
+            found |= {"name text": packed.names.text, "name ends": packed.names.ends}
+            if packed.normals is not None:
+                found["normals"] = packed.normals.half()
+            if packed.parts is not None:
+                found["parts"] = packed.parts.byte()
+            tensors |= {f"{number}.{key}": value for key, value in found.items()}
+            notes += [[s.path, s.reason] for s in bad]
+        return tensors, {"skipped": json.dumps(notes)}
+
+    tensors, notes = fetched(f"{name}-{digest}", root, fetch)
+    packed = []
+    for number in range(len(sides)):
+        found = {key.partition(".")[2]: value for key, value in tensors.items() if key.startswith(f"{number}.")}
+        names = Names(found.pop("name text"), found.pop("name ends"))
+        packed.append(PackedClouds(names=names, **found))
+    return packed, [Skipped(path, reason) for path, reason in json.loads(notes["skipped"])]
 
 
 def load_clouds(request: DataRequest) -> PointData:
@@ -56,56 +169,33 @@ def _with_parts(item: CloudItem) -> Cloud:
 
 
 def _find(folder: Path, *, least: int) -> tuple[list[CloudItem], list[CloudItem], list[str]]:
-    tests = [folder / name for name in TEST_NAMES if (folder / name).is_dir()]
-    apart = (folder / "train").is_dir() and bool(tests)
-    train = folder / "train" if apart else folder
-    classes = _folders(train)
+    train, test = folder / "train", first_folder(folder, ("test", "val", "valid", "validation"))
+    if not train.is_dir() or test is None:
+        train, test = folder, None
+    classes = class_names(train)
     if len(classes) < least:
         raise UserError(f"{train} has {len(classes)} classes; a task needs more: {LAYOUT}")
-    items = _items(train, classes)
-    if not apart:
-        return *_split(items, classes), classes
-    unknown = [name for name in _folders(tests[0]) if name not in classes]
-    if unknown:
-        raise UserError(f"{tests[0]} has the class {unknown[0]!r}, which is not in {train}; rename or remove it")
-    held = _items(tests[0], classes)
-    if not held:
-        raise UserError(f"there are no clouds in {tests[0]}; it needs {LAYOUT}")
-    return items, held, classes
+    items = class_files(train, classes, _is_cloud)
+    if test is None:
+        apart = held_out(items, classes, _digest, "cloud")
+        items, held = ([item for item, mine in zip(items, part) if mine] for part in (~apart, apart))
+    else:
+        check_test_classes(test, train, class_names(test), classes)
+        held = class_files(test, classes, _is_cloud)
+        if not held:
+            raise UserError(f"there are no clouds in {test}; it needs {LAYOUT}")
+    train_items, test_items = ([CloudItem(Path(path), label) for path, label in part] for part in (items, held))
+    return train_items, test_items, classes
 
 
-def _folders(folder: Path) -> list[str]:
-    return sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith((".", "__")))
+def _is_cloud(name: str) -> bool:
+    """By its ending; others, such as pictures and notes, are not meant."""
+    return Path(name).suffix.lower() in ENDINGS
 
 
-def _items(folder: Path, classes: Sequence[str]) -> list[CloudItem]:
-    """Files with an ending of clouds, in a fixed order; others, such as pictures and notes, are not meant."""
-    found = []
-    for label, name in enumerate(classes):
-        for place, folders, files in os.walk(folder / name):
-            folders.sort()
-            found += [CloudItem(Path(place, f), label) for f in sorted(files) if Path(f).suffix.lower() in ENDINGS]
-    return [item for item in found if not item.path.name.startswith(".")]
-
-
-def _split(items: Sequence[CloudItem], classes: Sequence[str]) -> tuple[list[CloudItem], list[CloudItem]]:
-    """A fifth of each class for testing, by content, so that copies of a file stay on one side."""
-    train: list[CloudItem] = []
-    test: list[CloudItem] = []
-    for label, name in enumerate(classes):
-        mine = {item: _digest(item.path) for item in items if item.label == label}
-        distinct = sorted(set(mine.values()))
-        if len(distinct) < 2:
-            raise UserError(f"class {name!r} has {len(distinct)} clouds; it needs two or more, one of them for testing")
-        chosen = set(distinct[: max(1, round(TEST_SHARE * len(distinct)))])
-        train += [item for item, digest in mine.items() if digest not in chosen]
-        test += [item for item, digest in mine.items() if digest in chosen]
-    return train, test
-
-
-def _digest(path: Path) -> bytes:
+def _digest(path: str) -> bytes:
     try:
-        return hashlib.sha256(read_file(path)).digest()
+        return hashlib.sha256(read_file(Path(path))).digest()
     except UserError:
         # It is left out, and named, where it is read.
         return hashlib.sha256(os.fsencode(path)).digest()

@@ -11,7 +11,7 @@ from tokenmix.data.reading import parse_json, read_file
 from tokenmix.errors import UserError
 from tokenmix.tasks.points.data.cloud import Cloud, PointData
 from tokenmix.tasks.points.data.files import NUM_POINTS
-from tokenmix.tasks.points.data.packing import CloudItem, check_folder, kept, read_item
+from tokenmix.tasks.points.data.folder import CloudItem, check_folder, kept, read_item
 
 __all__ = ["PARTS", "load_modelnet", "load_shapenet_part"]
 

@@ -1,12 +1,10 @@
 """Reading text: corpora to learn a language from, labelled sentences and pairs, questions with answers in a text."""
 
-from tokenmix.tasks.text.data.corpus import Corpus, load_text
+from tokenmix.tasks.text.data.corpus import Corpus, Tokens, load_text, tokenized
 from tokenmix.tasks.text.data.files import read_lines
 from tokenmix.tasks.text.data.labelled import LabelledData, LabelledText, load_labelled
-from tokenmix.tasks.text.data.packed import PackedText
 from tokenmix.tasks.text.data.questions import EncodedQuestions, Question, QuestionData, WholeQuestions, load_questions
-from tokenmix.tasks.text.data.sequences import EncodedText, Sequences
-from tokenmix.tasks.text.data.tokens import Tokens, tokenized
+from tokenmix.tasks.text.data.sequences import EncodedText, PackedText, Sequences
 
 __all__ = [
     "Corpus",

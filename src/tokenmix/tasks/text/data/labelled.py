@@ -15,8 +15,7 @@ from tokenmix.data.reading import check_file
 from tokenmix.data.split import choose, hold_out
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.tasks.text.data.corpus import Corpus, load_column
-from tokenmix.tasks.text.data.files import read_lines
-from tokenmix.tasks.text.data.tables import Table, open_table
+from tokenmix.tasks.text.data.files import Table, open_table, read_lines
 
 __all__ = ["LabelledData", "LabelledText", "build_labelled", "load_glue", "load_labelled", "load_table"]
 

@@ -16,10 +16,9 @@ from tokenmix.data.lookup import DataRequest, load_data
 from tokenmix.data.reading import parse_json
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data.corpus import Corpus
-from tokenmix.tasks.text.data.files import read_lines
+from tokenmix.tasks.text.data.files import open_table, read_lines
 from tokenmix.tasks.text.data.labelled import LabelledData, load_table
 from tokenmix.tasks.text.data.sequences import Batch, Sequences, padded, token_batch
-from tokenmix.tasks.text.data.tables import open_table
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -1,7 +1,7 @@
-"""Texts as token ids, in batches padded to their longest."""
+"""Texts as token ids, in batches: padded to their longest, or windows of running text in which tokens are hidden."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -9,15 +9,32 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from tokenmix.data.indexed import IndexedDataset
+from tokenmix.data.seeding import hash_indices
 from tokenmix.errors import UserError
+from tokenmix.tasks.text.data.corpus import Tokens
 from tokenmix.tasks.text.data.labelled import LabelledText
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["Batch", "EncodedText", "Sequences", "padded", "token_batch"]
+__all__ = [
+    "IGNORED",
+    "Batch",
+    "EncodedText",
+    "Masking",
+    "PackedText",
+    "Sequences",
+    "mask_tokens",
+    "padded",
+    "token_batch",
+]
 
 Batch = dict[str, Tensor]
+Masking = Literal["token", "whole-word"]
+IGNORED = -100
+"""The label of a place that is not to be predicted; cross-entropy's own `ignore_index`."""
+# Of `hash_indices`.
+SHIFT, SEQUENCE, CHOICE, ACTION, RANDOM = 10, 11, 12, 13, 14
 
 
 class Sequences(IndexedDataset):
@@ -78,3 +95,149 @@ class EncodedText(Sequences):
     def read(self, indices: Tensor, epoch: int) -> Batch:
         """The batch of these samples, the same in every epoch."""
         return {**token_batch(self.ids, self.segments, indices, self.pad), "labels": self.labels[indices]}
+
+
+class PackedText(Sequences):
+    """Documents cut into sequences of one length, with some of their tokens hidden.
+
+    Sequence i of an epoch is [CLS], the n - 2 tokens from (n - 2) i + s on, and [SEP]; the documents run on, with [SEP]
+    between them. For training s is drawn anew each epoch, so that the cuts move. For testing s is 0, masks are the
+    same for every seed and epoch, and the last sequence is filled up with [PAD].
+
+    A batch: input_ids, attention_mask (0 at [PAD]) and labels (-100 where nothing is hidden), all int64 (B, n), and
+    index int64 (B,).
+
+    Args:
+        tokens: a side of `tokenized`.
+        tokenizer: that which made them.
+        length: n, with [CLS] and [SEP].
+        part: whether cuts and masks change from epoch to epoch.
+        masking: hide single tokens, or all tokens of a word.
+        share: of the tokens that are hidden, on average.
+        seed: of cuts and masks, for training.
+
+    Raises:
+        UserError: a length that leaves no room, less text than one sequence, or a share that is none.
+    """
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        tokenizer: "PreTrainedTokenizerFast",
+        *,
+        length: int,
+        part: Literal["train", "test"],
+        masking: Masking = "token",
+        share: float = 0.15,
+        seed: int = 0,
+    ) -> None:
+        if length < 3:
+            raise UserError(f"a length of {length} leaves no token between [CLS] and [SEP]; give 3 or more")
+        if not 0 < share < 1:
+            raise UserError(f"the share of hidden tokens is in (0, 1), got {share}; BERT's is 0.15")
+        if masking not in ("token", "whole-word"):
+            raise UserError(f"masking is token or whole-word, got {masking!r}")
+        self.window = length - 2
+        if part == "train" and len(tokens) < self.window:
+            raise UserError(
+                f"{len(tokens)} tokens of text do not fill one sequence of {length}; give more text, or a length "
+                f"of {max(len(tokens) + 2, 3)} or less"
+            )
+        self.tokens, self.length, self.part, self.masking = tokens, length, part, masking
+        self.share, self.seed = share, seed if part == "train" else 0
+        self.special = torch.tensor(sorted(set(tokenizer.all_special_ids)))
+        self.ordinary = torch.tensor(sorted(set(range(len(tokenizer))) - set(self.special.tolist())))
+        self.cls, self.sep, self.mask, self.pad = (
+            _id(tokenizer, name) for name in ("cls_token_id", "sep_token_id", "mask_token_id", "pad_token_id")
+        )
+
+    def __len__(self) -> int:
+        total = len(self.tokens)
+        if self.part == "test":
+            return -(-total // self.window)
+        # Whatever the shift, as many.
+        return max(1, (total - self.window + 1) // self.window)
+
+    def read(self, indices: Tensor, epoch: int) -> Batch:
+        """The batch of these sequences in an epoch; for testing of any."""
+        epoch = epoch if self.part == "train" else 0
+        ids, units = self._windows(indices, epoch)
+        inputs, labels = mask_tokens(
+            ids,
+            units,
+            share=self.share,
+            mask_id=self.mask,
+            ordinary=self.ordinary,
+            seed=self.seed,
+            epoch=epoch,
+            indices=indices,
+        )
+        return {"input_ids": inputs, "attention_mask": (ids != self.pad).long(), "labels": labels, "index": indices}
+
+    def _windows(self, indices: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
+        """Ids (B, n), and the number of the unit that each is part of, -1 for special tokens."""
+        ids = np.full((len(indices), self.length), self.pad, dtype=np.int64)
+        starts = np.ones((len(indices), self.length), dtype=np.int64)
+        shift = self._shift(epoch)
+        for row, index in enumerate(indices.tolist()):
+            begin = index * self.window + shift
+            window, begins = self.tokens.read(begin, self.window)
+            ids[row, 0], ids[row, len(window) + 1] = self.cls, self.sep
+            ids[row, 1 : len(window) + 1] = window
+            starts[row, 1 : len(window) + 1] = begins
+        whole = torch.from_numpy(ids)
+        places = np.broadcast_to(np.arange(self.length), ids.shape) if self.masking == "token" else starts.cumsum(1)
+        units = torch.from_numpy(np.array(places, dtype=np.int64))
+        return whole, units.masked_fill(torch.isin(whole, self.special), -1)
+
+    def _shift(self, epoch: int) -> int:
+        room = len(self.tokens) - len(self) * self.window
+        if self.part == "test" or room <= 0:
+            return 0
+        bits = hash_indices(self.seed, epoch, torch.zeros(1, dtype=torch.int64), SHIFT)
+        return int(bits[0] % np.uint64(min(room + 1, self.window)))
+
+
+def _id(tokenizer: "PreTrainedTokenizerFast", name: str) -> int:
+    value = getattr(tokenizer, name)
+    if not isinstance(value, int):
+        raise UserError(f"the tokenizer has no {name.removesuffix('_token_id').upper()} token; train one by tokenmix")
+    return value
+
+
+def mask_tokens(
+    ids: Tensor,
+    units: Tensor,
+    *,
+    share: float,
+    mask_id: int,
+    ordinary: Tensor,
+    seed: int,
+    epoch: int,
+    indices: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Inputs and labels of masked language modelling.
+
+    Each unit, a token or a word, is chosen with probability `share`. Of the tokens of chosen units 80 % become the
+    mask, 10 % an ordinary token drawn evenly, and 10 % stay; labels are the ids at chosen places and -100 elsewhere.
+
+    Paper: Devlin et al., "BERT", arXiv:1810.04805, section 3.1. Shapes: ids and units int64 (B, N), units -1 where a
+    place is never chosen; ordinary (V,); indices (B,). BERT hides exactly 15 % of a sequence, here it is so on average.
+    """
+    batch, tokens = ids.shape
+    rows = hash_indices(seed, epoch, indices, SEQUENCE)[:, None]
+    chosen = (_uniform(seed, epoch, rows, units.numpy(), CHOICE) < share) & (units >= 0).numpy()
+    places = np.broadcast_to(np.arange(tokens), (batch, tokens))
+    action = _uniform(seed, epoch, rows, places, ACTION)
+    drawn = (_uniform(seed, epoch, rows, places, RANDOM) * len(ordinary)).astype(np.int64)
+    picked = torch.from_numpy(chosen)
+    labels = torch.where(picked, ids, IGNORED)
+    inputs = torch.where(picked & torch.from_numpy(action < 0.8), mask_id, ids)
+    return torch.where(picked & torch.from_numpy(action >= 0.9), ordinary[torch.from_numpy(drawn)], inputs), labels
+
+
+def _uniform(seed: int, epoch: int, rows: np.ndarray, places: np.ndarray, purpose: int) -> np.ndarray:
+    """A number in [0, 1) for each (row, place)."""
+    keys = (rows + places.astype(np.uint64)).astype(np.int64)
+    bits = hash_indices(seed, epoch, torch.from_numpy(keys), purpose)
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
