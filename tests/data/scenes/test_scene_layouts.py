@@ -348,7 +348,7 @@ def test_masks_that_do_not_decode(coco: Path, segmentation: Any, message: str):
         ({"annotations": []}, "nothing to learn from"),
         ({"annotations": None}, "no list of annotations"),
         ({"annotations": [{"id": 1}]}, "entry 0 of annotations, has no image_id"),
-        ({"annotations": [{"id": 1, "image_id": 9, "category_id": 1, "bbox": [0, 0, 1, 1]}]}, "of image 9"),
+        ({"annotations": [{"id": 1, "image_id": 9, "category_id": 1, "bbox": [0, 0, 1, 1]}]}, "belongs to image 9"),
         ({"annotations": [{"id": 1, "image_id": 1, "category_id": 2, "bbox": [0, 0, 1, 1]}]}, "category 2"),
         ({"annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 1]}]}, "has the box"),
         ({"categories": [{"id": 1, "name": "person"}]}, "category 90"),
@@ -438,8 +438,8 @@ BOX = [1, 1, 50, 1, 50, 50, 1, 50]
     [
         ([3e9, 1, 50, 1, 50, 50], "far outside"), ([-3e9, 1, 50, 1, 50, 50], "far outside"),
         ([10**400, 1, 50, 1, 50, 50], "far outside"), ([float("nan"), *BOX[1:]], "far outside"),
-        ([float("inf"), *BOX[1:]], "far outside"), ([0, 0, 99, 119] * 1000, "winds more"), ("12345678", "no list"),
-        ([None] * 8, "no list"), (BOX[:4], "three or more corners"), (BOX[:7], "three or more corners"),
+        ([float("inf"), *BOX[1:]], "far outside"), ([0, 0, 99, 119] * 1000, "winds more"), ("12345678", "not a list"),
+        ([None] * 8, "not a list"), (BOX[:4], "three or more corners"), (BOX[:7], "three or more corners"),
     ],
 )  # fmt: skip
 def test_outlines_that_pycocotools_does_not_survive(polygon: object, message: str):

@@ -236,7 +236,7 @@ def test_bad_squad(tmp_path: Path, tokenizer: Any):
     with pytest.raises(UserError, match="has not SQuAD's layout"):
         load_questions(spec)
     (tmp_path / "train-v2.0.json").write_text('{"data": [\n')
-    with pytest.raises(UserError, match=r"no JSON .*line 2"):
+    with pytest.raises(UserError, match=r"not JSON .*line 2"):
         load_questions(spec)
     with pytest.raises(UserError, match="must be more than the stride"):
         EncodedQuestions([], tokenizer, max_length=64, stride=60)
