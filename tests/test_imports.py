@@ -32,6 +32,7 @@ BELOW = {
 }
 BELOW["tasks"] = BELOW["train"] | {"train"}
 BELOW["text"] = {"errors", "tasks"}
+BELOW["register"] = {"models", "text"}
 # The tools work on run folders of any task.
 BELOW["cpu"] = BELOW["swap"] = BELOW["inspect"] = BELOW["cost"] = BELOW["tasks"] | {"tasks"}
 # A comparison's report shows the maps of every run and what each costs.

@@ -207,15 +207,25 @@ class Inspect:
 
 @dataclass(frozen=True)
 class Export:
-    """Write a run's model for another runtime, and check that it gives the same outputs."""
+    """Write a run's model for another runtime or for the hub, and check that it gives the same outputs there."""
 
     run_folder: Positional[Path]
-    format: Literal["onnx", "torch-export"] = "onnx"
+    format: Literal["onnx", "torch-export", "hub"] = "onnx"
+    """hub: a folder in the form of timm or transformers, with a model card."""
     out: Path | None = None
-    """File to write; model.onnx or model.pt2 in the run folder if not given."""
+    """File or folder to write; model.onnx, model.pt2 or hub in the run folder if not given."""
+    push: str | None = None
+    """With --format hub: upload the folder to this repository of the Hugging Face hub, OWNER/NAME."""
 
     def run(self) -> int:
         read_config(self.run_folder)
+        if self.format == "hub":
+            from tokenmix.train.hub import export_to_hub
+
+            print(export_to_hub(self.run_folder, self.out, self.push))
+            return 0
+        if self.push is not None:
+            raise UserError(f"--push {self.push} goes with --format hub, got --format {self.format}")
         from tokenmix.train.export import TOLERANCE, export
 
         out = export(self.run_folder, self.format, self.out)

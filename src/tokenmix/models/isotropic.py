@@ -316,7 +316,8 @@ class IsotropicNet(Classifier):
 
     def no_weight_decay(self) -> set[str]:
         """Parameters that weight decay leaves alone."""
-        return {"pos_embed", "cls_token"}
+        names = ("pos_embed", "cls_token")
+        return {name for name in names if isinstance(getattr(self, name, None), nn.Parameter)}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Which parameters lie at one depth, for layer-wise learning rates: stem and positions, each block, the rest.

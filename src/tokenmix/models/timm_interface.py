@@ -47,7 +47,8 @@ class Classifier(nn.Module):
             self.global_pool = self.checked_pool(global_pool)
         weight = next(self.parameters())
         self.num_classes = num_classes
-        self.head = make_head(self.num_features, num_classes, device=weight.device, dtype=weight.dtype)
+        head = make_head(self.num_features, num_classes, device=weight.device, dtype=weight.dtype)
+        self.head = head.train(self.training)
 
     def checked_pool(self, pool: str) -> str:
         """The pooling, or a `UserError` if it is none of `pools`."""

@@ -1,6 +1,7 @@
-"""What the programs (`info`, `compare`, `inspect`, `cost`) ask of a task about its models."""
+"""What the programs (`info`, `compare`, `inspect`, `cost`, `export`) ask of a task about its models."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -10,6 +11,23 @@ from torch import Tensor, nn
 from tokenmix.errors import UserError
 from tokenmix.models.registry import create_on_meta
 from tokenmix.registry import MODELS
+
+
+@dataclass(frozen=True)
+class HubForm:
+    """How models of a task lie on the hub.
+
+    Attributes:
+        library: that loads them, by the hub's name, which is one of its tags.
+        pipeline: what they do, by the hub's name.
+        extra: of tokenmix, which brings what loading needs.
+        code: Python that loads one from `{repo}`.
+    """
+
+    library: str
+    pipeline: str
+    extra: str
+    code: str
 
 
 class View(NamedTuple):
@@ -28,11 +46,13 @@ class ProgramHooks:
         comparison: None if `compare` can put mixers into models of this task: they have `blocks` and tell their
             `mixer_name`. Else how variants are trained one by one, as options of `tokenmix train TASK`.
         has_example_input: `cost` measures models of this task over sizes, on what `example_input` makes.
+        hub: how `save_for_hub` leaves its models; None if no library of the hub loads them.
     """
 
     looks_at: ClassVar[Literal["images", "text", "nothing"]] = "nothing"
     comparison: ClassVar[str | None] = "--model NAME, then another"
     has_example_input: ClassVar[bool] = False
+    hub: ClassVar[HubForm | None] = None
 
     @classmethod
     def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,6 +82,13 @@ class ProgramHooks:
     def name_prediction(cls, model: nn.Module, inputs: Tensor, data: Mapping[str, Any]) -> dict[str, Any] | None:
         """The model's answer to what `view` made, in names; None if it has none that fits a line."""
         return None
+
+    def save_for_hub(self, folder: Path) -> nn.Module:
+        """Write the model into a folder in the form `hub`, and return what its library loads from there.
+
+        The module that is returned is called as the task's `answering()` is.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has a form on the hub and no save_for_hub")
 
 
 def model_summary(name: str, model: nn.Module) -> dict[str, Any]:

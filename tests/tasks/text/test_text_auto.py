@@ -13,6 +13,7 @@ FIND = "print(type(AutoModelForSequenceClassification.from_pretrained(sys.argv[1
 AUTO = "from transformers import AutoModelForSequenceClassification"
 ORDERS = {
     "theirs first": f"{AUTO}\nimport tokenmix.text",
+    "registered": f"import tokenmix.register, timm\n{AUTO}\nassert timm.is_model('gmlp_nano')",
     "ours first": f"import tokenmix.text\nfrom transformers import BertModel\n{AUTO}",
 }
 

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -119,7 +120,7 @@ def _plain(image: Image.Image, channels: int) -> Image.Image:
     mode = "L" if grey and (channels == 1 or not clear) else "RGB"
     if image.mode == mode and not clear:
         return image
-    high = image.getextrema()[1] if image.mode == "F" else 0
+    high: Any = image.getextrema()[1] if image.mode == "F" else 0
     whole, rows = Image.new(mode, image.size), max(1, PART_PIXELS // image.width)
     for top in range(0, image.height, rows):
         part = image.crop((0, top, image.width, min(top + rows, image.height)))

@@ -8,6 +8,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from timm.data.mixup import Mixup
+from timm.models import save_for_hf
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
@@ -28,13 +29,26 @@ from tokenmix.tasks.images import image_data, image_view
 from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.metrics import CrossEntropy
-from tokenmix.train.programs import View
+from tokenmix.train.programs import HubForm, View
 from tokenmix.train.task import TaskModule
 from tokenmix.train.task_data import IndexedData, check_names
 
 __all__ = ["ImageClassification"]
 
 CONFUSION_CLASSES = 200
+HUB = HubForm(
+    "timm",
+    "image-classification",
+    "vision",
+    """\
+import timm
+import tokenmix.register
+
+model = timm.create_model("hf-hub:{repo}", pretrained=True).eval()
+transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+logits = model(transform(image)[None])  # of a PIL image: RGB, or L for a model of one channel
+classes = model.pretrained_cfg["label_names"]""",
+)
 FROM_DATA = {"num_classes": "--data", "in_chans": "--data", "img_size": "--img-size"}
 
 
@@ -48,6 +62,7 @@ class ImageClassification(TaskModule):
     headline: ClassVar[str] = "accuracy"
     direction: ClassVar[Literal["max", "min"]] = "max"
     tables: ClassVar[frozenset[str]] = frozenset({"confusion"})
+    hub: ClassVar[HubForm | None] = HUB
     options: ClassificationOptions
     looks_at: ClassVar[Literal["images", "text", "nothing"]] = "images"
     comparison: ClassVar[str | None] = None
@@ -189,6 +204,15 @@ class ImageClassification(TaskModule):
     def example(self) -> dict[str, Tensor]:
         """Two images of noise."""
         return {"images": torch.randn(2, self.data["channels"], *self.data["img_size"])}
+
+    def save_for_hub(self, folder: Path) -> nn.Module:
+        """In timm's form: config.json with the data's classes, mean and std, and model.safetensors."""
+        prepared = {"mean": self.data["mean"], "std": self.data["std"], "crop_pct": self.data.get("crop_pct", 1.0)}
+        save_for_hf(
+            self.model, str(folder), safe_serialization=True, model_config={"label_names": self.classes},
+            data_config={**prepared, "interpolation": "bicubic"},
+        )  # fmt: skip
+        return timm.create_model(f"local-dir:{folder}", pretrained=True)
 
     @torch.no_grad()
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:

@@ -193,7 +193,7 @@ def _augment(config: TrainConfig, options: ObjectOptions, data: SceneData) -> Ob
         return None
     crop = data.crop if options.crop is None else (options.crop, options.crop)
     return ObjectAugment(
-        config.loop.seed, crop=crop if options.crop != 0 else None, scales=options.scales, flip=options.flip,
+        seed=config.loop.seed, crop=crop if options.crop != 0 else None, scales=options.scales, flip=options.flip,
         color_jitter=options.color_jitter, fill=data.mean,
     )  # fmt: skip
 

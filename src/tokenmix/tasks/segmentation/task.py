@@ -45,8 +45,8 @@ class PixelData(IndexedData):
         crop = both_sides(options.crop) if options.crop else data.crop
         still = options.augment == "none"
         augment = PixelAugment(
-            config.loop.seed, crop, data.ignore, options.train_scales, flip=0.0 if still else 0.5,
-            color_jitter=options.color_jitter, fill=data.mean,
+            seed=config.loop.seed, crop=crop, ignore=data.ignore, scales=options.train_scales,
+            flip=0.0 if still else 0.5, color_jitter=options.color_jitter, fill=data.mean,
         )  # fmt: skip
         self.test_batch = options.test_batch
         size = crop or tuple(PixelSamples(data, data.train).read(torch.tensor([0]), 0)["image"].shape[2:])

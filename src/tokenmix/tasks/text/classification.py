@@ -19,9 +19,10 @@ from tokenmix.errors import UserError
 from tokenmix.tasks.text.data.labelled import load_labelled
 from tokenmix.tasks.text.data.sequences import EncodedText
 from tokenmix.tasks.text.models.heads import GMLPForSequenceClassification
-from tokenmix.tasks.text.task import Sentence, TextData, TextTask, inputs_of, read_sentences, tokenizer_for
+from tokenmix.tasks.text.task import Sentence, TextData, TextTask, hub_form, inputs_of, read_sentences, tokenizer_for
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.metrics import CrossEntropy, PositiveF1
+from tokenmix.train.programs import HubForm
 from tokenmix.train.task_data import check_names
 
 __all__ = ["TextClassification"]
@@ -38,6 +39,7 @@ class TextClassification(TextTask):
     headline: ClassVar[str] = "accuracy"
     direction: ClassVar[Literal["max", "min"]] = "max"
     tables: ClassVar[frozenset[str]] = frozenset({"confusion"})
+    hub: ClassVar[HubForm | None] = hub_form("text-classification", "AutoModelForSequenceClassification")
     network: ClassVar[type[Any]] = GMLPForSequenceClassification
 
     def __init__(self, model: Any, config: TrainConfig, data: Mapping[str, Any]) -> None:

@@ -14,9 +14,10 @@ from tokenmix.data.split import validation_size
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data import PackedText, load_text, tokenized
 from tokenmix.tasks.text.models.heads import GMLPForMaskedLM
-from tokenmix.tasks.text.task import Sentence, TextData, TextTask, inputs_of, read_sentences, tokenizer_for
+from tokenmix.tasks.text.task import Sentence, TextData, TextTask, hub_form, inputs_of, read_sentences, tokenizer_for
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.metrics import CrossEntropy, Perplexity
+from tokenmix.train.programs import HubForm
 
 __all__ = ["MaskedLM"]
 
@@ -32,6 +33,7 @@ class MaskedLM(TextTask):
 
     headline: ClassVar[str] = "perplexity"
     direction: ClassVar[Literal["max", "min"]] = "min"
+    hub: ClassVar[HubForm | None] = hub_form("fill-mask", "AutoModelForMaskedLM")
     network: ClassVar[type[Any]] = GMLPForMaskedLM
     fields: ClassVar[Mapping[str, Any]] = {"predict": "labelled"}
 

@@ -14,8 +14,9 @@ from tokenmix.data.split import hold_out
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data.questions import EncodedQuestions, Question, WholeQuestions, load_questions, read_squad
 from tokenmix.tasks.text.models.heads import GMLPForQuestionAnswering
-from tokenmix.tasks.text.task import Sentence, TextData, TextTask, inputs_of, read_sentences, tokenizer_for
+from tokenmix.tasks.text.task import Sentence, TextData, TextTask, hub_form, inputs_of, read_sentences, tokenizer_for
 from tokenmix.train.config import TrainConfig
+from tokenmix.train.programs import HubForm
 
 __all__ = ["QuestionAnswering", "Span", "SpanAgreement", "best_span"]
 
@@ -49,6 +50,7 @@ class QuestionAnswering(TextTask):
 
     headline: ClassVar[str] = "f1"
     direction: ClassVar[Literal["max", "min"]] = "max"
+    hub: ClassVar[HubForm | None] = hub_form("question-answering", "AutoModelForQuestionAnswering")
     network: ClassVar[type[Any]] = GMLPForQuestionAnswering
 
     @classmethod

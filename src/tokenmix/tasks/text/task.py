@@ -16,6 +16,7 @@ from tokenmix.tasks.text.models.builder import create_config, describe
 from tokenmix.tasks.text.pretrained_weights import initial_text_weights
 from tokenmix.tasks.text.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from tokenmix.train.config import TrainConfig
+from tokenmix.train.programs import HubForm
 from tokenmix.train.sources import TOKENIZER
 from tokenmix.train.task import TaskModule
 from tokenmix.train.task_data import IndexedData
@@ -23,7 +24,16 @@ from tokenmix.train.task_data import IndexedData
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["Answering", "Sentence", "TextData", "TextTask", "inputs_of", "read_sentences", "tokenizer_for"]
+__all__ = [
+    "Answering",
+    "Sentence",
+    "TextData",
+    "TextTask",
+    "hub_form",
+    "inputs_of",
+    "read_sentences",
+    "tokenizer_for",
+]
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "labels", "start_positions", "end_positions")
 FROM_DATA = {
@@ -32,6 +42,16 @@ FROM_DATA = {
     "max_position_embeddings": "--seq-len",
     "num_labels": "--data",
 }
+
+
+def hub_form(pipeline: str, auto: str) -> HubForm:
+    """A model that transformers' automatic class `auto` loads, with its tokenizer."""
+    code = (
+        f"import tokenmix.register\nfrom transformers import {auto}, AutoTokenizer\n\n"
+        f'tokenizer = AutoTokenizer.from_pretrained("{{repo}}")\nmodel = {auto}.from_pretrained("{{repo}}")\n'
+        'outputs = model(**tokenizer("a text", return_tensors="pt"))'
+    )
+    return HubForm("transformers", pipeline, "text", code)
 
 
 class Answering(nn.Module):
@@ -160,6 +180,13 @@ class TextTask(TaskModule):
     def answering(self) -> nn.Module:
         """The model with its logits as the one answer."""
         return Answering(self.model)
+
+    def save_for_hub(self, folder: Path) -> nn.Module:
+        """In transformers' form, with the tokenizer; logits are those of all positions, also with labels."""
+        self.model.config.predict = "all"  # type: ignore[union-attr]
+        self.model.save_pretrained(folder)  # type: ignore[operator]
+        self.tokenizer().save_pretrained(folder)
+        return Answering(self.network.from_pretrained(folder))
 
     def tokenizer(self) -> "PreTrainedTokenizerFast":
         """The tokenizer that the run folder keeps."""

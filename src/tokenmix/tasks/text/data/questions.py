@@ -123,6 +123,7 @@ def load_hub(request: DataRequest) -> Corpus | LabelledData | QuestionData:
         [
             _checked(where, Question(row["id"], row["question"], row["context"], _pairs(row["answers"])))
             for where, row in part()
+            if isinstance(row, dict)
         ]
         for part in table.parts
     )

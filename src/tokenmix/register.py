@@ -1,0 +1,11 @@
+"""Importing this registers our models with timm, and with transformers if that is installed.
+
+For programs that take the name of a module to import: timm's `train.py --device-modules tokenmix.register`.
+"""
+
+from importlib.util import find_spec
+
+import tokenmix.models
+
+if find_spec("transformers"):
+    import tokenmix.text  # noqa: F401

@@ -1,0 +1,169 @@
+"""A run's model in the form that the libraries of the Hugging Face hub load, with a model card of what was measured."""
+
+import math
+import shlex
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tokenmix.errors import UserError
+from tokenmix.train.files import make_folder, read_json
+from tokenmix.train.programs import HubForm
+
+if TYPE_CHECKING:
+    from tokenmix.train.task import TaskModule
+
+# In the card of a folder whose repository is not known yet.
+REPOSITORY = "OWNER/NAME"
+CARD = """\
+{header}
+# {title}
+
+{about}
+
+{results}
+
+Made by
+
+```console
+{command}
+```
+
+with tokenmix {tokenmix} (commit {commit}), PyTorch {torch}, seed {seed}, in {seconds:,.0f} s of training on {machine}.
+
+## Use
+
+`pip install 'tokenmix[{extra}]'`
+
+```python
+{code}
+```
+"""
+
+
+def export_to_hub(run: Path, out: Path | None = None, push: str | None = None) -> str:
+    """Write config.json, model.safetensors, what else its library needs, and a model card; upload them if asked to.
+
+    The model is loaded again by that library, and its outputs compared with those of the run's own model.
+
+    Args:
+        run: the folder of a finished run.
+        out: folder to write; `hub` in the run folder if not given.
+        push: repository on the hub, `OWNER/NAME`, which is made if there is none.
+
+    Returns:
+        The folder, or the address of the repository.
+
+    Raises:
+        UserError: a task whose models no library of the hub loads, a run that has not finished, a folder that is not
+            empty, a model that is loaded as another, or an upload that failed.
+    """
+    from tokenmix.train.run import load_task
+
+    task, _, _ = load_task(run)
+    form = task.hub
+    if form is None:
+        raise UserError(
+            f"no library of the hub loads a model of {task.config.task}; upload the run folder itself: hf upload "
+            f"{push or REPOSITORY} {run} --exclude 'checkpoints/*'; tokenmix predict takes what hf download leaves"
+        )
+    if not (run / "result.json").is_file():
+        raise UserError(f"{run} has not finished, and a model card states results; tokenmix train --resume {run}")
+    out = out or run / "hub"
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists and is not empty; remove it, or give another folder with --out")
+    make_folder(out.parent)
+    beside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
+    try:
+        _check(task, task.save_for_hub(beside))
+        (beside / "README.md").write_text(_card(task, form, read_json(run / "result.json"), _command(run), push))
+        beside.chmod(0o755)
+        beside.replace(out)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return str(out) if push is None else _upload(out, push)
+
+
+@torch.no_grad()
+def _check(task: "TaskModule", loaded: torch.nn.Module) -> None:
+    example = task.example().values()
+    error = (loaded.eval()(*example) - task.answering().eval().cpu()(*example)).abs().max().item()
+    if not error <= 1e-4:
+        raise UserError(
+            f"{task.config.model.model} as loaded from the written folder differs from the run's by {error:.1e}; "
+            "the library has no form for this model"
+        )
+
+
+def _command(run: Path) -> str:
+    """The command line of the run, as it was typed."""
+    program, *words = read_json(run / "config.json")["command"]
+    return shlex.join([Path(program).name, *words])
+
+
+def _card(task: "TaskModule", form: HubForm, result: Mapping[str, Any], command: str, repo: str | None) -> str:
+    data, name, measured = task.data, result["data"], result["environment"]
+    unit = next(key.removesuffix("_per_second") for key in result if key.endswith("_per_second"))
+    numbers = {key: result["metrics"][key] for key in task.numbers()}
+    rows = "".join(f"| {key} | {value:.4g} |\n" for key, value in numbers.items())
+    return CARD.format(
+        header=_header(form, result, numbers, repo),
+        title=result["model"],
+        about=(
+            f"`{result['model']}` of tokenmix for {result['task']}: {result['parameters']:,} parameters, trained on "
+            f"{data['train']:,} {unit} of `{name}` for {result['epochs']} epochs."
+        ),
+        results=(
+            f"Measured on {data['test']:,} held-out {unit} of `{name}`, after epoch {result['best_epoch']}, the best "
+            f"by {task.headline} on the same {unit}:\n\n| | |\n|---|---:|\n{rows}"
+        ).rstrip(),
+        command=command,
+        tokenmix=measured["versions"].get("tokenmix"),
+        torch=measured["versions"].get("torch"),
+        commit=measured.get("commit") or "not known",
+        seed=result["seed"],
+        seconds=result["seconds"],
+        machine=", ".join(measured["gpus"]) or measured["cpu"],
+        extra=form.extra,
+        code=form.code.format(repo=repo or REPOSITORY),
+    )
+
+
+def _header(form: HubForm, result: Mapping[str, Any], numbers: Mapping[str, float], repo: str | None) -> str:
+    """The card's metadata, in which the hub looks for library, task and results."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    results = [
+        EvalResult(
+            task_type=form.pipeline, dataset_type=result["data"], dataset_name=result["data"], dataset_split="test",
+            metric_type=key, metric_value=value,
+        )
+        for key, value in numbers.items()
+        if math.isfinite(value)
+    ]  # fmt: skip
+    card = ModelCardData(
+        library_name=form.library, pipeline_tag=form.pipeline, tags=["tokenmix", form.library],
+        model_name=(repo or result["model"]).rpartition("/")[2], eval_results=results or None,
+    )  # fmt: skip
+    return f"---\n{card.to_yaml()}\n---"
+
+
+def _upload(folder: Path, repo: str) -> str:
+    from huggingface_hub import HfApi
+
+    api = HfApi(library_name="tokenmix")
+    try:
+        address = api.create_repo(repo, exist_ok=True)
+        api.upload_folder(repo_id=address.repo_id, folder_path=folder, commit_message="Model by tokenmix export")
+    except Exception as error:
+        # Of the hub, of HTTP, of the network: they have no common class.
+        text = " ".join(str(error).split())
+        raise UserError(
+            f"{folder} is written and could not be uploaded to {repo} ({type(error).__name__}: {text}); give "
+            f"OWNER/NAME, log in with hf auth login, and upload it: hf upload {repo} {folder}"
+        ) from error
+    return str(address)
