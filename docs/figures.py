@@ -1,6 +1,6 @@
 """The pictures of the documentation, made by our own layers: `python docs/figures.py [NAME ...] [--weights FOLDER]`.
 
-Each function draws one file of docs/images. The small networks behind some of them are trained by trained.py.
+Each function draws one file of docs/images. The small networks after some of them are trained by trained.py.
 """
 
 import argparse
@@ -235,7 +235,7 @@ def offset_cost(trained: Trained) -> Figure:
     figure, axes = plt.subplots(figsize=(4.6, 2.7), layout="constrained")
     points, dim = [2**i for i in range(8, 17)], 256
     offset, external = OffsetAttention(dim, device="meta"), ExternalAttention(dim, num_slots=64, device="meta")
-    # Behind external attention stands the same linear layer, D^2 a point.
+    # After external attention stands the same linear layer, D^2 a point.
     for name, color, macs in (
         ("offset attention", GREY, [offset.macs(n) / n for n in points]),
         ("external attention, S = 64", BLUE, [external.macs(n) / n + dim**2 for n in points]),

@@ -1,75 +1,26 @@
-"""The reference page from docstrings: in api.md a line `::: tokenmix.module.name` becomes signature and docstring."""
+"""What the site has beyond docs/*.md: the repository's own documents, and the notebooks with their outputs."""
 
-import importlib
-import inspect
-import re
-from typing import Any
+from pathlib import Path
 
-__all__ = ["docstring_to_markdown", "on_page_markdown", "reference"]
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from nbconvert import MarkdownExporter
 
-LISTS = ("Args", "Attributes")
-SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Shape|Shapes|Paper|Papers|Cost):\s*(.*)$")
-ITEM = re.compile(r"^(\*{0,2}\w[\w, *]*): (.*)$")
+__all__ = ["on_files"]
 
-
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """mkdocs calls this for each page."""
-    return re.sub(r"^::: ([\w.]+)$", lambda match: reference(match[1]), markdown, flags=re.MULTILINE)
+DOCUMENTS = ("CHANGELOG.md", "CONTRIBUTING.md", "DESIGN.md", "LOG.md", "SECURITY.md")
 
 
-def reference(path: str) -> str:
-    """Heading, signature and docstring of one public name."""
-    module, _, name = path.rpartition(".")
-    thing = getattr(importlib.import_module(module), name)
-    about = docstring_to_markdown(inspect.getdoc(thing) or "")
-    return f"### {name}\n\n```text\n{_signature(name, thing)}\n```\n\n{about}\n"
-
-
-def _signature(name: str, thing: Any) -> str:
-    try:
-        signature = str(inspect.signature(thing))
-    except (TypeError, ValueError):
-        return name
-    signature = re.sub(r"\b(?:torch|collections\.abc|typing|pathlib|tokenmix(?:\.\w+)+)\.(?=[A-Za-z])", "", signature)
-    line = name + signature.removesuffix(" -> None")
-    return line if len(line) <= 100 else _one_argument_a_line(line)
-
-
-def _one_argument_a_line(line: str) -> str:
-    """Breaks a long signature behind the commas that lie in its outermost brackets."""
-    depth, out = 0, []
-    for i, character in enumerate(line):
-        depth += (character in "([{") - (character in ")]}")
-        if depth == 0 and character == ")":
-            out.append("\n)" + line[i + 1 :])
-            break
-        out.append(character)
-        if depth == 1 and (character == "(" or (character == "," and line[i + 1] == " ")):
-            out.append("\n   ")
-    return re.sub(r"\(\n   (?=\w|\*)", "(\n    ", "".join(out))
-
-
-def docstring_to_markdown(text: str) -> str:
-    """Sections become bold headings, their arguments a list; everything else is Markdown already."""
-    out: list[str] = []
-    section = ""
-    for line in text.splitlines():
-        heading = SECTION.match(line)
-        if heading:
-            # With text behind it, it opens a paragraph that goes on in the next lines; else a list follows.
-            section = "" if heading[2] else heading[1]
-            out += ["", f"**{heading[1]}.** {heading[2]}".rstrip(), *([""] if section else [])]
-        elif section and line.startswith("    "):
-            out.append(_in_section(section, line[4:]))
-        else:
-            section = section if not line.strip() else ""
-            out.append(line)
-    return "\n".join(out)
-
-
-def _in_section(section: str, line: str) -> str:
-    item = ITEM.match(line)
-    if item and (section in LISTS or section == "Raises"):
-        names = ", ".join(f"`{name.strip()}`" for name in item[1].split(","))
-        return f"- {names}: {item[2]}"
-    return f"  {line.strip()}" if section in LISTS else line.strip()
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """mkdocs calls this with the files of docs/."""
+    root = Path(config.config_file_path).parent
+    for name in DOCUMENTS:
+        files.append(File.generated(config, name, content=(root / name).read_text().replace("](docs/", "](")))
+    for notebook in sorted((root / "docs/notebooks").glob("*.ipynb")):
+        page, resources = MarkdownExporter().from_filename(
+            str(notebook), resources={"unique_key": notebook.stem, "output_files_dir": f"{notebook.stem}_files"}
+        )
+        files.append(File.generated(config, f"notebooks/{notebook.stem}.md", content=page))
+        for name, content in resources["outputs"].items():
+            files.append(File.generated(config, f"notebooks/{name}", content=content))
+    return files

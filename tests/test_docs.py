@@ -1,11 +1,13 @@
 """The documentation is true: its code runs, its commands exist, its links lead somewhere, the site builds offline."""
 
+import importlib
 import inspect
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from test_public_names import NAMES as PUBLIC
 from tokenmix import cli, layers
 from tokenmix.cli import runs
 from tokenmix.errors import UserError
@@ -22,8 +25,10 @@ from tokenmix.train import sources
 from tokenmix.train.sources import make_config
 
 ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs"
+DOCS, SRC = ROOT / "docs", ROOT / "src"
 PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")])
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
+HOME = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
 MECHANISMS = sorted(p for p in (DOCS / "mechanisms").glob("*.md") if p.stem != "index")
 NO_MECHANISM = {"__init__", "base", "masked_norm", "memory", "table"}
 SECTIONS = [
@@ -114,10 +119,14 @@ def misuse(words: list[str]) -> str:
 def test_links_lead_somewhere(page):
     text = FENCE.sub("", page.read_text())
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if re.match(r"[a-z]+:", target):
+        # Our own address stands for a file of this checkout; it is written out where a package index shows the page.
+        own = re.fullmatch(rf"{HOME}/(?:blob|tree)/main/(.+)", target)
+        if re.match(r"[a-z]+:", target) and own is None:
             continue
-        path, _, anchor = target.partition("#")
-        file = (page.parent / path).resolve() if path else page
+        path, _, anchor = (own[1] if own else target).partition("#")
+        file = ((ROOT if own else page.parent) / path).resolve() if path else page
+        if re.fullmatch(r"notebooks/\w+\.md", path) and file.stem != "index":
+            file = file.with_suffix(".ipynb")
         assert file.exists(), f"{page}: {target}"
         if anchor:
             assert anchor in anchors(file), f"{page}: {target}"
@@ -192,15 +201,54 @@ def test_site_needs_no_network(site):
         assert not [url for url in loaded if "canonical" not in url], page
 
 
-def test_reference_is_complete(site):
-    """Every public layer and op has its entry, and no directive is left over."""
-    page = (site / "api.html").read_text()
-    assert ":::" not in page
-    source = (DOCS / "api.md").read_text()
-    for package in ("layers", "ops"):
-        public = set(__import__(f"tokenmix.{package}", fromlist=["__all__"]).__all__) - {"MIXERS"}
-        documented = set(re.findall(rf"^::: tokenmix\.{package}\.(\w+)$", source, re.MULTILINE))
-        assert documented == public
+@pytest.mark.slow
+def test_pages_have_titles_of_their_own_and_notebooks_their_outputs(site):
+    titles = [re.search(r"<title>(.*?)</title>", page.read_text())[1] for page in site.rglob("*.html")]
+    assert len(titles) == len(set(titles))
+    for notebook in NOTEBOOKS:
+        page = (site / "notebooks" / f"{notebook.stem}.html").read_text()
+        assert "language-python" in page
+        assert "_files/" in page or notebook.stem == "compare"
+    assert (site / "search" / "search_index.js").is_file()
+
+
+def test_reference_is_complete():
+    """Every public name has its entry, and every layer and op an example in front of the next entry."""
+    source = "".join(page.read_text() for page in sorted((DOCS / "api").glob("*.md")))
+    entries = re.split(r"^::: ([\w.]+)$", source, flags=re.MULTILINE)[1:]
+    documented = dict(zip(entries[::2], entries[1::2], strict=True))
+    for module in PUBLIC:
+        names = set(importlib.import_module(module).__all__) - {"__version__"}
+        if module == "tokenmix":
+            assert {n for n in names if f"`tokenmix.{n}`" not in source and f"`{n}`" not in source} == set()
+            continue
+        # Where a module has the name of its function, the entry names both: tokenmix.ops.attention.attention.
+        shorter = {re.sub(r"\.(\w+)\.\1$", r".\1", entry) for entry in documented}
+        assert {name for name in names if f"{module}.{name}" not in shorter} == set(), module
+        assert not [entry for entry in documented if (SRC / f"{entry.replace('.', '/')}.py").is_file()], "a module"
+    examples = {name for name, text in documented.items() if "```python" in text}
+    for module in ("tokenmix.layers", "tokenmix.ops"):
+        home = importlib.import_module(module)
+        wanted = {n for n in home.__all__ if inspect.isfunction(getattr(home, n)) or is_layer(getattr(home, n))}
+        shown = "".join(text for name, text in documented.items() if name.startswith(module))
+        assert {n for n in wanted if f"{module}.{n}" not in examples and f"{n}(" not in shown} == set()
+
+
+def is_layer(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, torch.nn.Module) and value is not layers.Mixer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs(notebook, tmp_path, monkeypatch):
+    """From top to bottom in an empty folder; what is stored has outputs and no error either."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
+    stored = nbformat.read(notebook, as_version=4)
+    outputs = [output for cell in stored.cells for output in cell.get("outputs", [])]
+    assert outputs
+    assert not [output for output in outputs if output.output_type == "error"]
+    nbclient.NotebookClient(stored, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
 
 
 def test_model_table_is_counted():

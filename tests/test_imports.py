@@ -137,7 +137,7 @@ def test_imports_run_one_way() -> None:
         allowed = BELOW[part] | {part, None, "__version__", "UserError"}
         imports = _imports(ast.parse(file.read_text()))
         wrong += [f"{file}:{line}: {part} imports {n}" for n, line in imports if _own_parts(n) not in allowed]
-    assert not wrong, "imports of what stands above or beside"
+    assert not wrong, "imports of what stands above or next to"
 
 
 def test_a_domain_imports_no_other_domain() -> None:

@@ -62,8 +62,9 @@ def test_the_task_answers_for_the_programs(capsys, tmp_path) -> None:
     assert "--model toy_line --model-kwargs bias=yes, then no" in refused(
         capsys, *TASK, "compare", "--task", "brightness"
     )
-    assert "toy_line is of brightness; inspect shows" in refused(
-        capsys, *TASK, "inspect", "toy_line", "x.png", "--out", str(tmp_path / "maps")
+    (tmp_path / "x.png").touch()
+    assert "toy_line is of brightness; inspect works" in refused(
+        capsys, *TASK, "inspect", "toy_line", str(tmp_path / "x.png"), "--out", str(tmp_path / "maps")
     )
     assert "a model of brightness, whose cost is counted by: tokenmix info toy_line" in refused(
         capsys, *TASK, "cost", "toy_line"
@@ -79,7 +80,7 @@ def test_a_task_of_ones_own_trains(capsys, tmp_path) -> None:
     assert json.loads(told(capsys, *TASK, "eval", run, "--json"))["mse"] < 0.5
     (answer,) = json.loads(told(capsys, *TASK, "predict", run, str(row), "--json"))
     assert isinstance(answer["brightness"], float)
-    assert f"{run} is of brightness; inspect shows" in refused(capsys, *TASK, "inspect", run, str(row))
+    assert f"{run} is of brightness; inspect works" in refused(capsys, *TASK, "inspect", run, str(row))
 
 
 def test_a_data_set_of_ones_own_is_listed_and_registered_once(capsys) -> None:

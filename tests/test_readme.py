@@ -1,6 +1,7 @@
 """The two READMEs: short, alike, and in step with the code. Their code, commands and links are tested with the docs."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,27 @@ def text(name: str) -> str:
 
 @pytest.mark.parametrize("name", READMES)
 def test_readme_is_short(name):
-    assert len(text(name).splitlines()) < 200
+    assert len(text(name).splitlines()) <= 120
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_links_of_a_readme_are_absolute(name):
+    """So that a package index shows it whole."""
+    targets = re.findall(r"\]\(([^)\s]+)\)", text(name))
+    assert targets
+    assert not [target for target in targets if not target.startswith("https://")]
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_measured_results_are_the_recipes(name):
+    """The table of results against the file that the recipe wrote: mean IoU and parameters row by row."""
+    rows = [line.split(" | ") for line in text(name).splitlines() if re.search(r"\d ± \d", line)]
+    assert len(rows) == 4
+    made = (ROOT / "recipes/segmentation/segmentation_nano.md").read_text()
+    for _, windows, whole, parameters, macs in rows:
+        assert re.search(rf"\| {windows} \|[^|]*\| {whole} \|[^|]*\| {parameters} \| {macs.strip(' |')} \|", made), (
+            windows
+        )
 
 
 @pytest.mark.parametrize("name", READMES)
@@ -47,7 +68,7 @@ def code(readme: str) -> list[str]:
 
 
 def links(readme: str) -> list[str]:
-    return sorted(set(re.findall(r"\]\(([^)]+)\)", readme)) - set(READMES))
+    return sorted(link for link in set(re.findall(r"\]\(([^)]+)\)", readme)) if "/README" not in link)
 
 
 def formulas(readme: str) -> list[str]:
@@ -85,6 +106,15 @@ def test_version_is_the_newest_of_the_changelog():
     assert newest is not None
     assert newest[1] == tokenmix.__version__
     assert f'version = "{tokenmix.__version__}"' in text("pyproject.toml")
+
+
+def test_the_address_is_the_same_everywhere():
+    home = tomllib.loads(text("pyproject.toml"))["project"]["urls"]["Repository"]
+    assert f"repo_url: {home}\n" in text("mkdocs.yml")
+    assert f'repository-code: "{home}"' in text("CITATION.cff")
+    assert f"version: {tokenmix.__version__}\n" in text("CITATION.cff")
+    for name in READMES:
+        assert {m[1] for m in re.finditer(r"(https://github\.com/\w+/\w+)", text(name))} == {home}
 
 
 def test_licence_is_the_one_declared():

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tokenmix.registry import list_models, list_tasks
     from tokenmix.swap import swap_attention
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _LAZY = {
     "create_mixer": "tokenmix.layers.table",

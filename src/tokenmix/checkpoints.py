@@ -79,7 +79,7 @@ TRANSPOSED = ("value_memory",)
 
 
 def convert(state_dict: Mapping[str, Tensor], source: Source, to: nn.Module) -> dict[str, Tensor]:
-    """Their state dict as ours, checked against a model.
+    """Convert a state dict of another code base to ours, checked against a model.
 
     All keys may have the prefix `module.` of `DataParallel`. BatchNorm's `num_batches_tracked`, which PyTorch before
     0.4.1 did not save, may be missing, and is 0 then.
@@ -109,7 +109,7 @@ def convert(state_dict: Mapping[str, Tensor], source: Source, to: nn.Module) -> 
 
 
 def rename(state_dict: Mapping[str, Tensor], to: nn.Module) -> dict[str, Tensor]:
-    """A whole model's state dict in our layout, be it in ours already, the authors' EAMLP or EANet, or timm's gMLP.
+    """Rename a whole model's state dict to our layout, from the authors' EAMLP or EANet, timm's gMLP, or ours.
 
     Shapes are not checked: image size, classes and channels may be others than those of `to`. See `convert`, `resize`.
     """
@@ -123,10 +123,10 @@ def rename(state_dict: Mapping[str, Tensor], to: nn.Module) -> dict[str, Tensor]
 def resize(
     state_dict: Mapping[str, Tensor], model: Any, *, img_size: int | tuple[int, int] | None = None
 ) -> dict[str, Tensor]:
-    """A state dict in our layout, trained at another image size, for this model at its own.
+    """Adapt a state dict in our layout, trained at another image size, to this model's.
 
     What is learned over the tokens (gates, score transforms, positions) is interpolated as the model's own
-    `set_input_size` does it; all else is handed on as it is.
+    `set_input_size` does it; all else is passed on as it is.
 
     Args:
         state_dict: of a model that differs from `model` in its image size.
@@ -169,8 +169,8 @@ def _square(key: str, theirs: Tensor, ours: Tensor, model: Any) -> int:
     side = math.isqrt(max(tokens, 0))
     if side < 1 or side * side != tokens:
         raise UserError(
-            f"the checkpoint has {key} for {tokens} tokens, which are no square grid; give the img_size=(height, "
-            "width) at which it was trained"
+            f"the checkpoint has {key} for {tokens} tokens, which do not form a square grid; give the "
+            "img_size=(height, width) at which it was trained"
         )
     # A grid may round up, so the reduction is that of the model's which comes nearest.
     estimate = math.sqrt(math.prod(model.img_size) / own)
@@ -219,7 +219,7 @@ def _rename(key: str, source: str) -> str:
         if match:
             # <1> counts from one in their names and from nought in ours.
             return re.sub(r"<(\d)>", lambda m: str(int(m[1]) - 1), match.expand(replacement))
-    raise UserError(f"{key!r} is no key of the {source} layout; is the checkpoint of another model?")
+    raise UserError(f"{key!r} is not a key of the {source} layout; is the checkpoint of another model?")
 
 
 def _check_keys(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: str) -> None:

@@ -34,7 +34,7 @@ EXTRAS = {
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),
 }  # fmt: skip
-"""Modules of other packages that each extra of pyproject.toml brings, beside those of the extras that it includes."""
+"""Modules of other packages that each extra of pyproject.toml brings, next to those of the extras that it includes."""
 
 
 class UserError(ValueError):

@@ -14,7 +14,7 @@ DiagonalityForm = Literal["hinge", "printed"]
 
 
 def diagonality_loss(scores: Tensor | Scores, form: DiagonalityForm = "hinge", margin: float = 0.0) -> Tensor:
-    """Keeps transformed scores symmetric, with the diagonal on top, as scores of queries and keys tend to be.
+    """Penalty that keeps transformed scores symmetric with a dominant diagonal, as query-key scores tend to be.
 
         hinge    mean_(i != j) |A_ij - A_ji| + mean_(i != j) relu(margin + A_ij - A_ii)
         printed  sum_ij |A_ij - A_ji| + sum_i ((N - 1) A_ii - sum_(j != i) A_ij)

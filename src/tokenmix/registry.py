@@ -117,7 +117,7 @@ class ModelEntry:
         arguments: what makes this preset of `build`.
         pretrained_cfg: of an image classifier with timm's interface: what timm keeps of it (size and normalisation of
             images, source of weights and their `tag`), with which `import tokenmix.models` registers the name there.
-        published: the paper's figures, which `tokenmix info` shows beside ours.
+        published: the paper's figures, which `tokenmix info` shows next to ours.
     """
 
     name: str

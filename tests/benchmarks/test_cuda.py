@@ -116,7 +116,7 @@ def test_the_memory_of_the_kernel_is_measured_on_a_gpu(monkeypatch: pytest.Monke
 
 @pytest.fixture
 def small_twins(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Two linear maps in the place of the networks, ours `factor` times as large."""
+    """Two linear maps instead of the networks, ours `factor` times as large."""
     monkeypatch.setattr(gmlp, "convert", lambda state, **_: state)
 
     def put(factor: float) -> None:

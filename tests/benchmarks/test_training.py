@@ -1,4 +1,4 @@
-"""benchmarks/training.py: mistakes are told before anything is measured."""
+"""benchmarks/training.py: mistakes are reported before anything is measured."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ import training
 def test_a_mistake_is_one_line(
     arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(training, "_measure", lambda *_: pytest.fail("measured before the mistake was told"))
+    monkeypatch.setattr(training, "_measure", lambda *_: pytest.fail("measured before the mistake was reported"))
     assert training.main(arguments) == 2
     error = capsys.readouterr().err
     assert said in error
@@ -31,7 +31,7 @@ def test_a_mistake_is_one_line(
 def test_a_folder_that_cannot_be_is_told_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(training, "_measure", lambda *_: pytest.fail("measured before the mistake was told"))
+    monkeypatch.setattr(training, "_measure", lambda *_: pytest.fail("measured before the mistake was reported"))
     (tmp_path / "file").touch()
     assert training.main(["--out", str(tmp_path / "file" / "out.json")]) == 2
     assert "cannot make the folder" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,8 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
+import tokenmix
 from tokenmix.cli import VERBS, main
 from tokenmix.cli.command import parse
+from tokenmix.cli.examples import EXAMPLES
 from tokenmix.cli.listing import print_result
 from tokenmix.errors import UserError
 from tokenmix.registry import list_tasks
@@ -68,8 +71,8 @@ def test_list(what, capsys):
 
 def test_a_small_confusion_matrix_is_printed_row_by_row(capsys):
     print_result({"accuracy": 0.5, "confusion": [[3, 1], [12, 2]]})
-    lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
-    assert [line.split("│")[-1].strip() for line in lines[2:4]] == ["3, 1", "12, 2"]
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert lines[1:] == [["confusion", "3,", "1"], ["12,", "2"]]
 
 
 def test_numbers_of_classes_are_printed_by_name_and_what_is_long_is_said(capsys):
@@ -98,12 +101,17 @@ def test_a_run_folder_is_enough(run, picture, capsys):
     assert 0 < answer["probability"] <= 1
     assert main(["inspect", str(run), str(picture), "--out", str(picture.parent / "maps")]) == 0
     assert list((picture.parent / "maps").glob("*.png"))
+    told = capsys.readouterr().out
+    assert "saturation" in told
+    assert "blocks.0" in told
+    assert f"figures and numbers.json in {picture.parent / 'maps'}" in " ".join(told.split())
 
 
 def test_export_makes_the_folder_and_refuses_one_as_the_file(run, tmp_path, capsys):
     out = tmp_path / "below" / "model.pt2"
     assert main(["export", str(run), "--format", "torch-export", "--out", str(out)]) == 0
     assert out.is_file()
+    assert f"{out}: torch-export, " in capsys.readouterr().out
     assert main(["export", str(run), "--format", "torch-export", "--out", str(tmp_path)]) == 2
     assert "is a folder; give a file" in capsys.readouterr().err
 
@@ -202,6 +210,65 @@ def test_what_can_be_switched_off_takes_none(verb: str, option: str, name: str) 
         parse([verb, "--data", "digits", *mixers, option, "off"])
 
 
+def test_version_and_the_bare_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith(f"tokenmix {tokenmix.__version__}, torch ")
+    with pytest.raises(SystemExit) as stop:
+        main([])
+    assert stop.value.code == 0
+    assert "compare" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_a_verb_has_three_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    shown = capsys.readouterr().out
+    assert len(EXAMPLES[verb]) == 3
+    for example in EXAMPLES[verb]:
+        assert f"  {example}\n" in shown
+        assert shlex.split(example)[:2] == ["tokenmix", verb]
+    assert "{None}" not in shown
+
+
+def test_mistakes_are_told_without_pytorch(tmp_path: Path) -> None:
+    """In one process, by what it has imported at the end: names, options and paths of every verb."""
+    words = """train image-classification --data digts
+        train image-classification --model vit_nan --data digits
+        train image-classification --data folder:/nowhere
+        train detection --data coco:/nowhere
+        train image-classification --lrr 1
+        train --recipe nothing
+        compare --mixers self,extrnal --data digits
+        compare --mixers self --data digts
+        info eamlp_nan
+        inspect vit_nanoo x
+        inspect vit_nano /nowhere.png
+        swap vit_tiny_patch16_224 --to extrnal
+        eval /nowhere
+        predict /nowhere x.png
+        export /nowhere
+        generate /nowhere --out x
+        doctor nomodule:Layer
+        data get fashion
+        train-tokenizer --data text:/nowhere --out x
+        list mixer
+        trian""".splitlines()
+    probe = f"""
+import sys
+from tokenmix.cli import main
+for line in {words!r}:
+    assert main(line.split()) == 2, line
+    heavy = {{'torch', 'timm', 'lightning', 'transformers', 'torchvision', 'PIL'}} & set(sys.modules)
+    assert not heavy, (line, heavy)
+"""
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stderr.splitlines()) == len(words)
+    for near in ("digits", "vit_nano", "external", "eamlp_nano", "fashion-mnist", "--lr", "train"):
+        assert near in done.stderr
+
+
 def test_every_help_is_light() -> None:
     """Help of every verb and of every task, in one process that must not have imported torch at the end."""
     words = [["--help"], *([verb, "--help"] for verb in VERBS), *(["train", task, "--help"] for task in list_tasks())]
@@ -219,6 +286,9 @@ assert not {{'torch', 'timm', 'lightning', 'transformers'}} & set(sys.modules)
     assert done.returncode == 0, done.stderr
     for option in ("--mixup", "--iou-loss", "--lr-g", "--votes", "--mask-prob", "--detections", "--mixers"):
         assert option in done.stdout
+    assert "(required)" in done.stdout
+    assert "(default: )" not in done.stdout
+    assert "(default: '')" not in done.stdout
 
 
 @pytest.mark.parametrize(

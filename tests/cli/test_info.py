@@ -1,4 +1,4 @@
-"""`tokenmix info`: sizes that are asked for, warnings, and the published figures beside those of the preset."""
+"""`tokenmix info`: sizes that are asked for, warnings, and the published figures next to those of the preset."""
 
 import json
 from typing import Any
@@ -23,7 +23,9 @@ def test_published_figures_stand_beside_those_of_the_preset_whatever_size_is_ask
     assert here["preset"]["macs"] == pytest.approx(1.33e9, rel=0.01)
     assert here["macs"] < here["preset"]["macs"] / 8
     assert main(["info", "gmlp_tiny", "--img-size", "64"]) == 0
-    assert "multiply-adds 1.4 G at 224 px published, 1.33 G here" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "multiply-adds 1.4 G at 224 px published, 1.33 G here" in shown
+    assert "0 to 29, each" in shown
 
 
 @pytest.mark.parametrize("size", ["32x48", "32,48"])
@@ -83,7 +85,7 @@ def test_published_figures_of_a_part_stand_beside_that_part(capsys):
     [
         (["info", "pct_cls", "--img-size", "32"], "--num-points N"),
         (["info", "pct_cls", "--num-points", "0"], "at least 1 point"),
-        (["info", "gmlp_nano", "--num-points", "9"], "looks at images"),
+        (["info", "gmlp_nano", "--num-points", "9"], "takes images"),
         (["info", "sagan", "--model-kwargs", "mixer=self"], "has no argument 'mixer'"),
         (
             ["train", "image-classification", "--model", "gmlp_text_nano"],
@@ -95,7 +97,7 @@ def test_published_figures_of_a_part_stand_beside_that_part(capsys):
         (["swap", "gmlp_text_nano", "--to", "external"], "is a model of masked-lm"),
         (["cost", "pct_cls"], "tokenmix info pct_cls"),
         (["inspect", "sagan"], "sagan is of image-generation"),
-        (["compare", "--task", "detection"], "train its twins one by one"),
+        (["compare", "--task", "detection"], "train the variants one by one"),
     ],
 )
 def test_a_model_in_the_wrong_place_is_one_line_with_its_task(args, words, capsys):

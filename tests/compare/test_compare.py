@@ -188,7 +188,7 @@ def test_one_twins_failure_does_not_cost_the_others(tmp_path: Path, failing: Cal
 
 def test_when_all_fail_the_first_reason_is_told(tmp_path: Path, failing: Callable):
     failing("self", UserError("the loss is nan at step 3"))
-    with pytest.raises(UserError, match="no run finished; the first said: the loss is nan"):
+    with pytest.raises(UserError, match="no run finished; the first error: the loss is nan"):
         compare(small(tmp_path / "out", mixers=("self",)), quiet=True)
 
 

@@ -228,7 +228,7 @@ def test_the_page_tells_all_and_escapes_names(results: Results, maps: list[Examp
 def test_the_page_stands_without_maps_confusions_and_scores(results: Results, tmp_path: Path):
     bare = replace(results, twins=[results.twins[2]], examples=[])
     text = write_report(bare, tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "No twin finished." in text
+    assert "No variant finished." in text
     assert "there is no point to draw" in text
 
 

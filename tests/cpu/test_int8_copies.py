@@ -37,7 +37,7 @@ def test_what_becomes_int8_in_a_gmlp() -> None:
     assert mixer.proj_in.act == "gelu"
     assert isinstance(mixer.act, nn.Identity)
     assert isinstance(mixer.gating, Int8Gate)
-    assert isinstance(eight.head, nn.Linear), "a head behind the pooling stays float32"
+    assert isinstance(eight.head, nn.Linear), "a head after the pooling stays float32"
 
 
 def test_the_model_given_is_not_changed() -> None:
@@ -162,7 +162,7 @@ def test_refusals(tmp_path: Path) -> None:
         to_int8(nn.Sequential(nn.Conv2d(1, 2, 3)), images)
     with pytest.raises(UserError, match="no inputs"):
         to_int8(model, [])
-    with pytest.raises(UserError, match="no numbers"):
+    with pytest.raises(UserError, match="NaN or infinite"):
         to_int8(model, images * float("nan"))
     with pytest.raises(UserError, match="an optimised copy already"):
         to_int8(to_int8(model, images), images)

@@ -67,7 +67,7 @@ def test_methods_of_a_copy(name: str) -> None:
     pairs = zip(eight.attention_maps(nano_images(8)), model.attention_maps(nano_images(8)), strict=True)  # type: ignore[operator]
     for one, other in pairs:
         assert (one.map - other.map).abs().max() < 0.1 * other.map.abs().max()
-    # EAMLP's memories are multiplied into the projections beside them.
+    # EAMLP's memories are multiplied into the projections next to them.
     expected = 23_120_768 if name == "eamlp_nano" else model.macs()  # type: ignore[operator]
     assert eight.macs() == expected  # type: ignore[operator]
     for net in (model, eight):

@@ -1,4 +1,4 @@
-"""Files of strangers: what is no regular file is not opened, and what is no JSON is one line."""
+"""Files of strangers: what is no regular file is not opened, and what is not JSON is one line."""
 
 import os
 import socket
@@ -46,7 +46,7 @@ def test_only_regular_files_are_opened(tmp_path: Path, monkeypatch: pytest.Monke
     ],
 )  # fmt: skip
 def test_no_json(text: str | bytes):
-    with pytest.raises(UserError, match=r"^here is no JSON \(.*\); write or fetch it again$"):
+    with pytest.raises(UserError, match=r"^here is not JSON \(.*\); write or fetch it again$"):
         parse_json(text, "here")
 
 

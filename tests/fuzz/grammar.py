@@ -1,6 +1,6 @@
 """What a hostile or careless user may type and give: commands, options, recipes, run folders and files of data.
 
-Each strategy draws a `Case`: files to write and words behind `tokenmix`. Sizes that are allowed stay small, so that
+Each strategy draws a `Case`: files to write and words after `tokenmix`. Sizes that are allowed stay small, so that
 what is accepted also ends.
 """
 
@@ -51,7 +51,7 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """Files by their path below the folder of the case, words behind `tokenmix`, and changes to copies of a run."""
+    """Files by their path below the folder of the case, words after `tokenmix`, and changes to copies of a run."""
 
     words: tuple[str, ...]
     files: dict[str, bytes] = field(default_factory=dict)

@@ -43,7 +43,7 @@ def compiled(
 ) -> Any:
     """The kernel for tensors of `number`, columns side by side, no mask.
 
-    Every pointer, stride and count is told to be a multiple of 16, but for those in `odd` and the counts that Triton is
+    Every pointer, stride and count is declared a multiple of 16, but for those in `odd` and the counts that Triton is
     told to take as they come.
     """
     signature: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What the kernels are told before they start: how float32 is multiplied, and that all tensors lie on one device."""
+"""What the kernels know before they start: how float32 is multiplied, and that all tensors lie on one device."""
 
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""gMLP's branch as a whole: how it starts, what it costs, and beside the blocks of timm and g-mlp-pytorch."""
+"""gMLP's branch as a whole: how it starts, what it costs, and next to the blocks of timm and g-mlp-pytorch."""
 
 import copy
 

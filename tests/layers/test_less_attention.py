@@ -156,7 +156,7 @@ def test_counted_macs(options, scores_from):
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         layer.mix(x, scores)
     counted = counter.get_total_flops() // 2 // 2
-    # In dense mode the product that writes the scores down belongs to whoever needs them dense.
+    # In dense mode the product that writes the scores down belongs to anyone who needs them dense.
     assert counted == layer.macs(6)
 
 

@@ -1,4 +1,4 @@
-"""The unit beside the implementations of timm and g-mlp-pytorch, where they are right and where one is not."""
+"""The unit next to the implementations of timm and g-mlp-pytorch, where they are right and where one is not."""
 
 import copy
 import warnings

@@ -127,7 +127,7 @@ def test_the_authors_block_loads_into_its_place() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"backbone": "vit_tiny_patch16_224"}, "no ResNet of timm's"),
+        ({"backbone": "vit_tiny_patch16_224"}, "not one of timm's ResNets"),
         ({"stem": "tiny"}, "unknown stem 'tiny'"),
         ({"global_pool": "max"}, "global_pool 'max'"),
         ({"tie": "soft"}, "unknown tie 'soft'"),

@@ -46,7 +46,7 @@ def test_starts_as_an_ffn():
 
 def test_a_checkpoint_of_another_model_is_named():
     model = create_model("gmlp_nano")
-    with pytest.raises(UserError, match="no key of the timm-gmlp layout"):
+    with pytest.raises(UserError, match="not a key of the timm-gmlp layout"):
         convert(timm.create_model("vit_tiny_patch16_224", depth=1).state_dict(), "timm-gmlp", to=model)
     with pytest.raises(UserError, match=r"the model has not|lacks"):
         convert(timm.create_model("gmlp_ti16_224").state_dict(), "timm-gmlp", to=model)

@@ -138,7 +138,7 @@ def test_gradient_reaches_every_parameter():
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     still = {name for name, p in model.named_parameters() if p.grad.abs().max() < 1e-13}
     # Both add one number to a whole row of scores, which the softmax takes out again. It counts where such scores are
-    # handed on, to less-attention or to a next stage: those of stage 3's first block and of the last block are not.
+    # passed on, to less-attention or to a next stage: those of stage 3's first block and of the last block are not.
     assert still == {"stages.2.residual.norm_bias", "stages.3.blocks.1.mixer.psi_bias"}
 
 

@@ -1,4 +1,4 @@
-"""LaViT's layout: the counts of the paper, what each layer costs against counted runs, what the user is told."""
+"""LaViT's layout: the counts of the paper, what each layer costs against counted runs, what the user is reported."""
 
 import pytest
 import torch

@@ -42,7 +42,7 @@ def test_analytic_macs_equal_counted(mixer):
         torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
     ):
         model(torch.randn(1, 3, 8, 8))
-    # Less-attention's layers hand on two more columns each, which a layer by itself cannot count: 1.4 % at this size.
+    # Less-attention's layers pass on two more columns each, which a layer by itself cannot count: 1.4 % at this size.
     assert model.macs() == pytest.approx(counter.get_total_flops() / 2, rel=0.02 if mixer == "less" else 0.001)
 
 

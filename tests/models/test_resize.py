@@ -134,7 +134,7 @@ def test_a_checkpoint_follows_as_the_model_does(name, tmp_path) -> None:
 def test_a_checkpoint_of_a_rectangle_needs_its_size() -> None:
     model = loud(create_model("gmlp_nano", img_size=(32, 48)))
     target = create_model("gmlp_nano", img_size=64)
-    with pytest.raises(UserError, match="96 tokens, which are no square"):
+    with pytest.raises(UserError, match="96 tokens, which do not form a square"):
         resize(model.state_dict(), target)
     with pytest.raises(UserError, match="give the img_size"):
         resize(model.state_dict(), target, img_size=(48, 48))

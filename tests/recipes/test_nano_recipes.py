@@ -1,4 +1,4 @@
-"""The recipes' tables are those of the results that stand beside them, and their runs are taken up, never mixed."""
+"""The recipes' tables are those of the results that stand next to them, and their runs are taken up, never mixed."""
 
 import importlib
 import json

@@ -27,7 +27,7 @@ EXPECTED: dict[str, str] = {
 def ours(of: Any) -> Any:
     """timm's list of names with ours alone, of whichever modules; none whose weights it would fetch.
 
-    Its lists of patterns for models of tokens know some of our names (`gmlp_*`), and are told the others.
+    Its lists of patterns for models of tokens know some of our names (`gmlp_*`), and are reported the others.
     """
 
     def listed(filter: Any = "", *, module: Any = "", pretrained: bool = False, **kwargs: Any) -> list[str]:

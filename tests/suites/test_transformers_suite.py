@@ -26,7 +26,7 @@ ROOT = unpacked("transformers")
 # Pattern of a test's name: why it cannot hold of ours.
 EXPECTED: dict[str, str] = {}
 
-# Of what lies beside them the source distribution has none.
+# Of what lies next to them the source distribution has none.
 package("transformers_tests", ROOT / "tests")
 package("transformers_tests.exporters")
 package("transformers_tests.exporters.test_export", ExportTesterMixin=type("ExportTesterMixin", (), {}))

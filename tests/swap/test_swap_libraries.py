@@ -1,4 +1,4 @@
-"""The same promises in every library: weights that mean something go on, costs are true, the model trains."""
+"""The same promises in every library: weights that mean something continue, costs are true, the model trains."""
 
 import copy
 from typing import Any

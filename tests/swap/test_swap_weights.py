@@ -1,4 +1,4 @@
-"""Which weights go on: those that do in the new layer what they did in the old one, and no others."""
+"""Which weights continue: those that do in the new layer what they did in the old one, and no others."""
 
 from collections.abc import Callable
 from typing import Any
@@ -78,7 +78,7 @@ def test_what_is_kept(make: Callable[..., Any], mixer: str, options: dict[str, A
     ("options", "kept", "word"),
     [
         ({"qk_norm": True}, ("value", "out"), "norms"),
-        ({"scale_attn_norm": True}, ("query", "key"), "behind a norm"),
+        ({"scale_attn_norm": True}, ("query", "key"), "after a norm"),
     ],
 )
 def test_projections_beside_norms_are_not_those_of_plain_attention(

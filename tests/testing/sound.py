@@ -79,3 +79,10 @@ class SoundMemory(nn.Module):
     def attention_map(self, x: Tensor) -> Tensor:
         logits = self.keys(x)
         return (logits.float() - logits.float().logsumexp(-2, keepdim=True)).softmax(-1).to(x.dtype)
+
+
+class SoundWithoutMap(Sound):
+    """The same, stating that it shows no map."""
+
+    capabilities = Capabilities(causal=True, map=None)
+    attention_map = Mixer.attention_map

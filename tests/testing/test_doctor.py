@@ -46,6 +46,11 @@ def test_a_pass_does_not_claim_zeros_that_were_not_seen() -> None:
     assert "0 if `capabilities` promise it" in report.verdicts[0].explanation()
 
 
+def test_a_mixer_that_states_no_map_is_not_asked_for_one() -> None:
+    report = doctor("sound:SoundWithoutMap", only={"map-shape", "map-rows", "map-used"}, **SIZES)
+    assert (report.failed, len(report.skipped)) == ([], 3)
+
+
 def test_a_module_that_exits_is_not_healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "exits_on_import.py").write_text("raise SystemExit(0)\n")
     (tmp_path / "exits_when_built.py").write_text(

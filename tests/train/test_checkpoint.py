@@ -51,7 +51,7 @@ def test_round_trip_and_replacement(tmp_path):
     copy_checkpoint(folder, tmp_path / "checkpoints" / "best")
     save_checkpoint(folder, made(3.0))
     assert value_of(tmp_path / "checkpoints" / "best") == 2.0
-    assert sorted(p.name for p in folder.parent.iterdir()) == ["best", "last"], "nothing is left beside"
+    assert sorted(p.name for p in folder.parent.iterdir()) == ["best", "last"], "nothing is left next to"
 
 
 @pytest.mark.parametrize("call", range(1, 30))

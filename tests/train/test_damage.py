@@ -142,7 +142,7 @@ def test_a_second_writer_is_told_who_the_first_is(killed: Path, tmp_path: Path):
         assert other.stdout.readline() == "held\n"
         with pytest.raises(UserError, match=rf"is being written by process {other.pid} on .* since 20"):
             train(make_config(resume=killed), quiet=True)
-        # A process that is killed leaves no lock behind.
+        # A process that is killed leaves no lock after.
         other.kill()
     with one_writer(killed):
         pass

@@ -223,7 +223,7 @@ def test_each_process_draws_its_own_dropout():
 
 def test_a_loss_that_is_no_number_in_one_process_stops_both(two: Path):
     assert outcome(two, 0)["nan"].startswith("UserError: the loss is nan at step 5")
-    assert "go on with: tokenmix train --resume" in outcome(two, 0)["nan"]
+    assert "continue with: tokenmix train --resume" in outcome(two, 0)["nan"]
     assert outcome(two, 1)["nan"] == "SystemExit: 2"
     assert all(value.isfinite().all() for value in weights(two / "nan").values())
 
@@ -235,7 +235,7 @@ def test_a_full_disk_stops_both(two: Path):
 
 
 def test_sigterm_to_one_process_saves_and_stops_both(two: Path):
-    kept = "KeyboardInterrupt: tokenmix: interrupted; the checkpoint of step 5 is kept, go on with: tokenmix train"
+    kept = "KeyboardInterrupt: tokenmix: interrupted; the checkpoint of step 5 is kept, continue with: tokenmix train"
     assert outcome(two, 0)["told"].startswith(kept)
     assert outcome(two, 1)["told"] == "SystemExit: 130"
 

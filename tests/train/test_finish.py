@@ -1,4 +1,4 @@
-"""A run that is asked for again is left, goes on or starts anew, whichever its folder needs."""
+"""A run that is asked for again is left, continues or starts anew, whichever its folder needs."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ def test_a_run_comes_to_its_end_whatever_is_there(tmp_path, monkeypatch):
     written = (whole / "result.json").stat().st_mtime_ns
     assert finish_run(CONFIG.replace(out=whole, log_every=7), quiet=True) == whole
     assert (whole / "result.json").stat().st_mtime_ns == written
-    for batch, goes_on in ((2, False), (4, True)):  # before the first checkpoint, behind that of step 2
+    for batch, goes_on in ((2, False), (4, True)):  # before the first checkpoint, after that of step 2
         config = CONFIG.replace(out=tmp_path / f"stopped-{batch}")
         stopped_at(monkeypatch, config, batch)
         assert (tmp_path / f"stopped-{batch}" / "checkpoints" / "last").exists() == goes_on
@@ -57,7 +57,7 @@ def test_a_run_comes_to_its_end_whatever_is_there(tmp_path, monkeypatch):
 def test_a_folder_of_another_run_is_refused(tmp_path):
     config = CONFIG.replace(max_steps=1, out=tmp_path / "run")
     run = finish_run(config, quiet=True)
-    with pytest.raises(UserError, match=r"run holds a run with max_steps=1 in the place of None; remove it, or give"):
+    with pytest.raises(UserError, match=r"run holds a run with max_steps=1 instead of None; remove it, or give"):
         finish_run(config.replace(max_steps=None), quiet=True)
     shutil.move(run / "config.json", tmp_path)
     with pytest.raises(UserError, match="exists already"):

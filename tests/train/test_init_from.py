@@ -20,7 +20,7 @@ CONFIG = make_config(
 )  # fmt: skip
 
 
-# Far from what any seed draws, so that what was taken over can be told from what was drawn.
+# Far from what any seed draws, so that what was taken over can be reported from what was drawn.
 TRAINED = CONFIG.replace(lr=0.02, max_steps=4, epochs=4, seed=1)
 
 

@@ -154,7 +154,7 @@ def test_arguments_are_merged_name_by_name():
             "learning_rate = 0.1",
             "the recipe .*mine.toml: unknown option of image-classification 'learning_rate'; did you mean",
         ),
-        ("out = 'x'", "the recipe .*mine.toml: 'out' is for the command line alone"),
+        ("out = 'x'", "the recipe .*mine.toml: 'out' is only for the command line"),
     ],
 )
 def test_mistakes_in_a_recipe(tmp_path: Path, text: str, message: str):

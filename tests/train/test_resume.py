@@ -1,4 +1,4 @@
-"""A run that was killed goes on bit for bit as if it had not been."""
+"""A run that was killed continues bit for bit as if it had not been."""
 
 import csv
 import json
@@ -136,7 +136,7 @@ def test_a_run_that_is_told_to_stop_saves_and_says_how_to_go_on(whole, tmp_path,
     done = signalled(name, 7, run, "--workers", workers)
     assert done.returncode == 130, done.stderr
     meta = json.loads((run / "checkpoints" / "last" / "meta.json").read_text())
-    assert meta["progress"]["step"] == 7, "the step in which it was told is saved"
+    assert meta["progress"]["step"] == 7, "the step in which it was reported is saved"
     assert f"tokenmix train --resume {run}" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     runs.train(make_config(resume=run), quiet=True)
@@ -149,7 +149,7 @@ def test_a_finished_run_is_not_resumed(whole):
 
 
 def test_resume_needs_a_run_and_a_checkpoint(tmp_path, whole):
-    with pytest.raises(UserError, match=r"is no run folder: it has no config\.json"):
+    with pytest.raises(UserError, match=r"is not a run folder: it has no config\.json"):
         runs.train(make_config(resume=tmp_path))
     (tmp_path / "config.json").write_bytes((whole / "config.json").read_bytes())
     with pytest.raises(UserError, match="stopped before its first checkpoint"):
@@ -178,7 +178,7 @@ def test_ctrl_c_twice_keeps_the_checkpoint_before(tmp_path, monkeypatch):
     monkeypatch.setattr(trainer.TrainingLoop, "start_batch", pressed_twice)
     run = tmp_path / "run"
     try:
-        with pytest.raises(KeyboardInterrupt, match="interrupted; the checkpoint of step 2 is kept, go on with"):
+        with pytest.raises(KeyboardInterrupt, match="interrupted; the checkpoint of step 2 is kept, continue with"):
             runs.train(CONFIG.replace(out=run), quiet=True)
         assert signal.getsignal(signal.SIGINT) is before
     finally:

@@ -226,7 +226,7 @@ def test_start_from_another_runs_weights(finished, tmp_path):
     folder = train(config(tmp_path / "run", init_from=finished, lr=1e-12, min_lr=0.0, epochs=1), quiet=True)
     for key, value in weights(finished).items():
         torch.testing.assert_close(weights(folder)[key], value, atol=1e-6, rtol=0)
-    with pytest.raises(UserError, match=r"is of another model .*missing: blocks\.1"):
+    with pytest.raises(UserError, match=r"belongs to another model .*missing: blocks\.1"):
         train(config(tmp_path / "other", init_from=finished, model_kwargs={"depth": 2}), quiet=True)
     assert not (tmp_path / "other").exists(), "a run that could not start leaves nothing"
 
@@ -257,7 +257,7 @@ def test_a_diverging_run_stops_and_keeps_the_last_good_checkpoint(tmp_path, monk
     said = str(caught.value)
     assert said.startswith("the loss is nan at step 6 (learning rate 0.00")
     assert "lower --lr" in said
-    assert f"the checkpoint of step 5 is kept, go on with: tokenmix train --resume {tmp_path / 'run'}" in said
+    assert f"the checkpoint of step 5 is kept, continue with: tokenmix train --resume {tmp_path / 'run'}" in said
     assert all(value.isfinite().all() for value in weights(tmp_path / "run" / "checkpoints" / "last").values())
 
 
@@ -356,9 +356,9 @@ def test_mistakes_are_told_in_one_line_and_leave_nothing(tmp_path, change, messa
 def test_eval_and_predict_before_the_first_epoch_ended(finished, tmp_path):
     for name in ("config.json", "data.json"):
         (tmp_path / name).write_bytes((finished / name).read_bytes())
-    with pytest.raises(UserError, match=f"has not finished its first epoch; go on with: .*--resume {tmp_path}"):
+    with pytest.raises(UserError, match=f"has not finished its first epoch; continue with: .*--resume {tmp_path}"):
         load_run(tmp_path)
-    with pytest.raises(UserError, match="is no run folder"):
+    with pytest.raises(UserError, match="is not a run folder"):
         evaluate(tmp_path / "nothing")
     (tmp_path / "data.json").write_text("{")
     with pytest.raises(UserError, match=r"data\.json is damaged"):

@@ -5,10 +5,13 @@ keeps its traceback.
 """
 
 import errno
+import platform
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
+from tokenmix import __version__
 from tokenmix.cli.names import Cost, Data, Doctor, Info, List, Swap
 from tokenmix.cli.parsing import parse_into, parse_verb
 from tokenmix.cli.runs import Compare, Eval, Export, Generate, Inspect, Predict, Train, TrainTokenizer
@@ -21,7 +24,8 @@ __all__ = ["VERBS", "parse", "run_command"]
 MOST_SHOWN = 2000
 ABOUT = (
     "Token mixing beyond self-attention: drop one in, train it, see what it costs. "
-    "tokenmix --import MODULE_OR_FILE.py VERB ... first imports your own code, which registers tasks, models or mixers."
+    "tokenmix --import MODULE_OR_FILE.py VERB ... imports your own tasks, models or mixers first. "
+    "tokenmix --version prints the version; tokenmix VERB --help has examples."
 )
 
 VERBS: dict[str, Any] = {
@@ -45,11 +49,11 @@ VERBS: dict[str, Any] = {
 def parse(argv: Sequence[str]) -> Any:
     """The command that argv asks for; `UserError` with one line for a mistake.
 
-    What stands behind `--import` in front of the verb is left to `run_command`.
+    What comes after `--import` in front of the verb is left to `run_command`.
     """
     _, argv = split_imports(argv)
     if sum(word.startswith("wds:") for word in argv) > 1:
-        raise UserError("the shell has spelled the pattern of shards out; put it in quotes: --data 'wds:PATTERN'")
+        raise UserError("the shell has expanded the pattern of shards; quote it: --data 'wds:PATTERN'")
     if not argv or argv[0] not in VERBS:
         return parse_verb(VERBS, argv, ABOUT)
     verb, prog, rest = VERBS[argv[0]], f"tokenmix {argv[0]}", list(argv[1:])
@@ -58,7 +62,7 @@ def parse(argv: Sequence[str]) -> Any:
 
 
 def split_imports(argv: Sequence[str]) -> tuple[list[str], Sequence[str]]:
-    """The modules and files behind each `--import` in front of the verb, and the words from the verb on."""
+    """The modules and files after each `--import` in front of the verb, and the words from the verb on."""
     named = []
     while argv and argv[0].partition("=")[0] == "--import":
         word, equals, value = argv[0].partition("=")
@@ -73,7 +77,10 @@ def split_imports(argv: Sequence[str]) -> tuple[list[str], Sequence[str]]:
 
 def run_command(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    arguments, command = list(sys.argv[1:] if argv is None else argv), None
+    arguments, command = list(sys.argv[1:] if argv is None else argv) or ["--help"], None
+    if arguments[0] == "--version":
+        print(f"tokenmix {__version__}, torch {version('torch')}, Python {platform.python_version()}")
+        return 0
     try:
         for module in split_imports(arguments)[0]:
             load_plugin(module)

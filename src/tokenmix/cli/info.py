@@ -1,7 +1,8 @@
-"""What `tokenmix info` prints: parameters and multiply-adds of a model part by part, published figures beside them."""
+"""What `tokenmix info` prints: parameters and multiply-adds of a model part by part, published figures next to them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from rich.console import Console
@@ -49,10 +50,20 @@ def _print(summary: Mapping[str, Any]) -> None:
         f"{summary['parameters'] / 1e6:.3f} M parameters, {count(summary['macs'])} multiply-adds",
         soft_wrap=True,
     )
-    print_rows([{key: _readable(key, value) for key, value in row.items()} for row in summary["blocks"]])
+    print_rows([{key: _readable(key, value) for key, value in row.items()} for row in _folded(summary["blocks"])])
     for line in summary["warnings"]:
         console.print(f"[yellow]warning:[/] {escape(line)}", soft_wrap=True)
     console.print(_published(summary), highlight=False, soft_wrap=True)
+
+
+def _folded(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Neighbouring rows that differ only in the number of their block as one row, for example "0 to 3, each"."""
+    for _, equal in groupby(rows, key=lambda row: {name: row[name] for name in row if name != "block"}):
+        first, *others = map(dict, equal)
+        if others and "block" in first:
+            yield first | {"block": f"{first['block']} to {others[-1]['block']}, each"}
+        else:
+            yield from [first, *others]
 
 
 def _readable(column: str, value: Any) -> Any:
@@ -63,7 +74,7 @@ def _readable(column: str, value: Any) -> Any:
 
 
 def _published(summary: Mapping[str, Any]) -> str:
-    """The paper's figures beside ours in a sentence, and where they come from."""
+    """The paper's figures next to ours in a sentence, and where they come from."""
     theirs = summary["published"]
     if theirs is None:
         return "Ours are counted from the equations; nothing is published for this model."

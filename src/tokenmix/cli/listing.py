@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -73,7 +74,7 @@ MOST_NAMED, MOST_LISTED = 40, 6
 def print_result(result: Any) -> None:
     """Print a dict as two columns, or a list of dicts as a table; what is long is left to --json, and said so."""
     if isinstance(result, Mapping):
-        table = Table("", "", show_header=False)
+        table = Table("", "", show_header=False, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for key, value in result.items():
             most = MOST_NAMED if isinstance(value, Mapping) else MOST_LISTED
             long = isinstance(value, Mapping | list) and len(value) > most
@@ -88,7 +89,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     if not rows:
         print("nothing to list")
         return
-    table = Table()
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for key in rows[0]:
         table.add_column(str(key), no_wrap=key == "name", overflow="fold")
     for row in rows:
@@ -97,6 +98,8 @@ def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
+from tokenmix.cli.checks import check_mixers
 from tokenmix.errors import UserError
+from tokenmix.registry import import_object
 from tokenmix.train.config import ModelConfig
 from tokenmix.train.words import Numbers, Pairs
 
@@ -79,8 +81,10 @@ class Info:
 class Cost:
     """Parameters, multiply-adds, memory and time of mixers over numbers of tokens, or of models over image sizes."""
 
-    names: Positional[tuple[str, ...]] = ()
-    """Mixers, or models of ours or timm's."""
+    names: Annotated[
+        Positional[tuple[str, ...]], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="(required without --table)")
+    ] = ()
+    """Mixers, or models of tokenmix or timm."""
     tokens: Annotated[Numbers | None, tyro.conf.arg(help_behavior_hint="(default: 196,1024,4096)")] = None
     """Numbers of tokens, separated by commas. For mixers."""
     img_size: Annotated[Numbers | None, tyro.conf.arg(help_behavior_hint="(default: the model's own)")] = None
@@ -90,11 +94,11 @@ class Cost:
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to measure."""
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Numbers that weights and input are in."""
+    """Data type of weights and inputs."""
     threads: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: PyTorch's own choice)")] = None
     """CPU threads of PyTorch, at most the CPUs of this machine."""
     table: Annotated[Literal["eanet"] | None, tyro.conf.arg(help_behavior_hint="(default: none)")] = None
-    """A published table with our counts beside the printed ones, instead of a measurement."""
+    """A published table with our counts next to the printed ones, instead of a measurement."""
     out: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: none is written)")] = None
     """Folder for cost.json, cost.md, cost.png and cost.svg."""
     json: bool = False
@@ -117,10 +121,10 @@ class Cost:
 
 @dataclass(frozen=True)
 class Swap:
-    """What another mixer in the place of a model's attention would change, and cost; nothing is written."""
+    """What replacing a model's attention by a mixer would change and cost; nothing is written."""
 
     model: Positional[str]
-    """A model of ours or timm's, torchvision:NAME, or a run folder."""
+    """A model of tokenmix or timm, torchvision:NAME, or a run folder."""
     to: str
     """The mixer, a name of tokenmix list mixers or module:Class."""
     where: str = "*"
@@ -133,6 +137,7 @@ class Swap:
     """Print JSON instead of a table."""
 
     def run(self) -> int:
+        check_mixers([self.to])
         from tokenmix.cli.swap import print_swap
 
         return print_swap(
@@ -159,6 +164,7 @@ class Doctor:
     """Print JSON instead of a table."""
 
     def run(self) -> int:
+        import_object(self.target)
         from tokenmix.testing.doctor import print_report
 
         return print_report(self.target, self.dim, self.num_tokens, self.json)

@@ -9,6 +9,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from tokenmix.cli.errors import one_line_errors
+from tokenmix.cli.examples import EXAMPLES
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.train.schema import Document
 
@@ -39,7 +40,7 @@ def _none(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[None] | None:
 
 
 def parse_into(kind: type[T], prog: str, args: Sequence[str], default: T | None = None, about: str = "") -> T:
-    """An instance of the dataclass from the words behind its verb; options that are not given are those of `default`.
+    """An instance of the dataclass from the words after its verb; options that are not given are those of `default`.
 
     Raises:
         UserError: with one line, for a mistake.
@@ -48,8 +49,15 @@ def parse_into(kind: type[T], prog: str, args: Sequence[str], default: T | None 
     unknown = default.unknown_option if isinstance(default, Document) else _unknown_option
     with one_line_errors(_options(kind if default is None else default), unknown):
         return tyro.cli(
-            kind, prog=prog, description=about or kind.__doc__, args=list(args), config=STYLE, registry=WORDS, **given
-        )
+            kind, prog=prog, description=_described(prog, about or kind.__doc__ or ""), args=list(args), config=STYLE,
+            registry=WORDS, **given,
+        )  # fmt: skip
+
+
+def _described(prog: str, about: str) -> str:
+    """What a verb does, and its examples."""
+    examples = "\n".join(f"  {line}" for line in EXAMPLES.get(prog.removeprefix("tokenmix "), ()))
+    return f"{about}\n\nExamples:\n{examples}" if examples else about
 
 
 def parse_known(kind: type[T], prog: str, args: Sequence[str]) -> T:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 import tyro
 
+from tokenmix.cli.checks import check_data, check_files, check_mixers, check_target
 from tokenmix.cli.parsing import parse_into, parse_known
 from tokenmix.errors import UserError
 from tokenmix.tasks.fitting import check_model_name
@@ -36,12 +37,13 @@ class Train:
         base = base_config(task, source.recipe, source.resume, None if source.model else source.init_from)
         given = parse_into(TrainConfig, prog, args, base, cls.__doc__ or "")
         if given.task not in (base.task, task):
-            raise UserError(f"the task comes first: {prog} {given.task} ..., got it behind other options")
+            raise UserError(f"the task comes first: {prog} {given.task} ..., got it after other options")
         return cls(merge_kwargs(base, given))
 
     def run(self) -> int:
         if self.config.loop.resume is None:
             check_model_name(self.config.task, self.config.model.model)
+            check_data(self.config.data.data)
         from tokenmix.train.run import train
 
         train(self.config)
@@ -60,7 +62,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Compare:
-    """Train twins that differ only in their mixer, at equal budget; leaves a report."""
+    """Compare mixers: train variants that differ only in the mixer, at equal budget; leaves a report."""
 
     config: CompareConfig
 
@@ -70,6 +72,8 @@ class Compare:
         return cls(parse_into(CompareConfig, prog, args, CompareConfig(), cls.__doc__ or ""))
 
     def run(self) -> int:
+        check_mixers(self.config.mixers)
+        check_data(self.config.data.data)
         from tokenmix.compare.compare import compare
 
         compare(self.config)
@@ -81,7 +85,7 @@ class RunCommand:
     """Base of verbs on a run folder that take the options of its task's evaluation as well."""
 
     run_folder: Positional[Path]
-    """A run folder; behind it come the options of its task: see --help behind the folder."""
+    """A run folder; options of its task come after it, see tokenmix VERB RUN --help."""
     options: Annotated[Any, tyro.conf.arg(name="task")] = field(default_factory=Part)
 
     @classmethod
@@ -89,15 +93,14 @@ class RunCommand:
         """The command; options of the task that are not given are the run's own."""
         plain = [field for field in fields(cls) if field.name not in ("run_folder", "inputs", "options")]
         shared = [(field.name, field.type, field) for field in plain]
-        folder = make_dataclass("Folder", [("run_folder", Positional[str], ""), *shared], kw_only=True)
-        run = parse_known(folder, prog, args).run_folder
-        # Without a folder tyro gives the default, or an empty list behind an option that it does not know.
-        if not run:
+        folder = make_dataclass("Folder", [("words", Positional[tuple[str, ...]], ()), *shared], kw_only=True)
+        words = parse_known(folder, prog, args).words
+        if not words:
             return parse_into(cls, prog, args)
         missing = {
             field.name: tyro.MISSING for field in fields(cls) if field.default is field.default_factory is MISSING
         }
-        default = cls(**missing, options=read_config(Path(run)).options.for_evaluation())
+        default = cls(**missing, options=read_config(Path(words[0])).options.for_evaluation())
         return parse_into(cls, prog, args, default)
 
 
@@ -117,7 +120,7 @@ class Eval(RunCommand):
             from tokenmix.cpu.run import evaluate_optimized
 
             if self.options != read_config(self.run_folder).options.for_evaluation():
-                raise UserError("--optimize takes the run's own options; leave those of the task out")
+                raise UserError("--optimize takes the run's own options; omit the task's")
             result = evaluate_optimized(self.run_folder, self.data, dtype=self.optimize)
         else:
             from tokenmix.train.run import evaluate
@@ -129,16 +132,19 @@ class Eval(RunCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class Predict(RunCommand):
-    """Answers of a run for files, or for texts."""
+    """Predictions of a run for files, or for texts."""
 
-    inputs: Positional[tuple[str, ...]]
-    """Images or point clouds; for a run on text its sentences, or files of them."""
+    inputs: Annotated[
+        Positional[tuple[str, ...]], tyro.conf.arg(metavar="FILE ...", help_behavior_hint="(at least one)")
+    ]
+    """Images or point clouds; for a run on text sentences, or files of them."""
     out: Path | None = None
-    """Folder for masks, boxes and pictures of them, of tasks whose answers are such."""
+    """Folder for predictions that are files: masks, boxes, images of them."""
     json: bool = False
     """Print JSON instead of a table."""
 
     def run(self) -> int:
+        check_files(self.inputs)
         from tokenmix.train.run import predict
 
         _print(predict(self.run_folder, self.inputs, self.out, options=vars(self.options)), self.json)
@@ -159,11 +165,12 @@ class Generate:
     seed: int = 0
     """Seed of the noise."""
     interpolate: int | None = None
-    """Write strips.png as well: so many images on the way between two, for each class."""
+    """Write strips.png as well: this many interpolated images between two, for each class."""
     json: bool = False
     """Print JSON instead of a table."""
 
     def run(self) -> int:
+        read_config(self.run_folder)
         from tokenmix.tasks.generation.generate import generate
 
         made = generate(
@@ -175,19 +182,28 @@ class Generate:
 
 @dataclass(frozen=True)
 class Inspect:
-    """Attention maps, gates and saturation over depth, as pictures and numbers."""
+    """Attention maps, gates and saturation over depth, as figures and numbers."""
 
     target: Positional[str]
     """A run folder, or the name of a model."""
     file: Positional[str | None] = None
     """An image; for a run on text a sentence, which only attention needs."""
     out: Path = Path("inspect")
-    """Folder for pictures and numbers."""
+    """Folder for figures and numbers."""
 
     def run(self) -> int:
+        check_target(self.target)
+        check_files([self.file] if self.file else [])
+        from tokenmix.cli.listing import print_rows
         from tokenmix.inspect import inspect_run
 
-        print(inspect_run(self.target, self.file, self.out))
+        out = inspect_run(self.target, self.file, self.out)
+        found = json.loads((out / "numbers.json").read_text())
+        if found["blocks"]:
+            print_rows([{key: row[key] for key in row if key not in ("shape", "kind")} for row in found["blocks"]])
+        if found.get("answer") is not None:
+            print(f"prediction: {found['answer']}" + ("" if found["trained"] else " (random weights)"))
+        print(f"{len(list(out.glob('*.png')))} figures and numbers.json in {out}")
         return 0
 
 
@@ -204,6 +220,7 @@ class Export:
     """With --format hub: upload the folder to this repository of the Hugging Face hub, OWNER/NAME."""
 
     def run(self) -> int:
+        read_config(self.run_folder)
         if self.format == "hub":
             from tokenmix.train.hub import export_to_hub
 
@@ -211,9 +228,11 @@ class Export:
             return 0
         if self.push is not None:
             raise UserError(f"--push {self.push} goes with --format hub, got --format {self.format}")
-        from tokenmix.train.export import export
+        from tokenmix.train.export import TOLERANCE, export
 
-        print(export(self.run_folder, self.format, self.out))
+        out = export(self.run_folder, self.format, self.out)
+        size = f"{out.stat().st_size / 1e6:.1f} MB"
+        print(f"{out}: {self.format}, {size}, any batch size; its outputs are PyTorch's to {TOLERANCE:.0e}")
         return 0
 
 
@@ -229,11 +248,12 @@ class TrainTokenizer:
     vocab_size: int = 8000
     """Number of pieces, with the five special ones."""
     lowercase: Literal["yes", "no"] = "no"
-    """Drop the difference of capitals; wordpiece then drops accents too."""
+    """Lowercase the text; wordpiece then drops accents too."""
     max_length: int = 512
     """Longest text in tokens, kept in the tokenizer's config."""
 
     def run(self) -> int:
+        check_data(self.data)
         from tokenmix.tasks.text.tokenizer import write_tokenizer
 
         print(write_tokenizer(self.data, self.out, self.kind, self.vocab_size, self.lowercase, self.max_length))

@@ -8,7 +8,7 @@ from html import escape
 __all__ = ["Point", "Series", "line_chart", "marker", "place_labels", "scatter_chart", "ticks"]
 
 WIDTH, HEIGHT = 440, 280
-LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 42
+LEFT, RIGHT, TOP, BOTTOM = 66, 14, 12, 42
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def scatter_chart(
     y_text: Callable[[float], str],
     levels: Mapping[str, float] | None = None,
 ) -> str:
-    """Points with their names beside them, on a logarithmic x axis; `levels` are horizontal lines by their name."""
+    """Points with their names next to them, on a logarithmic x axis; `levels` are horizontal lines by their name."""
     if not points:
         return '<p class="empty">No run finished: there is no point to draw.</p>'
     x = _axis([p.x for p in points], LEFT, WIDTH - RIGHT, log=True)
@@ -143,7 +143,7 @@ def _dot(point: Point, place: tuple[float, float], label: tuple[float, float], y
 
 
 def place_labels(places: Sequence[tuple[float, float]], names: Sequence[str]) -> list[tuple[float, float]]:
-    """Left end of each label's base line: beside its marker, where it covers other markers and labels least."""
+    """Left end of each label's base line: next to its marker, where it covers other markers and labels least."""
     taken = [(a - 6, b - 6, a + 6, b + 6) for a, b in places]
     found = []
     for (a, b), name in zip(places, names):

@@ -8,13 +8,14 @@ from rich.table import Table
 
 from tokenmix.compare.results import Results, Twin
 from tokenmix.cost.units import count, milliseconds, ratio, size, spread
+from tokenmix.data.lookup import short_name
 
 __all__ = ["Cell", "Column", "cells", "columns", "markdown_table", "rich_table"]
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: the number behind a cell, that number as text, which way is better, and what it is.
+    """A column: the number after a cell, that number as text, which way is better, and what it is.
 
     `short` is the heading on the terminal, "" for a column that is left out there.
     """
@@ -109,4 +110,5 @@ def title(results: Results) -> str:
     """What was compared, in a line."""
     seeds = results.config["seeds"]
     runs = f"{len(seeds)} seeds, mean ± standard deviation" if len(seeds) > 1 else f"seed {seeds[0]}"
-    return f"{results.data.get('name', results.config['data'])}: {results.images:,} training images each, {runs}"
+    name = results.data.get("name", short_name(results.config["data"]))
+    return f"{name}: {results.images:,} training images each, {runs}"

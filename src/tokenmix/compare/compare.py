@@ -37,8 +37,8 @@ __all__ = ["compare", "predict_steps", "repeat_command"]
 def compare(config: CompareConfig, *, quiet: bool = False, baseline: Mapping[str, float] | None = None) -> Path:
     """Train, measure and report; returns the folder of report.html, results.json and results.md.
 
-    `baseline` is the score of something simpler on the same data, by its name, which the report shows beside the twins.
-    The same call again goes on where it stopped: finished runs are not repeated, and mixers or seeds may be added.
+    `baseline` is the score of something simpler on the same data, by its name, which the report shows as well.
+    The same call again continues where it stopped: finished runs are not repeated, and mixers or seeds may be added.
 
     Raises:
         UserError: whatever is known to be wrong before the first training; no run finished.
@@ -49,7 +49,7 @@ def compare(config: CompareConfig, *, quiet: bool = False, baseline: Mapping[str
     task = get_task(config.task)
     if task.comparison is not None:
         raise UserError(
-            f"a comparison is of mixers in a classifier of images, got --task {config.task}; train its twins one by "
+            f"compare works on image classifiers, got --task {config.task}; train the variants one by "
             f"one, for example tokenmix train {config.task} {task.comparison}"
         )
     if not config.mixers or not config.seeds:
@@ -68,7 +68,7 @@ def compare(config: CompareConfig, *, quiet: bool = False, baseline: Mapping[str
         failures = _train_all(plans, console)
         runs = [(plan, read_run(plan, failures.get(plan.folder, ""), task.headline, out)) for plan in plans]
         if all(run.status != "finished" for _, run in runs):
-            raise UserError(f"no run finished; the first said: {runs[0][1].message}")
+            raise UserError(f"no run finished; the first error: {runs[0][1].message}")
         with _spinner("measuring", console):
             results, examples = _measure(config, twins, data, runs, baseline or {})
         results.save(out / "results.json")
@@ -114,7 +114,7 @@ def _first_of_each(plans: Sequence[RunPlan]) -> dict[str, RunPlan]:
 
 
 def _new_twin(config: TrainConfig, data: TaskData) -> TaskModule:
-    """A fresh twin, built before any training so that a wrong argument is told at once."""
+    """A fresh twin, built before any training so that a wrong argument is reported at once."""
     task, description = get_task(config.task), data.describe()
     model = task.model_from_config(config, description)
     if getattr(model, "mixer_name", None) != config.model.model_kwargs["mixer"]:
@@ -139,7 +139,7 @@ def _train_all(plans: Sequence[RunPlan], console: Console) -> dict[Path, str]:
         except KeyboardInterrupt:
             done = sum(map(is_finished, plans))
             raise KeyboardInterrupt(
-                f"interrupted: {done} of {len(plans)} runs are finished; the same command again goes on from here"
+                f"interrupted: {done} of {len(plans)} runs are finished; the same command again continues from here"
             ) from None
         told = failure or f"{_last_score(plan)}in {time.perf_counter() - start:.0f} s"
         console.print(f"{label}: {told}", highlight=False, markup=False)

@@ -43,7 +43,7 @@ def main() -> int:
             print(fetch_data("fashion-mnist"), file=sys.stderr)
         except UserError as reason:
             print(f"tokenmix: {reason}", file=sys.stderr)
-            print("tokenmix: going on with scikit-learn's embedded digits (real 8 x 8 scans) instead", file=sys.stderr)
+            print("tokenmix: using scikit-learn's embedded digits (real 8 x 8 scans) instead", file=sys.stderr)
         else:
             config = config.replace(data="fashion-mnist")
             budget = _budget(config)

@@ -27,7 +27,7 @@ def heatmap(counts: Sequence[Sequence[int]], names: Sequence[str]) -> str:
 def _cell(i: int, j: int, number: int, total: int, names: Sequence[str], margin: float) -> str:
     x, y, share = margin + j * CELL, margin + i * CELL, number / total
     kind = "right" if i == j else "wrong"
-    # The square root lets a share of a few percent be seen beside the diagonal.
+    # The square root lets a share of a few percent be seen next to the diagonal.
     strength = f'fill-opacity="{share**0.5:.2f}"'
     rect = f'<rect class="{kind}" x="{x:.0f}" y="{y:.0f}" width="{CELL}" height="{CELL}" {strength}/>'
     text = ""

@@ -2,7 +2,6 @@
 
 import base64
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -41,7 +40,7 @@ def example_figure(results: Results, maps: ExampleMaps) -> dict[str, Any]:
         if twin.mixer in maps.tiles:
             label, share = known.answers[twin.mixer]
             blocks = [
-                (_map_strip(name, tiles, f"{twin.mixer}, block {b}"), ", ".join(dict.fromkeys(t.label for t in tiles)))
+                [(_map_figure(name, tile, f"{twin.mixer}, block {b}: {tile.label}"), tile.label) for tile in tiles]
                 for b, tiles in enumerate(maps.tiles[twin.mixer], 1)
             ]
             rows.append(
@@ -61,15 +60,10 @@ def _shared_image(name: str, image: Tensor) -> str:
     return f'<svg class="store" aria-hidden="true"><defs>{body}</defs></svg>'
 
 
-def _map_strip(name: str, tiles: Sequence[Tile], label: str) -> str:
-    """The tiles of one block side by side; as large where there are few."""
-    gap = 6
-    width = max(4, len(tiles)) * (SIDE + gap) - gap
-    drawn = "".join(
-        f'<svg x="{i * (SIDE + gap)}" width="{SIDE}" height="{SIDE}">{_tile(name, t)}</svg>'
-        for i, t in enumerate(tiles)
-    )
-    return f'<svg class="strip" viewBox="0 0 {width} {SIDE}" role="img" aria-label="{escape(label)}">{drawn}</svg>'
+def _map_figure(name: str, tile: Tile, label: str) -> str:
+    """One tile over the image."""
+    drawn = _tile(name, tile)
+    return f'<svg class="strip" viewBox="0 0 {SIDE} {SIDE}" role="img" aria-label="{escape(label)}">{drawn}</svg>'
 
 
 def _tile(name: str, tile: Tile) -> str:

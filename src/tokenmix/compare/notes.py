@@ -14,11 +14,11 @@ def budget_sentence(results: Results) -> str:
     augment = "no augmentation" if config["augment"] == "none" else f"augmentation {config['augment']}"
     seeds = ", ".join(map(str, config["seeds"]))
     return (
-        f"Every twin is {config['model']} (width {skeleton['dim']}, {skeleton['depth']} blocks, {skeleton['tokens']} "
-        f"tokens) and differs from the others only in its mixer. Each saw {results.images:,} training images, the same "
-        f"ones in the same order for the same seed ({seeds}), in batches of {config['batch_size']}, with "
-        f"{config['opt']}, peak learning rate {config['lr']:g}, cosine decay, weight decay "
-        f"{config['weight_decay']:g} and {augment}. "
+        f"Every variant is {config['model']} (width {skeleton['dim']}, {skeleton['depth']} blocks, "
+        f"{skeleton['tokens']} tokens) and differs from the others only in its mixer. Each saw {results.images:,} "
+        f"training images, the same ones in the same order for the same seed ({seeds}), in batches of "
+        f"{config['batch_size']}, with {config['opt']}, peak learning rate {config['lr']:g}, cosine decay, weight "
+        f"decay {config['weight_decay']:g} and {augment}. "
         "Parameters, multiply-adds, time and memory are not made equal: they are what is compared."
     )
 
@@ -27,7 +27,7 @@ def finding_sentence(results: Results) -> str:
     """The headline result in a sentence."""
     leaders, reference = results.leaders(), results.twin("self")
     if not leaders:
-        return "No twin finished."
+        return "No variant finished."
     best, *tied = leaders
     if tied:
         scores = ", ".join(f"{twin.mixer} {twin.score:.4f}" for twin in leaders)
@@ -74,7 +74,7 @@ def _cost(results: Results) -> list[str]:
     tokens, dim = results.skeleton["tokens"], results.skeleton["dim"]
     told = "; ".join(f"{t.mixer} {ratio(t.mixer_macs, reference.mixer_macs)}, fewer {_where(t)}" for t in others)
     return [
-        f"Multiply-adds of the mixers alone against self-attention's at N = {tokens}, and where a layer of width {dim} "
+        f"Multiply-adds of only the mixers against self-attention's at N = {tokens}, and where a layer of width {dim} "
         f"takes fewer: {told}."
     ]
 
@@ -87,7 +87,7 @@ def _method(results: Results) -> list[str]:
     return [
         f"The {results.metric} and the confusion matrix are those after the last epoch. Maps are of the weights that a "
         "run folder keeps, those of the best epoch.",
-        "Times are medians of rounds in which the twins took turns in one process, so a machine that slows down slows "
+        "Times are medians of interleaved rounds in one process, so a machine that slows down slows "
         "all; they hold for this machine and these sizes. Multiply-adds (MACs) are counted from the equations; 1 MAC "
         "is 2 FLOP.",
         "Memory is the peak held by the allocator above weights, optimiser state and input "

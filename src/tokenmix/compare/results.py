@@ -153,7 +153,7 @@ class Results:
         return sum(map(sum, matrices[0])) if matrices else 0
 
     def leaders(self) -> list[Twin]:
-        """The twin of the best score, then those behind it by no more than two standard errors of the difference.
+        """The twin of the best score, then those after it by no more than two standard errors of the difference.
 
         The variance of a score is that of its mean over seeds and, of an accuracy, that of the draw of test images.
         """

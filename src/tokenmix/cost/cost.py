@@ -84,7 +84,7 @@ class CostRow:
 
 @dataclass(frozen=True)
 class CostTable:
-    """Costs of several mixers or models; `step` is a pass forward and back.
+    """Costs of several mixers or models; `step` is a forward and backward pass.
 
     Attributes:
         axis: what a row's size is: tokens, or pixels of a side.
@@ -155,7 +155,7 @@ def cost_table(
     track: Callable[[Sequence[int]], Iterable[int]] = iter,
     **kwargs: Any,
 ) -> CostTable:
-    """Count and measure mixers at several numbers of tokens beside self-attention, or models at several image sizes.
+    """Count and measure mixers at several numbers of tokens next to self-attention, or models at several image sizes.
 
     Args:
         names: names of `list_mixers()`; or of models, ours or timm's.
@@ -207,7 +207,7 @@ def _place(device: str) -> torch.device:
     if device not in ("cpu", "cuda"):
         raise UserError(f"unknown device {device!r}; costs are measured on cpu or cuda")
     if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("no CUDA device is available; leave --device cuda out")
+        raise UserError("no CUDA device is available; omit --device cuda")
     return torch.device(device)
 
 

@@ -26,6 +26,7 @@ def draw_cost(table: CostTable, file: BinaryIO, suffix: Literal["png", "svg"]) -
         rows = [row for row in table.rows if row.name == name and row.forward is not None]
         _line(left, i, rows, [row.forward.median * 1e3 for row in rows if row.forward], _named(table, name))
         _line(right, i, rows, [max(1, row.forward_memory or 0) for row in rows], name)
+    _mark_noisy(left, table)
     _mark_crossings(left, table)
     _finish(left, table, "forward pass, ms")
     _finish(right, table, "peak memory of a forward pass")
@@ -62,8 +63,16 @@ def _line(axes: Axes, index: int, rows: list[CostRow], values: list[float] | lis
     )  # fmt: skip
 
 
+def _mark_noisy(axes: Axes, table: CostTable) -> None:
+    """Hollow markers on noisy times, with a line below that says so."""
+    noisy = [(row.size, row.forward.median * 1e3) for row in table.rows if row.forward and "forward" in row.unsteady]
+    if noisy:
+        axes.plot(*zip(*noisy), "o", markersize=3.5, color="white", zorder=5)
+        axes.annotate("hollow: noisy, see ~", (1, 0), xycoords="axes fraction", ha="right", va="bottom", fontsize=8)
+
+
 def _mark_crossings(axes: Axes, table: CostTable) -> None:
-    """A ring where a line meets the reference's, with the size beside it."""
+    """A ring where a line meets the reference's, with the size next to it."""
     reference = [(r.size, r.forward.median * 1e3) for r in table.rows if r.name == table.reference and r.forward]
     for i, name in enumerate(table.names):
         for crossing in chain.from_iterable(table.faster.get(name) or ()):

@@ -106,7 +106,7 @@ def too_large(peak: int, free: int | None) -> str:
 
 
 def too_slow(macs: int, macs_per_second: float, which: Pass) -> str:
-    """Why a pass of this many multiply-adds forward is not made on a machine that does so many; "" if it can be.
+    """Why a pass of this many multiply-adds forward is not made on a machine that does that many; "" if it can be.
 
     Each product of a forward pass has two in the backward pass, so that a step takes three times as long.
     """

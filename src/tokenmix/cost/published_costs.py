@@ -42,7 +42,7 @@ def eanet_requirements() -> list[Requirement]:
 
 
 def _row(name: str, layer: Mixer) -> Requirement:
-    # The other projections have no biases; ours of self-attention has one behind the output.
+    # The other projections have no biases; ours of self-attention has one after the output.
     without = layer.proj.bias.numel() if isinstance(layer, SelfAttention) else 0
     parameters = sum(p.numel() for p in layer.parameters()) - without
     return Requirement(name, type(layer).__name__, parameters, layer.macs(SIDE * SIDE))

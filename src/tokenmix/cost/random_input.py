@@ -41,7 +41,7 @@ class MixerWithInput:
         return self.layer.macs(self.x.numel() // self.x.shape[0] // self.layer.dim)
 
     def traffic(self) -> int:
-        """The least number of bytes that must move: input, weights and output once, and the scores handed on."""
+        """The least number of bytes that must move: input, weights and output once, and the scores passed on."""
         weights = sum(p.nbytes for p in self.layer.parameters())
         handed_on = 0 if self.carry is None else self.carry.query.nbytes + self.carry.key.nbytes
         return 2 * self.x.nbytes + weights + handed_on

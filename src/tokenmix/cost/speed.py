@@ -41,7 +41,7 @@ def time_interleaved(
     turns: Mapping[str, int] | None = None,
     calls: Mapping[str, int] | None = None,
 ) -> dict[str, Timing]:
-    """Seconds of each function, in rounds: every function in an order that is drawn anew, the same in each call.
+    """Time functions in interleaved rounds, in an order reshuffled each round (the same shuffles in every call).
 
     Args:
         functions: what to time, by name.
@@ -70,7 +70,7 @@ def time_interleaved(
 def orders(names: Iterable[str], rounds: int) -> Iterator[list[str]]:
     """The names in an order that is drawn for each round, so that nobody always follows the same neighbour.
 
-    Whoever does runs in the caches and the free memory that this one leaves behind.
+    Anyone who does runs in the caches and the free memory that this one leaves after.
     """
     drawn, names = random.Random(0), list(names)
     for _ in range(rounds):

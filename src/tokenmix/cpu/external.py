@@ -1,4 +1,4 @@
-"""External attention whose memories are multiplied into the projections beside them."""
+"""External attention whose memories are multiplied into the projections next to them."""
 
 import math
 from typing import NamedTuple
@@ -35,7 +35,7 @@ class FoldedExternalAttention(Mixer):
         A_h = Norm(x K_h^T + k_h),    K_h = M_k W_q,h     (S, D),    k_h = M_k b_q,h + b_k
         out = sum_h A_h V_h^T + v,    V_h = W_o,h M_v^T   (D, S),    v   = W_o (b_v .. b_v) + b_o
 
-    Once training is over, the memories are constants: multiplied into the projections beside them, they cost nothing,
+    Once training is over, the memories are constants: multiplied into the projections next to them, they cost nothing,
     and the features of the heads, (N, e D) numbers, are never made.
 
     Shape:
@@ -187,7 +187,7 @@ def num_heads(layer: Folding) -> int:
 
 
 def linear_map(layer: nn.Module, dim: int) -> Map:
-    """What a linear layer, or an identity of so many features, computes."""
+    """What a linear layer, or an identity of that many features, computes."""
     if isinstance(layer, nn.Identity):
         return Map(torch.eye(dim, dtype=torch.float64), torch.zeros(dim, dtype=torch.float64))
     assert isinstance(layer, nn.Linear)

@@ -14,11 +14,11 @@ _APPROXIMATE = {"gelu": "none", "gelu-tanh": "tanh"}
 
 
 class FusedLinear(Packing):
-    """A linear layer for inference, with the GELU behind it.
+    """A linear layer for inference, with the GELU after it.
 
         y = act(x W^T + b)
 
-    In bfloat16 x, W, b and the product are rounded to it; what goes on is float32.
+    In bfloat16 x, W, b and the product are rounded to it; what continues is float32.
 
     Shape:
         (..., in_features) float32 to (..., out_features) float32.

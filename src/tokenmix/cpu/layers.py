@@ -52,7 +52,7 @@ class Packing(nn.Module):
 
 
 class Int8Linear(Packing):
-    """A linear layer on inputs of 8 bits, with the GELU behind it in the same kernel.
+    """A linear layer on inputs of 8 bits, with the GELU after it in the same kernel.
 
         q = clamp(round(x / s) + z, 0, 255),    y = act(s t (q - z) Q^T + b),    W ~ t Q
 
@@ -275,7 +275,7 @@ def check_move(fn: Callable[[Tensor], Tensor]) -> None:
 
 
 def samples_at_a_time(numbers: int, most: int = 2**18) -> int:
-    """How many samples to work on together, if each takes so many numbers, for them to stay in the cache.
+    """How many samples to work on together, if each takes that many numbers, for them to stay in the cache.
 
     It also keeps to memory that the process has already: fresh pages cost more than what is written to them.
     """

@@ -30,7 +30,7 @@ def missing_operators(dtype: Dtype) -> list[str]:
 
 
 def require_operators(dtype: Dtype) -> None:
-    """Raise `UserError` unless this PyTorch has the operators and, for int8, the library behind them."""
+    """Raise `UserError` unless this PyTorch has the operators and, for int8, the library after them."""
     if dtype == "int8" and "onednn" not in torch.backends.quantized.supported_engines:
         raise UserError("this PyTorch has no oneDNN, whose int8 kernels are needed; install the wheel of pytorch.org")
     if missing := missing_operators(dtype):
@@ -51,7 +51,7 @@ def has_fused_linear() -> bool:
 
 
 def pack_linear(weight: Tensor, rows: int) -> Tensor:
-    """A float32 weight (E, D) in oneDNN's layout for inputs of about so many rows, which cannot be copied or saved."""
+    """A float32 weight (E, D) in oneDNN's layout for inputs of about `rows` rows; it cannot be copied or saved."""
     return torch.ops.mkldnn._reorder_linear_weight(weight, rows)
 
 

@@ -48,7 +48,7 @@ def optimize(
         dtype: type of the products. `"float32"`; `"bfloat16"`, weights and inputs rounded to it; `"int8"`, weights with
             one scale a row, activations with one a layer, and the products of spatial gates as well, see `Int8Linear`,
             `Int8Gate` and `Int8ExternalAttention`. Norms, softmax, convolutions and a linear layer that meets one row a
-            sample (a head behind the pooling) stay float32.
+            sample (a head after the pooling) stay float32.
 
     Raises:
         UserError: an unknown dtype, weights that are not float32 on the CPU, no inputs, nothing to optimise, a copy
@@ -97,7 +97,7 @@ def _check_answers(result: nn.Module, first: Tensor, expected: Any, dtype: Dtype
         error = ((one - other).norm() / other.norm().clamp_min(1e-6)).item()
         if not error <= TOLERANCES[dtype]:
             raise UserError(
-                f"the {dtype} copy of {name} is off by {error:.2g} of its answer on the example, at most "
+                f"the {dtype} copy of {name} is off by {error:.2g} of its output on the example, at most "
                 f"{TOLERANCES[dtype]:g} is allowed; keep it as it is, or take another dtype"
             )
 
@@ -169,7 +169,7 @@ def load_quantized(model: nn.Module, path: Path | str) -> nn.Module:
         install(result, plan, "int8")
         result.load_state_dict(load_file(str(path)))
     except (AttributeError, RuntimeError, AssertionError) as error:
-        raise UserError(f"{path} is of another architecture than {type(model).__name__}: {_first(error)}") from None
+        raise UserError(f"{path} has another architecture than {type(model).__name__}: {_first(error)}") from None
     return result
 
 

@@ -46,7 +46,7 @@ def observe(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Range]:
         handle.remove()
     bad = next((name for name, (low, high) in ranges.items() if not abs(low) + abs(high) < float("inf")), None)
     if bad is not None:
-        raise UserError(f"{bad} meets values that are no numbers; look at the model and the inputs")
+        raise UserError(f"{bad} met NaN or infinite values; check the model and the inputs")
     return ranges
 
 

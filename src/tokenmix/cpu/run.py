@@ -35,5 +35,5 @@ def _examples(task: TaskModule, data: TaskData) -> Tensor:
     batch = next(iter(data.train_batches(batch_size=count, epoch=0, start=0)))
     images = batch.get("image") if isinstance(batch, dict) else None
     if not isinstance(images, Tensor):
-        raise UserError(f"{type(task).__name__} does not learn from batches of images; leave --optimize out")
+        raise UserError(f"{type(task).__name__} is not trained on batches of images; leave --optimize out")
     return images

@@ -15,7 +15,7 @@ from tokenmix.models.stems import Stem
 
 
 class FoldedStemAttention(nn.Module):
-    """An unfolding and the external attention behind it, of patches x_p with K numbers.
+    """An unfolding and the external attention after it, of patches x_p with K numbers.
 
         h_p = (C x_p) / sqrt(var x_p + eps) + c,    C = W diag(g) (I - 1/K),    c = W b_n + b
 

@@ -123,7 +123,7 @@ def make_loader(
         pin_memory: copy batches to page-locked memory, for CUDA.
 
     Raises:
-        UserError: a batch size below 1, no full batch although `drop_last`, or samples that so many processes cannot
+        UserError: a batch size below 1, no full batch although `drop_last`, or samples that that many processes cannot
             share.
     """
     if batch_size < 1:

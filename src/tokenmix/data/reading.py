@@ -1,4 +1,4 @@
-"""Files that may come from a stranger: only regular ones are opened, and what is no JSON is one line."""
+"""Files that may come from a stranger: only regular ones are opened, and what is not JSON is one line."""
 
 import json
 import math
@@ -65,7 +65,7 @@ def parse_json(text: str | bytes, where: Path | str) -> Any:
         if re.search(rb"\\u[dD][89a-fA-F]", raw):
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is no JSON ({error}); write or fetch it again") from None
+        raise UserError(f"{where} is not JSON ({error}); write or fetch it again") from None
     return value
 
 

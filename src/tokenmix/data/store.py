@@ -1,4 +1,4 @@
-"""The cache of fetched data sets: one safetensors file each, written beside and renamed, under a lock."""
+"""The cache of fetched data sets: one safetensors file each, written under another name and renamed, under a lock."""
 
 import os
 import tempfile

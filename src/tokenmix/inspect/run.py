@@ -24,7 +24,7 @@ TILES = 15
 
 
 def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
-    """Write one picture for each block, one of the numbers over depth, and numbers.json.
+    """Write one figure for each block, one of the numbers over depth, and numbers.json.
 
     Args:
         target: a run folder, or the name of a model, which then has random weights.
@@ -50,12 +50,12 @@ def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
     else:
         kind, model, description, trained = _load_target(target)
     if file is None:
-        raise UserError(f"{target} looks at images; name one")
+        raise UserError(f"{target} needs an image; name one")
     file = Path(file)
     shown, images = kind.view(model, file, description)
     maps = attention_maps(model, images)
     numbers = map_numbers(maps)
-    title = f"{target}, {file.name}"
+    title = f"{Path(target).name}, {file.name}"
     make_folder(out)
     for i, block in enumerate(maps):
         draw_tiles(shown, tiles_of(block, limit=TILES), f"{title}: {block.name}", out / f"block-{i:02d}.png")
@@ -88,4 +88,4 @@ def _load_target(target: str | Path) -> tuple[type[TaskModule], nn.Module, Mappi
 def _check_looks(target: str | Path, name: str, task: type[TaskModule]) -> None:
     """Raise `UserError` unless the models of the task look at an image or a text."""
     if task.looks_at == "nothing":
-        raise UserError(f"{target} is of {name}; inspect shows what models see in an image or a text")
+        raise UserError(f"{target} is of {name}; inspect works on models of images and text")

@@ -8,12 +8,12 @@ from torch import Tensor
 from tokenmix.models import BlockMap
 
 SIGNED = "coolwarm"
-"""matplotlib's colours of signed numbers in every picture of maps and gates: positive red, negative blue."""
+"""matplotlib's colours of signed numbers in every figure of maps and gates: positive red, negative blue."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """One small picture.
+    """One small figure.
 
     Attributes:
         label: what is seen.

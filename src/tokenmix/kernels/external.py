@@ -31,7 +31,7 @@ def fused_external_attention(
     Forward it reads the query twice (once for L) and writes the output once. For H heads of d columns in b bytes that
     is N * H * (2 d + d_v) * b, and 4 S bytes per tile of tokens for the parts of L. Backward reads query and gradient
     twice and writes the query's gradient once: N * H * (3 d + 2 d_v) * b, and one float32 copy of a memory's gradient
-    per program. Columns beyond a tile's (64 in half types) are read in further blocks, and backward reads the tokens
+    per program. Columns beyond a tile's (64 in half precision) take further blocks, and backward reads the tokens
     once more for each. Aimed at: 70 % of the memory's bandwidth forward from N = 16,384 on; not yet measured on a GPU.
 
     Args:
@@ -81,7 +81,7 @@ class _Walk:
         return self.query.shape[0] * self.query.shape[1] * self.num_blocks
 
     def programs(self, column_blocks: int = 1) -> int:
-        """How many programs walk, where each has one beside it for every further block of columns."""
+        """How many programs walk, where each has one next to it for every further block of columns."""
         resident = num_programs(self.query.device, self.tiles.programs)
         return min(self.num_tiles, max(1, resident // column_blocks))
 

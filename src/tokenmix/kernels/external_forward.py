@@ -33,7 +33,7 @@ def slot_sums_kernel(
         top = tl.max(logits, 0)
         top = tl.where(top == float("-inf"), 0.0, top)
         total = tl.sum(tl.exp(logits - top[None, :]), 0)
-        # The logarithm of 1 stands in where there is nothing: log(0) is told as a fault by the interpreter. NaN is not
+        # The logarithm of 1 stands in where there is nothing: the interpreter reports log(0) as a fault. NaN is not
         # nothing, so the test is for 0.
         sums = tl.where(total == 0.0, float("-inf"), top + tl.log(tl.where(total == 0.0, 1.0, total)))
         tl.store(partial + row * S + slots, sums, slots < S)

@@ -25,7 +25,7 @@ def fused_gate(
 
     Each of content, gated and addend is read once and the output is written once, and W by every sample from the cache:
     3 B N C numbers, where a product, its bias and a multiplication move 7. Backward reuses the kernel with the
-    output's gradient in the place of content; the gate is made again and not kept. The rest are plain products.
+    output's gradient in place of content; the gate is made again and not kept. The rest are plain products.
 
     Args:
         content: Z_1, (B, N, C), any strides.

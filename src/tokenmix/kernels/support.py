@@ -51,7 +51,7 @@ def autocast_inputs(*tensors: torch.Tensor | None) -> tuple[Any, ...]:
 
 
 def input_precision(dtype: torch.dtype) -> str:
-    """How a kernel multiplies: float32 as torch is told to, by `torch.set_float32_matmul_precision` or another switch.
+    """How a kernel multiplies: float32 as torch is set to, by `torch.set_float32_matmul_precision` or another switch.
 
     Read where all switches end: `torch.get_float32_matmul_precision` raises once the newer ones were used.
     """

@@ -17,7 +17,7 @@ class Tiles:
     """How many programs a multiprocessor holds at once."""
 
 
-# By slots up to and bytes of a number, so that a tile fits the registers: at up to 64 columns in half types no kernel
+# By slots up to and bytes of a number, so that a tile fits in registers: up to 64 columns in half precision no kernel
 # spills, compiled for sm_90 with any number of slots and for sm_80 with 64. Shared memory stays under the 163 KiB of
 # sm_80 everywhere. Programs are those that fit the registers and shared memory of sm_90.
 _FORWARD = {

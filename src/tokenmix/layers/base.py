@@ -19,7 +19,7 @@ MapKind = Literal["slots", "tokens", "gate"]
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What a mechanism can do, for programs to read.
+    """What a mechanism supports, in machine-readable form.
 
     Attributes:
         layout: `"tokens"` for (B, N, D), `"2d"` for (B, C, H, W).
@@ -78,7 +78,7 @@ class Mixer(nn.Module):
     def mix(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> tuple[Tensor, Scores | None]:
         """`forward` for a stack: takes the scores of the layer before, returns those for the layer after.
 
-        A mechanism that keeps no scores hands on what it was given.
+        A mechanism that keeps no scores passes on what it was given.
         """
         return self(x, mask), carry
 
@@ -95,7 +95,7 @@ class Mixer(nn.Module):
 
 
 def replace_parameter(module: nn.Module, name: str, value: Tensor) -> None:
-    """Put `value` in the place of a parameter that it may differ from in shape; what is frozen stays frozen."""
+    """Put `value` in place of a parameter that it may differ from in shape; what is frozen stays frozen."""
     setattr(module, name, nn.Parameter(value, requires_grad=getattr(module, name).requires_grad))
 
 

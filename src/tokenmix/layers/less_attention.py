@@ -21,7 +21,7 @@ class LessAttention(Mixer):
 
         out = concat_h [ softmax(A'_h) V_h ] W_o,   A' = U A W^T + (U 1) b^T + c 1^T = Psi(Theta(A)^T)^T
 
-    In factors, A = Q K^T gives A' = [U Q, U 1, c] [W K, b, 1]^T: the tokens of Q and K are mixed, and what follows is
+    In factors, A = Q K^T gives `A' = [U Q, U 1, c] [W K, b, 1]^T`: the tokens of Q and K are mixed, and what follows is
     ordinary attention in the fused kernels. Scores with a dense part (from `AttentionResidual`) pay for a dense
     transform of that part. It starts with W = U = 1 and b = c = 0: the scores of the layer before.
 
@@ -135,7 +135,7 @@ class LessAttention(Mixer):
         self.num_tokens = self.theta.shape[-1]
 
     def macs(self, num_tokens: int) -> int:
-        """The formula of the class with m = 0: as directly behind a vanilla layer, and without a dense part."""
+        """The formula of the class with m = 0: as directly after a vanilla layer, and without a dense part."""
         projections = (4 if self.qk is not None else 2) * num_tokens * self.dim**2
         if self.mode == "dense":
             return projections + num_tokens**2 * (2 * self.num_heads * num_tokens + 2 * self.dim)

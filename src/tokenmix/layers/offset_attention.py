@@ -14,7 +14,7 @@ __all__ = ["Offset", "OffsetAttention"]
 
 
 class Offset(nn.Module):
-    """What a mixer made of the tokens, taken off them, through a linear layer, BatchNorm and ReLU, and the identity.
+    """The tokens minus a mixer's output, through a linear layer, BatchNorm and ReLU, plus the tokens.
 
         out = X + relu(BN((X - Y) W + b))
 
@@ -77,7 +77,7 @@ class OffsetAttention(Mixer):
         if reduction < 1 or dim % reduction:
             raise UserError(f"reduction must divide dim {dim}, got {reduction}; the paper has 4, and 1 always does")
         if chunk_size is not None and chunk_size < 1:
-            raise UserError(f"chunk_size must be at least 1, got {chunk_size}; leave it out to write the whole map")
+            raise UserError(f"chunk_size must be at least 1, got {chunk_size}; omit it to materialize the whole map")
         self.dim, self.chunk_size = dim, chunk_size
         self.query = nn.Linear(dim, dim // reduction, bias=False, device=device, dtype=dtype)
         self.value = nn.Linear(dim, dim, device=device, dtype=dtype)
@@ -107,7 +107,7 @@ class OffsetAttention(Mixer):
         return num_tokens * self.dim * (2 * self.dim + width) + num_tokens**2 * (self.dim + width)
 
     def _prepared(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """x without what stands in padded places, q (B, 1, N, d), and the mask."""
+        """x without what stands in padded positions, q (B, 1, N, d), and the mask."""
         check_tokens(self, x)
         mask = check_mask(mask, x, x.shape[1])
         x = zero_masked(x, mask)

@@ -14,7 +14,7 @@ class SimplifiedSelfAttention(Mixer):
 
         out = softmax(scale * F F^T) F
 
-    As printed it has no parameters, no heads and no scale. Behind a LayerNorm the diagonal of F F^T is D and the rest
+    As printed it has no parameters, no heads and no scale. After a LayerNorm the diagonal of F F^T is D and the rest
     about sqrt(D), so for wide tokens the printed form is the identity, and from D = 128 on it still is with 1/sqrt(D);
     a scale near 1/D flattens the map.
 

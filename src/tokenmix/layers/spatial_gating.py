@@ -119,8 +119,8 @@ class SpatialGatingUnit(Mixer):
         """
         if self.gate != "dense" and len(old) > 1:
             raise UserError(
-                f"a {self.gate} gate cannot go over from grid {tuple(old)} to {tuple(new)}, since a shift in the line "
-                "of all rows is no shift on the grid; use a dense gate, or build the model at the size wanted"
+                f"a {self.gate} gate cannot be resized from grid {tuple(old)} to {tuple(new)}, since a shift along "
+                "the sequence is not a shift on the grid; use a dense gate, or build the model at that size"
             )
         weight, bias = resize_gate(self.weight, self.bias, old, new)
         replace_parameter(self, "weight", weight)

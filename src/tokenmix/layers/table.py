@@ -20,12 +20,12 @@ from tokenmix.registry import import_object
 
 @dataclass(frozen=True)
 class MixerSpec:
-    """One row of the table.
+    """One entry of the table of mixers.
 
     Attributes:
         layer: the class.
         fixed: arguments that make this row differ from the class's defaults.
-        later: arguments for the layers of a stack behind the leading ones (less-attention takes the scores before it).
+        later: arguments for the layers of a stack after the leading ones (less-attention takes the scores before it).
         leader: the class of the leading layers of a stack, if another than `layer`.
         about: one line for `tokenmix list mixers`.
     """
@@ -79,7 +79,7 @@ def list_mixers() -> list[str]:
 
 
 def register_mixer(name: str, layer: type[Mixer], about: str = "", **fixed: Any) -> None:
-    """Add a mixer of yours to the table; from then on it goes by this name wherever a mixer's name does.
+    """Register a mixer under a name that every function and command accepts from then on.
 
     Args:
         name: what it is called.

@@ -16,7 +16,7 @@ ContextName = Literal["external", "self", "none"]
 
 
 class SelfAttention2d(Mixer):
-    """The EANet block with self-attention in the place of external attention.
+    """The EANet block with self-attention in place of external attention.
 
         Q, K, V = conv1(X)                                      1 x 1, with bias
         out     = relu(X + BN(conv2(softmax(Q K^T / sqrt(D)) V)))   1 x 1, without bias
@@ -71,5 +71,5 @@ def make_context(name: ContextName, dim: int, options: Mapping[str, Any], factor
         return ExternalAttention2d(dim, **given, **factory)
     if given:
         key, value = next(iter(given.items()))
-        raise UserError(f"{key}={value!r} belongs to mixer='external', and the mixer is {name!r}; leave it out")
+        raise UserError(f"{key}={value!r} only applies to mixer='external', and the mixer is {name!r}; leave it out")
     return SelfAttention2d(dim, **factory) if name == "self" else nn.Identity()

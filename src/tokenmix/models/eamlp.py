@@ -137,7 +137,7 @@ def _unfolded(x: Tensor, split: Split) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class EAMLPArchitecture(Architecture):
-    """What makes one EAMLP.
+    """Architecture of an EAMLP.
 
     Attributes:
         embed_dim: width D of the tokens.
@@ -171,7 +171,7 @@ class EAMLP(IsotropicNet):
         global_pool: `"token"` for the class token, `"avg"`, or `""` for all tokens.
         drop_rate: dropout before the head.
         proj_drop_rate: dropout in the blocks' MLPs.
-        attn_drop_rate: dropout of the maps and behind the projections in the stem; the released stem has 0.1.
+        attn_drop_rate: dropout of the maps and after the projections in the stem; the released stem has 0.1.
         drop_path_rate: stochastic depth of the last block, linear in depth.
     """
 

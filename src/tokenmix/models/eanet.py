@@ -1,4 +1,4 @@
-"""EANet for classification: a ResNet with the external-attention block behind its last stage.
+"""EANet for classification: a ResNet with the external-attention block after its last stage.
 
 Paper: Guo, Liu, Mu, Hu, "Beyond Self-attention: External Attention using Two Linear Layers for Visual Tasks", 2021,
 arXiv:2105.02358.
@@ -40,7 +40,7 @@ class EABlock(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class EANetArchitecture(Architecture):
-    """What makes one EANet.
+    """Architecture of an EANet classifier.
 
     Attributes:
         backbone: name of a ResNet of timm's.
@@ -63,7 +63,7 @@ class EANet(Classifier):
 
         x = resnet(images),   y = relu(x + BN(conv2(Norm(F M_k^T) M_v))),   F = conv1(x),   logits = head(mean(y))
 
-    The paper adds the block behind the last stage of a ResNet for detection, and behind a 3 x 3 convolution to 512
+    The paper adds the block after the last stage of a ResNet for detection, and after a 3 x 3 convolution to 512
     channels for segmentation; it prints no ResNet for classification. Here it stands on the last stage itself: at 2048
     channels it has 8.7 M weights, where that convolution and a narrow block would have 10.0 M, and the width of the
     features and the head stay a ResNet's. The BatchNorm scale of the block starts at 0, so it starts as the identity,
@@ -135,7 +135,7 @@ class EANet(Classifier):
         return self.grid_size[0] * self.grid_size[1]
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """Images to the map behind the block (B, D, h, w)."""
+        """Images to the map after the block (B, D, h, w)."""
         x = self.backbone.forward_features(images)
         for block in self.blocks:
             x = block(x)
@@ -154,7 +154,7 @@ class EANet(Classifier):
         output_fmt: Literal["NCHW", "NLC"] = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """The maps behind the stem and the stages, the last one behind the block; arguments as in `IsotropicNet`."""
+        """The maps after the stem and the stages, the last one after the block; arguments as in `IsotropicNet`."""
         if norm:
             raise UserError("EANet has no last norm; call with norm=False")
         if output_fmt not in ("NCHW", "NLC"):
@@ -173,7 +173,7 @@ class EANet(Classifier):
     def prune_intermediate_layers(
         self, indices: int | list[int] | None = None, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop the stages behind the last one chosen, and the head if asked; the indices, none negative."""
+        """Drop the stages after the last one chosen, and the head if asked; the indices, none negative."""
         take, last = take_indices(len(self.feature_info), indices)
         self.backbone.prune_intermediate_layers(take, prune_norm=prune_norm, prune_head=False)
         if last < len(self.feature_info) - 1:
@@ -225,7 +225,7 @@ class EANet(Classifier):
         self.backbone.set_grad_checkpointing(enable)
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters that weight decay leaves alone, beside those of one axis."""
+        """Parameters that weight decay leaves alone, next to those of one axis."""
         return set()
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class GMLPBlock(nn.Module):
     def forward(
         self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, Scores | None]:
-        """Tokens (B, N, D) to tokens; `carry` goes on untouched."""
+        """Tokens (B, N, D) to tokens; `carry` continues untouched."""
         out, carry = mix(self.mixer, self.norm1(x), carry, mask)
         return x + self.drop_path(out), carry
 
@@ -45,7 +45,7 @@ class GMLPBlock(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class GMLPArchitecture(Architecture):
-    """What makes one gMLP.
+    """Architecture of a gMLP.
 
     Attributes:
         patch_size: side of a patch.

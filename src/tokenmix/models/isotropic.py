@@ -97,7 +97,7 @@ class MixerBlock(nn.Module):
 
 
 class IsotropicNet(Classifier):
-    """Tokens of a stem with positions, through blocks, to pooled features and logits; timm's manners.
+    """Tokens of a stem with positions, through blocks, to pooled features and logits; timm's conventions.
 
     Args:
         stem: images to tokens; it knows `img_size`, `grid_size`, `in_chans` and `dim`.
@@ -227,13 +227,13 @@ class IsotropicNet(Classifier):
         intermediates_only: bool = False,
         return_prefix_tokens: bool = False,
     ) -> Any:
-        """The tokens behind chosen blocks, as maps or sequences; and the final features unless `intermediates_only`.
+        """The tokens after chosen blocks, as maps or sequences; and the final features unless `intermediates_only`.
 
         Args:
             images: (B, C, H, W).
             indices: blocks by number, the last n if one number, all if none.
             norm: put them through the last norm.
-            stop_early: leave out the blocks behind the last one chosen; the final features are then those behind it.
+            stop_early: leave out the blocks after the last one chosen; the final features are then those after it.
             output_fmt: maps (B, D, h, w), or sequences (B, h * w, D).
             intermediates_only: return the list alone.
             return_prefix_tokens: each entry is a pair, with the tokens that are no places of the image, (B, prefix, D).
@@ -253,7 +253,7 @@ class IsotropicNet(Classifier):
     def prune_intermediate_layers(
         self, indices: int | list[int] | None = None, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop the blocks behind the last one chosen, and the norm and the head if asked; the indices, none negative.
+        """Drop the blocks after the last one chosen, and the norm and the head if asked; the indices, none negative.
 
         What is left serves `forward_intermediates`; `features_only=True` calls this.
         """

@@ -28,7 +28,7 @@ torch.fx.wrap("check_images")
 
 @dataclass(frozen=True, kw_only=True)
 class LaViTArchitecture(Architecture):
-    """What makes one LaViT.
+    """Architecture of a LaViT.
 
     Attributes:
         patch_size: side of a patch of the first stage.
@@ -67,7 +67,7 @@ class LaViTArchitecture(Architecture):
 class LaViT(Classifier):
     """Stages of vanilla attention, then less-attention, with an attention residual from stage to stage.
 
-        A_1 = Q K^T / sqrt(d) + R(A of the stage before),   A_l = Psi(Theta(A_(l-1))^T)^T behind the vanilla blocks
+        A_1 = Q K^T / sqrt(d) + R(A of the stage before),   A_l = Psi(Theta(A_(l-1))^T)^T after the vanilla blocks
 
     Each stage shrinks the grid by a convolution whose kernel is its stride, `patch_size` in the first, 2 in the others.
     What does not divide is padded with zeros below and to the right: any image size goes, and sides round up.
@@ -79,7 +79,7 @@ class LaViT(Classifier):
         num_classes: width of the head; 0 for none.
         global_pool: `"avg"`, or `""` for the tokens themselves.
         drop_rate: dropout before the head.
-        proj_drop_rate: dropout behind the MLPs.
+        proj_drop_rate: dropout after the MLPs.
         drop_path_rate: stochastic depth of the last block, linear in depth.
 
     Shape:
@@ -188,7 +188,7 @@ class LaViT(Classifier):
             images: (B, C, H, W).
             indices: stages by number, the last n if one number, all if none.
             norm: put the last stage's map through the last norm; the others have another width.
-            stop_early: leave out the stages behind the last one chosen; the final features are then its map's tokens.
+            stop_early: leave out the stages after the last one chosen; the final features are then its map's tokens.
             output_fmt: maps (B, D, h, w), or sequences (B, h * w, D).
             intermediates_only: return the list alone.
         """
@@ -209,7 +209,7 @@ class LaViT(Classifier):
     def prune_intermediate_layers(
         self, indices: int | list[int] | None = None, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop the stages behind the last one chosen, with the norm and head that stood behind them.
+        """Drop the stages after the last one chosen, with the norm and head that stood after them.
 
         What is left serves `forward_intermediates`; `features_only=True` calls this.
         """
@@ -242,7 +242,7 @@ class LaViT(Classifier):
         return stages + self.num_features * self.num_classes
 
     def cost_table(self) -> list[BlockCost]:
-        """What the attention of each block costs on one image, beside a vanilla layer in its place."""
+        """What the attention of each block costs on one image, next to a vanilla layer in its place."""
         return [row for i, stage in enumerate(self.stages, 1) for row in stage.costs(i)]  # type: ignore[operator]
 
     def warnings(self) -> list[str]:

@@ -59,7 +59,7 @@ class BlockCost(NamedTuple):
 
 
 def shrunk(grid: Grid, stride: int) -> Grid:
-    """The grid behind a convolution with kernel and stride `stride`: what is left over is padded with zeros."""
+    """The grid after a convolution with kernel and stride `stride`: what is left over is padded with zeros."""
     return -(-grid[0] // stride), -(-grid[1] // stride)
 
 
@@ -116,7 +116,7 @@ def _residual(index: int, before: int, reduction: int) -> Literal["pooled", "kep
     if before == reduction == 1:
         return "pooled"
     raise UserError(
-        f"no attention residual goes from stage {index} to {index + 1}: with key reductions {before} and {reduction} "
+        f"no attention residual from stage {index} to {index + 1}: with key reductions {before} and {reduction} "
         f"their keys lie on different grids; give {2 * reduction} and {reduction}, or residuals[{index - 1}] = False"
     )
 

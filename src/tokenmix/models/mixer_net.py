@@ -20,7 +20,7 @@ __all__ = ["MixerNet", "MixerNetArchitecture"]
 
 @dataclass(frozen=True, kw_only=True)
 class MixerNetArchitecture(Architecture):
-    """What makes one network of a comparison.
+    """Architecture of one network of a comparison.
 
     Attributes:
         mixer: a name of `tokenmix.list_mixers()`.
@@ -54,7 +54,7 @@ class MixerNet(IsotropicNet):
         in_chans: channels of the image.
         num_classes: width of the head; 0 for none.
         global_pool: `"avg"`, or `""` for the tokens themselves.
-        drop_rate: dropout before the head and behind each MLP.
+        drop_rate: dropout before the head and after each MLP.
         drop_path_rate: stochastic depth of the last block, linear in depth.
     """
 

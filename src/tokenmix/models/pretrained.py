@@ -39,7 +39,7 @@ def check_source(name: str, cfg: PretrainedCfg, cache_dir: str | Path | None = N
     try:
         HfApi().model_info(repo, timeout=10)
     except HfHubHTTPError as error:
-        raise UserError(f"the weights of {name} are not to be had from {repo} on the hub: {_line(error)}") from error
+        raise UserError(f"the weights of {name} were not found at {repo} on the hub: {_line(error)}") from error
     except Exception as error:
         # Which errors a missing network raises depends on the hub's HTTP library and on proxies.
         raise UserError(
@@ -69,7 +69,9 @@ def timm_model(name: str, *, pretrained: bool, **kwargs: Any) -> Any:
 def timm_resnet(name: str, *, pretrained: bool, **kwargs: Any) -> Any:
     """The same; `UserError` unless it is a ResNet."""
     if name.split(".")[0] not in timm.list_models(module="resnet"):
-        raise UserError(f"backbone {name!r} is no ResNet of timm's; give one of timm.list_models(module='resnet')")
+        raise UserError(
+            f"backbone {name!r} is not one of timm's ResNets; give one of timm.list_models(module='resnet')"
+        )
     return timm_model(name, pretrained=pretrained, **kwargs)
 
 
@@ -94,6 +96,6 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: nn.Module) -> 
 
 
 def _saved_size(model: Any) -> tuple[int, int] | None:
-    """The image size that the configuration beside the weights states, if there is one."""
+    """The image size that the configuration next to the weights states, if there is one."""
     size = getattr(model, "pretrained_model_args", {}).get("img_size")
     return (size, size) if isinstance(size, int) else None if size is None else (size[0], size[1])

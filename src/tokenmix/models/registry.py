@@ -12,7 +12,7 @@ from tokenmix.models.architecture import flat_arguments, make_network, takes_any
 from tokenmix.models.timm_registry import register_with_timm
 from tokenmix.registry import MODELS, load_object
 
-# Arguments of timm's factory, beside those of a model.
+# Arguments of timm's factory, next to those of a model.
 FACTORY = (
     "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir", "features_only",
     "out_indices", "feature_cls",

@@ -69,7 +69,7 @@ class PatchStem(Stem):
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, C, H, W) of the stem's size to tokens (B, N, D)."""
         self.check(images)
-        # Every block would copy tokens that lie apart, and hand on sums that do as well.
+        # Every block would copy tokens that lie apart, and pass on sums that do as well.
         return self.proj(images).flatten(2).transpose(1, 2).contiguous()
 
     def macs(self) -> int:

@@ -1,4 +1,4 @@
-"""What timm wants to be told, whatever the family."""
+"""What timm wants to know, whatever the family."""
 
 from typing import Any
 

@@ -104,7 +104,7 @@ def attention_probabilities(
     normalization: AttentionNormalization = "softmax",
     scale: float | None = None,
 ) -> Tensor:
-    """The map (B, H, N, S) that `attention` uses on the same arguments, in the type of the query.
+    """The attention map (B, H, N, S) that `attention` uses on the same arguments, in the query's dtype.
 
     Rows of tokens that take no part are 0, all others sum to 1.
 
@@ -129,7 +129,7 @@ def attention_probabilities(
 class _DifferentiableTwice(torch.autograd.Function):
     """The identity on what a fused kernel gave, whose gradient cannot be differentiated.
 
-    A gradient that autograd records is written out instead, past the kernel; any other goes on to the kernel's own.
+    A gradient that autograd records is written out instead, past the kernel; any other continues to the kernel's own.
     """
 
     generate_vmap_rule = True

@@ -54,7 +54,7 @@ def attention_residual(
     if num_tokens != grid[0] * grid[1]:
         raise UserError(f"a grid of {grid[0]} x {grid[1]} has {grid[0] * grid[1]} tokens, the scores have {num_tokens}")
     if key_weight is None and mask is not None:
-        raise UserError("a mask of the tokens says nothing about keys that lie on another grid; pool the keys too")
+        raise UserError("a token mask does not apply to keys on another grid; pool the keys too")
     dense = scores.dense if isinstance(scores, Scores) else scores
     pooled = None
     if isinstance(scores, Scores):

@@ -30,7 +30,7 @@ def double_attention(
         scale: of the logits.
 
     Returns:
-        (B, H, N, d_v) in the type of the query; half types are computed in float32.
+        (B, H, N, d_v) in the type of the query; half precision is computed in float32.
 
     Raises:
         UserError: chunk_size below 1.

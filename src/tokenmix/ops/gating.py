@@ -220,7 +220,7 @@ def toeplitz_by_fft(weight: Tensor, z: Tensor, *, causal: bool = False) -> Tenso
 
     Args:
         weight: (2n-1,) with n >= N, see `toeplitz_matrix`.
-        z: (B, N, C); half types are computed in float32.
+        z: (B, N, C); half precision is computed in float32.
         causal: use the lower triangle of W only.
 
     Measured on 2 CPU cores, one sample of 256 channels, forward and back: as fast as the matrix at N = 256, 17 times

@@ -11,7 +11,7 @@ from tokenmix.ops.attention import attention
 
 
 class Scores(NamedTuple):
-    """Pre-softmax attention scores, handed from layer to layer.
+    """Pre-softmax attention scores, passed from layer to layer.
 
         A = query @ key^T (+ common_query @ common_key^T) (+ dense)
 
@@ -176,7 +176,7 @@ def next_scores(
 
 
 def attention_from_scores(scores: Scores, value: Tensor, *, mask: Tensor | None = None, dropout: float = 0.0) -> Tensor:
-    """softmax(A) V for scores that were handed on, (B, H, N, d).
+    """softmax(A) V for scores that were passed on, (B, H, N, d).
 
     It runs in the fused kernels: only a dense part of the scores is a map of each image and head.
 

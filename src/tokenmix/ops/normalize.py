@@ -9,7 +9,7 @@ HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
 def slot_offset(logits: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """What a slot collects from all tokens, as a logarithm.
+    """Log-sum-exp of each slot's logits over the tokens.
 
         L_j = log sum_i exp(a_ij)
 
@@ -20,7 +20,7 @@ def slot_offset(logits: Tensor, *, mask: Tensor | None = None) -> Tensor:
         mask: bool, True = the token takes part; (B, N), or (..., N) with as many axes as L has.
 
     Returns:
-        L (..., S), float32 for half types; -inf where no token takes part.
+        L (..., S), float32 for half precision; -inf where no token takes part.
 
     Raises:
         UserError: a mask that is not boolean, or of another shape.
@@ -51,7 +51,7 @@ def double_normalize(logits: Tensor, *, mask: Tensor | None = None, num_steps: i
         num_steps: Sinkhorn steps, each a pass over columns and one over rows.
 
     Returns:
-        A (..., N, S) in the type of the logits; half types are computed in float32.
+        A (..., N, S) in the type of the logits; half precision is computed in float32.
 
     Raises:
         UserError: a mask that is not boolean or of another shape; fewer than one step.
@@ -60,7 +60,7 @@ def double_normalize(logits: Tensor, *, mask: Tensor | None = None, num_steps: i
         raise UserError(f"num_steps must be at least 1, got {num_steps}; 1 is the published double normalisation")
     wide = _widen(logits)
     if mask is not None:
-        # Neutral values, so that whatever stands in a padded place, NaN included, reaches neither result nor gradient.
+        # Neutral values, so that what is in a padded position, NaN included, reaches neither result nor gradient.
         wide = wide.masked_fill(_left_out(mask, logits), 0.0)
     offset = _finite(slot_offset(wide, mask=mask))
     for _ in range(num_steps - 1):

@@ -105,7 +105,7 @@ def nearest_neighbours(
         points: (B, N, 3).
         count: k.
         mask: (B, N) bool, True = the point may be a neighbour.
-        chunk_size: queries worked on at a time, which need chunk_size x N distances for each cloud; so many as make
+        chunk_size: queries worked on at a time, which need chunk_size x N distances for each cloud; that many as make
             3 MB if not given.
 
     Returns:
@@ -119,7 +119,7 @@ def nearest_neighbours(
         raise UserError(f"{count} neighbours in chunks of {chunk_size} are not possible; give 1 or more of each")
     batch, places = points.shape[:2]
     if not places:
-        raise UserError("a cloud without points has no neighbours; leave it out")
+        raise UserError("a cloud without points has no neighbours; remove it")
     if chunk_size is None:
         # A graph is one for batches of every size.
         whole = torch.compiler.is_compiling() or torch.compiler.is_exporting()
@@ -163,7 +163,7 @@ def _nearest(queries: Tensor, points: Tensor, count: int, mask: Tensor | None) -
     if mask is not None:
         far = far.masked_fill(~mask.unsqueeze(1), torch.inf)
     # The bits of floats that are not negative are ordered as the floats are, so this sorts by distance, then by place.
-    # With float64 the bits would not fit beside the place.
+    # With float64 the bits would not fit next to the place.
     keys = far.float().view(torch.int32).long() * 2**32 + torch.arange(points.shape[1], device=points.device)
     key, index = keys.topk(count, dim=-1, largest=False, sorted=True)
     if mask is None:

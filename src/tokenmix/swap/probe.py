@@ -154,7 +154,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def check_runs(model: nn.Module, example: Sequence[Any], undo: Callable[[], None]) -> int:
-    """Multiply-adds of a model that was changed; if it does not run any more, the change is undone and reported."""
+    """Multiply-adds of a model that was changed; if it no longer runs, the change is undone and an error raised."""
     try:
         return count_macs(model, example)
     except Exception as error:

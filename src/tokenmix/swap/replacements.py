@@ -119,7 +119,9 @@ def _num_tokens(site: AttentionSite, request: SwapRequest) -> int | None:
     found = request.num_tokens or max(counts, default=None)
     if found is None:
         reason = request.probe.note or "the forward pass does not call it"
-        raise SwapError(f"{request.label} learns over tokens, and how many is not known: give num_tokens ({reason})")
+        raise SwapError(
+            f"{request.label} learns a matrix over tokens, and their number is unknown: give num_tokens ({reason})"
+        )
     return found
 
 
@@ -134,7 +136,7 @@ def _on_grid(mixer: Mixer, request: SwapRequest, counts: Sequence[int]) -> Mixer
     if mixer.capabilities.layout != "2d":
         return mixer
     if request.grid is None or not counts:
-        raise SwapError(f"{request.label} works on maps (B, C, H, W), and the model does not tell a grid of its tokens")
+        raise SwapError(f"{request.label} works on maps (B, C, H, W), and the grid of the model's tokens is unknown")
     height, width = request.grid
     other = next((count for count in counts if count != height * width), None)
     if other is not None:

@@ -16,7 +16,7 @@ class SwapRow:
         before: its class.
         after: the mixer.
         num_tokens: tokens N that it gets.
-        kept: projections whose weights go on in the mixer.
+        kept: projections whose weights continue in the mixer.
         why: why those and no others.
     """
 

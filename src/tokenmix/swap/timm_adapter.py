@@ -54,7 +54,7 @@ class TimmAdapter(AttentionAdapter):
         )
 
     def read(self, module: Any) -> AttentionWeights:
-        """Its projections; those beside norms of their own or a gate are left out."""
+        """Its projections; those next to norms of their own or a gate are left out."""
         dim = module.qkv.in_features
         if module.proj.out_features != dim:
             raise SwapError(f"it makes tokens of width {module.proj.out_features} from width {dim}")
@@ -72,7 +72,7 @@ class TimmAdapter(AttentionAdapter):
             remarks.append("query and key had norms of their own")
         if not isinstance(module.norm, nn.Identity) or module.gate is not None:
             out = None
-            remarks.append("the output projection stood behind a norm or a gate")
+            remarks.append("the output projection stood after a norm or a gate")
         return AttentionWeights(
             dim=dim, num_heads=module.num_heads, like=module.proj.weight, query=query, key=key, value=value, out=out,
             qkv_bias=module.qkv.bias is not None, dropout=module.proj_drop.p, attention_dropout=module.attn_drop.p,

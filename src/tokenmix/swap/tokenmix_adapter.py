@@ -11,7 +11,7 @@ from tokenmix.swap.adapter import Affine, AttentionAdapter, AttentionWeights, Ob
 
 
 class TokenmixAdapter(AttentionAdapter):
-    """A mixer of tokens; another replaces it without anything around it, so that stacks go on calling `mix`."""
+    """A mixer of tokens; another replaces it without anything around it, so that stacks continue calling `mix`."""
 
     about = "tokenmix's own mixers of tokens"
 

@@ -1,4 +1,4 @@
-"""Which weights of an attention layer go on in the mixer that replaces it, and why.
+"""Which weights of an attention layer continue in the mixer that replaces it, and why.
 
 A weight is kept where the new layer uses it for what the old one did: to read queries, keys or values from the same
 tokens, or to write what was read to the same tokens. Everything else starts new.
@@ -70,7 +70,7 @@ def _attention(
     if len(kept) == 4:
         return KeptWeights(tuple(kept), why)
     reasons = [
-        "value and out go on reading and writing the same features" if "value" in kept else "",
+        "value and out continue reading and writing the same features" if "value" in kept else "",
         "" if same_heads else f"query and key were made for {old.num_heads} heads",
         "its query, key and value have no biases" if old.qkv_bias and targets[0][1] is None else "",
     ]
@@ -107,7 +107,7 @@ def _simplified(old: AttentionWeights, mixer: SimplifiedSelfAttention) -> KeptWe
         bias = bias + old.out.weight @ old.value.bias
     mixer.proj.weight.copy_(both)
     mixer.proj.bias.copy_(bias)
-    return KeptWeights(("value", "out"), "value and out as one map, W_o W_v, behind the map of the tokens themselves")
+    return KeptWeights(("value", "out"), "value and out as one map, W_o W_v, after the map of the tokens themselves")
 
 
 RULES: dict[type[Mixer], Callable[[AttentionWeights, Any], KeptWeights]] = {

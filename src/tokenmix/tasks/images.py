@@ -34,7 +34,10 @@ def check_stems(files: Sequence[str | Path]) -> None:
     for file in files:
         stem = Path(file).stem
         if stem in seen:
-            raise UserError(f"{seen[stem]} and {file} would both be answered in {stem}-*; rename one, or ask apart")
+            raise UserError(
+                f"{seen[stem]} and {file} have the same name, so their outputs {stem}-* would overwrite each other; "
+                "rename one, or predict them separately"
+            )
         seen[stem] = file
 
 

@@ -1,4 +1,4 @@
-"""What every token mixer must do, as functions that run on any nn.Module: for our layers and for strangers'."""
+"""What every token mixer must do, as functions that run on any nn.Module: for our layers and for anyone else's."""
 
 from tokenmix.testing.harness import Build, Builder, NotApplicable, PropertyFailure
 from tokenmix.testing.properties import PROPERTIES, Property

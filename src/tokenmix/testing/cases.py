@@ -50,7 +50,7 @@ def example(case: Case) -> Tensor:
 
 
 class LessStack(Mixer):
-    """A leading self-attention and less-attention behind it, as a stack calls them."""
+    """A leading self-attention and less-attention after it, as a stack calls them."""
 
     capabilities = LessAttention.capabilities
 

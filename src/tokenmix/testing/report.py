@@ -72,12 +72,14 @@ class Report:
 
     def print(self) -> None:
         """The report for people: a table on stdout."""
+        from rich import box
         from rich.console import Console
         from rich.markup import escape
         from rich.table import Table
 
         console = Console()
-        table = Table(title=escape(f"{self.target}: {self.layer} on input {self.input}"), title_justify="left")
+        title = escape(f"{self.target}: {self.layer} on input {self.input}")
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
         table.add_column("property", no_wrap=True)
         table.add_column("")
         table.add_column("what was seen", overflow="fold")

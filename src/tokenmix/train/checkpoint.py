@@ -82,7 +82,7 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint beside, then put it in the place of the one before."""
+    """Write a checkpoint into another folder, then put it in place of the one before."""
     state = io.BytesIO()
     torch.save(checkpoint.state, state)
     with _beside(folder) as beside:
@@ -235,7 +235,7 @@ def put_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Path) -
     }
     found = [f"{kind}: {_three(keys)}" for kind, keys in problems.items() if keys]
     if found:
-        raise UserError(f"{source} is of another model than this {type(model).__name__}; {'; '.join(found)}")
+        raise UserError(f"{source} belongs to another model than this {type(model).__name__}; {'; '.join(found)}")
     model.load_state_dict(dict(weights))
 
 

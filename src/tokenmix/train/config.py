@@ -12,7 +12,7 @@ import tyro
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.registry import TASKS, load_object
 from tokenmix.train.schema import Document, Part, Range
-from tokenmix.train.words import Names, Numbers, Pairs
+from tokenmix.train.words import Names, Needed, Numbers, Pairs
 
 __all__ = [
     "BudgetConfig",
@@ -32,12 +32,11 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Part):
-    """What is read."""
+    """Data options."""
 
-    data: str = "fashion-mnist"
-    """A name of `tokenmix list data` that fits the task, or files of your own in a layout that it lists, such as
-    folder:PATH (one sub-folder a class), masks:PATH, coco:PATH, text:PATH or clouds:PATH. Needed where the default
-    is empty."""
+    data: Needed = "fashion-mnist"
+    """A name of `tokenmix list data` that fits the task, or your own files in a layout that it lists, such as
+    folder:PATH (one sub-folder a class), masks:PATH, coco:PATH, text:PATH or clouds:PATH."""
     limit: Annotated[int | None, Range(least=1)] = None
     """Use this many training samples."""
     limit_eval: Annotated[int | None, Range(least=1)] = None
@@ -51,9 +50,9 @@ class DataConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Part):
-    """The network."""
+    """Model options."""
 
-    model: str = "vit_nano"
+    model: Needed = "vit_nano"
     """A model for the task, see `tokenmix list models`."""
     model_kwargs: Pairs = field(default_factory=dict)
     """Arguments of the model, for example --model-kwargs depth=6 drop_path_rate=0.1."""
@@ -119,7 +118,7 @@ class SwapConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig(Part):
-    """Optimiser and learning rate."""
+    """Optimizer and learning-rate options."""
 
     opt: str = "adamw"
     """Optimiser, by timm's name."""
@@ -159,16 +158,16 @@ class ManualOptim(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetConfig(Part):
-    """How long, and on what."""
+    """Budget, precision and device."""
 
     epochs: Annotated[int, Range(least=1)] = 10
-    """Passes over the training samples: images, texts or clouds of points."""
+    """Passes over the training samples: images, texts or point clouds."""
     max_steps: Annotated[int | None, Range(least=1)] = None
     """Stop after this many optimiser steps, if that comes first."""
     batch_size: Annotated[int, Range(least=1)] = 128
     """Samples of one optimiser step on one device, divided into --accumulate parts."""
     precision: Literal["32", "bf16-mixed", "16-mixed", "bf16"] = "32"
-    """Numbers that the model computes in."""
+    """Training precision."""
     grad_checkpointing: bool = False
     """Compute each block again in the backward pass: less memory, more time."""
     threads: Annotated[int | None, Range(least=1, most=1024)] = None
@@ -186,7 +185,7 @@ class BudgetConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class LoopConfig(BudgetConfig):
-    """One run: how long, on what, from where, into which folder."""
+    """Budget, precision, device, seed, folders and processes of a run."""
 
     seed: Annotated[int, Range(least=0)] = 0
     """Seed of weights, order and augmentation."""
@@ -253,7 +252,7 @@ class TrainConfig(Document):
     """One run. `optim` and `options` are Any since a task may have other optimisers, and has its own options."""
 
     task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")] = "image-classification"
-    """What is learnt: see `tokenmix list tasks`."""
+    """Task to train, see `tokenmix list tasks`."""
     data: DataConfig = DataConfig()
     model: ModelConfig = field(default_factory=ModelConfig)
     swap: SwapConfig = field(default_factory=SwapConfig)
@@ -285,16 +284,16 @@ def default_config(task: str) -> TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig(Document):
-    """Twins that differ only in their mixer: what they share, and what differs."""
+    """Variants that differ only in their mixer: what they share, and what differs."""
 
     mixers: Names = ("self", "external", "multihead-external", "gating", "less")
     """Mixers to compare, separated by commas: names of tokenmix list mixers, or module:Class."""
     seeds: Numbers = (0,)
-    """One run of every twin for each of these, separated by commas."""
+    """One run of every variant for each of these, separated by commas."""
     out: Path | None = None
     """Folder of the report; runs/compare-DATA if not given."""
     task: str = "image-classification"
-    """What is learnt."""
+    """Task to train."""
     data: DataConfig = DataConfig()
     model: ModelConfig = field(default_factory=lambda: ModelConfig(model="mixer_nano"))
     optim: OptimConfig = OptimConfig()

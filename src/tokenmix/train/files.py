@@ -108,7 +108,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write beside and rename."""
+    """Write under another name and rename."""
     beside = path.with_name(f".{path.name}.partial")
     try:
         write_bytes(beside, data)

@@ -24,7 +24,7 @@ FREE = (
 def finish_run(config: TrainConfig, *, quiet: bool = False) -> Path:
     """The run folder `config.loop.out`, trained to its end.
 
-    A finished run is left as it is, one that was stopped goes on bit for bit, one without a checkpoint starts anew.
+    A finished run is left as it is, one that was stopped continues bit for bit, one without a checkpoint starts anew.
 
     Raises:
         UserError: no folder is given, or it holds a run with other options; else as `train`.
@@ -41,7 +41,7 @@ def finish_run(config: TrainConfig, *, quiet: bool = False) -> Path:
 
 
 def resume_config(config: TrainConfig, run: Path) -> TrainConfig:
-    """The config that goes on with a half-done run; a folder without a checkpoint is removed and begun anew."""
+    """The config that continues with a half-done run; a folder without a checkpoint is removed and begun anew."""
     if latest_complete_checkpoint(run / "checkpoints" / "last").exists():
         own = {name: config.flat()[name] for name in ("device", "workers", "threads")}
         return read_config(run).replace(resume=run, **own)
@@ -55,7 +55,7 @@ def _check_same(config: TrainConfig, run: Path) -> None:
     for name, value in _plain(get_task(config.task).with_absolute_paths(config)).items():
         if name not in FREE and value != before.get(name):
             raise UserError(
-                f"{run} holds a run with {name}={before.get(name)!r} in the place of {value!r}; remove it, or give "
+                f"{run} holds a run with {name}={before.get(name)!r} instead of {value!r}; remove it, or give "
                 "another folder"
             )
 

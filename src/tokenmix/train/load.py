@@ -33,7 +33,7 @@ def load_task(run: Path, options: Mapping[str, Any] | None = None) -> tuple[Task
     config = config.replace(**(options or {}))
     weights = run / "model.safetensors"
     if not weights.is_file():
-        raise UserError(f"{run} has not finished its first epoch; go on with: tokenmix train --resume {run}")
+        raise UserError(f"{run} has not finished its first epoch; continue with: tokenmix train --resume {run}")
     kind = get_task(config.task)
     task = kind(kind.model_from_config(config, description), config, description)
     swap_mixers(task)

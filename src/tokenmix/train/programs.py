@@ -92,7 +92,7 @@ class ProgramHooks:
 
 
 def model_summary(name: str, model: nn.Module) -> dict[str, Any]:
-    """What can be told of any model of the registry."""
+    """What is known of any model of the registry."""
     macs: Any = getattr(model, "macs", None)
     return {
         "model": name,

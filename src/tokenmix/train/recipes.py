@@ -33,7 +33,7 @@ def load_recipe(name: str) -> TrainConfig:
         raise UserError(f"the recipe {path} cannot be read ({error})") from None
     for key in NOT_HERE:
         if key in values:
-            raise UserError(f"the recipe {path}: {key!r} is for the command line alone; leave it out")
+            raise UserError(f"the recipe {path}: {key!r} is only for the command line; remove it")
     return read_document(values, f"the recipe {path}").replace(recipe=name)
 
 

@@ -52,7 +52,7 @@ class Recorder:
             progress.csv_bytes = self.path.stat().st_size
             self.file = self.path.open("a", newline="")
             if "images" in self.columns:
-                # A run that goes on keeps its columns; before 2026-11-21 they had that name in every task.
+                # A run that continues keeps its columns; before 2026-11-21 they had that name in every task.
                 self.counted = "images"
         self.latest: dict[str, float] = {}
 
@@ -178,7 +178,7 @@ class Recorder:
     def _append(self, row: dict[str, float]) -> None:
         text = io.StringIO()
         if not self.columns:
-            # The first row is always one of training; the columns of evaluation come behind its own.
+            # The first row is always one of training; the columns of evaluation come after its own.
             self.columns = list(dict.fromkeys([*row, *(f"val_{name}" for name in self.evaluated)]))
             csv.writer(text, lineterminator="\n").writerow(self.columns)
         csv.DictWriter(text, self.columns, lineterminator="\n").writerow(row)
@@ -219,7 +219,7 @@ class ProgressBar:
         self.rich.stop()
 
     def start_epoch(self) -> None:
-        """Begin a line at the batch where the epoch goes on."""
+        """Begin a line at the batch where the epoch continues."""
         plan, progress = self.recorder.plan, self.recorder.progress
         self.rich.reset(
             self.line, description=f"epoch {progress.epoch + 1}/{plan.epochs}", total=plan.batches(progress.epoch),

@@ -84,7 +84,7 @@ class Session:
 
 
 def train(config: TrainConfig, *, quiet: bool = False) -> Path:
-    """Train a model, or go on with a run, and return the run folder.
+    """Train a model, or continue with a run, and return the run folder.
 
     Args:
         config: the run.
@@ -93,7 +93,7 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Path:
     Raises:
         UserError: a setting, the data or the disk does not allow it, or the loss is no number any more; the last good
             checkpoint is kept.
-        KeyboardInterrupt: Ctrl-C or SIGTERM; the run has been saved, and the message says how to go on.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; the run has been saved, and the message says how to continue.
     """
     try:
         check_device(config)
@@ -274,7 +274,7 @@ def _prepare(config: TrainConfig, start: Path | None = None) -> Session:
     data = kind.load_data(config)
     here = distributed_info()
     plan = make_plan(config, data.num_train, here.world_size, data.unit)
-    # As JSON would give it back, so that a run that goes on sees what its first start saw.
+    # As JSON would give it back, so that a run that continues sees what its first start saw.
     description = json.loads(json.dumps(data.describe()))
     seed_everything(config.loop.seed, 0, 0)
     task = kind(kind.model_from_config(config, description), config, description)
@@ -287,7 +287,7 @@ def _prepare(config: TrainConfig, start: Path | None = None) -> Session:
     if config.loop.grad_checkpointing:
         _checkpoint_blocks(task.model)
     data = data if here.world_size == 1 else data.part(here.rank, here.world_size)
-    # What its settings do not allow is told here, by one process and before anything is written.
+    # What its settings do not allow is reported here, by one process and before anything is written.
     data.train_batches(batch_size=plan.batch_size, epoch=0, start=0)
     # Counted while the model is whole: fsdp will cut it into parts.
     counts = {"parameters": sum(p.numel() for p in task.model.parameters()), "macs": task.macs()}
@@ -378,7 +378,7 @@ def _merged(given: TrainConfig, saved: TrainConfig, run: Path) -> TrainConfig:
             continue
         if name not in RESUMABLE:
             raise UserError(
-                f"--resume goes on with the run's own {name}={own.get(name)!r}; "
+                f"--resume continues with the run's own {name}={own.get(name)!r}; "
                 f"leave {value!r} out, or start a new run with --init-from {run}"
             )
         changes[name] = value
@@ -386,7 +386,7 @@ def _merged(given: TrainConfig, saved: TrainConfig, run: Path) -> TrainConfig:
 
 
 def _remove_unstarted(run: Path) -> None:
-    """Leave nothing behind of a run that could not start, so that the same command can be typed again."""
+    """Leave nothing after of a run that could not start, so that the same command can be typed again."""
     for name in ("config.json", "data.json", *LOCKS):
         (run / name).unlink(missing_ok=True)
     shutil.rmtree(run / TOKENIZER, ignore_errors=True)
@@ -396,7 +396,7 @@ def _remove_unstarted(run: Path) -> None:
 
 @contextmanager
 def _one_line_errors(run: Path) -> Iterator[None]:
-    """What stops a run from outside as one line that says what is kept and how to go on."""
+    """What stops a run from outside as one line that says what is kept and how to continue."""
     try:
         yield
     except (Interrupted, KeyboardInterrupt):
@@ -425,4 +425,4 @@ def _kept(run: Path) -> str:
         step = read_json(last / "meta.json")["progress"]["step"]
     except (LookupError, TypeError, ValueError, RecursionError):
         return f"{last} is damaged"
-    return f"the checkpoint of step {step} is kept, go on with: tokenmix train --resume {run}"
+    return f"the checkpoint of step {step} is kept, continue with: tokenmix train --resume {run}"

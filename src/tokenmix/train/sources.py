@@ -32,7 +32,7 @@ def make_config(
     """The config of a run.
 
     Args:
-        task: what is learnt; image classification, or the recipe's or saved run's task, if not given.
+        task: what is learned; image classification, or the recipe's or saved run's task, if not given.
         recipe: start from this recipe instead of the task's defaults.
         resume: start from the config of this run folder, and continue the run.
         values: options by name, as the command line has them, for example `lr=1e-3, crop=513`.
@@ -127,7 +127,7 @@ def _items(value: Any) -> list[Any]:
 def read_part(run: Path, name: str) -> dict[str, Any]:
     """A JSON file of a run folder; `UserError` if it is not there or damaged."""
     if not (run / name).is_file():
-        raise UserError(f"{run} is no run folder: it has no {name}")
+        raise UserError(f"{run} is not a run folder: it has no {name}")
     try:
         values = read_json(run / name)
     except (ValueError, RecursionError):

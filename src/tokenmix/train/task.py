@@ -1,4 +1,4 @@
-"""The seam between the trainer and what is learnt.
+"""The seam between the trainer and what is learned.
 
 A task is a LightningModule: what differs between tasks is what a user of Lightning overrides anyway. A classifier
 writes `loss`, `evaluate` and `metrics`; a pair of adversaries overrides `training_step` and `configure_optimizers` as
@@ -90,7 +90,7 @@ def built_with(model: str, given: Mapping[str, Any]) -> Iterator[None]:
 class TaskModule(ProgramHooks, L.LightningModule, ABC):
     """A network with its loss and metrics; `ProgramHooks` has what further programs ask of it.
 
-    All that is learnt must lie in `model`, since that is what is saved; a task with two networks puts both there.
+    All that is learned must lie in `model`, since that is what is saved; a task with two networks puts both there.
 
     Args:
         model: the network.
@@ -181,7 +181,7 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
         raise UserError(f"{self.config.task} writes no files; leave --out out, or take --json")
 
     def draw(self, folder: Path, step: int) -> None:
-        """Write pictures of what has been learnt after `step` steps into a folder, which may have to be made.
+        """Write pictures of what has been learned after `step` steps into a folder, which may have to be made.
 
         The first process calls it after each evaluation; nothing is written here.
         """

@@ -1,5 +1,5 @@
 """The training loop. Devices, precision and processes are Lightning Fabric's; which batch, step and epoch comes next is
-decided here alone, since a run that goes on in mid-epoch has to do so bit for bit.
+decided here alone, since a run that continues in mid-epoch has to do so bit for bit.
 """
 
 import itertools
@@ -82,7 +82,7 @@ class TrainingLoop:
     """One process's part of a run: epochs of batches, each followed by a validation and a checkpoint; then the test.
 
     Args:
-        task: what is learnt; its `configure_optimizers` is called once it is on its device.
+        task: what is learned; its `configure_optimizers` is called once it is on its device.
         data: this process's part of the data.
         config: the run's config.
         plan: how many batches make a step and an epoch.
@@ -298,6 +298,6 @@ def _expected_warnings_ignored() -> Iterator[None]:
     """Hold back Fabric's remarks on the machine and on settings that are ours."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"lightning\..*")
-        # Scores that a block hands on are views, and nothing is written into them.
+        # Scores that a block passes on are views, and nothing is written into them.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
         yield

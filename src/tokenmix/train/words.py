@@ -4,9 +4,10 @@ import ast
 from collections.abc import Callable
 from typing import Annotated, Any
 
+import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-__all__ = ["Factors", "Names", "Numbers", "Pairs"]
+__all__ = ["Factors", "Names", "Needed", "Numbers", "Pairs"]
 
 
 def _value(text: str) -> Any:
@@ -52,7 +53,16 @@ Pairs = Annotated[
         is_instance=lambda x: isinstance(x, dict),
         str_from_instance=lambda x: [f"{k}={v}" for k, v in x.items()],
     ),
+    tyro.conf.arg(help_behavior_hint=lambda default: f"(default: {default or 'none'})"),
 ]
-Names = Annotated[tuple[str, ...], _list("A,B,C", str, "a name")]
+Needed = Annotated[
+    str, tyro.conf.arg(help_behavior_hint=lambda default: "(required)" if default == "''" else f"(default: {default})")
+]
+"""Text that has to be given where it has no default."""
+Names = Annotated[
+    tuple[str, ...],
+    _list("A,B,C", str, "a name"),
+    tyro.conf.arg(help_behavior_hint=lambda default: "(default: none)" if default == "''" else f"(default: {default})"),
+]
 Numbers = Annotated[tuple[int, ...], _list("1,2,3", int, "a whole number")]
 Factors = Annotated[tuple[float, ...], _list("0.5,1,2", float, "a number")]

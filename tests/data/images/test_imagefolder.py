@@ -135,7 +135,7 @@ def test_colour_jitter_changes_colours_and_no_places(imagenet: Path):
     assert all(not torch.equal(plain[i], jittered[i]) for i in plain)
     correlation = [np.corrcoef(plain[i].flatten(), jittered[i].flatten())[0, 1] for i in plain]
     assert min(correlation) > 0.5
-    with pytest.raises(UserError, match=r"color_jitter=0\.4 goes with augment=light alone"):
+    with pytest.raises(UserError, match=r"color_jitter=0\.4 only works with augment=light"):
         batches(data, color_jitter=0.4, augment="rand-m9")
 
 

@@ -108,17 +108,17 @@ def test_voc_boxes(voc: Path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("<annotation><object>", "a.xml is no XML"),
+        ("<annotation><object>", "a.xml is not XML"),
         ("<annotation><object><name>dog</name></object></annotation>", "a.xml, object 1 has no <bndbox/xmin>"),
         (
             "<annotation><object><name>dog</name><bndbox><xmin>x</xmin><ymin>1</ymin><xmax>2</xmax><ymax>2</ymax>"
             "</bndbox></object></annotation>",
-            "corner that is no number",
+            "corner that is not a number",
         ),
         (
             "<annotation><object><name>dog</name><bndbox><xmin>nan</xmin><ymin>1</ymin><xmax>2</xmax><ymax>2</ymax>"
             "</bndbox></object></annotation>",
-            "corner that is no number",
+            "corner that is not a number",
         ),
     ],
 )
@@ -166,7 +166,7 @@ def test_label_pictures_that_do_not_fit(voc: Path):
     with pytest.raises(UserError, match=r"a\.png is empty"):
         load_scenes(f"voc:{voc}", want="classes").train.scene(0)
     mask.unlink()
-    with pytest.raises(UserError, match=r"a\.jpg has no label picture .*a\.png"):
+    with pytest.raises(UserError, match=r"a\.jpg has no label image .*a\.png"):
         load_scenes(f"voc:{voc}", want="classes")
 
 
@@ -246,7 +246,7 @@ def test_own_masks_grey_and_of_16_bits(own: Path):
 
 def test_own_masks_that_are_not_there(own: Path, tmp_path: Path):
     (own / "val" / "masks" / "x.png").unlink()
-    with pytest.raises(UserError, match="has no label picture"):
+    with pytest.raises(UserError, match="has no label image"):
         load_scenes(f"masks:{own}", want="classes")
     (own / "val" / "images" / "x.png").unlink()
     with pytest.raises(UserError, match="has no images"):
@@ -323,7 +323,7 @@ def test_boxes_of_coco_need_no_pycocotools(coco: Path, monkeypatch: pytest.Monke
         ({"size": [10, 12], "counts": "~~~~"}, "do not decode"),
         ({"size": [10, 12], "counts": ""}, "they fill 0 of 120"),
         ({"size": [10, 12], "counts": "P"}, "ends within a number"),
-        ({"size": [10, 12], "counts": [130, -10]}, "no numbers from 0 on"),
+        ({"size": [10, 12], "counts": [130, -10]}, "not numbers >= 0"),
         ({"size": [12, 10], "counts": [120]}, "are of size"),
         ({"size": 120, "counts": [120]}, "are of size 120"),
         ([[1, 1, 5, 1]], "three or more corners"),
@@ -348,7 +348,7 @@ def test_masks_that_do_not_decode(coco: Path, segmentation: Any, message: str):
         ({"annotations": []}, "nothing to learn from"),
         ({"annotations": None}, "no list of annotations"),
         ({"annotations": [{"id": 1}]}, "entry 0 of annotations, has no image_id"),
-        ({"annotations": [{"id": 1, "image_id": 9, "category_id": 1, "bbox": [0, 0, 1, 1]}]}, "of image 9"),
+        ({"annotations": [{"id": 1, "image_id": 9, "category_id": 1, "bbox": [0, 0, 1, 1]}]}, "belongs to image 9"),
         ({"annotations": [{"id": 1, "image_id": 1, "category_id": 2, "bbox": [0, 0, 1, 1]}]}, "category 2"),
         ({"annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 1]}]}, "has the box"),
         ({"categories": [{"id": 1, "name": "person"}]}, "category 90"),
@@ -406,7 +406,7 @@ def test_coco_files_that_are_broken(coco: Path):
         load_scenes(f"coco:{coco}", want="boxes").test.scene(0)
     annotations = coco / "annotations" / "instances_val2017.json"
     annotations.write_text('{"images": [')
-    with pytest.raises(UserError, match=r"instances_val2017\.json is no JSON"):
+    with pytest.raises(UserError, match=r"instances_val2017\.json is not JSON"):
         load_scenes(f"coco:{coco}", want="boxes")
     annotations.unlink()
     with pytest.raises(UserError, match=r"instances_val2017\.json does not exist"):
@@ -418,7 +418,7 @@ def test_coco_files_that_are_broken(coco: Path):
 )
 def test_coco_files_that_no_reader_would_survive(coco: Path, value: str):
     (coco / "annotations" / "instances_val2017.json").write_text(f'{{"images": [{value}]}}')
-    with pytest.raises(UserError, match=r"instances_val2017\.json is no JSON"):
+    with pytest.raises(UserError, match=r"instances_val2017\.json is not JSON"):
         load_scenes(f"coco:{coco}", want="boxes")
 
 
@@ -438,8 +438,8 @@ BOX = [1, 1, 50, 1, 50, 50, 1, 50]
     [
         ([3e9, 1, 50, 1, 50, 50], "far outside"), ([-3e9, 1, 50, 1, 50, 50], "far outside"),
         ([10**400, 1, 50, 1, 50, 50], "far outside"), ([float("nan"), *BOX[1:]], "far outside"),
-        ([float("inf"), *BOX[1:]], "far outside"), ([0, 0, 99, 119] * 1000, "winds more"), ("12345678", "no list"),
-        ([None] * 8, "no list"), (BOX[:4], "three or more corners"), (BOX[:7], "three or more corners"),
+        ([float("inf"), *BOX[1:]], "far outside"), ([0, 0, 99, 119] * 1000, "winds more"), ("12345678", "not a list"),
+        ([None] * 8, "not a list"), (BOX[:4], "three or more corners"), (BOX[:7], "three or more corners"),
     ],
 )  # fmt: skip
 def test_outlines_that_pycocotools_does_not_survive(polygon: object, message: str):

@@ -41,7 +41,7 @@ class Listed(Scenes):
 
 
 def pixels(seed: int, height: int = 20, width: int = 30) -> Scene:
-    """Random classes; the image's three channels are ten times the class, so that they can be told from each other."""
+    """Random classes; the image's three channels are ten times the class, so that each can be told from the other."""
     classes = torch.randint(5, (height, width), generator=torch.Generator().manual_seed(seed))
     return Scene((10 * classes).byte().expand(3, -1, -1).contiguous(), f"scene {seed}", classes=classes)
 
@@ -89,7 +89,7 @@ def test_a_scene_that_cannot_be_read_is_left_out_counted_and_named(capsys: pytes
     said = capsys.readouterr().err
     assert said.count("left out") == 2
     assert "scene 3 is truncated (2 so far)" in said
-    # After ten in a row the first reason is told.
+    # After ten in a row the first reason is reported.
     samples = PixelSamples(data, Damaged(*scenes, bad=tuple(range(12))))
     with pytest.raises(UserError, match="scene 5 is truncated"):
         samples.read(torch.tensor([5]), 0)

@@ -23,7 +23,7 @@ def test_table(tmp_path: Path):
         ("cityscape", "classes", "did you mean cityscapes"),
         ("cityscapes:x", "boxes", "has classes, not boxes; give one of .*voc:PATH, coco:PATH"),
         ("voc", "classes", "voc needs a path"),
-        ("voc:/no/such/place", "classes", "/no/such/place is no folder"),
+        ("voc:/no/such/place", "classes", "/no/such/place is not a folder"),
         ("voc", "colours", "want is one of"),
     ],
 )

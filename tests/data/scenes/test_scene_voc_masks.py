@@ -77,6 +77,6 @@ def test_pictures_that_do_not_fit_each_other(voc: Path):
     with pytest.raises(UserError, match="both must be of one size"):
         data.test.scene(0)
     classes.unlink()
-    with pytest.raises(UserError, match="has no label picture"):
+    with pytest.raises(UserError, match="has no label image"):
         load_scenes(f"voc:{voc}", want="masks")
     assert torch.equal(data.train.scene(0).image, torch.full((3, 10, 12), 90, dtype=torch.uint8))

@@ -141,7 +141,7 @@ def test_mixed_images_have_it_too():
 
 @pytest.mark.parametrize("change", [{"model_kwargs": {"mixer": "self"}}, {"model": "eanet_nano", "model_kwargs": {}}])
 def test_a_model_without_such_scores_is_one_line(tmp_path, change):
-    with pytest.raises(UserError, match=r"diagonality=0.5 acts on scores that less-attention makes, and '.*_nano'"):
+    with pytest.raises(UserError, match=r"diagonality=0.5 acts on the scores of less-attention, and '.*_nano'"):
         train(CONFIG.replace(out=tmp_path / "run", **change), quiet=True)
     assert not (tmp_path / "run").exists()
 

@@ -1,4 +1,4 @@
-"""A set of which only background could be learnt is refused before anything is written."""
+"""A set of which only background could be learned is refused before anything is written."""
 
 import json
 from pathlib import Path

@@ -26,7 +26,7 @@ from tokenmix.tasks.generation.metrics import (
 
 
 class Pixels(nn.Module):
-    """Stands in the place of Inception: the image's own values."""
+    """Stands instead of Inception: the image's own values."""
 
     num_features = 12
 

@@ -179,7 +179,7 @@ def test_what_generates_is_exported(run, tmp_path, file_format):
         (["--num", "0"], "num must be at least 1, got 0"),
         (["--interpolate", "1"], "interpolate must be at least 2, got 1"),
         (["--classes", "1,5"], "unknown class '5'"),
-        (["--classes", "4,4"], "class '4' is named twice"),
+        (["--classes", "4,4"], "class '4' is given twice"),
     ],
 )
 def test_generate_says_what_is_wrong(run, tmp_path, capsys, arguments, message):
@@ -214,18 +214,18 @@ def test_predict_points_to_generate(run):
         ({"augment": "rand-m9"}, "augment='rand-m9' is not possible; give one of none, light"),
         ({"precision": "bf16"}, "cannot be trained with precision=bf16; give one of 32, bf16-mixed"),
         ({"accumulate": 2}, "unknown option of image-generation 'accumulate'"),
-        ({"classes": "3"}, "needs two or more, got 3; digits has 0, 1, 2, 3, 4"),
+        ({"classes": "3"}, "needs at least two, got 3; digits has 0, 1, 2, 3, 4"),
         ({"classes": "3,x"}, "unknown class of digits 'x'"),
-        ({"classes": ("3", "3")}, "'3' is named twice"),
+        ({"classes": ("3", "3")}, "'3' is given twice"),
         ({"d_steps": 3}, "a batch of 8 cannot be cut into d_steps=3"),
         ({"d_steps": 8}, "batch norm needs two images"),
         ({"lr_g": 0.0}, "lr_g must be a positive number, got 0.0"),
         ({"beta1": 1.0}, r"beta1 must be in \[0, 1\)"),
         ({"ema": 2.0}, r"ema must be in \(0, 1\), or none; got 2.0"),
         ({"columns": 0}, "columns must be at least 1"),
-        ({"limit_eval": 1}, "judged by 2 test images or more, there are 1 of digits"),
-        ({"limit_eval": 9, "features": "inception"}, "judged by 10 test images or more"),
-        ({"features": "nowhere"}, "features=/.*/nowhere is no run folder"),
+        ({"limit_eval": 1}, "needs 2 test images or more, there are 1 of digits"),
+        ({"limit_eval": 9, "features": "inception"}, "needs 10 test images or more"),
+        ({"features": "nowhere"}, "features=/.*/nowhere is not a run folder"),
     ],
 )
 def test_mistakes(tmp_path, changes, message):

@@ -1,4 +1,4 @@
-"""The tasks on point clouds: learnt, resumed bit for bit, evaluated, answered, exported, and refused in one line."""
+"""The tasks on point clouds: learned, resumed bit for bit, evaluated, answered, exported, and refused in one line."""
 
 import json
 from pathlib import Path

@@ -202,8 +202,8 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "part.txt": (b"0 0 0 1 0 0 3\n0 0 1 1 0 0 0.5\n", "0.5 in column 7"),
     "note.txt": (b"# nothing\n", "no points"),
     "empty.npz": (b"", "is empty"),
-    "broken.npz": (b"PK\x03\x04 and no more", "no readable array"),
-    "a.stl": (b"solid", "an ending that is no cloud's"),
+    "broken.npz": (b"PK\x03\x04 and no more", "not a readable array"),
+    "a.stl": (b"solid", "a suffix that is not one of a point cloud"),
 }
 
 
@@ -255,7 +255,7 @@ DAMAGED |= {
 def test_a_header_inside_an_archive_announces_no_more_than_it_holds(tmp_path: Path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("points.npy", npy_header((MANY, 3)))
-    with pytest.raises(UserError, match=r"a\.npz is no readable array \(it announces"):
+    with pytest.raises(UserError, match=r"a\.npz is not a readable array \(it announces"):
         read_points(tmp_path / "a.npz")
 
 
@@ -367,7 +367,7 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, name: str):
         ({"other": np.zeros((4, 3))}, "holds other"),
         ({"points": np.zeros((4, 2))}, "shape (4, 2)"),
         ({"points": np.zeros((0, 3))}, "no points"),
-        ({"points": np.array([[None, 1, 2]])}, "no readable array"),
+        ({"points": np.array([[None, 1, 2]])}, "not a readable array"),
         ({"points": np.zeros((4, 3)), "normals": np.zeros((5, 3))}, "normals of shape (5, 3)"),
         ({"points": np.zeros((4, 3)), "parts": np.zeros(4)}, "parts of shape (4,) and type float64"),
         ({"points": np.zeros((4, 3)), "faces": np.full((1, 3), -1)}, "names vertex -1"),

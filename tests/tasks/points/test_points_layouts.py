@@ -48,7 +48,7 @@ def meshes(folder: Path) -> Path:
             place = folder / name / side
             place.mkdir(parents=True)
             for i in range(count):
-                # The quirk of ModelNet40: counts behind OFF on one line.
+                # The quirk of ModelNet40: counts after OFF on one line.
                 text = BOX.format(header="OFF", side=1 + i)
                 (place / f"{name}_{i}.off").write_text(text.replace("OFF\n", "OFF", 1) if i % 2 else text)
     return folder

@@ -1,4 +1,4 @@
-"""Batches of clouds: what is in them is a function of (seed, epoch, index), and padding is told by the mask."""
+"""Batches of clouds: what is in them is a function of (seed, epoch, index), and padding is reported by the mask."""
 
 import pytest
 import torch

@@ -158,7 +158,7 @@ def test_files_that_a_prediction_writes(run, pictures, tmp_path):
         assert np.array_equal(mask_of.decode(entry["segmentation"]) == 1, classes == entry["category_id"])
         assert entry["area"] / classes.size == pytest.approx(told["shares"][entry["category"]], abs=1e-5)
     assert Image.open(out / "large-overlay.png").size == (50, 61)
-    with pytest.raises(UserError, match=r"small\.png and .*small\.png would both be answered"):
+    with pytest.raises(UserError, match=r"small\.png and .*small\.png have the same name"):
         predict(run, [pictures[0], pictures[0]], out)
 
 
@@ -189,7 +189,7 @@ def test_nothing_to_learn(tmp_path, monkeypatch):
         return dataclasses.replace(fields(spec), train=Unlabelled(3, 0))
 
     monkeypatch.setattr(semantic_segmentation, "load_scenes", unlabelled)
-    with pytest.raises(UserError, match=r"every pixel of the training images of 'fields' .* nothing can be learnt"):
+    with pytest.raises(UserError, match=r"every pixel of the training images of 'fields' .* nothing can be learned"):
         train(CONFIG.replace(limit=2, out=tmp_path / "run"), quiet=True)
     assert not (tmp_path / "run").exists()
 

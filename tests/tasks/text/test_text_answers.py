@@ -139,6 +139,11 @@ def test_questions_are_answered(tmp_path: Path, version: str):
     assert answers[0]["answer"] == "road"
     assert answers[0]["begin"] == 26
     assert any(answer["answer"] == "" for answer in answers) == none
+    row = {"question": "where is the dog ?", "context": "one day the dog is at the road ."}
+    (tmp_path / "asked.jsonl").write_text(json.dumps(row) + "\n")
+    assert predict(run, [json.dumps(row), tmp_path / "asked.jsonl"]) == [answers[0]] * 2
+    with pytest.raises(UserError, match=r"context.*give both as text"):
+        predict(run, [json.dumps({"question": "where?"})])
     with pytest.raises(UserError, match="give a question and its context with a tab"):
         predict(run, ["where is the dog ?"])
 

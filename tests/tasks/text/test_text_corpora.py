@@ -80,7 +80,7 @@ BAD = {
     "second.txt": ("text:{}", b"good\n\xff\n", "line 2: byte 0xff at offset 5"),
     "wide.txt": ("text:{}", codecs.BOM_UTF16_LE + "a".encode("utf-16-le"), "is UTF-16; convert it"),
     "empty.txt": ("text:{}", b"", "is empty"),
-    "bad.jsonl": ("jsonl:{}#t", b'{"t": \n', "line 1 is no JSON"),
+    "bad.jsonl": ("jsonl:{}#t", b'{"t": \n', "line 1 is not JSON"),
     "list.jsonl": ("jsonl:{}#t", b"[1]\n", "is a JSON list, not an object"),
     "other.jsonl": ("jsonl:{}#t", b'{"u": "a"}\n', "no column 't'; it has 'u'"),
     "number.jsonl": ("jsonl:{}#t", b'{"t": 3}\n', "'t' is 3, not text"),
@@ -130,9 +130,9 @@ def test_rows_that_cannot_be_used_are_left_out_counted_and_named(tmp_path: Path,
     assert sorted(texts) == sorted(f"text {i} \N{GRINNING FACE}" for i in range(50))
     said = capsys.readouterr().err
     assert said.count("left out") == 10
-    assert "line 1 is no JSON (the number 1e400)" in said
+    assert "line 1 is not JSON (the number 1e400)" in said
     file.write_text("\n".join([*HOSTILE_ROWS, *good]))
-    with pytest.raises(UserError, match="line 1 is no JSON"):
+    with pytest.raises(UserError, match="line 1 is not JSON"):
         list(load_text(f"jsonl:{file}#t").train)
 
 

@@ -1,4 +1,4 @@
-"""The paper's sizes, counted without memory, and the small ones beside each other."""
+"""The paper's sizes, counted without memory, and the small ones next to each other."""
 
 import re
 from pathlib import Path

@@ -60,7 +60,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_equal_one(runs: Path, strategy: str):
-    """Although the masked places of a step are not evenly shared."""
+    """Although the masked positions of a step are not evenly shared."""
     one, two = (
         safetensors.torch.load_file(runs / name / "checkpoints" / "last" / "model.safetensors")
         for name in ("one", strategy)

@@ -128,7 +128,7 @@ def test_glue(tmp_path: Path, name: str):
     [
         ("SST-2", "text\tlabel", "a\t1", "no column 'sentence'; it has 'text', 'label'"),
         ("SST-2", "sentence\tlabel", "a\tgood", "line 2: the label 'good' is none of 0, 1"),
-        ("STS-B", "sentence1\tsentence2\tscore", "a\tb\thigh", "the score 'high' is no number"),
+        ("STS-B", "sentence1\tsentence2\tscore", "a\tb\thigh", "the score 'high' is not a number"),
         ("SST2", "sentence\tlabel", "a\t1", "did you mean SST-2"),
     ],
 )
@@ -215,7 +215,7 @@ def test_answers_outside_the_context(tmp_path: Path, answer: Any, message: str):
         ('{"id": 1, "question": "who?", "answers": [{"text": "a", "answer_start": 1e400}]}', "the number 1e400"),
         ('{"id": 1, "question": "who?", "answers": [{"text": "a", "answer_start": "0"}]}', "and a whole number"),
         ('{"id": 1, "question": "who?", "answers": [{"text": 5, "answer_start": 0}]}', "give text"),
-        ('{"id": 1, "question": 5, "answers": []}', "is no text"),
+        ('{"id": 1, "question": 5, "answers": []}', "is not text"),
         ("[" * 20_000, "maximum recursion depth"),
         ("9" * 5000, "4300 digits"),
     ],
@@ -236,7 +236,7 @@ def test_bad_squad(tmp_path: Path, tokenizer: Any):
     with pytest.raises(UserError, match="has not SQuAD's layout"):
         load_questions(spec)
     (tmp_path / "train-v2.0.json").write_text('{"data": [\n')
-    with pytest.raises(UserError, match=r"no JSON .*line 2"):
+    with pytest.raises(UserError, match=r"not JSON .*line 2"):
         load_questions(spec)
     with pytest.raises(UserError, match="must be more than the stride"):
         EncodedQuestions([], tokenizer, max_length=64, stride=60)

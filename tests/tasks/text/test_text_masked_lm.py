@@ -103,7 +103,7 @@ def test_predict_fills_in_sentences_and_files(finished: Path, tmp_path: Path):
         ("the old dog", r"command line: no \[MASK\] in 'the old dog'"),
         ("[MASK] " + "king " * 40, "tokens and the model takes 16; cut it"),
         ("nowhere.txt", r"no file nowhere\.txt"),
-        (" ", "an empty text has no answer"),
+        (" ", "an empty text has no prediction"),
     ],
 )
 def test_texts_that_have_no_answer(finished: Path, text: str, message: str):
@@ -223,7 +223,7 @@ def test_toeplitz_share_of_known_matrices():
 
 
 def test_the_loss_is_a_mean_over_places(config):
-    """Not over sequences: a sequence with more masked places weighs more."""
+    """Not over sequences: a sequence with more masked positions weighs more."""
     data = MaskedLM.load_data(config)
     task = MaskedLM(MaskedLM.build_model(config, data.describe()), config, data.describe())
     batch = next(iter(data.test_batches(batch_size=4)))

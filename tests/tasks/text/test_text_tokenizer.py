@@ -22,7 +22,7 @@ def test_pieces_and_form(tmp_path: Path, kind: Any):
     assert len(tokenizer) <= 300
     folder = save_tokenizer(tokenizer, tmp_path / "tokenizer")
     assert {p.name for p in folder.iterdir()} >= {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}
-    assert [p.name for p in tmp_path.iterdir()] == ["tokenizer"], "nothing is left beside"
+    assert [p.name for p in tmp_path.iterdir()] == ["tokenizer"], "nothing is left next to"
     again = load_tokenizer(folder)
     for sentence in ("The lazy fox jumps.", "The café no. 7"):
         ids = again(sentence)["input_ids"]

@@ -48,12 +48,12 @@ def make_augment(
         shift: `light` shifts; not needed where a random part of the image was taken before.
 
     Raises:
-        UserError: unknown augmentation, or colour jitter beside one that has its own colours.
+        UserError: unknown augmentation, or colour jitter next to one that has its own colours.
     """
     policy = name.split("-")[0] in POLICIES
     if color_jitter and (policy or name == "none"):
         raise UserError(
-            f"color_jitter={color_jitter:g} goes with augment=light alone: timm leaves it out beside RandAugment; "
+            f"color_jitter={color_jitter:g} only works with augment=light: timm does not combine it with RandAugment; "
             f"give --color-jitter 0, or --augment light instead of {name}"
         )
     if name == "none":

@@ -112,7 +112,7 @@ def load_folder(request: DataRequest) -> LoadedImages:
 
 
 def _may_be_image(name: str) -> bool:
-    """Whatever its ending; not what systems leave behind."""
+    """Whatever its ending; not what systems leave after."""
     return name.lower() not in NOT_IMAGES
 
 

@@ -54,7 +54,7 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
     Attributes:
         labels: int64 (N,).
         flip: a mirrored image is still of its class.
-        fill: grey level behind the object (0 to 255), or None where there is no uniform background.
+        fill: grey level after the object (0 to 255), or None where there is no uniform background.
         in_memory: reading costs next to nothing.
     """
 

@@ -1,6 +1,6 @@
 """WebDataset shards, read where they lie and nearly in their order; nothing is unpacked, or decoded before its time.
 
-A shard is a POSIX tar; files whose names differ only behind the first dot are one sample: 07.jpg, 07.cls, 07.json. The
+A shard is a POSIX tar; files whose names differ only after the first dot are one sample: 07.jpg, 07.cls, 07.json. The
 headers of a shard are read once, and the index of where its samples lie is kept in the cache.
 """
 
@@ -244,9 +244,9 @@ def shuffled(stream: np.ndarray, size: int, rng: np.random.Generator) -> np.ndar
 
 
 def load_webdataset(request: DataRequest) -> LoadedImages:
-    """The pictures of shards for training, and behind a comma those for testing; without them a fifth of each class.
+    """The pictures of shards for training, and after a comma those for testing; without them a fifth of each class.
 
-    Which fifth depends on the samples' names alone. Classes are named by the lines of a classes.txt beside the shards,
+    Which fifth depends on the samples' names alone. Classes are named by the lines of a classes.txt next to the shards,
     else by their numbers.
     """
     patterns = [pattern for pattern in request.variant.split(",") if pattern]
@@ -260,7 +260,7 @@ def load_webdataset(request: DataRequest) -> LoadedImages:
         log(f"{len(skipped)} sample{'s' * (len(skipped) > 1)} left out: {first}{'; …' * (len(skipped) > 3)}")
     for images, part in zip(sets, paths):
         if not len(images):
-            raise UserError(f"{part[0]} and its like hold no sample with a picture and a .cls or .json label")
+            raise UserError(f"{part[0]} and the other shards hold no sample with an image and a .cls or .json label")
     train, test = sets if len(sets) == 2 else _split(sets[0])
     source = f"wds: {sum(map(len, paths))} shards in {paths[0][0].parent.resolve()}, read where they lie"
     count = 1 + max(int(part.labels.max()) for part in (train, test))

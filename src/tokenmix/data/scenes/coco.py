@@ -149,7 +149,7 @@ def _entries(
 ) -> list[dict[str, Any]]:
     entries = told.get(key)
     if not isinstance(entries, list):
-        raise UserError(f"{path} has no list of {key}; it is no instances file of COCO")
+        raise UserError(f"{path} has no list of {key}; it is not a COCO instances file")
     for place, entry in enumerate(entries):
         for name, types in wanted.items():
             if not isinstance(entry, dict) or name not in entry:
@@ -182,7 +182,7 @@ def _has_area(box: Sequence[float], image: Mapping[str, Any]) -> bool:
 def _check_annotation(entry: dict[str, Any], places: dict[int, int], categories: dict[int, str], path: Path) -> None:
     where = f"{path}, annotation {entry['id']},"
     if entry["image_id"] not in places:
-        raise UserError(f"{where} is of image {entry['image_id']}, which is not among the images")
+        raise UserError(f"{where} belongs to image {entry['image_id']}, which is not among the images")
     if entry["category_id"] not in categories:
         raise UserError(f"{where} has category {entry['category_id']}, which is not among the categories")
     box = entry["bbox"]
@@ -222,7 +222,7 @@ def _from_runs(segmentation: Mapping[str, Any], height: int, width: int) -> Tens
     counts = segmentation.get("counts")
     runs = _lengths_of_string(counts) if isinstance(counts, str | bytes) else counts
     if not isinstance(runs, list) or not all(isinstance(run, int) and run >= 0 for run in runs):
-        raise UserError("the run lengths do not decode: some are no numbers from 0 on")
+        raise UserError("the run lengths do not decode: some are not numbers >= 0")
     if sum(runs) != height * width:
         raise UserError(f"the run lengths do not decode: they fill {sum(runs)} of {height * width} pixels")
     pixels = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
@@ -237,7 +237,7 @@ def _lengths_of_string(coded: str | bytes) -> list[int]:
     for letter in letters:
         bits = letter - 48
         if not 0 <= bits < 64:
-            raise UserError(f"the run lengths do not decode: {chr(letter)!r} is no letter of theirs")
+            raise UserError(f"the run lengths do not decode: {chr(letter)!r} is not one of their characters")
         value |= (bits & 31) << shift
         shift += 5
         if shift > MOST_BITS:
@@ -264,7 +264,7 @@ def _check_polygon(polygon: Any, height: int, width: int) -> None:
     reach, told = 2 * max(height, width), str(polygon)[:40]
     numbers = isinstance(polygon, list) and all(isinstance(x, int | float) for x in polygon)
     if not numbers or len(polygon) < 6 or len(polygon) % 2:
-        raise UserError(f"the polygon {told} is no list of three or more corners, x and y each")
+        raise UserError(f"the polygon {told} is not a list of three or more corners, x and y each")
     if not all(abs(x) <= reach for x in polygon):
         raise UserError(f"the polygon {told} lies far outside of the image of {width} x {height} pixels")
     corners = np.array(polygon, dtype=np.float64).reshape(-1, 2)

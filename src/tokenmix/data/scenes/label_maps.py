@@ -148,7 +148,7 @@ class PairScenes(Scenes):
             if not image.is_file():
                 raise UserError(f"{image} does not exist, though {labels} is to label it; add it or remove its entry")
             if not labels.is_file():
-                raise UserError(f"{image} has no label picture {labels}; add it or remove the image from the set")
+                raise UserError(f"{image} has no label image {labels}; add it or remove the image from the set")
         self.pairs, self.table = pairs, table
 
     def __len__(self) -> int:
@@ -198,7 +198,7 @@ def _read_numbers(path: Path) -> Tensor:
     try:
         return decode_numbers(path)
     except UnreadableImage as reason:
-        raise UserError(f"{path} {reason}; a label picture is a PNG whose pixels are numbers of classes") from None
+        raise UserError(f"{path} {reason}; a label image is a PNG whose pixels are class numbers") from None
 
 
 def _images_below(folder: Path) -> list[Path]:

@@ -163,7 +163,7 @@ def left_over(boxes: Tensor, objects: Objects, masks: Tensor | None, min_size: f
     return Objects(boxes[keep], objects.labels[keep], None if masks is None else masks[keep], objects.crowd[keep])
 
 
-# After so many unreadable scenes in a row the set itself must be wrong.
+# After that many unreadable scenes in a row the set itself must be wrong.
 TRIED = 10
 
 
@@ -250,7 +250,7 @@ class ObjectSamples(SceneSamples):
     `read` gives {"images": list of float32 (3, H, W) in 0..1, not normalised since the detectors do it, "targets": list
     of dicts of boxes (M, 4), labels (M,) counted from 0, masks bool (M, H, W) if known, iscrowd (M,), area (M,) and
     image_id (), "index": int64 (B,)}. Objects of no area are left out, and regions of crowds with `augment`: neither
-    can be learnt.
+    can be learned.
 
     Args:
         scenes: `data.train` or `data.test`.

@@ -50,7 +50,7 @@ class Objects:
         boxes: float32 (M, 4), left, top, right, bottom in pixels.
         labels: int64 (M,), counted from 0 as in `SceneData.classes`; a detector adds its background itself.
         masks: bool (M, H, W), or None where only boxes are known.
-        crowd: bool (M,), regions that COCO marks as a crowd: neither learnt nor counted as missed.
+        crowd: bool (M,), regions that COCO marks as a crowd: neither learned nor counted as missed.
     """
 
     boxes: Tensor
@@ -122,11 +122,11 @@ class RepeatedScenes(Scenes):
         return len(self.scenes) * self.times
 
     def scene(self, index: int) -> Scene:
-        """That of the number behind."""
+        """That of the number after."""
         return self.scenes.scene(index // self.times)
 
     def name(self, index: int) -> str:
-        """That of the number behind."""
+        """That of the number after."""
         return self.scenes.name(index // self.times)
 
 
@@ -141,11 +141,11 @@ class SceneData:
         classes: name of each label.
         palette: colour of each class for pictures, 0 to 255.
         source: one line: which home or package, version, licence, path.
-        ignore: label of pixels that are neither learnt nor counted.
+        ignore: label of pixels that are neither learned nor counted.
         mean, std: per channel, in 0..1; ImageNet's where nothing is decoded at the start.
         crop: (height, width) that suits training on this set, if the user names none; None for whole scenes.
         skipped: files that were left out.
-        notes: what the published layout says beside, as values for JSON, such as COCO's category numbers.
+        notes: what the published layout says besides, as values for JSON, such as COCO's category numbers.
     """
 
     spec: str
@@ -183,7 +183,7 @@ def load_scenes(spec: str, *, want: Want, seed: int = 0, root: Path | None = Non
 
 
 def hold_out_scenes(data: SceneData, asked: int | None) -> SceneData:
-    """The data with so many of the training scenes held out for validation; a tenth of them if None."""
+    """The data with that many of the training scenes held out for validation; a tenth of them if None."""
     kept, held = hold_out(torch.zeros(len(data.train)), asked)
     if not len(held):
         return data
@@ -199,7 +199,7 @@ def objects_of_boxes(
 
 
 def objects_of_masks(masks: Tensor, labels: Tensor | list[int], crowd: list[bool] | None = None) -> Objects:
-    """Objects by their masks, bool (M, H, W), each with a pixel or more; the boxes end behind the last pixel."""
+    """Objects by their masks, bool (M, H, W), each with a pixel or more; the boxes end after the last pixel."""
     boxes = masks_to_boxes(masks).float() + torch.tensor([0.0, 0.0, 1.0, 1.0])
     return Objects(boxes.reshape(-1, 4), _int(labels), masks, _crowd(crowd, len(masks)))
 
@@ -252,7 +252,7 @@ def lines_of(path: Path, of: str = "images") -> list[str]:
 def folder_in(path: Path, candidates: Sequence[str], marker: str, layout: str) -> Path:
     """The first of path / candidate that has `marker` in it; `UserError` saying what the layout looks like."""
     if not path.is_dir():
-        raise UserError(f"{path} is no folder; give one in the layout of {layout}")
+        raise UserError(f"{path} is not a folder; give one in the layout of {layout}")
     for candidate in candidates:
         if (path / candidate / marker).exists():
             return path / candidate

@@ -143,12 +143,12 @@ class MaskScenes(PairScenes):
         known = classes[classes != IGNORE]
         if not len(known):
             owners, told = self.pairs[index][1], self.classes.pairs[index][1]
-            raise UserError(f"object {number} of {owners} has no class in {told}; both pictures must show it")
+            raise UserError(f"object {number} of {owners} has no class in {told}; both images must show it")
         return int(known.mode().values)
 
 
 class BoxScenes(Scenes):
-    """Images with boxes from XML files; `difficult` objects are marked as a crowd, so neither learnt nor missed.
+    """Images with boxes from XML files; `difficult` objects are marked as a crowd, so neither learned nor missed.
 
     Raises:
         UserError: a listed image that does not exist, or what `read_boxes` raises.
@@ -168,7 +168,7 @@ class BoxScenes(Scenes):
         for found, path in zip(self.boxes, self.annotations):
             if unknown := [name for name in found.names if name not in OBJECTS]:
                 raise UserError(
-                    f"{path} has an object {unknown[0]!r}, which is no class of Pascal VOC: {', '.join(OBJECTS)}"
+                    f"{path} has an object {unknown[0]!r}, which is not a class of Pascal VOC: {', '.join(OBJECTS)}"
                 )
 
     def __len__(self) -> int:
@@ -203,7 +203,7 @@ class Boxes:
         names: of the class of each.
         difficult: objects that the benchmark neither learns nor counts as missed.
         dropped: number of boxes of no area.
-        size: (height, width) that is told of the image; None if it is not.
+        size: (height, width) that is known of the image; None if it is not.
     """
 
     corners: list[tuple[float, ...]]
@@ -228,7 +228,7 @@ def read_boxes(text: str | bytes, path: Path | str, *, first: int = 1) -> Boxes:
     try:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
-        raise UserError(f"{path} is no XML ({error}); give an annotation of Pascal VOC") from None
+        raise UserError(f"{path} is not XML ({error}); give an annotation of Pascal VOC") from None
     corners, names, difficult, dropped = [], [], [], 0
     for place, node in enumerate(root.iter("object")):
         box = _corners(node, f"{path}, object {place + 1}")
@@ -247,7 +247,7 @@ def _corners(node: ElementTree.Element, where: str) -> tuple[float, ...]:
     with suppress(ValueError):
         box = tuple(map(float, texts))
     if not all(map(isfinite, box)):
-        raise UserError(f"{where} has a corner that is no number: {SIDES} = {', '.join(texts)}")
+        raise UserError(f"{where} has a corner that is not a number: {SIDES} = {', '.join(texts)}")
     if box[0] > box[2] or box[1] > box[3]:
         raise UserError(f"{where} has its corners exchanged: {SIDES} = {box}")
     return box

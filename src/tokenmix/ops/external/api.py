@@ -87,7 +87,7 @@ def external_attention(
     docs/benchmarks.md.
 
     Returns:
-        (..., N, d_v), in the query's type; half types are normalised in float32.
+        (..., N, d_v), in the query's type; half precision is normalised in float32.
 
     Raises:
         UserError: shapes that do not fit, an unknown normalisation, options that exclude each other, a backend that

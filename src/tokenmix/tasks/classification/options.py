@@ -11,7 +11,7 @@ __all__ = ["ClassificationOptions"]
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationOptions(TeacherOptions):
-    """How images are prepared and what is learnt of them."""
+    """How images are prepared and what is learned of them."""
 
     img_size: Annotated[int | None, Range(least=1, most=16384)] = None
     """Side of the square that images are resized to; the data set's own size if not given."""

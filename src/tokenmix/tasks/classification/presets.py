@@ -1,4 +1,4 @@
-"""The image classifiers by name: the class of each, what makes it that size, and what timm is told of its data."""
+"""The image classifiers by name: the class of each, what makes it that size, and what timm knows of its data."""
 
 import re
 import sys
@@ -82,7 +82,7 @@ _register(
     "eamlp_19", EAMLP, "EAMLP-19: 19 blocks of width 448", EAMLP_CFG, EAMLP_19, Published(55.0, None, 79.4, FROM_TABLE)
 )
 _register(
-    "eamlp_nano", EAMLP, "4 blocks of width 64 behind two unfoldings, for images of 28 to 64 px",
+    "eamlp_nano", EAMLP, "4 blocks of width 64 after two unfoldings, for images of 28 to 64 px",
     {**SMALL, **UNFOLDED}, EAMLP_NANO,
 )  # fmt: skip
 

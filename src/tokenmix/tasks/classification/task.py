@@ -299,8 +299,8 @@ def _check_scores(model: nn.Module, config: TrainConfig) -> None:
     made = any(isinstance(module, LessAttention) for module in model.modules())
     if not made or not hasattr(model, "forward_with_scores"):
         raise UserError(
-            f"diagonality={config.options.diagonality:g} acts on scores that less-attention makes, and "
-            f"{config.model.model!r} hands out none; leave it out, or give --model lavit_nano or --model mixer_nano "
+            f"diagonality={config.options.diagonality:g} acts on the scores of less-attention, and "
+            f"{config.model.model!r} returns none; omit it, or give --model lavit_nano or --model mixer_nano "
             "--model-kwargs mixer=less"
         )
 

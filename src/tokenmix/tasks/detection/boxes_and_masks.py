@@ -33,7 +33,7 @@ class Detection(ObjectTask):
         """Two images of noise, of the size at which RetinaNet looks."""
         if self.model.kind != "retinanet":
             raise UserError(
-                f"{self.config.model.model} cannot be exported: how many boxes its second stage looks at depends on "
+                f"{self.config.model.model} cannot be exported: the number of boxes in its second stage depends on "
                 "the image; train a retinanet_* model, whose boxes and scores are exported before NMS"
             )
         return {"images": torch.rand(2, 3, *self.data["img_size"])}
@@ -62,7 +62,7 @@ class InstanceSegmentation(ObjectTask):
     def example(self) -> dict[str, Any]:
         """Not to be had."""
         raise UserError(
-            f"{self.config.model.model} cannot be exported: how many masks it draws depends on the image; train a "
+            f"{self.config.model.model} cannot be exported: the number of masks depends on the image; train a "
             "retinanet_* model for detection, whose boxes and scores are exported before NMS"
         )
 

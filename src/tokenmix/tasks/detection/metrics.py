@@ -11,7 +11,7 @@ from torchmetrics.detection import MeanAveragePrecision
 from tokenmix.errors import needs
 
 NUMBERS = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large", "mar")
-"""What is measured; beside them `per_class`, one number for each class."""
+"""What is measured; next to them `per_class`, one number for each class."""
 
 
 class AveragePrecision(MeanAveragePrecision):

@@ -41,7 +41,7 @@ FROM_ELSEWHERE = {
 class ObjectTask(TaskModule):
     """A detector of torchvision's, learning from the sum of its own losses.
 
-    Crowd regions are not learnt, and what is found in them is not counted as wrong, as COCO has it.
+    Crowd regions are not learned, and what is found in them is not counted as wrong, as COCO has it.
     """
 
     headline: ClassVar[str] = "map"
@@ -84,11 +84,11 @@ class ObjectTask(TaskModule):
         """A detector that this task can train, and options that it can have."""
         check_model(config.task, config.model.model)
         if config.loop.precision == "bf16":
-            raise UserError("boxes need float32: give --precision bf16-mixed, in which the backbone alone is bfloat16")
+            raise UserError("boxes need float32: give --precision bf16-mixed, in which only the backbone is bfloat16")
         options: ObjectOptions = config.options
         if _fixed_size(config.model.model) and (options.min_size or options.max_size):
             raise UserError(
-                f"{config.model.model} looks at squares of one size, whose learned matrices it is built for: give "
+                f"{config.model.model} takes square images of one size, for which its learned matrices are built: give "
                 "--img-size instead of min_size and max_size"
             )
 
@@ -179,7 +179,7 @@ def _check_learnable(whole: ObjectSamples, config: TrainConfig, want: Literal["b
         empty = "a mask that is not empty" if want == "masks" else "a box of some area"
         raise UserError(
             f"no training image of {config.data.data!r}{taken} has an object with {empty}, so only background could be "
-            "learnt; give annotations of objects"
+            "learned; give annotations of objects"
         )
 
 

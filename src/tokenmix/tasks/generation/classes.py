@@ -37,7 +37,7 @@ def keep_classes(
     check_class_names(names, known, f"class of {images.spec}")
     if len(names) < 2:
         raise UserError(
-            f"image-generation tells classes apart and needs two or more, got {', '.join(names) or 'none'}; "
+            f"image-generation is conditional on classes and needs at least two, got {', '.join(names) or 'none'}; "
             f"{images.spec} has {', '.join(known[:5])}"
         )
     numbers = [known.index(name) for name in names]
@@ -58,7 +58,7 @@ def check_class_names(names: Sequence[str], known: Sequence[str], what: str) -> 
         if name not in known:
             raise unknown_name(what, name, known)
         if name in names[:place]:
-            raise UserError(f"class {name!r} is named twice; leave one out")
+            raise UserError(f"class {name!r} is given twice; remove one")
 
 
 def _split(text: str, known: Sequence[str]) -> list[str]:

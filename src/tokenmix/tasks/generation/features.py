@@ -44,7 +44,7 @@ class Features(ABC):
         """New metrics by their names."""
 
     def check(self, classes: Sequence[str], channels: int) -> None:
-        """Raise `UserError` unless images of these classes and channels can be judged."""
+        """Raise `UserError` unless images of these classes and channels can be evaluated."""
         return
 
     def wanted(self, labels: Tensor) -> Tensor:

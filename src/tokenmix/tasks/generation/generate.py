@@ -30,7 +30,7 @@ def generate(
 ) -> list[dict[str, Any]]:
     """Write `num` images of each class as PNG files, and all of them in grid.png, each class from a new row on.
 
-    An image depends on the run, the seed, its class and its number alone: more of them, or other classes beside, change
+    An image depends on the run, the seed, its class and its number alone: more of them, or other classes, change
     none.
 
     Args:
@@ -39,7 +39,7 @@ def generate(
         classes: names of classes; all if empty.
         num: images of each class.
         seed: of the noise.
-        interpolate: write strips.png as well, so many steps between two noises for each class.
+        interpolate: write strips.png as well, that many steps between two noises for each class.
 
     Returns:
         For each class its name, how many images, and the first of their files.

@@ -82,8 +82,8 @@ class ImageGeneration(TaskModule):
         least = 2 if options.features is None else features_kind(options.features).least
         if len(images.test) < least:
             raise UserError(
-                f"a GAN is judged by {least} test images or more, there are {len(images.test)} of {config.data.data}; "
-                f"add some, or give --limit-eval {least} or more"
+                f"evaluating a GAN needs {least} test images or more, there are {len(images.test)} of "
+                f"{config.data.data}; add some, or give --limit-eval {least} or more"
             )
         if images.validation is not None and len(images.validation) < least:
             raise UserError(

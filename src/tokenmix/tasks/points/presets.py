@@ -24,9 +24,9 @@ class PointPreset:
         dim: width of the attention layers.
         depth: their number.
         stem_dim, stage_dims, centres, num_neighbours: of the neighbour embedding.
-        fuse_dim: width behind the attention layers.
+        fuse_dim: width after the attention layers.
         head_dims: widths of the head.
-        position: whether each layer is told the coordinates again.
+        position: whether each layer gets the coordinates again.
         drop_rate: dropout of the head.
     """
 

@@ -70,9 +70,7 @@ class PointTask(TaskModule):
         options: CloudOptions = config.options
         data = load_points(config.data.data, want=cls.want)
         if len(data.classes) < 2 and cls.want == "class":
-            raise UserError(
-                f"{config.data.data!r} has the one class {data.classes[0]!r}; there is nothing to tell apart"
-            )
+            raise UserError(f"{config.data.data!r} has the one class {data.classes[0]!r}; there is nothing to classify")
         if like is not None:
             _check_like(config.data.data, data, like)
         features = _features(options.features, data) if like is None else like["features"]
@@ -110,7 +108,7 @@ class PointTask(TaskModule):
         """The model's name and the batch size, before any data is fetched."""
         check_model(config.task, config.model.model)
         if batch_size < 2:
-            raise UserError("BatchNorm needs two clouds to learn from; give --batch-size 2 or more")
+            raise UserError("BatchNorm needs at least two clouds in training; give --batch-size 2 or more")
 
     @classmethod
     def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,7 +116,7 @@ class PointTask(TaskModule):
         other = next((size for size in sizes if size != "num_points"), None)
         if other is not None:
             flag = f"--{other.replace('_', '-')} {sizes[other]}"
-            raise UserError(f"{name} looks at points; give --num-points N in the place of {flag}")
+            raise UserError(f"{name} takes point clouds; give --num-points N instead of {flag}")
         n = sizes.get("num_points", cls.usual_points)
         if n < 1:
             raise UserError(f"a cloud has at least 1 point, got --num-points {n}")

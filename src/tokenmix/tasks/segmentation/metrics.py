@@ -8,7 +8,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from tokenmix.train.metrics import Mean
 
 NUMBERS = ("accuracy", "loss", "miou")
-"""What is logged; beside it `class_iou`, one number for each class."""
+"""What is logged; next to it `class_iou`, one number for each class."""
 
 
 class PixelScores(MulticlassConfusionMatrix):

@@ -15,7 +15,7 @@ class Inference(Part):
 
     way: Literal["auto", "whole", "sliding"] = "auto"
     """whole, all pixels at once; sliding, in windows whose logits are averaged where they overlap; auto, whole unless
-    the model takes one size alone."""
+    the model takes only one size."""
     window: Annotated[Numbers | None, Range(least=1)] = None
     """Side of a window, or height,width; that which the model was built for if not given."""
     stride: Annotated[Numbers | None, Range(least=1)] = None
@@ -23,7 +23,7 @@ class Inference(Part):
     scales: Annotated[Factors, Range(above=0)] = (1.0,)
     """Factors by which the image is scaled, separated by commas; the probabilities are averaged."""
     mirror: Literal["no", "yes"] = "no"
-    """yes: average with the answer for the mirrored image."""
+    """Test-time augmentation: average with the prediction for the mirrored image."""
     chunk_size: Annotated[int, Range(least=0)] = 8192
     """Pixels of the map that external attention works on at a time, so that its memory does not grow with the image; 0
     for all at once."""
@@ -46,7 +46,7 @@ def check_sides(name: str, value: tuple[int, ...] | None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentationOptions(Inference, TaskOptions):
-    """How images are cropped, learnt, evaluated and answered."""
+    """How images are cropped, learned, evaluated and answered."""
 
     evaluation: ClassVar[type[Part]] = Inference
 

@@ -107,7 +107,7 @@ class SemanticSegmentation(TaskModule):
         check_own(config.model.model_kwargs, FROM_DATA)
         given = {"num_classes": len(data["classes"]), "img_size": tuple(data["img_size"])}
         model: Any = create_model(config.model.model, **given, **config.model.model_kwargs)
-        # Convolutions of a CPU and of half types on a GPU are faster with the channels last.
+        # Convolutions of a CPU and of half precision on a GPU are faster with the channels last.
         return model if model.fixed_size else model.to(memory_format=torch.channels_last)
 
     @classmethod
@@ -231,7 +231,7 @@ def _check_learnable(data: SceneData, crops: int, limit: int | None) -> None:
     if not any((batch["classes"] != data.ignore).any() for batch in batches):
         raise UserError(
             f"every pixel of the training images of {data.spec!r} is of the ignored class {data.ignore}, so nothing "
-            "can be learnt; give masks with classes"
+            "can be learned; give masks with classes"
         )
 
 

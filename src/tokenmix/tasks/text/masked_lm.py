@@ -1,4 +1,4 @@
-"""Masked-language modelling: the words behind [MASK], perplexity at masked places."""
+"""Masked-language modelling: the words after [MASK], perplexity at masked positions."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,9 +34,9 @@ BEST = 5
 
 
 class MaskedLM(DistillingTextTask):
-    """The tokens at masked places, by cross-entropy; the head works at those places alone.
+    """The tokens at masked positions, by cross-entropy; the head works at those positions only.
 
-    With several processes the loss is that over the masked places of all, however many each of them has.
+    With several processes the loss is that over the masked positions of all, however many each of them has.
     """
 
     headline: ClassVar[str] = "perplexity"
@@ -68,7 +68,7 @@ class MaskedLM(DistillingTextTask):
         )  # fmt: skip
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Cross-entropy over the masked places of this step's sequences."""
+        """Cross-entropy over the masked positions of this step's sequences."""
         count = (batch["labels"] != NO_LABEL).sum().float()
         if dist.is_initialized():
             # Gradients are averaged over the processes, so each divides by the mean number of places.
@@ -79,13 +79,13 @@ class MaskedLM(DistillingTextTask):
         return self.distilled(lambda: out.loss, out.logits, batch, count)
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> None:
-        """Logits at the masked places against the tokens that stood there."""
+        """Logits at the masked positions against the tokens that stood there."""
         labels = batch["labels"][batch["labels"] != NO_LABEL]
         if len(labels):
             self.scores.update(self.model(**inputs_of(batch)).logits.float(), labels)
 
     def metrics(self) -> MetricCollection:
-        """Loss, perplexity and accuracy at the masked places of the held-out text."""
+        """Loss, perplexity and accuracy at the masked positions of the held-out text."""
         accuracy = MulticlassAccuracy(int(self.data["vocab_size"]), average="micro", validate_args=False)
         return MetricCollection(
             {"loss": CrossEntropy(), "perplexity": Perplexity(), "accuracy": accuracy}, compute_groups=False

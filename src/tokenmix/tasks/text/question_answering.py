@@ -1,5 +1,6 @@
 """Question answering: the span of a context that answers a question, or that there is none."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -13,7 +14,7 @@ from tokenmix.data.split import hold_out
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data.questions import EncodedQuestions, Question, WholeQuestions, load_questions, read_squad
 from tokenmix.tasks.text.models.heads import GMLPForQuestionAnswering
-from tokenmix.tasks.text.task import TextData, TextTask, hub_form, inputs_of, read_sentences, tokenizer_for
+from tokenmix.tasks.text.task import Sentence, TextData, TextTask, hub_form, inputs_of, read_sentences, tokenizer_for
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.programs import HubForm
 
@@ -96,8 +97,8 @@ class QuestionAnswering(TextTask):
 
     @torch.no_grad()
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
-        """Answer and its characters in the context, for lines of a question and its context with a tab between them, or
-        for files in SQuAD's layout. `margin` is by how much the answer scores higher than that there is none.
+        """Answer and its characters in the context, for lines of a question and its context, with a tab between them or
+        as JSON, or for files in SQuAD's layout. `margin` is the score of the answer minus that of no answer.
         """
         self.eval()
         length = int(self.data["seq_len"])
@@ -143,11 +144,27 @@ def _questions(inputs: Sequence[str | Path]) -> list[Question]:
             found += read_squad(Path(given))
             continue
         for sentence in read_sentences([given]):
-            question, tab, context = sentence.text.partition("\t")
-            if not (tab and question.strip() and context.strip()):
-                raise UserError(f"{sentence.where}: give a question and its context with a tab between them")
-            found.append(Question(sentence.where, question.strip(), context.strip(), ()))
+            found.append(_question(sentence))
     return found
+
+
+def _question(line: Sentence) -> Question:
+    """A line of JSON with "question" and "context", or both with a tab between them."""
+    question, _, context = line.text.partition("\t")
+    if line.text.startswith("{"):
+        try:
+            row = json.loads(line.text)
+            question, context = row["question"], row["context"]
+        except (ValueError, KeyError, RecursionError) as error:
+            raise UserError(
+                f'{line.where}: {error} in {{"question": ..., "context": ...}}; give both as text'
+            ) from None
+    if not (isinstance(question, str) and isinstance(context, str) and question.strip() and context.strip()):
+        raise UserError(
+            f"{line.where}: give a question and its context with a tab between them, or as JSON: "
+            '{"question": ..., "context": ...}'
+        )
+    return Question(line.where, question.strip(), context.strip(), ())
 
 
 def best_span(start: Tensor, end: Tensor, offsets: Tensor) -> Span:

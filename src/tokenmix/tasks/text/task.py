@@ -78,7 +78,7 @@ class TextData(IndexedData):
         validation: training sequences that are held out to choose by.
         tokenizer: that which encoded them.
         config: the run's config.
-        description: what the run folder keeps beside vocabulary, length and numbers.
+        description: what the run folder keeps next to vocabulary, length and numbers.
         length: the longest sequence.
     """
 
@@ -111,7 +111,7 @@ class TextTask(TaskModule):
 
     Attributes:
         network: the model's class.
-        fields: of its config, beside those that the data and the user decide.
+        fields: of its config, next to those that the data and the user decide.
     """
 
     network: ClassVar[type[Any]]
@@ -251,7 +251,7 @@ def read_sentences(inputs: Sequence[str | Path]) -> list[Sentence]:
         if _is_file(given):
             found += _lines(Path(given))
         elif not str(given).strip():
-            raise UserError("an empty text has no answer; give a sentence, or a file of sentences")
+            raise UserError("an empty text has no prediction; give a sentence, or a file of sentences")
         else:
             found.append(Sentence(str(given).strip(), "command line"))
     return found
@@ -264,7 +264,7 @@ def _is_file(given: str | Path) -> bool:
         there = False
     # One word with a suffix is the name of a file rather than a sentence.
     named = isinstance(given, Path) or (
-        len(str(given).split()) == 1 and Path(given).suffix in (".txt", ".tsv", ".json")
+        len(str(given).split()) == 1 and Path(given).suffix in (".txt", ".tsv", ".json", ".jsonl")
     )
     if named and not there:
         raise UserError(f"no file {given}; give a file of sentences, or a sentence")

@@ -66,7 +66,7 @@ def train_tokenizer(
 
 
 def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> Path:
-    """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json: into a folder beside, then renamed.
+    """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json: into another folder, then renamed.
 
     Raises:
         UserError: a folder that holds anything already.

@@ -40,7 +40,7 @@ PROPERTIES: dict[str, Property] = {
     "bad-input": Property(tokens.bad_input, "no check in forward; broadcasting takes what should be refused"),
     "batch": Property(tokens.batch_independence, "softmax or a norm over axis 0, or without naming its axis"),
     "batch-training": Property(tokens.batch_independence_training, "statistics over the batch"),
-    "gradients": Property(state.gradients, "an unused layer, .data or .detach() in forward, NaN behind a where"),
+    "gradients": Property(state.gradients, "an unused layer, .data or .detach() in forward, NaN after a where"),
     "registered": Property(state.registered, "modules in a Python list instead of nn.ModuleList, a bare tensor"),
     "eval-stable": Property(state.eval_stable, "dropout that ignores eval(), or a parameter made again in forward"),
     "input-kept": Property(state.input_kept, "an in-place operation on the input or on a view of it"),

@@ -34,7 +34,7 @@ def arguments(build: Build, x: Tensor) -> None:
     """Another value of an argument changes the weights or the answer, or is refused."""
     tried = list(alternatives(build))
     if not tried:
-        raise NotApplicable("has no argument whose other values could be told from its annotation")
+        raise NotApplicable("has no argument whose other values could be guessed from its annotation")
     default = _Behaviour.of(build, x)
     ignored = []
     for name, values in tried:

@@ -1,4 +1,4 @@
-"""What stands under a detector's pyramid: a ResNet with a block of attention behind its last stage, or a LaViT."""
+"""What stands under a detector's pyramid: a ResNet with a block of attention after its last stage, or a LaViT."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -72,14 +72,14 @@ class ResNetBackbone(Backbone):
 
         maps = resnet(images),   last = relu(last + Norm(conv2(A V)))
 
-    Paper: Guo et al., arXiv 2105.02358, add the block behind the last stage of a ResNet-50 for COCO. How it was
+    Paper: Guo et al., arXiv 2105.02358, add the block after the last stage of a ResNet-50 for COCO. How it was
     initialised is not known; here the scale of its norm starts at 0, so that it starts as the identity.
 
     Args:
         backbone: name of a ResNet of timm's.
         backbone_kwargs: arguments of its constructor.
         pretrained_backbone: start from timm's weights.
-        levels: which of its five maps are handed out: 0 the stem, 1 to 4 the stages; the last stage among them.
+        levels: which of its five maps are returned: 0 the stem, 1 to 4 the stages; the last stage among them.
         mixer: `"external"`, `"self"` or `"none"`.
         num_slots, tie: as in `ExternalAttention2d`, whose own are taken if None.
         norm: `"batch"`, `"frozen"` (of the backbone alone, after its weights are read), or `"group"`, also in the
@@ -129,7 +129,7 @@ class ResNetBackbone(Backbone):
             nn.init.zeros_(self.block.norm.weight)  # type: ignore[union-attr, arg-type]
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """The maps, the last behind the block."""
+        """The maps, the last after the block."""
         *maps, last = self.net(images)
         return [*maps, self.block(last)]
 
@@ -156,7 +156,7 @@ class ResNetBackbone(Backbone):
 
 
 class LaViTBackbone(Backbone):
-    """A LaViT without its head, with a norm behind each stage that is handed out.
+    """A LaViT without its head, with a norm after each stage that is returned.
 
     Images must be of `img_size`, since Theta and Psi are matrices over the places of a grid; `set_input_size`
     interpolates them over the queries' and the keys' grid, scaled by the ratio of tokens (docs/guides/image-size.md).
@@ -165,7 +165,7 @@ class LaViTBackbone(Backbone):
         backbone: name of a LaViT.
         backbone_kwargs: arguments of its constructor.
         img_size: side of the images.
-        levels: which of its four stages are handed out.
+        levels: which of its four stages are returned.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class LaViTBackbone(Backbone):
     ) -> None:
         super().__init__()
         if backbone not in list_models("lavit*"):
-            raise UserError(f"backbone {backbone!r} is no LaViT; give one of {', '.join(list_models('lavit*'))}")
+            raise UserError(f"backbone {backbone!r} is not a LaViT; give one of {', '.join(list_models('lavit*'))}")
         net = create_model(backbone, num_classes=0, img_size=img_size, **(backbone_kwargs or {}), device=device)
         assert isinstance(net, LaViT)
         self.net, self.levels = net, list(levels)

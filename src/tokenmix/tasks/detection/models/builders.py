@@ -31,7 +31,7 @@ class DetectorArchitecture(Architecture):
         heads: fields of `HeadSizes`.
         backbone: name of the network under the pyramid.
         backbone_kwargs: arguments of its constructor.
-        levels: which of its maps are handed out.
+        levels: which of its maps are returned.
     """
 
     kind: Kind
@@ -131,7 +131,7 @@ def lavit_detector(
     """A detector over `LaViTBackbone`: images are brought into a square of `img_size`, see `Resize.square`."""
     a, size = architecture, pair(img_size)
     if size[0] != size[1]:
-        raise UserError(f"a detector over LaViT looks at squares, not at {size[0]} x {size[1]}; give one side")
+        raise UserError(f"a detector on LaViT takes square images, not {size[0]} x {size[1]}; give one side")
     body = LaViTBackbone(
         backbone=a.backbone, backbone_kwargs=a.backbone_kwargs, img_size=size, levels=a.levels, device=device
     )

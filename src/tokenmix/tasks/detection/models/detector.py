@@ -1,4 +1,4 @@
-"""A detector of torchvision's with our backbone, under the manners of this library's models."""
+"""A detector of torchvision's with our backbone, under the conventions of this library's models."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -208,7 +208,7 @@ class Detector(nn.Module):
         size = pair(img_size)
         if self.fixed_size:
             if size[0] != size[1]:
-                raise UserError(f"this detector looks at squares, not at {size[0]} x {size[1]}; give one side")
+                raise UserError(f"this detector takes square images, not {size[0]} x {size[1]}; give one side")
             self.body.set_input_size(size)
             transform = self.net.transform
             transform.min_size, transform.max_size, transform.size_divisible = (size[0],), size[0], size[0]
@@ -219,7 +219,7 @@ class Detector(nn.Module):
         self.body.set_grad_checkpointing(enable)
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters that weight decay leaves alone, beside those of one axis."""
+        """Parameters that weight decay leaves alone, next to those of one axis."""
         names = getattr(self.body.net, "no_weight_decay", set)()  # type: ignore[operator]
         return {f"net.backbone.body.net.{name}" for name in names}
 

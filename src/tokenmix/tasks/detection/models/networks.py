@@ -28,10 +28,10 @@ class HeadSizes:
         width: channels of the pyramid.
         anchors: side of the smallest anchor of each level.
         octaves: anchors of each ratio on a level, by factors of 2^(1/octaves).
-        extra: levels behind the last map: RetinaNet's P6 and P7, the R-CNNs' pooled one, or none.
+        extra: levels after the last map: RetinaNet's P6 and P7, the R-CNNs' pooled one, or none.
         hidden: width of the box head.
         mask: channels of the mask head's four convolutions, or as many as there are numbers.
-        proposals: kept of an image in training and in testing, before and behind NMS.
+        proposals: kept of an image in training and in testing, before and after NMS.
         anchors_learnt, boxes_learnt: of an image in a training step, by the proposals' and the boxes' losses.
     """
 
@@ -52,7 +52,7 @@ class HeadSizes:
 
 @dataclass(frozen=True)
 class Answers:
-    """Which boxes a detector answers with: scores above `score`, behind NMS at `nms`, at most `count` of an image."""
+    """Which boxes a detector answers with: scores above `score`, after NMS at `nms`, at most `count` of an image."""
 
     score: float = 0.05
     nms: float = 0.5

@@ -29,7 +29,7 @@ class NetworkRow(NamedTuple):
 
 
 class GAN(nn.Module):
-    """Two networks, and if asked for a third: the generator's exponential moving average.
+    """Generator and discriminator, optionally with an exponential moving average of the generator.
 
     Attributes:
         generator, discriminator: what is trained.
@@ -118,7 +118,7 @@ def create_gan(
     """Build a GAN by name.
 
     Papers: Zhang et al., arXiv 1805.08318 (SAGAN); Guo et al., arXiv 2105.02358 (EAGAN). The authors of the second
-    released no code for it; we put their segmentation block, with its norm, identity and ReLU, in the place of SAGAN's
+    released no code for it; we put their segmentation block, with its norm, identity and ReLU, in place of SAGAN's
     block in both networks, with spectral norm on its two convolutions.
 
     Args:
@@ -192,9 +192,13 @@ def _check_options(
     if attention not in ATTENTIONS:
         raise unknown_name("attention", attention, ATTENTIONS)
     if variant is not None and attention != "sagan":
-        raise UserError(f"variant={variant!r} is of SAGAN's attention, this GAN has {attention!r}; leave it out")
+        raise UserError(
+            f"variant={variant!r} only applies to SAGAN's attention, this GAN has {attention!r}; leave it out"
+        )
     if num_slots is not None and attention != "external":
-        raise UserError(f"num_slots={num_slots} is of external attention, this GAN has {attention!r}; leave it out")
+        raise UserError(
+            f"num_slots={num_slots} only applies to external attention, this GAN has {attention!r}; leave it out"
+        )
     for what, number in (("num_classes", num_classes), ("width", width), ("latent_dim", latent_dim)):
         if number is not None and not (isinstance(number, int) and number >= 1):
             raise UserError(f"{what} must be a whole number of at least 1, got {number!r}")

@@ -27,7 +27,7 @@ class _Network(nn.Module):
 
 
 class GeneratorBlock(nn.Module):
-    """Conditional norm, ReLU, twice the sides, 3 x 3; conditional norm, ReLU, 3 x 3; beside it a 1 x 1 shortcut."""
+    """Conditional norm, ReLU, twice the sides, 3 x 3; conditional norm, ReLU, 3 x 3; next to it a 1 x 1 shortcut."""
 
     def __init__(self, width_in: int, width_out: int, num_classes: int, **place: Any) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class GeneratorBlock(nn.Module):
         return out + _doubled(self.shortcut(x))
 
     def macs(self, pixels: int) -> int:
-        """Multiply-adds of the convolutions, for so many pixels that come in."""
+        """Multiply-adds of the convolutions, for that many pixels that come in."""
         width_out, width_in = self.conv2.out_channels, self.conv1.in_channels
         return 4 * pixels * 9 * width_out * (width_in + width_out) + pixels * width_in * width_out
 
@@ -129,7 +129,7 @@ class Generator(_Network):
 
 
 class DiscriminatorBlock(nn.Module):
-    """ReLU, 3 x 3, ReLU, 3 x 3, half the sides; beside it a 1 x 1 shortcut. The first block begins without ReLU."""
+    """ReLU, 3 x 3, ReLU, 3 x 3, half the sides; next to it a 1 x 1 shortcut. The first block begins without ReLU."""
 
     def __init__(self, width_in: int, width_out: int, *, first: bool, halves: bool, **place: Any) -> None:
         super().__init__()
@@ -142,12 +142,12 @@ class DiscriminatorBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out = self.conv2(F.relu(self.conv1(x if self.first else F.relu(x))))
         if self.halves:
-            # The mean before the 1 x 1 convolution gives the same as behind it, for a quarter of the work.
+            # The mean before the 1 x 1 convolution gives the same as after it, for a quarter of the work.
             out, x = F.avg_pool2d(out, 2), F.avg_pool2d(x, 2)
         return out + self.shortcut(x)
 
     def macs(self, pixels: int) -> int:
-        """Multiply-adds of the convolutions, for so many pixels that come in."""
+        """Multiply-adds of the convolutions, for that many pixels that come in."""
         width_in, width_out = self.conv1.in_channels, self.conv1.out_channels
         shortcut = 0 if isinstance(self.shortcut, nn.Identity) else width_in * width_out
         return pixels * 9 * width_out * (width_in + width_out) + pixels // (4 if self.halves else 1) * shortcut

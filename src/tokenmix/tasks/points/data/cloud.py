@@ -16,7 +16,7 @@ from tokenmix.errors import UserError
 from tokenmix.registry import DATA_SETS
 
 NO_PART = -100
-"""Part of a point that is only padding: cross-entropy's own number for what is neither learnt nor counted."""
+"""Part of a point that is only padding: cross-entropy's own number for what is neither learned nor counted."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def load_points(spec: str, *, want: Literal["class", "parts"] = "class", root: P
 
     Args:
         spec: `clouds:PATH`, `modelnet:PATH`, `shapenet-part:PATH`, or a data set that a plug-in registered.
-        want: what is to be learnt, the class of a cloud or the part of each point.
+        want: what is to be learned, the class of a cloud or the part of each point.
         root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if not given.
 
     Raises:
@@ -162,7 +162,7 @@ def load_points(spec: str, *, want: Literal["class", "parts"] = "class", root: P
 
 
 def _check_classes(data: PointData) -> None:
-    """Log classes without a cloud; `UserError` for one that would be tested and cannot be learnt."""
+    """Log classes without a cloud; `UserError` for one that would be tested and cannot be learned."""
     learnt, tested = (set(side.labels.tolist()) for side in (data.train, data.test))
     for label, name in enumerate(data.classes):
         if label in tested - learnt:

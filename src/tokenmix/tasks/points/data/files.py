@@ -53,7 +53,7 @@ def read_points(
     path = Path(path)
     kind = path.suffix.lower()
     if kind not in _PARSERS and not path.is_dir():
-        raise UserError(f"{path} has an ending that is no cloud's; give one of {', '.join(ENDINGS)}")
+        raise UserError(f"{path} has a suffix that is not one of a point cloud; give one of {', '.join(ENDINGS)}")
     content = read_file(path)
     try:
         columns = _PARSERS[kind](content, str(path))
@@ -114,7 +114,7 @@ def _arrays(content: bytes, name: str) -> dict[str, np.ndarray]:
     except Exception as error:
         # Also of the tokenizer, with which numpy reads a header, and of the archive's compression.
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(f"{name} is no readable array ({reason}); save it again") from None
+        raise UserError(f"{name} is not a readable array ({reason}); save it again") from None
     key = next((key for key in _POINT_KEYS if key in stored), None)
     if key is None:
         raise UserError(f"{name} holds {', '.join(sorted(stored)) or 'nothing'}; save the points as 'points'")
@@ -158,7 +158,7 @@ def _table(content: bytes, name: str) -> dict[str, np.ndarray]:
             warnings.filterwarnings("ignore", "loadtxt: input contained no data")
             values = np.loadtxt(io.StringIO(text), ndmin=2)
     except ValueError as error:
-        raise UserError(f"{name} is no table of numbers ({str(error).partition(';')[0]}); mend it") from None
+        raise UserError(f"{name} is not a table of numbers ({str(error).partition(';')[0]}); correct it") from None
     if not len(values):
         raise UserError(f"{name} has no points; give a file with at least one")
     if values.shape[1] not in (3, 6, 7):
@@ -184,12 +184,12 @@ def _named(values: np.ndarray, name: str) -> dict[str, np.ndarray]:
         elif ((more >= 0) & (more <= 255)).all():
             found["colors"] = more
         else:
-            raise UserError(f"{name} has columns 4 to 6 that are neither normals nor colours; give x y z alone")
+            raise UserError(f"{name} has columns 4 to 6 that are neither normals nor colours; give only x y z")
     if values.shape[1] == 7:
         # NaN is no whole number either.
         broken = values[values[:, 6] != np.floor(values[:, 6]), 6]
         if len(broken):
-            raise UserError(f"{name} has {broken[0]:g} in column 7, where parts are whole numbers; mend it")
+            raise UserError(f"{name} has {broken[0]:g} in column 7, where parts are whole numbers; correct it")
         found["parts"] = values[:, 6]
     return found
 
@@ -237,7 +237,7 @@ def _obj(content: bytes, name: str) -> dict[str, np.ndarray]:
     """
     vertices: list[str] = []
     faces: list[list[int]] = []
-    # A line that ends in a backslash goes on in the next.
+    # A line that ends in a backslash continues in the next.
     for line in _text(content).replace("\\\r\n", " ").replace("\\\n", " ").splitlines():
         kind, *words = line.partition("#")[0].split() or [""]
         try:

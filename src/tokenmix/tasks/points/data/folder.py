@@ -141,7 +141,7 @@ def load_clouds(request: DataRequest) -> PointData:
 
     train/ and test/ (or val/) are taken where they are there; else a fifth of each class is kept for testing, chosen by
     the files' contents. For parts each file says its points' (`parts` of .npz, the seventh column of text); parts.json
-    beside the folders may list their names. Files that cannot be read are left out and named.
+    next to the folders may list their names. Files that cannot be read are left out and named.
     """
     folder = check_folder(request, LAYOUT)
     train, test, classes = _find(folder, least=1 if request.kind == "parts" else 2)
@@ -210,7 +210,7 @@ def _parts(
         new = [part for part in _seen(test, label).tolist() if part not in seen[label].tolist()]
         if new:
             raise UserError(
-                f"test clouds of {name!r} have the part {new[0]}, which no training cloud of it has; mend it"
+                f"test clouds of {name!r} have the part {new[0]}, which no training cloud of it has; correct it"
             )
     count = max(int(parts.max()) for parts in seen) + 1
     return {name: parts.tolist() for name, parts in zip(classes, seen)}, _names(folder / "parts.json", count)
@@ -227,5 +227,5 @@ def _names(path: Path, count: int) -> list[str]:
         return [f"part {number}" for number in range(count)]
     names = parse_json(read_file(path), path)
     if not isinstance(names, list) or len(names) < count:
-        raise UserError(f"{path} is no list of at least {count} names, one for each part; write one")
+        raise UserError(f"{path} is not a list of at least {count} names, one for each part; write one")
     return [str(name) for name in names]

@@ -95,7 +95,7 @@ def _header(content: bytes, name: str) -> tuple[bool, list[_Element], bytes]:
                 elements[-1].properties.append(_Property(key, _TYPES[kind], stored[0], stored[1] if length else None))
         except (KeyError, IndexError, ValueError):
             raise UserError(
-                f"{name} has the header line {line.strip()[:60]!r}, which PLY does not know; mend it"
+                f"{name} has the header line {line.strip()[:60]!r}, which PLY does not know; correct it"
             ) from None
     if order is None:
         raise UserError(f"{name} has no line 'format' in its header; write it again as PLY")
@@ -174,7 +174,7 @@ def _faces(table: _Columns, name: str) -> dict[str, np.ndarray]:
     else:
         triangles = np.array([(p[0], p[i], p[i + 1]) for p in polygons for i in range(1, len(p) - 1)]).reshape(-1, 3)
     if not np.array_equal(triangles, np.floor(triangles)):
-        raise UserError(f"{name} has a face whose corners are no whole numbers; write it again")
+        raise UserError(f"{name} has a face whose corners are not whole numbers; write it again")
     return {"faces": triangles} if len(triangles) else {}
 
 

@@ -75,7 +75,7 @@ def _resampled(folder: Path, listed: list[Path]) -> Sides:
         for shape in _text(path, MODELNET).split():
             name = shape.rpartition("_")[0]
             if name not in classes:
-                raise UserError(f"{path.name} names {shape!r}, whose class is not in {names.name}; mend it")
+                raise UserError(f"{path.name} names {shape!r}, whose class is not in {names.name}; correct it")
             items.append(CloudItem(folder / name / f"{shape}.txt", classes.index(name)))
         sides.append(_there(items, path))
     return classes, sides
@@ -110,7 +110,7 @@ def _checked(item: CloudItem, *, classes: list[str]) -> Cloud:
     if len(outside):
         part = int(cloud.parts[outside[0]])
         raise UserError(
-            f"{item.path} has part {part}, but {classes[item.label]} has {known.start} to {known.stop - 1}; mend it"
+            f"{item.path} has part {part}, but {classes[item.label]} has {known.start} to {known.stop - 1}; correct it"
         )
     return cloud
 
@@ -135,7 +135,7 @@ def _listed(folder: Path, side: str, synsets: dict[str, int]) -> list[CloudItem]
         entries = [entry.split("/")[-2:] for entry in listed]
         items = [CloudItem(folder / synset / f"{name}.txt", synsets[synset]) for synset, name in entries]
     except (ValueError, AttributeError, TypeError, KeyError) as error:
-        raise UserError(f"{path} is no list of shape_data/SYNSET/NAME ({error}); unpack it again") from None
+        raise UserError(f"{path} is not a list of shape_data/SYNSET/NAME ({error}); unpack it again") from None
     return _there(items, path)
 
 

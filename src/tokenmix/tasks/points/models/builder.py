@@ -49,16 +49,16 @@ def create_point_model(
     preset = dataclasses.replace(POINT_MODELS[name], **changes)
     unused = next((field for field in changes if field in _OF_NEIGHBOURS), None)
     if preset.embedding == "naive" and unused is not None:
-        raise UserError(f"{name} takes each point by itself and has no {unused}; leave it out")
+        raise UserError(f"{name} processes each point by itself and has no {unused}; leave it out")
     place = {"device": device, "dtype": dtype}
     trunk = _trunk(preset, place)
     head = {"head_dims": preset.head_dims, "drop_rate": preset.drop_rate, **place}
     if preset.answers == "class":
         if num_parts is not None or num_categories is not None:
-            raise UserError(f"{name} tells classes; leave num_parts and num_categories out, or take a *_part model")
+            raise UserError(f"{name} classifies clouds; omit num_parts and num_categories, or take a *_part model")
         return PointClassifier(trunk, 40 if num_classes is None else num_classes, **head)
     if num_classes is not None:
-        raise UserError(f"{name} tells parts; give num_parts and num_categories in the place of num_classes")
+        raise UserError(f"{name} segments parts; give num_parts and num_categories instead of num_classes")
     parts, categories = 50 if num_parts is None else num_parts, 16 if num_categories is None else num_categories
     return PointSegmenter(trunk, parts, categories, **head)
 

@@ -62,7 +62,7 @@ class Embedded(NamedTuple):
         tokens: (B, M, D).
         coordinates: (B, M, 3), where they are.
         mask: (B, M) bool, True = the token takes part.
-        skip: (B, M, E), what is put beside the outputs of the blocks, or None.
+        skip: (B, M, E), what is put next to the outputs of the blocks, or None.
     """
 
     tokens: Tensor
@@ -121,7 +121,7 @@ class NeighbourEmbedding(nn.Module):
         in_chans: channels of a point; the first three are its coordinates.
         dim: width of the tokens.
         stem_dim: width of the first layers.
-        stage_dims: width behind each stage.
+        stage_dims: width after each stage.
         centres: points that each stage keeps; `"all"` keeps every point, for labels of single points.
         num_neighbours: k.
 

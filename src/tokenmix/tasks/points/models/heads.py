@@ -30,7 +30,7 @@ class _PointModel(nn.Module):
         return sum(row.macs for row in self.cost_table(num_points))
 
     def cost_table(self, num_points: int) -> list[PartCost]:
-        """Parameters and multiply-adds of the trunk's parts and of the head, for a cloud of so many points."""
+        """Parameters and multiply-adds of the trunk's parts and of the head, for a cloud of that many points."""
         own = count_parameters(self) - count_parameters(self.trunk)
         return [*self.trunk.cost_table(num_points), PartCost("head", own, self.head_macs(num_points))]
 
@@ -40,7 +40,7 @@ class _PointModel(nn.Module):
 
 
 class PointClassifier(_PointModel):
-    """One class for each cloud: the largest value of each feature, then three layers.
+    """Cloud classifier: max pooling over the points, then three layers.
 
     Paper: Guo et al., PCT, arXiv 2012.09688, section 3.1.
 
@@ -48,7 +48,7 @@ class PointClassifier(_PointModel):
         trunk: the features.
         num_classes: classes.
         head_dims: widths of the two layers before the last.
-        drop_rate: dropout behind each of them; published 0.5.
+        drop_rate: dropout after each of them; published 0.5.
 
     Shape:
         points (B, N, C), mask (B, N) bool, to logits (B, num_classes).
@@ -86,7 +86,7 @@ class PointClassifier(_PointModel):
 
 
 class PointSegmenter(_PointModel):
-    """One part for each point: its features beside the largest and the mean of the cloud and its category.
+    """Part segmentation: each point's features, max and mean pooling of the cloud, and its category.
 
     Paper: Guo et al., PCT, arXiv 2012.09688, section 3.1 and the released code.
 
@@ -96,7 +96,7 @@ class PointSegmenter(_PointModel):
         num_categories: categories.
         label_dim: width of a category; published 64.
         head_dims: widths of the two layers before the last.
-        drop_rate: dropout behind the first of them; published 0.5.
+        drop_rate: dropout after the first of them; published 0.5.
 
     Shape:
         points (B, N, C), category (B,) int64, mask (B, N) bool, to logits (B, N, num_parts).

@@ -15,7 +15,7 @@ from tokenmix.models.architecture import PartCost
 from tokenmix.tasks.points.models.embedding import LBR, NaiveEmbedding, NeighbourEmbedding
 from tokenmix.tasks.points.presets import Position
 
-# What stands in the place of q, k and v alone: the linear layer behind is that of the block.
+# What stands in place of q, k and v alone: the linear layer after is that of the block.
 _INSIDE: dict[str, dict[str, Any]] = {"external": {"output_projection": False}}
 
 
@@ -113,7 +113,7 @@ class PCT(nn.Module):
         return sum(row.macs for row in self.cost_table(num_points))
 
     def cost_table(self, num_points: int) -> list[PartCost]:
-        """Parameters and multiply-adds of the parts for a cloud of so many points."""
+        """Parameters and multiply-adds of the parts for a cloud of that many points."""
         n = self.embedding.num_tokens(num_points)
         blocks: Any = self.blocks
         rows = [

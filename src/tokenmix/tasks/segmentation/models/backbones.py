@@ -18,7 +18,7 @@ def make_backbone(name: str, *, pretrained: bool, kwargs: Mapping[str, Any], fac
     """A model of timm's or ours under `features_only`: images to maps, finest first, with timm's `feature_info`.
 
     Raises:
-        UserError: no such model, one that hands out no maps or lacks an argument, or weights that cannot be fetched.
+        UserError: no such model, one that returns no maps or lacks an argument, or weights that cannot be fetched.
     """
     if name.split(".")[0] not in timm.list_models():
         raise unknown_name("backbone", name, timm.list_models())
@@ -45,7 +45,7 @@ def make_dilated(
     """A backbone of timm's that gives its last map alone, reduced by `output_stride`.
 
     A ResNet of bottlenecks has the multi-grid of the released network: after the first block of the last stage the
-    dilations are multiplied by 2, 4. `stem="small"` is one 3 x 3 convolution of stride 2 in the place of a ResNet's
+    dilations are multiplied by 2, 4. `stem="small"` is one 3 x 3 convolution of stride 2 in place of a ResNet's
     stem with its pooling, for small images.
     """
     strides = (8, 16, 32) if stem == "large" else (4, 8, 16)

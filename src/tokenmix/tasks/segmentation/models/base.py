@@ -130,7 +130,7 @@ class Segmenter(nn.Module, ABC):
 
     @torch.no_grad()
     def attention_maps(self, images: Tensor) -> list[BlockMap]:
-        """The maps of our backbone's blocks, then that of the block behind it."""
+        """The maps of our backbone's blocks, then that of the block after it."""
         found = [] if self.own is None else list(self.own.attention_maps(images))
         if isinstance(self.context, Mixer):
             x = self.before_context(self.forward_features(images))
@@ -196,5 +196,5 @@ class Segmenter(nn.Module, ABC):
         (self.backbone if self.own is None else self.own).set_grad_checkpointing(enable)
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters that weight decay leaves alone, beside those of one axis."""
+        """Parameters that weight decay leaves alone, next to those of one axis."""
         return set() if self.own is None else {f"backbone.model.{name}" for name in self.own.no_weight_decay()}

@@ -13,7 +13,7 @@ from tokenmix.tasks.segmentation.models.base import Segmenter, SegmenterArchitec
 
 @dataclass(frozen=True, kw_only=True)
 class EANetSegmenterArchitecture(SegmenterArchitecture):
-    """What makes one EANet; `backbone` is a convolutional model of timm's that can be dilated.
+    """Architecture of an EANet segmenter; `backbone` is a convolutional model of timm's that can be dilated.
 
     Attributes:
         stem: `"large"`, the backbone's own; `"small"`, see `make_dilated`.

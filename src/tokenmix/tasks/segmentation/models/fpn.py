@@ -1,4 +1,4 @@
-"""A feature pyramid for segmentation, over any backbone that hands out maps."""
+"""A feature pyramid for segmentation, over any backbone that returns maps."""
 
 import math
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ FINEST = 4
 
 @dataclass(frozen=True, kw_only=True)
 class FPNSegmenterArchitecture(SegmenterArchitecture):
-    """What makes one pyramid: the block is on its coarsest level, `width` is its channels, `head_width` the sum's."""
+    """Architecture of a semantic FPN; `width` is the channels of the block on its coarsest level."""
 
     backbone: str = "resnet50"
     mixer: ContextName = "none"
@@ -104,7 +104,7 @@ class FPNSegmenter(Segmenter):
 
 
 def _own_arguments(backbone: str, img_size: int | tuple[int, int]) -> dict[str, Any]:
-    """A backbone of ours is built for one image size, and hands out its last three maps unless told otherwise."""
+    """A backbone of ours is built for one image size, and returns its last three maps unless told otherwise."""
     if backbone.split(".")[0] not in list_models(task="image-classification"):
         return {}
     entries: Any = create_model(backbone, device="meta").feature_info
@@ -115,7 +115,7 @@ def _levels(reductions: list[int], name: str) -> list[int]:
     """The last map of each scale from a quarter of the image on."""
     chosen = {reduction: i for i, reduction in enumerate(reductions) if reduction >= FINEST}
     if not chosen or any(math.log2(reduction) % 1 for reduction in chosen):
-        raise UserError(f"backbone {name!r} has maps reduced by {reductions}; a pyramid needs powers of 2 from 4 on")
+        raise UserError(f"backbone {name!r} has maps reduced by {reductions}; a pyramid needs powers of 2, at least 4")
     return list(chosen.values())
 
 

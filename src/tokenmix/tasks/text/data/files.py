@@ -34,12 +34,12 @@ __all__ = [
 Row = tuple[str, dict[str, Any] | UserError]
 """Where it stands, as "FILE, line 7", and its values by column, or why it has none."""
 TEST_SHARE = 10
-"""One in so many is held out."""
+"""One in that many is held out."""
 TRAIN_NAMES, TEST_NAMES = ("train", "training"), ("test", "validation", "valid", "val", "dev", "heldout")
 TEST_SPLITS = ("validation", "validation_matched", "dev", "test")
 """Parts of a set of the hub that are tested on; what is called its test part often has no labels."""
 TRIED = 10
-"""After so many unusable rows at the start the wrong column must be named."""
+"""After that many unusable rows at the start the wrong column must be named."""
 
 
 def find_parts(folder: Path, ending: str) -> tuple[Path, Path] | None:

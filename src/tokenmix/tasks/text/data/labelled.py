@@ -169,7 +169,7 @@ def load_glue(request: DataRequest) -> LabelledData:
     # The labels of test.tsv are not published.
     dev = {"MNLI": "dev_matched.tsv", "MNLI-MM": "dev_mismatched.tsv"}.get(name, "dev.tsv")
     if not folder.is_dir():
-        raise UserError(f"{str(folder)!r} is no folder; give glue:PATH with train.tsv and {dev} inside")
+        raise UserError(f"{str(folder)!r} is not a folder; give glue:PATH with train.tsv and {dev} inside")
     train, test = (_glue_rows(check_file(folder / file), columns, classes) for file in ("train.tsv", dev))
     source = f"GLUE {name}: {folder.resolve()}, tested on {dev}"
     metrics = GLUE_METRICS.get(name.lower().replace("-", ""), ("accuracy",))
@@ -191,7 +191,7 @@ def _glue_rows(path: Path, columns: Sequence[str | int], classes: Sequence[str])
             continue
         row = tuple(fields[place] for place in places)
         if classes == "numbers" and _number(row[-1]) is None:
-            raise UserError(f"{path}, line {number}: the score {row[-1]!r} is no number; correct it")
+            raise UserError(f"{path}, line {number}: the score {row[-1]!r} is not a number; correct it")
         if classes != "numbers" and row[-1] not in classes:
             raise UserError(f"{path}, line {number}: the label {row[-1]!r} is none of {', '.join(classes)}; correct it")
         rows.append(row)

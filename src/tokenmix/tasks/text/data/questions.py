@@ -137,7 +137,7 @@ def _pairs(answers: dict[str, list[Any]]) -> tuple[tuple[str, int], ...]:
 def _checked(where: str | Path, asked: Question) -> Question:
     context = asked.context
     if not (isinstance(context, str) and isinstance(asked.question, str)):
-        raise UserError(f"{where}: question {asked.id!r} or its context is no text; correct it, or leave it out")
+        raise UserError(f"{where}: question {asked.id!r} or its context is not text; correct it, or remove it")
     for text, start in asked.answers:
         if not (isinstance(text, str) and isinstance(start, int)):
             raise UserError(
@@ -157,7 +157,7 @@ class EncodedQuestions(Sequences):
 
     A batch: input_ids, attention_mask and token_type_ids int64 (B, N), start_positions and end_positions int64 (B,),
     index int64 (B,). Positions count tokens of the sequence, the end included; both are 0, [CLS], where the part does
-    not hold the whole answer, and where there is none. The first answer is learnt.
+    not hold the whole answer, and where there is none. The first answer is learned.
 
     Attributes:
         questions: those that were given.
@@ -180,7 +180,7 @@ class EncodedQuestions(Sequences):
         room = max_length - max_question - 3
         if not 0 <= stride < room:
             raise UserError(
-                f"max_length {max_length} leaves {room} tokens for the context beside a question of {max_question}, "
+                f"max_length {max_length} leaves {room} tokens for the context next to a question of {max_question}, "
                 f"which must be more than the stride {stride}; give a shorter stride, or a larger length"
             )
         self.questions = questions

@@ -40,7 +40,7 @@ SHIFT, SEQUENCE, CHOICE, ACTION, RANDOM = 10, 11, 12, 13, 14
 class Sequences(IndexedDataset):
     """Sequences of token ids.
 
-    A batch holds input_ids and attention_mask int64 (B, N), what is to be learnt from them, and index int64 (B,).
+    A batch holds input_ids and attention_mask int64 (B, N), what is to be learned from them, and index int64 (B,).
     """
 
     unit = "sequences"

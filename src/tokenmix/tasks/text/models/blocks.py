@@ -163,7 +163,7 @@ class GMLPEmbeddings(nn.Module):
             )
         if position_ids is not None and self.position_embeddings is None:
             raise UserError(
-                "position_ids for a model without position embeddings: a gate's places are those of the sequence; "
+                "position_ids for a model without position embeddings: a gate's positions are those of the sequence; "
                 "leave them out, or build the model with positions='learned'"
             )
 

@@ -19,7 +19,7 @@ from tokenmix.tasks.text.models.heads import GMLPForMaskedLM, GMLPForQuestionAns
 from tokenmix.tasks.text.models.modeling import GMLPModel
 from tokenmix.tasks.text.presets import PRESETS
 
-# With the head on so many of 512 places our count is the paper's in all five sizes; it prints no number itself.
+# With the head on that many of 512 places our count is the paper's in all five sizes; it prints no number itself.
 PREDICTED = 76
 
 

@@ -22,7 +22,7 @@ GATING_ONLY = {"gate": "toeplitz", "gate_variant": "split", "tiny_attention_dim"
 
 
 class GMLPConfig(PreTrainedConfig):
-    """gMLP for text, with `tiny_attention_dim` aMLP, and with `mixer="self"` their twin of self-attention.
+    """gMLP for text, with `tiny_attention_dim` aMLP, and with `mixer="self"` their self-attention variant.
 
     Paper:
         Liu et al., Pay Attention to MLPs (arXiv 2105.08050), section 4. The defaults are gMLP-base.
@@ -116,15 +116,17 @@ class GMLPConfig(PreTrainedConfig):
                 raise UserError("positions='relative' is a bias on scores; a gate has its own; leave it out")
             if self.num_attention_heads is not None:
                 raise UserError(
-                    f"num_attention_heads is of mixer='self', got {self.num_attention_heads} with mixer='gating'; "
-                    "for aMLP give tiny_attention_dim"
+                    f"num_attention_heads only applies to mixer='self', got {self.num_attention_heads} with "
+                    "mixer='gating'; for aMLP give tiny_attention_dim"
                 )
             if self.gate_variant == "split" and self.intermediate_size % 2:
                 raise UserError(f"a split gate halves intermediate_size, got {self.intermediate_size}; make it even")
             return
         for field, nothing in GATING_ONLY.items():
             if getattr(self, field) != nothing:
-                raise UserError(f"{field} is of mixer='gating', got {getattr(self, field)!r} with mixer='self'")
+                raise UserError(
+                    f"{field} only applies to mixer='gating', got {getattr(self, field)!r} with mixer='self'"
+                )
         heads = self.num_attention_heads
         if heads is None or heads < 1 or self.hidden_size % heads:
             raise UserError(

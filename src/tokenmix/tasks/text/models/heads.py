@@ -47,7 +47,7 @@ class GMLPForMaskedLM(GMLPPreTrainedModel):
         942 M parameters, and the paper prints 365 and 941.
 
     Shape:
-        ids (B, N) to logits (B, N, V); (M, V) for the M labelled places with `config.predict="labelled"` and labels.
+        ids (B, N) to logits (B, N, V); (M, V) for the M labelled positions with `config.predict="labelled"` and labels.
     """
 
     _tied_weights_keys = {"lm_head.weight": "gmlp.embeddings.word_embeddings.weight"}  # noqa: RUF012

@@ -95,7 +95,7 @@ class GMLPPreTrainedModel(PreTrainedModel):
         """The table of learned positions; `UserError` if the model has none."""
         table = cast(GMLPModel, self.base_model).embeddings.position_embeddings
         if table is None:
-            raise UserError("the model has no position embeddings: its gates know the places")
+            raise UserError("the model has no position embeddings: its gates know the positions")
         return table
 
 
@@ -181,11 +181,11 @@ class GMLPModel(GMLPPreTrainedModel):
             raise UserError(f"input_ids must be (B, N) and inputs_embeds (B, N, D), got {tuple(given.shape)}")
         size, length = given.shape[:2]
         if length < 1:
-            raise UserError("a text has at least one token, got none; leave empty texts out")
+            raise UserError("a text has at least one token, got none; remove empty texts")
         if length > self.config.max_position_embeddings:
             raise UserError(
                 f"the model was built for up to {self.config.max_position_embeddings} tokens and got {length}; cut the "
-                f"text, or call model.resize_position_embeddings({length}) and train the new places"
+                f"text, or call model.resize_position_embeddings({length}) and train the new positions"
             )
         if input_ids is not None:
             _check_vocabulary(input_ids, self.config.vocab_size)

@@ -1,0 +1,66 @@
+"""Mistakes in names and paths that can be reported before PyTorch is imported, which takes seconds."""
+
+import ast
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import tokenmix
+from tokenmix.data.lookup import parse_spec
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.registry import MODELS, list_models
+from tokenmix.train.sources import read_config
+
+__all__ = ["check_data", "check_files", "check_mixers", "check_target"]
+
+FILE = re.compile(r"\S+\.(png|jpe?g|webp|bmp|gif|tiff?|ply|off|obj|npz|npy|txt|tsv|jsonl?)", re.IGNORECASE)
+
+
+def check_data(spec: str) -> None:
+    """Raise `UserError` for a data set that does not exist, or a path that does not."""
+    if not spec:
+        return
+    entry, variant = parse_spec(spec)
+    # Columns of a table come after its path; a pattern is expanded by the reader.
+    path = variant.partition("#")[0]
+    if entry.variant == "path" and not re.search(r"[*?\[{,]", path) and not Path(path).expanduser().exists():
+        raise UserError(f"{path} does not exist; give --data {entry.about}")
+
+
+def check_mixers(names: Iterable[str]) -> None:
+    """Raise `UserError` for a name that is not in the table of mixers; `module:Class` is left to its import."""
+    known = _mixers()
+    for name in names:
+        if ":" not in name and name not in known:
+            raise unknown_name("mixer", name, known)
+
+
+def _mixers() -> list[str]:
+    """The names in layers/table.py, read from its source unless something has imported it: its classes need PyTorch."""
+    MODELS.names()  # imports the plug-ins, which may register mixers
+    table = sys.modules.get("tokenmix.layers.table")
+    if table is not None:
+        return table.list_mixers()
+    source = ast.parse((Path(tokenmix.__file__).parent / "layers/table.py").read_text(encoding="utf-8"))
+    (literal,) = (
+        node.value for node in source.body if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "MIXERS"
+    )
+    assert isinstance(literal, ast.Dict)
+    return [key.value for key in literal.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+
+
+def check_files(words: Iterable[str]) -> None:
+    """Raise `UserError` for a word that names a file, by its suffix, which does not exist; a sentence names none."""
+    for word in words:
+        path = word.rpartition("=")[2]
+        if FILE.fullmatch(path) and not Path(path).expanduser().exists() and not Path(word).exists():
+            raise UserError(f"no file {path}; give one that exists")
+
+
+def check_target(target: str) -> None:
+    """Raise `UserError` unless the target is a run folder that can be read, or a model of ours."""
+    if Path(target).is_dir():
+        read_config(Path(target))
+    elif target not in MODELS:
+        raise UserError(f"{target!r} is neither a run folder nor a model; models: {', '.join(list_models())}")
