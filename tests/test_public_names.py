@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+from pathlib import Path
 
 import pytest
 
@@ -144,6 +145,12 @@ PROMISED = {
     },
 }
 """Names and arguments that users were promised; they may gain arguments, never lose one."""
+
+
+def test_only_what_users_import_from_has_an_inventory() -> None:
+    source = Path(tokenmix.__file__).parent
+    lists = {path.relative_to(source).as_posix() for path in source.rglob("*.py") if "__all__ =" in path.read_text()}
+    assert {name for name in lists if not name.endswith("__init__.py")} == {"checkpoints.py", "losses.py", "text.py"}
 
 
 @pytest.mark.parametrize("module", NAMES)

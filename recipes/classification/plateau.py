@@ -32,7 +32,7 @@ from tokenmix.inspect.numbers import map_numbers
 from tokenmix.registry import get_task
 from tokenmix.train.config import CompareConfig, Numbers
 from tokenmix.train.files import write_json
-from tokenmix.train.run import load_run
+from tokenmix.train.load import load_run
 
 HERE = Path(__file__).parent
 PICTURE = HERE.parents[1] / "docs" / "images" / "plateau.png"

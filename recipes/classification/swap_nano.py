@@ -30,7 +30,7 @@ from tokenmix.registry import get_task
 from tokenmix.swap import swap_attention
 from tokenmix.train.config import Numbers
 from tokenmix.train.finish import finish_run
-from tokenmix.train.run import load_task
+from tokenmix.train.load import load_task
 from tokenmix.train.sources import make_config
 from tokenmix.train.trainer import validate
 

@@ -32,8 +32,8 @@ from tokenmix.tasks.detection.output import class_color
 from tokenmix.tasks.detection.task import ObjectTask
 from tokenmix.train.config import Numbers, TrainConfig
 from tokenmix.train.finish import finish_run
+from tokenmix.train.load import load_task
 from tokenmix.train.plan import seed_everything
-from tokenmix.train.run import load_task
 from tokenmix.train.sources import make_config
 from tokenmix.train.trainer import validate
 

@@ -28,7 +28,7 @@ from tokenmix.tasks.points.data import CloudSamples, load_points
 from tokenmix.tasks.points.output import scatter
 from tokenmix.train.config import Numbers
 from tokenmix.train.finish import finish_run
-from tokenmix.train.run import load_task
+from tokenmix.train.load import load_task
 from tokenmix.train.sources import make_config
 
 HERE = Path(__file__).parent

@@ -34,7 +34,8 @@ from tokenmix.models import create_model
 from tokenmix.models.context import SelfAttention2d
 from tokenmix.train.config import Numbers
 from tokenmix.train.finish import finish_run
-from tokenmix.train.run import evaluate, load_task
+from tokenmix.train.load import load_task
+from tokenmix.train.run import evaluate
 from tokenmix.train.sources import make_config
 
 HERE = Path(__file__).parent

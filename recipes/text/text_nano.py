@@ -31,7 +31,7 @@ from tokenmix.tasks.text.masked_lm import MaskedLM
 from tokenmix.tasks.text.tokenizer import save_tokenizer, train_tokenizer
 from tokenmix.train.config import Names, Numbers, TrainConfig
 from tokenmix.train.finish import finish_run
-from tokenmix.train.run import load_run
+from tokenmix.train.load import load_run
 from tokenmix.train.sources import make_config
 
 HERE = Path(__file__).parent

@@ -9,17 +9,6 @@ import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-__all__ = [
-    "EXTRAS",
-    "MissingExtra",
-    "MissingMethod",
-    "UserError",
-    "missing_extra",
-    "needs",
-    "printable",
-    "unknown_name",
-]
-
 EXTRAS = {
     "vision": ("PIL", "huggingface_hub", "timm", "torchvision"),
     "train": (

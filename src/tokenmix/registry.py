@@ -21,23 +21,6 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from tokenmix.errors import UserError, needs, unknown_name
 
-__all__ = [
-    "DATA_SETS",
-    "MODELS",
-    "TASKS",
-    "DataEntry",
-    "ModelEntry",
-    "Published",
-    "Registry",
-    "TaskEntry",
-    "get_task",
-    "import_object",
-    "list_models",
-    "list_tasks",
-    "load_object",
-    "load_plugin",
-]
-
 
 class Entry(Protocol):
     """What can be registered."""

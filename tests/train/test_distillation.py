@@ -18,7 +18,8 @@ from tokenmix.registry import get_task
 from tokenmix.swap import swap_attention
 from tokenmix.train.checkpoint import read_weights
 from tokenmix.train.distillation import DistillingTask, distillation_loss, layer_loss
-from tokenmix.train.run import evaluate, load_run, load_task, train
+from tokenmix.train.load import load_run, load_task
+from tokenmix.train.run import evaluate, train
 from tokenmix.train.sources import make_config
 
 SHORT: dict[str, Any] = {

@@ -30,7 +30,8 @@ from tokenmix.cli import main
 from tokenmix.data.images import read_image
 from tokenmix.errors import UserError
 from tokenmix.train.hub import export_to_hub
-from tokenmix.train.run import evaluate, load_run, train
+from tokenmix.train.load import load_run
+from tokenmix.train.run import evaluate, train
 from tokenmix.train.sources import make_config
 
 SRC = Path(__file__).parents[2] / "src"

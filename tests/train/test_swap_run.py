@@ -16,7 +16,8 @@ from tokenmix.train import trainer
 from tokenmix.train.checkpoint import read_weights
 from tokenmix.train.config import SwapConfig
 from tokenmix.train.export import export
-from tokenmix.train.run import evaluate, load_run, predict, train
+from tokenmix.train.load import load_run
+from tokenmix.train.run import evaluate, predict, train
 from tokenmix.train.sources import make_config
 
 SHORT: dict[str, Any] = {

@@ -23,9 +23,10 @@ from tokenmix.errors import UserError
 from tokenmix.registry import get_task
 from tokenmix.train import checkpoint, record, trainer
 from tokenmix.train.config import TrainConfig
+from tokenmix.train.load import load_run
 from tokenmix.train.optimizer import make_optimizer, make_schedule
 from tokenmix.train.plan import make_plan, seed_everything
-from tokenmix.train.run import DiskError, evaluate, load_run, predict, train
+from tokenmix.train.run import DiskError, evaluate, predict, train
 from tokenmix.train.sources import make_config
 
 CONFIG = make_config(

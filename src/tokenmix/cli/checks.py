@@ -12,8 +12,6 @@ from tokenmix.errors import UserError, unknown_name
 from tokenmix.registry import MODELS, list_models
 from tokenmix.train.sources import read_config
 
-__all__ = ["check_data", "check_files", "check_mixers", "check_target"]
-
 FILE = re.compile(r"\S+\.(png|jpe?g|webp|bmp|gif|tiff?|ply|off|obj|npz|npy|txt|tsv|jsonl?)", re.IGNORECASE)
 
 

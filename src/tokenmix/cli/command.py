@@ -19,8 +19,6 @@ from tokenmix.errors import UserError, missing_extra, printable
 from tokenmix.registry import load_plugin
 from tokenmix.train.launch import launch, processes_to_start
 
-__all__ = ["VERBS", "parse", "run_command"]
-
 MOST_SHOWN = 2000
 ABOUT = (
     "Token mixing beyond self-attention: drop one in, train it, see what it costs. "

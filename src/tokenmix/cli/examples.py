@@ -1,7 +1,5 @@
 """Three commands for each verb, shown by its help."""
 
-__all__ = ["EXAMPLES"]
-
 EXAMPLES: dict[str, tuple[str, str, str]] = {
     "list": ("tokenmix list mixers", "tokenmix list models", "tokenmix list data --json"),
     "info": (

@@ -11,8 +11,6 @@ from rich.markup import escape
 from tokenmix.cli.listing import print_result, print_rows
 from tokenmix.registry import MODELS, get_task
 
-__all__ = ["info"]
-
 
 def info(name: str, *, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any], as_json: bool) -> None:
     """Print what a model has and takes; `sizes` are those of its input that were asked for."""

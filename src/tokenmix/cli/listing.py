@@ -11,8 +11,6 @@ from rich.table import Table
 
 from tokenmix.errors import printable
 
-__all__ = ["print_result", "print_rows", "show"]
-
 
 def show(what: str, *, as_json: bool = False) -> None:
     """Print the table of mixers, models, tasks or data sets."""

@@ -13,8 +13,6 @@ from tokenmix.registry import import_object
 from tokenmix.train.config import ModelConfig
 from tokenmix.train.words import Numbers, Pairs
 
-__all__ = ["Cost", "Data", "Doctor", "Info", "List", "Swap"]
-
 Positional = tyro.conf.Positional
 
 

@@ -13,8 +13,6 @@ from tokenmix.cli.examples import EXAMPLES
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.train.schema import Document
 
-__all__ = ["parse_into", "parse_known", "parse_verb"]
-
 T = TypeVar("T")
 STYLE = (tyro.conf.OmitArgPrefixes,)
 WORDS = ConstructorRegistry()

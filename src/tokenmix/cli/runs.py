@@ -18,8 +18,6 @@ from tokenmix.train.schema import Part
 from tokenmix.train.sources import base_config, read_config
 from tokenmix.train.words import Names
 
-__all__ = ["Compare", "Eval", "Export", "Generate", "Inspect", "Predict", "Train", "TrainTokenizer"]
-
 Positional = tyro.conf.Positional
 
 

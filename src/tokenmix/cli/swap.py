@@ -50,7 +50,7 @@ def _model(target: str, img_size: int | None) -> nn.Module:
     if Path(target).is_dir():
         if img_size is not None:
             raise UserError(f"{target} is a run, whose images have their size; leave out --img-size")
-        from tokenmix.train.run import load_run
+        from tokenmix.train.load import load_run
 
         return load_run(Path(target))[0]
     size = {} if img_size is None else {"img_size": img_size}

@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-__all__ = ["Point", "Series", "line_chart", "marker", "place_labels", "scatter_chart", "ticks"]
-
 WIDTH, HEIGHT = 440, 280
 LEFT, RIGHT, TOP, BOTTOM = 66, 14, 12, 42
 

@@ -10,8 +10,6 @@ from tokenmix.compare.results import Results, Twin
 from tokenmix.cost.units import count, milliseconds, ratio, size, spread
 from tokenmix.data.lookup import short_name
 
-__all__ = ["Cell", "Column", "cells", "columns", "markdown_table", "rich_table"]
-
 
 @dataclass(frozen=True)
 class Column:

@@ -31,8 +31,6 @@ from tokenmix.train.files import one_writer, replace_file
 from tokenmix.train.plan import check_config, make_plan
 from tokenmix.train.task import TaskData, TaskModule
 
-__all__ = ["compare", "predict_steps", "repeat_command"]
-
 
 def compare(config: CompareConfig, *, quiet: bool = False, baseline: Mapping[str, float] | None = None) -> Path:
     """Train, measure and report; returns the folder of report.html, results.json and results.md.
@@ -171,7 +169,7 @@ def _measure(
     runs: Sequence[tuple[RunPlan, Run]],
     baseline: Mapping[str, float],
 ) -> tuple[Results, list[Any]]:
-    from tokenmix.train.run import load_run
+    from tokenmix.train.load import load_run
 
     first = runs[0][0].config
     device = _device(config)

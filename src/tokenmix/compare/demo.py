@@ -8,8 +8,6 @@ from typing import Any
 
 from tokenmix.errors import UserError, needs
 
-__all__ = ["main"]
-
 OUT = Path("demo")
 SECONDS = 240.0
 """Of training, for all twins together; measuring and the baseline take about another minute."""

@@ -13,8 +13,6 @@ from torch import Tensor
 from tokenmix.compare.results import Results
 from tokenmix.inspect.tiles import Tile
 
-__all__ = ["ExampleMaps", "example_figure"]
-
 SIDE = 100
 # Anchors of the two colour scales: dark to bright for shares, blue through transparent to red for signed gates, as
 # `tokenmix.inspect.tiles.SIGNED` has it.

@@ -5,8 +5,6 @@ import math
 from tokenmix.compare.results import Results, Twin
 from tokenmix.cost.units import ratio
 
-__all__ = ["budget_sentence", "failed_runs", "finding_sentence", "notes", "uncertainty"]
-
 
 def budget_sentence(results: Results) -> str:
     """What every twin had in common."""

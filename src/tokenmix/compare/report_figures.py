@@ -9,8 +9,6 @@ from tokenmix.compare.heatmap import heatmap
 from tokenmix.compare.results import Curve, Results, Twin
 from tokenmix.cost.units import count, milliseconds, size
 
-__all__ = ["Bar", "bars", "confusions", "cost_charts", "growth_charts", "learning_curves"]
-
 
 def learning_curves(results: Results) -> list[str]:
     """Score and loss, each over the images seen and over the seconds, as SVG."""

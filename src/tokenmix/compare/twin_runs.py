@@ -14,8 +14,6 @@ from tokenmix.train.config import BudgetConfig, CompareConfig, LoopConfig, Train
 from tokenmix.train.files import LOCKS, make_folder, write_json
 from tokenmix.train.sources import read_part
 
-__all__ = ["RunPlan", "claim_folder", "is_finished", "plan_runs", "read_run", "run_twin"]
-
 FREE = ("mixers", "seeds", "out", "workers", "threads", "log_every", "checkpoint_every", "logger")
 """Settings that may differ when a comparison is taken up again: they add runs, or leave their results as they are."""
 

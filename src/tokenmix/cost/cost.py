@@ -17,8 +17,6 @@ from tokenmix.cost.target import BenchmarkTarget, Measurable, MixerTarget, targe
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
 
-__all__ = ["DTYPES", "CostRow", "CostTable", "Precision", "cost_table", "exponent", "upper_sizes"]
-
 Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 DIM = 256

@@ -11,8 +11,6 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 from tokenmix.cost.cost import CostRow, CostTable
 from tokenmix.cost.units import milliseconds, size
 
-__all__ = ["draw_cost"]
-
 # Okabe and Ito's colours, which colour-blind people tell apart; markers and names do without them.
 COLOURS = ("#222222", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f5539")
 MARKERS = "osD^vPX*"

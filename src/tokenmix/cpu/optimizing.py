@@ -17,8 +17,6 @@ from tokenmix.cpu.operators import Dtype, require_operators
 from tokenmix.cpu.planning import fill, install, kind_of, observe, plan_copy, plan_of
 from tokenmix.errors import UserError, unknown_name
 
-__all__ = ["TOLERANCES", "load_quantized", "optimize", "save_quantized"]
-
 TOLERANCES: dict[Dtype, float] = {"float32": 1e-3, "bfloat16": 0.1, "int8": 0.5}
 """How far a copy's answers on the first batch may be from the original's: norm of the difference over theirs.
 

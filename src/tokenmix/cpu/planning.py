@@ -16,8 +16,6 @@ from tokenmix.layers.spatial_gating import SpatialGatingUnit
 from tokenmix.models.eamlp import StemAttention, T2TStem
 from tokenmix.ops.external.api import external_attention_map
 
-__all__ = ["CopyPlan", "fill", "install", "kind_of", "observe", "plan_copy", "plan_of"]
-
 # What becomes of which module: `gate`, `external`, `stem`, or `linear` with the activation that it takes in.
 CopyPlan = dict[str, str]
 

@@ -11,8 +11,6 @@ from tokenmix.errors import UserError
 from tokenmix.train.run import evaluate
 from tokenmix.train.task import TaskData, TaskModule
 
-__all__ = ["CALIBRATION", "evaluate_optimized"]
-
 CALIBRATION = 128
 """Training images that fix the ranges; with 16 the accuracy was the same to 0.001 (LOG.md, 2026-11-21)."""
 

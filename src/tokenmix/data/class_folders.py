@@ -13,8 +13,6 @@ from torchvision.datasets.folder import make_dataset
 
 from tokenmix.errors import UserError
 
-__all__ = ["Items", "check_test_classes", "class_files", "class_names", "first_folder", "held_out"]
-
 Items = list[tuple[str, int]]
 """Files with the number of their class, as torchvision lists them."""
 TEST_SHARE = 0.2

@@ -13,17 +13,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-__all__ = [
-    "FetchError",
-    "apt_package",
-    "check_digest",
-    "download",
-    "find_program",
-    "first_that_works",
-    "log",
-    "run_client",
-]
-
 T = TypeVar("T")
 CONNECT_SECONDS = 8
 PACKAGE_SECONDS = 300

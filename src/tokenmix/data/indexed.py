@@ -7,8 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["IndexedDataset", "shared_permutation", "subset"]
-
 
 class IndexedDataset(ABC):
     """Indexed samples; a batch is a function of the epoch and the indices in it, and of nothing else.

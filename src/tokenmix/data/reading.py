@@ -9,8 +9,6 @@ from typing import Any, NoReturn
 from tokenmix.data.fetch import log
 from tokenmix.errors import UserError
 
-__all__ = ["LeftOut", "check_file", "parse_json", "read_file"]
-
 NAMED = 10
 
 

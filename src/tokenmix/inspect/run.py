@@ -15,10 +15,8 @@ from tokenmix.inspect.tiles import tiles_of
 from tokenmix.models.registry import create_model
 from tokenmix.registry import MODELS, get_task, list_models
 from tokenmix.train.files import make_folder
-from tokenmix.train.run import load_task
+from tokenmix.train.load import load_task
 from tokenmix.train.task import TaskModule
-
-__all__ = ["inspect_run"]
 
 TILES = 15
 

@@ -13,8 +13,6 @@ from tokenmix.ops.attention import attention_probabilities
 from tokenmix.ops.less import Scores, attention_from_scores, check_scores, next_scores, transform_scores
 from tokenmix.ops.resize import resize_score_transform
 
-__all__ = ["LessAttention"]
-
 
 class LessAttention(Mixer):
     """Attention whose pre-softmax scores are learned transforms, over the tokens, of the scores of the layer before.

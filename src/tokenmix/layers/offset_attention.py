@@ -10,8 +10,6 @@ from tokenmix.layers.masked_norm import MaskedBatchNorm
 from tokenmix.ops.attention import attention, attention_probabilities
 from tokenmix.ops.double_attention import double_attention
 
-__all__ = ["Offset", "OffsetAttention"]
-
 
 class Offset(nn.Module):
     """The tokens minus a mixer's output, through a linear layer, BatchNorm and ReLU, plus the tokens.

@@ -11,8 +11,6 @@ from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, 
 from tokenmix.ops.gating import GateVariant, fft_macs, gate_matrix, spatial_gate
 from tokenmix.ops.resize import resize_gate
 
-__all__ = ["GateKind", "SpatialGatingUnit", "check_addend"]
-
 GateKind = Literal["dense", "toeplitz", "toeplitz-fft"]
 
 

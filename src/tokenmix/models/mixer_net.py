@@ -15,8 +15,6 @@ from tokenmix.models.architecture import Architecture
 from tokenmix.models.isotropic import IsotropicNet, MixerBlock
 from tokenmix.models.stems import PatchStem, pair
 
-__all__ = ["MixerNet", "MixerNetArchitecture"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class MixerNetArchitecture(Architecture):

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from tokenmix import checkpoints
 from tokenmix.errors import UserError
 
-__all__ = ["check_source", "checkpoint_filter_fn", "fetching", "timm_model", "timm_resnet"]
-
 FILES = ("model.safetensors", "pytorch_model.bin")
 ELSEWHERE = "fetch model.safetensors where there is one and give pretrained_cfg_overlay={'file': PATH}"
 

@@ -16,8 +16,6 @@ from tokenmix.swap.report import SkippedAttention, SwapRow
 from tokenmix.swap.sites import AttentionSite
 from tokenmix.swap.weights import KeptWeights, keep_weights
 
-__all__ = ["Replacement", "SwapRequest", "plan_replacements"]
-
 
 @dataclass(frozen=True)
 class SwapRequest:

@@ -10,8 +10,6 @@ from tokenmix.models.registry import create_model, create_on_meta
 from tokenmix.registry import MODELS
 from tokenmix.train.programs import model_summary
 
-__all__ = ["published_beside", "summarize_image_model"]
-
 
 def summarize_image_model(name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters and multiply-adds of a model of images part by part; of one that counts none, its parameters."""

@@ -11,8 +11,6 @@ from tokenmix.errors import unknown_name
 from tokenmix.testing.harness import Build, NotApplicable, PropertyFailure, one_line
 from tokenmix.testing.properties import PROPERTIES
 
-__all__ = ["Report", "Verdict", "examine"]
-
 Status = Literal["pass", "FAIL", "skipped"]
 COLOURS = {"pass": "green", "FAIL": "bold red", "skipped": "dim"}
 

@@ -14,12 +14,14 @@ with needs("tokenmix.train"):
     from tokenmix.train.sources import make_config
 
 if TYPE_CHECKING:
-    from tokenmix.train.run import evaluate, load_run, predict, train
+    from tokenmix.train.load import load_run
+    from tokenmix.train.run import evaluate, predict, train
 
 __all__ = ["CompareConfig", "TrainConfig", "evaluate", "load_run", "make_config", "predict", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("evaluate", "load_run", "make_config", "predict", "train"):
-        return getattr(importlib.import_module("tokenmix.train.run"), name)
+    if name in ("evaluate", "load_run", "predict", "train"):
+        home = "load" if name == "load_run" else "run"
+        return getattr(importlib.import_module(f"tokenmix.train.{home}"), name)
     raise AttributeError(f"module 'tokenmix.train' has no attribute {name!r}")

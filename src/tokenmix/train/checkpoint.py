@@ -34,18 +34,6 @@ from tokenmix.train.files import (
 )
 from tokenmix.train.plan import Progress
 
-__all__ = [
-    "Checkpoint",
-    "CheckpointWriter",
-    "copy_checkpoint",
-    "put_weights",
-    "read_checkpoint",
-    "read_latest_checkpoint",
-    "read_weights",
-    "save_checkpoint",
-    "save_weights",
-]
-
 WEIGHTS, STATE, META = "model.safetensors", "state.pt", "meta.json"
 # How files begin that torch.save or pickle wrote: a zip archive, or protocol 2 and later.
 PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")

@@ -14,21 +14,6 @@ from tokenmix.registry import TASKS, load_object
 from tokenmix.train.schema import Document, Part, Range
 from tokenmix.train.words import Names, Needed, Numbers, Pairs
 
-__all__ = [
-    "BudgetConfig",
-    "CompareConfig",
-    "DataConfig",
-    "LoopConfig",
-    "ManualOptim",
-    "ModelConfig",
-    "OptimConfig",
-    "SwapConfig",
-    "TaskOptions",
-    "TeacherOptions",
-    "TrainConfig",
-    "default_config",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Part):

@@ -15,8 +15,6 @@ from tokenmix.layers.base import Mixer
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.task import TaskData, TaskModule
 
-__all__ = ["DistillingTask", "distillation_loss", "layer_loss"]
-
 
 def distillation_loss(student: Tensor, teacher: Tensor, temperature: float, count: Tensor | None = None) -> Tensor:
     """T^2 KL(softmax(teacher / T) || softmax(student / T)), logits (rows, classes), summed and divided by `count`.

@@ -20,22 +20,6 @@ from torch.optim import Optimizer
 from tokenmix.errors import UserError
 from tokenmix.train.config import TrainConfig
 
-__all__ = [
-    "DistributedInfo",
-    "PeerFailure",
-    "all_reduce_any",
-    "all_reduce_max",
-    "all_reduce_mean",
-    "broadcast_buffers",
-    "check_ranks",
-    "distributed_info",
-    "full_state_dict",
-    "load_full_state_dict",
-    "process_group",
-    "raise_on_all_ranks",
-    "sharded_state_dict",
-]
-
 
 class PeerFailure(Exception):
     """Another process of the run stops it, and says why."""

@@ -22,7 +22,7 @@ def export(run: Path, file_format: Literal["onnx", "torch-export"], out: Path | 
     Raises:
         UserError: onnxruntime is not installed, `out` cannot be written, or the written model answers otherwise.
     """
-    from tokenmix.train.run import load_task
+    from tokenmix.train.load import load_task
 
     task, _, _ = load_task(run)
     model, example = task.answering().eval().cpu(), task.example()

@@ -17,20 +17,6 @@ from filelock import FileLock, Timeout
 
 from tokenmix.errors import UserError
 
-__all__ = [
-    "DISK_ERRORS",
-    "DiskError",
-    "disk_remedy",
-    "latest_complete_checkpoint",
-    "make_folder",
-    "one_writer",
-    "read_json",
-    "replace_file",
-    "replace_folder",
-    "write_bytes",
-    "write_json",
-]
-
 # What a user can do about a disk that refuses.
 DISK_ERRORS = {
     errno.ENOSPC: "free space on the disk",

@@ -12,8 +12,6 @@ from tokenmix.train.files import latest_complete_checkpoint
 from tokenmix.train.run import train
 from tokenmix.train.sources import read_config, saved_config
 
-__all__ = ["finish_run", "resume_config"]
-
 # Where, how fast and how often, not what: these may differ when a run is taken up again.
 FREE = (
     "out", "resume", "device", "devices", "num_nodes", "workers", "threads", "grad_checkpointing", "log_every",

@@ -62,7 +62,7 @@ def export_to_hub(run: Path, out: Path | None = None, push: str | None = None) -
         UserError: a task whose models no library of the hub loads, a run that has not finished, a folder that is not
             empty, a model that is loaded as another, or an upload that failed.
     """
-    from tokenmix.train.run import load_task
+    from tokenmix.train.load import load_task
 
     task, _, _ = load_task(run)
     form = task.hub

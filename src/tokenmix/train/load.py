@@ -15,8 +15,6 @@ from tokenmix.train.sources import read_config, read_description
 from tokenmix.train.swapping import swap_mixers
 from tokenmix.train.task import TaskModule
 
-__all__ = ["load_run", "load_task"]
-
 
 def load_run(run: Path) -> tuple[nn.Module, TrainConfig, dict[str, Any]]:
     """Model with its weights, config and description of the data, from the run folder alone."""

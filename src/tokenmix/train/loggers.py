@@ -14,8 +14,6 @@ from tokenmix.errors import UserError, needs
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.files import read_json, write_json
 
-__all__ = ["RunLogger", "check_logger"]
-
 ID = "logger.json"
 PROJECT = "tokenmix"
 REMEDIES = {

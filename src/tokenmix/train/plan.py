@@ -12,16 +12,6 @@ from tokenmix.errors import UserError
 from tokenmix.train.config import OptimConfig, TeacherOptions, TrainConfig
 from tokenmix.train.schema import fitted
 
-__all__ = [
-    "Progress",
-    "TrainingPlan",
-    "check_config",
-    "distills_layers",
-    "make_plan",
-    "seed_everything",
-    "warmup_note",
-]
-
 
 @dataclass(frozen=True)
 class TrainingPlan:

@@ -12,8 +12,6 @@ from tokenmix.train.checkpoint import read_weights
 from tokenmix.train.distributed import distributed_info
 from tokenmix.train.sources import read_description
 
-__all__ = ["initial_weights"]
-
 
 def initial_weights(source: Path, model: nn.Module) -> dict[str, Tensor]:
     """The weights in a safetensors file or a run folder, fitted to the model.

@@ -7,8 +7,6 @@ from typing import Any
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.train.config import TrainConfig, default_config
 
-__all__ = ["list_recipes", "load_recipe", "merge_kwargs", "read_document"]
-
 # In the wheel, and next to src/ in a checkout.
 HOMES = (Path(__file__).parents[1] / "recipes", Path(__file__).parents[3] / "recipes")
 # What a run itself decides.

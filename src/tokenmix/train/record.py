@@ -21,8 +21,6 @@ from tokenmix.train.loggers import RunLogger
 from tokenmix.train.plan import Progress, TrainingPlan
 from tokenmix.train.task import TaskModule
 
-__all__ = ["ProgressBar", "Recorder"]
-
 
 class Recorder:
     """Writes one row every `log_every` steps and one after each epoch; a row has the mean loss since the row before.

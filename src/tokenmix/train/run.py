@@ -48,7 +48,7 @@ from tokenmix.train.files import (
     write_json,
 )
 from tokenmix.train.interrupt import Interrupted
-from tokenmix.train.load import load_run, load_task
+from tokenmix.train.load import load_task
 from tokenmix.train.loggers import check_logger
 from tokenmix.train.optimizer import check_optimizer
 from tokenmix.train.plan import (
@@ -64,8 +64,6 @@ from tokenmix.train.sources import TOKENIZER, read_config, read_description
 from tokenmix.train.swapping import freeze_all_but, start_and_swap, swap_notes
 from tokenmix.train.task import TaskData, TaskModule
 from tokenmix.train.trainer import fit, validate
-
-__all__ = ["DiskError", "evaluate", "load_run", "load_task", "predict", "train"]
 
 # What may differ when a run is resumed: where and how fast it is computed, not what.
 RESUMABLE = ("device", "workers", "threads", "grad_checkpointing", "logger")

@@ -11,17 +11,6 @@ from tokenmix.train.files import read_json
 from tokenmix.train.recipes import load_recipe, merge_kwargs, read_document
 from tokenmix.train.schema import Range, fitted
 
-__all__ = [
-    "TOKENIZER",
-    "base_config",
-    "config_of_source",
-    "make_config",
-    "read_config",
-    "read_description",
-    "read_part",
-    "saved_config",
-]
-
 # The folder in a run folder that holds the tokenizer of a text task.
 TOKENIZER = "tokenizer"
 

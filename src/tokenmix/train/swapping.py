@@ -10,8 +10,6 @@ from tokenmix.train.config import SwapConfig
 from tokenmix.train.sources import config_of_source
 from tokenmix.train.task import TaskModule
 
-__all__ = ["freeze_all_but", "start_and_swap", "swap_mixers", "swap_notes"]
-
 
 def start_and_swap(task: TaskModule, source: Path | None) -> SwapReport | None:
     """Put the weights of `source` into the task's new model, and swap as its config says.

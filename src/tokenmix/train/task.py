@@ -23,8 +23,6 @@ from tokenmix.train.optimizer import make_optimizer, make_schedule
 from tokenmix.train.pretrained_weights import initial_weights
 from tokenmix.train.programs import ProgramHooks
 
-__all__ = ["TaskData", "TaskModule", "built_with"]
-
 
 class TaskData(ABC):
     """What a task learns from. The order of training batches is a function of (seed, epoch) and nothing else.

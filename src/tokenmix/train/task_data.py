@@ -12,8 +12,6 @@ from tokenmix.errors import UserError
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.task import TaskData
 
-__all__ = ["IndexedData", "check_names"]
-
 
 class IndexedData(TaskData):
     """Samples for training and testing.

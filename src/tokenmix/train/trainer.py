@@ -35,8 +35,6 @@ from tokenmix.train.plan import Progress, TrainingPlan, seed_everything
 from tokenmix.train.record import ProgressBar, Recorder
 from tokenmix.train.task import TaskData, TaskModule
 
-__all__ = ["TrainingLoop", "fit", "validate"]
-
 
 def fit(
     task: TaskModule,

@@ -7,8 +7,6 @@ from typing import Annotated, Any
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-__all__ = ["Factors", "Names", "Needed", "Numbers", "Pairs"]
-
 
 def _value(text: str) -> Any:
     """A Python literal where it is one, else the text itself."""

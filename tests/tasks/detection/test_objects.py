@@ -21,7 +21,8 @@ from tokenmix.tasks.detection.output import class_color, draw_objects, image_num
 from tokenmix.tasks.detection.tiling import find_in_windows
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.export import export
-from tokenmix.train.run import evaluate, load_run, load_task, predict, train
+from tokenmix.train.load import load_run, load_task
+from tokenmix.train.run import evaluate, predict, train
 from tokenmix.train.sources import make_config
 
 CLASSES = ["green", "red"]

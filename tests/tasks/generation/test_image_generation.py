@@ -23,7 +23,8 @@ from tokenmix.tasks.generation.task import ImageGeneration
 from tokenmix.train import trainer
 from tokenmix.train.checkpoint import read_checkpoint
 from tokenmix.train.export import export
-from tokenmix.train.run import evaluate, load_task, predict, train
+from tokenmix.train.load import load_task
+from tokenmix.train.run import evaluate, predict, train
 from tokenmix.train.sources import make_config
 
 # Three batches an epoch, each cut into two steps of the discriminator. Nothing that a GAN keeps is left out.

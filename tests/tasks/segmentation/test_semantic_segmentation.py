@@ -16,7 +16,8 @@ from tokenmix.tasks.segmentation import task as semantic_segmentation
 from tokenmix.train import trainer
 from tokenmix.train.checkpoint import read_weights
 from tokenmix.train.export import export
-from tokenmix.train.run import evaluate, load_task, predict, train
+from tokenmix.train.load import load_task
+from tokenmix.train.run import evaluate, predict, train
 from tokenmix.train.sources import make_config
 
 NAMES = ["water", "wood", "sand"]

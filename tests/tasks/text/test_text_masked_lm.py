@@ -17,7 +17,8 @@ from tokenmix.tasks.text.masked_lm import MaskedLM
 from tokenmix.train import trainer
 from tokenmix.train.checkpoint import read_weights
 from tokenmix.train.config import TrainConfig
-from tokenmix.train.run import evaluate, load_task, predict, train
+from tokenmix.train.load import load_task
+from tokenmix.train.run import evaluate, predict, train
 from tokenmix.train.sources import make_config
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64}

@@ -13,7 +13,8 @@ from tokenmix.tasks.text.tokenizer import load_tokenizer
 from tokenmix.train import trainer
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.export import export
-from tokenmix.train.run import load_run, predict, train
+from tokenmix.train.load import load_run
+from tokenmix.train.run import predict, train
 from tokenmix.train.sources import make_config
 
 SETTINGS: dict[str, Any] = {

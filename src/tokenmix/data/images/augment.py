@@ -19,8 +19,6 @@ from torchvision.transforms import ColorJitter
 from tokenmix.data.seeding import hash_indices, restored_random_state, seed_all
 from tokenmix.errors import UserError
 
-__all__ = ["Augment", "Erase", "ShiftFlip", "make_augment", "shift_and_flip"]
-
 # (images uint8 (B, C, H, W), epoch, indices int64 (B,)) -> images of the same shape.
 Augment = Callable[[Tensor, int, Tensor], Tensor]
 # What timm's auto-augment strings start with.

@@ -15,18 +15,6 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 
-__all__ = [
-    "Box",
-    "UnreadableImage",
-    "decode",
-    "decode_numbers",
-    "decode_part",
-    "decode_stored",
-    "probe",
-    "read_image",
-    "size_of",
-]
-
 Box = tuple[float, float, float, float]
 
 # Only formats that are recognised by their content: a text file must not pass for a picture, and none of these runs a

@@ -27,8 +27,6 @@ from tokenmix.data.lookup import DataRequest
 from tokenmix.data.store import Names
 from tokenmix.errors import UserError
 
-__all__ = ["FileImages", "load_folder", "load_imagefolder"]
-
 FOLDER_SIZE = (64, 64)
 PHOTOGRAPH_SIZE = (224, 224)
 # Decoded images up to this many bytes are kept in memory; larger sets are read from their files batch by batch.

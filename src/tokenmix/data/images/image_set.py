@@ -20,17 +20,6 @@ from tokenmix.data.reading import LeftOut
 from tokenmix.data.seeding import hash_indices, restored_random_state, seed_all
 from tokenmix.errors import UserError
 
-__all__ = [
-    "CHANNELS",
-    "CROP_PCT",
-    "ImageSet",
-    "InMemoryImages",
-    "LazyImages",
-    "Skipped",
-    "channel_statistics",
-    "resize_images",
-]
-
 CHANNELS = 3
 # timm's own if a model states none.
 CROP_PCT = 0.875

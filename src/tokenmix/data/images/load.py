@@ -16,8 +16,6 @@ from tokenmix.data.lookup import load_data, short_name
 from tokenmix.data.split import choose, hold_out
 from tokenmix.errors import UserError
 
-__all__ = ["ImageData", "LoadedImages", "load_images"]
-
 STATISTICS_SAMPLE = 2048
 
 

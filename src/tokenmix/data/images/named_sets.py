@@ -20,8 +20,6 @@ from tokenmix.data.images.load import LoadedImages
 from tokenmix.data.lookup import DataRequest, stored_path
 from tokenmix.data.store import Stored, fetched
 
-__all__ = ["fetch_fashion_mnist", "load_digits", "load_fashion_mnist"]
-
 TEST_DIGITS = 360
 HOME = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
 PACKAGE = "dataset-fashion-mnist"

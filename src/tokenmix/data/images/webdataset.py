@@ -31,8 +31,6 @@ from tokenmix.data.reading import parse_json
 from tokenmix.data.store import Names, fetched
 from tokenmix.errors import UserError
 
-__all__ = ["ShardImages", "expand", "load_webdataset", "shuffled"]
-
 USAGE = "give --data wds:PATH/train-{000000..000009}.tar,PATH/val-{000000..000001}.tar"
 MOST_SHARDS = 1_000_000
 PICTURES = ("jpg", "jpeg", "png", "webp", "ppm")

@@ -30,8 +30,6 @@ from tokenmix.data.scenes.scenes import (
 )
 from tokenmix.errors import UserError, needs
 
-__all__ = ["CocoScenes", "decode_mask", "encode_mask", "load_coco"]
-
 YEARS = ("2017", "2014")
 # What is read of an entry, and of which types it is.
 IMAGE = {"id": (int,), "file_name": (str,), "height": (int, float), "width": (int, float)}

@@ -18,8 +18,6 @@ from tokenmix.data.lookup import DataRequest
 from tokenmix.data.scenes.scenes import IGNORE, Scene, SceneData, Scenes, bit_palette, folder_in, lines_of, read_stored
 from tokenmix.errors import UserError
 
-__all__ = ["PairScenes", "load_ade20k", "load_cityscapes", "load_masks", "numbers_table"]
-
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 OUT_OF_RANGE = -1
 ADE20K = 150

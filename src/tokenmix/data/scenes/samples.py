@@ -24,8 +24,6 @@ from tokenmix.data.scenes.scenes import Objects, Scene, SceneData, Scenes
 from tokenmix.data.seeding import hash_indices, restored_random_state, seed_all
 from tokenmix.errors import UserError
 
-__all__ = ["ObjectAugment", "ObjectSamples", "PixelAugment", "PixelSamples", "SceneSamples", "scale_steps"]
-
 
 def scale_steps(low: float, high: float, step: float) -> tuple[float, ...]:
     """Scales from low to high: scale_steps(0.5, 2.0, 0.1) are the sixteen of the published segmentation recipes."""

@@ -19,25 +19,6 @@ from tokenmix.data.reading import read_file
 from tokenmix.data.split import hold_out
 from tokenmix.errors import UserError
 
-__all__ = [
-    "IGNORE",
-    "Objects",
-    "RepeatedScenes",
-    "Scene",
-    "SceneData",
-    "Scenes",
-    "Want",
-    "bit_palette",
-    "folder_in",
-    "hold_out_scenes",
-    "lines_of",
-    "load_scenes",
-    "no_objects",
-    "objects_of_boxes",
-    "objects_of_masks",
-    "read_stored",
-]
-
 Want = Literal["classes", "boxes", "masks"]
 IGNORE = 255
 

@@ -34,8 +34,6 @@ from tokenmix.data.scenes.scenes import (
 )
 from tokenmix.errors import UserError
 
-__all__ = ["Boxes", "load_voc", "read_boxes"]
-
 OBJECTS = [
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",
     "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",

@@ -6,8 +6,6 @@ from typing import Annotated, Literal
 from tokenmix.train.config import TeacherOptions
 from tokenmix.train.schema import Range
 
-__all__ = ["ClassificationOptions"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationOptions(TeacherOptions):

@@ -36,8 +36,6 @@ from tokenmix.train.programs import HubForm, View
 from tokenmix.train.task import TaskData
 from tokenmix.train.task_data import IndexedData, check_names
 
-__all__ = ["ImageClassification"]
-
 CONFUSION_CLASSES = 200
 STATS = ("mean", "std")
 HUB = HubForm(

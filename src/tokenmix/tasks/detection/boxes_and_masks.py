@@ -10,8 +10,6 @@ from tokenmix.errors import UserError
 from tokenmix.tasks.detection.metrics import NUMBERS, AveragePrecision
 from tokenmix.tasks.detection.task import ObjectTask
 
-__all__ = ["Detection", "InstanceSegmentation"]
-
 
 class Detection(ObjectTask):
     """Boxes by RetinaNet or Faster R-CNN; COCO's average precision of boxes."""

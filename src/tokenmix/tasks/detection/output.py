@@ -11,8 +11,6 @@ from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
 from tokenmix.data.scenes.coco import encode_mask
 
-__all__ = ["class_color", "coco_results", "draw_objects", "image_numbers", "object_rows", "save_picture"]
-
 # Bright ones, since what they are drawn on is a photograph, with much green, blue and grey in it.
 COLORS = (
     "#ffe11a", "#1ae5ff", "#ff4dff", "#ff8c1a", "#66ff33", "#ff3b3b", "#4d79ff", "#b366ff", "#99ffcc", "#ffb3c6"

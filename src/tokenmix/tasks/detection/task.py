@@ -27,8 +27,6 @@ from tokenmix.train.programs import View
 from tokenmix.train.task import TaskModule
 from tokenmix.train.task_data import IndexedData, check_names
 
-__all__ = ["ObjectTask"]
-
 # What other options say of a detector.
 FROM_ELSEWHERE = {
     "num_classes": "--data", "image_mean": "--data", "image_std": "--data", "img_size": "--img-size",

@@ -10,8 +10,6 @@ from tokenmix.data.images import ImageData, ImageSet
 from tokenmix.data.split import choose, hold_out
 from tokenmix.errors import UserError, unknown_name
 
-__all__ = ["check_class_names", "keep_classes"]
-
 
 def keep_classes(
     images: ImageData,

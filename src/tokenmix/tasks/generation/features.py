@@ -14,9 +14,7 @@ from torchmetrics import Metric
 from tokenmix.data.fetch import FetchError, check_digest, download, log
 from tokenmix.errors import UserError, needs, unknown_name
 from tokenmix.tasks.generation.metrics import ClassMatch, ClassScore, FeatureFrechet, FeatureKernel
-from tokenmix.train.run import load_run
-
-__all__ = ["INCEPTION", "Features", "InceptionFeatures", "RunFeatures", "features_kind", "make_features"]
+from tokenmix.train.load import load_run
 
 INCEPTION = "inception"
 WEIGHTS = "weights-inception-2015-12-05-6726825d.pth"

@@ -12,7 +12,7 @@ from tokenmix.tasks.generation.classes import check_class_names
 from tokenmix.tasks.generation.samples import noise_of, save_grid, save_image, strips
 from tokenmix.tasks.generation.task import ImageGeneration
 from tokenmix.train.files import make_folder
-from tokenmix.train.run import load_task
+from tokenmix.train.load import load_task
 
 COLUMNS = 8
 # Made at a time: thousands at once would not fit into memory.

@@ -26,8 +26,6 @@ from tokenmix.train.config import TrainConfig
 from tokenmix.train.task import TaskModule
 from tokenmix.train.task_data import IndexedData
 
-__all__ = ["ImageGeneration"]
-
 SIZES = (32, 64, 128)
 ROWS = 10
 # Spectral norm needs a weight whole, and sixteen bits of its own.

@@ -17,8 +17,6 @@ from tokenmix.train.distillation import DistillingTask
 from tokenmix.train.metrics import CrossEntropy
 from tokenmix.train.task import TaskData
 
-__all__ = ["PointClassification"]
-
 CONFUSION_CLASSES = 200
 
 

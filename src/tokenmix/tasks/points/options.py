@@ -6,8 +6,6 @@ from typing import Annotated, ClassVar, Literal
 from tokenmix.train.config import TaskOptions, TeacherOptions
 from tokenmix.train.schema import Part, Range
 
-__all__ = ["CloudClassificationOptions", "CloudOptions", "VotingOptions"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class VotingOptions(Part):

@@ -25,8 +25,6 @@ from tokenmix.train.config import TrainConfig
 from tokenmix.train.task import TaskModule
 from tokenmix.train.task_data import IndexedData, check_names
 
-__all__ = ["CloudFile", "PointTask", "predict_with_tta"]
-
 FROM_DATA = {
     "num_classes": "--data",
     "num_parts": "--data",

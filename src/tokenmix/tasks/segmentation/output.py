@@ -11,8 +11,6 @@ from torch import Tensor
 
 from tokenmix.data.scenes.coco import encode_mask
 
-__all__ = ["run_lengths", "shares", "write_answer"]
-
 VEIL = 0.5
 
 

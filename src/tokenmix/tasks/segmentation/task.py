@@ -31,8 +31,6 @@ from tokenmix.train.programs import View
 from tokenmix.train.task import TaskModule
 from tokenmix.train.task_data import IndexedData, check_names
 
-__all__ = ["PixelData", "SemanticSegmentation"]
-
 FROM_DATA = {"num_classes": "--data", "img_size": "--crop"}
 MOST_CLASSES = 256
 

@@ -35,8 +35,6 @@ from tokenmix.train.programs import HubForm
 from tokenmix.train.task import TaskData
 from tokenmix.train.task_data import check_names
 
-__all__ = ["TextClassification"]
-
 CONFUSION_CLASSES = 200
 
 

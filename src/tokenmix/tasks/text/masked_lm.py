@@ -27,8 +27,6 @@ from tokenmix.train.config import TrainConfig
 from tokenmix.train.metrics import CrossEntropy, Perplexity
 from tokenmix.train.programs import HubForm
 
-__all__ = ["MaskedLM"]
-
 NO_LABEL = -100
 BEST = 5
 

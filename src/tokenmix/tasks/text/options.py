@@ -7,8 +7,6 @@ from typing import Annotated, Literal
 from tokenmix.train.config import TaskOptions, TeacherOptions
 from tokenmix.train.schema import Range
 
-__all__ = ["LabelOptions", "MaskingOptions", "QuestionOptions", "TextOptions"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions(TaskOptions):

@@ -18,8 +18,6 @@ from tokenmix.tasks.text.task import Sentence, TextData, TextTask, hub_form, inp
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.programs import HubForm
 
-__all__ = ["QuestionAnswering", "Span", "SpanAgreement", "best_span"]
-
 AT_ONCE = 16
 BEST, LONGEST = 20, 30
 

@@ -25,17 +25,6 @@ from tokenmix.train.task_data import IndexedData
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-__all__ = [
-    "Answering",
-    "DistillingTextTask",
-    "Sentence",
-    "TextData",
-    "TextTask",
-    "hub_form",
-    "inputs_of",
-    "read_sentences",
-    "tokenizer_for",
-]
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "labels", "start_positions", "end_positions")
 FROM_DATA = {

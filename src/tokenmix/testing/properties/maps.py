@@ -10,8 +10,6 @@ from torch.overrides import TorchFunctionMode
 
 from tokenmix.testing.harness import Build, NotApplicable, PropertyFailure, awake, call, exact, gap, to_tokens, traits
 
-__all__ = ["map_rows", "map_shape", "map_used"]
-
 
 def _map(layer: nn.Module, x: Tensor, mask: Tensor | None = None) -> Tensor:
     show = getattr(layer, "attention_map", None)

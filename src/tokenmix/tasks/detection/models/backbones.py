@@ -23,8 +23,6 @@ from tokenmix.models.pretrained import timm_resnet
 from tokenmix.models.registry import create_model
 from tokenmix.registry import list_models
 
-__all__ = ["Backbone", "LaViTBackbone", "Norm", "ResNetBackbone"]
-
 Norm = Literal["batch", "frozen", "group"]
 Size = tuple[int, int]
 

@@ -13,14 +13,6 @@ from tokenmix.tasks.detection.models.backbones import LaViTBackbone, Norm, ResNe
 from tokenmix.tasks.detection.models.detector import IMAGENET, Detector, Resize
 from tokenmix.tasks.detection.models.networks import Answers, HeadSizes, Kind
 
-__all__ = [
-    "ImageScale",
-    "LaViTDetectorArchitecture",
-    "ResNetDetectorArchitecture",
-    "lavit_detector",
-    "resnet_detector",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorArchitecture(Architecture):

@@ -17,8 +17,6 @@ from tokenmix.models.stems import pair
 from tokenmix.tasks.detection.models.backbones import Backbone
 from tokenmix.tasks.detection.models.networks import Answers, HeadSizes, Kind, Pyramid, build_network
 
-__all__ = ["Detector", "Resize"]
-
 Target = Mapping[str, Tensor]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 DEFAULT = Answers()

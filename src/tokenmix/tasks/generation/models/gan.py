@@ -14,8 +14,6 @@ from tokenmix.tasks.generation.models.networks import Discriminator, Generator
 from tokenmix.tasks.generation.models.norm import spectral
 from tokenmix.tasks.generation.presets import GANS, Attention, GANPreset
 
-__all__ = ["GAN", "create_gan"]
-
 Variant = Literal["official", "paper", "compact"]
 ATTENTIONS = get_args(Attention)
 

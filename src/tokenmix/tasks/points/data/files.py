@@ -18,8 +18,6 @@ from tokenmix.errors import UserError, needs
 from tokenmix.tasks.points.data.cloud import Cloud, check_cloud
 from tokenmix.tasks.points.data.ply import parse_ply
 
-__all__ = ["ENDINGS", "NUM_POINTS", "read_points", "sampled"]
-
 NUM_POINTS = 2048
 # Zeros pack a thousand to one, coordinates hardly ten to one; small arrays may be zeros.
 LARGE, DENSEST = 1 << 26, 100

@@ -23,8 +23,6 @@ from tokenmix.errors import MissingExtra, UserError
 from tokenmix.tasks.points.data.cloud import Cloud, PackedClouds, PointData, unit_ball
 from tokenmix.tasks.points.data.files import ENDINGS, read_points
 
-__all__ = ["CloudItem", "check_folder", "kept", "load_clouds", "pack", "read_item"]
-
 MAX_PARTS = 1000
 LAYOUT = "train/CLASS/ and test/CLASS/, or one sub-folder a class, with " + ", ".join(ENDINGS)
 

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 
-__all__ = ["parse_ply", "write_ply"]
-
 _WORDS = {
     "i1": "char int8", "u1": "uchar uint8", "i2": "short int16", "u2": "ushort uint16", "i4": "int int32",
     "u4": "uint uint32", "f4": "float float32", "f8": "double float64",

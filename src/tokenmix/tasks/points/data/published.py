@@ -13,8 +13,6 @@ from tokenmix.tasks.points.data.cloud import Cloud, PointData
 from tokenmix.tasks.points.data.files import NUM_POINTS
 from tokenmix.tasks.points.data.folder import CloudItem, check_folder, kept, read_item
 
-__all__ = ["PARTS", "load_modelnet", "load_shapenet_part"]
-
 MODELNET = (
     "CLASS/train/*.off and CLASS/test/*.off, or modelnet40_normal_resampled with modelnet40_shape_names.txt, "
     "modelnet40_train.txt and CLASS/*.txt"

@@ -11,9 +11,6 @@ from tokenmix.tasks.points.models.heads import PointClassifier, PointSegmenter
 from tokenmix.tasks.points.models.pct import PCT, make_block
 from tokenmix.tasks.points.presets import POINT_MODELS, PointPreset
 
-__all__ = ["create_point_model"]
-
-
 _OF_DATA = ("num_classes", "num_parts", "num_categories")
 _OF_NEIGHBOURS = ("stem_dim", "stage_dims", "centres", "num_neighbours")
 

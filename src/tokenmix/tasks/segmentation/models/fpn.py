@@ -16,8 +16,6 @@ from tokenmix.registry import list_models
 from tokenmix.tasks.segmentation.models.backbones import make_backbone
 from tokenmix.tasks.segmentation.models.base import Segmenter, SegmenterArchitecture, Upsampling
 
-__all__ = ["FPNSegmenter", "FPNSegmenterArchitecture"]
-
 FINEST = 4
 
 

@@ -31,7 +31,6 @@ from tokenmix.tasks.text.data.files import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["Corpus", "Documents", "Tokens", "load_column", "load_text", "load_text_files", "tokenized"]
 
 PIECE = 1 << 18
 """Characters after which a long file is cut at the end of a line, so that no file has to fit into memory."""

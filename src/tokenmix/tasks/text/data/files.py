@@ -18,19 +18,6 @@ from tokenmix.data.lookup import DataRequest, cache_root
 from tokenmix.data.reading import LeftOut, check_file, parse_json
 from tokenmix.errors import UserError, needs
 
-__all__ = [
-    "Row",
-    "Table",
-    "choose_test",
-    "digest_of",
-    "find_parts",
-    "import_datasets",
-    "is_test",
-    "open_table",
-    "read_lines",
-    "read_rows",
-]
-
 Row = tuple[str, dict[str, Any] | UserError]
 """Where it stands, as "FILE, line 7", and its values by column, or why it has none."""
 TEST_SHARE = 10

@@ -17,8 +17,6 @@ from tokenmix.errors import UserError, unknown_name
 from tokenmix.tasks.text.data.corpus import Corpus, load_column
 from tokenmix.tasks.text.data.files import Table, open_table, read_lines
 
-__all__ = ["LabelledData", "LabelledText", "build_labelled", "load_glue", "load_labelled", "load_table"]
-
 MOST_CLASSES = 1000
 _BOTH, _ENTAILED, _NLI = ("0", "1"), ("entailment", "not_entailment"), ("entailment", "neutral", "contradiction")
 GLUE: dict[str, tuple[tuple[str, ...] | tuple[int, ...], tuple[str, ...] | Literal["numbers"]]] = {

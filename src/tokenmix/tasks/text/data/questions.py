@@ -23,16 +23,6 @@ from tokenmix.tasks.text.data.sequences import Batch, Sequences, padded, token_b
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-__all__ = [
-    "EncodedQuestions",
-    "Question",
-    "QuestionData",
-    "WholeQuestions",
-    "load_hub",
-    "load_questions",
-    "load_squad",
-    "read_squad",
-]
 
 VERSIONS = ("v2.0", "v1.1")
 

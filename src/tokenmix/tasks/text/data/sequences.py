@@ -17,17 +17,6 @@ from tokenmix.tasks.text.data.labelled import LabelledText
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-__all__ = [
-    "IGNORED",
-    "Batch",
-    "EncodedText",
-    "Masking",
-    "PackedText",
-    "Sequences",
-    "mask_tokens",
-    "padded",
-    "token_batch",
-]
 
 Batch = dict[str, Tensor]
 Masking = Literal["token", "whole-word"]

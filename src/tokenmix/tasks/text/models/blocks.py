@@ -14,8 +14,6 @@ from tokenmix.tasks.text.models.config import GMLPConfig
 from tokenmix.tasks.text.models.padding import from_start, map_as_given, map_from_start
 from tokenmix.tasks.text.models.positions import RelativePositions
 
-__all__ = ["GMLPEmbeddings", "GMLPLayer", "SelfAttentionLayer", "create_layer"]
-
 # What a block returns with its maps: tokens, the map of attention with the places as given, and the gate's matrix. Each
 # row of the tokens is turned so that the token at `start` is the first; the map is turned back before it is used, since
 # what a model returns must be what its result was made of: else no gradient reaches it.

@@ -6,8 +6,6 @@ from transformers import PreTrainedConfig
 
 from tokenmix.errors import UserError, unknown_name
 
-__all__ = ["GMLPConfig"]
-
 # Field: the values that it may have.
 CHOICES = {
     "mixer": ("gating", "self"),

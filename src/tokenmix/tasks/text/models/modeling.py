@@ -18,8 +18,6 @@ from tokenmix.tasks.text.models.config import GMLPConfig
 from tokenmix.tasks.text.models.padding import as_given, first_token, from_start, read_mask, rotate
 from tokenmix.tasks.text.models.positions import PlaceRule, RelativePositions, resize_gated_mlp, resize_positions
 
-__all__ = ["GMLPModel", "GMLPModelOutput", "GMLPPreTrainedModel"]
-
 
 @dataclass
 class GMLPModelOutput(BaseModelOutputWithPooling):
