@@ -67,6 +67,8 @@ def run_all(args: Args, jobs: Sequence[Job] = JOBS, ledger: str = LEDGER) -> int
 
     Returns 0 if all have ended, 1 if one failed, 130 after Ctrl-C, else `STOPPED`.
     """
+    # A shell starts what it puts in the background deaf to SIGINT, and the jobs inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     deadline, note = time.monotonic() + args.budget * 3600, args.out / "ended.json"
     ended: dict[str, str] = read_json(note) if note.exists() else {}
     ended = {name: when for name, when in ended.items() if name not in args.again}

@@ -164,7 +164,7 @@ def test_kept_keys_are_pooled_keys_of_blocks():
 
     wide = Scores(query, spread(key), spread(dense.mT).mT)
     assert torch.allclose(kept(Scores(query, key, dense), (4, 6)), pooled(wide, (4, 6)), atol=1e-6)
-    with pytest.raises(UserError, match="says nothing about keys"):
+    with pytest.raises(UserError, match="does not apply to keys"):
         kept(Scores(query, key), (4, 6), torch.ones(2, 24, dtype=torch.bool))
     with pytest.raises(UserError, match="give macs the S of num_keys"):
         kept.macs((4, 6), 5)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from tokenmix.cli import main
 from tokenmix.train import export
@@ -33,6 +34,8 @@ def test_a_write_that_fails_names_the_folder(
 
     monkeypatch.setattr("tokenmix.train.run.predict", full)
     (tmp_path / "config.json").write_text(json.dumps({"config": {"task": "image-classification"}}))
-    assert main(["predict", str(tmp_path), "a.png", "--out", str(tmp_path / "answers")]) == 2
+    image = tmp_path / "a.png"
+    Image.new("L", (8, 8)).save(image)
+    assert main(["predict", str(tmp_path), str(image), "--out", str(tmp_path / "answers")]) == 2
     told = capsys.readouterr().err
     assert told == f"tokenmix: No space left on device: {tmp_path / 'answers'}; free space or give another --out\n"

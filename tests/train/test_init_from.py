@@ -87,7 +87,7 @@ def test_the_size_that_a_run_states_is_used(tmp_path: Path):
     wide.mkdir()
     safetensors.torch.save_file(dict(model.state_dict()), wide / "model.safetensors")
     wanted = create_model("gmlp_nano", img_size=16, in_chans=1, num_classes=10, depth=1)
-    with pytest.raises(UserError, match=r"wide: .* no square grid"):
+    with pytest.raises(UserError, match=r"wide: .* not form a square grid"):
         initial_weights(wide, wanted)
     (wide / "data.json").write_text('{"img_size": [8, 16]}')
     found = initial_weights(wide, wanted)
@@ -99,12 +99,12 @@ def test_the_size_that_a_run_states_is_used(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_kwargs": {"depth": 2}}, r"of another model .*missing: blocks\.1"),
+        ({"model_kwargs": {"depth": 2}}, r"another model .*missing: blocks\.1"),
         (
             {"model_kwargs": {"depth": 1, "embed_dim": 32}},
-            r"of another model .*other shape: stem\.proj\.weight \(64, 1, 4, 4\) for \(32,",
+            r"another model .*other shape: stem\.proj\.weight \(64, 1, 4, 4\) for \(32,",
         ),
-        ({"model": "vit_nano"}, r"of another model .*unexpected: blocks\.0\.mixer"),
+        ({"model": "vit_nano"}, r"another model .*unexpected: blocks\.0\.mixer"),
     ],
 )
 def test_anything_else_is_an_error(start: Path, tmp_path: Path, changes: dict[str, Any], message: str):

@@ -170,7 +170,7 @@ def test_unknown_recipe(capsys: pytest.CaptureFixture[str]):
 
 def test_a_pattern_that_the_shell_spelled_out(capsys: pytest.CaptureFixture[str]):
     assert cli.main(["train", "--data", "wds:a-0.tar", "wds:a-1.tar"]) == 2
-    assert "put it in quotes" in capsys.readouterr().err
+    assert "quote it" in capsys.readouterr().err
 
 
 def test_recipes_are_toml_with_settings_only():

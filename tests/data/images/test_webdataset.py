@@ -293,5 +293,5 @@ def test_headers_that_announce_what_is_not_there(tmp_path: Path, what: str):
 def test_labels_that_are_no_numbers(tmp_path: Path, ending: str, content: str):
     label = header(f"a.{ending}", len(content)) + block(content.encode())
     (tmp_path / "a.tar").write_bytes(PICTURE + label + bytes(1024))
-    with pytest.raises(UserError, match=r"hold no sample with a picture and a \.cls or \.json label"):
+    with pytest.raises(UserError, match=r"hold no sample with an image and a \.cls or \.json label"):
         load_images(f"wds:{tmp_path}/a.tar", root=tmp_path / "cache")

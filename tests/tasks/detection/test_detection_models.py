@@ -214,7 +214,7 @@ def test_models_are_listed_and_built_by_name():
         ("retinanet_nano", {"num_classes": 0}, "num_classes=0"),
         ("retinanet_nano", {"min_size": 800, "max_size": 300}, "max_size=300"),
         ("retinanet_lavit_tiny", {"img_size": (64, 96)}, "64 x 96"),
-        ("retinanet_lavit_tiny", {"backbone": "resnet50"}, "no LaViT"),
+        ("retinanet_lavit_tiny", {"backbone": "resnet50"}, "not a LaViT"),
     ],
 )
 def test_mistakes_are_told(name: str, kwargs: dict, told: str):

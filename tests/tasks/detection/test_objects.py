@@ -328,7 +328,7 @@ def test_answers_never_lie_over_the_image_or_each_other(runs: dict[str, Path], t
     before = (tmp_path / "a" / "one.png").read_bytes()
     predict(runs["boxes"], [tmp_path / "a" / "one.png"], tmp_path / "a")
     assert (tmp_path / "a" / "one.png").read_bytes() == before
-    with pytest.raises(UserError, match=r"a/one\.png and .*b/one\.png would both"):
+    with pytest.raises(UserError, match=r"a/one\.png and .*b/one\.png have the same name"):
         predict(runs["boxes"], [tmp_path / "a" / "one.png", tmp_path / "b" / "one.png"], tmp_path / "out")
 
 

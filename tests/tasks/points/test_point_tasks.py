@@ -232,7 +232,7 @@ def test_normals_stay_at_right_angles_to_what_is_stretched() -> None:
         ({"model": "vit_nano"}, "vit_nano is a model of image-classification"),
         ({"mixup": 0.2}, "has no option mixup, which is one of image-classification"),
         ({"augment": "rand-m9"}, "give one of none, light"),
-        ({"batch_size": 1}, "needs two clouds"),
+        ({"batch_size": 1}, "needs at least two clouds"),
         ({"votes": 0}, "votes must be at least 1, got 0"),
         ({"points": 3}, "unknown option of point-classification 'points'; did you mean num_points"),
         ({"features": "xyz+normals"}, "without normals"),

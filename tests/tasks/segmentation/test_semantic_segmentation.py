@@ -250,7 +250,7 @@ def test_a_backbone_of_one_size_is_evaluated_in_windows(tmp_path, pictures):
     run = train(config, quiet=True)
     assert 0 <= evaluate(run, device="cpu")["miou"] <= 1
     assert predict(run, pictures)[1]["size"] == [61, 50]
-    with pytest.raises(UserError, match="takes images of 24 x 24 alone"):
+    with pytest.raises(UserError, match="takes images of 24 x 24 only"):
         predict(run, pictures, options={"way": "whole"})
 
 
