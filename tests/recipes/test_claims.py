@@ -71,7 +71,7 @@ def test_a_difference_counts_from_what_seeds_and_test_images_could_make_of_it(cl
 
 
 @pytest.mark.parametrize(
-    ("after", "expected"),
+    ("behind", "expected"),
     [(0.0, "agrees"), (0.02, "agrees"), (0.04, "not seen at this scale"), (0.08, "disagrees")],
 )
 def test_as_good_means_within_the_margin(claims: Any, behind: float, expected: str) -> None:
