@@ -335,3 +335,11 @@ def test_a_mistake_with_two_processes_is_one_line(tmp_path: Path):
 def test_a_storm_of_processes_is_refused():
     with pytest.raises(UserError, match="devices=1000000 would start as many processes"):
         launch(1_000_000, ["train"])
+
+
+def test_modules_in_the_current_folder_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("tokenmix", "torch", "lightning"):
+        (tmp_path / f"{name}.py").write_text("import pathlib; pathlib.Path('imported').touch()")
+    monkeypatch.chdir(tmp_path)
+    assert launch(2, ["list", "mixers"]) == 0
+    assert not (tmp_path / "imported").exists()
