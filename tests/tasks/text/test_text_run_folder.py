@@ -10,7 +10,6 @@ import pytest
 from transformers import pipeline
 
 from tokenmix.tasks.text.tokenizer import load_tokenizer
-from tokenmix.train import trainer
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.export import export
 from tokenmix.train.load import load_run
@@ -81,34 +80,6 @@ def test_columns_have_the_name_of_the_unit(classifier: Path):
 
 class Killed(BaseException):
     """Stands for the end of the process."""
-
-
-def test_a_folder_from_before_goes_on(
-    classification: TrainConfig, classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """The header had `images` in every task; a checkpoint notes the file's size, which changes with the name."""
-    run = tmp_path / "run"
-    original, calls = trainer.TrainingLoop.start_batch, []
-
-    def stop(self, *args, **kwargs):
-        calls.append(1)
-        if len(calls) == 5:
-            raise Killed
-        return original(self, *args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer.TrainingLoop, "start_batch", stop)
-        with pytest.raises(Killed):
-            train(classification.replace(out=run, checkpoint_every=4), quiet=True)
-    table, meta = run / "metrics.csv", run / "checkpoints" / "last" / "meta.json"
-    before, now = table.read_bytes(), table.read_bytes().replace(b"sequences", b"images")
-    table.write_bytes(now)
-    told = json.loads(meta.read_text())
-    told["progress"]["csv_bytes"] += len(now) - len(before)
-    meta.write_text(json.dumps(told))
-    train(make_config(resume=run), quiet=True)
-    with table.open(newline="") as file, (classifier / "metrics.csv").open(newline="") as whole:
-        assert [row["images"] for row in csv.DictReader(file)] == [row["sequences"] for row in csv.DictReader(whole)]
 
 
 def test_a_pipeline_of_transformers_gives_our_answers(classifier: Path, tmp_path: Path):
