@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 
 import tokenmix
-from tokenmix.cli import main
 from tokenmix.errors import UserError
 from tokenmix.layers import create_mixer
 from tokenmix.testing.doctor import doctor
+from verbs import refused, told
 
 PACKAGE = '''
 import torch
@@ -79,20 +79,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_names: None) ->
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
     sys.modules.pop("toy_layers", None)
-
-
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    capsys.readouterr()
-    assert main(words) == 0, capsys.readouterr().err
-    return capsys.readouterr().out
-
-
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    capsys.readouterr()
-    assert main(words) == 2
-    error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1
-    return error
 
 
 @pytest.mark.parametrize("mixer", ["toy_layers:Shift", "mean"])

@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 
 import tokenmix
-from tokenmix.cli import main
 from tokenmix.errors import UserError
 from tokenmix.layers import create_mixer
 from tokenmix.registry import DATA_SETS, MODELS, TASKS, load_plugin
+from verbs import refused, told
 
 PLUGINS = Path(__file__).parent / "plugins"
 TASK = ["--import", str(PLUGINS / "toy_brightness.py")]
@@ -24,20 +24,6 @@ LEVELS = ["--import", str(PLUGINS / "toy_levels.py")]
 DIGITS = ["--data", "digits", "--max-steps", "3", "--batch-size", "16", "--limit", "60", "--limit-eval", "20"]
 
 pytestmark = pytest.mark.usefixtures("own_names")
-
-
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    capsys.readouterr()
-    assert main(words) == 0
-    return capsys.readouterr().out
-
-
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    capsys.readouterr()
-    assert main(words) == 2
-    error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1
-    return error
 
 
 def test_they_are_listed_and_counted(capsys) -> None:

@@ -3,6 +3,7 @@
 Nothing is computed there and no memory is taken. Attention runs as plain products, so that the count sees into it.
 """
 
+import functools
 import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -85,23 +86,36 @@ def probe_model(
 
 @contextmanager
 def _watched(module: nn.Module, adapter: AttentionAdapter, calls: list[ObservedCall]) -> Iterator[None]:
-    """Note each call of the module; our stacks call `mix` and not the module."""
+    """What the adapter observes of each call of the module."""
 
-    def note(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def note(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], _: Any) -> ObservedCall:
+        function = module.forward if method == "__call__" else getattr(module, method)
         bound = inspect.signature(function).bind(*args, **kwargs)
         bound.apply_defaults()
-        calls.append(adapter.observe(module, bound.arguments))
+        return adapter.observe(module, bound.arguments)
 
-    handle = module.register_forward_pre_hook(lambda m, args, kwargs: note(m.forward, args, kwargs), with_kwargs=True)
+    with watch_calls(module, calls, note):
+        yield
+
+
+@contextmanager
+def watch_calls(module: nn.Module, calls: list[Any], note: Callable[..., Any]) -> Iterator[None]:
+    """Append note(method, args, kwargs, result) to `calls` after each call of the module.
+
+    Our stacks call `mix` and not the module; what `mix` calls is the same call.
+    """
+    handle = module.register_forward_hook(
+        lambda _, args, kwargs, result: calls.append(note("__call__", args, kwargs, result)), with_kwargs=True
+    )
     if isinstance(module, Mixer):
         mix = module.mix
 
+        @functools.wraps(mix)
         def noted(*args: Any, **kwargs: Any) -> Any:
-            note(mix, args, kwargs)
-            # What mix calls is the same call.
             seen = len(calls)
             result = mix(*args, **kwargs)
             del calls[seen:]
+            calls.append(note("mix", args, kwargs, result))
             return result
 
         object.__setattr__(module, "mix", noted)

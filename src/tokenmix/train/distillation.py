@@ -1,8 +1,9 @@
 """Knowledge distillation: learning from a trained model, by its logits or layer by layer."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Mixer
+from tokenmix.swap.probe import watch_calls
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.task import TaskData, TaskModule
 
@@ -29,7 +30,7 @@ def distillation_loss(student: Tensor, teacher: Tensor, temperature: float, coun
 
 
 class DistillingTask(TaskModule, ABC):
-    """A task with a logit for each class, which can be learned from a teacher's logits instead of, or beside, labels.
+    """A task with a logit for each class, which can be learned from a teacher's logits instead of, or next to, labels.
 
         loss = (1 - w) L(labels) + w T^2 KL(softmax(t / T) || softmax(s / T)),   w = `distill`, T = `temperature`
 
@@ -155,41 +156,14 @@ def layer_loss(student: nn.Module, teacher: nn.Module, names: Sequence[str], run
     calls: list[tuple[str, str, tuple[Any, ...], dict[str, Any], Tensor]] = []
     with torch.no_grad(), ExitStack() as stack:
         for name in names:
-            stack.enter_context(_recorded(name, teacher.get_submodule(name), calls))
+            note = partial(lambda name, method, args, kwargs, out: (name, method, args, kwargs, _first(out)), name)
+            stack.enter_context(watch_calls(teacher.get_submodule(name), calls, note))
         run()
     losses = []
     for name, method, args, kwargs, wanted in calls:
         given = _first(getattr(student.get_submodule(name), method)(*args, **kwargs)).float()
         losses.append((given - wanted.float()).square().sum() / wanted.float().square().sum().clamp_min(1e-12))
     return torch.stack(losses).mean()
-
-
-@contextmanager
-def _recorded(name: str, layer: nn.Module, calls: list[Any]) -> Iterator[None]:
-    """Note arguments and result of each call; stacks of ours call `mix`, which may call the layer in turn."""
-
-    def note(method: str, args: Any, kwargs: Any, result: Any) -> None:
-        calls.append((name, method, args, kwargs, _first(result)))
-
-    handle = layer.register_forward_hook(
-        lambda _, args, kwargs, result: note("__call__", args, kwargs, result), with_kwargs=True
-    )
-    if isinstance(layer, Mixer):
-        mix = layer.mix
-
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            before = len(calls)
-            result = mix(*args, **kwargs)
-            del calls[before:]
-            note("mix", args, kwargs, result)
-            return result
-
-        object.__setattr__(layer, "mix", noted)
-    try:
-        yield
-    finally:
-        handle.remove()
-        vars(layer).pop("mix", None)
 
 
 def _first(result: Any) -> Tensor:

@@ -36,7 +36,6 @@ class Recorder:
     ) -> None:  # fmt: skip
         self.path, self.plan, self.progress, self.task = run / "metrics.csv", plan, progress, task
         self.log_every, self.quiet, self.unit = log_every, quiet, unit
-        self.counted = unit
         self.pending: list[dict[str, Tensor]] = []
         self.first = distributed_info().first
         self.started = self.lr = self.rate = 0.0
@@ -49,9 +48,6 @@ class Recorder:
             self.columns = _cut(self.path, progress.csv_bytes)
             progress.csv_bytes = self.path.stat().st_size
             self.file = self.path.open("a", newline="")
-            if "images" in self.columns:
-                # A run that continues keeps its columns; before 2026-11-21 they had that name in every task.
-                self.counted = "images"
         self.latest: dict[str, float] = {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -157,7 +153,7 @@ class Recorder:
         images, seconds = (now - then for now, then in zip((progress.images, progress.train_seconds), self.row_start))
         self.row_start = (progress.images, progress.train_seconds)
         self.pending.clear()
-        return {f"{self.counted}_per_second": round(images / seconds, 2), "lr": self.lr, **means}
+        return {f"{self.unit}_per_second": round(images / seconds, 2), "lr": self.lr, **means}
 
     def _write(self, values: dict[str, float]) -> None:
         progress = self.progress
@@ -165,7 +161,7 @@ class Recorder:
         if not self.first:
             return
         self._check_folder()
-        place = {"step": progress.step, "epoch": progress.epoch + 1, self.counted: progress.images}
+        place = {"step": progress.step, "epoch": progress.epoch + 1, self.unit: progress.images}
         self._append({**place, "seconds": round(progress.train_seconds, 4), **values})
         named = {name.replace("_", "/", 1): value for name, value in values.items()}
         for name, value in named.items():
@@ -190,7 +186,7 @@ class Recorder:
         return (
             f"epoch {progress.epoch + 1}/{self.plan.epochs}  step {progress.step}/{self.plan.total_steps}  "
             f"loss {latest['train_loss']:.4f}  {score}"
-            f"{latest[f'{self.counted}_per_second']:,.0f} {self.unit}/s"
+            f"{latest[f'{self.unit}_per_second']:,.0f} {self.unit}/s"
         )
 
 
