@@ -125,7 +125,7 @@ for statement in {statements!r}:
          "tokenmix list needs rich: pip install 'tokenmix[train]'"),
         ("transformers", "from tokenmix.cli import main; sys.exit(main(['info', 'gmlp_text_nano']))",
          "tokenmix.tasks.text.masked_lm needs transformers: pip install 'tokenmix[text]'"),
-        ("PIL", "import runpy; runpy.run_module('tokenmix.compare.demo', run_name='__main__')",
+        ("PIL", "import runpy; runpy.run_module('recipes.demo', run_name='__main__')",
          "the demo needs PIL: pip install 'tokenmix[vision]'"),
     ],
     ids=["tyro", "rich", "transformers", "PIL"],
