@@ -42,7 +42,6 @@ from tokenmix.layers import ExternalAttention
 layer = ExternalAttention(16, num_slots=4)
 assert layer(torch.randn(2, 5, 16)).shape == (2, 5, 16)
 
-from tokenmix.testing.cases import CASES
 from tokenmix.testing.report import examine
 assert all(v.status != "FAIL" for v in examine(lambda: layer, torch.randn(2, 5, 16), only=["batch"]))
 
