@@ -27,7 +27,7 @@ DIGITS: dict[str, Any] = {
     "data": "digits", "limit": 64, "limit_eval": 20, "validation": 16, "batch_size": 16, "epochs": 2, "threads": 1,
     "device": "cpu",
 }  # fmt: skip
-LONG = {"epochs": 200, "checkpoint_every": 5}
+LONG = {"epochs": 40, "checkpoint_every": 5}
 
 
 def cells(out: Path, number: int = 2, **changes: Any) -> list[Cell]:

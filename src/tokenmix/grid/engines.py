@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from multiprocessing.connection import Connection
@@ -43,9 +44,16 @@ def make_engine(config: EngineConfig, logs: Path) -> Engine:
         return submitter(config, logs)
 
 
-def in_turn(cells: Sequence[Cell]) -> Outcomes:
-    """One cell after another in this process."""
+def in_turn(cells: Sequence[Cell], seconds: float | None = None) -> Outcomes:
+    """One cell after another in this process.
+
+    Raises:
+        TimeoutError: the next cell would begin after this many seconds.
+    """
+    start = time.monotonic()
     for cell in cells:
+        if seconds is not None and time.monotonic() - start >= seconds:
+            raise TimeoutError
         yield cell, finish_cell(cell)
 
 

@@ -39,7 +39,8 @@ def connect(config: EngineConfig) -> Engine:
     needed = {"CPU": config.run_cpus or 1, "GPU": config.run_gpus or 0}
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if not any(all(node.get(name, 0) >= number for name, number in needed.items()) for node in nodes):
-        raise UserError(f"no node of the Ray cluster has {needed}; lower --run-cpus or --run-gpus")
+        wanted = " and ".join(f"{number:g} {name}{'s' * (number != 1)}" for name, number in needed.items() if number)
+        raise UserError(f"no node of the Ray cluster has {wanted}; lower --run-cpus or --run-gpus")
     return functools.partial(on_ray, needed=needed, ours=ours)
 
 
