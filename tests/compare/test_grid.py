@@ -108,6 +108,7 @@ def test_folders_of_two_machines_are_merged(tmp_path: Path, capsys: pytest.Captu
     (tmp_path / "empty").mkdir()
     for words, message in (
         (["--merge", str(one), str(tmp_path / "empty")], "empty holds no comparison"),
+        (["--merge"], "--merge needs folders"),
         (["--merge", str(one), "--lr", "0.1"], "--merge takes the settings of the folders; leave --lr out"),
         (["--mixers", "self", "--data", "digits", "--only", "self-sed0"], "unknown run 'self-sed0'; did you mean self"),
         (["--sizes", "smal", "--data", "digits"], "unknown size of mixer 'smal'; did you mean small"),

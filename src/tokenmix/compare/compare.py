@@ -57,12 +57,14 @@ def compare(config: CompareConfig, *, quiet: bool = False, baseline: Mapping[str
         UserError: whatever is known to be wrong before the first training; no run finished.
     """
     console = Console(quiet=quiet)
-    merged = merge_settings(config) if config.merge else config
+    merged = config if config.merge is None else merge_settings(config, config.merge)
     out, parts = split_grid(merged)
     comparisons = [_prepare(name, one, folder) for name, (one, folder) in parts.items()]
     cells = choose_cells([cell for one in comparisons for cell in one.cells], config.only)
     done = all(cell.is_finished for cell in cells)
-    engine = in_turn if done or config.merge else make_engine(config.engine, out.with_name(f"{out.name}-jobs"))
+    engine = (
+        in_turn if done or config.merge is not None else make_engine(config.engine, out.with_name(f"{out.name}-jobs"))
+    )
     if len(comparisons) > 1:
         # The folders of the comparisons in it hold what may not differ.
         claim_folder(out, merged, "grid.json", tuple(merged.flat()))
@@ -70,9 +72,11 @@ def compare(config: CompareConfig, *, quiet: bool = False, baseline: Mapping[str
         claim_folder(one.out, one.config)
 
     with one_writer(out):
-        if config.merge:
+        if config.merge is None:
+            failures = _train_all(cells, engine, console)
+        else:
+            failures = {}
             copy_runs(config.merge, cells)
-        failures = {} if config.merge else _train_all(cells, engine, console)
         found = {one.name: _read_runs(one, failures) for one in comparisons}
         if not any(run.status == "finished" for runs in found.values() for _, run in runs):
             first = next((run.message for runs in found.values() for _, run in runs), "no folder holds one")

@@ -34,7 +34,7 @@ def split_grid(config: CompareConfig) -> tuple[Path, dict[str, tuple[CompareConf
     Raises:
         UserError: an unknown size, or two data sets of one name.
     """
-    config = dataclasses.replace(config, only=(), merge=(), engine=EngineConfig())
+    config = dataclasses.replace(config, only=(), merge=None, engine=EngineConfig())
     pairs = [(data, model) for data in data_sets(config.data.data) for model in _models(config)]
     if len(pairs) == 1:
         data, model = pairs[0]
@@ -71,7 +71,7 @@ def choose_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
     return [cell for cell in cells if not only or any(fnmatchcase(cell.name, pattern) for pattern in only)]
 
 
-def merge_settings(config: CompareConfig) -> CompareConfig:
+def merge_settings(config: CompareConfig, folders: Sequence[Path]) -> CompareConfig:
     """The settings of the folders to merge, with the mixers, seeds, data sets and sizes of all of them.
 
     Raises:
@@ -81,13 +81,15 @@ def merge_settings(config: CompareConfig) -> CompareConfig:
     given = [name for name, value in config.flat().items() if value != defaults[name] and name not in MERGING]
     if given:
         raise UserError(f"--merge takes the settings of the folders; leave --{given[0].replace('_', '-')} out")
-    found = [_settings(folder) for folder in config.merge]
+    if not folders:
+        raise UserError("--merge needs folders; give those that tokenmix compare has written")
+    found = [_settings(folder) for folder in folders]
     first, before = found[0], found[0].flat()
-    for folder, other in zip(config.merge, found):
+    for folder, other in zip(folders, found):
         for name, value in other.flat().items():
             if name not in (*FREE, "data", "model") and value != before[name]:
                 raise UserError(
-                    f"{folder} holds a comparison with {name} {value}, {config.merge[0]} one with {before[name]}; "
+                    f"{folder} holds a comparison with {name} {value}, {folders[0]} one with {before[name]}; "
                     "merge comparisons that differ only in mixers, seeds, data and sizes"
                 )
     models = list(dict.fromkeys(model for one in found for model in _models(one)))

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -71,10 +71,11 @@ def in_processes(cells: Sequence[Cell], jobs: int, seconds: float | None = None)
                 yield running[future], future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            while wait(running, timeout=0.1).not_done:
+            while not all(future.done() for future in running):
                 # One that was just being started is found the next time.
                 while started:
                     started.pop().terminate()
+                time.sleep(0.1)
 
 
 def _in_own_process(cell: Cell, threads: int, started: list[BaseProcess]) -> Outcome:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
 from tokenmix.errors import UserError
 from tokenmix.grid.cells import Cell, Engine, Outcome, Outcomes, finish_cell
@@ -87,4 +87,5 @@ def _outcome(reference: ray.ObjectRef) -> Outcome:
     try:
         return ray.get(reference)
     except RayError as error:
-        return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}; the same command continues it"
+        reason = error.cause if isinstance(error, RayTaskError) else error
+        return f"{type(reason).__name__}: {str(reason).strip().splitlines()[0]}; the same command continues it"

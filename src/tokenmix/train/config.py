@@ -313,7 +313,7 @@ class CompareConfig(Document):
     each data set of several after --data, separated by commas, has a report of its own."""
     only: Names = ()
     """Train only these runs, separated by commas, such as self-seed0 or '*-seed0', and report on the finished ones."""
-    merge: tuple[Path, ...] = ()
+    merge: tuple[Path, ...] | None = None
     """Train nothing: copy the runs of these folders of comparisons with equal settings to --out, and report on them."""
     out: Path | None = None
     """Folder of the report; runs/compare-DATA if not given."""
