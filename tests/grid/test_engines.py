@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 
 from tokenmix.compare.compare import compare
 from tokenmix.compare.results import load_results
@@ -36,8 +37,14 @@ def cells(out: Path, number: int = 2, **changes: Any) -> list[Cell]:
     return [Cell(f"c{seed}", make_config(out=out / f"c{seed}", seed=seed, **settings)) for seed in range(number)]
 
 
-def weights(run: Path) -> str:
-    return hashlib.sha256((run / "model.safetensors").read_bytes()).hexdigest()
+def weights(run: Path) -> dict[str, str]:
+    """The hash of each tensor of the kept and of the last weights; the order in a file's header is by chance."""
+    files = (run / "model.safetensors", run / "checkpoints" / "last" / "model.safetensors")
+    return {
+        f"{i}:{name}": hashlib.sha256(tensor.tobytes()).hexdigest()
+        for i, file in enumerate(files)
+        for name, tensor in load_file(file).items()
+    }
 
 
 def scores(run: Path) -> dict[str, Any]:

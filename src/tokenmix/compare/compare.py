@@ -61,10 +61,8 @@ def compare(config: CompareConfig, *, quiet: bool = False, baseline: Mapping[str
     out, parts = split_grid(merged)
     comparisons = [_prepare(name, one, folder) for name, (one, folder) in parts.items()]
     cells = choose_cells([cell for one in comparisons for cell in one.cells], config.only)
-    done = all(cell.is_finished for cell in cells)
-    engine = (
-        in_turn if done or config.merge is not None else make_engine(config.engine, out.with_name(f"{out.name}-jobs"))
-    )
+    train = config.merge is None and not all(cell.is_finished for cell in cells)
+    engine = make_engine(config.engine, out.with_name(f"{out.name}-jobs")) if train else in_turn
     if len(comparisons) > 1:
         # The folders of the comparisons in it hold what may not differ.
         claim_folder(out, merged, "grid.json", tuple(merged.flat()))
@@ -233,6 +231,8 @@ def _measure(one: Comparison, runs: Runs, baseline: Mapping[str, float]) -> tupl
     first = _first_of_each(cell for cell, _ in runs)
     config = one.config.replace(mixers=tuple(first), seeds=seeds)
     device, train_config = _device(config), runs[0][0].config
+    if config.loop.threads is not None:
+        torch.set_num_threads(config.loop.threads)
     twins = {mixer: one.twins[mixer] for mixer in first}
     batch_size = max(1, config.loop.batch_size // config.optim.accumulate)
     batch = next(iter(one.data.train_batches(batch_size=batch_size, epoch=0, start=0)))
