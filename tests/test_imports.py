@@ -36,8 +36,9 @@ BELOW["text"] = {"errors", "tasks"}
 BELOW["register"] = {"models", "text"}
 # The tools work on run folders of any task.
 BELOW["cpu"] = BELOW["inspect"] = BELOW["cost"] = BELOW["tasks"] | {"tasks"}
+BELOW["grid"] = BELOW["train"] | {"train"}
 # A comparison's report shows the maps of every run and what each costs.
-BELOW["compare"] = BELOW["tasks"] | {"tasks", "inspect", "cost"}
+BELOW["compare"] = BELOW["tasks"] | {"tasks", "inspect", "cost", "grid"}
 """Part of the package: the parts that it may import. The command stands above all."""
 
 TOP = {"cli", "__init__", "__main__"}

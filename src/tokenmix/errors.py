@@ -22,6 +22,8 @@ EXTRAS = {
     "fid": ("torch_fidelity",),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),
+    "ray": ("ray",),
+    "slurm": ("submitit",),
 }  # fmt: skip
 """Modules of other packages that each extra of pyproject.toml brings, next to those of the extras that it includes."""
 

@@ -10,6 +10,7 @@ import tyro
 
 from tokenmix.cli.checks import check_data, check_files, check_mixers, check_target
 from tokenmix.cli.parsing import parse_into, parse_known
+from tokenmix.data.lookup import data_sets
 from tokenmix.errors import UserError
 from tokenmix.tasks.fitting import check_model_name
 from tokenmix.train.config import CompareConfig, TrainConfig
@@ -71,7 +72,8 @@ class Compare:
 
     def run(self) -> int:
         check_mixers(self.config.mixers)
-        check_data(self.config.data.data)
+        for data in data_sets(self.config.data.data):
+            check_data(data)
         from tokenmix.compare.compare import compare
 
         compare(self.config)

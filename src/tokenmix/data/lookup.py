@@ -107,6 +107,22 @@ def list_data(root: Path | None = None) -> list[DataInfo]:
     ]
 
 
+def data_sets(specs: str) -> list[str]:
+    """The data sets that are separated by commas; what follows the comma in a path, or between shards, is part of it.
+
+    After data with a path only the name of a data set begins another one.
+    """
+    found: list[str] = []
+    for piece in specs.split(","):
+        before = found[-1].partition(":")[0] if found else ""
+        has_path = before in DATA_SETS and DATA_SETS[before].variant in ("path", "shards")
+        if has_path and piece.partition(":")[0] not in DATA_SETS:
+            found[-1] += f",{piece}"
+        else:
+            found.append(piece)
+    return list(dict.fromkeys(found))
+
+
 def with_absolute_paths(spec: str) -> str:
     """The same with full paths, so that a run can be evaluated from anywhere."""
     name, _, variant = spec.partition(":")
