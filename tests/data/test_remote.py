@@ -5,8 +5,11 @@ import json
 import sys
 import tarfile
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
+from urllib.parse import unquote
 
 import fsspec
 import pytest
@@ -181,6 +184,49 @@ def test_a_kill_while_fetching_leaves_no_part(monkeypatch: pytest.MonkeyPatch, t
     with pytest.raises(Killed):
         local_copies([f"file://{folder}/train-0.tar"], tmp_path)
     assert not list(tmp_path.rglob("*train-0.tar*"))
+
+
+class Stores(BaseHTTPRequestHandler):
+    """One file, a.txt, on Google Cloud Storage, in a data set of the Hugging Face hub, and on the web."""
+
+    def do_GET(self) -> None:
+        path, _, query = unquote(self.path).partition("?")
+        listed: dict[str, Any] = {
+            "/storage/v1/b/bucket/o/a.txt": {"bucket": "bucket", "name": "a.txt", "size": "4", "generation": "1"},
+            "/storage/v1/b/bucket/o": {},
+            "/api/datasets/me/set": {"id": "me/set", "sha": "0" * 40, "private": False},
+            "/api/datasets/me/set/tree/main": [{"type": "file", "oid": "1", "size": 4, "path": "a.txt"}],
+        }
+        missing = not path.endswith("/a.txt") and path not in listed
+        body = b"text" if path not in listed or "alt=media" in query else json.dumps(listed[path]).encode()
+        self.send_response(404 if missing else 200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("url", ["gs://bucket/a.txt", "hf://datasets/me/set/a.txt", "http://HOST/a.txt"])
+def test_other_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str):
+    with ThreadingHTTPServer(("127.0.0.1", 0), Stores) as store:
+        Thread(target=store.serve_forever).start()
+        host = f"127.0.0.1:{store.server_port}"
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://{host}")
+        monkeypatch.setitem(fsspec.config.conf, "hf", {"endpoint": f"http://{host}"})
+        try:
+            (copy,) = local_copies([url.replace("HOST", host)], tmp_path)
+            with pytest.raises(UserError, match="does not exist; check the address"):
+                local_copies([url.replace("HOST", host).replace("a.txt", "b.txt")], tmp_path)
+        finally:
+            store.shutdown()
+    assert copy.read_bytes() == b"text"
+    assert origin(copy, tmp_path) == url.replace("HOST", host)
 
 
 def test_specifications_with_urls(tmp_path: Path):

@@ -30,9 +30,11 @@ VERSION = ("ETag", "Last-Modified", "etag", "generation", "blob_id", "mtime", "s
 
 
 class RemoteFile(NamedTuple):
-    """A file at a URL, and its copy in the cache."""
+    """A file at a URL, by file system and path, and its copy in the cache."""
 
     url: str
+    system: Any
+    path: str
     copy: Path
     version: str
     size: int
@@ -55,8 +57,8 @@ def is_url(address: str) -> bool:
 
 def glob_urls(pattern: str) -> list[str]:
     """The URLs that a pattern with * or ? matches, in order."""
+    system, path = _file_system(pattern)
     with _one_line(pattern):
-        system, path = _file_system(pattern)
         return sorted(system.unstrip_protocol(name) for name in system.glob(path))
 
 
@@ -66,8 +68,9 @@ def local_copies(urls: Sequence[str], cache: Path) -> list[Path]:
     Raises:
         UserError: a file does not exist or cannot be read, or the cache cannot be written.
     """
+    places = [(url, *_file_system(url)) for url in urls]
     with ThreadPoolExecutor(CONCURRENT) as pool:
-        files = list(pool.map(lambda url: _describe(url, cache), urls))
+        files = list(pool.map(lambda place: _describe(*place, cache), places))
         for folder in dict.fromkeys(file.copy.parent for file in files):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -86,8 +89,8 @@ def local_copies(urls: Sequence[str], cache: Path) -> list[Path]:
 
 def local_copy_if_any(url: str, cache: Path) -> Path | None:
     """The copy in the cache of the file at a URL; None if there is no such file."""
+    system, path = _file_system(url)
     with _one_line(url):
-        system, path = _file_system(url)
         if not system.exists(path):
             return None
     return local_copies([url], cache)[0]
@@ -103,25 +106,27 @@ def origin(path: Path, cache: Path) -> str:
 
 
 def _file_system(url: str) -> tuple[Any, str]:
+    """The file system of a URL, and the path in it."""
+    protocol, _, place = url.partition("://")
+    if not is_url(url) or "::" in url or ".." in PurePosixPath(place).parts or "#" in place:
+        raise UserError(f"{url!r} is not a plain URL; give one such as s3://BUCKET/FOLDER/FILE")
     from fsspec.core import url_to_fs
 
-    system, path = url_to_fs(url, **OPTIONS.get(url.partition("://")[0], {}))
-    # What was listed earlier may have changed.
-    system.invalidate_cache()
+    with _one_line(url):
+        system, path = url_to_fs(url, **OPTIONS.get(protocol, {}))
+        # What was listed for an earlier call may have changed.
+        system.invalidate_cache()
     return system, path
 
 
-def _describe(url: str, cache: Path) -> RemoteFile:
-    protocol, _, place = url.partition("://")
-    if not is_url(url) or "::" in url or ".." in PurePosixPath(place).parts or re.search(r"[?#]", place):
-        raise UserError(f"{url!r} is not a plain URL; give one such as s3://BUCKET/FOLDER/FILE")
+def _describe(url: str, system: Any, path: str, cache: Path) -> RemoteFile:
     with _one_line(url):
-        system, path = _file_system(url)
         info = system.info(path)
     if info["type"] != "file":
         raise UserError(f"{url} is a folder; give the URL of a file, shards (wds:), or tables in a folder (hf:)")
     version = " ".join(f"{name}={info[name]}" for name in VERSION if info.get(name) is not None)
-    return RemoteFile(url, cache / COPIES / protocol / place, version, info.get("size") or 0)
+    protocol, _, place = url.partition("://")
+    return RemoteFile(url, system, path, cache / COPIES / protocol / place, version, info.get("size") or 0)
 
 
 def _fetch(file: RemoteFile) -> None:
@@ -129,8 +134,7 @@ def _fetch(file: RemoteFile) -> None:
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetching-", ignore_cleanup_errors=True) as beside:
         fetched = Path(beside) / file.copy.name
         with _one_line(file.url):
-            system, path = _file_system(file.url)
-            system.get_file(path, str(fetched))
+            file.system.get_file(file.path, str(fetched))
         fetched.replace(file.copy)
     file.mark.write_text(file.version)
 
