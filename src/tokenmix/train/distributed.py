@@ -67,10 +67,10 @@ def fit_to_ranks(config: TrainConfig) -> TrainConfig:
     Raises:
         UserError: they cannot be divided equally.
     """
+    if "RANK" not in os.environ:
+        return config
     here = distributed_info()
     before = (config.loop.devices or 1) * (config.loop.num_nodes or 1)
-    if "RANK" not in os.environ or before == here.world_size:
-        return config
     samples = config.loop.batch_size * before
     if samples % here.world_size:
         raise UserError(
