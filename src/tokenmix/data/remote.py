@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from filelock import FileLock
-
 from tokenmix.data.fetch import log
 from tokenmix.errors import UserError, missing_extra
 
@@ -68,9 +66,11 @@ def local_copies(urls: Sequence[str], cache: Path) -> list[Path]:
     Raises:
         UserError: a file does not exist or cannot be read, or the cache cannot be written.
     """
-    places = [(url, *_file_system(url)) for url in urls]
+    from filelock import FileLock
+
+    places: list[tuple[str, Any, str]] = [(url, *_file_system(url)) for url in urls]
     with ThreadPoolExecutor(CONCURRENT) as pool:
-        files = list(pool.map(lambda place: _describe(*place, cache), places))
+        files = list(pool.map(lambda place: _describe(place, cache), places))
         for folder in dict.fromkeys(file.copy.parent for file in files):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -119,14 +119,15 @@ def _file_system(url: str) -> tuple[Any, str]:
     return system, path
 
 
-def _describe(url: str, system: Any, path: str, cache: Path) -> RemoteFile:
+def _describe(place: tuple[str, Any, str], cache: Path) -> RemoteFile:
+    url, system, path = place
     with _one_line(url):
         info = system.info(path)
     if info["type"] != "file":
         raise UserError(f"{url} is a folder; give the URL of a file, shards (wds:), or tables in a folder (hf:)")
-    version = " ".join(f"{name}={info[name]}" for name in VERSION if info.get(name) is not None)
-    protocol, _, place = url.partition("://")
-    return RemoteFile(url, system, path, cache / COPIES / protocol / place, version, info.get("size") or 0)
+    version = " ".join(f"{key}={info[key]}" for key in VERSION if info.get(key) is not None)
+    protocol, _, name = url.partition("://")
+    return RemoteFile(url, system, path, cache / COPIES / protocol / name, version, info.get("size") or 0)
 
 
 def _fetch(file: RemoteFile) -> None:
