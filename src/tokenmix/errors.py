@@ -19,6 +19,7 @@ EXTRAS = {
     "points": ("trimesh",),
     "detection": ("pycocotools",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "streaming": ("fsspec", "gcsfs", "s3fs"),
     "fid": ("torch_fidelity",),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),

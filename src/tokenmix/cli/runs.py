@@ -43,9 +43,14 @@ class Train:
         if self.config.loop.resume is None:
             check_model_name(self.config.task, self.config.model.model)
             check_data(self.config.data.data)
-        from tokenmix.train.run import train
+        from tokenmix.train.distributed import restarts_allowed
+        from tokenmix.train.finish import finish_run
+        from tokenmix.train.run import run_folder, train
 
-        train(self.config)
+        if restarts_allowed() and self.config.loop.resume is None:
+            finish_run(self.config.replace(out=run_folder(self.config)))
+        else:
+            train(self.config)
         return 0
 
 

@@ -35,7 +35,14 @@ from tokenmix.registry import get_task
 from tokenmix.train.checkpoint import Checkpoint, put_weights, read_latest_checkpoint
 from tokenmix.train.config import OptimConfig, TrainConfig
 from tokenmix.train.distillation import DistillingTask
-from tokenmix.train.distributed import PeerFailure, check_ranks, distributed_info, process_group, raise_on_all_ranks
+from tokenmix.train.distributed import (
+    PeerFailure,
+    check_ranks,
+    distributed_info,
+    fit_to_ranks,
+    process_group,
+    raise_on_all_ranks,
+)
 from tokenmix.train.engine import check_device, device_type, keep_freed_memory
 from tokenmix.train.files import (
     DISK_ERRORS,
@@ -168,6 +175,12 @@ def predict(
         raise
 
 
+def run_folder(config: TrainConfig) -> Path:
+    """The folder of a run: the config's, or one named by model, data and seed."""
+    name = f"{config.model.model}-{short_name(config.data.data)}-{config.loop.seed}"
+    return config.loop.out or Path("runs") / name
+
+
 @contextmanager
 def _held(run: Path) -> Iterator[None]:
     """One process group at a time works in a run folder: its first process holds the lock."""
@@ -180,7 +193,7 @@ def _held(run: Path) -> Iterator[None]:
 
 def _start(config: TrainConfig, quiet: bool) -> Path:
     config = get_task(config.task).with_absolute_paths(config)
-    run = config.loop.out or Path("runs") / f"{config.model.model}-{short_name(config.data.data)}-{config.loop.seed}"
+    run = run_folder(config)
     with raise_on_all_ranks():
         config = _check_settings(config)
         if distributed_info().first:
@@ -225,11 +238,17 @@ def _resume(run: Path, given: TrainConfig, quiet: bool) -> Path:
     progress, plan = Progress.from_dict(checkpoint.meta["progress"]), session.plan
     if not (progress.epoch <= plan.epochs and progress.batch <= plan.batches(0) and progress.step <= plan.total_steps):
         raise UserError(f"{run} stopped at a step that its config has not; put a whole config.json and meta.json back")
+    if not quiet:
+        batch = f"{plan.processes} x {session.config.loop.batch_size} {session.data.unit}"
+        print(
+            f"tokenmix: {run} continues from step {progress.step} of {plan.total_steps}, {batch} a step",
+            file=sys.stderr,
+        )
     return _work(run, session, progress, checkpoint.state, quiet)
 
 
 def _restored(run: Path, given: TrainConfig) -> tuple[Session, Checkpoint]:
-    config = _merged(given, read_config(run), run)
+    config = fit_to_ranks(_merged(given, read_config(run), run))
     if (run / "result.json").exists():
         raise UserError(
             f"{run} is finished; evaluate it with: tokenmix eval {run}, or start from it with --init-from {run}"
