@@ -82,6 +82,7 @@ NAMES: dict[str, list[str]] = {
         "SwapRow",
         "swap_attention",
     ],
+    "tokenmix.parallel": ["TokenParallel"],
     "tokenmix.text": [
         "GMLPClassifierOutput",
         "GMLPConfig",

@@ -41,7 +41,7 @@ def with_class_token() -> nn.Module:
 
 
 def segmenter(**given: Any) -> nn.Module:
-    return create_model("eanet_seg_nano", num_classes=CLASSES, img_size=(44, 24), drop_rate=0.0, **given)
+    return create_model("eanet_seg_nano", num_classes=CLASSES, drop_rate=0.0, **{"img_size": (68, 24), **given})
 
 
 THIN: dict[str, Any] = {"layers": (1, 1, 2, 2), "channels": (8, 8, 8, 8)}
@@ -57,10 +57,12 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "EANet": lambda: segmenter(upsampling="corners"),
     "EANet of self-attention": lambda: segmenter(mixer="self"),
     # Max pooling, bottlenecks, dilations up to 4.
-    "EANet of bottlenecks": lambda: segmenter(backbone="resnet26", stem="large", output_stride=8, backbone_kwargs=THIN),
+    "EANet of bottlenecks": lambda: segmenter(
+        backbone="resnet26", stem="large", output_stride=16, backbone_kwargs=THIN, img_size=(256, 24)
+    ),
     "frozen EANet": lambda: segmenter().eval(),
 }
-HEIGHTS = {"EANet": 44, "frozen EANet": 44, "EANet of self-attention": 44, "EANet of bottlenecks": 160}
+HEIGHTS = {"EANet": 68, "frozen EANet": 68, "EANet of self-attention": 68, "EANet of bottlenecks": 256}
 
 
 def problem(name: str) -> tuple[nn.Module, Tensor, Tensor]:
