@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tokenmix.errors import UserError
 from tokenmix.layers import MIXERS, ExternalAttention, MultiHeadExternalAttention, create_mixer
-from tokenmix.layers.splitting import NOTED, split_convolution
+from tokenmix.layers.splitting import NOTED, split_convolution, splittable
 from tokenmix.models import create_model
 from tokenmix.models.isotropic import IsotropicNet, MixerBlock
 from tokenmix.models.stems import PatchStem
@@ -226,25 +226,6 @@ def check_data_parallel(world: int) -> None:
             assert_same(model, expected, losses, right, f"{name}, {wrap}")
 
 
-def check_refusals(mesh: DeviceMesh) -> None:
-    for model, message in (
-        (create_model("eamlp_7", img_size=32, embed_dim=32, depth=1), "stem of overlapping patches"),
-        (create_model("fpn_seg_nano"), "FPNSegmenter has no token-parallel form"),
-        (
-            create_model("eanet_seg_nano", backbone="seresnet18", stem="large"),
-            "has no token-parallel form; take a plain",
-        ),
-        (mixer_net("external", mixer_kwargs={"backend": "eager"}), "backend='eager' has no token-parallel form"),
-        (mixer_net("multihead-external", mixer_kwargs={"attention_dropout": 0.1}), "attention_dropout=0.1 has no"),
-    ):
-        with pytest.raises(UserError, match=message):
-            parallelize_module(model, mesh, TokenParallel())
-    conv = nn.Conv2d(3, 4, 5, padding=2, dtype=torch.float64)
-    split_convolution(conv, TokenShard(mesh.get_group()))
-    with pytest.raises(UserError, match="has 1 rows of a map of which its neighbours need 2"):
-        conv(torch.randn(1, 3, 1, 8, dtype=torch.float64))
-
-
 def worker(rank: int, store: str, world: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -256,7 +237,6 @@ def worker(rank: int, store: str, world: int) -> None:
         check_masks(mesh)
         check_traffic(mesh)
         check_data_parallel(world)
-        check_refusals(mesh)
     finally:
         dist.destroy_process_group()
 
@@ -273,3 +253,45 @@ def test_rows_that_cannot_be_shared() -> None:
         check_rows(10, 4, 2)
     with pytest.raises(UserError, match="at least 16"):
         check_rows(12, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: create_model("eamlp_7", img_size=32, embed_dim=32, depth=1),
+            "EAMLP has a stem of overlapping patches",
+        ),
+        (lambda: create_model("fpn_seg_nano"), "FPNSegmenter has no token-parallel form"),
+        (
+            lambda: segmenter(backbone="seresnet18", stem="large", output_stride=8, img_size=64, backbone_kwargs={}),
+            "has no token-parallel form; take a plain ResNet",
+        ),
+        (
+            lambda: mixer_net("external", mixer_kwargs={"backend": "eager"}),
+            "backend='eager' has no token-parallel form",
+        ),
+        (
+            lambda: mixer_net("multihead-external", mixer_kwargs={"attention_dropout": 0.1}),
+            "attention_dropout=0.1 has no token-parallel form",
+        ),
+        (lambda: create_model("mixer_nano", img_size=(8, 64), patch_size=8), "images of 8 rows cannot be split over 2"),
+    ],
+)
+def test_what_has_no_token_parallel_form(make: Callable[[], nn.Module], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        splittable(make()).check_token_parallel(2)
+
+
+def test_a_part_must_hold_the_rows_that_its_neighbours_need() -> None:
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        conv = nn.Conv2d(3, 4, 5, padding=2)
+        split_convolution(conv, TokenShard(dist.new_group()))
+        assert conv(torch.randn(1, 3, 2, 8)).shape == (1, 4, 2, 8)
+        with pytest.raises(UserError, match="has 1 rows of a map of which its neighbours need 2"):
+            conv(torch.randn(1, 3, 1, 8))
+    finally:
+        dist.destroy_process_group()
+    with pytest.raises(UserError, match=r"kernel \(4, 4\), padding \(1, 1\) \(zeros\) cannot be split by rows"):
+        split_convolution(nn.Conv2d(3, 4, 4, padding=1), TokenShard.__new__(TokenShard))

@@ -1,6 +1,6 @@
 """Training and prediction on the whole Blue Marble at once, 5,400 x 2,700 pixels, its rows split over processes.
 
-    python -m recipes.segmentation.whole_map [--out runs/whole-map] [--steps 3]
+    python -m recipes.segmentation.whole_map [--out runs/whole-map] [--steps 2]
 
 First the peak memory of a process over R = 1, 2 and 4 processes, in runs of one step. Then a limit of memory between
 those of one process and of two, under which one process fails and two train and predict the map. Finished runs are
@@ -33,7 +33,7 @@ from tokenmix.train.load import load_task
 
 HERE = Path(__file__).parent
 IMAGES = HERE.parents[1] / "docs" / "images"
-SHARDS = (1, 2, 4)
+SHARDS = (2, 1, 4)
 SETTINGS: dict[str, Any] = {
     "data": "blue-marble:whole", "model": "eanet_seg_nano", "batch-size": 1,
     "augment": "none", "lr": 4e-3, "threads": 1, "device": "cpu", "log-every": 1, "checkpoint-every": 100_000,
@@ -52,7 +52,7 @@ class Args:
 
     out: Path = Path("runs/whole-map")
     """Folder of the run folders."""
-    steps: int = 3
+    steps: int = 2
     """Steps of the run whose map is shown."""
     predict: Path | None = None
     """Predict with this run folder; the recipe starts its own processes with it."""
@@ -116,7 +116,7 @@ def main(args: Args) -> None:
     if args.predict is not None:
         predict(args.predict)
         return
-    results = {shared: train(args.out / f"memory-{shared}", shared, 1) for shared in reversed(SHARDS)}
+    results = {shared: train(args.out / f"memory-{shared}", shared, 1) for shared in SHARDS}
     measured = {shared: result for shared, result in sorted(results.items()) if result is not None}
     peaks = {shared: result["peak_memory"]["process"] for shared, result in measured.items()}
     # What does not depend on R, and what is split: least squares of a + b / R.

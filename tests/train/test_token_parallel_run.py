@@ -69,7 +69,7 @@ with process_group("cpu"):
     attempt("pixels-windows", pixels, **WINDOWS)
     attempt("average", images, ema=0.9, grad_checkpointing=True, accumulate=2)
     attempt("three", images, token_parallel=3)
-    attempt("overlapping", images, model="eamlp_7", model_kwargs={})
+    attempt("overlapping", images, model="eamlp_7", model_kwargs={"num_splits": 2, "embed_dim": 32, "depth": 1})
     attempt("timm", images, model="resnet18", model_kwargs={})
     attempt("odd", pixels, crop=(38, 24))
 (out / f"outcomes-{distributed_info().rank}.json").write_text(json.dumps(outcomes))

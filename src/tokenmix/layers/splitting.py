@@ -46,7 +46,7 @@ def split_mixer(mixer: Mixer, shard: TokenShard) -> None:
     if not isinstance(mixer, EXTERNAL):
         kept = type(mixer).mix is Mixer.mix
         mixer.__class__ = _subclass(GatheredMixer if kept else GatheredStackMixer, type(mixer))
-        mixer.token_shard = shard  # pyright: ignore[reportAttributeAccessIssue]
+        mixer.token_shard = shard  # type: ignore[assignment]
         return
     check_mixer(mixer)
     for module in mixer.modules():
@@ -195,7 +195,7 @@ class SplitBatchNorm2d(nn.BatchNorm2d):
 def split_batch_norm(norm: nn.BatchNorm2d, shard: TokenShard) -> None:
     """Let a batch norm take its statistics over the rows of all processes."""
     norm.__class__ = SplitBatchNorm2d
-    norm.token_shard = shard  # pyright: ignore[reportAttributeAccessIssue]
+    norm.token_shard = shard  # type: ignore[assignment]
 
 
 def sharded_batch_norm(norm: Any, x: Tensor, shard: TokenShard) -> Tensor:
