@@ -4,8 +4,8 @@
 
 First the peak memory of a process over R = 1, 2 and 4 processes, in runs of one step. Then a limit of memory between
 those of one process and of two, under which one process fails and two train and predict the map. Finished runs are
-kept, so the same command continues where it stopped. Writes recipes/segmentation/whole_map.json,
-docs/images/whole_map_memory.png and docs/images/whole_map_predicted.png.
+kept, so the same command continues where it stopped. Writes recipes/segmentation/whole_map.json and
+docs/images/whole_map_memory.png, and the predicted map as limited-2/predicted.png in the folder of the runs.
 """
 
 import json
@@ -79,7 +79,7 @@ def limited(command: list[str], limit: int | None) -> subprocess.CompletedProces
 
 
 def predict(run: Path) -> None:
-    """In one of several processes: the classes of the whole map, written by the first."""
+    """In one of several processes: the classes of the whole map in colours, written by the first."""
     with process_group("cpu"):
         here = distributed_info()
         task, _, _ = load_task(run)
@@ -142,7 +142,6 @@ def main(args: Args) -> None:
         "environment": environment(),
     })  # fmt: skip
     draw(peaks, limit, IMAGES / "whole_map_memory.png")
-    Image.open(run / "predicted.png").quantize(16).save(IMAGES / "whole_map_predicted.png", optimize=True)
 
 
 if __name__ == "__main__":

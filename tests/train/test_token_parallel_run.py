@@ -17,6 +17,7 @@ import torch
 from tokenmix.data.scenes import Scene, SceneData, Scenes
 from tokenmix.errors import UserError
 from tokenmix.tasks.segmentation import task as semantic_segmentation
+from tokenmix.train import trainer
 from tokenmix.train.launch import processes_to_start
 from tokenmix.train.run import train
 from tokenmix.train.sources import make_config
@@ -197,3 +198,12 @@ def test_one_process_cannot_share(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"token_parallel=2 splits each image .* and 1 run; give --devices 2"):
         train(IMAGES.replace(out=tmp_path / "run", token_parallel=2))
     assert not (tmp_path / "run").exists()
+
+
+def test_too_little_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        torch.empty(2**60)
+
+    monkeypatch.setattr(trainer.TrainingLoop, "start_batch", full)
+    with pytest.raises(UserError, match=r"^out of memory; .* --token-parallel; no checkpoint was written yet"):
+        train(IMAGES.replace(out=tmp_path / "run"), quiet=True)

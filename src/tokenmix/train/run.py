@@ -415,8 +415,14 @@ def _one_line_errors(run: Path) -> Iterator[None]:
         raise
     except UserError as error:
         raise UserError(f"{error}; {_kept(run)}" if (run / "config.json").exists() else str(error)) from None
-    except torch.OutOfMemoryError:
-        raise UserError(f"out of GPU memory; lower --batch-size or raise --accumulate; {_kept(run)}") from None
+    except RuntimeError as error:
+        # On a CPU the allocator's error has no class of its own.
+        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+            raise
+        raise UserError(
+            "out of memory; lower --batch-size, raise --accumulate, or split each image over several processes with "
+            f"--token-parallel; {_kept(run)}"
+        ) from None
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
