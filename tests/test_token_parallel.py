@@ -287,7 +287,8 @@ def test_a_part_must_hold_the_rows_that_its_neighbours_need() -> None:
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     try:
         conv = nn.Conv2d(3, 4, 5, padding=2)
-        split_convolution(conv, TokenShard(dist.new_group()))
+        group: Any = dist.new_group()
+        split_convolution(conv, TokenShard(group))
         assert conv(torch.randn(1, 3, 2, 8)).shape == (1, 4, 2, 8)
         with pytest.raises(UserError, match="has 1 rows of a map of which its neighbours need 2"):
             conv(torch.randn(1, 3, 1, 8))
