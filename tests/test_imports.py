@@ -14,7 +14,7 @@ PACKAGE = SRC / "tokenmix"
 FILES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = {"torch", "torchvision", "timm", "lightning", "transformers", "matplotlib", "sklearn", "torchmetrics"}
 
-MECHANISMS = {"ops", "losses", "layers", "checkpoints", "models"}
+MECHANISMS = {"ops", "losses", "layers", "parallel", "checkpoints", "models"}
 LEAVES = {"errors", "environment", "registry"}
 BELOW = {
     "errors": set(),
@@ -24,6 +24,7 @@ BELOW = {
     "kernels": {"errors"},
     "losses": {"errors", "ops"},
     "layers": {"errors", "ops", "registry"},
+    "parallel": {"errors", "ops", "layers"},
     "checkpoints": {"errors"},
     "models": {"errors", "ops", "layers", "checkpoints", "registry"},
     "data": {"errors", "registry"},

@@ -189,6 +189,8 @@ class LoopConfig(BudgetConfig):
     """Machines; torchrun's number if that started the processes, else 1."""
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     """How processes share the work: ddp (auto) copies the model to each, fsdp cuts it into parts."""
+    token_parallel: Annotated[int, Range(least=1)] = 1
+    """Processes that share each image, every one with some rows of its tokens; --devices must be a multiple of it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,6 +81,15 @@ def fit_to_ranks(config: TrainConfig) -> TrainConfig:
     return config.replace(batch_size=samples // here.world_size, **several)
 
 
+def data_parallel_rank(config: TrainConfig) -> tuple[int, int]:
+    """The number of this process's part of the batches, and how many parts there are.
+
+    Processes that share images under token parallelism have one part, and so one seed for dropout and mixup.
+    """
+    here, shared = distributed_info(), config.loop.token_parallel
+    return here.rank // shared, here.world_size // shared
+
+
 def check_ranks(config: TrainConfig) -> None:
     """Raise `UserError` unless as many processes run as the config asks for."""
     here = distributed_info()
@@ -90,6 +99,11 @@ def check_ranks(config: TrainConfig) -> None:
         raise UserError(
             f"{devices * nodes} processes are asked for and {here.world_size} run; start them on each machine with: "
             f"torchrun {several}--nproc_per_node {devices} -m tokenmix train ..."
+        )
+    if here.world_size % config.loop.token_parallel:
+        raise UserError(
+            f"token_parallel={config.loop.token_parallel} splits each image over as many processes and "
+            f"{here.world_size} run; give --devices {config.loop.token_parallel} or a multiple of it"
         )
     if config.loop.strategy != "auto" and here.world_size == 1:
         raise UserError(f"strategy {config.loop.strategy} is for several processes; give --devices 2 or more")

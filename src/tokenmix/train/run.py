@@ -30,6 +30,7 @@ from torch import nn
 from tokenmix.data.lookup import short_name, with_absolute_paths
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
+from tokenmix.layers.splitting import splittable
 from tokenmix.layers.table import get_spec
 from tokenmix.registry import get_task
 from tokenmix.train.checkpoint import Checkpoint, put_weights, read_latest_checkpoint
@@ -38,6 +39,7 @@ from tokenmix.train.distillation import DistillingTask
 from tokenmix.train.distributed import (
     PeerFailure,
     check_ranks,
+    data_parallel_rank,
     distributed_info,
     fit_to_ranks,
     process_group,
@@ -289,8 +291,8 @@ def _prepare(config: TrainConfig, start: Path | None = None) -> Session:
         keep_freed_memory()
     kind = get_task(config.task)
     data = kind.load_data(config)
-    here = distributed_info()
-    plan = make_plan(config, data.num_train, here.world_size, data.unit)
+    rank, parts = data_parallel_rank(config)
+    plan = make_plan(config, data.num_train, parts, data.unit)
     # As JSON would give it back, so that a run that continues sees what its first start saw.
     description = json.loads(json.dumps(data.describe()))
     seed_everything(config.loop.seed, 0, 0)
@@ -303,7 +305,9 @@ def _prepare(config: TrainConfig, start: Path | None = None) -> Session:
         freeze_all_but(task, swapped)
     if config.loop.grad_checkpointing:
         _checkpoint_blocks(task.model)
-    data = data if here.world_size == 1 else data.part(here.rank, here.world_size)
+    if config.loop.token_parallel > 1:
+        splittable(task.model).check_token_parallel(config.loop.token_parallel)
+    data = data if parts == 1 else data.part(rank, parts)
     # What its settings do not allow is reported here, by one process and before anything is written.
     data.train_batches(batch_size=plan.batch_size, epoch=0, start=0)
     # Counted while the model is whole: fsdp will cut it into parts.
@@ -424,8 +428,14 @@ def _one_line_errors(run: Path) -> Iterator[None]:
         raise
     except UserError as error:
         raise UserError(f"{error}; {_kept(run)}" if (run / "config.json").exists() else str(error)) from None
-    except torch.OutOfMemoryError:
-        raise UserError(f"out of GPU memory; lower --batch-size or raise --accumulate; {_kept(run)}") from None
+    except RuntimeError as error:
+        # On a CPU the allocator's error has no class of its own.
+        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+            raise
+        raise UserError(
+            "out of memory; lower --batch-size, raise --accumulate, or split each image over several processes with "
+            f"--token-parallel; {_kept(run)}"
+        ) from None
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
