@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src/tokenmix"
 PAGES = sorted(
-    [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in ("README.md", "DESIGN.md", "CONTRIBUTING.md"))]
+    [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in ("README.md", "DESIGN.md", "LOG.md", "CONTRIBUTING.md"))]
 )
 # The newest version; what was published under an older one stays as it was.
 CHANGELOG = re.compile(r"^## \[.*?(?=^## \[0\.1\.0\])", re.MULTILINE | re.DOTALL)
