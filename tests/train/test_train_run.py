@@ -227,7 +227,7 @@ def test_start_from_another_runs_weights(finished, tmp_path):
     folder = train(config(tmp_path / "run", init_from=finished, lr=1e-12, min_lr=0.0, epochs=1), quiet=True)
     for key, value in weights(finished).items():
         torch.testing.assert_close(weights(folder)[key], value, atol=1e-6, rtol=0)
-    with pytest.raises(UserError, match=r"belongs to another model .*missing: blocks\.1"):
+    with pytest.raises(UserError, match=r"is for another model .*missing: blocks\.1"):
         train(config(tmp_path / "other", init_from=finished, model_kwargs={"depth": 2}), quiet=True)
     assert not (tmp_path / "other").exists(), "a run that could not start leaves nothing"
 

@@ -19,7 +19,7 @@ Positional = tyro.conf.Positional
 def _size(args: list[str]) -> int | tuple[int, int]:
     sides = args[0].lower().replace("x", ",").split(",")
     if len(sides) > 2 or not all(side.strip().isdecimal() for side in sides):
-        raise ValueError(f"{args[0]!r} is no size in pixels: give a side, or height x width as in 224x160")
+        raise ValueError(f"{args[0]!r} is not a size in pixels: give a side, or height x width as in 224x160")
     height, width = int(sides[0]), int(sides[-1])
     return height if len(sides) == 1 else (height, width)
 

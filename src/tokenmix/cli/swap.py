@@ -49,7 +49,7 @@ def _model(target: str, img_size: int | None) -> nn.Module:
     """The model; with shapes alone unless it is a run's."""
     if Path(target).is_dir():
         if img_size is not None:
-            raise UserError(f"{target} is a run, whose images have their size; leave out --img-size")
+            raise UserError(f"{target} is a run with a fixed image size; omit --img-size")
         from tokenmix.train.load import load_run
 
         return load_run(Path(target))[0]
@@ -67,15 +67,15 @@ def _model(target: str, img_size: int | None) -> nn.Module:
         except TypeError as error:
             if img_size is None:
                 raise
-            raise UserError(f"{target} is built without an image size; leave out --img-size ({error})") from None
+            raise UserError(f"{target} is built without an image size; omit --img-size ({error})") from None
 
 
 def _check_swappable(target: str) -> None:
     tasks = MODELS[target].tasks
     if get_task(tasks[0]).comparison is not None:
         raise UserError(
-            f"{target} is a model of {', '.join(tasks)}, whose mixer is one of its arguments; by name swap takes "
-            "classifiers of images"
+            f"{target} is a model of {', '.join(tasks)}, whose mixer is one of its arguments; by name, swap takes "
+            "image classifiers only"
         )
 
 
@@ -89,4 +89,4 @@ def _torchvision(name: str, img_size: int | None) -> nn.Module:
     except TypeError as error:
         if img_size is None:
             raise
-        raise UserError(f"{name} is built without an image size; leave out --img-size ({error})") from None
+        raise UserError(f"{name} is built without an image size; omit --img-size ({error})") from None

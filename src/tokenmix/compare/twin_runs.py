@@ -61,7 +61,7 @@ def claim_folder(out: Path, config: CompareConfig) -> None:
             told = ", ".join(f"{key} {before.get(key)} instead of {plain[key]}" for key in other)
             raise UserError(f"{out} holds a comparison with {told}; give another --out, or the same settings")
     elif out.exists() and (not out.is_dir() or any(entry.name not in LOCKS for entry in out.iterdir())):
-        raise UserError(f"{out} is not empty and holds no comparison; give another --out")
+        raise UserError(f"{out} is not empty and does not contain a comparison; give another --out")
     make_folder(out)
     write_json(file, plain)
 
@@ -102,7 +102,7 @@ def read_run(plan: RunPlan, failure: str, metric: str, out: Path) -> Run:
         return _read_run(plan, failure, metric, out)
     except (LookupError, TypeError, ValueError, csv.Error, StopIteration) as error:
         reason = error if isinstance(error, UserError) else type(error).__name__
-        raise UserError(f"{plan.folder} is damaged ({reason}); remove it, and it is trained again") from None
+        raise UserError(f"{plan.folder} is damaged ({reason}); remove it to train it again") from None
 
 
 def _read_run(plan: RunPlan, failure: str, metric: str, out: Path) -> Run:

@@ -175,7 +175,9 @@ def cost_table(
     targets = targets_for(names, dim=dim or DIM, device=place, dtype=dtype, kwargs=kwargs)
     models = not isinstance(targets[0], MixerTarget)
     if models and (dim is not None or kwargs):
-        raise UserError(f"dim={dim} and the like are of mixers; {targets[0].name!r} is a model with its own width")
+        raise UserError(
+            f"dim={dim} and similar options apply to mixers only; {targets[0].name!r} is a model with its own width"
+        )
     sizes = _sizes(sizes, targets[0])
     counts = {n: {target.name: _counted(target, n) for target in targets} for n in sizes}
     others_work = OtherWork()

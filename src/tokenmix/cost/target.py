@@ -86,7 +86,7 @@ def are_mixers(names: Sequence[str]) -> bool:
         _check_are_models(others)
     if others and len(others) < len(names):
         mixer = next(name for name in names if is_mixer(name))
-        raise UserError(f"{mixer!r} is a mixer and {others[0]!r} a model; ask for their costs one after the other")
+        raise UserError(f"{mixer!r} is a mixer and {others[0]!r} a model; measure them in separate commands")
     return not others
 
 

@@ -230,7 +230,7 @@ class Int8Gate(Mixer):
         if self.gate != "dense" or self.causal:
             kind = "causal" if self.causal else self.gate
             raise UserError(
-                f"a {kind} gate in int8 cannot go over from grid {tuple(old)} to {tuple(new)}; "
+                f"a {kind} gate in int8 cannot be resized from grid {tuple(old)} to {tuple(new)}; "
                 "give the float32 model that size, then quantise it"
             )
         weight, self.bias = resize_gate(self.matrix(self.num_tokens), self.bias, old, new)

@@ -89,7 +89,7 @@ def _check_answers(result: nn.Module, first: Tensor, expected: Any, dtype: Dtype
         raise
     except Exception as error:
         raise UserError(
-            f"{name} runs as it is but not optimised in {dtype}: {_first(error)}; keep it as it is"
+            f"{name} runs unchanged but not optimised in {dtype}: {_first(error)}; keep it as it is"
         ) from error
     for one, other in zip(_tensors(found), _tensors(expected), strict=True):
         error = ((one - other).norm() / other.norm().clamp_min(1e-6)).item()
@@ -127,7 +127,7 @@ def _batches(inputs: Any) -> Iterator[Tensor]:
             empty = False
             yield x
     if empty:
-        raise UserError("no inputs to find the ranges of activations with; give a hundred or so of the training images")
+        raise UserError("no inputs to calibrate the ranges of activations; give about a hundred training images")
 
 
 def save_quantized(model: nn.Module, path: Path | str) -> None:

@@ -127,7 +127,7 @@ def make_loader(
             share.
     """
     if batch_size < 1:
-        raise UserError(f"a batch size of {batch_size} is not possible; give 1 or more")
+        raise UserError(f"batch_size must be at least 1, got {batch_size}")
     sampler = EpochSampler(
         dataset, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last, start_batch=start_batch,
         rank=rank, world_size=world_size,

@@ -41,7 +41,8 @@ def validation_size(count: int, asked: int | None, limit: int | None = None) -> 
         return min(MOST, tenth) if tenth >= LEAST else 0
     if asked >= count:
         raise UserError(
-            f"--validation {asked} leaves none of {count} training samples; give {count // SHARE} or less, 0 for none"
+            f"--validation {asked} leaves none of the {count} samples to train on; give {count // SHARE} or less, or "
+            "0 for none"
         )
     return asked
 

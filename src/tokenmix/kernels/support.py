@@ -35,7 +35,7 @@ def require_device(what: str, *tensors: torch.Tensor) -> None:
         )
     devices = sorted({str(t.device) for t in tensors})
     if len(devices) > 1:
-        raise UserError(f"{what}: all tensors must lie on one device, got {', '.join(devices)}; move them to one")
+        raise UserError(f"{what}: all tensors must be on one device, got {', '.join(devices)}; move them to one")
     kind = tensors[0].device.type
     if kind != "cuda" and not (kind == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
         raise UserError(f"{what}: backend='triton' needs a CUDA device, got {devices[0]}; use backend='eager'")

@@ -156,7 +156,7 @@ class EANet(Classifier):
     ) -> Any:
         """The maps after the stem and the stages, the last one after the block; arguments as in `IsotropicNet`."""
         if norm:
-            raise UserError("EANet has no last norm; call with norm=False")
+            raise UserError("EANet has no final norm; call with norm=False")
         if output_fmt not in ("NCHW", "NLC"):
             raise UserError(f"output_fmt must be NCHW or NLC, got {output_fmt!r}")
         take, last = take_indices(len(self.feature_info), indices)

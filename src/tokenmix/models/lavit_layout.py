@@ -117,7 +117,7 @@ def _residual(index: int, before: int, reduction: int) -> Literal["pooled", "kep
         return "pooled"
     raise UserError(
         f"no attention residual from stage {index} to {index + 1}: with key reductions {before} and {reduction} "
-        f"their keys lie on different grids; give {2 * reduction} and {reduction}, or residuals[{index - 1}] = False"
+        f"their keys are on different grids; give {2 * reduction} and {reduction}, or residuals[{index - 1}] = False"
     )
 
 

@@ -41,7 +41,7 @@ def check_source(name: str, cfg: PretrainedCfg, cache_dir: str | Path | None = N
     except Exception as error:
         # Which errors a missing network raises depends on the hub's HTTP library and on proxies.
         raise UserError(
-            f"the weights of {name} lie in {repo} on huggingface.co, which cannot be reached ({_line(error)}): connect "
+            f"the weights of {name} are in {repo} on huggingface.co, which cannot be reached ({_line(error)}): connect "
             f"to the internet, or {ELSEWHERE}"
         ) from error
 

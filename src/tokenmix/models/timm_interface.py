@@ -54,7 +54,7 @@ class Classifier(nn.Module):
         """The pooling, or a `UserError` if it is none of `pools`."""
         if pool not in self.pools:
             known = ", ".join(map(repr, self.pools))
-            raise UserError(f"global_pool {pool!r} is not possible here; {type(self).__name__} has {known}")
+            raise UserError(f"global_pool {pool!r} is not supported; {type(self).__name__} has {known}")
         return pool
 
 

@@ -70,7 +70,7 @@ def farthest_points(points: Tensor, count: int, *, mask: Tensor | None = None) -
         UserError: count below 1, or points or mask of a wrong shape.
     """
     if count < 1:
-        raise UserError(f"farthest-point sampling of {count} points is not possible; give 1 or more")
+        raise UserError(f"farthest-point sampling needs at least 1 point, got {count}")
     order = sort_points(points, mask=mask)
     cloud = gather_points(points, order)[..., :3].detach()
     taking = torch.ones_like(order, dtype=torch.bool) if mask is None else mask.gather(1, order)

@@ -104,7 +104,7 @@ def check_causal(mixer: Mixer, wanted: bool) -> None:
     if wanted and not is_causal(mixer):
         name = type(mixer).__name__
         remedy = "swap with mixer_kwargs={'causal': True}" if mixer.capabilities.causal else "it has no causal form"
-        raise UserError(f"is_causal=True, and this {name} sees the tokens to come; {remedy}")
+        raise UserError(f"is_causal=True, and this {name} sees future tokens; {remedy}")
 
 
 def from_added(mask: Tensor) -> Tensor:
@@ -119,8 +119,8 @@ def from_added(mask: Tensor) -> Tensor:
         return taking_part
     if not (taking_part | (mask < torch.finfo(mask.dtype).min / 4)).all():
         raise UserError(
-            "the mask is added to attention scores and has values other than 0 and -inf; a mixer can leave tokens out, "
-            "not weigh them: give a boolean mask"
+            "the mask is added to attention scores and has values other than 0 and -inf; a mixer can mask tokens, not "
+            "weight them: give a boolean mask"
         )
     return taking_part
 
@@ -136,8 +136,8 @@ def shared_mask(mask: Tensor | None, num_tokens: int) -> Tensor | None:
     fits = mask.dim() == 4 and mask.shape[1] == 1 and mask.shape[2] in (1, num_tokens) and mask.shape[3] == num_tokens
     if not fits or not (mask.shape[2] == 1 or bool((mask == mask[:, :, :1]).all())):
         raise UserError(
-            f"the attention mask {tuple(mask.shape)} says which pairs of tokens meet; a mixer can leave out tokens "
-            f"only: give (B, 1, 1, {num_tokens}), or (B, 1, {num_tokens}, {num_tokens}) with equal rows"
+            f"the attention mask {tuple(mask.shape)} masks pairs of tokens; a mixer can only mask tokens: "
+            f"give (B, 1, 1, {num_tokens}), or (B, 1, {num_tokens}, {num_tokens}) with equal rows"
         )
     row = mask[:, 0, 0]
     return row if row.dtype == torch.bool else from_added(row)

@@ -112,7 +112,7 @@ def _num_tokens(site: AttentionSite, request: SwapRequest) -> int | None:
     counts = request.counts(site)
     if request.layer.capabilities.length == "fixed" and len(set(counts)) > 1:
         raise SwapError(
-            f"it is called with {sorted(set(counts))} tokens, and {request.label} takes one number of them only"
+            f"it is called with {sorted(set(counts))} tokens, and {request.label} takes one number of tokens only"
         )
     found = request.num_tokens or max(counts, default=None)
     if found is None:
@@ -139,8 +139,8 @@ def _on_grid(mixer: Mixer, request: SwapRequest, counts: Sequence[int]) -> Mixer
     other = next((count for count in counts if count != height * width), None)
     if other is not None:
         raise SwapError(
-            f"{request.label} works on maps, and {other} tokens are no {height} x {width} grid: a class token or "
-            "registers are among them; timm builds without by class_token=False, reg_tokens=0, global_pool='avg'"
+            f"{request.label} works on maps, and {other} tokens do not form a {height} x {width} grid: a class token "
+            "or registers are among them; in timm, omit them by class_token=False, reg_tokens=0, global_pool='avg'"
         )
     return GridMixer(mixer, request.grid)
 

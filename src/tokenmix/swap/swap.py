@@ -60,7 +60,7 @@ def swap_attention(
     example = example_of(model, img_size) if example_inputs is None else tuple(example_inputs)
     probe = probe_model(model, [(site.module, site.adapter) for site in chosen], example)
     if probe.note and example_inputs is not None:
-        raise UserError(f"example_inputs do not fit the model: {probe.note}")
+        raise UserError(f"example_inputs do not match the model: {probe.note}")
     request = SwapRequest(
         label=label, layer=layer, kwargs={**fixed, **(mixer_kwargs or {})}, num_tokens=num_tokens, grid=_grid(model),
         probe=probe, strict=not isinstance(where, str) and not callable(where),

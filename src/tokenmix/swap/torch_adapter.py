@@ -61,9 +61,7 @@ class MixerInTorch(nn.Module):
             raise UserError(f"{CROSS}; leave this attention out by where=")
         check_causal(self.mixer, is_causal)
         if attn_mask is not None and not is_causal:
-            raise UserError(
-                f"{PAIRS}; a mixer can leave out tokens only, by key_padding_mask, or be causal by is_causal"
-            )
+            raise UserError(f"{PAIRS}; a mixer can only mask tokens (key_padding_mask) or be causal (is_causal)")
         batched, x = query.dim() == 3, query
         if not batched:
             x = query.unsqueeze(0)
@@ -104,7 +102,7 @@ class TorchAdapter(AttentionAdapter):
         """Its projections; keys of its own make query and key another thing."""
         assert isinstance(module, nn.MultiheadAttention)
         if module.in_proj_weight is None:
-            raise SwapError(f"keys of width {module.kdim}, values of width {module.vdim}: it attends to other tokens")
+            raise SwapError(f"keys of width {module.kdim}, values of width {module.vdim}: it is cross-attention")
         weights = module.in_proj_weight.chunk(3)
         biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
         query, key, value = (Affine(w, b) for w, b in zip(weights, biases, strict=True))

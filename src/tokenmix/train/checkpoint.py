@@ -223,7 +223,7 @@ def put_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Path) -
     }
     found = [f"{kind}: {_three(keys)}" for kind, keys in problems.items() if keys]
     if found:
-        raise UserError(f"{source} belongs to another model than this {type(model).__name__}; {'; '.join(found)}")
+        raise UserError(f"{source} is for another model than this {type(model).__name__}; {'; '.join(found)}")
     model.load_state_dict(dict(weights))
 
 

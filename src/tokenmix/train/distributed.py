@@ -63,11 +63,11 @@ def check_ranks(config: TrainConfig) -> None:
     if (devices, nodes) != (here.local_world_size, here.num_nodes):
         several = f"--nnodes {nodes} --rdzv_endpoint FIRST_MACHINE:29500 --rdzv_backend c10d " if nodes > 1 else ""
         raise UserError(
-            f"{devices * nodes} processes are asked for and {here.world_size} run; start them on each machine with: "
+            f"{devices * nodes} processes are requested and {here.world_size} run; start them on each machine with: "
             f"torchrun {several}--nproc_per_node {devices} -m tokenmix train ..."
         )
     if config.loop.strategy != "auto" and here.world_size == 1:
-        raise UserError(f"strategy {config.loop.strategy} is for several processes; give --devices 2 or more")
+        raise UserError(f"strategy {config.loop.strategy} needs several processes; give --devices 2 or more")
     if config.loop.strategy == "fsdp" and config.optim.ema is not None:
         raise UserError("ema keeps a whole copy of the weights, which fsdp avoids; leave --ema out or use ddp")
     if config.loop.strategy == "fsdp" and config.loop.precision == "16-mixed":
@@ -123,8 +123,9 @@ def _check_devices(here: DistributedInfo) -> None:
     if here.local_rank:
         raise PeerFailure(2)
     raise UserError(
-        f"{here.local_world_size} processes are asked for and this machine has {count} CUDA device{'s' * (count > 1)}; "
-        f"give --devices {count}, and --batch-size with --accumulate to keep the images of a step, or --device cpu"
+        f"{here.local_world_size} processes are requested and this machine has {count} CUDA device{'s' * (count > 1)}; "
+        f"give --devices {count}, and --batch-size with --accumulate to keep the number of images per step, or "
+        "--device cpu"
     )
 
 

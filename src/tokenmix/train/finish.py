@@ -29,7 +29,7 @@ def finish_run(config: TrainConfig, *, quiet: bool = False) -> Path:
     """
     run = config.loop.out
     if run is None:
-        raise UserError("a run that may be taken up again needs a folder; give out")
+        raise UserError("a run that can be resumed needs a folder; give out")
     if not (run / "config.json").exists():
         return train(config, quiet=quiet)
     _check_same(config, run)

@@ -38,6 +38,6 @@ def load_task(run: Path, options: Mapping[str, Any] | None = None) -> tuple[Task
     found = read_weights(weights)
     broken = next((name for name, value in found.items() if not value.isfinite().all()), None)
     if broken is not None:
-        raise UserError(f"{weights} has values in {broken} that are NaN or infinite; give weights that are whole")
+        raise UserError(f"{weights} has values in {broken} that are NaN or infinite; give other weights")
     put_weights(task.model, found, weights)
     return task.eval(), config, description

@@ -103,8 +103,7 @@ class WeightEMA:
         addresses = [tensor.data_ptr() for tensor in model.state_dict().values() if tensor.numel()]
         if len(set(addresses)) < len(addresses):
             raise UserError(
-                "ema would average twice what this model has in two places, such as embeddings that are its head's "
-                "as well; leave --ema out"
+                "ema would average tied parameters twice, such as embeddings shared with the head; omit --ema"
             )
         self.model = model
         # With warm-up the first averages are short: else a run of a few hundred steps would keep its first weights.

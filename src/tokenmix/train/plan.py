@@ -57,7 +57,7 @@ class Progress:
         """From values of JSON; `UserError` if one has another type, or is a number below 0."""
         hints = get_type_hints(cls)
         if not isinstance(values, dict) or not hints.keys() >= values.keys() >= {"epoch", "batch", "step"}:
-            raise UserError("it does not say where the run stood")
+            raise UserError("it does not have the position of the run")
         found = {name: fitted(hints[name], value, name) for name, value in values.items()}
         for name, value in found.items():
             if not isinstance(value, dict | None) and value < 0:
@@ -106,9 +106,9 @@ def check_config(config: TrainConfig) -> None:
     if distills_layers(config) and config.swap.swap is None:
         raise UserError("distill_from=layers trains the layers that are swapped in; give --swap MIXER as well")
     if distills_layers(config) and loop.strategy == "fsdp":
-        raise UserError("distill_from=layers calls single layers, which fsdp cuts into parts; give --strategy ddp")
+        raise UserError("distill_from=layers calls single layers, which fsdp shards; give --strategy ddp")
     if loop.batch_size % optim.accumulate:
-        raise UserError(f"batch size {loop.batch_size} cannot be cut into accumulate={optim.accumulate} equal parts")
+        raise UserError(f"batch size {loop.batch_size} cannot be split into accumulate={optim.accumulate} equal parts")
     if not isinstance(optim, OptimConfig):
         return
     if optim.warmup_steps is not None and optim.warmup_epochs is not None:
@@ -117,8 +117,8 @@ def check_config(config: TrainConfig) -> None:
         )
     if (optim.warmup_epochs or 0) + optim.cooldown_epochs > loop.epochs:
         raise UserError(
-            f"warm-up and cool-down of {optim.warmup_epochs or 0:g} and {optim.cooldown_epochs:g} epochs do not fit "
-            f"into {loop.epochs}; raise --epochs"
+            f"warm-up and cool-down of {optim.warmup_epochs or 0:g} and {optim.cooldown_epochs:g} epochs are longer "
+            f"than the {loop.epochs} of training; raise --epochs"
         )
 
 

@@ -70,7 +70,7 @@ def _check_channels(source: Path, model: Any) -> None:
     if theirs is not None and theirs != ours:
         raise UserError(
             f"{source} was trained on images of {theirs} channel(s) and this data has {ours}; "
-            "start from a run with as many, or without --init-from"
+            f"start from a run with {ours}, or without --init-from"
         )
 
 

@@ -39,7 +39,7 @@ def read_document(values: Any, where: str) -> TrainConfig:
     """A config from the values of a file, by name or in tables by part; `UserError` with one line that says where."""
     task = values.get("task", TrainConfig.task) if isinstance(values, dict) else None
     if not isinstance(task, str):
-        raise UserError(f"{where} is damaged: it names no task; put a whole one back")
+        raise UserError(f"{where} is damaged: it has no task; restore it from a copy")
     try:
         return default_config(task).replace(**values)
     except UserError as error:

@@ -116,7 +116,7 @@ class Recorder:
     def _check_folder(self) -> None:
         if not self.path.exists():
             raise UserError(
-                f"{self.path.parent} was removed or renamed while the run wrote into it, and training stopped; "
+                f"{self.path.parent} was removed or renamed during the run, so training stopped; "
                 "continue a renamed folder with --resume FOLDER, or start again"
             )
 
@@ -184,9 +184,8 @@ class Recorder:
         task, progress, latest = self.task, self.progress, self.latest
         score = f"{task.headline} {latest['val_' + task.headline]:.4f}  " if self.evaluated else ""
         return (
-            f"epoch {progress.epoch + 1}/{self.plan.epochs}  step {progress.step}/{self.plan.total_steps}  "
-            f"loss {latest['train_loss']:.4f}  {score}"
-            f"{latest[f'{self.unit}_per_second']:,.0f} {self.unit}/s"
+            f"epoch {progress.epoch + 1}/{self.plan.epochs}  step {progress.step}/{self.plan.total_steps}  loss "
+            f"{latest['train_loss']:.4f}  {score}{latest[f'{self.unit}_per_second']:,.0f} {self.unit}/s"
         )
 
 

@@ -81,7 +81,7 @@ def fitted(hint: Any, value: Any, name: str) -> Any:
         return None if value is None or value == "none" else fitted(other, value, name)
     if origin is Literal:
         if value not in args:
-            raise UserError(f"{name}={value!r} is not possible; give one of {', '.join(map(str, args))}")
+            raise UserError(f"{name}={value!r} is not valid; give one of {', '.join(map(str, args))}")
         return value
     if origin is tuple:
         items = value if isinstance(value, tuple | list) else (value,)

@@ -101,7 +101,7 @@ def read_description(run: Path) -> dict[str, Any]:
             for value in _items(values[name]):
                 fitted(LISTS[name], value, name)
         if {"mean", "std"} <= values.keys() and len(_items(values["mean"])) != len(_items(values["std"])):
-            raise UserError("mean and std must be as many as each other")
+            raise UserError("mean and std must have the same length")
         if isinstance(values.get("img_size"), list) and len(values["img_size"]) != 2:
             raise UserError("img_size must be two numbers")
     except UserError as error:

@@ -71,4 +71,4 @@ def freeze_all_but(task: TaskModule, layers: list[str]) -> None:
     for name in layers:
         task.model.get_submodule(name).requires_grad_(True)
     if not any(p.requires_grad for p in task.model.parameters()):
-        raise UserError(f"{task.config.swap.swap} has no weights, so there is nothing to train in it alone")
+        raise UserError(f"{task.config.swap.swap} has no weights, so there is nothing to train with train_only=mixers")

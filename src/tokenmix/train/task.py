@@ -65,7 +65,8 @@ class TaskData(ABC):
         Every process gives as many training batches, and at least one test batch.
         """
         raise UserError(
-            f"{type(self).__name__} cannot be shared among {world_size} processes; train with one, or write its part()"
+            f"{type(self).__name__} cannot be split over {world_size} processes; train with one, or implement its "
+            "part()"
         )
 
 
@@ -176,7 +177,7 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
 
     def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
         """The same answers, and pictures and files of them in the folder `out`, which is there."""
-        raise UserError(f"{self.config.task} writes no files; leave --out out, or take --json")
+        raise UserError(f"{self.config.task} writes no files; omit --out, or use --json")
 
     def draw(self, folder: Path, step: int) -> None:
         """Write pictures of what has been learned after `step` steps into a folder, which may have to be made.
@@ -192,7 +193,7 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
 
     def example(self) -> dict[str, Tensor]:
         """Two samples in the order of the model's arguments, by the names that an export gives them."""
-        raise UserError(f"{type(self).__name__} cannot be exported; write its example()")
+        raise UserError(f"{type(self).__name__} cannot be exported; implement its example()")
 
     def swap_example(self) -> tuple[Any, ...] | None:
         """Arguments of a forward pass that shows a swap how the model calls its attention; None for one image."""

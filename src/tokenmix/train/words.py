@@ -30,7 +30,7 @@ def _list(metavar: str, convert: Callable[[str], Any], wanted: str) -> Any:
             try:
                 values.append(convert(word))
             except ValueError:
-                raise ValueError(f"{word!r} is not {wanted}; separate several by commas") from None
+                raise ValueError(f"{word!r} is not {wanted}; separate values by commas") from None
         return tuple(values)
 
     return PrimitiveConstructorSpec(

@@ -203,7 +203,7 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "note.txt": (b"# nothing\n", "no points"),
     "empty.npz": (b"", "is empty"),
     "broken.npz": (b"PK\x03\x04 and no more", "not a readable array"),
-    "a.stl": (b"solid", "a suffix that is not one of a point cloud"),
+    "a.stl": (b"solid", "an unknown suffix for a point cloud"),
 }
 
 
@@ -244,7 +244,7 @@ DAMAGED |= {
     "long_size.off": (b"OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n" + b"9" * 5000 + b" 0 1 2\n", "no face"),
     "encrypted.npz": (encrypted(), "is encrypted"),
     "many.off": (off(f"OFF\n{MANY} 4 0").encode(), f"announces {MANY} vertices"),
-    "many.npy": (npy_header((MANY, 3)), "it announces"),
+    "many.npy": (npy_header((MANY, 3)), "it declares"),
     "zero.obj": (obj().replace("f -3 -2 -1", "f 0 1 2").encode(), "names vertex 5"),
     "short_vertex.obj": (b"v 0 0 0\nv 1 0\n", "'v 1 0'"),
     "far_back.obj": (b"v 0 0 0\nv 1 0 0\nf -1 -2 -3\nv 1 1 1\n", "names vertex 0"),
@@ -346,7 +346,7 @@ def test_more_than_the_header_announces_is_told(tmp_path: Path, order: str):
     assert len(read_points(tmp_path / "a.ply", surface="keep").points) == 4
     (tmp_path / "a.ply").write_bytes(whole.replace(b"element face 4", b"element face 3"))
     left = "5 numbers" if order == "" else "14 bytes"
-    with pytest.raises(UserError, match=f"has {left} more than its header announces"):
+    with pytest.raises(UserError, match=f"has {left} more than its header declares"):
         read_points(tmp_path / "a.ply")
 
 

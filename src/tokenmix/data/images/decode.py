@@ -38,7 +38,7 @@ def size_of(img_size: int | tuple[int, int]) -> tuple[int, int]:
     """(height, width) of an `img_size`; `UserError` unless both are positive."""
     size = (img_size, img_size) if isinstance(img_size, int) else (int(img_size[0]), int(img_size[1]))
     if min(size) < 1:
-        raise UserError(f"an image size of {img_size} is not possible; give at least 1")
+        raise UserError(f"img_size must be at least 1, got {img_size}")
     return size
 
 

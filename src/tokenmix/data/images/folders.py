@@ -127,7 +127,7 @@ def _find(folder: Path) -> tuple[Items, Items, list[str]]:
     if loose:
         raise UserError(f"{train} holds {len(loose)} files without labels; it needs {LAYOUT}")
     if len(classes) == 1:
-        raise UserError(f"{train} has one class only ({classes[0]!r}); give two sub-folders or more")
+        raise UserError(f"{train} has only one class ({classes[0]!r}); give two sub-folders or more")
     items = class_files(train, classes, _may_be_image) if classes else []
     if not items:
         raise UserError(f"there are no images in {folder}; it needs {LAYOUT}")

@@ -190,8 +190,8 @@ class ShardImages(LazyImages):
         count = len(np.unique(self.shard[self.places].numpy()))
         if count < world_size:
             raise UserError(
-                f"{count} shards cannot be dealt out to {world_size} processes; write at least as many shards, or give "
-                f"--devices {count} or less"
+                f"{count} shards cannot be distributed over {world_size} processes; write at least that many shards, "
+                f"or give --devices {count} or fewer"
             )
 
     def training_order(self, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray:

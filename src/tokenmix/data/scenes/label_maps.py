@@ -169,7 +169,7 @@ class PairScenes(Scenes):
         if numbers.shape != image.shape[1:]:
             raise UserError(
                 f"{labels_path} has {numbers.shape[1]} x {numbers.shape[0]} pixels, its image {path} "
-                f"{image.shape[2]} x {image.shape[1]}; both must be of one size"
+                f"{image.shape[2]} x {image.shape[1]}; both must have the same size"
             )
         return self._classes(numbers, labels_path)
 

@@ -79,7 +79,9 @@ class RunFeatures(Features):
         if config.task != "image-classification":
             raise UserError(f"features={run} is a run of {config.task}; give a run folder of image-classification")
         if not hasattr(model, "forward_head"):
-            raise UserError(f"features={run}: {config.model.model} shows no features; give a run of a tokenmix model")
+            raise UserError(
+                f"features={run}: {config.model.model} has no feature extraction; give a run of a tokenmix model"
+            )
         self.model = model.requires_grad_(False)
         self.numbers = torch.arange(len(self.data["classes"]))
 

@@ -54,7 +54,7 @@ def kernel_distance(real: Tensor, fake: Tensor) -> Tensor:
     """
     n, m = len(real), len(fake)
     if min(n, m) < 2:
-        raise UserError(f"pairs need two images or more, got {n} real and {m} generated")
+        raise UserError(f"the kernel distance needs two images or more, got {n} real and {m} generated")
     real, fake = real.double(), fake.double()
     own = (_kernel_sum(real, real) - _diagonal(real)) / (n * (n - 1))
     others = (_kernel_sum(fake, fake) - _diagonal(fake)) / (m * (m - 1))

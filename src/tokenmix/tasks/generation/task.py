@@ -85,8 +85,8 @@ class ImageGeneration(TaskModule):
             )
         if images.validation is not None and len(images.validation) < least:
             raise UserError(
-                f"a GAN is judged by {least} images or more, and --validation holds {len(images.validation)} out; give "
-                f"--validation {least} or more, or 0 for none"
+                f"evaluating a GAN needs {least} images or more, and --validation holds {len(images.validation)} out; "
+                f"give --validation {least} or more, or 0 for none"
             )
         half = (0.5,) * images.channels
         images = dataclasses.replace(images, mean=half, std=half)

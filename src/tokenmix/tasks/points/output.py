@@ -44,5 +44,5 @@ def draw_cloud(path: Path, points: Tensor, parts: Tensor, names: Mapping[str, in
     try:
         figure.savefig(path, dpi=110)
     except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror}); give a folder that exists and is yours") from None
+        raise UserError(f"cannot write {path} ({error.strerror}); give a folder that exists and is writable") from None
     return path

@@ -68,7 +68,9 @@ class PointTask(TaskModule):
         options: CloudOptions = config.options
         data = load_points(config.data.data, want=cls.want)
         if len(data.classes) < 2 and cls.want == "class":
-            raise UserError(f"{config.data.data!r} has the one class {data.classes[0]!r}; there is nothing to classify")
+            raise UserError(
+                f"{config.data.data!r} has only the class {data.classes[0]!r}; there is nothing to classify"
+            )
         if like is not None:
             _check_like(config.data.data, data, like)
         features = _features(options.features, data) if like is None else like["features"]
@@ -117,7 +119,7 @@ class PointTask(TaskModule):
             raise UserError(f"{name} takes point clouds; give --num-points N instead of {flag}")
         n = sizes.get("num_points", cls.usual_points)
         if n < 1:
-            raise UserError(f"a cloud has at least 1 point, got --num-points {n}")
+            raise UserError(f"a point cloud needs at least 1 point, got --num-points {n}")
         model: Any = create_on_meta(name, **model_kwargs)
         return {
             "model": name,
@@ -185,4 +187,4 @@ def _check_like(spec: str, data: PointData, like: Mapping[str, Any]) -> None:
     check_names(spec, data.classes, like["classes"])
     check_names(spec, data.part_names, like["part_names"], "parts")
     if like["features"] != "xyz" and not data.has_normals:
-        raise UserError(f"{spec!r} has clouds without normals, with which the run was trained")
+        raise UserError(f"{spec!r} has clouds without normals, but the run was trained with them")

@@ -69,7 +69,7 @@ class TextClassification(DistillingTextTask):
             check_names(config.data.data, texts.classes, like["classes"])
             if (texts.train.pairs is not None) != like["pairs"]:
                 raise UserError(
-                    f"of {config.data.data!r} and the run's own data one has pairs of texts, the other single ones"
+                    f"of {config.data.data!r} and the run's own data, one has pairs of texts and the other single texts"
                 )
         tokenizer = tokenizer_for(config, [*texts.train.texts, *(texts.train.pairs or ())])
         length = config.options.seq_len if like is None else int(like["seq_len"])
@@ -95,7 +95,9 @@ class TextClassification(DistillingTextTask):
     def check_teacher(self, teacher: DistillingTask, data: TaskData) -> None:
         """As of every task on text; numbers have no logits."""
         if not self.classes:
-            raise UserError(f"{self.config.data.data} has numbers for labels, and a teacher's logits are of classes")
+            raise UserError(
+                f"{self.config.data.data} has numbers for labels, and a teacher has logits for classes only"
+            )
         super().check_teacher(teacher, data)
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> None:

@@ -127,8 +127,8 @@ class MaskedLM(DistillingTextTask):
         ids = tokenizer(sentence.text, return_tensors="pt")["input_ids"]
         if not (ids == tokenizer.mask_token_id).any():
             raise UserError(
-                f"{sentence.where}: no {tokenizer.mask_token} in {_short(sentence.text)!r}; write it where a word is "
-                "to be found"
+                f"{sentence.where}: no {tokenizer.mask_token} in {_short(sentence.text)!r}; write it where a word "
+                "should be predicted"
             )
         longest = int(self.data["seq_len"])
         if ids.shape[1] > longest:

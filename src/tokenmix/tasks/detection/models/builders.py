@@ -123,7 +123,9 @@ def lavit_detector(
     """A detector over `LaViTBackbone`: images are brought into a square of `img_size`, see `Resize.square`."""
     a, size = architecture, pair(img_size)
     if size[0] != size[1]:
-        raise UserError(f"a detector on LaViT takes square images, not {size[0]} x {size[1]}; give one side")
+        raise UserError(
+            f"a detector with a LaViT backbone takes square images, not {size[0]} x {size[1]}; give one side"
+        )
     body = LaViTBackbone(
         backbone=a.backbone, backbone_kwargs=a.backbone_kwargs, img_size=size, levels=a.levels, device=device
     )

@@ -94,7 +94,7 @@ class Detector(nn.Module):
     ) -> None:
         super().__init__()
         if num_classes < 1:
-            raise UserError(f"a detector needs a class to find, got num_classes={num_classes}")
+            raise UserError(f"a detector needs at least one class, got num_classes={num_classes}")
         self.kind: Kind = kind
         self.num_classes, self.img_size, self.sizes = num_classes, img_size, sizes
         self.mean, self.std, self.fixed_size = tuple(mean), tuple(std), fixed_size
@@ -256,5 +256,5 @@ def _of_a_classifier(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -
                 raise UserError("the weights have BatchNorm and this detector GroupNorm; give norm='frozen' or 'batch'")
     if not found:
         key = next(iter(weights), "nothing")
-        raise UserError(f"the weights hold {key!r} and are of no network that this detector has as its backbone")
+        raise UserError(f"the weights have {key!r}, which no backbone of this detector has")
     return found

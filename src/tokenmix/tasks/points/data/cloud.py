@@ -58,8 +58,8 @@ def check_cloud(cloud: Cloud) -> Cloud:
     if faces is not None and len(faces) and not 0 <= int(faces.min()) <= int(faces.max()) < count:
         bad_corner = int(faces.max() if int(faces.max()) >= count else faces.min())
         raise UserError(
-            f"{cloud.name}: a face names vertex {bad_corner}, but there are {count}, counted from 0; the file is "
-            "damaged: write it again"
+            f"{cloud.name}: a face refers to vertex {bad_corner}, but there are {count}, counted from 0; the file is "
+            "damaged: export it again"
         )
     return cloud
 
@@ -167,8 +167,8 @@ def _check_classes(data: PointData) -> None:
     for label, name in enumerate(data.classes):
         if label in tested - learnt:
             raise UserError(
-                f"{data.spec} has clouds of {name!r} for testing, and none that can be read for training; mend its "
-                "files, or take the class out"
+                f"{data.spec} has clouds of {name!r} for testing, and none that can be read for training; fix its "
+                "files, or remove the class"
             )
         if label not in tested:
             found = "no cloud of {!r} for testing: it is not measured" if label in learnt else "no cloud of {!r} at all"

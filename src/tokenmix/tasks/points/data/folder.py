@@ -159,7 +159,7 @@ def load_clouds(request: DataRequest) -> PointData:
 def _with_parts(item: CloudItem) -> Cloud:
     cloud = read_item(item)
     if cloud.parts is None:
-        raise UserError(f"{item.path} does not say the parts of its points; save them as 'parts' in .npz")
+        raise UserError(f"{item.path} has no parts for its points; save them as 'parts' in .npz")
     low, high = int(cloud.parts.min()), int(cloud.parts.max())
     if not 0 <= low <= high < MAX_PARTS:
         raise UserError(f"{item.path} has the part {low if low < 0 else high}; count parts from 0, below {MAX_PARTS}")
@@ -208,7 +208,7 @@ def _parts(
         new = [part for part in _seen(test, label).tolist() if part not in seen[label].tolist()]
         if new:
             raise UserError(
-                f"test clouds of {name!r} have the part {new[0]}, which no training cloud of it has; correct it"
+                f"test clouds of {name!r} have the part {new[0]}, which no training cloud of it has; fix it"
             )
     count = max(int(parts.max()) for parts in seen) + 1
     return {name: parts.tolist() for name, parts in zip(classes, seen)}, _names(folder / "parts.json", count)

@@ -89,7 +89,7 @@ class CloudSamples(IndexedDataset):
             batch["part"] = torch.full((len(rows), self.num_points), NO_PART)
             for cloud, part, (_, kept) in zip(clouds, batch["part"], rows):
                 if cloud.parts is None:
-                    raise UserError(f"{cloud.name} does not say the parts of its points; it can be classified only")
+                    raise UserError(f"{cloud.name} has no parts for its points; it can only be classified")
                 part[: len(kept)] = cloud.parts[kept]
         return batch
 

@@ -66,7 +66,7 @@ def _trunk(preset: PointPreset, place: dict[str, Any]) -> PCT:
             f"a point has 3 coordinates at least, got in_chans={preset.in_chans}; give 3, or 6 with normals"
         )
     if preset.depth < 1:
-        raise UserError(f"depth={preset.depth} is not possible; give 1 or more, the paper has 4")
+        raise UserError(f"depth={preset.depth} must be at least 1; the paper has 4")
     if preset.embedding == "neighbour":
         embedding = NeighbourEmbedding(
             preset.in_chans, preset.dim, stem_dim=preset.stem_dim, stage_dims=preset.stage_dims,

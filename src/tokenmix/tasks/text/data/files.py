@@ -110,7 +110,7 @@ def _csv_rows(path: Path) -> Iterator[Row]:
                     where,
                     UserError(
                         f"{where} has {given} fields, the header {len(reader.fieldnames or ())}; "
-                        "put fields with the separator in quotes"
+                        "quote fields that contain the separator"
                     ),
                 )
             else:
@@ -129,7 +129,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
             yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows, 1))
     except (ArrowInvalid, OSError) as error:
         raise UserError(
-            f"{path} is truncated or no parquet file ({str(error).splitlines()[0]}); write or fetch it again"
+            f"{path} is truncated or not a parquet file ({str(error).splitlines()[0]}); write or fetch it again"
         ) from None
 
 

@@ -123,9 +123,9 @@ class PackedText(Sequences):
         if length < 3:
             raise UserError(f"a length of {length} leaves no token between [CLS] and [SEP]; give 3 or more")
         if not 0 < share < 1:
-            raise UserError(f"the share of hidden tokens is in (0, 1), got {share}; BERT's is 0.15")
+            raise UserError(f"the masking probability must be in (0, 1), got {share}; BERT has 0.15")
         if masking not in ("token", "whole-word"):
-            raise UserError(f"masking is token or whole-word, got {masking!r}")
+            raise UserError(f"masking must be token or whole-word, got {masking!r}")
         self.window = length - 2
         if part == "train" and len(tokens) < self.window:
             raise UserError(
@@ -190,7 +190,10 @@ class PackedText(Sequences):
 def _id(tokenizer: "PreTrainedTokenizerFast", name: str) -> int:
     value = getattr(tokenizer, name)
     if not isinstance(value, int):
-        raise UserError(f"the tokenizer has no {name.removesuffix('_token_id').upper()} token; train one by tokenmix")
+        raise UserError(
+            f"the tokenizer has no {name.removesuffix('_token_id').upper()} token; train one with tokenmix "
+            "train-tokenizer"
+        )
     return value
 
 

@@ -88,7 +88,8 @@ class SelfAttentionLayer(GradientCheckpointingLayer):
             # Another mixer was swapped in, which takes no bias of positions.
             if want_maps:
                 raise UserError(
-                    f"output_attentions=True, and {type(self.mixer).__name__} was swapped in; call its attention_map"
+                    f"output_attentions=True, and {type(self.mixer).__name__} replaced the attention; call its "
+                    "attention_map"
                 )
             hidden_states = hidden_states + self.mixer(x, mask)
             return hidden_states + self.mlp(self.mlp_norm(hidden_states))

@@ -111,7 +111,9 @@ class GMLPConfig(PreTrainedConfig):
     def _check_mixer(self) -> None:
         if self.mixer == "gating":
             if self.positions == "relative":
-                raise UserError("positions='relative' is a bias on scores; a gate has its own; leave it out")
+                raise UserError(
+                    "positions='relative' is a bias on attention scores, which mixer='gating' does not have; omit it"
+                )
             if self.num_attention_heads is not None:
                 raise UserError(
                     f"num_attention_heads only applies to mixer='self', got {self.num_attention_heads} with "

@@ -93,7 +93,7 @@ class GMLPPreTrainedModel(PreTrainedModel):
         """The table of learned positions; `UserError` if the model has none."""
         table = cast(GMLPModel, self.base_model).embeddings.position_embeddings
         if table is None:
-            raise UserError("the model has no position embeddings: its gates know the positions")
+            raise UserError("the model has no position embeddings: its gates depend on position themselves")
         return table
 
 
