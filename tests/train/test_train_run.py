@@ -330,7 +330,7 @@ def test_an_existing_run_is_not_overwritten(finished):
         ({"task": "image-clasification"}, "unknown task 'image-clasification'; did you mean image-classification"),
         ({"model": "vit_nanoo"}, "unknown model 'vit_nanoo'; did you mean vit_nano"),
         ({"opt": "adamww"}, "unknown optimiser 'adamww'; did you mean .*adamw"),
-        ({"device": "gpu"}, "device='gpu' is not possible; give one of auto, cpu, cuda, mps"),
+        ({"device": "gpu"}, "device='gpu' is not valid; give one of auto, cpu, cuda, mps"),
         ({"precision": "16-mixed"}, "16-mixed needs a GPU; give --precision bf16-mixed"),
         ({"batch_size": 500}, "batch size 500 is larger than the 200 training images"),
         ({"batch_size": 33, "mixup": 0.2}, "33 is odd; give an even --batch-size"),

@@ -211,7 +211,7 @@ def _off(content: bytes, name: str) -> dict[str, np.ndarray]:
         raise UserError(f"{name} has no counts of vertices and faces after OFF; export it again as OFF") from None
     if min(vertices, faces) < 0 or len(lines) < 1 + vertices + faces:
         raise UserError(
-            f"{name} announces {vertices} vertices and {faces} faces, but has {len(lines) - 1} lines of them; "
+            f"{name} declares {vertices} vertices and {faces} faces, but has {len(lines) - 1} lines of them; "
             "copy it again"
         )
     triangles: list[str] = []
