@@ -135,7 +135,7 @@ def resize(
             it is not given.
 
     Raises:
-        UserError: a number of tokens that is no square when no size is given, or shapes that the size does not give.
+        UserError: a number of tokens that is not a square when no size is given, or shapes that the size does not give.
     """
     probe = copy.deepcopy(model).to("meta")
     probe.set_input_size((2 * model.img_size[0], 2 * model.img_size[1]))

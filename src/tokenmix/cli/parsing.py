@@ -59,7 +59,7 @@ def _described(prog: str, about: str) -> str:
 
 
 def parse_known(kind: type[T], prog: str, args: Sequence[str]) -> T:
-    """The same from those words alone that the dataclass has options for."""
+    """The same from only those words that the dataclass has options for."""
     with one_line_errors(_options(kind), _unknown_option):
         return tyro.cli(
             kind, prog=prog, args=list(args), config=STYLE, registry=WORDS, return_unknown_args=True, add_help=False

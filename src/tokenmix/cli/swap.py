@@ -46,7 +46,7 @@ def print_swap(
 
 
 def _model(target: str, img_size: int | None) -> nn.Module:
-    """The model; with shapes alone unless it is a run's."""
+    """The model; with shapes only unless it is a run's."""
     if Path(target).is_dir():
         if img_size is not None:
             raise UserError(f"{target} is a run with a fixed image size; omit --img-size")

@@ -1,4 +1,4 @@
-"""Twins that differ only in their mixer, trained at equal budget, measured side by side, reported."""
+"""Variants that differ only in their mixer, trained at equal budget, measured side by side, reported."""
 
 import shlex
 import time
@@ -80,7 +80,7 @@ def compare(config: CompareConfig, *, quiet: bool = False, baseline: Mapping[str
 
 
 def predict_steps(config: CompareConfig, threads: Sequence[int]) -> tuple[int, dict[str, float]]:
-    """The number of threads with which the first twin trains fastest here, and the seconds of each one's step then."""
+    """The number of threads with which the first variant trains fastest here, and the seconds of a step of each."""
     plans = plan_runs(config, Path())
     first, before = plans[0].config, torch.get_num_threads()
     data = get_task(config.task).load_data(first)
@@ -93,7 +93,7 @@ def predict_steps(config: CompareConfig, threads: Sequence[int]) -> tuple[int, d
         return measure_steps(some, batch, first, _device(config))
 
     try:
-        # One twin is enough to choose by: where another program runs, threads that wait for each other take long.
+        # One variant is enough to choose by: where another program runs, threads that wait for each other take long.
         best = min(threads, key=lambda number: measured(number, {mixer: twins[mixer]})[mixer])
         return best, measured(best, twins)
     finally:
@@ -112,7 +112,7 @@ def _first_of_each(plans: Sequence[RunPlan]) -> dict[str, RunPlan]:
 
 
 def _new_twin(config: TrainConfig, data: TaskData) -> TaskModule:
-    """A fresh twin, built before any training so that a wrong argument is reported at once."""
+    """A fresh variant, built before any training so that a wrong argument is reported at once."""
     task, description = get_task(config.task), data.describe()
     model = task.model_from_config(config, description)
     if getattr(model, "mixer_name", None) != config.model.model_kwargs["mixer"]:

@@ -67,9 +67,9 @@ def claim_folder(out: Path, config: CompareConfig) -> None:
 
 
 def run_twin(plan: RunPlan) -> str:
-    """Train one twin, or continue where it stopped; returns what went wrong, "" if nothing did.
+    """Train one variant, or continue where it stopped; returns what went wrong, "" if nothing did.
 
-    One twin's failure is reported in its row and does not stop the others. A full disk would, so that is passed on.
+    One variant's failure is reported in its row and does not stop the others. A full disk would, so that is passed on.
     """
     from tokenmix.train.finish import resume_config
     from tokenmix.train.run import train

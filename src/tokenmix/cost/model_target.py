@@ -81,7 +81,7 @@ class ModelTarget:
         return ModelWithInput(model, self._example(model, size, self.device))
 
     def outline(self, size: int) -> ModelWithInput:
-        """The model and an image with shapes alone; `UserError` if it does not take images of that size."""
+        """The model and an image with shapes only; `UserError` if it does not take images of that size."""
         if size not in self.outlines:
             self.outlines[size] = self._outlined(size)
         return self.outlines[size]
@@ -98,7 +98,7 @@ class ModelTarget:
     def dry_run(self, size: int, which: Pass) -> Callable[[], Callable[[], object]]:
         """Weights of the model's shapes and one pass with them.
 
-        The weights are made apart, since timm's models cannot be built with shapes alone.
+        The weights are made apart, since timm's models cannot be built with shapes only.
         """
         model = self.outline(size).model
 

@@ -52,7 +52,7 @@ class MixerTarget:
         return 196, 1024, 4096
 
     def outline(self, size: int) -> Measurable:
-        """The layer and its input with shapes alone, to be counted."""
+        """The layer and its input with shapes only, to be counted."""
         return mixer_with_input(self.name, self.dim, size, device="meta", dtype=self.dtype, **self.kwargs)
 
     def build(self, size: int) -> Measurable:
@@ -60,7 +60,7 @@ class MixerTarget:
         return mixer_with_input(self.name, self.dim, size, device=self.device, dtype=self.dtype, **self.kwargs)
 
     def dry_run(self, size: int, which: Pass) -> Build:
-        """One pass, for a run with shapes alone."""
+        """One pass, for a run with shapes only."""
         return lambda: getattr(self.build(size), which)
 
 

@@ -1,4 +1,4 @@
-"""Layers that multiply in int8 and hand float32 on."""
+"""Layers that multiply in int8 and return float32."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -58,7 +58,7 @@ class Int8Linear(Packing):
 
     Q is int8 with one scale t per row, of 7 bits on a CPU that adds products of 8 in too few
     (`tokenmix.cpu.operators.largest_weight`). s and z are fixed from `low` and `high`, the range that x had in
-    calibration, so that a sample's answer does not depend on what else is in the batch.
+    calibration, so that a sample's output does not depend on what else is in the batch.
 
     Shape:
         (..., in_features) float32 to (..., out_features) float32.
@@ -83,7 +83,7 @@ class Int8Linear(Packing):
 
     @torch.no_grad()
     def fill(self, weight: Tensor, bias: Tensor | None, inputs: Range) -> None:
-        """Take over W and b of a map whose input lay in this range."""
+        """Take over W and b of a map whose input was in this range."""
         quantised, scale = quantize_rows(weight, largest_weight())
         self.qweight.copy_(quantised)
         self.scale.copy_(scale)
@@ -183,7 +183,7 @@ class Int8Gate(Mixer):
 
     @torch.no_grad()
     def fill(self, unit: SpatialGatingUnit, limit: float) -> None:
-        """Take over a unit whose normalised features lay in [-limit, limit]."""
+        """Take over a unit whose normalised features were in [-limit, limit]."""
         self.qweight, self.scale = quantize_rows(unit.matrix(unit.num_tokens).detach())
         self.bias.copy_(unit.bias.detach())
         self.limit.fill_(max(limit, 1e-6))

@@ -135,7 +135,7 @@ def _inside(name: str, plan: CopyPlan) -> bool:
 
 
 def _followed(parent: nn.Module) -> list[tuple[str, str]]:
-    """Names of children that are called one directly after the other, as far as the parent's kind tells."""
+    """Names of children that are called one directly after the other, as far as the parent's class determines it."""
     return list(pairwise(parent._modules)) if isinstance(parent, nn.Sequential) else list(_PAIRS)
 
 

@@ -25,7 +25,7 @@ def require_triton(what: str, *tensors: torch.Tensor | None, mask: torch.Tensor 
 
 
 def require_device(what: str, *tensors: torch.Tensor) -> None:
-    """Raise `UserError` unless Triton is installed and the tensors lie on one CUDA device.
+    """Raise `UserError` unless Triton is installed and the tensors are on one CUDA device.
 
     The interpreter counts as a device: set TRITON_INTERPRET=1 before anything imports triton.
     """

@@ -19,7 +19,7 @@ class Offset(nn.Module):
     Paper: Guo et al., PCT: Point Cloud Transformer, arXiv 2012.09688, equation 11.
 
     Shape:
-        x and mixed (B, N, D), mask (B, N) bool, to (B, N, D); masked tokens come out 0.
+        x and mixed (B, N, D), mask (B, N) bool, to (B, N, D); masked tokens are 0 in the output.
     """
 
     def __init__(self, dim: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
@@ -105,7 +105,7 @@ class OffsetAttention(Mixer):
         return num_tokens * self.dim * (2 * self.dim + width) + num_tokens**2 * (self.dim + width)
 
     def _prepared(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """x without what stands in padded positions, q (B, 1, N, d), and the mask."""
+        """x without what is in padded positions, q (B, 1, N, d), and the mask."""
         check_tokens(self, x)
         mask = check_mask(mask, x, x.shape[1])
         x = zero_masked(x, mask)

@@ -222,7 +222,7 @@ def _scale(query: Tensor, scale: float | None) -> float:
 
 
 def _never_empty(mask: Tensor) -> Tensor:
-    """The mask, with all places allowed where a sample has none: a softmax over nothing is never asked for."""
+    """The mask, with all positions allowed where a sample has none: a softmax over nothing is never asked for."""
     return mask | ~mask.any(-1, keepdim=True)
 
 

@@ -12,7 +12,7 @@ from tokenmix.errors import UserError
 def resize_gate(
     weight: Tensor, bias: Tensor, old_grid: Sequence[int], new_grid: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """A gate for another number of tokens, by interpolation over the grid on which the tokens lie.
+    """A gate for another number of tokens, by interpolation over the grid of the tokens.
 
         W'[q', k'] = N/N' sum_(q, k) R[q', q] R[k', k] W[q, k],      b' = R b
 

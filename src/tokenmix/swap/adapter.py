@@ -61,7 +61,7 @@ class AttentionWeights:
 
 @dataclass(frozen=True)
 class ObservedCall:
-    """One call that was seen: its number of tokens, whether it was causal, and why a mixer could not answer it."""
+    """One call that was seen: its number of tokens, whether it was causal, and why a mixer cannot handle it."""
 
     num_tokens: int
     causal: bool = False

@@ -138,7 +138,7 @@ def count_macs(model: nn.Module, inputs: Sequence[Any]) -> int:
 
 
 def count_alone(module: nn.Module, adapter: AttentionAdapter, dim: int, num_tokens: int) -> int:
-    """Multiply-adds of one attention: from our equations, or counted on tokens alone."""
+    """Multiply-adds of one attention: from our equations, or counted on tokens only."""
     if isinstance(module, Mixer):
         return module.macs(num_tokens)
     tokens = torch.zeros(1, num_tokens, dim, dtype=next(module.parameters()).dtype)

@@ -26,7 +26,7 @@ class SwapRequest:
         layer: its class.
         kwargs: its arguments.
         num_tokens: N if the user gave it.
-        grid: (height, width) on which the model's tokens lie, if it tells.
+        grid: (height, width) of the model's tokens, if known.
         probe: what a forward pass showed.
         strict: a site that cannot be swapped is an error.
     """
@@ -130,7 +130,7 @@ def _not_causal(request: SwapRequest, what: str) -> str:
 
 
 def _on_grid(mixer: Mixer, request: SwapRequest, counts: Sequence[int]) -> Mixer:
-    """A mixer of maps as one of tokens, which must lie on the model's grid."""
+    """A mixer of maps as one of tokens, which must be on the model's grid."""
     if mixer.capabilities.layout != "2d":
         return mixer
     if request.grid is None or not counts:

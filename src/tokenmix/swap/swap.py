@@ -30,7 +30,7 @@ def swap_attention(
 
     It knows timm's `Attention` (ViT, DeiT), `nn.MultiheadAttention` anywhere (torchvision's ViT,
     `nn.TransformerEncoderLayer`), transformers' `ViTAttention`, and our own mixers. The number of heads, biases and
-    dropout rates go over where the mixer has them. All of a new layer trains, also where the old one was frozen, and
+    dropout rates carry over where the mixer has them. All of a new layer trains, also where the old one was frozen, and
     optimisers are to be built afterwards. When an error is raised, the model is as it was.
 
     Args:
@@ -86,7 +86,7 @@ def _resolve(mixer: str | type[Mixer]) -> tuple[str, type[Mixer], Mapping[str, A
 
 
 def _grid(model: Any) -> tuple[int, int] | None:
-    """Ours and timm's way to tell the grid of tokens."""
+    """The grid of tokens of our and timm's models."""
     for holder in (model, getattr(model, "patch_embed", None)):
         grid = getattr(holder, "grid_size", None)
         if isinstance(grid, Sequence) and len(grid) == 2:

@@ -80,7 +80,7 @@ class TimmAdapter(AttentionAdapter):
         )  # fmt: skip
 
     def run(self, module: nn.Module, tokens: Tensor) -> None:
-        """Call it on tokens alone."""
+        """Call it on tokens only."""
         module(tokens)
 
     def observe(self, module: nn.Module, arguments: Mapping[str, Any]) -> ObservedCall:

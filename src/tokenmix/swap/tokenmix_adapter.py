@@ -16,7 +16,7 @@ class TokenmixAdapter(AttentionAdapter):
     about = "tokenmix's own mixers of tokens"
 
     def matches(self, module: nn.Module) -> bool:
-        """Mixers of maps are no match: what is around them holds maps."""
+        """Mixers of maps do not match: what is around them holds maps."""
         return isinstance(module, GridMixer) or (isinstance(module, Mixer) and module.capabilities.layout == "tokens")
 
     def read(self, module: nn.Module) -> AttentionWeights:
@@ -38,7 +38,7 @@ class TokenmixAdapter(AttentionAdapter):
         )  # fmt: skip
 
     def run(self, module: nn.Module, tokens: Tensor) -> None:
-        """Call it on tokens alone."""
+        """Call it on tokens only."""
         module(tokens)
 
     def observe(self, module: nn.Module, arguments: Mapping[str, Any]) -> ObservedCall:

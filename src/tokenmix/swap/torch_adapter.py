@@ -1,4 +1,4 @@
-"""`nn.MultiheadAttention`, wherever it stands: torchvision's ViT, `nn.TransformerEncoderLayer`, one's own blocks."""
+"""`nn.MultiheadAttention`, wherever it is used: torchvision's ViT, `nn.TransformerEncoderLayer`, one's own blocks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,7 +31,7 @@ class MixerInTorch(nn.Module):
 
     Raises:
         UserError: query, key and value that are not one tensor; attn_mask, unless it is the causal mask that
-            `is_causal=True` tells of and the mixer was built causal.
+            `is_causal=True` implies and the mixer was built causal.
     """
 
     in_proj_weight: Tensor | None
@@ -115,7 +115,7 @@ class TorchAdapter(AttentionAdapter):
         )  # fmt: skip
 
     def run(self, module: nn.Module, tokens: Tensor) -> None:
-        """Call it on tokens alone."""
+        """Call it on tokens only."""
         x = tokens if getattr(module, "batch_first", True) else tokens.transpose(0, 1)
         module(x, x, x, need_weights=False)
 

@@ -65,7 +65,7 @@ def channel_columns(values: Sequence[float]) -> Tensor:
 
 
 def shown_image(levels: Tensor) -> Tensor:
-    """The image with at most 1,000 pixels on a side; a picture shows no more."""
+    """The image with at most 1,000 pixels on a side, enough for an overview."""
     scale = LONGEST / max(levels.shape[1:])
     if scale >= 1:
         return levels

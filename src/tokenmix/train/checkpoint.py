@@ -177,7 +177,7 @@ def read_latest_checkpoint(run: Path) -> Checkpoint:
 
 
 def _of_run(folder: Path) -> Checkpoint:
-    """A checkpoint that says where its run stood."""
+    """A checkpoint with the position of its run."""
     checkpoint = read_checkpoint(folder)
     try:
         Progress.from_dict(checkpoint.meta.get("progress"))

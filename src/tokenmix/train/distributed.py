@@ -1,6 +1,6 @@
 """The processes of one run: which of them this one is, and what they agree on.
 
-torchrun, or `tokenmix train --devices 2`, starts the processes and tells each its place by environment variables.
+torchrun, or `tokenmix train --devices 2`, starts the processes and gives each its rank by environment variables.
 Only the first process, rank 0, writes files and speaks; what stops one stops all, and one of them says why.
 """
 
@@ -50,7 +50,7 @@ class DistributedInfo:
 
 
 def distributed_info() -> DistributedInfo:
-    """Where this process stands, from torchrun's variables; alone without them."""
+    """Rank of this process, from torchrun's variables; alone without them."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     values = [os.environ.get(name) for name in names]
     return DistributedInfo(*map(int, values)) if all(values) else DistributedInfo()  # type: ignore[arg-type]

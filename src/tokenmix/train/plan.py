@@ -1,4 +1,4 @@
-"""How many batches make a step, an epoch and a run, and where in it a run stands."""
+"""How many batches make a step, an epoch and a run, and the position of a run in it."""
 
 import math
 import random
@@ -35,7 +35,7 @@ class TrainingPlan:
 
 @dataclass
 class Progress:
-    """Where a run stands: the next batch is number `batch` of epoch `epoch`, both counted from 0."""
+    """Position of a run: the next batch is number `batch` of epoch `epoch`, both counted from 0."""
 
     epoch: int = 0
     batch: int = 0

@@ -15,7 +15,7 @@ from tokenmix.registry import MODELS
 
 @dataclass(frozen=True)
 class HubForm:
-    """How models of a task lie on the hub.
+    """Format of the models of a task on the hub.
 
     Attributes:
         library: that loads them, by the hub's name, which is one of its tags.
@@ -38,12 +38,12 @@ class View(NamedTuple):
 
 
 class ProgramHooks:
-    """The answers of a task that overrides none of them.
+    """Defaults for a task that overrides none of these hooks.
 
     Attributes:
         looks_at: what `inspect` can show: the maps of an image, of which `view` makes the model's input; the gates and
             attention of a text; or nothing.
-        comparison: None if `compare` can put mixers into models of this task: they have `blocks` and tell their
+        comparison: None if `compare` can put mixers into models of this task: the models have `blocks` and
             `mixer_name`. Else how variants are trained one by one, as options of `tokenmix train TASK`.
         has_example_input: `cost` measures models of this task over sizes, on what `example_input` makes.
         hub: how `save_for_hub` leaves its models; None if no library of the hub loads them.

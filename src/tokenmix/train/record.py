@@ -62,7 +62,7 @@ class Recorder:
         self.row_start = (int(state_dict["row_start"][0]), float(state_dict["row_start"][1]))
 
     def start_clock(self) -> None:
-        """Start the clock of training, or of evaluation: one of them stands still while the other runs."""
+        """Start the clock of training, or of evaluation: one of them is stopped while the other runs."""
         self.started = time.perf_counter()
 
     def record_batch(self, logs: dict[str, Tensor], lr: float) -> None:

@@ -89,7 +89,7 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Path:
         quiet: neither bar nor lines.
 
     Raises:
-        UserError: a setting, the data or the disk does not allow it, or the loss is no number any more; the last good
+        UserError: a setting, the data or the disk does not allow it, or the loss is NaN or infinite; the last good
             checkpoint is kept.
         KeyboardInterrupt: Ctrl-C or SIGTERM; the run has been saved, and the message says how to continue.
     """
@@ -145,9 +145,9 @@ def predict(
     *,
     options: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """Answers of a run's model for files, of a text task also for texts; what cannot be read is a `UserError`.
+    """Predictions of a run's model for files, of a text task also for texts; what cannot be read is a `UserError`.
 
-    With `out`, a folder, a task whose answers are masks or boxes writes them there as files and pictures. `options`
+    With `out`, a folder, a task whose predictions are masks or boxes writes them there as files and images. `options`
     are as in `evaluate`.
     """
     if not inputs:

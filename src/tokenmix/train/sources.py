@@ -90,7 +90,7 @@ class _Description(dict[str, Any]):
 
 
 def read_description(run: Path) -> dict[str, Any]:
-    """A run's description of its data; `UserError` if a value has another type, or lies outside its range."""
+    """A run's description of its data; `UserError` if a value has another type, or is outside its range."""
     values = _Description(read_part(run, "data.json"))
     values.path = run / "data.json"
     try:

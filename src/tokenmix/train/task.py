@@ -89,7 +89,8 @@ def built_with(model: str, given: Mapping[str, Any]) -> Iterator[None]:
 class TaskModule(ProgramHooks, L.LightningModule, ABC):
     """A network with its loss and metrics; `ProgramHooks` has what further programs ask of it.
 
-    All that is learned must lie in `model`, since that is what is saved; a task with two networks puts both there.
+    Everything that is learned must be in `model`, since that is what is saved; a task with two networks puts both
+    there.
 
     Args:
         model: the network.
@@ -101,7 +102,7 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
         direction: whether more or less of it is better.
         options: the task's own options, `config.options`.
         writes: `predict_into` writes files, such as masks.
-        tables: those of `metrics()` that are no single number, such as a confusion matrix.
+        tables: those of `metrics()` that are not a single number, such as a confusion matrix.
         total_steps: optimiser steps of the whole run; our loop sets it before training.
         prepared_optimizers: those of `configure_optimizers`, as our loop's Fabric steps them.
         results: the values of `metrics()` after the last evaluation.
@@ -173,14 +174,14 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
 
     @abstractmethod
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
-        """Answers for files, or for what the task can read from a command line itself, as values for JSON."""
+        """Predictions for files, or for what the task can read from a command line itself, as values for JSON."""
 
     def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
-        """The same answers, and pictures and files of them in the folder `out`, which is there."""
+        """The same predictions, also written as images and files into the existing folder `out`."""
         raise UserError(f"{self.config.task} writes no files; omit --out, or use --json")
 
     def draw(self, folder: Path, step: int) -> None:
-        """Write pictures of what has been learned after `step` steps into a folder, which may have to be made.
+        """Write images of the state after `step` steps into a folder, which is created if needed.
 
         The first process calls it after each evaluation; nothing is written here.
         """
@@ -200,7 +201,7 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
         return None
 
     def answering(self) -> nn.Module:
-        """The model as it is exported: one tensor of answers for the arguments that `example` gives."""
+        """The model as it is exported: one tensor of predictions for the arguments that `example` gives."""
         return self.model
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:

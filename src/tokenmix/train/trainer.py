@@ -47,7 +47,7 @@ def fit(
     *,
     quiet: bool,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Train from where `progress` stands to the end of the plan, leaving checkpoints and logs in the run folder.
+    """Train from the position `progress` to the end of the plan, leaving checkpoints and logs in the run folder.
 
     Returns the metrics on the test samples, which are read here for the first time: of the best epoch's weights, and of
     the last one's.
@@ -84,7 +84,7 @@ class TrainingLoop:
         data: this process's part of the data.
         config: the run's config.
         plan: how many batches make a step and an epoch.
-        progress: where the run stands; it is moved on.
+        progress: position of the run, which is updated.
         recorder: writes metrics.csv.
         checkpoints: writes the run's checkpoints.
         request: whether the run was asked to stop.
@@ -231,7 +231,7 @@ class TrainingLoop:
             raise Interrupted
 
     def checkpoint(self) -> Checkpoint:
-        """The run at this place; `UserError` if its losses or weights are not finite. All processes must call it."""
+        """The run at this position; `UserError` if its losses or weights are not finite. All processes must call it."""
         self.recorder.settle()
         self.recorder.sync()
         weights = full_state_dict(self.task.model.state_dict())

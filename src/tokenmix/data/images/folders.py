@@ -181,7 +181,7 @@ def _check_classes(images: ImageSet, classes: list[str], bad: Sequence[Skipped])
 
 
 def _digest(path: str) -> bytes:
-    """A hash of the length and the first 64 KiB: tells pictures apart without reading a huge set twice."""
+    """A hash of the length and the first 64 KiB: distinguishes images without reading a huge set twice."""
     with open(path, "rb") as file:
         head = file.read(1 << 16)
     return hashlib.blake2b(head, digest_size=16, salt=os.path.getsize(path).to_bytes(8, "little")).digest()

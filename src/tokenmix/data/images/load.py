@@ -98,7 +98,7 @@ class ImageData:
 
 
 def _printable(path: str) -> str:
-    """A path whose bytes are no UTF-8 would make a JSON that other readers refuse."""
+    """A path whose bytes are not UTF-8 would make a JSON that other readers refuse."""
     return os.fsencode(path).decode("utf-8", "replace")
 
 

@@ -172,7 +172,7 @@ def _check_any(part: CocoScenes, purpose: str) -> None:
 
 
 def _has_area(box: Sequence[float], image: Mapping[str, Any]) -> bool:
-    """Whether a part of the box lies in the image."""
+    """Whether a part of the box is inside the image."""
     left, top = max(box[0], 0), max(box[1], 0)
     return min(box[0] + box[2], image["width"]) > left and min(box[1] + box[3], image["height"]) > top
 

@@ -19,11 +19,11 @@ class FindingOptions(Part):
     max_size: Annotated[int | None, Range(least=1)] = None
     """Longest that the longer side may become."""
     score: Annotated[float, Range(least=0, most=1)] = 0.05
-    """Least score of an answer; mAP wants it low, pictures and tables begin at --shown."""
+    """Lowest score of a prediction; mAP needs it low, figures and tables start at --shown."""
     nms: Annotated[float, Range(least=0, most=1)] = 0.5
     """Overlap of two boxes of one class from which on the worse is dropped."""
     detections: Annotated[int, Range(least=1)] = 100
-    """Most answers of an image, in evaluation too; COCO's is 100."""
+    """Most predictions of an image, in evaluation too; COCO's is 100."""
     window: Annotated[int | None, Range(least=16)] = None
     """Evaluate and predict larger images in windows of this side, in pixels; whole images if not given."""
     overlap: Annotated[float, Range(least=0, below=1)] = 0.25

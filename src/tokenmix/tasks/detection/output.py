@@ -23,7 +23,7 @@ def class_color(label: int) -> tuple[int, ...]:
 
 
 def image_numbers(files: Sequence[str | Path]) -> list[int]:
-    """COCO's image_id of each: the number that it is named by, as COCO's are; their places in the list if not all are
+    """COCO's image_id of each: the number that it is named by, as COCO's are; their indices in the list if not all are
     named by one, or two by the same."""
     names = [Path(file).stem for file in files]
     numbers = {int(name) for name in names if name.isdecimal()}

@@ -1,4 +1,4 @@
-"""What detection and instance segmentation share: their data, their detector, its losses, and its answers."""
+"""What detection and instance segmentation share: their data, their detector, its losses, and its predictions."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

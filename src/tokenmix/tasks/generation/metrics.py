@@ -76,7 +76,7 @@ def class_score(logits: Tensor, splits: int = 1) -> Tensor:
 
         exp( mean_i sum_k p_ik (log p_ik - log p_k) ),   p_k = mean_i p_ik
 
-    1 if the classifier cannot tell the images apart, the number of classes at most. Paper: Salimans et al.,
+    1 if the classifier cannot distinguish the images, the number of classes at most. Paper: Salimans et al.,
     arXiv 1606.03498, where the classifier is Inception.
 
     Shapes: logits (N, K); a number.
@@ -120,8 +120,8 @@ class FeatureKernel(FeatureFrechet):
 class ThumbnailFrechet(FeatureFrechet):
     """`frechet_distance` of the images themselves at 8 x 8 pixels.
 
-    It needs no classifier and sees no more than shades and rough shapes: it tells a run that learns from one that does
-    not.
+    It needs no classifier and sees no more than shades and rough shapes: it distinguishes a run that learns from one
+    that does not.
     """
 
     # By other names, since a collection passes each metric what it names.

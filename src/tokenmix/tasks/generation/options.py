@@ -10,7 +10,7 @@ from tokenmix.train.words import Names
 
 @dataclass(frozen=True, kw_only=True)
 class AdversarialOptim(ManualOptim):
-    """Adam of the generator and Adam of the discriminator, at constant rates."""
+    """Adam of the generator and Adam of the discriminator, at constant learning rates."""
 
     lr_g: Annotated[float, Range(above=0)] = 1e-4
     """Learning rate of the generator."""

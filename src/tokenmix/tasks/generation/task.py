@@ -41,7 +41,7 @@ class ImageGeneration(TaskModule):
     they come as often; others draw them evenly. Power iteration of spectral norm moves on in every pass of a training
     network, where the authors' code leaves it out for generated images.
 
-    All noise is a function of the seed and the place in the run, of test images of the seed and the image's index.
+    All noise is a function of the seed and the position in the run, of test images of the seed and the image's index.
     """
 
     # An instance has another headline once a classifier judges.
@@ -179,7 +179,7 @@ class ImageGeneration(TaskModule):
         optimizer.step()
 
     def _noise(self, classes: Tensor) -> Tensor:
-        # The trainer has seeded torch from the place in the run.
+        # The trainer has seeded torch from the position in the run.
         return torch.randn(len(classes), self.model.generator.latent_dim, device=classes.device)
 
     def _mirrored(self, images: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ class VotingOptions(Part):
     """How clouds are evaluated and answered."""
 
     votes: Annotated[int, Range(least=1)] = 1
-    """Answers whose mean an evaluation takes: for the cloud as it is, and for stretched ones."""
+    """Predictions whose mean an evaluation takes: for the cloud as it is, and for stretched ones."""
     vote_scale: Annotated[float, Range(least=1)] = 1.25
     """The stretched ones have each axis multiplied by a factor in 1 / vote_scale to vote_scale."""
 

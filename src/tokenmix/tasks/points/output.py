@@ -1,4 +1,4 @@
-"""Answers about points as files: a coloured cloud, and a picture of it."""
+"""Predictions about points as files: a coloured cloud, and an image of it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +32,7 @@ def scatter(axis: Any, points: Tensor, parts: Tensor) -> None:
 
 
 def draw_cloud(path: Path, points: Tensor, parts: Tensor, names: Mapping[str, int]) -> Path:
-    """A picture of the cloud from two sides, with the names of its parts."""
+    """An image of the cloud from two sides, with the names of its parts."""
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     for place, turn in enumerate((-60, 120)):
         axis: Any = figure.add_subplot(1, 2, place + 1, projection="3d")

@@ -41,7 +41,7 @@ class CloudFile:
         file: where it is.
         cloud: all of its points, put into the unit ball.
         points: (1, n, C), those that the model is given.
-        places: (n,), where among all points they stand.
+        places: (n,), their indices among all points.
     """
 
     file: str
@@ -100,7 +100,7 @@ class PointTask(TaskModule):
 
     @classmethod
     def answers(cls, data: Mapping[str, Any]) -> dict[str, int]:
-        """How many answers the model has to give, by the names of its arguments."""
+        """How many predictions the model has to give, by the names of its arguments."""
         raise NotImplementedError
 
     @classmethod
@@ -165,7 +165,7 @@ AUGMENTATION = ("scale", "shift", "point_dropout")
 def predict_with_tta(answer: Callable[[Tensor], Tensor], points: Tensor, votes: int, scale: float) -> Tensor:
     """Test-time augmentation: mean probabilities over the cloud and copies with scaled axes, as logarithms.
 
-    The factors are the same for every cloud and in every call, so an answer does not depend on the batch.
+    The factors are the same for every cloud and in every call, so a prediction does not depend on the batch.
     """
     if votes == 1:
         return F.log_softmax(answer(points).float(), -1)

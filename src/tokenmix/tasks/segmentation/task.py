@@ -122,7 +122,7 @@ class SemanticSegmentation(TaskModule):
     def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
         """The whole image as it is.
 
-        Its middle for a model that takes one size alone, or attends from place to place: N x N would not fit.
+        Its middle for a model that takes only one size, or attends between positions: N x N would not fit.
         """
         segmenter: Any = model
         mixers = [part for part in segmenter.context.modules() if isinstance(part, Mixer)]

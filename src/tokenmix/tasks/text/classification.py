@@ -132,7 +132,7 @@ class TextClassification(DistillingTextTask):
     @torch.no_grad()
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
         """Label, its probability and the five most probable classes of each line, or its number; the two texts of a
-        pair stand on a line with a tab between them.
+        pair are on a line with a tab between them.
         """
         self.eval()
         tokenizer: Any = self.tokenizer()

@@ -74,7 +74,7 @@ class Detector(nn.Module):
         bottom, labels (M,), of Mask R-CNN masks (M, H, W).
 
     Raises:
-        UserError: no classes, or images that are no such list.
+        UserError: no classes, or images that are not such a list.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Detector(nn.Module):
 
     @property
     def num_tokens(self) -> int:
-        """N, places of that map."""
+        """N, positions of that map."""
         return self.grid_size[0] * self.grid_size[1]
 
     @torch.no_grad()
@@ -198,7 +198,8 @@ class Detector(nn.Module):
             roi.mask_predictor(roi.mask_head(boxes))
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        """Count for images of this size from now on; a backbone that takes only one size, a square, takes this one.
+        """Set the image size for which costs are counted; a backbone that takes only one size, a square, takes this
+        one.
 
         Raises:
             UserError: no square, where it must be one.
@@ -217,7 +218,7 @@ class Detector(nn.Module):
         self.body.set_grad_checkpointing(enable)
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters that weight decay leaves alone, next to those of one axis."""
+        """Parameters without weight decay, next to those of one axis."""
         names = getattr(self.body.net, "no_weight_decay", set)()  # type: ignore[operator]
         return {f"net.backbone.body.net.{name}" for name in names}
 
@@ -226,8 +227,8 @@ class Detector(nn.Module):
     ) -> tuple[dict[str, Tensor], str | None]:
         """A whole state dict from weights of another detector, or of a classifier whose backbone this is.
 
-        What is learned over places is interpolated; layers for another number of classes, and what a classifier lacks,
-        start fresh, which the second value says in a line.
+        What is learned over positions is interpolated; layers for another number of classes, and what a classifier
+        lacks, start fresh, which the second value says in a line.
         """
         own = self.state_dict()
         classifier = not any(key.startswith("net.") for key in weights)

@@ -28,7 +28,7 @@ class Cloud:
         normals: float32 (N, 3) of length 1, or None if not known.
         colors: uint8 (N, 3), or None.
         faces: int64 (F, 3), corners of triangles; None for a cloud without a surface.
-        label: place of its class in `PointData.classes`; -1 if not known.
+        label: index of its class in `PointData.classes`; -1 if not known.
         parts: int64 (N,), the part that each point belongs to, or None.
         name: its file, or what else finds it again.
     """
@@ -43,7 +43,7 @@ class Cloud:
 
 
 def check_cloud(cloud: Cloud) -> Cloud:
-    """The cloud itself; `UserError` if it has no points, a coordinate that is no number, or faces of absent points."""
+    """The cloud itself; `UserError` if it has no points, a coordinate that is not finite, or faces of absent points."""
     count = len(cloud.points)
     if not count:
         raise UserError(f"{cloud.name} has no points; give a file with at least one")
@@ -101,7 +101,7 @@ class PackedClouds:
         return len(self.ends)
 
     def cloud(self, index: int) -> Cloud:
-        """The cloud at this place, neither scaled nor thinned."""
+        """The cloud with this index, neither scaled nor thinned."""
         where = slice(int(self.ends[index - 1]) if index else 0, int(self.ends[index]))
         return Cloud(
             self.points[where].float(),

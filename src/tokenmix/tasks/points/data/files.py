@@ -184,7 +184,7 @@ def _named(values: np.ndarray, name: str) -> dict[str, np.ndarray]:
         else:
             raise UserError(f"{name} has columns 4 to 6 that are neither normals nor colours; give only x y z")
     if values.shape[1] == 7:
-        # NaN is no whole number either.
+        # NaN is not a whole number either.
         broken = values[values[:, 6] != np.floor(values[:, 6]), 6]
         if len(broken):
             raise UserError(f"{name} has {broken[0]:g} in column 7, where parts are whole numbers; correct it")
@@ -199,7 +199,7 @@ def _off(content: bytes, name: str) -> dict[str, np.ndarray]:
     it is given counted triangles.
 
     Raises:
-        UserError: no OFF, fewer lines than its header announces, or a line that is no vertex or face.
+        UserError: no OFF, fewer lines than its header announces, or a line that is not a vertex or face.
     """
     lines = [line for raw in _text(content).splitlines() if (line := raw.partition("#")[0].strip())]
     if not lines or not lines[0].startswith("OFF"):
@@ -287,8 +287,9 @@ def _trimesh(name: str) -> Any:
 def sampled(cloud: Cloud, num_points: int, seed: int = 0) -> Cloud:
     """The surface of a cloud with faces as `num_points` points with normals; a cloud without faces as it is.
 
-    Points lie evenly by area, with the normals of their faces: they point to where the corners run anticlockwise.
-    Colours of vertices are mixed by the place in the triangle; the part is that of the corner with the largest share.
+    Points are distributed evenly by area, with the normals of their faces: they point to where the corners run
+    anticlockwise. Colours of vertices are interpolated; the part is that of the corner with the
+    largest share.
 
     Raises:
         UserError: fewer than one point is asked for, or no face has an area.

@@ -48,7 +48,7 @@ def check_folder(request: DataRequest, layout: str) -> Path:
 
 
 def read_item(item: CloudItem) -> Cloud:
-    """The cloud of a file about its middle; points on a surface are the same wherever the file lies."""
+    """The cloud of a file about its middle; points on a surface are the same wherever the file is."""
     seed = zlib.crc32(item.path.name.encode("utf-8", "surrogateescape"))
     cloud = read_points(item.path, seed=seed, centred=True)
     return replace(cloud, label=item.label)
@@ -187,7 +187,7 @@ def _find(folder: Path, *, least: int) -> tuple[list[CloudItem], list[CloudItem]
 
 
 def _is_cloud(name: str) -> bool:
-    """By its ending; others, such as pictures and notes, are not meant."""
+    """By its ending; others, such as images and notes, are not meant."""
     return Path(name).suffix.lower() in ENDINGS
 
 

@@ -35,7 +35,7 @@ def create_point_model(
 
     Raises:
         UserError: an unknown name, field or mixer, a field that the embedding has no use for, or a number that does not
-            fit the model's answers.
+            fit the model's predictions.
     """
     if name not in POINT_MODELS:
         raise unknown_name("point model", name, POINT_MODELS)

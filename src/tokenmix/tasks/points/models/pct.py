@@ -43,7 +43,8 @@ def make_block(
     device: Any = None,
     dtype: torch.dtype | None = None,
 ) -> nn.Module:
-    """An attention layer of PCT with a mixer of the table: `offset` is one already, others stand in `OffsetBlock`.
+    """An attention layer of PCT with a mixer of the table: `offset` is one already, others are wrapped in
+    `OffsetBlock`.
 
     Raises:
         UserError: a mixer on maps, or one that learns a matrix over tokens, which points have no order for.

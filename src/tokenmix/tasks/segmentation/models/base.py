@@ -89,7 +89,7 @@ class Segmenter(nn.Module, ABC):
 
     @property
     def own(self) -> Any:
-        """The backbone as a model of this library, which takes one image size alone; None if it is one of timm's."""
+        """The backbone as a model of this library, which takes only one image size; None if it is one of timm's."""
         model = getattr(self.backbone, "model", None)
         return model if hasattr(model, "set_input_size") and hasattr(model, "macs") else None
 
@@ -125,7 +125,7 @@ class Segmenter(nn.Module, ABC):
 
     @property
     def num_tokens(self) -> int:
-        """N, places of that map."""
+        """N, positions of that map."""
         return self.grid_size[0] * self.grid_size[1]
 
     @torch.no_grad()
@@ -196,5 +196,5 @@ class Segmenter(nn.Module, ABC):
         (self.backbone if self.own is None else self.own).set_grad_checkpointing(enable)
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters that weight decay leaves alone, next to those of one axis."""
+        """Parameters without weight decay, next to those of one axis."""
         return set() if self.own is None else {f"backbone.model.{name}" for name in self.own.no_weight_decay()}

@@ -19,7 +19,7 @@ from tokenmix.data.reading import LeftOut, check_file, parse_json
 from tokenmix.errors import UserError, needs
 
 Row = tuple[str, dict[str, Any] | UserError]
-"""Where it stands, as "FILE, line 7", and its values by column, or why it has none."""
+"""Its location, as "FILE, line 7", and its values by column, or why it has none."""
 TEST_SHARE = 10
 """One in that many is held out."""
 TRAIN_NAMES, TEST_NAMES = ("train", "training"), ("test", "validation", "valid", "val", "dev", "heldout")

@@ -32,7 +32,7 @@ GLUE: dict[str, tuple[tuple[str, ...] | tuple[int, ...], tuple[str, ...] | Liter
     "RTE": (("sentence1", "sentence2", "label"), _ENTAILED),
     "WNLI": (("sentence1", "sentence2", "label"), _BOTH),
 }
-"""GLUE's tasks: columns of the published files, the label last, by name or by place; and its classes in order."""
+"""GLUE's tasks: columns of the published files, the label last, by name or by position; and its classes in order."""
 GLUE_METRICS = {
     "cola": ("matthews",), "mrpc": ("accuracy", "f1"), "qqp": ("accuracy", "f1"), "stsb": ("pearson", "spearman")
 }  # fmt: skip

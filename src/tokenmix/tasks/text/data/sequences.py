@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Batch = dict[str, Tensor]
 Masking = Literal["token", "whole-word"]
 IGNORED = -100
-"""The label of a place that is not to be predicted; cross-entropy's own `ignore_index`."""
+"""The label of a position that is not to be predicted; cross-entropy's own `ignore_index`."""
 # Of `hash_indices`.
 SHIFT, SEQUENCE, CHOICE, ACTION, RANDOM = 10, 11, 12, 13, 14
 
@@ -211,10 +211,11 @@ def mask_tokens(
     """Inputs and labels of masked language modelling.
 
     Each unit, a token or a word, is chosen with probability `share`. Of the tokens of chosen units 80 % become the
-    mask, 10 % an ordinary token drawn evenly, and 10 % stay; labels are the ids at chosen places and -100 elsewhere.
+    mask, 10 % an ordinary token drawn evenly, and 10 % stay; labels are the ids at chosen positions and -100 elsewhere.
 
     Paper: Devlin et al., "BERT", arXiv:1810.04805, section 3.1. Shapes: ids and units int64 (B, N), units -1 where a
-    place is never chosen; ordinary (V,); indices (B,). BERT hides exactly 15 % of a sequence, here it is so on average.
+    position is never chosen; ordinary (V,); indices (B,). BERT hides exactly 15 % of a sequence, here it is so on
+    average.
     """
     batch, tokens = ids.shape
     rows = hash_indices(seed, epoch, indices, SEQUENCE)[:, None]
@@ -229,7 +230,7 @@ def mask_tokens(
 
 
 def _uniform(seed: int, epoch: int, rows: np.ndarray, places: np.ndarray, purpose: int) -> np.ndarray:
-    """A number in [0, 1) for each (row, place)."""
+    """A number in [0, 1) for each (row, position)."""
     keys = (rows + places.astype(np.uint64)).astype(np.int64)
     bits = hash_indices(seed, epoch, torch.from_numpy(keys), purpose)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
