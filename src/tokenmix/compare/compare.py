@@ -39,7 +39,7 @@ def compare(config: CompareConfig, *, quiet: bool = False, baseline: Mapping[str
     The same call again continues where it stopped: finished runs are not repeated, and mixers or seeds may be added.
 
     Raises:
-        UserError: whatever is known to be wrong before the first training; no run finished.
+        UserError: a mistake that is known before the first training; or no run finished.
     """
     console = Console(quiet=quiet)
     for mixer in config.mixers:

@@ -1,4 +1,4 @@
-"""A model of ours or timm's in a table of costs. Only this part of the costs needs the models and their tasks."""
+"""A model of ours or timm's in a table of costs. Only this module of `cost` needs the models and their tasks."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -62,7 +62,7 @@ class ModelTarget:
     device: torch.device
     dtype: torch.dtype
     outlines: dict[int, ModelWithInput] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """By size: asked for by the counts and by each pass whose memory is estimated."""
+    """By size: needed by the counts and by each pass whose memory is estimated."""
 
     def default_sizes(self) -> list[int]:
         """The model's own size only."""

@@ -1,4 +1,4 @@
-"""What a table of costs is about: a mixer at some number of tokens, or a model at some image size."""
+"""The subject of a table of costs: a mixer at some number of tokens, or a model at some image size."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -275,7 +275,7 @@ def check_move(fn: Callable[[Tensor], Tensor]) -> None:
 
 
 def samples_at_a_time(numbers: int, most: int = 2**18) -> int:
-    """How many samples to work on together, if each takes that many numbers, for them to stay in the cache.
+    """Number of samples to process together, if each takes that many numbers, so that they stay in the cache.
 
     It also keeps to memory that the process has already: fresh pages cost more than what is written to them.
     """

@@ -1,4 +1,4 @@
-"""From a float32 model and a few inputs to a copy for inference on CPUs, and int8 copies to a file and back."""
+"""Optimise a float32 model for inference on CPUs, given a few inputs; save and load int8 copies."""
 
 import copy
 import itertools

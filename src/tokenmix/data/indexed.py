@@ -19,7 +19,7 @@ class IndexedDataset(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many there are, the same in each epoch."""
+        """The number of samples, the same in each epoch."""
 
     @abstractmethod
     def read(self, indices: Tensor, epoch: int) -> Any:

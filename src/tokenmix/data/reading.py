@@ -1,4 +1,4 @@
-"""Files that may come from a stranger: only regular ones are opened, and what is not JSON is one line."""
+"""Untrusted files: only regular ones are opened, and invalid JSON is an error in one line."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Whether Triton can run here: a plain answer, before a kernel is touched."""
+"""Whether Triton can run here, checked before a kernel is used."""
 
 import importlib.util
 import os

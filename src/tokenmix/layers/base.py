@@ -1,4 +1,4 @@
-"""The contract that every token mixer keeps.
+"""The contract of every token mixer.
 
 Letters, here and everywhere: B batch, N tokens, D model width (`dim`), H heads, d = D/H width of a head, S memory
 slots.
@@ -78,7 +78,7 @@ class Mixer(nn.Module):
     def mix(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> tuple[Tensor, Scores | None]:
         """`forward` for a stack: takes the scores of the layer before, returns those for the layer after.
 
-        A mechanism that keeps no scores passes on what it was given.
+        A mechanism without scores passes the carry on unchanged.
         """
         return self(x, mask), carry
 
@@ -90,7 +90,7 @@ class Mixer(nn.Module):
         """Resize from tokens on the grid `old`, row by row, to tokens on the grid `new`, an image of another size.
 
         What is learned over the tokens is interpolated, in new parameters: build the optimiser afterwards. A mechanism
-        that takes any number of tokens has nothing to do.
+        that takes any number of tokens does nothing.
         """
 
 

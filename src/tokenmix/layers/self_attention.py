@@ -1,4 +1,4 @@
-"""Multi-head self-attention, the mechanism that the others are measured against."""
+"""Multi-head self-attention, the baseline of the other mechanisms."""
 
 from typing import Any, ClassVar
 

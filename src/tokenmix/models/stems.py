@@ -18,7 +18,7 @@ def pair(size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 class Stem(nn.Module):
-    """What turns images (B, C, H, W) into tokens (B, N, D) row by row on `grid_size`."""
+    """Base of stems: images (B, C, H, W) to tokens (B, N, D), row by row on `grid_size`."""
 
     dim: int
     in_chans: int

@@ -1,4 +1,4 @@
-"""Less-attention: the scores of a layer made from the scores of the layer before."""
+"""Less-attention: the scores of a layer computed from the scores of the previous layer."""
 
 from typing import NamedTuple
 

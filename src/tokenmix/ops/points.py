@@ -1,6 +1,6 @@
 """Point clouds as batched tensors: order, farthest-point sampling, nearest neighbours, groups.
 
-Every choice between points is settled by coordinates and never by the position in the array, so a permuted or a padded
+Ties between points are broken by coordinates and never by the position in the array, so a permuted or a padded
 cloud gives the same points.
 """
 

@@ -1,4 +1,4 @@
-"""What is learned over the tokens of one grid, for another grid: gates, and the transforms of less-attention."""
+"""Resize weights that are learned over a grid of tokens: gates, and the transforms of less-attention."""
 
 from collections.abc import Sequence
 from math import prod

@@ -1,4 +1,4 @@
-"""What an attention module of some library is to a swap: what it holds, how it is called, what replaces it."""
+"""Adapters of attention modules for a swap: what they hold, how they are called, what replaces them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class Affine(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionWeights:
-    """What there was. A projection that is None has no meaning outside, and `remark` says why.
+    """The attention that is replaced. A projection that is None cannot be reused, and `remark` says why.
 
     Attributes:
         dim: width D of the tokens.
@@ -39,7 +39,7 @@ class AttentionWeights:
         like: a parameter, for device and type.
         query, key, value, out: the projections, (D, D) each, heads one after the other.
         qkv_bias: whether query, key and value have biases; None if they are not known.
-        causal: it never sees a token to come.
+        causal: it never sees a future token.
         dropout: on its output.
         attention_dropout: on its map.
         remark: why projections are missing.

@@ -1,6 +1,6 @@
 """One forward pass on the meta device: how many tokens each attention gets, how it is called, what the model costs.
 
-Nothing is computed there and no memory is taken. Attention runs as plain products, so that the count sees into it.
+Nothing is computed there and no memory is taken. Attention runs as plain products, so that it is counted.
 """
 
 import functools
@@ -50,7 +50,7 @@ def example_of(model: nn.Module, img_size: int | tuple[int, int] | None) -> tupl
 
 
 def _own_size(model: Any) -> tuple[int, int] | None:
-    """Ours, timm's, torchvision's and transformers' way to tell it, in this order."""
+    """The attributes of our, timm's, torchvision's and transformers' models, in this order."""
     settings = getattr(model, "pretrained_cfg", None)
     said = (
         getattr(model, "img_size", None),

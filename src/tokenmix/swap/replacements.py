@@ -1,4 +1,4 @@
-"""A new mixer for each attention, before anything is changed."""
+"""Build a new mixer for each attention, before anything is changed."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from tokenmix.swap.weights import KeptWeights, keep_weights
 
 @dataclass(frozen=True)
 class SwapRequest:
-    """What is to be put in, and what is known of the model.
+    """The requested swap, and what is known of the model.
 
     Attributes:
         label: name of the mixer.

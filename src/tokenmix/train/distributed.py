@@ -1,7 +1,7 @@
 """The processes of one run: which of them this one is, and what they agree on.
 
 torchrun, or `tokenmix train --devices 2`, starts the processes and gives each its rank by environment variables.
-Only the first process, rank 0, writes files and speaks; what stops one stops all, and one of them says why.
+Only the first process, rank 0, writes files and messages; what stops one stops all, and one of them reports why.
 """
 
 import gc
@@ -22,7 +22,7 @@ from tokenmix.train.config import TrainConfig
 
 
 class PeerFailure(Exception):
-    """Another process of the run stops it, and says why."""
+    """Another process of the run stops it, and reports why."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"another process of the run stopped it (exit code {code})")
@@ -31,7 +31,7 @@ class PeerFailure(Exception):
 
 @dataclass(frozen=True)
 class DistributedInfo:
-    """This process among those of the run: its number, and that on its machine."""
+    """Ranks of this process: in the run, and on its machine."""
 
     rank: int = 0
     local_rank: int = 0
@@ -50,7 +50,7 @@ class DistributedInfo:
 
 
 def distributed_info() -> DistributedInfo:
-    """Rank of this process, from torchrun's variables; alone without them."""
+    """Rank of this process, from torchrun's variables; rank 0 of 1 without them."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     values = [os.environ.get(name) for name in names]
     return DistributedInfo(*map(int, values)) if all(values) else DistributedInfo()  # type: ignore[arg-type]
@@ -76,7 +76,7 @@ def check_ranks(config: TrainConfig) -> None:
 
 @contextmanager
 def process_group(device: str) -> Iterator[None]:
-    """Join the other processes for the block; nothing to do for one alone.
+    """Join the other processes for the block; a single process does nothing.
 
     Raises:
         UserError: in the first process, where another one ended without a word; the rest raise `PeerFailure`.
@@ -148,7 +148,7 @@ def all_reduce_max(count: int) -> int:
 
 
 def all_reduce_any(flag: bool) -> bool:
-    """Whether the flag is up in any process."""
+    """Whether the flag is set in any process."""
     return bool(all_reduce_max(int(flag)))
 
 
@@ -199,7 +199,7 @@ def full_state_dict(value: Any) -> Any:
 
 @torch.no_grad()
 def load_full_state_dict(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load whole tensors into a module that fsdp may have cut into parts; all processes must call it."""
+    """Load whole tensors into a module that fsdp may have sharded; all processes must call it."""
     for name, own in module.state_dict().items():
         value = state[name].to(own.device)
         own.copy_(distribute_tensor(value, own.device_mesh, own.placements) if isinstance(own, DTensor) else value)

@@ -1,4 +1,4 @@
-"""A run's model for another runtime, checked to give the same predictions there."""
+"""Export of a run's model to ONNX or torch.export, checked to give the same outputs there."""
 
 import io
 import logging

@@ -53,7 +53,7 @@ def export_to_hub(run: Path, out: Path | None = None, push: str | None = None) -
     Args:
         run: the folder of a finished run.
         out: folder to write; `hub` in the run folder if not given.
-        push: repository on the hub, `OWNER/NAME`, which is made if there is none.
+        push: repository on the hub, `OWNER/NAME`, created if there is none.
 
     Returns:
         The folder, or the address of the repository.
@@ -136,7 +136,7 @@ def _card(task: "TaskModule", form: HubForm, result: Mapping[str, Any], command:
 
 
 def _header(form: HubForm, result: Mapping[str, Any], numbers: Mapping[str, float], repo: str | None) -> str:
-    """The card's metadata, in which the hub looks for library, task and results."""
+    """The card's metadata: the hub reads library, task and results from it."""
     from huggingface_hub import EvalResult, ModelCardData
 
     results = [

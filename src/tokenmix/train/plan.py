@@ -96,7 +96,7 @@ def warmup_note(config: TrainConfig, plan: TrainingPlan) -> str | None:
 
 
 def distills_layers(config: TrainConfig) -> bool:
-    """Whether the run learns what single layers of a teacher give."""
+    """Whether the run learns the outputs of a teacher's layers."""
     return isinstance(config.options, TeacherOptions) and config.options.distill_from == "layers"
 
 
@@ -125,7 +125,7 @@ def check_config(config: TrainConfig) -> None:
 def seed_everything(seed: int, epoch: int, batch: int, rank: int = 0) -> None:
     """Seed python, numpy and torch from a position in a run; the weights are drawn at epoch 0, training starts at 1.
 
-    Drawn anew for each batch, the randomness of a run depends on the position alone: not on what was drawn before, by
+    Seeded for each batch, the randomness of a run depends on the position only: not on what was drawn before, by
     evaluation, by worker processes or before a kill. That is why a checkpoint needs no random state. Each process of a
     run draws its own.
     """

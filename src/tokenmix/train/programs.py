@@ -1,4 +1,4 @@
-"""What the programs (`info`, `compare`, `inspect`, `cost`, `export`) ask of a task about its models."""
+"""Hooks by which `info`, `compare`, `inspect`, `cost` and `export` ask a task about its models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -75,12 +75,12 @@ class ProgramHooks:
 
     @classmethod
     def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
-        """The input in a file as `predict` would look at it; `data` is the run's description of its data."""
+        """The input in a file as `predict` reads it; `data` is the run's description of its data."""
         raise NotImplementedError(f"{cls.__name__} has no view")
 
     @classmethod
     def name_prediction(cls, model: nn.Module, inputs: Tensor, data: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The model's answer to what `view` made, in names; None if it has none that fits a line."""
+        """The model's prediction for the input of `view`, in names; None if it has none that fits a line."""
         return None
 
     def save_for_hub(self, folder: Path) -> nn.Module:

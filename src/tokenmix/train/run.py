@@ -86,7 +86,7 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Path:
 
     Args:
         config: the run.
-        quiet: neither bar nor lines.
+        quiet: print nothing.
 
     Raises:
         UserError: a setting, the data or the disk does not allow it, or the loss is NaN or infinite; the last good
@@ -170,7 +170,7 @@ def predict(
 
 @contextmanager
 def _held(run: Path) -> Iterator[None]:
-    """One process group at a time works in a run folder: its first process holds the lock."""
+    """Lock the run folder: one process group at a time works in it, and its first process holds the lock."""
     with contextlib.ExitStack() as stack:
         with raise_on_all_ranks():
             if distributed_info().first and run.is_dir():
@@ -384,7 +384,7 @@ def _merged(given: TrainConfig, saved: TrainConfig, run: Path) -> TrainConfig:
 
 
 def _remove_unstarted(run: Path) -> None:
-    """Leave nothing after of a run that could not start, so that the same command can be typed again."""
+    """Remove the folder of a run that could not start, so that the same command can be repeated."""
     for name in ("config.json", "data.json", *LOCKS):
         (run / name).unlink(missing_ok=True)
     shutil.rmtree(run / TOKENIZER, ignore_errors=True)
@@ -394,7 +394,7 @@ def _remove_unstarted(run: Path) -> None:
 
 @contextmanager
 def _one_line_errors(run: Path) -> Iterator[None]:
-    """What stops a run from outside as one line that says what is kept and how to continue."""
+    """External causes that stop a run, as one line that says what is kept and how to continue."""
     try:
         yield
     except (Interrupted, KeyboardInterrupt):

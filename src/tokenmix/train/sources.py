@@ -1,4 +1,4 @@
-"""What a config starts from: a task's defaults, a recipe, or a saved run."""
+"""Where a config comes from: a task's defaults, a recipe, or a saved run."""
 
 import dataclasses
 from pathlib import Path
@@ -21,7 +21,7 @@ def make_config(
     """The config of a run.
 
     Args:
-        task: what is learned; image classification, or the recipe's or saved run's task, if not given.
+        task: the task to train; image classification, or the recipe's or saved run's task, if not given.
         recipe: start from this recipe instead of the task's defaults.
         resume: start from the config of this run folder, and continue the run.
         values: options by name, as the command line has them, for example `lr=1e-3, crop=513`.

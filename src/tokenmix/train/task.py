@@ -1,4 +1,4 @@
-"""The seam between the trainer and what is learned.
+"""The interface between the trainer and a task.
 
 A task is a LightningModule: what differs between tasks is what a user of Lightning overrides anyway. A classifier
 writes `loss`, `evaluate` and `metrics`; a pair of adversaries overrides `training_step` and `configure_optimizers` as
@@ -25,7 +25,7 @@ from tokenmix.train.programs import ProgramHooks
 
 
 class TaskData(ABC):
-    """What a task learns from. The order of training batches is a function of (seed, epoch) and nothing else.
+    """The data of a task. The order of training batches is a function of (seed, epoch) and nothing else.
 
     Attributes:
         num_train: number of training samples.
@@ -41,7 +41,7 @@ class TaskData(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """What a run folder keeps of the data, as values for JSON: enough for the model and for predictions."""
+        """The run folder's description of the data, as values for JSON: enough for the model and for predictions."""
 
     @abstractmethod
     def train_batches(self, *, batch_size: int, epoch: int, start: int) -> Iterable[Any]:
@@ -87,7 +87,7 @@ def built_with(model: str, given: Mapping[str, Any]) -> Iterator[None]:
 
 
 class TaskModule(ProgramHooks, L.LightningModule, ABC):
-    """A network with its loss and metrics; `ProgramHooks` has what further programs ask of it.
+    """A network with its loss and metrics; `ProgramHooks` has the hooks for the other verbs.
 
     Everything that is learned must be in `model`, since that is what is saved; a task with two networks puts both
     there.
@@ -162,7 +162,7 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
 
     @abstractmethod
     def evaluate(self, batch: Any) -> None:
-        """Put a batch of validation or test samples through the model and update `self.scores`."""
+        """Run the model on a batch of validation or test samples and update `self.scores`."""
 
     @abstractmethod
     def metrics(self) -> MetricCollection:
@@ -214,7 +214,7 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
         self.log_dict({f"train_{name}": value for name, value in outputs["logs"].items()})
 
     def on_validation_epoch_start(self) -> None:
-        """Forget the evaluation before."""
+        """Reset the metrics of the previous evaluation."""
         self.scores.reset()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -222,7 +222,7 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
         self.evaluate(batch)
 
     def shard(self, mesh: DeviceMesh) -> None:
-        """Leave on each process a part of every block's parameters, and of the rest; blocks come together when used."""
+        """Shard every block's parameters, and the rest, over the processes; blocks are gathered when used."""
         from torch.distributed.fsdp import fully_shard
 
         for block in [block for name, blocks in self.model.named_modules() if name.endswith("blocks")
