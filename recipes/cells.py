@@ -1,4 +1,4 @@
-"""Cells of an experiment: training runs by name, several at a time, taken up again where they stopped."""
+"""Cells of an experiment: training runs by name, several at a time, resumed where they stopped."""
 
 import json
 import multiprocessing
@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -15,6 +15,7 @@ from typing import Any
 
 from recipes.over_seeds import read_result
 from tokenmix.errors import UserError
+from tokenmix.train.files import write_json
 from tokenmix.train.finish import finish_run
 from tokenmix.train.sources import make_config
 
@@ -27,8 +28,11 @@ class Cell:
     settings: Mapping[str, Any]
 
 
-class OutOfTime(Exception):
-    """The time was over before all cells were finished; what stopped goes on next time."""
+def read_cell(folder: Path) -> dict[str, Any]:
+    """What is kept of a finished run."""
+    result = read_result(folder)
+    names = ("final", "validation_final", "parameters", "macs", "images", "seconds", "commit")
+    return {name: result[name] for name in names if name in result}
 
 
 @dataclass
@@ -39,33 +43,63 @@ class Runner:
         out: the folder of the run folders.
         jobs: cells that are trained at a time, each in a process of its own; 0 for one after the other in this process.
         deadline: by time.monotonic(); what is being trained then is saved.
+        kept: a JSON file of finished cells, from which another machine continues without their run folders.
+        read: what of a finished run's folder is kept.
+        complete: False once the deadline has kept a cell from finishing.
+        failed: why, by the names of the cells that did.
     """
 
     out: Path
     jobs: int = 1
     deadline: float = float("inf")
+    kept: Path | None = None
+    read: Callable[[Path], dict[str, Any]] = read_cell
+    complete: bool = True
     failed: dict[str, str] = field(default_factory=dict)
 
     def results(self, cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
-        """The result of each cell by name, trained now if need be; a cell that failed has none.
+        """What `read` finds of each cell by name, trained now if need be; without those that failed or had no time.
 
         Raises:
-            OutOfTime: the deadline came first.
             KeyboardInterrupt: Ctrl-C; what was being trained is saved.
         """
         by_name = {cell.name: cell for cell in cells}
-        waiting = [cell for cell in by_name.values() if not self.is_finished(cell)]
+        found = self._kept(cells)
+        waiting = [cell for name, cell in by_name.items() if name not in found and not self.is_finished(cell)]
         self.done, self.total = len(by_name) - len(waiting), len(by_name)
-        if self.jobs:
-            self._in_processes(waiting)
-        else:
-            for cell in waiting:
-                self._check_time()
-                finish_run(self._config(cell), quiet=True)
-                self._report(cell, 0)
-        # A finished run whose settings are others is refused here.
-        return {name: read_result(finish_run(self._config(cell))) for name, cell in by_name.items()
-                if name not in self.failed}  # fmt: skip
+        try:
+            if self.jobs:
+                self._in_processes(waiting)
+            else:
+                for cell in waiting:
+                    self._check_time()
+                    finish_run(self._config(cell), quiet=True)
+                    self._report(cell, 0)
+        except _OutOfTime:
+            self.complete = False
+        for name, cell in by_name.items():
+            if name not in found and self.is_finished(cell):
+                # A finished run whose settings are others is refused here.
+                found[name] = self.read(finish_run(self._config(cell)))
+                self._keep(cell, found[name])
+        return {name: found[name] for name in by_name if name in found}
+
+    def _kept(self, cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
+        """The results of cells that were kept with the same settings."""
+        if self.kept is None or not self.kept.exists():
+            return {}
+        kept = json.loads(self.kept.read_text())
+        wanted = {cell.name: json.loads(json.dumps(cell.settings)) for cell in cells}
+        return {
+            name: kept[name]["result"]
+            for name, settings in wanted.items()
+            if name in kept and kept[name]["settings"] == settings
+        }
+
+    def _keep(self, cell: Cell, result: Mapping[str, Any]) -> None:
+        if self.kept is not None:
+            kept = json.loads(self.kept.read_text()) if self.kept.exists() else {}
+            write_json(self.kept, {**kept, cell.name: {"settings": cell.settings, "result": result}})
 
     def is_finished(self, cell: Cell) -> bool:
         """Whether the cell has its result."""
@@ -76,7 +110,7 @@ class Runner:
 
     def _check_time(self) -> None:
         if time.monotonic() >= self.deadline:
-            raise OutOfTime
+            raise _OutOfTime
 
     def _in_processes(self, waiting: Sequence[Cell]) -> None:
         queue, running = list(waiting), dict[BaseProcess, Cell]()
@@ -92,7 +126,7 @@ class Runner:
                 )
                 self._collect(running)
                 if not ended:
-                    raise OutOfTime
+                    raise _OutOfTime
         finally:
             for process in running:
                 # In a group of its own a process gets no Ctrl-C from the terminal, and so no second one, which would
@@ -117,11 +151,16 @@ class Runner:
         if code:
             self.failed[cell.name] = told
         else:
-            result = json.loads((self.out / cell.name / "result.json").read_text())
+            result = read_result(self.out / cell.name)
+            self._keep(cell, self.read(self.out / cell.name))
             parts = [(part, result.get(part) or {}) for part in ("validation", "final")]
             scores = [f"{part} {name} {found[name]:.4f}" for part, found in parts for name in list(found)[:1]]
             told = ", ".join([*scores, f"{result['seconds']:.0f} s"])
         print(f"[{self.done}/{self.total}] {cell.name}: {told}", flush=True)
+
+
+class _OutOfTime(Exception):
+    pass
 
 
 def _train(config: Any) -> None:

@@ -23,8 +23,8 @@ import torch
 import tyro
 from matplotlib.figure import Figure
 
-from recipes.cells import Cell, OutOfTime, Runner
-from recipes.over_seeds import over_seeds, seconds_and_commits, shown
+from recipes.cells import Cell, Runner, read_cell
+from recipes.over_seeds import over_seeds, shown
 from recipes.small_pictures import save_small
 from tokenmix.compare.compare import predict_steps
 from tokenmix.environment import environment
@@ -47,7 +47,7 @@ SHARED: dict[str, Any] = {
 }  # fmt: skip
 FAMILIES = ("self", "external", "multihead-external", "gating", "gating-attention", "less")
 RATES = (1e-3, 2e-3, 4e-3)
-EPOCHS, TUNING, ABLATION = 15, 4, 6
+EPOCHS, TUNING, ABLATION = 15, 3, 4
 LESS = {"mixer": "less"}
 # What is changed, by the family whose learning rate it takes; what an ablation is compared with stands first.
 ABLATIONS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
@@ -60,12 +60,18 @@ ABLATIONS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
         "self, double": ("self", {"mixer": "self-double"}),
     },
     "slots": {
-        f"S {slots}": ("external", {"mixer": "external", "mixer_kwargs": {"num_slots": slots}})
-        for slots in (64, 8, 32, 256)
+        "S 64": ("external", {"mixer": "external"}),
+        **{
+            f"S {slots}": ("external", {"mixer": "external", "mixer_kwargs": {"num_slots": slots}})
+            for slots in (8, 32, 256)
+        },
     },
     "heads": {
-        f"{heads} heads": ("multihead-external", {"mixer": "multihead-external", "num_heads": heads})
-        for heads in (4, 1, 8)
+        "4 heads": ("multihead-external", {"mixer": "multihead-external"}),
+        **{
+            f"{heads} heads": ("multihead-external", {"mixer": "multihead-external", "num_heads": heads})
+            for heads in (1, 8)
+        },
     },
     "memories": {
         "shared by heads": ("multihead-external", {"mixer": "multihead-external"}),
@@ -111,6 +117,7 @@ ABLATIONS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
 # Of the settings above, those that are no arguments of the model.
 OPTIONS = ("model", "epochs", "limit", "diagonality")
 MAPS = ("depth", "simplified")
+FILE_NAME = str.maketrans(" ", "_", ",")
 
 
 @dataclass(frozen=True)
@@ -136,7 +143,10 @@ class Plateau:
 
     def __init__(self, args: Args) -> None:
         self.args = args
-        self.runner = Runner(args.out, args.jobs, time.monotonic() + args.hours * 3600)
+        kept = args.out if args.quick else HERE
+        self.runner = Runner(
+            args.out, args.jobs, time.monotonic() + args.hours * 3600, kept / "plateau_cells.json", read_run
+        )
         self.net, self.shared, self.rates, self.families = NET, SHARED, RATES, FAMILIES
         self.ablations = ABLATIONS
         if args.quick:
@@ -178,11 +188,11 @@ class Plateau:
         results = self.runner.results(list(cells.values()))
         found: dict[str, dict[str, Any]] = {}
         for family in self.families:
-            scores = {
-                rate: results[cells[family, rate].name]["validation_final"]["accuracy"]
-                for rate in self.rates
-                if cells[family, rate].name in results
-            }
+            names = {rate: cells[family, rate].name for rate in self.rates}
+            # A learning rate is chosen once all are there, so that later runs cannot change it.
+            if not all(name in results for name in names.values()):
+                continue
+            scores = {rate: results[name]["validation_final"]["accuracy"] for rate, name in names.items()}
             found[family] = {"validation": scores, "lr": max(scores, key=scores.__getitem__)}
         return found
 
@@ -193,7 +203,7 @@ class Plateau:
 
     def step_seconds(self) -> dict[str, float]:
         """Seconds of a training step, of all families in turns; measured once, so that runs can be taken up again."""
-        file = self.args.out / "step_seconds.json"
+        file = self.runner.kept.with_name("plateau_seconds.json")  # type: ignore[union-attr]
         if not file.exists():
             config = CompareConfig().replace(
                 mixers=self.families, model_kwargs=self.net, data=self.shared["data"], device="cpu", limit=1000,
@@ -204,22 +214,25 @@ class Plateau:
 
     def all_families(self, rates: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """The families on equal images, at equal multiply-adds, and at equal time."""
+        step_seconds = self.step_seconds()
         equal = {
-            f: self.over_seeds(f"images-{f}", {"mixer": f}, lr=rates[f]["lr"], epochs=EPOCHS) for f in self.families
+            f: self.over_seeds(f"images-{f}", {"mixer": f}, lr=row["lr"], epochs=EPOCHS) for f, row in rates.items()
         }
-        found: dict[str, Any] = {"equal images": self.rows(equal)}
+        found: dict[str, Any] = {"equal images": self.rows(equal, step_seconds)}
         costs = {f: row["macs"] for f, row in found["equal images"].items()}
-        for kind, cost in (("equal multiply-adds", costs), ("equal time", self.step_seconds())):
-            steps = self.steps(cost)
+        for kind, cost in (("equal multiply-adds", costs), ("equal time", step_seconds)):
+            if "self" not in costs:
+                break
+            steps = self.steps({f: cost[f] for f in costs})
             cells = {
                 f: self.over_seeds(
                     f"{kind.split()[1]}-{f}", {"mixer": f}, lr=rates[f]["lr"], max_steps=steps[f],
                     epochs=math.ceil(steps[f] * EPOCHS / steps["self"]),
                 )
-                for f in self.families
+                for f in costs
                 if f != "self"
             }  # fmt: skip
-            found[kind] = {"self": found["equal images"]["self"], **self.rows(cells)}
+            found[kind] = {"self": found["equal images"]["self"], **self.rows(cells, step_seconds)}
         return found
 
     def all_ablations(self, rates: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -228,41 +241,59 @@ class Plateau:
         for name, rows in self.ablations.items():
             cells = {
                 label: self.over_seeds(
-                    f"{name}-{label}".replace(" ", "_").replace(",", ""), kwargs, epochs=ABLATION,
-                    lr=rates[family]["lr"],
+                    # A family as it is is the baseline of several ablations, and is trained once.
+                    f"base-{family}" if kwargs == {"mixer": family} else f"{name}-{label}".translate(FILE_NAME),
+                    kwargs, epochs=ABLATION, lr=rates[family]["lr"],
                 )
-                for label, (family, kwargs) in rows.items()
+                for label, (family, kwargs) in rows.items() if family in rates
             }  # fmt: skip
-            found[name] = self.rows(cells, maps=name in MAPS)
-        return found
+            found[name] = self.rows(cells)
+        return {name: rows for name, rows in found.items() if rows}
 
-    def rows(self, cells: Mapping[str, Sequence[Cell]], *, maps: bool = False) -> dict[str, Any]:
-        """Of each group of cells what its seeds found, as it stands in plateau.json."""
+    def rows(
+        self, cells: Mapping[str, Sequence[Cell]], step_seconds: Mapping[str, float] | None = None
+    ) -> dict[str, Any]:
+        """The rows of plateau.json: of each group of cells what its seeds found, once all of them are there.
+
+        Seconds are the steps times the time of one, so that what else ran on the machine does not count.
+        """
         results = self.runner.results([cell for group in cells.values() for cell in group])
         found = {}
         for label, group in cells.items():
             made = [results[cell.name] for cell in group if cell.name in results]
-            folders = [self.args.out / cell.name for cell in group if cell.name in results]
-            if not made:
+            if len(made) < len(group):
                 continue
-            found[label] = {
+            row = {
                 **over_seeds([one["final"]["accuracy"] for one in made]),
                 "validation": [one["validation_final"]["accuracy"] for one in made],
                 "parameters": made[0]["parameters"],
                 "macs": made[0]["macs"],
                 "images": made[0]["images"],
-                "curves": [curve(folder) for folder in folders],
-                **seconds_and_commits(made),
-                **({"maps": [maps_of(folder) for folder in folders]} if maps else {}),
+                "curves": [dict(one["curve"]) for one in made],
+                "commits": sorted({one["commit"] for one in made}),
             }
+            if step_seconds is not None:
+                second = step_seconds[label] / SHARED["batch_size"]
+                row["seconds"] = row["images"] * second
+                for one in row["curves"]:
+                    one["seconds"] = [round(images * second, 2) for images in one["images"]]
+            if "maps" in made[0]:
+                row["maps"] = [one["maps"] for one in made]
+            found[label] = row
         return found
 
 
+def read_run(folder: Path) -> dict[str, Any]:
+    """What is kept of a cell: its result, its curve and, where the ledger asks for them, the numbers of its maps."""
+    maps = {"maps": maps_of(folder)} if folder.name.split("-")[0] in MAPS else {}
+    return {**read_cell(folder), "curve": curve(folder), **maps}
+
+
 def curve(folder: Path) -> dict[str, list[float]]:
-    """Validation accuracy over the images seen, and over the seconds of training."""
+    """Validation accuracy over the images seen."""
     with (folder / "metrics.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row.get("val_accuracy")]
-    columns = {"images": "images", "seconds": "seconds", "accuracy": "val_accuracy"}
+    columns = {"images": "images", "accuracy": "val_accuracy"}
     return {name: [round(float(row[column]), 4) for row in rows] for name, column in columns.items()}
 
 
@@ -318,9 +349,10 @@ def markdown(found: Mapping[str, Any], command: str) -> str:
     lines = [
         f"Made by `{command}` on {environment()['cpu']}, one thread; accuracy on the 10,000 test",
         "images after the last epoch, mean ± sample standard deviation over the seeds. Learning rates were chosen on",
-        "5,000 validation images.",
+        "5,000 validation images. Seconds are the steps times the time of a step, measured in turns. Rows appear once",
+        "all their seeds are trained.",
     ]
-    if "rates" in found:
+    if found.get("rates"):
         rates = next(iter(found["rates"].values()))["validation"]
         lines += ["", "| validation accuracy | " + " | ".join(f"lr {float(rate):g}" for rate in rates) + " | chosen |"]
         lines += ["|---|" + "---:|" * (len(rates) + 1)]
@@ -332,8 +364,8 @@ def markdown(found: Mapping[str, Any], command: str) -> str:
         ]
     for kind, rows in found.get("families", {}).items():
         lines += _table(kind, rows)
-    if "families" in found:
-        own = found["families"]["equal images"]
+    own = found.get("families", {}).get("equal images", {})
+    if "self" in own and len(own) > 1:
         lines += ["", "Where the mean validation curve of a mixer stays above self-attention's, on equal images:", ""]
         lines += ["| | images | seconds |", "|---|---:|---:|"]
         for family in own:
@@ -348,13 +380,15 @@ def markdown(found: Mapping[str, Any], command: str) -> str:
 
 
 def _table(title: str, rows: Mapping[str, Any]) -> list[str]:
+    timed = any("seconds" in row for row in rows.values())
+    heads = [title, "accuracy", "parameters", "MACs / image", "images seen", *["seconds"] * timed]
     return [
         "",
-        f"| {title} | accuracy | parameters | MACs / image | images seen | seconds |",
-        "|---|---:|---:|---:|---:|---:|",
+        f"| {' | '.join(heads)} |",
+        "|---|" + "---:|" * (len(heads) - 1),
         *(
-            f"| {label} | {shown(row, 4)} | {row['parameters']:,} | {row['macs'] / 1e6:.2f} M | {row['images']:,} "
-            f"| {row['seconds']:.0f} |"
+            f"| {label} | {shown(row, 4)} | {row['parameters']:,} | {row['macs'] / 1e6:.2f} M | {row['images']:,} |"
+            + (f" {row['seconds']:.0f} |" if timed else "")
             for label, row in rows.items()
         ),
     ]
@@ -366,15 +400,13 @@ def main(args: Args) -> bool:
     home = args.out if args.quick else HERE
     file = home / "plateau.json"
     found = json.loads(file.read_text()) if file.exists() else {}
-    try:
-        found["rates"] = plateau.tuned()
-        if args.part == "families":
-            found["families"] = plateau.all_families(found["rates"])
-        else:
-            found["ablations"] = plateau.all_ablations(found["rates"])
-    except OutOfTime:
-        print("the time is over; the same command goes on", flush=True)
-        return False
+    found["rates"] = plateau.tuned()
+    if args.part == "families":
+        found["families"] = plateau.all_families(found["rates"])
+    else:
+        found["ablations"] = plateau.all_ablations(found["rates"])
+    if not plateau.runner.complete:
+        print("the time is over; the same command continues", flush=True)
     command = f"python -m recipes.classification.plateau --part {args.part} --seeds {','.join(map(str, args.seeds))}"
     found |= {
         "command": command, "environment": environment(), "net": NET, "shared": SHARED,
@@ -385,7 +417,7 @@ def main(args: Args) -> bool:
     (home / "plateau.md").write_text(markdown(found, command))
     if "families" in found:
         draw(found["families"], args.out / "plateau.png" if args.quick else PICTURE)
-    return True
+    return plateau.runner.complete
 
 
 if __name__ == "__main__":

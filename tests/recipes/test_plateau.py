@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -66,15 +67,22 @@ def test_the_curves_cross_where_one_stays_above() -> None:
 
 
 def test_cells_stop_at_the_deadline_and_go_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from recipes.cells import Cell, OutOfTime, Runner
+    from recipes.cells import Cell, Runner
 
     cells = [Cell(f"cell-{seed}", {**DIGITS, "seed": seed}) for seed in (0, 1)]
-    with pytest.raises(OutOfTime):
-        Runner(tmp_path, 0, time.monotonic()).results(cells)
+    runner, kept = Runner(tmp_path / "runs", 0, time.monotonic()), tmp_path / "kept.json"
+    assert runner.results(cells) == {}
+    assert not runner.complete
     assert not any(tmp_path.iterdir())
-    found = Runner(tmp_path, 0).results(cells)
+    found = Runner(tmp_path / "runs", 0, kept=kept).results(cells)
     assert found.keys() == {"cell-0", "cell-1"}
     assert "[2/2] cell-1: validation accuracy" in capfd.readouterr().out
+    # On another machine, without the run folders: nothing is trained, unless the settings are others.
+    shutil.rmtree(tmp_path / "runs")
+    assert Runner(tmp_path / "runs", 0, time.monotonic(), kept).results(cells) == found
+    other = Runner(tmp_path / "runs", 0, time.monotonic(), kept)
+    assert other.results([Cell("cell-0", {**DIGITS, "seed": 2}), cells[1]]) == {"cell-1": found["cell-1"]}
+    assert not other.complete
 
 
 @pytest.mark.slow

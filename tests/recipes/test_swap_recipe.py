@@ -4,11 +4,9 @@ import importlib
 import json
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
-
-from tokenmix.train.config import SwapConfig
-from tokenmix.train.sources import saved_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,19 +33,33 @@ def test_equal_steps_in_every_way(recipe: ModuleType, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_quick_run_is_taken_up_again(recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_quick_run_is_resumed(
+    recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe.main(recipe.Args(out=tmp_path, seeds=(0,), quick=True, hours=0.0))
     assert "0 of 20 cells; the same command continues" in capsys.readouterr().out
+    finish = recipe.finish_run
+
+    def stop_at_gating(config: Any, **more: Any) -> Path:
+        if "gating" in str(config.loop.out):
+            raise KeyboardInterrupt
+        only = "mixers" if "mixers_first-8-0/0" in str(config.loop.out) else "all"
+        assert config.swap.train_only == only
+        return finish(config, **more)
+
+    monkeypatch.setattr(recipe, "finish_run", stop_at_gating)
+    with pytest.raises(KeyboardInterrupt):
+        recipe.main(recipe.Args(out=tmp_path, seeds=(0,), quick=True))
+    monkeypatch.setattr(recipe, "finish_run", finish)
+    kept = json.loads((tmp_path / "swap_nano_cells.json").read_text())["cells"]
+    assert 0 < len(kept) < 20
     recipe.main(recipe.Args(out=tmp_path, seeds=(0,), quick=True))
+    cells = json.loads((tmp_path / "swap_nano_cells.json").read_text())["cells"]
+    assert cells[: len(kept)] == kept
     first = json.loads((tmp_path / "swap_nano.json").read_text())
-    runs = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("result.json")}
-    recipe.main(recipe.Args(out=tmp_path, seeds=(0,), quick=True))
+    recipe.main(recipe.Args(out=tmp_path, seeds=(0,), quick=True, hours=0.0))
     assert json.loads((tmp_path / "swap_nano.json").read_text())["rows"] == first["rows"]
-    assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("result.json")} == runs
     assert len(first["rows"]) == 20
-    for folder in tmp_path.glob("*-8-0"):
-        only = "mixers" if "mixers_first" in folder.name else "all"
-        assert saved_config(folder / "0").swap == SwapConfig(swap=folder.name.split("-")[0], train_only=only)
     table = (tmp_path / "swap_nano.md").read_text()
     value = next(r for r in first["rows"] if (r["mixer"], r["labels"], r["way"]) == ("gating", "none", "logits"))
     assert f"| `gating` | logits | {value['mean']:.3f} |" in table
