@@ -12,7 +12,7 @@ from tokenmix.errors import UserError
 class Classifier(nn.Module):
     """Features, a pooling of them, and a linear head that can be replaced.
 
-    A family implements `forward_features` and `forward_head`. One whose head has another name overrides `get_classifier` and `reset_classifier`.
+    A family implements `forward_features` and `forward_head`, and `get_classifier` if its head has another name.
     """
 
     num_classes: int

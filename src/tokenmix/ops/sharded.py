@@ -55,7 +55,7 @@ def sharded_external_attention(
         group: the processes; None for all.
 
     Returns:
-        (..., N_r, d_v) of the rank's tokens; those that take no part come out 0.
+        (..., N_r, d_v) of the rank's tokens; masked ones are 0.
 
     Raises:
         UserError: no process group, or what `external_attention` refuses.

@@ -27,7 +27,7 @@ class MixerInTorch(nn.Module):
 
     key_padding_mask is True for tokens to ignore, as PyTorch has it, or added (0 and -inf). The second result is the
     map (B, N, N), or (B, H, N, N) unless `average_attn_weights`, of a mixer that has one between tokens, and else None.
-    A site that is ignored comes out 0.
+    The output at an ignored position is 0.
 
     Raises:
         UserError: query, key and value that are not one tensor; attn_mask, unless it is the causal mask that

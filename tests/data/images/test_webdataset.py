@@ -137,7 +137,7 @@ def test_processes_read_shards_of_their_own(shards: Callable[..., str]):
     with pytest.raises(UserError, match="4 shards cannot be distributed over 5 processes"):
         order(data, rank=0, world_size=5)
     samples = ImageSamples(train, mean=data.mean, std=data.std)
-    with pytest.raises(UserError, match="give --devices 4 or less"):
+    with pytest.raises(UserError, match="give --devices 4 or fewer"):
         make_loader(samples, batch_size=2, shuffle=True, seed=0, world_size=5)
 
 

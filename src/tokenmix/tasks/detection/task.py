@@ -219,12 +219,12 @@ def _argument(model: str, name: str) -> Any:
 
 
 def _fixed_size(model: str) -> bool:
-    """Whether it looks at squares of one size alone."""
+    """Whether it takes only squares of one size."""
     return "min_size" not in flat_arguments(load_object(MODELS[model].build))
 
 
 def _sizes(config: TrainConfig, options: ObjectOptions) -> dict[str, Any]:
-    """Arguments of a detector that looks at images of any size."""
+    """Arguments of a detector that takes images of any size."""
     if _fixed_size(config.model.model):
         return {}
     wanted = {"min_size": options.min_size, "max_size": options.max_size}

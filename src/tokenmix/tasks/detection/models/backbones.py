@@ -66,7 +66,7 @@ class Backbone(nn.Module, ABC):
 
 
 class ResNetBackbone(Backbone):
-    """A ResNet of timm's, with the EANet block, or its twin of self-attention, on its last map.
+    """A ResNet of timm's, with the EANet block, or its self-attention variant, on its last map.
 
         maps = resnet(images),   last = relu(last + Norm(conv2(A V)))
 

@@ -62,8 +62,8 @@ class Answers:
 class Pyramid(nn.Module):
     """A backbone and the feature pyramid over its maps: images to maps of one width, by name.
 
-    Under autocast backbone and pyramid compute in the half type, and the maps come out in float32: boxes of large
-    images cannot be told apart in bfloat16, whose numbers have 8 bits. `Detector` sets `half_type` for each pass.
+    Under autocast backbone and pyramid compute in half precision, and the maps are float32: boxes of large
+    images need more than the 8 bits of bfloat16. `Detector` sets `half_type` for each pass.
     """
 
     def __init__(self, body: Backbone, sizes: HeadSizes) -> None:

@@ -176,7 +176,7 @@ class Segmenter(nn.Module, ABC):
         return self.own.warnings() if hasattr(self.own, "warnings") else []
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        """Count for, and with a backbone of ours take, images of this size from now on."""
+        """Set the image size for which costs are counted, and which a backbone of ours takes."""
         self.img_size = pair(img_size)
         if self.own is not None:
             self.own.set_input_size(self.img_size)

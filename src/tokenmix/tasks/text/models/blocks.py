@@ -60,7 +60,7 @@ class GMLPLayer(GradientCheckpointingLayer):
 
 
 class SelfAttentionLayer(GradientCheckpointingLayer):
-    """x + SelfAttention(LayerNorm(x)), then x + MLP(LayerNorm(x)): the twin's block."""
+    """x + SelfAttention(LayerNorm(x)), then x + MLP(LayerNorm(x)): the block of the self-attention variant."""
 
     def __init__(self, config: GMLPConfig) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ class GMLPConfig(PreTrainedConfig):
         vocab_size: tokens of the vocabulary.
         hidden_size: width D.
         num_hidden_layers: number of blocks.
-        intermediate_size: width between U and the gate (the paper's d_ffn), or of the twin's MLP.
+        intermediate_size: width between U and the gate (the paper's d_ffn), or of the self-attention variant's MLP.
         max_position_embeddings: n, the longest sequence; `model.resize_position_embeddings` changes it afterwards.
         type_vocab_size: segments as in BERT, 0 for none.
         mixer: `"gating"`, blocks of U, gate, V; `"self"`, pre-norm blocks of self-attention and an MLP.

@@ -25,9 +25,9 @@ class GMLPModelOutput(BaseModelOutputWithPooling):
 
     Attributes:
         attentions: with `output_attentions=True`, the map of each block: tiny attention's (B, 1, N, N) in an aMLP,
-            (B, H, N, N) in the twin of self-attention, None in a gMLP, which has none.
-        gates: with `output_attentions=True`, the matrix W (N, N) of each block's gate; None in the twin. It belongs to
-            the positions, not to a sample: row and column 0 are a row's first token, also if padding precedes it.
+            (B, H, N, N) in the self-attention variant, None in a gMLP, which has none.
+        gates: with `output_attentions=True`, the matrix W (N, N) of each block's gate; None with self-attention. It
+            belongs to the positions, not to a sample: row and column 0 are a row's first token, also after padding.
     """
 
     gates: tuple[Tensor, ...] | None = None
