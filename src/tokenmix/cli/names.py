@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from tokenmix.cli.checks import check_mixers
+from tokenmix.cli.checks import check_mixers, check_models
 from tokenmix.errors import UserError
 from tokenmix.registry import import_object
 from tokenmix.train.config import ModelConfig
@@ -103,6 +103,7 @@ class Cost:
     """Print JSON instead of a table."""
 
     def run(self) -> int:
+        check_models(self.names, or_mixers=True)
         from tokenmix.cost import cost_report, published_costs
 
         if self.table is not None:
@@ -136,6 +137,8 @@ class Swap:
 
     def run(self) -> int:
         check_mixers([self.to])
+        if not Path(self.model).is_dir():
+            check_models([self.model])
         from tokenmix.cli.swap import print_swap
 
         return print_swap(
