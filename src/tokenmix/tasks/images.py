@@ -1,4 +1,4 @@
-"""What the tasks of images share: reading a user's files, showing an image under a map, and windows over large ones."""
+"""Shared by the image tasks: reading a user's files, showing an image under a map, and sliding windows."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

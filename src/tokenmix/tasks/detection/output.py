@@ -31,7 +31,7 @@ def image_numbers(files: Sequence[str | Path]) -> list[int]:
 
 
 def object_rows(file: str, found: Mapping[str, Tensor], classes: Sequence[str]) -> list[dict[str, Any]]:
-    """One row for each object, the surest first; a row without a label where there is none."""
+    """One row for each object, the most confident first; a row without a label where there is none."""
     rows = []
     for i, (label, score, box) in enumerate(_objects(found)):
         row = {"file": file, "label": classes[label], "score": round(score, 4), "box": [round(v, 1) for v in box]}

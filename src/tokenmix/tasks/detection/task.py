@@ -37,9 +37,9 @@ FROM_ELSEWHERE = {
 
 
 class ObjectTask(TaskModule):
-    """A detector of torchvision's, learning from the sum of its own losses.
+    """A torchvision detector, trained on the sum of its own losses.
 
-    Crowd regions are not learned, and what is found in them is not counted as wrong, as COCO has it.
+    Crowd regions are not trained on, and detections in them are not counted as wrong, as in COCO.
     """
 
     headline: ClassVar[str] = "map"

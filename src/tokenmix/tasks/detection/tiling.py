@@ -1,4 +1,4 @@
-"""Objects of an image that is larger than what a detector looks at: window by window, and one list at the end."""
+"""Sliding-window detection in an image that is larger than a detector takes, merged into one list."""
 
 from collections.abc import Callable, Sequence
 

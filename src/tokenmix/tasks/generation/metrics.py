@@ -1,4 +1,4 @@
-"""How near generated images are to real ones: distances between sets of features, and the score of a classifier.
+"""Metrics of generated images: distances between sets of features, and the score of a classifier.
 
 Each metric takes, by name, what it needs of `real` and `fake` images (B, C, H, W) in -1 .. 1, of `real_features` and
 `fake_features` (B, d), of the classifier's `logits` (B, K) on the fake ones, and of the `wanted` classes (B,).
@@ -48,7 +48,7 @@ def kernel_distance(real: Tensor, fake: Tensor) -> Tensor:
     """The unbiased squared maximum mean discrepancy under the kernel (x y / d + 1)^3; it may come out below 0.
 
     Paper: Bińkowski et al., arXiv 1801.01401. Over all pairs and in float64, where others take the mean over random
-    subsets: the same expectation, and no chance in it.
+    subsets: the same expectation, and deterministic.
 
     Shapes: real (N, d), fake (M, d); a number.
     """
@@ -150,7 +150,7 @@ class ClassScore(Metric):
 
 
 class ClassMatch(Mean):
-    """Share of the generated images that the classifier takes for the class that was asked for."""
+    """Share of the generated images that the classifier assigns to the requested class."""
 
     def update(self, logits: Tensor, wanted: Tensor) -> None:
         """Count a batch; `wanted` are the classifier's numbers of the classes."""

@@ -1,4 +1,4 @@
-"""What the two tasks on point clouds share: data, options, voting, clouds from files."""
+"""Shared by the two tasks on point clouds: data, options, voting, clouds from files."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -54,7 +54,7 @@ class PointTask(TaskModule):
     """A task on point clouds, with a model of `tokenmix.tasks.points.models`.
 
     Attributes:
-        want: what the data has to say and the model to answer.
+        want: the labels of the data and the output of the model, of clouds or of points.
         usual_points: of a cloud, in the data set on which such models are compared.
     """
 
@@ -100,7 +100,7 @@ class PointTask(TaskModule):
 
     @classmethod
     def answers(cls, data: Mapping[str, Any]) -> dict[str, int]:
-        """How many predictions the model has to give, by the names of its arguments."""
+        """The number of the model's outputs, by the names of its arguments."""
         raise NotImplementedError
 
     @classmethod

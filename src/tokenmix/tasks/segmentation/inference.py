@@ -18,7 +18,7 @@ from tokenmix.tasks.segmentation.options import Inference
 def pixel_logits(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
     """(B, classes, H, W) for images (B, C, H, W) of any size.
 
-    With several looks these are logarithms of their mean probabilities, whose softmax is the mean again.
+    With test-time augmentation these are logarithms of mean probabilities, whose softmax is the mean again.
 
     Raises:
         UserError: the whole image is asked for and the model takes only one size, or windows that leave gaps.

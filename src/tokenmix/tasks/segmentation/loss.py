@@ -1,4 +1,4 @@
-"""Losses over the pixels of a step, of all processes that take it."""
+"""Losses over the pixels of a step, in all its processes."""
 
 import torch
 import torch.distributed as dist

@@ -16,7 +16,7 @@ from tokenmix.tasks.detection.models.networks import Answers, HeadSizes, Kind
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorArchitecture(Architecture):
-    """What makes one detector, over either backbone.
+    """Architecture of a detector, over either backbone.
 
     Attributes:
         kind: which of torchvision's detectors.
@@ -39,7 +39,7 @@ class DetectorArchitecture(Architecture):
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetDetectorArchitecture(DetectorArchitecture):
-    """What makes a detector over a ResNet; the attributes are arguments of `ResNetBackbone`."""
+    """Architecture of a detector over a ResNet; the attributes are arguments of `ResNetBackbone`."""
 
     backbone: str = "resnet50"
     levels: Sequence[int] = (1, 2, 3, 4)
@@ -51,7 +51,7 @@ class ResNetDetectorArchitecture(DetectorArchitecture):
 
 @dataclass(frozen=True, kw_only=True)
 class LaViTDetectorArchitecture(DetectorArchitecture):
-    """What makes a detector over LaViT; the attributes are arguments of `LaViTBackbone`."""
+    """Architecture of a detector over LaViT; the attributes are arguments of `LaViTBackbone`."""
 
     backbone: str = "lavit_tiny"
     levels: Sequence[int] = (0, 1, 2, 3)
@@ -59,7 +59,7 @@ class LaViTDetectorArchitecture(DetectorArchitecture):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageScale(Architecture):
-    """To which sides images are brought.
+    """The size that images are resized to.
 
     Attributes:
         min_size: the shorter side; several to draw from in training.

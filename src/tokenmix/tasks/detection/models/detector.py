@@ -25,7 +25,7 @@ CLASS_LAYERS = ("cls_logits", "cls_score", "bbox_pred", "mask_fcn_logits")
 
 
 class Resize:
-    """How images come to the size in which they are looked at, torchvision's transform.
+    """Resize images to the size at which they are processed, as torchvision's transform.
 
     The shorter side becomes `shorter` (in training one of several), the longer at most `longer`, and a batch is padded
     below and to the right to multiples of `multiple`. `square` is the rule of a backbone that takes only one size: the

@@ -52,7 +52,7 @@ class HeadSizes:
 
 @dataclass(frozen=True)
 class Answers:
-    """Which boxes a detector answers with: scores above `score`, after NMS at `nms`, at most `count` of an image."""
+    """Which boxes a detector returns: scores above `score`, after NMS at `nms`, at most `count` of an image."""
 
     score: float = 0.05
     nms: float = 0.5

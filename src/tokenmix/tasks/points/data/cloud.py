@@ -21,7 +21,7 @@ NO_PART = -100
 
 @dataclass(frozen=True)
 class Cloud:
-    """Points, and what a file or a data set says about them.
+    """Points, and their attributes from a file or a data set.
 
     Attributes:
         points: float32 (N, 3).
@@ -30,7 +30,7 @@ class Cloud:
         faces: int64 (F, 3), corners of triangles; None for a cloud without a surface.
         label: index of its class in `PointData.classes`; -1 if not known.
         parts: int64 (N,), the part that each point belongs to, or None.
-        name: its file, or what else finds it again.
+        name: its file, or another identifier.
     """
 
     points: Tensor
@@ -65,7 +65,7 @@ def check_cloud(cloud: Cloud) -> Cloud:
 
 
 def unit_ball(cloud: Cloud) -> Cloud:
-    """The same about the middle of its points, with the farthest at distance 1; one point alone lies in the middle."""
+    """The cloud centred on the mean of its points, with the farthest at distance 1; a single point is at 0."""
     points = cloud.points - cloud.points.mean(0)
     radius = points.norm(dim=1).max()
     if not 0 < radius < torch.inf:

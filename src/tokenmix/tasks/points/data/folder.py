@@ -1,4 +1,4 @@
-"""Files of clouds, read once and packed, what cannot be read left out and named; and folders of the user's own."""
+"""Files of clouds, read once and packed; unreadable files are skipped and reported; and folders of the user's own."""
 
 import hashlib
 import json
@@ -48,7 +48,7 @@ def check_folder(request: DataRequest, layout: str) -> Path:
 
 
 def read_item(item: CloudItem) -> Cloud:
-    """The cloud of a file about its middle; points on a surface are the same wherever the file is."""
+    """The centred cloud of a file; points on a surface do not depend on the path of the file."""
     seed = zlib.crc32(item.path.name.encode("utf-8", "surrogateescape"))
     cloud = read_points(item.path, seed=seed, centred=True)
     return replace(cloud, label=item.label)

@@ -1,4 +1,4 @@
-"""How a point model is built from its preset."""
+"""Build a point model from its preset."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""How a cloud becomes tokens: point by point, or each with its neighbours."""
+"""Point embeddings: from a cloud to tokens, point by point or each with its neighbours."""
 
 from collections.abc import Sequence
 from itertools import pairwise

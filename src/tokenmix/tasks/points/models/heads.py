@@ -1,4 +1,4 @@
-"""What a cloud's features answer: its class, or the part that each point belongs to."""
+"""Heads on a cloud's features: its class, or the part of each point."""
 
 from collections.abc import Sequence
 from typing import Any

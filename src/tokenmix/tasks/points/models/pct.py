@@ -62,7 +62,7 @@ def make_block(
 
 
 class PCT(nn.Module):
-    """Clouds to features of their tokens.
+    """Point cloud transformer: clouds to features of their tokens.
 
         x_0 = embedding(P),   x_l = block_l(x_(l-1) [+ P W_p]),   out = LBR([x_1, ..., x_L, skip])
 

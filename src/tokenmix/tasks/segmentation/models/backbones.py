@@ -42,7 +42,7 @@ def make_dilated(
     kwargs: Mapping[str, Any],
     factory: Mapping[str, Any],
 ) -> Any:
-    """A backbone of timm's that gives its last map alone, reduced by `output_stride`.
+    """A timm backbone that returns only its last map, reduced by `output_stride`.
 
     A ResNet of bottlenecks has the multi-grid of the released network: after the first block of the last stage the
     dilations are multiplied by 2, 4. `stem="small"` is one 3 x 3 convolution of stride 2 in place of a ResNet's

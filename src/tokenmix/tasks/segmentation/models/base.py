@@ -1,4 +1,4 @@
-"""What every segmenter is: backbone, head, and one place for a block of attention in between."""
+"""Base of segmenters: backbone, head, and one place for an attention block in between."""
 
 import copy
 from abc import ABC, abstractmethod
