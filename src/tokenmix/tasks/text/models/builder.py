@@ -46,7 +46,7 @@ def create_text_model(name: str, **overrides: Any) -> GMLPForMaskedLM:
 
 
 def register_with_transformers() -> None:
-    """Register the config with transformers, and the model that belongs to it in which automatic class."""
+    """Register the config with transformers, and its models in the automatic classes."""
     AutoConfig.register(GMLPConfig.model_type, GMLPConfig, exist_ok=True)
     AutoModel.register(GMLPConfig, GMLPModel, exist_ok=True)
     AutoModelForMaskedLM.register(GMLPConfig, GMLPForMaskedLM, exist_ok=True)
