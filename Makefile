@@ -35,7 +35,7 @@ $(BIN)/.installed-bench: $(BIN)/.installed
 	touch $@
 
 demo: $(BIN)/.installed
-	$(BIN)/python -m tokenmix.compare.demo
+	$(BIN)/python -m recipes.demo
 
 # One thread in each of a few processes: tests are many small tensors, and threads that wait for each other cost more
 # than they give.

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from cases import CASES, PARTS, VARIANTS
 from tokenmix import layers
 from tokenmix.layers import MIXERS, Mixer, create_mixer
-from tokenmix.testing.cases import CASES, PARTS, VARIANTS
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "mechanisms"

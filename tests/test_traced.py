@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cases import CASES, VARIANTS, builder, example
 from tokenmix import list_models
-from tokenmix.testing.cases import CASES, VARIANTS, builder, example
 from tokenmix.testing.harness import awake, to_tokens
 from tokenmix.text import (
     GMLPForMaskedLM,

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cases import CASES, Case, builder, example
 from tokenmix import list_mixers
-from tokenmix.testing.cases import CASES, Case, builder, example
 from tokenmix.testing.harness import awake, noise
 
 PAGE = Path(__file__).parents[1] / "docs/guides/numerics.md"

@@ -13,11 +13,12 @@ from tokenmix.cost.ceilings import Ceilings
 from tokenmix.cost.cost import cost_table
 from tokenmix.cost.estimate import expected_peak, free_memory, too_large
 from tokenmix.cost.memory import peak_memory
-from tokenmix.cost.model_target import ModelTarget, counted_macs
+from tokenmix.cost.model_target import ModelTarget
 from tokenmix.cost.published_costs import eanet_requirements, print_requirements
 from tokenmix.cost.target import MixerTarget
 from tokenmix.layers import ExternalAttention2d, SAGANAttention2d, SelfAttention
 from tokenmix.layers.table import list_mixers
+from tokenmix.swap.probe import model_macs
 
 CPU = torch.device("cpu")
 
@@ -34,13 +35,13 @@ def _known_ceilings(monkeypatch: pytest.MonkeyPatch):
 def test_equations_of_mixers_agree_with_a_counted_unfused_run(name: str):
     target = MixerTarget(name, 64, CPU, torch.float32, {"num_heads": 4})
     built = target.build(64)
-    assert counted_macs(built.layer, built.x) == pytest.approx(built.macs(), rel=0.01)  # type: ignore[attr-defined]
+    assert model_macs(built.layer, (built.x,)) == pytest.approx(built.macs(), rel=0.01)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["mixer_nano", "gmlp_nano", "eamlp_nano", "lavit_nano", "vit_nano", "eanet_resnet50"])
 def test_equations_of_models_agree_with_a_counted_unfused_run(name: str):
     built = ModelTarget(name, CPU, torch.float32).build(32)
-    assert counted_macs(built.model, built.images) == pytest.approx(built.macs(), rel=0.01)
+    assert model_macs(built.model, (built.images,)) == pytest.approx(built.macs(), rel=0.01)
 
 
 def test_fused_attention_of_another_model_is_counted():
@@ -164,7 +165,7 @@ def test_counts_of_the_published_table_agree_with_a_counted_run(name: str, layer
     built: nn.Module = layer()  # type: ignore[operator]
     shape = (1, 128 * 128, 512) if isinstance(built, SelfAttention) else (1, 512, 128, 128)
     # Spectral norm divides weights by a product of its own, some millionths of the whole.
-    assert counted_macs(built, torch.empty(shape, device="meta")) == pytest.approx(_of(name).macs, rel=1e-4)
+    assert model_macs(built, (torch.empty(shape, device="meta"),)) == pytest.approx(_of(name).macs, rel=1e-4)
 
 
 def test_published_table_is_printed(capsys: pytest.CaptureFixture[str]):

@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from cases import CASES, DIM, VARIANTS, Case, builder, example
 from tokenmix.layers import MultiHeadExternalAttention
-from tokenmix.testing.cases import CASES, DIM, VARIANTS, Case, builder, example
 from tokenmix.testing.harness import awake
 
 EVERY = {

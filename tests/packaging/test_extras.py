@@ -42,7 +42,6 @@ from tokenmix.layers import ExternalAttention
 layer = ExternalAttention(16, num_slots=4)
 assert layer(torch.randn(2, 5, 16)).shape == (2, 5, 16)
 
-from tokenmix.testing.cases import CASES
 from tokenmix.testing.report import examine
 assert all(v.status != "FAIL" for v in examine(lambda: layer, torch.randn(2, 5, 16), only=["batch"]))
 
@@ -125,7 +124,7 @@ for statement in {statements!r}:
          "tokenmix list needs rich: pip install 'tokenmix[train]'"),
         ("transformers", "from tokenmix.cli import main; sys.exit(main(['info', 'gmlp_text_nano']))",
          "tokenmix.tasks.text.masked_lm needs transformers: pip install 'tokenmix[text]'"),
-        ("PIL", "import runpy; runpy.run_module('tokenmix.compare.demo', run_name='__main__')",
+        ("PIL", "import runpy; runpy.run_module('recipes.demo', run_name='__main__')",
          "the demo needs PIL: pip install 'tokenmix[vision]'"),
     ],
     ids=["tyro", "rich", "transformers", "PIL"],

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cases import CASES, DIM, VARIANTS, builder, example
 from tokenmix.testing import PROPERTIES, NotApplicable, PropertyFailure
-from tokenmix.testing.cases import CASES, DIM, VARIANTS, builder, example
 from tokenmix.testing.harness import awake, call, noise, size_like, to_tokens
 from tokenmix.testing.properties.graphs import compiled
 

@@ -14,7 +14,8 @@ from PIL import Image
 
 from tokenmix.errors import UserError
 from tokenmix.models import create_model
-from tokenmix.tasks.classification.task import CONFUSION_CLASSES, ImageClassification
+from tokenmix.tasks.classes import CONFUSION_CLASSES
+from tokenmix.tasks.classification.task import ImageClassification
 from tokenmix.train import trainer
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.distributed import DistributedInfo, PeerFailure, process_group

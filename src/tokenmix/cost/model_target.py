@@ -2,21 +2,19 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import timm
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.cost.estimate import Pass, overflowed
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.table import list_mixers
 from tokenmix.models.registry import create_model, create_on_meta
 from tokenmix.registry import MODELS, get_task, list_models
+from tokenmix.swap.probe import model_macs
 from tokenmix.tasks.classification.task import ImageClassification
 from tokenmix.tasks.fitting import task_of_model
 from tokenmix.train.task import TaskModule
@@ -46,7 +44,7 @@ class ModelWithInput:
     def macs(self) -> int:
         """From our equations; of another's model counted."""
         macs: Any = getattr(self.model, "macs", None)
-        return counted_macs(self.model, self.images) if macs is None else macs()
+        return model_macs(self.model, (self.images,)) if macs is None else macs()
 
     def traffic(self) -> int:
         """Bytes of image, weights and logits, each moved once."""
@@ -156,18 +154,6 @@ def _wrong_size(name: str, size: int, error: Exception) -> UserError:
     reason = "its tensors would be too large" if overflowed(error) else " ".join(str(error).split())
     reason = reason or type(error).__name__
     return UserError(f"{name} does not take images of {size} x {size} px: {reason}; give another --img-size")
-
-
-@torch.no_grad()
-def counted_macs(module: nn.Module, *inputs: Tensor) -> int:
-    """Multiply-adds of a forward pass, counted operation by operation on the meta device.
-
-    Attention is written out as its two products there: the counter does not see into fused kernels of the CPU.
-    """
-    tensors = {name: t.detach().to("meta") for name, t in chain(module.named_parameters(), module.named_buffers())}
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        functional_call(module, tensors, tuple(x.to("meta") for x in inputs))
-    return counter.get_total_flops() // 2
 
 
 def check_is_model(name: str) -> None:

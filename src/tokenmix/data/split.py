@@ -1,5 +1,7 @@
 """Which samples of a set are used: a limit on them, and a part of the training samples held out for validation."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -27,6 +29,12 @@ def choose(labels: Tensor, limit: int | None, seed: int) -> Tensor | None:
         places = np.flatnonzero(shuffled == label)
         share[places] = (np.arange(len(places)) + rng.random()) / len(places)
     return torch.from_numpy(np.sort(order[np.argsort(share, kind="stable")[:limit]]))
+
+
+def limited(samples: Any, labels: Tensor, limit: int | None, seed: int) -> Any:
+    """The `subset` of these samples that `choose` keeps."""
+    kept = choose(labels, limit, seed)
+    return samples if kept is None else samples.subset(kept)
 
 
 def validation_size(count: int, asked: int | None, limit: int | None = None) -> int:

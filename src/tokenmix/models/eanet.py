@@ -4,7 +4,6 @@ Paper: Guo, Liu, Mu, Hu, "Beyond Self-attention: External Attention using Two Li
 arXiv:2105.02358.
 """
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,12 +11,12 @@ from typing import Any, Literal
 import torch
 import torch.fx
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.errors import UserError, unknown_name
+from tokenmix.layers.counting import count_macs, on_meta
 from tokenmix.layers.external import ExternalAttention2d
 from tokenmix.layers.memory import Tie
-from tokenmix.models.architecture import Architecture
+from tokenmix.models.architecture import Architecture, OnMaps
 from tokenmix.models.isotropic import BlockMap, mix
 from tokenmix.models.pretrained import timm_resnet
 from tokenmix.models.stems import pair
@@ -58,7 +57,7 @@ class EANetArchitecture(Architecture):
     tie: Tie = "none"
 
 
-class EANet(Classifier):
+class EANet(OnMaps, Classifier):
     """A ResNet of timm's, the EANet block on its last map, mean over the map, a linear head.
 
         x = resnet(images),   y = relu(x + BN(conv2(Norm(F M_k^T) M_v))),   F = conv1(x),   logits = head(mean(y))
@@ -123,17 +122,6 @@ class EANet(Classifier):
         self.mixer_name = "external-2d"
         self.img_size = pair(img_size)
 
-    @property
-    def grid_size(self) -> tuple[int, int]:
-        """(height, width) of the map that the block sees, for images of `img_size`."""
-        reduction = self.feature_info[-1]["reduction"]
-        return -(-self.img_size[0] // reduction), -(-self.img_size[1] // reduction)
-
-    @property
-    def num_tokens(self) -> int:
-        """N, positions of that map."""
-        return self.grid_size[0] * self.grid_size[1]
-
     def forward_features(self, images: Tensor) -> Tensor:
         """Images to the map after the block (B, D, h, w)."""
         x = self.backbone.forward_features(images)
@@ -195,11 +183,9 @@ class EANet(Classifier):
 
     def macs(self) -> int:
         """Multiply-adds of one image: the ResNet's counted on the meta device, the block's from its equation."""
-        backbone = copy.deepcopy(self.backbone).to("meta", torch.float32).eval()
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            backbone(torch.empty(1, self.in_chans, *self.img_size, device="meta"))
+        _, backbone = count_macs(on_meta(self.backbone), torch.empty(1, self.in_chans, *self.img_size, device="meta"))
         blocks = sum(block.mixer.macs(self.num_tokens) for block in self.blocks)  # type: ignore[operator, union-attr]
-        return counter.get_total_flops() // 2 + blocks
+        return backbone + blocks
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
         """Set the image size for which costs are counted; nothing is learned over the positions of a map."""

@@ -6,9 +6,9 @@ from typing import Any, Literal
 import torch
 import torch.fx
 from timm.layers.drop import DropPath
+from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.layers.weight_init import trunc_normal_
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from tokenmix.layers.attention_residual import AttentionResidual
@@ -159,9 +159,7 @@ class LaViTStage(nn.Module):
         if grid == old:
             return
         self.grid = grid
-        image = self.pos_embed.float().transpose(1, 2).unflatten(2, old)
-        image = F.interpolate(image, grid, mode="bicubic", antialias=True, align_corners=False)
-        table = image.flatten(2).transpose(1, 2).to(self.pos_embed.dtype).contiguous()
+        table = resample_abs_pos_embed(self.pos_embed.detach(), list(grid), list(old), 0)
         replace_parameter(self, "pos_embed", table)
         for block in self.blocks:
             block.mixer.set_grid(old, grid)  # type: ignore[operator, union-attr]

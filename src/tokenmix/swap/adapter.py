@@ -28,6 +28,12 @@ class Affine(NamedTuple):
         assert isinstance(layer, nn.Linear)
         return Affine(layer.weight, layer.bias)
 
+    @staticmethod
+    def parts(weight: Tensor, bias: Tensor | None, count: int = 3) -> "list[Affine]":
+        """Maps that are stored as one: query, key and value."""
+        biases = [None] * count if bias is None else bias.chunk(count)
+        return [Affine(*part) for part in zip(weight.chunk(count), biases, strict=True)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionWeights:
@@ -81,9 +87,9 @@ class AttentionAdapter(ABC):
     def read(self, module: nn.Module) -> AttentionWeights:
         """What the module holds; `SwapError` if no mixer can replace it."""
 
-    @abstractmethod
     def run(self, module: nn.Module, tokens: Tensor) -> None:
         """Call the module on tokens (B, N, D)."""
+        module(tokens)
 
     @abstractmethod
     def observe(self, module: nn.Module, arguments: Mapping[str, Any]) -> ObservedCall:

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.fx.node import map_aggregate
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
+from tokenmix.layers.counting import count_macs
 from tokenmix.swap.adapter import AttentionAdapter, ObservedCall
 
 
@@ -78,7 +77,7 @@ def probe_model(
         for module, adapter in attentions:
             stack.enter_context(_watched(module, adapter, probe.calls.setdefault(id(module), [])))
         try:
-            probe.macs = count_macs(model, example)
+            probe.macs = model_macs(model, example)
         except Exception as error:  # whatever a stranger's forward pass may raise
             return Probe(note=f"its forward pass on the example fails with {_summary_of(error)}")
     return probe
@@ -126,15 +125,13 @@ def watch_calls(module: nn.Module, calls: list[Any], note: Callable[..., Any]) -
         vars(module).pop("mix", None)
 
 
-@torch.no_grad()
-def count_macs(model: nn.Module, inputs: Sequence[Any]) -> int:
+def model_macs(model: nn.Module, inputs: Sequence[Any]) -> int:
     """Multiply-adds of a forward pass in evaluation mode: convolutions, linear maps, products of attention."""
     # Detached, for the counter follows whatever needs a gradient into the backward pass, which there is not.
     tensors = {name: t.detach().to("meta") for name, t in chain(model.named_parameters(), model.named_buffers())}
     given: Any = map_aggregate(tuple(inputs), lambda x: x.to("meta") if isinstance(x, Tensor) else x)
-    with _evaluating(model), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        functional_call(model, tensors, given)
-    return counter.get_total_flops() // 2
+    with _evaluating(model):
+        return count_macs(functional_call, model, tensors, given)[1]
 
 
 def count_alone(module: nn.Module, adapter: AttentionAdapter, dim: int, num_tokens: int) -> int:
@@ -142,7 +139,7 @@ def count_alone(module: nn.Module, adapter: AttentionAdapter, dim: int, num_toke
     if isinstance(module, Mixer):
         return module.macs(num_tokens)
     tokens = torch.zeros(1, num_tokens, dim, dtype=next(module.parameters()).dtype)
-    return count_macs(_Alone(module, adapter), (tokens,))
+    return model_macs(_Alone(module, adapter), (tokens,))
 
 
 class _Alone(nn.Module):
@@ -170,7 +167,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 def check_runs(model: nn.Module, example: Sequence[Any], undo: Callable[[], None]) -> int:
     """Multiply-adds of a model that was changed; if it no longer runs, the change is undone and an error raised."""
     try:
-        return count_macs(model, example)
+        return model_macs(model, example)
     except Exception as error:
         undo()
         raise UserError(

@@ -63,9 +63,7 @@ class TimmAdapter(AttentionAdapter):
         if module.attn_dim != dim:
             remarks.append(f"its heads are together {module.attn_dim} wide, not {dim}")
         else:
-            weights = module.qkv.weight.chunk(3)
-            biases = (None,) * 3 if module.qkv.bias is None else module.qkv.bias.chunk(3)
-            query, key, value = (Affine(w, b) for w, b in zip(weights, biases, strict=True))
+            query, key, value = Affine.parts(module.qkv.weight, module.qkv.bias)
             out = Affine.of(module.proj)
         if not isinstance(module.q_norm, nn.Identity):
             query = key = None
@@ -78,10 +76,6 @@ class TimmAdapter(AttentionAdapter):
             qkv_bias=module.qkv.bias is not None, dropout=module.proj_drop.p, attention_dropout=module.attn_drop.p,
             remark="; ".join(remarks),
         )  # fmt: skip
-
-    def run(self, module: nn.Module, tokens: Tensor) -> None:
-        """Call it on tokens only."""
-        module(tokens)
 
     def observe(self, module: nn.Module, arguments: Mapping[str, Any]) -> ObservedCall:
         """Masks of pairs cannot be honoured."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from tokenmix.layers.base import GridMixer, Mixer
 from tokenmix.layers.self_attention import SelfAttention
@@ -28,18 +28,12 @@ class TokenmixAdapter(AttentionAdapter):
             return AttentionWeights(
                 dim=module.dim, num_heads=getattr(module, "num_heads", None), like=like, causal=causal, remark=remark
             )
-        weights = module.qkv.weight.chunk(3)
-        biases = (None,) * 3 if module.qkv.bias is None else module.qkv.bias.chunk(3)
-        query, key, value = (Affine(w, b) for w, b in zip(weights, biases, strict=True))
+        query, key, value = Affine.parts(module.qkv.weight, module.qkv.bias)
         return AttentionWeights(
             dim=module.dim, num_heads=module.num_heads, like=like, query=query, key=key, value=value,
             out=Affine.of(module.proj), qkv_bias=module.qkv.bias is not None, causal=causal, dropout=module.drop.p,
             attention_dropout=module.attention_dropout,
         )  # fmt: skip
-
-    def run(self, module: nn.Module, tokens: Tensor) -> None:
-        """Call it on tokens only."""
-        module(tokens)
 
     def observe(self, module: nn.Module, arguments: Mapping[str, Any]) -> ObservedCall:
         """An attention residual is added to scores, which other mixers do not have."""

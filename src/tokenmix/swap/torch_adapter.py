@@ -103,9 +103,7 @@ class TorchAdapter(AttentionAdapter):
         assert isinstance(module, nn.MultiheadAttention)
         if module.in_proj_weight is None:
             raise SwapError(f"keys of width {module.kdim}, values of width {module.vdim}: it is cross-attention")
-        weights = module.in_proj_weight.chunk(3)
-        biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
-        query, key, value = (Affine(w, b) for w, b in zip(weights, biases, strict=True))
+        query, key, value = Affine.parts(module.in_proj_weight, module.in_proj_bias)
         own_keys = module.bias_k is not None or module.add_zero_attn
         return AttentionWeights(
             dim=module.embed_dim, num_heads=module.num_heads, like=module.in_proj_weight,

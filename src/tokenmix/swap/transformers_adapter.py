@@ -77,10 +77,6 @@ class TransformersAdapter(AttentionAdapter):
             remark="" if fits else f"its heads are together {inner} wide, not {dim}",
         )  # fmt: skip
 
-    def run(self, module: nn.Module, tokens: Tensor) -> None:
-        """Call it on tokens only."""
-        module(tokens)
-
     def observe(self, module: nn.Module, arguments: Mapping[str, Any]) -> ObservedCall:
         """Its masks are those of padding."""
         return ObservedCall(arguments["hidden_states"].shape[1])

@@ -4,11 +4,11 @@ A weight is kept where the new layer uses it for what the old one did: to read q
 tokens, or to write what was read to the same tokens. Everything else starts new.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tokenmix.layers.base import Mixer
 from tokenmix.layers.external import ExternalAttention
@@ -39,33 +39,27 @@ def keep_weights(old: AttentionWeights, mixer: Mixer) -> KeptWeights:
 
 
 def _self(old: AttentionWeights, mixer: SelfAttention) -> KeptWeights:
-    weights = mixer.qkv.weight.chunk(3)
-    biases = (None,) * 3 if mixer.qkv.bias is None else mixer.qkv.bias.chunk(3)
     same = "softmax over the keys" if mixer.normalization == "softmax" else "double normalisation of the map"
-    return _attention(old, mixer, (*zip(weights, biases, strict=True),), f"the same projections, {same}")
+    return _attention(old, mixer, Affine.parts(mixer.qkv.weight, mixer.qkv.bias), f"the same projections, {same}")
 
 
 def _less(old: AttentionWeights, mixer: LessAttention) -> KeptWeights:
     if mixer.qk is None:
         return KeptWeights((), "query and key are those of the layer before")
-    weights = (*mixer.qk.weight.chunk(2), mixer.v.weight)
-    biases = (None,) * 3 if mixer.qk.bias is None else (*mixer.qk.bias.chunk(2), mixer.v.bias)
+    targets = [*Affine.parts(mixer.qk.weight, mixer.qk.bias, 2), Affine.of(mixer.v)]
     why = "Theta and Psi start as the identity, so the layer starts as the attention it replaces"
-    return _attention(old, mixer, (*zip(weights, biases, strict=True),), why)
+    return _attention(old, mixer, targets, why)
 
 
 def _attention(
-    old: AttentionWeights,
-    mixer: SelfAttention | LessAttention,
-    targets: tuple[tuple[Tensor, Tensor | None], ...],
-    why: str,
+    old: AttentionWeights, mixer: SelfAttention | LessAttention, targets: Sequence[Affine], why: str
 ) -> KeptWeights:
     """Query, key and value by their targets, and the output projection."""
     kept = []
     same_heads = old.num_heads == mixer.num_heads
     if same_heads and _both(old.query, targets[0], old.key, targets[1]):
         kept += ["query", "key"]
-    if _both(old.value, targets[2], old.out, (mixer.proj.weight, mixer.proj.bias)):
+    if _both(old.value, targets[2], old.out, Affine.of(mixer.proj)):
         kept += ["value", "out"]
     if len(kept) == 4:
         return KeptWeights(tuple(kept), why)
@@ -119,35 +113,26 @@ RULES: dict[type[Mixer], Callable[[AttentionWeights, Any], KeptWeights]] = {
 }
 
 
-def _both(
-    first: Affine | None,
-    first_target: tuple[Tensor, Tensor | None],
-    second: Affine | None,
-    second_target: tuple[Tensor, Tensor | None],
-) -> bool:
+def _both(first: Affine | None, first_target: Affine, second: Affine | None, second_target: Affine) -> bool:
     """Copy two projections that have a meaning only together."""
-    if not (_fits(first, *first_target) and _fits(second, *second_target)):
-        return False
-    return _copy(first, *first_target) and _copy(second, *second_target)
+    return _fits(second, second_target) and _copy(first, first_target) and _copy(second, second_target)
 
 
 def _into(old: Affine | None, layer: nn.Module) -> bool:
-    return isinstance(layer, nn.Linear) and _copy(old, layer.weight, layer.bias)
+    return isinstance(layer, nn.Linear) and _copy(old, Affine.of(layer))
 
 
-def _fits(old: Affine | None, weight: Tensor, bias: Tensor | None) -> bool:
-    if old is None or old.weight.shape != weight.shape:
+def _fits(old: Affine | None, target: Affine) -> bool:
+    if old is None or old.weight.shape != target.weight.shape:
         return False
-    return bias is not None or old.bias is None
+    return target.bias is not None or old.bias is None
 
 
-def _copy(old: Affine | None, weight: Tensor, bias: Tensor | None) -> bool:
+def _copy(old: Affine | None, target: Affine) -> bool:
     """Copy a projection, with bias 0 where it had none; False if it does not fit."""
-    if old is None or not _fits(old, weight, bias):
+    if old is None or not _fits(old, target):
         return False
-    weight.copy_(old.weight)
-    if bias is not None and old.bias is not None:
-        bias.copy_(old.bias)
-    elif bias is not None:
-        bias.zero_()
+    target.weight.copy_(old.weight)
+    if target.bias is not None:
+        target.bias.copy_(torch.zeros_like(target.bias) if old.bias is None else old.bias)
     return True

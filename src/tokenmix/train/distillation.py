@@ -9,11 +9,11 @@ from typing import Any, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchmetrics import Metric
 
 from tokenmix.errors import UserError
 from tokenmix.swap.probe import watch_calls
 from tokenmix.train.config import TrainConfig
+from tokenmix.train.metrics import Mean
 from tokenmix.train.task import TaskData, TaskModule
 
 
@@ -115,16 +115,8 @@ class DistillingTask(TaskModule, ABC):
         return layer_loss(self.model, teacher.model, self.swapped, lambda: self.teacher_logits(teacher, batch))
 
 
-class LayerLoss(Metric):
+class LayerLoss(Mean):
     """The mean of `layer_loss` over batches; among metrics of predictions and labels it takes neither."""
-
-    total: Tensor
-    count: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
-        self.add_state("count", torch.tensor(0.0), dist_reduce_fx="sum")
 
     def update(self, *_: Any) -> None:
         """Nothing: see `add`."""
@@ -133,10 +125,6 @@ class LayerLoss(Metric):
         """Count a batch."""
         self.total += value.float()
         self.count += 1
-
-    def compute(self) -> Tensor:
-        """The mean."""
-        return self.total / self.count
 
 
 def layer_loss(student: nn.Module, teacher: nn.Module, names: Sequence[str], run: Callable[[], Any]) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from tokenmix.data.images.decode import size_of
 from tokenmix.data.images.image_set import CHANNELS, CROP_PCT, ImageSet, LazyImages, Skipped, channel_statistics
 from tokenmix.data.lookup import load_data, short_name
-from tokenmix.data.split import choose, hold_out
+from tokenmix.data.split import hold_out, limited
 from tokenmix.errors import UserError
 
 STATISTICS_SAMPLE = 2048
@@ -136,8 +136,9 @@ def load_images(
     size = None if img_size is None else size_of(img_size)
     loaded: LoadedImages = load_data(spec, "images", root=root, img_size=size)
     kept, held = hold_out(loaded.train.labels, validation, limit)
-    test, whole = _limited(loaded.test, limit_eval, 0), loaded.train.subset(kept) if len(held) else loaded.train
-    train, held_out = _limited(whole, limit, seed), loaded.train.subset(held) if len(held) else None
+    test, whole = loaded.test, loaded.train.subset(kept) if len(held) else loaded.train
+    test = limited(test, test.labels, limit_eval, 0)
+    train, held_out = limited(whole, whole.labels, limit, seed), loaded.train.subset(held) if len(held) else None
     share = _set_crop(spec, [part for part in (train, test, held_out) if part is not None], crop_pct)
     mean, std = _statistics(train)
     channels, height, width = (CHANNELS, *train.size) if isinstance(train, LazyImages) else train[0][0].shape
@@ -171,11 +172,6 @@ def _set_crop(spec: str, parts: Sequence[ImageSet], crop_pct: float | None) -> f
             return 1.0
         images.crop_pct = crop_pct or images.crop_pct
     return crop_pct or CROP_PCT
-
-
-def _limited(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
-    kept = choose(images.labels, limit, seed)
-    return images if kept is None else images.subset(kept)
 
 
 def _statistics(images: ImageSet) -> tuple[tuple[float, ...], tuple[float, ...]]:

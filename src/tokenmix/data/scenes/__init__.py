@@ -10,13 +10,13 @@ from tokenmix.data.scenes.samples import (
 )
 from tokenmix.data.scenes.scenes import (
     Objects,
-    RepeatedScenes,
     Scene,
     SceneData,
     Scenes,
     Want,
     hold_out_scenes,
     load_scenes,
+    repeated,
 )
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "Objects",
     "PixelAugment",
     "PixelSamples",
-    "RepeatedScenes",
     "Scene",
     "SceneData",
     "SceneSamples",
@@ -33,5 +32,6 @@ __all__ = [
     "Want",
     "hold_out_scenes",
     "load_scenes",
+    "repeated",
     "scale_steps",
 ]

@@ -76,13 +76,9 @@ class CocoScenes(Scenes):
     def __len__(self) -> int:
         return len(self.images)
 
-    def name(self, index: int) -> str:
-        """The file of the image."""
-        return str(self.folder / self.images[index]["file_name"])
-
     def scene(self, index: int) -> Scene:
         """The image and its objects; none of them is background."""
-        told, path = self.images[index], Path(self.name(index))
+        told, path = self.images[index], self.folder / self.images[index]["file_name"]
         image = read_stored(path)
         size = (image.shape[1], image.shape[2])
         if (told["height"], told["width"]) != size:
@@ -111,7 +107,8 @@ class CocoScenes(Scenes):
         try:
             return decode_mask(annotation.get("segmentation"), *size)
         except UserError as reason:
-            raise UserError(f"{self.path}, annotation {annotation.get('id')} of {self.name(index)}: {reason}") from None
+            file = self.folder / self.images[index]["file_name"]
+            raise UserError(f"{self.path}, annotation {annotation.get('id')} of {file}: {reason}") from None
 
 
 def load_coco(request: DataRequest) -> SceneData:

@@ -152,10 +152,6 @@ class PairScenes(Scenes):
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def name(self, index: int) -> str:
-        """The file of the image."""
-        return str(self.pairs[index][0])
-
     def scene(self, index: int) -> Scene:
         """The image and its classes; `UserError` naming the file if they cannot be, or do not fit together."""
         path = self.pairs[index][0]

@@ -70,45 +70,24 @@ class Scenes(ABC):
     def scene(self, index: int) -> Scene:
         """The scene with this index, as it is, without augmentation."""
 
-    @abstractmethod
-    def name(self, index: int) -> str:
-        """Where it is, for a message, without opening it."""
-
 
 class ChosenScenes(Scenes):
     """A subset of other scenes, by index."""
 
     def __init__(self, scenes: Scenes, places: Tensor) -> None:
-        self.scenes, self.places = scenes, places.tolist()
+        self.scenes, self.places = scenes, places
 
     def __len__(self) -> int:
         return len(self.places)
 
     def scene(self, index: int) -> Scene:
         """The one with that index."""
-        return self.scenes.scene(self.places[index])
-
-    def name(self, index: int) -> str:
-        """Of the one with that index."""
-        return self.scenes.name(self.places[index])
+        return self.scenes.scene(int(self.places[index]))
 
 
-class RepeatedScenes(Scenes):
-    """Scenes of which each comes `times` times in a row, so that any even spread over the numbers has many scenes."""
-
-    def __init__(self, scenes: Scenes, times: int) -> None:
-        self.scenes, self.times = scenes, times
-
-    def __len__(self) -> int:
-        return len(self.scenes) * self.times
-
-    def scene(self, index: int) -> Scene:
-        """That of the number after."""
-        return self.scenes.scene(index // self.times)
-
-    def name(self, index: int) -> str:
-        """That of the number after."""
-        return self.scenes.name(index // self.times)
+def repeated(scenes: Scenes, times: int) -> Scenes:
+    """Each scene `times` times in a row, so that any even spread over the numbers has many scenes."""
+    return ChosenScenes(scenes, torch.arange(len(scenes)).repeat_interleave(times))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -172,10 +172,6 @@ class BoxScenes(Scenes):
     def __len__(self) -> int:
         return len(self.images)
 
-    def name(self, index: int) -> str:
-        """The file of the image."""
-        return str(self.images[index])
-
     def scene(self, index: int) -> Scene:
         """The image and its objects; none of them is background."""
         path, boxes = self.images[index], self.boxes[index]

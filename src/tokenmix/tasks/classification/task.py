@@ -13,8 +13,8 @@ from timm.models import resolve_pretrained_cfg, save_for_hf
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
-from torchmetrics import Metric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
 
 from tokenmix.data.images import ImageData, load_images, make_augment, read_image
 from tokenmix.data.images.augment import Erase
@@ -25,18 +25,17 @@ from tokenmix.models import create_model
 from tokenmix.models.pretrained import check_source, fetching
 from tokenmix.ops.less import Scores
 from tokenmix.registry import MODELS, list_models
+from tokenmix.tasks.classes import class_metrics, likeliest
 from tokenmix.tasks.classification.options import ClassificationOptions
 from tokenmix.tasks.fitting import check_own, incompatible_model_error
 from tokenmix.tasks.images import image_data, image_view
 from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.distillation import DistillingTask
-from tokenmix.train.metrics import CrossEntropy
 from tokenmix.train.programs import HubForm, View
 from tokenmix.train.task import TaskData
 from tokenmix.train.task_data import IndexedData, check_names
 
-CONFUSION_CLASSES = 200
 STATS = ("mean", "std")
 HUB = HubForm(
     "timm",
@@ -229,21 +228,11 @@ class ImageClassification(DistillingTask):
         self.scores.update(self.model(batch["image"]).float(), batch["label"])
 
     def metrics(self) -> MetricCollection:
-        """Accuracy, top-5 accuracy if there are more than five classes, loss, and of up to 200 classes the confusion
-        matrix (true x predicted).
-        """
+        """Those of classes, and top-5 accuracy if there are more than five."""
         classes = len(self.data["classes"])
-        options: dict[str, Any] = {"num_classes": classes, "validate_args": False}
-        chosen: dict[str, Metric] = {
-            "accuracy": MulticlassAccuracy(average="micro", **options),
-            "loss": CrossEntropy(),
-        }
-        # Nobody reads a matrix of a million numbers, and it would be written with every checkpoint.
-        if classes <= CONFUSION_CLASSES:
-            chosen["confusion"] = MulticlassConfusionMatrix(**options)
-        if classes > 5:
-            chosen["top5"] = MulticlassAccuracy(average="micro", top_k=5, **options)
-        return MetricCollection({**chosen}, compute_groups=False)
+        if classes <= 5:
+            return class_metrics(classes)
+        return class_metrics(classes, top5=MulticlassAccuracy(classes, top_k=5, average="micro", validate_args=False))
 
     def example(self) -> dict[str, Tensor]:
         """Two images of noise."""
@@ -270,10 +259,7 @@ class ImageClassification(DistillingTask):
             image = image.float().div(255).sub(mean).div(std)
             weight = next(self.model.parameters())
             probabilities = self.model(image[None].to(weight)).float().softmax(-1)[0]
-            best, which = probabilities.topk(min(5, len(self.classes)))
-            top = {self.classes[i]: round(p, 6) for p, i in zip(best.tolist(), which.tolist())}
-            label, probability = next(iter(top.items()))
-            answers.append({"file": str(file), "label": label, "probability": probability, "top": top})
+            answers.append({"file": str(file), **likeliest(probabilities, self.classes)})
         return answers
 
 

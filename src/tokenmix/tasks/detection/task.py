@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tokenmix.data.images.image_set import Skipped
 from tokenmix.data.indexed import subset
-from tokenmix.data.scenes import ObjectAugment, ObjectSamples, RepeatedScenes, SceneData, hold_out_scenes, load_scenes
+from tokenmix.data.scenes import ObjectAugment, ObjectSamples, SceneData, hold_out_scenes, load_scenes, repeated
 from tokenmix.errors import UserError
 from tokenmix.models.architecture import flat_arguments
 from tokenmix.models.registry import create_model
@@ -57,7 +57,7 @@ class ObjectTask(TaskModule):
         if like is not None:
             check_names(config.data.data, data.classes, like["classes"])
         options = config.options
-        scenes = RepeatedScenes(data.train, options.crops)
+        scenes = repeated(data.train, options.crops)
         if like is None:
             _check_learnable(ObjectSamples(scenes), config, cls.want)
         train = ObjectSamples(scenes, _augment(config, options, data))

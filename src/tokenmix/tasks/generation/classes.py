@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from tokenmix.data.images import ImageData, ImageSet
-from tokenmix.data.split import choose, hold_out
+from tokenmix.data.split import hold_out, limited
 from tokenmix.errors import UserError, unknown_name
 
 
@@ -43,8 +43,8 @@ def keep_classes(
     kept, held = hold_out(train.labels, validation, limit)
     return dataclasses.replace(
         images,
-        train=_limited(train.subset(kept), limit, seed),
-        test=_limited(test, limit_eval, 0),
+        train=limited(train.subset(kept), train.labels[kept], limit, seed),
+        test=limited(test, test.labels, limit_eval, 0),
         validation=train.subset(held) if len(held) else None,
         classes=names,
     )
@@ -69,8 +69,3 @@ def _of_classes(images: ImageSet, numbers: Sequence[int]) -> ImageSet:
     renumbered[torch.tensor(numbers)] = torch.arange(len(numbers))
     part.labels = renumbered[part.labels]
     return part
-
-
-def _limited(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
-    kept = choose(images.labels, limit, seed)
-    return images if kept is None else images.subset(kept)

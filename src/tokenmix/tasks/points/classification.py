@@ -7,17 +7,14 @@ from typing import Any, ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import Metric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
+from torchmetrics import MetricCollection
 
 from tokenmix.errors import UserError
+from tokenmix.tasks.classes import class_metrics, likeliest
 from tokenmix.tasks.points.metrics import BalancedAccuracy
 from tokenmix.tasks.points.task import PointTask
 from tokenmix.train.distillation import DistillingTask
-from tokenmix.train.metrics import CrossEntropy
 from tokenmix.train.task import TaskData
-
-CONFUSION_CLASSES = 200
 
 
 class PointClassification(PointTask, DistillingTask):
@@ -60,16 +57,9 @@ class PointClassification(PointTask, DistillingTask):
         self.scores.update(self.vote(lambda cloud: self.model(cloud, mask), points), batch["label"])
 
     def metrics(self) -> MetricCollection:
-        """Overall and balanced accuracy, loss, and of up to 200 classes the confusion matrix (true x predicted)."""
+        """Those of classes, and balanced accuracy."""
         classes = len(self.data["classes"])
-        chosen: dict[str, Metric] = {
-            "accuracy": MulticlassAccuracy(classes, average="micro", validate_args=False),
-            "balanced_accuracy": BalancedAccuracy(classes),
-            "loss": CrossEntropy(),
-        }
-        if classes <= CONFUSION_CLASSES:
-            chosen["confusion"] = MulticlassConfusionMatrix(num_classes=classes, validate_args=False)
-        return MetricCollection({**chosen}, compute_groups=False)
+        return class_metrics(classes, balanced_accuracy=BalancedAccuracy(classes))
 
     @torch.no_grad()
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
@@ -78,11 +68,6 @@ class PointClassification(PointTask, DistillingTask):
         classes, answers = self.data["classes"], []
         for file in inputs:
             found = self.read(file)
-            best, which = self.vote(self.model, found.points)[0].exp().topk(min(5, len(classes)))
-            top = {classes[i]: round(p, 6) for p, i in zip(best.tolist(), which.tolist())}
-            label, probability = next(iter(top.items()))
-            points = len(found.cloud.points)
-            answers.append(
-                {"file": found.file, "label": label, "probability": probability, "points": points, "top": top}
-            )
+            probabilities = self.vote(self.model, found.points)[0].exp()
+            answers.append({"file": found.file, **likeliest(probabilities, classes, points=len(found.cloud.points))})
         return answers

@@ -13,7 +13,7 @@ from torchmetrics import MetricCollection
 
 from tokenmix.data.images import read_image
 from tokenmix.data.indexed import subset
-from tokenmix.data.scenes import PixelAugment, PixelSamples, RepeatedScenes, SceneData, hold_out_scenes, load_scenes
+from tokenmix.data.scenes import PixelAugment, PixelSamples, SceneData, hold_out_scenes, load_scenes, repeated
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
 from tokenmix.models.registry import create_model
@@ -49,7 +49,7 @@ class PixelData(IndexedData):
         self.test_batch = options.test_batch
         size = crop or tuple(PixelSamples(data, data.train).read(torch.tensor([0]), 0)["image"].shape[2:])
         super().__init__(
-            PixelSamples(data, RepeatedScenes(data.train, options.crops), augment), PixelSamples(data, data.test),
+            PixelSamples(data, repeated(data.train, options.crops), augment), PixelSamples(data, data.test),
             None if data.validation is None else PixelSamples(data, data.validation),
             config=config,
             description={
@@ -224,7 +224,7 @@ class SemanticSegmentation(TaskModule):
 
 def _check_learnable(data: SceneData, crops: int, limit: int | None) -> None:
     """Raise `UserError` if no pixel of the training images counts; the first image with one ends the search."""
-    samples = subset(PixelSamples(data, RepeatedScenes(data.train, crops)), limit)
+    samples = subset(PixelSamples(data, repeated(data.train, crops)), limit)
     batches = (samples.read(torch.tensor([place]), 0) for place in range(len(samples)))
     if not any((batch["classes"] != data.ignore).any() for batch in batches):
         raise UserError(

@@ -7,15 +7,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
-from torchmetrics.classification import (
-    MulticlassAccuracy,
-    MulticlassConfusionMatrix,
-    MulticlassF1Score,
-    MulticlassMatthewsCorrCoef,
-)
+from torchmetrics.classification import MulticlassF1Score, MulticlassMatthewsCorrCoef
 from torchmetrics.regression import PearsonCorrCoef, SpearmanCorrCoef
 
 from tokenmix.errors import UserError
+from tokenmix.tasks.classes import class_metrics, likeliest
 from tokenmix.tasks.text.data.labelled import load_labelled
 from tokenmix.tasks.text.data.sequences import EncodedText
 from tokenmix.tasks.text.models.heads import GMLPForSequenceClassification
@@ -30,12 +26,10 @@ from tokenmix.tasks.text.task import (
 )
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.distillation import DistillingTask
-from tokenmix.train.metrics import CrossEntropy, PositiveF1
+from tokenmix.train.metrics import PositiveF1
 from tokenmix.train.programs import HubForm
 from tokenmix.train.task import TaskData
 from tokenmix.train.task_data import check_names
-
-CONFUSION_CLASSES = 200
 
 
 class TextClassification(DistillingTextTask):
@@ -106,7 +100,7 @@ class TextClassification(DistillingTextTask):
         self.scores.update(logits if self.classes else logits[:, 0], batch["labels"])
 
     def metrics(self) -> MetricCollection:
-        """Accuracy, macro F1, loss, and of up to 200 classes the confusion matrix (true x predicted).
+        """Those of classes, and macro F1.
 
         Of numbers Pearson's and Spearman's correlation; of GLUE's CoLA also Matthews' correlation, of MRPC and QQP F1.
         """
@@ -115,19 +109,13 @@ class TextClassification(DistillingTextTask):
                 {"pearson": PearsonCorrCoef(), "spearman": SpearmanCorrCoef()}, compute_groups=False
             )
         options: dict[str, Any] = {"num_classes": len(self.data["classes"]), "validate_args": False}
-        chosen: dict[str, Metric] = {
-            "accuracy": MulticlassAccuracy(average="micro", **options),
-            "macro_f1": MulticlassF1Score(average="macro", **options),
-            "loss": CrossEntropy(),
-        }
+        chosen: dict[str, Metric] = {"macro_f1": MulticlassF1Score(average="macro", **options)}
         own = self.data.get("metrics", ())
         if "matthews" in own:
             chosen["matthews"] = MulticlassMatthewsCorrCoef(**options)
         if "f1" in own:
             chosen["f1"] = PositiveF1()
-        if options["num_classes"] <= CONFUSION_CLASSES:
-            chosen["confusion"] = MulticlassConfusionMatrix(**options)
-        return MetricCollection({**chosen}, compute_groups=False)
+        return class_metrics(options["num_classes"], **chosen)
 
     @torch.no_grad()
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
@@ -142,17 +130,9 @@ class TextClassification(DistillingTextTask):
             longest = int(self.data["seq_len"])
             encoded: Any = tokenizer(parts[0], *parts[1:], truncation=True, max_length=longest, return_tensors="pt")
             logits = self.model(**encoded.to(self.device)).logits[0].float()
-            answers.append({"text": sentence.text, **_answer(logits, self.classes)})
+            number = None if self.classes else {"value": round(logits.item(), 6)}
+            answers.append({"text": sentence.text, **(number or likeliest(logits.softmax(-1), self.classes))})
         return answers
-
-
-def _answer(logits: Tensor, classes: Sequence[str]) -> dict[str, Any]:
-    if not classes:
-        return {"value": round(logits.item(), 6)}
-    best, which = logits.softmax(-1).topk(min(5, len(classes)))
-    top = {classes[i]: round(p, 6) for p, i in zip(best.tolist(), which.tolist())}
-    label, probability = next(iter(top.items()))
-    return {"label": label, "probability": probability, "top": top}
 
 
 def _parts(sentence: Sentence, pairs: bool) -> list[str]:

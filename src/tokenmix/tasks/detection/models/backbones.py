@@ -1,6 +1,5 @@
 """Backbones of a detector's pyramid: a ResNet with a block of attention after its last stage, or a LaViT."""
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -11,10 +10,10 @@ from timm.layers import GroupNorm
 from timm.layers.norm import LayerNorm2d
 from timm.layers.norm_act import freeze_batch_norm_2d
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.base import Mixer
+from tokenmix.layers.counting import count_macs, on_meta
 from tokenmix.layers.memory import Tie
 from tokenmix.models.context import ContextName, make_context
 from tokenmix.models.isotropic import BlockMap
@@ -139,14 +138,11 @@ class ResNetBackbone(Backbone):
         last = self.net(images)[-1]
         return [BlockMap("block", self.block.map_kind(), self.block.attention_map(last), tuple(last.shape[2:]))]
 
-    @torch.no_grad()
     def macs(self, size: Size) -> int:
         """The ResNet's counted, the block's from its equation."""
-        twin = copy.deepcopy(self.net).to("meta", torch.float32).eval()
-        with FlopCounterMode(display=False) as counter:
-            last = twin(torch.empty(1, 3, *size, device="meta"))[-1]
+        (*_, last), counted = count_macs(on_meta(self.net), torch.empty(1, 3, *size, device="meta"))
         block = self.block.macs(last.shape[2] * last.shape[3]) if isinstance(self.block, Mixer) else 0
-        return counter.get_total_flops() // 2 + block
+        return counted + block
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """timm's, stage by stage."""

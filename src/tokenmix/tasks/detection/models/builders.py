@@ -80,14 +80,12 @@ class ImageScale(Architecture):
 def resnet_detector(
     architecture: ResNetDetectorArchitecture,
     scale: ImageScale,
+    answers: Answers,
     *,
     num_classes: int = 80,
     pretrained_backbone: bool = False,
     frozen_stages: int = 0,
     img_size: int | tuple[int, int] = 800,
-    score: float = 0.05,
-    nms: float = 0.5,
-    detections: int = 100,
     image_mean: Sequence[float] = IMAGENET[0],
     image_std: Sequence[float] = IMAGENET[1],
     device: Any = None,
@@ -104,18 +102,16 @@ def resnet_detector(
     )  # fmt: skip
     return Detector(
         a.kind, body, a.sizes(), num_classes=num_classes, resize=scale.resize(), fixed_size=False,
-        img_size=pair(img_size), answers=Answers(score, nms, detections), mean=image_mean, std=image_std, device=device,
+        img_size=pair(img_size), answers=answers, mean=image_mean, std=image_std, device=device,
     )  # fmt: skip
 
 
 def lavit_detector(
     architecture: LaViTDetectorArchitecture,
+    answers: Answers,
     *,
     num_classes: int = 80,
     img_size: int | tuple[int, int] = 512,
-    score: float = 0.05,
-    nms: float = 0.5,
-    detections: int = 100,
     image_mean: Sequence[float] = IMAGENET[0],
     image_std: Sequence[float] = IMAGENET[1],
     device: Any = None,
@@ -131,5 +127,5 @@ def lavit_detector(
     )
     return Detector(
         a.kind, body, a.sizes(), num_classes=num_classes, resize=Resize.square(size[0]), fixed_size=True,
-        img_size=size, answers=Answers(score, nms, detections), mean=image_mean, std=image_std, device=device,
+        img_size=size, answers=answers, mean=image_mean, std=image_std, device=device,
     )  # fmt: skip

@@ -1,17 +1,16 @@
 """A detector of torchvision's with our backbone, under the conventions of this library's models."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix import checkpoints
 from tokenmix.errors import UserError
 from tokenmix.layers.base import count_parameters
-from tokenmix.models.architecture import PartCost
+from tokenmix.layers.counting import count_macs, on_meta
+from tokenmix.models.architecture import OnMaps, PartCost
 from tokenmix.models.isotropic import BlockMap
 from tokenmix.models.stems import pair
 from tokenmix.tasks.detection.models.backbones import Backbone
@@ -50,7 +49,7 @@ class Resize:
         }  # fmt: skip
 
 
-class Detector(nn.Module):
+class Detector(OnMaps, nn.Module):
     """RetinaNet, Faster R-CNN or Mask R-CNN: images of any size to boxes.
 
     Labels count from 0 going in and coming out, in every kind: the background that torchvision's R-CNNs keep at 0 stays
@@ -143,17 +142,6 @@ class Detector(nn.Module):
         """Channels and stride of the backbone's maps."""
         return [{"num_chs": w, "reduction": r} for w, r in zip(self.body.widths, self.body.reductions, strict=True)]
 
-    @property
-    def grid_size(self) -> tuple[int, int]:
-        """(height, width) of the backbone's last map, for images of `img_size`."""
-        reduction = self.body.reductions[-1]
-        return -(-self.img_size[0] // reduction), -(-self.img_size[1] // reduction)
-
-    @property
-    def num_tokens(self) -> int:
-        """N, positions of that map."""
-        return self.grid_size[0] * self.grid_size[1]
-
     @torch.no_grad()
     def attention_maps(self, images: Tensor) -> list[BlockMap]:
         """Attention maps of the backbone's blocks, of images (B, 3, H, W) that are normalised already."""
@@ -163,23 +151,16 @@ class Detector(nn.Module):
         """Multiply-adds of one image of `img_size`; see `cost_table`."""
         return sum(row.macs for row in self.cost_table())
 
-    @torch.no_grad()
     def cost_table(self) -> list[PartCost]:
         """Parameters and multiply-adds of backbone, pyramid and heads; the R-CNNs' of as many boxes as they look at."""
-        twin = copy.deepcopy(self.net).to("meta", torch.float32).eval()
-        maps = [
-            torch.empty(1, entry["num_chs"], *(-(-side // entry["reduction"]) for side in self.img_size), device="meta")
-            for entry in self.feature_info
-        ]
-        with FlopCounterMode(display=False) as neck:
-            levels = twin.backbone.neck(maps)
-        with FlopCounterMode(display=False) as heads:
-            self._run_heads(twin, list(levels.values()))
+        twin = on_meta(self.net)
+        levels, pyramid = count_macs(twin.backbone.neck, self.meta_maps())
+        _, heads = count_macs(self._run_heads, twin, list(levels.values()))
         counts = [count_parameters(self.body), count_parameters(self.net.backbone.fpn)]
         return [
             PartCost("backbone", counts[0], self.body.macs(self.img_size)),
-            PartCost("pyramid", counts[1], neck.get_total_flops() // 2),
-            PartCost("heads", count_parameters(self) - sum(counts), heads.get_total_flops() // 2),
+            PartCost("pyramid", counts[1], pyramid),
+            PartCost("heads", count_parameters(self) - sum(counts), heads),
         ]
 
     def warnings(self) -> list[str]:

@@ -14,6 +14,7 @@ from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
+from tokenmix.models.architecture import Architecture
 from tokenmix.tasks.detection.models.backbones import Backbone
 
 Kind = Literal["retinanet", "faster-rcnn", "mask-rcnn"]
@@ -50,13 +51,13 @@ class HeadSizes:
         return tuple(tuple(int(side * 2 ** (i / self.octaves)) for i in range(self.octaves)) for side in self.anchors)
 
 
-@dataclass(frozen=True)
-class Answers:
-    """Which boxes a detector returns: scores above `score`, after NMS at `nms`, at most `count` of an image."""
+@dataclass(frozen=True, kw_only=True)
+class Answers(Architecture):
+    """Which boxes a detector answers with: scores above `score`, after NMS at `nms`, at most so many of an image."""
 
     score: float = 0.05
     nms: float = 0.5
-    count: int = 100
+    detections: int = 100
 
 
 class Pyramid(nn.Module):
@@ -111,7 +112,7 @@ def build_network(
         if kind == "retinanet":
             return RetinaNet(
                 pyramid, num_classes, anchor_generator=_anchors(sizes), score_thresh=answers.score,
-                nms_thresh=answers.nms, detections_per_img=answers.count, **resize,
+                nms_thresh=answers.nms, detections_per_img=answers.detections, **resize,
             )  # fmt: skip
         shared = {**_proposals(sizes), **_boxes(sizes, pyramid, num_classes + 1, answers), **resize}
         if kind == "faster-rcnn":
@@ -153,6 +154,6 @@ def _boxes(sizes: HeadSizes, pyramid: Pyramid, num_classes: int, answers: Answer
         "box_predictor": FastRCNNPredictor(sizes.hidden, num_classes),
         "box_score_thresh": answers.score,
         "box_nms_thresh": answers.nms,
-        "box_detections_per_img": answers.count,
+        "box_detections_per_img": answers.detections,
         "box_batch_size_per_image": sizes.boxes_learnt,
     }

@@ -1,6 +1,5 @@
 """Base of segmenters: backbone, head, and one place for an attention block in between."""
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,12 +8,12 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.base import Mixer, count_parameters
+from tokenmix.layers.counting import count_macs, on_meta
 from tokenmix.layers.memory import Tie
-from tokenmix.models.architecture import Architecture, PartCost
+from tokenmix.models.architecture import Architecture, OnMaps, PartCost
 from tokenmix.models.context import ContextName, make_context
 from tokenmix.models.isotropic import BlockMap
 from tokenmix.models.stems import pair
@@ -52,7 +51,7 @@ class SegmenterArchitecture(Architecture):
         return make_context(self.mixer, self.width, {name: getattr(self, name) for name in names}, factory)
 
 
-class Segmenter(nn.Module, ABC):
+class Segmenter(OnMaps, nn.Module, ABC):
     """Images (B, C, H, W) to logits (B, classes, H, W).
 
     A family writes `decode`: maps of the backbone to logits on a coarse grid, through `context` where it has one.
@@ -117,17 +116,6 @@ class Segmenter(nn.Module, ABC):
         logits = self.decode(self.forward_features(images))
         return F.interpolate(logits, size=images.shape[2:], mode="bilinear", align_corners=self.upsampling == "corners")
 
-    @property
-    def grid_size(self) -> tuple[int, int]:
-        """(height, width) of the map that the block sees, for images of `img_size`."""
-        reduction = self.feature_info[-1]["reduction"]
-        return -(-self.img_size[0] // reduction), -(-self.img_size[1] // reduction)
-
-    @property
-    def num_tokens(self) -> int:
-        """N, positions of that map."""
-        return self.grid_size[0] * self.grid_size[1]
-
     @torch.no_grad()
     def attention_maps(self, images: Tensor) -> list[BlockMap]:
         """The maps of our backbone's blocks, then that of the block after it."""
@@ -142,30 +130,22 @@ class Segmenter(nn.Module, ABC):
         """Multiply-adds of one image of `img_size`: convolutions counted on the meta device, mixers by equation."""
         return sum(row.macs for row in self.cost_table())
 
-    @torch.no_grad()
     def cost_table(self) -> list[PartCost]:
         """Parameters and multiply-adds of backbone, block of attention and head."""
-        twin = copy.deepcopy(self).to("meta", torch.float32).eval()
+        twin = on_meta(self)
         block, twin.context = twin.context, nn.Identity()
-        sizes = [
-            (1, entry["num_chs"], *(-(-side // entry["reduction"]) for side in self.img_size))
-            for entry in self.feature_info
-        ]
         if self.own is None:
             images = torch.empty(1, self.in_chans, *self.img_size, device="meta")
-            with FlopCounterMode(display=False) as counter:
-                maps = twin.backbone(images)
-            backbone = counter.get_total_flops() // 2
+            maps, backbone = count_macs(twin.backbone, images)
         else:
-            maps, backbone = [torch.empty(size, device="meta") for size in sizes], self.own.macs()
-        with FlopCounterMode(display=False) as counter:
-            twin.decode(maps)
+            maps, backbone = self.meta_maps(), self.own.macs()
+        _, head = count_macs(twin.decode, maps)
         mixing = block.macs(self._places(maps)) if isinstance(block, Mixer) else 0
         parts = [count_parameters(self.backbone), count_parameters(self.context)]
         return [
             PartCost("backbone", parts[0], backbone),
             PartCost("block", parts[1], mixing),
-            PartCost("head", count_parameters(self) - sum(parts), counter.get_total_flops() // 2),
+            PartCost("head", count_parameters(self) - sum(parts), head),
         ]
 
     def _places(self, maps: list[Tensor]) -> int:

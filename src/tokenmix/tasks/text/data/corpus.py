@@ -141,7 +141,7 @@ def _pieces(files: Sequence[Path], left_out: LeftOut) -> Iterator[str]:
     """The text of files; of one that cannot be read to its end what comes before."""
     for file in files:
         try:
-            yield from _joined(read_lines(file))
+            yield from map("".join, _groups(read_lines(file), PIECE))
         except UserError as reason:
             left_out.add(file, str(reason))
 
@@ -156,19 +156,7 @@ def _side(path: Path, cut: int, test: bool) -> Iterator[str]:
                 yield line
             offset += len(line.encode())
 
-    return _joined(lines())
-
-
-def _joined(lines: Iterable[str]) -> Iterator[str]:
-    piece, size = [], 0
-    for line in lines:
-        piece.append(line)
-        size += len(line)
-        if size >= PIECE:
-            yield "".join(piece)
-            piece, size = [], 0
-    if piece:
-        yield "".join(piece)
+    return map("".join, _groups(lines(), PIECE))
 
 
 class Tokens:
@@ -254,7 +242,7 @@ def _kept(folder: Path, tokenizer: "PreTrainedTokenizerFast", documents: Iterabl
 def _encoded(documents: Iterable[str], tokenizer: Any, wide: np.dtype, empty: str) -> Iterator[dict[str, bytes]]:
     """Groups of documents as bytes of ids and of starts."""
     some = False
-    for group in _groups(documents):
+    for group in _groups(documents, GROUP_CHARACTERS):
         ids, starts = [], []
         for encoding in tokenizer.backend_tokenizer.encode_batch(group, add_special_tokens=False):
             if encoding.ids:
@@ -268,12 +256,12 @@ def _encoded(documents: Iterable[str], tokenizer: Any, wide: np.dtype, empty: st
         raise UserError(f"{empty}; give more text, or a folder with train and test inside")
 
 
-def _groups(documents: Iterable[str]) -> Iterator[list[str]]:
+def _groups(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
     group, size = [], 0
-    for document in documents:
-        group.append(document)
-        size += len(document)
-        if size >= GROUP_CHARACTERS:
+    for text in texts:
+        group.append(text)
+        size += len(text)
+        if size >= characters:
             yield group
             group, size = [], 0
     if group:

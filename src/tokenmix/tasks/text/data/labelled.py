@@ -12,7 +12,7 @@ from torch import Tensor
 from tokenmix.data.fetch import log
 from tokenmix.data.lookup import DataRequest, load_data
 from tokenmix.data.reading import check_file
-from tokenmix.data.split import choose, hold_out
+from tokenmix.data.split import hold_out, limited
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.tasks.text.data.corpus import Corpus, load_column
 from tokenmix.tasks.text.data.files import Table, open_table, read_lines
@@ -117,15 +117,10 @@ def load_labelled(
     kept, held = hold_out(_classes(whole, whole.train), validation, limit)
     return replace(
         whole,
-        train=_limited(whole, whole.train.subset(kept), limit, seed),
-        test=_limited(whole, whole.test, limit_eval, 0),
+        train=limited(whole.train.subset(kept), _classes(whole, whole.train)[kept], limit, seed),
+        test=limited(whole.test, _classes(whole, whole.test), limit_eval, 0),
         validation=whole.train.subset(held) if len(held) else None,
     )
-
-
-def _limited(data: LabelledData, part: LabelledText, limit: int | None, seed: int) -> LabelledText:
-    kept = choose(_classes(data, part), limit, seed)
-    return part if kept is None else part.subset(kept)
 
 
 def _classes(data: LabelledData, part: LabelledText) -> Tensor:
