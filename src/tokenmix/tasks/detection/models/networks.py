@@ -53,7 +53,7 @@ class HeadSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class Answers(Architecture):
-    """Which boxes a detector returns: scores above `score`, after NMS at `nms`, at most `count` of an image."""
+    """Which boxes a detector returns: scores above `score`, after NMS at `nms`, at most `detections` of an image."""
 
     score: float = 0.05
     nms: float = 0.5
