@@ -10,7 +10,7 @@ from tokenmix.errors import UserError, needs
 
 OUT = Path("demo")
 SECONDS = 240.0
-"""Of training, for all twins together; measuring and the baseline take about another minute."""
+"""Of training, for all variants together; measuring and the baseline take about another minute."""
 # Patches of 7 pixels, so that two minutes are enough to see each of the 60,000 images; no augmentation, since in so few
 # epochs it only slows learning (LOG.md, 2026-11-21).
 SHARED: dict[str, Any] = {
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def _budget(config: Any) -> dict[str, int]:
-    """Threads, epochs and images of a run that take the twins `SECONDS` together here; those of a run begun before."""
+    """Threads, epochs and images of a run, so that all variants take `SECONDS` here; those of a run begun before."""
     from tokenmix.compare.compare import predict_steps
     from tokenmix.train.sources import read_part
 

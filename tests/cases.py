@@ -116,11 +116,11 @@ VARIANTS: dict[str, Case] = {
     "less-dense": Case("less", {"num_heads": 4, "mode": "dense", "share_heads": False}),
     "less-stack": Case(LessStack, {**SIZE, "num_heads": 4}),
 }
-"""Forms of the same mechanisms that take another path through the code, and the layers that stand inside others."""
+"""Forms of the same mechanisms that take another path through the code, and the layers that are used inside others."""
 
 PARTS: dict[str, str] = {
     "SpatialGatingUnit": "gating",
     "TinyAttention": "gating-attention",
     "AttentionResidual": "less",
 }
-"""Public layers that are no row of the table, and the row in which each of them stands."""
+"""Public layers that are not a row of the table, and the row in which each of them is used."""

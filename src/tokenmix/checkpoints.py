@@ -1,4 +1,4 @@
-"""Other people's checkpoints as ours, ours as theirs, and any of ours at another image size.
+"""Convert other people's checkpoints to ours and back, and resize ours to another image size.
 
 A layout is a literal table of renamings. Nothing here opens a file: read it with safetensors, or with
 `torch.load(path, weights_only=True)`.
@@ -111,7 +111,7 @@ def convert(state_dict: Mapping[str, Tensor], source: Source, to: nn.Module) -> 
 def rename(state_dict: Mapping[str, Tensor], to: nn.Module) -> dict[str, Tensor]:
     """Rename a whole model's state dict to our layout, from the authors' EAMLP or EANet, timm's gMLP, or ours.
 
-    Shapes are not checked: image size, classes and channels may be others than those of `to`. See `convert`, `resize`.
+    Shapes are not checked: image size, classes and channels may differ from those of `to`. See `convert`, `resize`.
     """
     state_dict = _unwrapped(state_dict)
     for source, mark in MARKS.items():
@@ -135,7 +135,7 @@ def resize(
             it is not given.
 
     Raises:
-        UserError: a number of tokens that is no square when no size is given, or shapes that the size does not give.
+        UserError: a number of tokens that is not a square when no size is given, or shapes that the size does not give.
     """
     probe = copy.deepcopy(model).to("meta")
     probe.set_input_size((2 * model.img_size[0], 2 * model.img_size[1]))
@@ -196,7 +196,7 @@ def to_timm_gmlp(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _unwrapped(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state dict of the model itself, if it is one of the `DataParallel` around it."""
+    """The state dict of the model inside a `DataParallel`, or the state dict itself."""
     wrapped = all(key.startswith("module.") for key in state_dict)
     return {key.removeprefix("module.") if wrapped else key: value for key, value in state_dict.items()}
 

@@ -71,7 +71,7 @@ def _versions() -> dict[str, str]:
 
 
 def _commit(package: Path) -> dict[str, Any]:
-    """Commit of the checkout that the package lies in, and whether tracked files were changed; None if installed."""
+    """Commit of the checkout that contains the package, and whether tracked files were changed; None if installed."""
     if not any((parent / ".git").exists() for parent in package.parents[:3]):
         return {"commit": None, "changed": None}
     head = _git(package, "rev-parse", "HEAD")

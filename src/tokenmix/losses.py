@@ -20,15 +20,15 @@ def diagonality_loss(scores: Tensor | Scores, form: DiagonalityForm = "hinge", m
         printed  sum_ij |A_ij - A_ji| + sum_i ((N - 1) A_ii - sum_(j != i) A_ij)
 
     Paper: Zhang et al., arXiv 2406.00427, the diagonality-preserving loss. Its second term, minimised, pushes the
-    diagonal DOWN, against the property it is there for, and on scores it has no lower bound; hence `"hinge"`, which is
-    bounded below by 0. `"printed"` is there for study.
+    diagonal DOWN, against its purpose, and on scores it has no lower bound; hence `"hinge"`, which is
+    bounded below by 0. `"printed"` is included for study.
 
     Args:
         scores: A before the softmax, (B, H, N, N), or its factors, whose product is then taken in float32, also under
             autocast: scores may be larger than float16 holds.
         form: see above. Means are over samples, heads and pairs; the printed sums are over heads and tokens, with the
             mean over samples.
-        margin: by how much the diagonal should stand above its row; the hinge only.
+        margin: by how much the diagonal should exceed its row; the hinge only.
 
     Returns:
         A scalar; 0 for one token.
@@ -50,7 +50,7 @@ def diagonality_loss(scores: Tensor | Scores, form: DiagonalityForm = "hinge", m
         size = scores.shape[-1]
         lift = size * diagonal.sum((-2, -1)) - scores.sum((-3, -2, -1))
         return (asymmetry.sum((-3, -2, -1)) + lift).mean()
-    # The diagonal itself is no pair: it would add a constant margin.
+    # The diagonal itself is not a pair: it would add a constant margin.
     excess = torch.relu(margin + scores - diagonal.unsqueeze(-1))
     others = 1 - torch.eye(scores.shape[-1], dtype=scores.dtype, device=scores.device)
     pairs = scores.shape[:-2].numel() * max(scores.shape[-1] * (scores.shape[-1] - 1), 1)

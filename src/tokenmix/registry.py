@@ -1,4 +1,4 @@
-"""Tasks, models and data sets by name. Each is registered once, by the package that defines it, and looked up here.
+"""Registry of tasks, models and data sets by name. Each is registered once, by the package that defines it.
 
 An entry says where a thing is defined ("module:name") and imports it at first use, so that names can be listed and
 checked without PyTorch. Packages outside tokenmix register with the same functions; those that are installed are found
@@ -56,7 +56,7 @@ class TaskEntry:
         optim: dataclass of optimiser and learning rate, where the task does without some of the usual ones.
         defaults: values of options that this task starts from, `model` and `data` above all; a task without them has to
             be given these two.
-        other_models: function of a name that says, without PyTorch, whether it may be a model that the task takes
+        other_models: function of a name that returns, without PyTorch, whether it may be a model that the task takes
             though the registry does not have it.
     """
 
@@ -71,7 +71,7 @@ class TaskEntry:
 
 @dataclass(frozen=True)
 class Published:
-    """What a paper prints for a model: of image classifiers at 224 px on ImageNet-1k, of others as `source` says.
+    """A paper's figures for a model: of image classifiers at 224 px on ImageNet-1k, of others as in `source`.
 
     Attributes:
         parameters: millions.

@@ -245,6 +245,8 @@ def test_mistakes_are_told_without_pytorch(tmp_path: Path) -> None:
         inspect vit_nanoo x
         inspect vit_nano /nowhere.png
         swap vit_tiny_patch16_224 --to extrnal
+        swap vit_tiny_patch16_22 --to external
+        cost residaul
         eval /nowhere
         predict /nowhere x.png
         export /nowhere
@@ -265,7 +267,16 @@ for line in {words!r}:
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(done.stderr.splitlines()) == len(words)
-    for near in ("digits", "vit_nano", "external", "eamlp_nano", "fashion-mnist", "--lr", "train"):
+    for near in (
+        "digits",
+        "vit_nano",
+        "external",
+        "eamlp_nano",
+        "vit_tiny_patch16_224",
+        "fashion-mnist",
+        "--lr",
+        "train",
+    ):
         assert near in done.stderr
 
 

@@ -135,7 +135,7 @@ def test_another_comparisons_folder_is_left_alone(finished: Path, tmp_path: Path
     with pytest.raises(UserError, match=r"lr 0\.002 instead of 0\.1, epochs 1 instead of 2"):
         compare(small(finished, epochs=2, lr=0.1), quiet=True)
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(UserError, match="holds no comparison"):
+    with pytest.raises(UserError, match="does not contain a comparison"):
         compare(small(tmp_path), quiet=True)
 
 

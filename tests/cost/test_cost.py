@@ -223,7 +223,7 @@ def test_mistakes_are_told_at_once(names: list[str], tokens: list[int], message:
         ("", "--table eanet"),
         ("external --img-size 32", "give --tokens"),
         ("gmlp_nano --tokens 32", "give --img-size"),
-        ("external gmlp_nano", "one after the other"),
+        ("external gmlp_nano", "measure them in separate commands"),
         ("gmpl_nano", "gmlp_nano"),
         ("qqqqq", "tokenmix list models"),
         ("gmlp_nano --dim 3", "dim=3"),

@@ -31,7 +31,7 @@ def test_a_tenth_of_what_is_used() -> None:
     assert [validation_size(*counts) for counts in ((99, None), (60_000, None), (60_000, None, 1200))] == [0, 6000, 120]
     assert validation_size(1_281_167, None) == 10_000
     assert validation_size(100, 7, 20) == 7
-    with pytest.raises(UserError, match="--validation 100 leaves none of 100 training samples; give 10 or less"):
+    with pytest.raises(UserError, match="--validation 100 leaves none of the 100 samples to train on; give 10 or less"):
         validation_size(100, 100)
 
 

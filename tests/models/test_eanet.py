@@ -66,7 +66,7 @@ def test_features_end_behind_the_block() -> None:
     assert [32 // m.shape[2] for m in maps] == [info["reduction"] for info in model.feature_info] == [1, 1, 2, 4, 8]
     sequences = model.forward_intermediates(batch, output_fmt="NLC", intermediates_only=True)
     assert all(torch.equal(y.transpose(1, 2).view_as(m), m) for y, m in zip(sequences, maps, strict=True))
-    with pytest.raises(UserError, match="no last norm"):
+    with pytest.raises(UserError, match="no final norm"):
         model.forward_intermediates(batch, norm=True)
 
 

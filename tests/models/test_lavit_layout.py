@@ -80,7 +80,7 @@ def test_what_does_not_pay_is_said(kwargs, problem, remedy, better):
         ({"num_heads": (1, 2, 5, 4)}, "num_heads must divide dim 96, got 5"),
         ({"less_mode": "dens"}, "did you mean dense"),
         ({"img_size": 0}, "image size 0 x 0 has no pixels"),
-        ({"global_pool": "token"}, "global_pool 'token' is not possible"),
+        ({"global_pool": "token"}, "global_pool 'token' is not supported"),
     ],
 )
 def test_mistakes_are_one_clear_line(kwargs, message):

@@ -56,7 +56,7 @@ def test_every_mixer_goes_in_and_compiles_whole(make: Callable[..., Any], name: 
         ("external", {"where": lambda name, module: False}, "the function matches no attention"),
         ("external", {"where": ["blocks.0.atn"]}, "blocks.0.attn"),
         ("external", {"mixer_kwargs": {"slots": 3}}, "no argument 'slots'"),
-        ("external", {"example_inputs": (torch.zeros(1, 3, 9, 9),)}, "do not fit the model"),
+        ("external", {"example_inputs": (torch.zeros(1, 3, 9, 9),)}, "do not match the model"),
         ("sagan", {}, "class token"),
         ("gating", {"num_tokens": 9}, "does not run"),
     ],
@@ -180,7 +180,7 @@ def test_the_command_shows_what_would_change(target: str, capsys: pytest.Capture
     out, error = capsys.readouterr()
     if target == "lavit_nano":
         assert code == 2
-        assert "hand scores" in error
+        assert "pass scores" in error
         return
     report_rows = json.loads(out)
     assert code == 0
@@ -196,7 +196,7 @@ def test_the_command_takes_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["swap", run, "--to", "gating", "--where", "blocks.[12].*", "--json"]) == 0
     assert [row["name"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["blocks.1.mixer", "blocks.2.mixer"]
     assert main(["swap", run, "--to", "gating", "--img-size", "32"]) == 2
-    assert "leave out --img-size" in capsys.readouterr().err
+    assert "omit --img-size" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

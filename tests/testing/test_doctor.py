@@ -123,7 +123,7 @@ def test_takes_a_function_that_builds_the_layer(tmp_path: Path, monkeypatch: pyt
         ("no_such_module:Layer", "cannot import 'no_such_module': no module 'no_such_module'"),
         ("sound:Soundd", r"unknown class in module 'sound': 'Soundd'; did you mean Sound"),
         ("torch.nn:Bilinear", "needs the argument 'in1_features', which the doctor cannot guess"),
-        ("torch.nn:Flatten", r"takes neither layout; tokens \(3, 16, 32\): the answer is \(3, 512\)"),
+        ("torch.nn:Flatten", r"takes neither \(B, N, D\) nor .*; tokens \(3, 16, 32\): the output is \(3, 512\)"),
         ("json:dumps", "needs the argument 'obj'"),
         ("collections:Counter", "gives a Counter, not a torch.nn.Module"),
     ],
@@ -140,7 +140,7 @@ def test_a_layer_that_cannot_be_built_or_imported(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(sys, "path", list(sys.path))
     with pytest.raises(UserError, match="importing 'broken_layer' fails with ZeroDivisionError"):
         doctor("broken_layer:Layer")
-    with pytest.raises(UserError, match=r"sound:Sound\(dim=30\).* fails with|takes neither layout"):
+    with pytest.raises(UserError, match=r"sound:Sound\(dim=30\).* fails with|takes neither \(B, N, D\) nor"):
         doctor("sound:Sound", dim=30, num_heads=7)
     with pytest.raises(UserError, match="unknown property 'shap'; did you mean shape"):
         doctor("sound:Sound", only={"shap"})

@@ -183,7 +183,7 @@ def test_a_folder_renamed_in_mid_run_stops_the_run_and_nothing_is_made_in_its_pl
 
     with monkeypatch.context() as patch:
         patch.setattr(trainer.TrainingLoop, "start_batch", renaming)
-        with pytest.raises(UserError, match="run was removed or renamed while the run wrote into it"):
+        with pytest.raises(UserError, match="run was removed or renamed during the run"):
             train(CONFIG.replace(out=tmp_path / "run"), quiet=True)
     assert not (tmp_path / "run").exists()
     assert train(make_config(resume=tmp_path / "other"), quiet=True) == tmp_path / "other"

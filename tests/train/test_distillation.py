@@ -163,7 +163,7 @@ def test_a_model_of_timms_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"teacher": "runs/nowhere"}, "no run folder runs/nowhere to learn from, nor a model of timm's by that name"),
+        ({"teacher": "runs/nowhere"}, "no run folder runs/nowhere to distill from, and no timm model of that name"),
         ({"teacher": "vit_nano"}, "vit_nano has no pretrained weights"),
         ({"img_size": 12}, r"was trained with img_size=\[8, 8\] and this run has \[12, 12\]; give another --img-size"),
         ({"distill_from": "layers"}, "distill_from=layers trains the layers that are swapped in; give --swap MIXER"),

@@ -269,9 +269,9 @@ def test_a_mistake_is_told_by_one_process(two: Path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"devices": 2}, "2 processes are asked for and 1 run; start them .* torchrun --nproc_per_node 2 -m tokenmix"),
+        ({"devices": 2}, "2 processes are requested and 1 run; start them .* torchrun --nproc_per_node 2 -m tokenmix"),
         ({"devices": 8, "num_nodes": 2}, "16 processes .* --nnodes 2 .* --nproc_per_node 8"),
-        ({"strategy": "fsdp"}, "strategy fsdp is for several processes; give --devices 2"),
+        ({"strategy": "fsdp"}, "strategy fsdp needs several processes; give --devices 2"),
         ({"devices": 0}, "devices must be at least 1"),
     ],
 )
@@ -333,7 +333,7 @@ def test_a_mistake_with_two_processes_is_one_line(tmp_path: Path):
 
 
 def test_a_storm_of_processes_is_refused():
-    with pytest.raises(UserError, match="devices=1000000 would start as many processes"):
+    with pytest.raises(UserError, match="devices=1000000 would start 1000000 processes"):
         launch(1_000_000, ["train"])
 
 

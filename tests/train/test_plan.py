@@ -65,7 +65,7 @@ def test_random_numbers_are_a_function_of_the_place():
         ({"lr": float("inf")}, "lr must be a finite number, got inf"),
         ({"clip_grad": 0.0}, "clip_grad must be a positive number, or none; got 0.0"),
         ({"ema": 1.0}, r"ema must be in \(0, 1\), or none; got 1.0"),
-        ({"batch_size": 10, "accumulate": 3}, "batch size 10 cannot be cut into accumulate=3"),
+        ({"batch_size": 10, "accumulate": 3}, "batch size 10 cannot be split into accumulate=3"),
         ({"workers": -1}, r"workers must be in \[0, 256\], got -1"),
         ({"workers": 100_000}, r"workers must be in \[0, 256\], got 100000"),
         ({"threads": 100_000}, r"threads must be in \[1, 1024\], or none; got 100000"),

@@ -154,7 +154,10 @@ def test_a_model_without_gradient_checkpointing_says_so(
     ("changes", "message"),
     [
         ({"warmup_steps": 3, "warmup_epochs": 1.0}, "warm-up is given twice: 3 steps and 1 epochs"),
-        ({"warmup_epochs": 1.5, "cooldown_epochs": 1.0}, r"of 1\.5 and 1 epochs do not fit into 2; raise --epochs"),
+        (
+            {"warmup_epochs": 1.5, "cooldown_epochs": 1.0},
+            r"of 1\.5 and 1 epochs are longer than the 2 of training; raise --epochs",
+        ),
         ({"cooldown_epochs": -1.0}, r"cooldown_epochs must be at least 0, got -1\.0"),
         ({"reprob": 1.5}, r"reprob is a probability in \[0, 1\], got 1\.5"),
         ({"color_jitter": 0.4, "augment": "none"}, r"color_jitter=0\.4 only works with augment=light"),
@@ -189,7 +192,7 @@ def test_the_optimisers_epsilon():
 
 def test_too_few_shards_are_told_before_anything_is_written(shards: str, tmp_path: Path, monkeypatch):
     monkeypatch.setattr("tokenmix.train.run.distributed_info", lambda: DistributedInfo(0, 0, 5, 5))
-    with pytest.raises(UserError, match=r"3 shards cannot be dealt out to 5 processes.* --devices 3 or less$"):
+    with pytest.raises(UserError, match=r"3 shards cannot be distributed over 5 processes.* --devices 3 or fewer$"):
         train(CONFIG.replace(data=shards, batch_size=2, out=tmp_path / "run"), quiet=True)
     assert not (tmp_path / "run").exists()
 

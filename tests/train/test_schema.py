@@ -55,7 +55,7 @@ def test_values_are_fitted_to_their_type() -> None:
         ({"flip": 1}, "flip=1 must be true or false"),
         ({"scales": ("a",)}, "scales='a' must be a number"),
         ({"scales": (1, -1)}, "scales must be a positive number, got -1.0"),
-        ({"form": "other"}, "form='other' is not possible; give one of none, hinge"),
+        ({"form": "other"}, "form='other' is not valid; give one of none, hinge"),
         ({"folder": 3}, "folder=3 must be a path"),
         ({"crops": 1}, "unknown option 'crops'; did you mean crop"),
         ({"some": {"crops": 1}}, "unknown option 'crops'; did you mean crop"),

@@ -227,7 +227,7 @@ def test_start_from_another_runs_weights(finished, tmp_path):
     folder = train(config(tmp_path / "run", init_from=finished, lr=1e-12, min_lr=0.0, epochs=1), quiet=True)
     for key, value in weights(finished).items():
         torch.testing.assert_close(weights(folder)[key], value, atol=1e-6, rtol=0)
-    with pytest.raises(UserError, match=r"belongs to another model .*missing: blocks\.1"):
+    with pytest.raises(UserError, match=r"is for another model .*missing: blocks\.1"):
         train(config(tmp_path / "other", init_from=finished, model_kwargs={"depth": 2}), quiet=True)
     assert not (tmp_path / "other").exists(), "a run that could not start leaves nothing"
 
@@ -330,7 +330,7 @@ def test_an_existing_run_is_not_overwritten(finished):
         ({"task": "image-clasification"}, "unknown task 'image-clasification'; did you mean image-classification"),
         ({"model": "vit_nanoo"}, "unknown model 'vit_nanoo'; did you mean vit_nano"),
         ({"opt": "adamww"}, "unknown optimiser 'adamww'; did you mean .*adamw"),
-        ({"device": "gpu"}, "device='gpu' is not possible; give one of auto, cpu, cuda, mps"),
+        ({"device": "gpu"}, "device='gpu' is not valid; give one of auto, cpu, cuda, mps"),
         ({"precision": "16-mixed"}, "16-mixed needs a GPU; give --precision bf16-mixed"),
         ({"batch_size": 500}, "batch size 500 is larger than the 200 training images"),
         ({"batch_size": 33, "mixup": 0.2}, "33 is odd; give an even --batch-size"),

@@ -145,7 +145,7 @@ def _joined(drawn: _Drawn, path: str) -> Triangles:
     try:
         own = np.array(drawn.triangles, dtype=np.float32).reshape(-1, 3, 3)
     except ValueError as error:
-        raise UserError(f"{path} has a coordinate that is no number ({error}); mend it") from None
+        raise UserError(f"{path} has a coordinate that is not a number ({error}); fix it") from None
     turned = np.array(drawn.turned, dtype=bool)
     own[turned] = own[turned][:, ::-1]
     pieces = [Triangles(own, np.zeros(len(own), dtype=np.uint8)), *drawn.pieces]

@@ -1,6 +1,6 @@
 """The `tokenmix` command: verbs only; each is a few lines over the library.
 
-Heavy modules are imported inside the verbs, so that `tokenmix --help` answers at once; what reads the command line is
+Heavy modules are imported inside the verbs, so that `tokenmix --help` is immediate; what reads the command line is
 imported by `main`, so that an installation without it says so in one line.
 """
 

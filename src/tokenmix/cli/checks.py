@@ -11,6 +11,7 @@ from tokenmix.data.lookup import parse_spec
 from tokenmix.data.remote import is_url
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.registry import MODELS, list_models
+from tokenmix.tasks.classification.presets import may_be_timms, timm_names
 from tokenmix.train.sources import read_config
 
 FILE = re.compile(r"\S+\.(png|jpe?g|webp|bmp|gif|tiff?|ply|off|obj|npz|npy|txt|tsv|jsonl?)", re.IGNORECASE)
@@ -48,6 +49,21 @@ def _mixers() -> list[str]:
     )
     assert isinstance(literal, ast.Dict)
     return [key.value for key in literal.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+
+
+def check_models(names: Iterable[str], *, or_mixers: bool = False) -> None:
+    """Raise `UserError` for a name that is neither our model nor in timm's source; one with a colon is not checked."""
+    mixers = _mixers() if or_mixers else []
+    for name in names:
+        if ":" in name or name in mixers or name in MODELS or may_be_timms(name):
+            continue
+        kinds = ["mixer", "model"] if or_mixers else ["model"]
+        error = unknown_name(" or ".join(kinds), name, {*mixers, *list_models(), *timm_names()})
+        # Nobody reads a list of more than a thousand names.
+        if "did you mean" in str(error):
+            raise error
+        lists = ", ".join(f"tokenmix list {kind}s" for kind in kinds)
+        raise UserError(f"unknown {' or '.join(kinds)} {name!r}; see: {lists}")
 
 
 def check_files(words: Iterable[str]) -> None:

@@ -112,7 +112,7 @@ def run_command(argv: Sequence[str] | None = None) -> int:
 
 def _fail(message: str) -> int:
     line = printable(" ".join(message.split()))
-    # A value that was given, or the names of all that there is, may be of any length; the remedy stands at the end.
+    # A value that was given, or the names of all that there is, may be of any length; the remedy is at the end.
     shown = line if len(line) <= MOST_SHOWN else f"{line[: MOST_SHOWN // 2]} ... {line[-MOST_SHOWN // 2 :]}"
     print(f"tokenmix: {shown}", file=sys.stderr)
     return 2

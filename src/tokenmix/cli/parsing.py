@@ -1,4 +1,4 @@
-"""How tyro is asked: dataclass to options, options of one task, options of a saved run."""
+"""Command-line parsing with tyro: dataclass to options, options of one task, options of a saved run."""
 
 import dataclasses
 import functools
@@ -59,7 +59,7 @@ def _described(prog: str, about: str) -> str:
 
 
 def parse_known(kind: type[T], prog: str, args: Sequence[str]) -> T:
-    """The same from those words alone that the dataclass has options for."""
+    """The same from only those words that the dataclass has options for."""
     with one_line_errors(_options(kind), _unknown_option):
         return tyro.cli(
             kind, prog=prog, args=list(args), config=STYLE, registry=WORDS, return_unknown_args=True, add_help=False
@@ -67,7 +67,7 @@ def parse_known(kind: type[T], prog: str, args: Sequence[str]) -> T:
 
 
 def parse_verb(verbs: Mapping[str, Any], argv: Sequence[str], about: str) -> Any:
-    """Help for all verbs, or the error for one that there is not."""
+    """Help for all verbs, or the error for an unknown one."""
     with one_line_errors(list(verbs), functools.partial(unknown_name, "verb")):
         return tyro.extras.subcommand_cli_from_dict(
             dict(verbs), prog="tokenmix", description=about, args=list(argv), config=STYLE, registry=WORDS

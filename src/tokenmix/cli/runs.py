@@ -30,7 +30,7 @@ class Train:
 
     @classmethod
     def parse(cls, prog: str, args: Sequence[str]) -> "Train":
-        """A run with the options of its task; what is not given is the recipe's, or the resumed run's."""
+        """A run with the options of its task; options not given are the recipe's, or the resumed run's."""
         task = args[0] if args and not args[0].startswith("-") else None
         source = parse_known(Source, prog, args)
         base = base_config(task, source.recipe, source.resume, None if source.model else source.init_from)
@@ -56,7 +56,7 @@ class Train:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What the defaults of the other options depend on."""
+    """The options on which the defaults of the others depend."""
 
     recipe: str | None = None
     resume: Path | None = None
@@ -114,9 +114,9 @@ class Eval(RunCommand):
     """Evaluate a run on its own or other data."""
 
     data: str | None = None
-    """Other data than the run's own."""
+    """Another data set than the run's own."""
     optimize: Literal["float32", "bfloat16", "int8"] | None = None
-    """Evaluate the copy for CPUs that tokenmix.optimize makes in this dtype, with training images as its example."""
+    """Evaluate the copy for CPUs by tokenmix.optimize in this dtype, with training images as its example."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -137,14 +137,14 @@ class Eval(RunCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class Predict(RunCommand):
-    """Predictions of a run for files, or for texts."""
+    """Predict files, or texts, with a run."""
 
     inputs: Annotated[
         Positional[tuple[str, ...]], tyro.conf.arg(metavar="FILE ...", help_behavior_hint="(at least one)")
     ]
-    """Images or point clouds; for a run on text sentences, or files of them."""
+    """Images or point clouds; for a run on text, sentences or files of them."""
     out: Path | None = None
-    """Folder for predictions that are files: masks, boxes, images of them."""
+    """Folder for predictions that are files: masks, boxes, overlays."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -158,7 +158,7 @@ class Predict(RunCommand):
 
 @dataclass(frozen=True)
 class Generate:
-    """Images from a run of image-generation, as PNG files and as a grid."""
+    """Generate images with a run of image-generation, as PNG files and as a grid."""
 
     run_folder: Positional[Path]
     out: Path
@@ -166,11 +166,11 @@ class Generate:
     classes: Names = ()
     """Classes, separated by commas; all if not given."""
     num: int = 8
-    """Images of each class."""
+    """Images per class."""
     seed: int = 0
     """Seed of the noise."""
     interpolate: int | None = None
-    """Write strips.png as well: this many interpolated images between two, for each class."""
+    """Also write strips.png: this many interpolated images between two, for each class."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -187,12 +187,12 @@ class Generate:
 
 @dataclass(frozen=True)
 class Inspect:
-    """Attention maps, gates and saturation over depth, as figures and numbers."""
+    """Show attention maps, gates and saturation over depth, as figures and numbers."""
 
     target: Positional[str]
     """A run folder, or the name of a model."""
     file: Positional[str | None] = None
-    """An image; for a run on text a sentence, which only attention needs."""
+    """An image; for a run on text a sentence, which only attention maps need."""
     out: Path = Path("inspect")
     """Folder for figures and numbers."""
 

@@ -24,7 +24,7 @@ def print_swap(
     mixer_kwargs: Mapping[str, Any] | None = None,
     as_json: bool = False,
 ) -> int:
-    """Print the report of a swap in a model that is thrown away; returns the exit code.
+    """Print the report of a swap in a temporary model; returns the exit code.
 
     Args:
         target: a model of ours or timm's, `torchvision:NAME`, or a run folder.
@@ -35,7 +35,7 @@ def print_swap(
         as_json: print JSON instead of a table.
 
     Raises:
-        UserError: no such model, or a swap that cannot be.
+        UserError: no such model, or a swap that is not possible.
     """
     report = swap_attention(_model(target, img_size), mixer, where, mixer_kwargs=mixer_kwargs)
     if as_json:
@@ -46,10 +46,10 @@ def print_swap(
 
 
 def _model(target: str, img_size: int | None) -> nn.Module:
-    """The model; with shapes alone unless it is a run's."""
+    """The model; with shapes only unless it is a run's."""
     if Path(target).is_dir():
         if img_size is not None:
-            raise UserError(f"{target} is a run, whose images have their size; leave out --img-size")
+            raise UserError(f"{target} is a run with a fixed image size; omit --img-size")
         from tokenmix.train.load import load_run
 
         return load_run(Path(target))[0]
@@ -67,15 +67,15 @@ def _model(target: str, img_size: int | None) -> nn.Module:
         except TypeError as error:
             if img_size is None:
                 raise
-            raise UserError(f"{target} is built without an image size; leave out --img-size ({error})") from None
+            raise UserError(f"{target} is built without an image size; omit --img-size ({error})") from None
 
 
 def _check_swappable(target: str) -> None:
     tasks = MODELS[target].tasks
     if get_task(tasks[0]).comparison is not None:
         raise UserError(
-            f"{target} is a model of {', '.join(tasks)}, whose mixer is one of its arguments; by name swap takes "
-            "classifiers of images"
+            f"{target} is a model of {', '.join(tasks)}, whose mixer is one of its arguments; by name, swap takes "
+            "image classifiers only"
         )
 
 
@@ -89,4 +89,4 @@ def _torchvision(name: str, img_size: int | None) -> nn.Module:
     except TypeError as error:
         if img_size is None:
             raise
-        raise UserError(f"{name} is built without an image size; leave out --img-size ({error})") from None
+        raise UserError(f"{name} is built without an image size; omit --img-size ({error})") from None

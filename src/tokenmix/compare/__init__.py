@@ -1,1 +1,1 @@
-"""Mixers compared at equal budget: runs, results and the report."""
+"""Comparison of mixers at equal budget: runs, results and the report."""

@@ -56,7 +56,7 @@ def columns(results: Results) -> list[Column]:
 
 
 def cells(results: Results, twin: Twin) -> list[Cell]:
-    """The cells of one twin."""
+    """The cells of one variant."""
     reference = results.twin("self")
     return [_cell(results, column, twin, reference) for column in columns(results)]
 
@@ -90,7 +90,7 @@ def rich_table(results: Results) -> Table:
 
 
 def markdown_table(results: Results) -> str:
-    """For a README: a row for each twin, the best of a column bold, the ratio to self-attention in brackets."""
+    """For a README: a row for each variant, the best of a column bold, the ratio to self-attention in brackets."""
     headings = ["mixer", *(column.heading for column in columns(results))]
     lines = [f"| {' | '.join(headings)} |", f"|---|{'---:|' * (len(headings) - 1)}"]
     for twin in results.twins:

@@ -1,4 +1,4 @@
-"""Twins that differ only in their mixer, trained at equal budget, measured side by side, reported."""
+"""Variants that differ only in their mixer, trained at equal budget, measured side by side, reported."""
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,7 +54,7 @@ def compare(config: CompareConfig, *, quiet: bool = False, baseline: Mapping[str
     The same call again continues where it stopped: finished runs are not repeated, and mixers or seeds may be added.
 
     Raises:
-        UserError: whatever is known to be wrong before the first training; no run finished.
+        UserError: a mistake that is known before the first training; or no run finished.
     """
     console = Console(quiet=quiet)
     merged = config if config.merge is None else merge_settings(config, config.merge)
@@ -149,7 +149,7 @@ def predict_steps(config: CompareConfig, threads: Sequence[int]) -> tuple[int, d
         return measure_steps(some, batch, first, _device(config))
 
     try:
-        # One twin is enough to choose by: where another program runs, threads that wait for each other take long.
+        # One variant is enough to choose by: where another program runs, threads that wait for each other take long.
         best = min(threads, key=lambda number: measured(number, {mixer: twins[mixer]})[mixer])
         return best, measured(best, twins)
     finally:
@@ -168,7 +168,7 @@ def _first_of_each(cells: Iterable[Cell]) -> dict[str, Cell]:
 
 
 def _new_twin(config: TrainConfig, data: TaskData) -> TaskModule:
-    """A fresh twin, built before any training so that a wrong argument is reported at once."""
+    """A fresh variant, built before any training so that a wrong argument is reported at once."""
     task, description = get_task(config.task), data.describe()
     model = task.model_from_config(config, description)
     if getattr(model, "mixer_name", None) != config.model.model_kwargs["mixer"]:

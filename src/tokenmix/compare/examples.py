@@ -1,4 +1,4 @@
-"""Test images worth looking at, each twin's answer to them, and the maps that it used."""
+"""Selected test images, each variant's prediction for them, and the maps that it used."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,12 +21,12 @@ TILES = 4
 def make_examples(
     models: Mapping[str, nn.Module], images: ImageData, description: Mapping[str, Any], number: int = 4
 ) -> tuple[list[Example], list[ExampleMaps]]:
-    """Answers and maps of trained twins on a few test images.
+    """Predictions and maps of trained variants on a few test images.
 
     Args:
-        models: a trained twin for each mixer.
+        models: a trained variant for each mixer.
         images: the data set.
-        description: its data.json, whose normalisation the twins were trained with.
+        description: its data.json, whose normalisation the variants were trained with.
         number: images to show.
     """
     if not models:
@@ -53,16 +53,17 @@ def make_examples(
 
 
 def _maps_of(model: Any, inputs: Tensor) -> list[BlockMap]:
-    """The maps of a twin; none if its mixer has none to show."""
+    """The maps of a variant; none if its mixer has none to show."""
     shown = any(block.mixer.capabilities.map is not None for block in model.blocks)
     return attention_maps(model, inputs) if shown else []
 
 
 def choose_images(right: Tensor, labels: Tensor, number: int) -> list[int]:
-    """Half images that all twins get right, half on which they disagree most; of different classes while there are any.
+    """Half images that all variants get right, half on which they disagree most; of different classes while there are
+    any.
 
     Args:
-        right: (twins, images), whether a twin's answer is right.
+        right: (variants, images), whether a variant's prediction is right.
         labels: (images,).
         number: how many to choose.
     """

@@ -9,7 +9,7 @@ WRITTEN_UP_TO = 12
 
 
 def heatmap(counts: Sequence[Sequence[int]], names: Sequence[str]) -> str:
-    """Rows are true classes, columns answers; a cell's strength is the square root of its share of the row."""
+    """Rows are true classes, columns predictions; a cell's strength is the square root of its share of the row."""
     short = [name if len(name) <= 13 else f"{name[:12]}…" for name in names]
     margin = 8 + 6.2 * max(map(len, short))
     side = len(names) * CELL

@@ -1,4 +1,4 @@
-"""Attention maps of every twin over test images, as inline SVG with tiny embedded PNGs."""
+"""Attention maps of every variant over test images, as inline SVG with tiny embedded PNGs."""
 
 import base64
 import io
@@ -30,7 +30,7 @@ class ExampleMaps:
 
 
 def example_figure(results: Results, maps: ExampleMaps) -> dict[str, Any]:
-    """What the page shows of one test image: the image once; for each twin its answer and the maps of its blocks."""
+    """The page's view of one test image: the image once; for each variant its prediction and the maps of its blocks."""
     name = f"image-{maps.index}"
     known = next(example for example in results.examples if example.index == maps.index)
     rows = []

@@ -7,7 +7,7 @@ from tokenmix.cost.units import ratio
 
 
 def budget_sentence(results: Results) -> str:
-    """What every twin had in common."""
+    """What every variant had in common."""
     config, skeleton = results.config, results.skeleton
     augment = "no augmentation" if config["augment"] == "none" else f"augmentation {config['augment']}"
     seeds = ", ".join(map(str, config["seeds"]))

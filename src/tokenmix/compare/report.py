@@ -30,7 +30,7 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps] =
     Args:
         results: what was found.
         file: the file to write.
-        examples: maps of test images; their answers stand in `results.examples`.
+        examples: maps of test images; their predictions are in `results.examples`.
     """
     machine = results.environment
     return write_page(

@@ -67,7 +67,7 @@ def cost_charts(results: Results) -> list[str]:
 
 @dataclass(frozen=True)
 class Bar:
-    """One twin's bar: its length in percent of the longest."""
+    """One variant's bar: its length in percent of the longest."""
 
     mixer: str
     index: int
@@ -76,14 +76,14 @@ class Bar:
 
 
 def bars(results: Results, column: Column) -> list[Bar]:
-    """A column as bars, of the twins that have it."""
+    """A column as bars, of the variants that have it."""
     values = [(i, twin.mixer, column.value(twin)) for i, twin in enumerate(results.twins)]
     largest = max((v for _, _, v in values if v is not None), default=0) or 1
     return [Bar(mixer, i, 100 * v / largest, column.text(v)) for i, mixer, v in values if v is not None]
 
 
 def confusions(results: Results) -> list[tuple[str, str]]:
-    """Mixer and its confusion matrix over all seeds, as SVG; none for a twin without one."""
+    """Mixer and its confusion matrix over all seeds, as SVG; none for a variant without one."""
     found = []
     for twin in results.twins:
         matrices = [run.confusion for run in twin.runs if run.confusion]

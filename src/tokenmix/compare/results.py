@@ -1,4 +1,4 @@
-"""What a comparison found, as it stands in results.json."""
+"""What a comparison found, as stored in results.json."""
 
 import json
 import math
@@ -26,7 +26,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Run:
-    """One training of one twin. `score` and `confusion` are of the last epoch; None if the run failed."""
+    """One training of one variant. `score` and `confusion` are of the last epoch; None if the run failed."""
 
     seed: int
     folder: str
@@ -99,7 +99,7 @@ class Twin:
 
 @dataclass(frozen=True)
 class Example:
-    """One test image and each twin's answer: (label, probability)."""
+    """One test image and each variant's prediction: (label, probability)."""
 
     index: int
     label: str
@@ -115,8 +115,8 @@ class Results:
         metric: name of the headline metric; `higher` says whether more is better.
         config: the resolved configuration.
         data: the data's own description (data.json).
-        skeleton: tokens, width and depth of the twins' common skeleton.
-        images: training images that each twin sees.
+        skeleton: tokens, width and depth of the variants' common skeleton.
+        images: training images that each variant sees.
         step_batch: images of the training step and of the inference pass that were timed and watched.
         device: where it was trained and measured.
         baseline: score of something simpler on the same data, by its name; empty if none was asked for.
@@ -139,7 +139,7 @@ class Results:
     schema: int = SCHEMA
 
     def twin(self, mixer: str) -> Twin | None:
-        """The twin of that mixer, if it took part."""
+        """The variant of that mixer, if it took part."""
         return next((twin for twin in self.twins if twin.mixer == mixer), None)
 
     def best(self, value: Callable[[Twin], float | None], higher: bool) -> float | None:
@@ -153,7 +153,7 @@ class Results:
         return sum(map(sum, matrices[0])) if matrices else 0
 
     def leaders(self) -> list[Twin]:
-        """The twin of the best score, then those after it by no more than two standard errors of the difference.
+        """The variant of the best score, then those after it by no more than two standard errors of the difference.
 
         The variance of a score is that of its mean over seeds and, of an accuracy, that of the draw of test images.
         """

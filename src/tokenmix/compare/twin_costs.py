@@ -1,4 +1,4 @@
-"""What each twin of a comparison costs: counted, timed in turns with the others, watched by the allocator."""
+"""What each variant of a comparison costs: counted, timed in turns with the others, watched by the allocator."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -37,7 +37,7 @@ class TwinCost:
 
 
 class _Bench:
-    """One twin with a batch and an optimiser of its own."""
+    """One variant with a batch and an optimiser of its own."""
 
     def __init__(
         self, module: TaskModule, batch: Mapping[str, Tensor], config: TrainConfig, device: torch.device
@@ -73,7 +73,7 @@ def _to(value: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tenso
 def measure_twins(
     twins: Mapping[str, TaskModule], batch: Mapping[str, Tensor], config: TrainConfig, device: torch.device
 ) -> dict[str, TwinCost]:
-    """Measure new twins on one training batch; their weights change.
+    """Measure new variants on one training batch; their weights change.
 
     Args:
         twins: a task module for each mixer.
@@ -100,14 +100,14 @@ def measure_twins(
 def measure_steps(
     twins: Mapping[str, TaskModule], batch: Mapping[str, Tensor], config: TrainConfig, device: torch.device
 ) -> dict[str, float]:
-    """Median seconds of a training step of each twin, from five rounds; their weights change."""
+    """Median seconds of a training step of each variant, from five rounds; their weights change."""
     benches = {name: _Bench(module.train(), batch, config, device) for name, module in twins.items()}
     steps = {name: bench.step for name, bench in benches.items()}
     return {name: t.median for name, t in time_interleaved(steps, repeats=5, warmup=1, device=device).items()}
 
 
 def measure_growth(twins: Mapping[str, nn.Module], device: torch.device) -> dict[str, Growth]:
-    """One layer of each twin, of its width and heads, over numbers of tokens."""
+    """One layer of each variant, of its width and heads, over numbers of tokens."""
     layers = {name: model.blocks[-1].mixer for name, model in twins.items()}  # type: ignore[index, union-attr]
     first: Any = next(iter(layers.values()))
     heads = {n for layer in layers.values() if (n := getattr(layer, "num_heads", None))}

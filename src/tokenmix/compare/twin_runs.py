@@ -56,7 +56,7 @@ def claim_folder(out: Path, config: CompareConfig, name: str = "compare.json", f
             told = ", ".join(f"{key} {before.get(key)} instead of {plain[key]}" for key in other)
             raise UserError(f"{out} holds a comparison with {told}; give another --out, or the same settings")
     elif out.exists() and (not out.is_dir() or any(entry.name not in LOCKS for entry in out.iterdir())):
-        raise UserError(f"{out} is not empty and holds no comparison; give another --out")
+        raise UserError(f"{out} is not empty and does not contain a comparison; give another --out")
     make_folder(out)
     write_json(file, plain)
 

@@ -1,4 +1,4 @@
-"""What a mechanism costs: parameters, multiply-adds, memory and speed against self-attention as N grows."""
+"""Costs of mechanisms: parameters, multiply-adds, memory and speed compared with self-attention as N grows."""
 
 from tokenmix.cost.cost import CostRow, CostTable, cost_table
 from tokenmix.cost.crossover import Crossover, find_crossover

@@ -1,4 +1,4 @@
-"""What this machine can do at most: bytes and multiply-adds in a second, measured with the threads that are in use."""
+"""Measured peaks of this machine: bytes and multiply-adds per second with the threads in use."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a mixer or model costs as its input grows: parameters, multiply-adds, memory, time, against this machine."""
+"""Costs of mixers or models as their input grows: parameters, multiply-adds, memory and time on this machine."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -92,7 +92,7 @@ class CostTable:
         rows: one row for each name and size.
         exponents: p of seconds ~ N^p for a forward pass over the upper half of the sizes; N is the number of tokens, or
             of pixels of the whole image. None with one size, and where times are unsteady.
-        reference: the name that the others are held against: self-attention, or the first model.
+        reference: the name that the others are compared with: self-attention, or the first model.
         crossovers: where the mixer takes fewer multiply-adds than self-attention; empty for models.
         measured: first size at which its forward pass becomes faster or slower than the reference's; None if in no gap,
             and where its times or the reference's are unsteady.
@@ -162,12 +162,12 @@ def cost_table(
         device: cpu or cuda.
         precision: of weights and input.
         repeats: rounds of timing, fewer where they take long, with several turns of short calls; the names take turns.
-        track: the sizes go through it as they are measured, for a progress bar such as `rich.progress.track`.
+        track: wraps the sizes as they are measured, for a progress bar such as `rich.progress.track`.
         **kwargs: arguments for the layers that have them, such as `num_heads`.
 
     Raises:
-        UserError: a name that nothing has, a width or a size below 1 or beyond all memory, a size that a model does not
-            take, or a device that is not there.
+        UserError: an unknown name, a width or a size below 1 or beyond all memory, a size that a model does not
+            take, or a device that does not exist.
     """
     place, dtype = _place(device), DTYPES[precision]
     if dim is not None and not 1 <= dim <= LARGEST_DIM:
@@ -175,7 +175,9 @@ def cost_table(
     targets = targets_for(names, dim=dim or DIM, device=place, dtype=dtype, kwargs=kwargs)
     models = not isinstance(targets[0], MixerTarget)
     if models and (dim is not None or kwargs):
-        raise UserError(f"dim={dim} and the like are of mixers; {targets[0].name!r} is a model with its own width")
+        raise UserError(
+            f"dim={dim} and similar options apply to mixers only; {targets[0].name!r} is a model with its own width"
+        )
     sizes = _sizes(sizes, targets[0])
     counts = {n: {target.name: _counted(target, n) for target in targets} for n in sizes}
     others_work = OtherWork()
@@ -235,7 +237,7 @@ def _seconds(rows: Iterable[CostRow]) -> dict[int, float]:
 
 
 def _steady_seconds(rows: Sequence[CostRow]) -> dict[int, float]:
-    """None at all if one of them is unsteady: growth and crossings would be those of the disturbance."""
+    """None if one of them is noisy: growth and crossings would be those of the noise."""
     return {} if any("forward" in row.unsteady for row in rows) else _seconds(rows)
 
 
@@ -247,7 +249,7 @@ def _measure(
     device: torch.device,
     repeats: int,
 ) -> dict[str, CostRow]:
-    """A row for each; a pass that memory or time do not hold is left out, with the reason in its place."""
+    """A row for each; a pass that exceeds memory or time is left out, with the reason instead."""
     top = ceilings.macs_per_second
     reasons = {target.name: _reasons(target, n, counts[target.name]["macs"], top, device) for target in targets}
     built: dict[str, Measurable] = {}

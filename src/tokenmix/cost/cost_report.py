@@ -1,4 +1,4 @@
-"""A table of costs as people read it: on the terminal, and as cost.json, cost.md and pictures in a folder."""
+"""A table of costs as people read it: on the terminal, and as cost.json, cost.md and figures in a folder."""
 
 import io
 import json

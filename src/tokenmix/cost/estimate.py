@@ -57,7 +57,7 @@ class _Ledger(TorchDispatchMode):
 
 
 def expected_peak(build: Callable[[], Callable[[], object]]) -> int:
-    """Bytes at the peak of building something and calling it, found with shapes alone: nothing is computed or taken.
+    """Bytes at the peak of building something and calling it, found with shapes only: nothing is computed or taken.
 
     Args:
         build: makes tensors on the device where they will be, and returns what is called.

@@ -1,4 +1,4 @@
-"""Peak memory of a call, read from the allocator, so that fused kernels are seen from inside."""
+"""Peak memory of a call, read from the allocator, so that memory inside fused kernels is counted."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ def peak_memory(fn: Callable[[], object], device: torch.device | str | None = No
 
     Args:
         fn: called once. What it returns is dropped.
-        device: where `fn` works; the CPU if not given.
+        device: where `fn` runs; the CPU if not given.
 
     Raises:
         UserError: a device whose allocator cannot be watched, such as mps.
@@ -60,7 +60,7 @@ def _peak_cpu(fn: Callable[[], object]) -> int:
 
 @contextmanager
 def _without_profiler_noise() -> Iterator[None]:
-    """Hold back what is written to file descriptor 2, then write it without the profiler's own lines.
+    """Capture what is written to file descriptor 2, then write it without the profiler's own lines.
 
     They come from C++ and have no switch that works once torch is loaded.
     """

@@ -1,4 +1,4 @@
-"""A model of ours or timm's in a table of costs. Only this part of the costs needs the models and their tasks."""
+"""A model of ours or timm's in a table of costs. Only this module of `cost` needs the models and their tasks."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -60,7 +60,7 @@ class ModelTarget:
     device: torch.device
     dtype: torch.dtype
     outlines: dict[int, ModelWithInput] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """By size: asked for by the counts and by each pass whose memory is estimated."""
+    """By size: needed by the counts and by each pass whose memory is estimated."""
 
     def default_sizes(self) -> list[int]:
         """The model's own size only."""
@@ -79,7 +79,7 @@ class ModelTarget:
         return ModelWithInput(model, self._example(model, size, self.device))
 
     def outline(self, size: int) -> ModelWithInput:
-        """The model and an image with shapes alone; `UserError` if it does not take images of that size."""
+        """The model and an image with shapes only; `UserError` if it does not take images of that size."""
         if size not in self.outlines:
             self.outlines[size] = self._outlined(size)
         return self.outlines[size]
@@ -96,7 +96,7 @@ class ModelTarget:
     def dry_run(self, size: int, which: Pass) -> Callable[[], Callable[[], object]]:
         """Weights of the model's shapes and one pass with them.
 
-        The weights are made apart, since timm's models cannot be built with shapes alone.
+        The weights are made apart, since timm's models cannot be built with shapes only.
         """
         model = self.outline(size).model
 

@@ -15,7 +15,7 @@ from tokenmix.ops.less import Scores
 
 @dataclass(frozen=True)
 class MixerWithInput:
-    """A layer, tokens or a map that it takes, and the scores that the layer before would hand it."""
+    """A layer, tokens or a map that it takes, and the scores that the layer before would pass it."""
 
     layer: Mixer
     x: Tensor
@@ -48,7 +48,7 @@ class MixerWithInput:
 
 
 def layer_for(name: str, dim: int, num_tokens: int, **kwargs: Any) -> Mixer:
-    """The mixer as it stands inside a stack; `kwargs` go to the layers that have such arguments."""
+    """The mixer as it is used inside a stack; `kwargs` go to the layers that have such arguments."""
     spec = get_spec(name)
     known = {**_known(spec.layer, kwargs), **spec.later}
     return create_mixer(name, dim, num_tokens=num_tokens, **known)

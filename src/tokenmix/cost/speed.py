@@ -1,4 +1,4 @@
-"""Times of several functions, taken in turns so that a machine that slows down slows all of them."""
+"""Interleaved timing of several functions, so that a machine that slows down slows all of them."""
 
 import random
 import statistics
@@ -68,9 +68,9 @@ def time_interleaved(
 
 
 def orders(names: Iterable[str], rounds: int) -> Iterator[list[str]]:
-    """The names in an order that is drawn for each round, so that nobody always follows the same neighbour.
+    """The names in an order that is drawn for each round, so that no function always follows the same one.
 
-    Anyone who does runs in the caches and the free memory that this one leaves after.
+    A function runs with the caches and the free memory that the one before it leaves.
     """
     drawn, names = random.Random(0), list(names)
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""What a table of costs is about: a mixer at some number of tokens, or a model at some image size."""
+"""The subject of a table of costs: a mixer at some number of tokens, or a model at some image size."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,7 +52,7 @@ class MixerTarget:
         return 196, 1024, 4096
 
     def outline(self, size: int) -> Measurable:
-        """The layer and its input with shapes alone, to be counted."""
+        """The layer and its input with shapes only, to be counted."""
         return mixer_with_input(self.name, self.dim, size, device="meta", dtype=self.dtype, **self.kwargs)
 
     def build(self, size: int) -> Measurable:
@@ -60,7 +60,7 @@ class MixerTarget:
         return mixer_with_input(self.name, self.dim, size, device=self.device, dtype=self.dtype, **self.kwargs)
 
     def dry_run(self, size: int, which: Pass) -> Build:
-        """One pass, for a run with shapes alone."""
+        """One pass, for a run with shapes only."""
         return lambda: getattr(self.build(size), which)
 
 
@@ -86,7 +86,7 @@ def are_mixers(names: Sequence[str]) -> bool:
         _check_are_models(others)
     if others and len(others) < len(names):
         mixer = next(name for name in names if is_mixer(name))
-        raise UserError(f"{mixer!r} is a mixer and {others[0]!r} a model; ask for their costs one after the other")
+        raise UserError(f"{mixer!r} is a mixer and {others[0]!r} a model; measure them in separate commands")
     return not others
 
 

@@ -53,7 +53,7 @@ class FoldedExternalAttention(Mixer):
 
     @torch.no_grad()
     def fill(self, keys: Map, values: Map, *, inputs: Range, shares: Range) -> None:
-        """Take over K, k and V, v of a layer whose inputs lay in the range `inputs`, and its map in `shares`."""
+        """Take over K, k and V, v of a layer whose inputs were in the range `inputs`, and its map in `shares`."""
         # PyTorch's exp of float32 goes to MKL, which on AMD's CPUs takes four times as long as PyTorch's own exp2.
         power = math.log2(math.e)
         self.scores.fill(keys.weight * power, keys.bias * power, inputs)
@@ -89,7 +89,7 @@ class FoldedExternalAttention(Mixer):
         return double_normalize(logits.unflatten(-1, (self.heads, -1)).transpose(1, 2), mask=mask)
 
     def _by_sums(self, x: Tensor) -> Tensor | None:
-        """The answer without shifts of the logits; None where a sum nears the ends of the number range."""
+        """The output without shifts of the logits; None where a sum nears the ends of the number range."""
         out = torch.empty_like(x)
         together = samples_at_a_time(x.shape[1] * self.heads * self.num_slots, GROUP)
         for some, made in zip(x.split(together), out.split(together)):

@@ -1,4 +1,4 @@
-"""Layers that multiply in int8 and hand float32 on."""
+"""Layers that multiply in int8 and return float32."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -58,7 +58,7 @@ class Int8Linear(Packing):
 
     Q is int8 with one scale t per row, of 7 bits on a CPU that adds products of 8 in too few
     (`tokenmix.cpu.operators.largest_weight`). s and z are fixed from `low` and `high`, the range that x had in
-    calibration, so that a sample's answer does not depend on what else is in the batch.
+    calibration, so that a sample's output does not depend on what else is in the batch.
 
     Shape:
         (..., in_features) float32 to (..., out_features) float32.
@@ -83,7 +83,7 @@ class Int8Linear(Packing):
 
     @torch.no_grad()
     def fill(self, weight: Tensor, bias: Tensor | None, inputs: Range) -> None:
-        """Take over W and b of a map whose input lay in this range."""
+        """Take over W and b of a map whose input was in this range."""
         quantised, scale = quantize_rows(weight, largest_weight())
         self.qweight.copy_(quantised)
         self.scale.copy_(scale)
@@ -183,7 +183,7 @@ class Int8Gate(Mixer):
 
     @torch.no_grad()
     def fill(self, unit: SpatialGatingUnit, limit: float) -> None:
-        """Take over a unit whose normalised features lay in [-limit, limit]."""
+        """Take over a unit whose normalised features were in [-limit, limit]."""
         self.qweight, self.scale = quantize_rows(unit.matrix(unit.num_tokens).detach())
         self.bias.copy_(unit.bias.detach())
         self.limit.fill_(max(limit, 1e-6))
@@ -230,7 +230,7 @@ class Int8Gate(Mixer):
         if self.gate != "dense" or self.causal:
             kind = "causal" if self.causal else self.gate
             raise UserError(
-                f"a {kind} gate in int8 cannot go over from grid {tuple(old)} to {tuple(new)}; "
+                f"a {kind} gate in int8 cannot be resized from grid {tuple(old)} to {tuple(new)}; "
                 "give the float32 model that size, then quantise it"
             )
         weight, self.bias = resize_gate(self.matrix(self.num_tokens), self.bias, old, new)
@@ -275,7 +275,7 @@ def check_move(fn: Callable[[Tensor], Tensor]) -> None:
 
 
 def samples_at_a_time(numbers: int, most: int = 2**18) -> int:
-    """How many samples to work on together, if each takes that many numbers, for them to stay in the cache.
+    """Number of samples to process together, if each takes that many numbers, so that they stay in the cache.
 
     It also keeps to memory that the process has already: fresh pages cost more than what is written to them.
     """

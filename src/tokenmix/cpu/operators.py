@@ -1,4 +1,4 @@
-"""PyTorch's private operators for CPUs: all that `tokenmix.cpu` calls without a promise of torch's."""
+"""PyTorch's private operators for CPUs: all the non-public ones that `tokenmix.cpu` calls."""
 
 import functools
 from typing import Any, Literal

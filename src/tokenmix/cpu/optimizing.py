@@ -1,4 +1,4 @@
-"""From a float32 model and a few inputs to a copy for inference on CPUs, and int8 copies to a file and back."""
+"""Optimise a float32 model for inference on CPUs, given a few inputs; save and load int8 copies."""
 
 import copy
 import itertools
@@ -18,7 +18,7 @@ from tokenmix.cpu.planning import fill, install, kind_of, observe, plan_copy, pl
 from tokenmix.errors import UserError, unknown_name
 
 TOLERANCES: dict[Dtype, float] = {"float32": 1e-3, "bfloat16": 0.1, "int8": 0.5}
-"""How far a copy's answers on the first batch may be from the original's: norm of the difference over theirs.
+"""How far a copy's outputs on the first batch may be from the original's: norm of the difference over theirs.
 
 Many times what sound copies of trained models show; a copy beyond it is another function."""
 
@@ -31,7 +31,7 @@ def optimize(
 ) -> nn.Module:
     """A copy of a model for inference on a CPU, in eval mode and without gradients.
 
-        fast = tokenmix.optimize(model, images)                      # the same answers up to float32's rounding
+        fast = tokenmix.optimize(model, images)                      # the same outputs up to float32's rounding
         fast = tokenmix.optimize(model, images, dtype="int8")        # images: a hundred or so of the training images
         logits = fast(batch)                                         # batches of any size
 
@@ -50,10 +50,10 @@ def optimize(
 
     Raises:
         UserError: an unknown dtype, weights that are not float32 on the CPU, no inputs, nothing to optimise, a copy
-            that cannot run or whose answers on the first batch are further off than `tokenmix.cpu.TOLERANCES`, or a
+            that cannot run or whose outputs on the first batch are further off than `tokenmix.cpu.TOLERANCES`, or a
             PyTorch without the operators.
 
-    bfloat16 gains on CPUs with AVX512-BF16 or AMX, int8 most with VNNI or AMX; without them the answers hold, the speed
+    bfloat16 gains on CPUs with AVX512-BF16 or AMX, int8 most with VNNI or AMX; without them the outputs hold, the speed
     may not.
     """
     if dtype not in get_args(Dtype):
@@ -81,7 +81,7 @@ def optimize(
 
 
 def _check_answers(result: nn.Module, first: Tensor, expected: Any, dtype: Dtype) -> None:
-    """Raise `UserError` unless the copy runs and answers as the original did."""
+    """Raise `UserError` unless the copy runs and gives the outputs of the original."""
     name = type(result).__name__
     try:
         found = result(first)
@@ -89,7 +89,7 @@ def _check_answers(result: nn.Module, first: Tensor, expected: Any, dtype: Dtype
         raise
     except Exception as error:
         raise UserError(
-            f"{name} runs as it is but not optimised in {dtype}: {_first(error)}; keep it as it is"
+            f"{name} runs unchanged but not optimised in {dtype}: {_first(error)}; keep it as it is"
         ) from error
     for one, other in zip(_tensors(found), _tensors(expected), strict=True):
         error = ((one - other).norm() / other.norm().clamp_min(1e-6)).item()
@@ -127,7 +127,7 @@ def _batches(inputs: Any) -> Iterator[Tensor]:
             empty = False
             yield x
     if empty:
-        raise UserError("no inputs to find the ranges of activations with; give a hundred or so of the training images")
+        raise UserError("no inputs to calibrate the ranges of activations; give about a hundred training images")
 
 
 def save_quantized(model: nn.Module, path: Path | str) -> None:

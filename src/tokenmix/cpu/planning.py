@@ -1,4 +1,4 @@
-"""Which parts of a model become others in its copy, and the ranges of what they meet."""
+"""Which parts of a model are replaced in its copy, and the ranges of their inputs."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
@@ -23,7 +23,7 @@ _PAIRS = (("proj_in", "act"), ("fc1", "act"))
 
 
 def observe(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Range]:
-    """Ranges of what the modules that have another form meet, as `module.what`."""
+    """Ranges of the inputs of the modules that are replaced, as `module.what`."""
     ranges: dict[str, Range] = {}
 
     def hook(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -75,7 +75,7 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def plan_copy(model: nn.Module, seen: set[str], dtype: Dtype) -> CopyPlan:
-    """What becomes of the modules whose ranges are known."""
+    """The replacements of the modules whose ranges are known."""
     plan: CopyPlan = {}
     met = {key.rpartition(".")[0] for key in seen}
     # PyTorch's encoder layer reads these weights itself when no hook watches it.
@@ -135,7 +135,7 @@ def _inside(name: str, plan: CopyPlan) -> bool:
 
 
 def _followed(parent: nn.Module) -> list[tuple[str, str]]:
-    """Names of children that are called one directly after the other, as far as the parent's kind tells."""
+    """Names of children that are called one directly after the other, as far as the parent's class determines it."""
     return list(pairwise(parent._modules)) if isinstance(parent, nn.Sequential) else list(_PAIRS)
 
 
@@ -146,7 +146,7 @@ def _activation(module: nn.Module | None) -> Activation | None:
 
 
 def install(model: nn.Module, plan: CopyPlan, dtype: Dtype) -> None:
-    """Put empty layers where the plan says, wherever the module stands; activations taken in become identities."""
+    """Put empty layers where the plan says; activations that are fused become identities."""
     old = {name: model.get_submodule(name) for name in plan}
     new = {old[name]: _empty(old[name], kind, dtype) for name, kind in plan.items()}
     for parent in list(model.modules()):
@@ -175,7 +175,7 @@ def _empty(module: nn.Module, kind: str, dtype: Dtype) -> nn.Module:
 
 
 def fill(place: nn.Module, source: nn.Module, ranges: Mapping[str, Range]) -> None:
-    """Take a module over into the one at its place, given the ranges of what it met."""
+    """Copy a module into its replacement, given the ranges of its inputs."""
     if isinstance(place, FusedLinear | Int8Linear):
         assert isinstance(source, nn.Linear)
         place.fill(source.weight.detach(), source.bias, ranges["x"])

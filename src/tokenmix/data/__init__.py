@@ -1,4 +1,4 @@
-"""What the readers of all data share: data sets by name, fetching, the cache, the order of samples and the loader.
+"""Shared by all readers of data: data sets by name, fetching, the cache, the order of samples and the loader.
 
 Importing this package registers the sets of images and scenes, and nothing heavy.
 """

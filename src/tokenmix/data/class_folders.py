@@ -31,7 +31,7 @@ def class_names(folder: Path, hidden: str | tuple[str, ...] = (".", "__")) -> li
 def check_test_classes(test: Path, train: Path, tested: Sequence[str], classes: Sequence[str]) -> None:
     """Raise `UserError` for a class of the test folder that the training folder has not."""
     if unknown := [name for name in tested if name not in classes]:
-        raise UserError(f"{test} has the class {unknown[0]!r}, which {train} has not; rename or remove it")
+        raise UserError(f"{test} has the class {unknown[0]!r}, which is missing in {train}; rename or remove it")
 
 
 def class_files(folder: Path, classes: Sequence[str], wanted: Callable[[str], bool]) -> Items:

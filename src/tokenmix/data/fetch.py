@@ -1,4 +1,4 @@
-"""Getting files: from a URL, from a Debian package; all without root.
+"""Fetch files from a URL or a Debian package, without root.
 
 Whatever a source cannot do is a `FetchError` in a few words, so that the next source can be tried and the last message
 can name all of them.
@@ -28,7 +28,7 @@ def log(message: str) -> None:
 
 
 def first_that_works(what: str, sources: Sequence[tuple[str, Callable[[], T]]]) -> T:
-    """The answer of the first source that has one; `FetchError` naming each one's reason if none has."""
+    """The result of the first source that works; `FetchError` with each one's reason if none does."""
     reasons = []
     for name, fetch in sources:
         log(f"fetching {what} from {name}")

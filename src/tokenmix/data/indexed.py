@@ -19,18 +19,18 @@ class IndexedDataset(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many there are, the same in each epoch."""
+        """The number of samples, the same in each epoch."""
 
     @abstractmethod
     def read(self, indices: Tensor, epoch: int) -> Any:
         """The batch of these samples, as the task takes it."""
 
     def chosen(self, places: Tensor) -> "IndexedDataset":
-        """The samples at these places; each stays the function of its own index that it was."""
+        """The samples with these indices; each stays the function of its own index that it was."""
         return self if len(places) == len(self) else _Chosen(self, places)
 
     def training_order(self, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray:
-        """The indices that one of `world_size` processes takes in an epoch, as many for each."""
+        """The indices that one of `world_size` processes takes in an epoch, the same number for each."""
         return shared_permutation(len(self), seed, epoch, rank, world_size)
 
     def check_shares(self, world_size: int) -> None:

@@ -91,7 +91,7 @@ class EpochLoader(DataLoader[Any]):
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """Take the order, and what else depends on the epoch, from this one now on."""
+        """Set the epoch, on which the order and the samples depend."""
         assert isinstance(self.sampler, EpochSampler)
         self.sampler.set_epoch(epoch)
 
@@ -127,7 +127,7 @@ def make_loader(
             share.
     """
     if batch_size < 1:
-        raise UserError(f"a batch size of {batch_size} is not possible; give 1 or more")
+        raise UserError(f"batch_size must be at least 1, got {batch_size}")
     sampler = EpochSampler(
         dataset, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last, start_batch=start_batch,
         rank=rank, world_size=world_size,
@@ -147,7 +147,7 @@ def _same(batch: Any) -> Any:
 
 
 def _pass_over_sigterm(worker: int) -> None:
-    """Read on at a SIGTERM that all processes of a run are sent: the one that trains saves, and ends this one."""
+    """Ignore a SIGTERM that all processes of a run get: the one that trains saves, and ends this one."""
     if hasattr(signal, "sigwaitinfo"):  # macOS has none: there the run stops without saving
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_end_with_parent, daemon=True).start()

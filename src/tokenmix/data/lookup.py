@@ -1,4 +1,4 @@
-"""Data sets by what stands after --data: `name` or `name:variant`; nothing here imports PyTorch."""
+"""Data sets by what follows --data: `name` or `name:variant`; nothing here imports PyTorch."""
 
 import os
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ class DataRequest:
 
     Attributes:
         name: of the data set.
-        variant: what stands after the name and a colon: a path, a number, a name, or nothing.
+        variant: what follows the name and a colon: a path, a number, a name, or nothing.
         kind: which of the entry's kinds is wanted.
         root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if None.
         seed: of training samples that are composed on the fly; what is for testing never depends on it.
@@ -145,7 +145,7 @@ def short_name(spec: str) -> str:
     name, _, variant = spec.partition(":")
     if not variant:
         return name
-    # Columns of a table stand after its path.
+    # Columns of a table follow its path.
     path = Path(variant.partition("#")[0].split(",")[0]).expanduser().absolute()
     shards = name in DATA_SETS and DATA_SETS[name].variant == "shards"
     return f"{name}-{path.parent.name if shards else path.name}"

@@ -1,4 +1,4 @@
-"""Files that may come from a stranger: only regular ones are opened, and what is not JSON is one line."""
+"""Untrusted files: only regular ones are opened, and invalid JSON is an error in one line."""
 
 import json
 import math
@@ -34,7 +34,7 @@ def check_file(path: Path) -> Path:
     if path.is_dir():
         raise UserError(f"{str(path)!r} is a folder; name the files in it")
     if path.exists() and not path.is_file():
-        raise UserError(f"{path} is a pipe or a device, not a file; copy what it gives into one")
+        raise UserError(f"{path} is a pipe or a device, not a file; copy its content into one")
     if not path.exists():
         raise UserError(f"{str(path)!r} does not exist; give the path of a file")
     if path.stat().st_size == 0:
@@ -47,7 +47,7 @@ def read_file(path: Path) -> bytes:
     try:
         return check_file(path).read_bytes()
     except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}); give a file that you may read") from None
+        raise UserError(f"cannot read {path} ({error.strerror}); give a readable file") from None
 
 
 def parse_json(text: str | bytes, where: Path | str) -> Any:

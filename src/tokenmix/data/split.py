@@ -8,12 +8,12 @@ from torch import Tensor
 
 from tokenmix.errors import UserError
 
-# By fewer than ten samples no epoch can be told from another.
+# By fewer than ten samples epochs cannot be distinguished.
 SHARE, LEAST, MOST = 10, 10, 10_000
 
 
 def choose(labels: Tensor, limit: int | None, seed: int) -> Tensor | None:
-    """Places of `limit` samples that keep the shares of the classes; None if all are kept.
+    """Indices of `limit` samples that keep the shares of the classes; None if all are kept.
 
     A larger limit under the same seed contains the smaller one's samples.
     """
@@ -49,13 +49,14 @@ def validation_size(count: int, asked: int | None, limit: int | None = None) -> 
         return min(MOST, tenth) if tenth >= LEAST else 0
     if asked >= count:
         raise UserError(
-            f"--validation {asked} leaves none of {count} training samples; give {count // SHARE} or less, 0 for none"
+            f"--validation {asked} leaves none of the {count} samples to train on; give {count // SHARE} or less, or "
+            "0 for none"
         )
     return asked
 
 
 def hold_out(labels: Tensor, asked: int | None, limit: int | None = None) -> tuple[Tensor, Tensor]:
-    """Places of the samples to train on, and of those held out for validation, in the shares of the classes.
+    """Indices of the samples to train on, and of those held out for validation, in the shares of the classes.
 
     A function of labels and number alone: runs with other seeds hold out the same, and a larger part contains a
     smaller one.

@@ -1,4 +1,4 @@
-"""What a model's mixers did: maps, gates and saturation, as numbers and pictures."""
+"""Inspect a model's mixers: maps, gates and saturation, as numbers and figures."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The gates of a text model: how far they depend on distance alone, as numbers and pictures."""
+"""The gates of a text model: how far they depend on distance alone, as numbers and figures."""
 
 import json
 from pathlib import Path

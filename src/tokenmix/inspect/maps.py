@@ -15,7 +15,7 @@ from tokenmix.models import BlockMap
 def attention_maps(model: nn.Module, images: Tensor) -> list[BlockMap]:
     """The maps of a model's mixers on images, from the first block to the last, in the model's present mode.
 
-    They are computed by each layer's own `attention_map` from the input that it got, so fused attention is no obstacle.
+    They are computed by each layer's own `attention_map` from the input that it got, so it works with fused attention.
 
     Args:
         model: one of ours, or any module that calls tokenmix mixers.

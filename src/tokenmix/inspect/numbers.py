@@ -22,7 +22,7 @@ class MapNumbers:
         effective_columns: exp(entropy of the mean row): how many slots (or tokens) are in use.
         saturation: share of a row's mass on its largest column.
         diagonality: share of a row's mass on the token itself; None for slots.
-        distance: 1 - linear CKA with the map of the block before: 0 = tokens are told apart in the same way, 1 =
+        distance: 1 - linear CKA with the map of the block before: 0 = tokens are distinguished in the same way, 1 =
             unrelated; None for the first block and for a map whose rows are all alike.
     """
 
@@ -79,7 +79,7 @@ def _diagonality(rows: Tensor) -> float | None:
 
 
 def _distance(rows: Tensor, previous: Tensor) -> float | None:
-    """1 - CKA, the mean over images; the heads' columns stand side by side as the features of a token."""
+    """1 - CKA, the mean over images; the heads' columns are side by side as the features of a token."""
     size = max(rows.shape[0], previous.shape[0])
     mine, other = (_features(r).expand(size, -1, -1) for r in (rows, previous))
     if mine.shape[1] != other.shape[1]:

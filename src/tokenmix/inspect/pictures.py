@@ -1,4 +1,4 @@
-"""Maps as pictures: tiles over the image, numbers over depth."""
+"""Maps as figures: tiles over the image, numbers over depth."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ def display_image(image: Tensor) -> np.ndarray:
 
 
 def draw_tiles(image: Tensor, tiles: Sequence[Tile], title: str, file: Path) -> None:
-    """One picture: the image, then every tile over it, each on its own colour scale (its range stands under it)."""
+    """One figure: the image, then every tile over it, each on its own colour scale (its range is printed below)."""
     shown = display_image(image)
     figure, axes = _panel(len(tiles) + 1, title)
     axes[0].imshow(shown)
@@ -35,7 +35,7 @@ def draw_tiles(image: Tensor, tiles: Sequence[Tile], title: str, file: Path) -> 
 
 
 def _panel(count: int, title: str) -> tuple[Figure, list[Axes]]:
-    """A figure and places for at least `count` pictures, without ticks or frames."""
+    """A figure with axes for at least `count` images, without ticks or frames."""
     rows = -(-count // COLUMNS)
     figure = Figure(figsize=(2.1 * COLUMNS, 2.35 * rows + 0.4), layout="constrained")
     figure.suptitle(title, fontsize=11)

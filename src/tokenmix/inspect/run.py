@@ -1,4 +1,4 @@
-"""`tokenmix inspect`: the maps of a run or a model on one image, as pictures and numbers in a folder."""
+"""`tokenmix inspect`: the maps of a run or a model on one image, as figures and numbers in a folder."""
 
 import json
 from collections.abc import Mapping

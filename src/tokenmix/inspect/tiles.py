@@ -1,4 +1,4 @@
-"""Which parts of a map are worth a picture, each laid out on the grid of the tokens."""
+"""Which parts of a map are worth a figure, each laid out on the grid of the tokens."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class Tile:
         values: (h, w), on the tokens' grid, or a whole matrix.
         signed: has negative values, so that 0 is the neutral colour.
         mark: place of the token whose row this is, (row, column).
-        on_image: `values` lie over the image.
+        on_image: `values` are drawn over the image.
     """
 
     label: str

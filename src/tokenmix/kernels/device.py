@@ -1,4 +1,4 @@
-"""What the kernels of external attention share: where a tile lies, its logits, its map and the map's gradient.
+"""What the kernels of external attention share: where a tile is, its logits, its map and the map's gradient.
 
 A tile is some tokens of one head of one sample. Heads come first in the order of tiles: in a (B, N, H, d) layout the
 tiles that are worked on together then lie side by side in memory. Offsets of tokens and columns are 64 bits wide, since

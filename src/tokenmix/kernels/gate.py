@@ -1,4 +1,4 @@
-"""The gating unit without copies of layout: halves of one tensor are read where they lie."""
+"""The gating unit without copies of layout: halves of one tensor are read in place."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def fused_gate(
         weight: W, (N, N).
         bias: b, (N,).
         addend: (B, N, C) or None.
-        mask: (B, N) bool, True = the token takes part; the others count as 0 under W and come out 0.
+        mask: (B, N) bool, True = the token takes part; the others count as 0 under W and are 0 in the output.
 
     Returns:
         (B, N, C), contiguous. Sums are in float32. A first derivative only.

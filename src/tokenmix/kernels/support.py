@@ -1,4 +1,4 @@
-"""Whether Triton can run here: a plain answer, before a kernel is touched."""
+"""Whether Triton can run here, checked before a kernel is used."""
 
 import importlib.util
 import os
@@ -25,7 +25,7 @@ def require_triton(what: str, *tensors: torch.Tensor | None, mask: torch.Tensor 
 
 
 def require_device(what: str, *tensors: torch.Tensor) -> None:
-    """Raise `UserError` unless Triton is installed and the tensors lie on one CUDA device.
+    """Raise `UserError` unless Triton is installed and the tensors are on one CUDA device.
 
     The interpreter counts as a device: set TRITON_INTERPRET=1 before anything imports triton.
     """
@@ -35,7 +35,7 @@ def require_device(what: str, *tensors: torch.Tensor) -> None:
         )
     devices = sorted({str(t.device) for t in tensors})
     if len(devices) > 1:
-        raise UserError(f"{what}: all tensors must lie on one device, got {', '.join(devices)}; move them to one")
+        raise UserError(f"{what}: all tensors must be on one device, got {', '.join(devices)}; move them to one")
     kind = tensors[0].device.type
     if kind != "cuda" and not (kind == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
         raise UserError(f"{what}: backend='triton' needs a CUDA device, got {devices[0]}; use backend='eager'")

@@ -70,7 +70,7 @@ class AttentionResidual(nn.Module):
         return f"num_heads_in={self.num_heads_in}, num_heads_out={self.num_heads_out}, keys={self.keys!r}"
 
     def forward(self, scores: Scores | Tensor, grid: tuple[int, int], mask: Tensor | None = None) -> Tensor:
-        """The residual R of the scores of a stage's last layer, whose tokens lie row by row on a grid (h, w)."""
+        """The residual R of the scores of a stage's last layer, whose tokens are row by row on a grid (h, w)."""
         heads = (scores.query if isinstance(scores, Scores) else scores).shape[1]
         if heads != self.num_heads_in:
             raise UserError(f"AttentionResidual was built for {self.num_heads_in} heads, the scores have {heads}")

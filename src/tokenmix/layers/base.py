@@ -1,4 +1,4 @@
-"""The contract that every token mixer keeps.
+"""The contract of every token mixer.
 
 Letters, here and everywhere: B batch, N tokens, D model width (`dim`), H heads, d = D/H width of a head, S memory
 slots.
@@ -50,7 +50,7 @@ def _missing(mixer: nn.Module, method: str, otherwise: str = "") -> MissingMetho
 class Mixer(nn.Module):
     """A token mixer: built with a width, maps tokens (B, N, D) to (B, N, D), or (B, C, H, W) to the same.
 
-    A place that the mask leaves out comes out as 0, so a row in which no token takes part is 0 and never NaN.
+    The output at a masked position is 0, so a row in which no token takes part is 0 and never NaN.
     """
 
     capabilities: ClassVar[Capabilities]
@@ -78,7 +78,7 @@ class Mixer(nn.Module):
     def mix(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> tuple[Tensor, Scores | None]:
         """`forward` for a stack: takes the scores of the layer before, returns those for the layer after.
 
-        A mechanism that keeps no scores passes on what it was given.
+        A mechanism without scores passes the carry on unchanged.
         """
         return self(x, mask), carry
 
@@ -87,10 +87,10 @@ class Mixer(nn.Module):
         return self.attention_map(x, mask)
 
     def set_grid(self, old: Sequence[int], new: Sequence[int]) -> None:
-        """Go over from tokens on the grid `old`, row by row, to tokens on the grid `new`, an image of another size.
+        """Resize from tokens on the grid `old`, row by row, to tokens on the grid `new`, an image of another size.
 
         What is learned over the tokens is interpolated, in new parameters: build the optimiser afterwards. A mechanism
-        that takes any number of tokens has nothing to do.
+        that takes any number of tokens does nothing.
         """
 
 
@@ -169,7 +169,7 @@ def finish(out: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class GridMixer(Mixer):
-    """A 2-d mixer used on tokens (B, N, D) that lie row by row on a grid."""
+    """A 2-d mixer used on tokens (B, N, D) that form a grid, row by row."""
 
     def __init__(self, inner: Mixer, grid: tuple[int, int]) -> None:
         super().__init__()
@@ -196,6 +196,6 @@ class GridMixer(Mixer):
         return self.inner.macs(num_tokens)
 
     def set_grid(self, old: Sequence[int], new: Sequence[int]) -> None:
-        """Read the tokens as lying on the new grid."""
+        """Treat the tokens as a grid of the new size."""
         self.inner.set_grid(old, new)
         self.grid = (new[0], new[1])

@@ -15,7 +15,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 @torch.no_grad()
 def count_macs(run: Callable[..., Answer], *inputs: object) -> tuple[Answer, int]:
-    """The answer of a call, and the multiply-adds of its convolutions, linear maps and products of attention."""
+    """The output of a call, and the multiply-adds of its convolutions, linear maps and products of attention."""
     # Counters see nothing inside a fused attention kernel, so the plain products are asked for.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         answer = run(*inputs)
@@ -23,5 +23,5 @@ def count_macs(run: Callable[..., Answer], *inputs: object) -> tuple[Answer, int
 
 
 def on_meta(network: Network) -> Network:
-    """A copy with shapes alone, in evaluation mode."""
+    """A copy with shapes only, in evaluation mode."""
     return copy.deepcopy(network).to("meta", torch.float32).eval()

@@ -25,7 +25,7 @@ class GatedMLP(Mixer):
         dim: width D.
         num_tokens: n, the largest number of tokens.
         expansion: hidden width over D. The paper's networks, in which this is the whole block, use 6. The default 2 is
-            for a place where self-attention stood: 3 D^2 + n^2 weights, which is self-attention's 4 D^2 when n = D.
+            to replace self-attention: 3 D^2 + n^2 weights, which is self-attention's 4 D^2 when n = D.
         variant: how the gate acts, see `SpatialGatingUnit`.
         gate: `"dense"`, `"toeplitz"` or `"toeplitz-fft"`.
         causal: token i depends on tokens up to i.

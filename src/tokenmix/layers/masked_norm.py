@@ -5,15 +5,15 @@ from torch import Tensor, nn
 
 
 class MaskedBatchNorm(nn.BatchNorm1d):
-    """`torch.nn.BatchNorm1d` for tokens (B, N, C) whose statistics leave out the places under False.
+    """`torch.nn.BatchNorm1d` for tokens (B, N, C) whose statistics leave out masked positions.
 
         y = (x - mean) / sqrt(var + eps) * weight + bias,   mean and var over the tokens that take part
 
-    In `eval()` it uses the running statistics, so a padded sample has the answer of the sample alone. In training the
-    samples of a batch depend on each other, padding changes nothing.
+    In `eval()` it uses the running statistics, so a padded sample has the output of the unpadded sample. In training
+    the samples of a batch depend on each other, padding changes nothing.
 
     Shape:
-        x (B, N, C), mask (B, N) bool, to (B, N, C); places under False hold arbitrary finite values.
+        x (B, N, C), mask (B, N) bool, to (B, N, C); masked positions may hold arbitrary finite values.
     """
 
     def __init__(self, dim: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:

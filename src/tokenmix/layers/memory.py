@@ -110,7 +110,7 @@ class Memory(nn.Module):
         check_backend(self.backend, self.chunk_size, dropout)
 
     def forward(self, query: Tensor, mask: Tensor | None = None, dropout: float = 0.0) -> Tensor:
-        """query (B, H, N, d) to (B, H, N, d); masked tokens come out 0."""
+        """query (B, H, N, d) to (B, H, N, d); masked tokens are 0 in the output."""
         values = self.key_memory if self.value_memory is None else self.value_memory
         given: Any = {"key_bias": self.key_bias, "value_bias": self.value_bias, "mask": mask}
         given |= {"num_steps": self.num_steps, "chunk_size": self.chunk_size}

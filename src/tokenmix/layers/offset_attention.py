@@ -1,4 +1,4 @@
-"""The offset attention of the point cloud transformer, and its last step, into which any mixer fits."""
+"""The offset attention of the point cloud transformer, and its last step, which works with any mixer."""
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ class Offset(nn.Module):
     Paper: Guo et al., PCT: Point Cloud Transformer, arXiv 2012.09688, equation 11.
 
     Shape:
-        x and mixed (B, N, D), mask (B, N) bool, to (B, N, D); masked tokens come out 0.
+        x and mixed (B, N, D), mask (B, N) bool, to (B, N, D); masked tokens are 0 in the output.
     """
 
     def __init__(self, dim: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
@@ -28,7 +28,7 @@ class Offset(nn.Module):
         self.norm = MaskedBatchNorm(dim, device=device, dtype=dtype)
 
     def forward(self, x: Tensor, mixed: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x, and what a mixer made of it, to the next tokens."""
+        """The next tokens from x and the mixer's output on it."""
         return zero_masked(x + F.relu(self.norm(self.linear(x - mixed), mask)), mask)
 
 
@@ -38,11 +38,11 @@ class OffsetAttention(Mixer):
         A   = Norm(Q Q^T),   Q = X W_q,   V = X W_v + b_v
         out = X + relu(BN((X - A V) W + b))
 
-    Norm is the double normalisation: softmax over the tokens, then L1 over what they look at. Q and K share their
+    Norm is the double normalisation: softmax over the tokens, then L1 over the keys. Q and K share their
     weights, a quarter as wide as the tokens. The identity and the ReLU are inside, as there.
 
     Paper: Guo et al., PCT: Point Cloud Transformer, arXiv 2012.09688, section 3.3 and the released code, which has no
-    factor 1/sqrt(d) and divides by the sum + 1e-9; here the two divisions are one softmax, with nothing to protect.
+    factor 1/sqrt(d) and divides by the sum + 1e-9; here the two divisions are one softmax without an epsilon.
 
     In training, BatchNorm sees all samples of the batch, without masked tokens; so samples depend on each other
     (`capabilities.independent` is False).
@@ -105,7 +105,7 @@ class OffsetAttention(Mixer):
         return num_tokens * self.dim * (2 * self.dim + width) + num_tokens**2 * (self.dim + width)
 
     def _prepared(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """x without what stands in padded positions, q (B, 1, N, d), and the mask."""
+        """x without what is in padded positions, q (B, 1, N, d), and the mask."""
         check_tokens(self, x)
         mask = check_mask(mask, x, x.shape[1])
         x = zero_masked(x, mask)

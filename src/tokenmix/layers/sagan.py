@@ -29,7 +29,7 @@ class SAGANAttention2d(Mixer):
 
     `official` is the authors' TensorFlow code, `paper` the printed text, `compact` the popular PyTorch ports. None
     scales by 1/sqrt(d). An odd side is pooled with a smaller last window, so that every pixel counts; the authors' code
-    works on even sides only. Attention runs in the fused kernels, so no map of pixels by pixels is written.
+    works on even sides only. Attention runs in the fused kernels, so no map of pixels by pixels is materialized.
 
     Paper: Zhang et al., Self-Attention Generative Adversarial Networks, arXiv 1805.08318.
 

@@ -1,4 +1,4 @@
-"""Multi-head self-attention, the mechanism that the others are measured against."""
+"""Multi-head self-attention, the baseline of the other mechanisms."""
 
 from typing import Any, ClassVar
 
@@ -97,7 +97,7 @@ class SelfAttention(Mixer):
 
         Args:
             x: (B, N, D).
-            carry: scores of the layer before; replaced by this layer's own. A causal layer hands them on instead: its
+            carry: scores of the layer before; replaced by this layer's own. A causal layer passes them on instead: its
                 own mask is not in the factors, so less-attention after it would leak the future.
             mask: (B, N) bool, True = the token takes part.
             residual: (B, H, N, N) added to the scores, from `AttentionResidual`.

@@ -23,7 +23,7 @@ class SpatialGatingUnit(Mixer):
         Liu et al., Pay Attention to MLPs (arXiv 2105.08050), section 2.1.
 
     Args:
-        dim: channels C that come in.
+        dim: channels C of the input.
         num_tokens: n, the largest number of tokens.
         variant: `"split"`, `"multiplicative"`, `"additive"` or `"linear"`.
         gate: `"dense"`, n^2 weights (images); `"toeplitz"`, 2n-1 weights W_ij = w_(i-j) (text); `"toeplitz-fft"`, the

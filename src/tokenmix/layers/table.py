@@ -85,7 +85,7 @@ def register_mixer(name: str, layer: type[Mixer], about: str = "", **fixed: Any)
         name: what it is called.
         layer: its class.
         about: one line for `tokenmix list mixers`; the first of the class's docstring if not given.
-        **fixed: arguments that the name stands for, where they are not the class's defaults.
+        **fixed: arguments of the name, where they are not the class's defaults.
 
     Raises:
         UserError: the name is another mixer's, or the class is none of mixers.

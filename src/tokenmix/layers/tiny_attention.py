@@ -20,7 +20,7 @@ class TinyAttention(Mixer):
 
     Args:
         dim: width D of the tokens.
-        out_dim: width of what comes out; D if not given. In aMLP it is half of the hidden width.
+        out_dim: width of the output; D if not given. In aMLP it is half of the hidden width.
         attention_dim: width d of the head: 64 in aMLP-base, 128 in aMLP-large.
         causal: token i sees tokens up to i.
 

@@ -103,7 +103,7 @@ class T2TStem(Stem):
         self.set_input_size(img_size)
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        """Take images of this size from now on."""
+        """Set the image size."""
         size = pair(img_size)
         if min(size) < self.reduction:
             raise UserError(

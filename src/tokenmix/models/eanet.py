@@ -26,7 +26,7 @@ torch.fx.wrap("mix")
 
 
 class EABlock(nn.Module):
-    """The EANet block in its place: maps (B, C, H, W) to maps, its residual inside."""
+    """The EANet block after the last stage: maps (B, C, H, W) to maps, its residual inside."""
 
     def __init__(self, mixer: ExternalAttention2d) -> None:
         super().__init__()
@@ -63,10 +63,10 @@ class EANet(OnMaps, Classifier):
         x = resnet(images),   y = relu(x + BN(conv2(Norm(F M_k^T) M_v))),   F = conv1(x),   logits = head(mean(y))
 
     The paper adds the block after the last stage of a ResNet for detection, and after a 3 x 3 convolution to 512
-    channels for segmentation; it prints no ResNet for classification. Here it stands on the last stage itself: at 2048
-    channels it has 8.7 M weights, where that convolution and a narrow block would have 10.0 M, and the width of the
-    features and the head stay a ResNet's. The BatchNorm scale of the block starts at 0, so it starts as the identity,
-    and weights of a plain ResNet keep their answers.
+    channels for segmentation; it prints no ResNet for classification. Here it is applied to the last stage itself: at
+    2048 channels it has 8.7 M weights, where that convolution and a narrow block would have 10.0 M, and the width of
+    the features and the head stay a ResNet's. The BatchNorm scale of the block starts at 0, so it starts as the
+    identity, and weights of a plain ResNet keep their outputs.
 
     Args:
         architecture: the ResNet and the block of this one.
@@ -82,7 +82,7 @@ class EANet(OnMaps, Classifier):
         images (B, in_chans, H, W) to logits (B, num_classes).
 
     Raises:
-        UserError: a backbone that is no ResNet of timm's, or backbone weights that cannot be fetched.
+        UserError: a backbone that is not a timm ResNet, or backbone weights that cannot be fetched.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class EANet(OnMaps, Classifier):
     ) -> Any:
         """The maps after the stem and the stages, the last one after the block; arguments as in `IsotropicNet`."""
         if norm:
-            raise UserError("EANet has no last norm; call with norm=False")
+            raise UserError("EANet has no final norm; call with norm=False")
         if output_fmt not in ("NCHW", "NLC"):
             raise UserError(f"output_fmt must be NCHW or NLC, got {output_fmt!r}")
         take, last = take_indices(len(self.feature_info), indices)
@@ -188,7 +188,7 @@ class EANet(OnMaps, Classifier):
         return backbone + blocks
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        """Count for images of this size from now on; nothing is learned over the places of a map."""
+        """Set the image size for which costs are counted; nothing is learned over the positions of a map."""
         self.img_size = pair(img_size)
         record_input_size(self, self.img_size)
 
@@ -211,11 +211,11 @@ class EANet(OnMaps, Classifier):
         self.backbone.set_grad_checkpointing(enable)
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters that weight decay leaves alone, next to those of one axis."""
+        """Parameters without weight decay, next to those of one axis."""
         return set()
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Which parameters lie at one depth: stem, the backbone's blocks (its stages if `coarse`), the EANet block."""
+        """Groups of parameters by depth: stem, the backbone's blocks (its stages if `coarse`), the EANet block."""
         stages = r"^backbone\.layer(\d+)" if coarse else r"^backbone\.layer(\d+)\.(\d+)"
         return {"stem": r"^backbone\.(?:conv1|bn1)", "stages": stages, "blocks": r"^blocks\.(\d+)"}
 

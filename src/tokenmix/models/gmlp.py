@@ -1,4 +1,4 @@
-"""gMLP and aMLP for images: blocks of one gated branch, no positions, no class token.
+"""gMLP and aMLP for images: blocks of one gated branch, no position embeddings, no class token.
 
 Paper: Liu, Dai, So, Le, "Pay Attention to MLPs", 2021, arXiv:2105.08050.
 """

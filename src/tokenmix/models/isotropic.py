@@ -24,7 +24,7 @@ from tokenmix.ops.token_shard import TokenShard, check_rows
 class BlockMap(NamedTuple):
     """The map that one block used: (B, H, N, S), (B, H, N, N) or (N, N), as `kind` says.
 
-    The first `prefix` tokens are no places of the image (a class token); the others lie on `grid`, row by row.
+    The first `prefix` tokens are not positions of the image (a class token); the others are on `grid`, row by row.
     """
 
     name: str
@@ -291,8 +291,9 @@ class IsotropicNet(Classifier):
             norm: put them through the last norm.
             stop_early: leave out the blocks after the last one chosen; the final features are then those after it.
             output_fmt: maps (B, D, h, w), or sequences (B, h * w, D).
-            intermediates_only: return the list alone.
-            return_prefix_tokens: each entry is a pair, with the tokens that are no places of the image, (B, prefix, D).
+            intermediates_only: return only the list.
+            return_prefix_tokens: each entry is a pair, with the tokens that are not positions of the image, (B, prefix,
+                D).
         """
         if output_fmt not in ("NCHW", "NLC"):
             raise UserError(f"output_fmt must be NCHW or NLC, got {output_fmt!r}")
@@ -322,7 +323,7 @@ class IsotropicNet(Classifier):
         return take
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        """Take images of this size from now on: gates, score transforms and positions are interpolated.
+        """Set the image size: gates, score transforms and positions are interpolated.
 
         Positions are resampled bicubically over the grid, prefix tokens kept, and that of a sinusoid table as well: a
         trained model has seen the table of its own size, so the one of another size would move every position (build
@@ -371,12 +372,12 @@ class IsotropicNet(Classifier):
         self.grad_checkpointing = enable
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters that weight decay leaves alone."""
+        """Parameters without weight decay."""
         names = ("pos_embed", "cls_token")
         return {name for name in names if isinstance(getattr(self, name, None), nn.Parameter)}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Which parameters lie at one depth, for layer-wise learning rates: stem and positions, each block, the rest.
+        """Groups of parameters by depth, for layer-wise learning rates: stem and positions, each block, the rest.
 
         With `coarse` all blocks are one group, since there are no stages.
         """
@@ -385,7 +386,7 @@ class IsotropicNet(Classifier):
 
 
 def sinusoid_table(num_tokens: int, dim: int, *, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
-    """Fixed positions (1, N, D): sines in the even places, cosines in the odd ones, wavelengths 2 pi to 20,000 pi."""
+    """Fixed positions (1, N, D): sines at even indices, cosines at odd ones, wavelengths 2 pi to 20,000 pi."""
     place = torch.arange(num_tokens, dtype=torch.float64).unsqueeze(1)
     wave = 10_000 ** (-2 * torch.div(torch.arange(dim), 2, rounding_mode="floor") / dim)
     angle = place * wave

@@ -70,7 +70,7 @@ class LaViT(Classifier):
         A_1 = Q K^T / sqrt(d) + R(A of the stage before),   A_l = Psi(Theta(A_(l-1))^T)^T after the vanilla blocks
 
     Each stage shrinks the grid by a convolution whose kernel is its stride, `patch_size` in the first, 2 in the others.
-    What does not divide is padded with zeros below and to the right: any image size goes, and sides round up.
+    What does not divide is padded with zeros below and to the right: any image size works, and sides round up.
 
     Args:
         architecture: the numbers of this one.
@@ -190,7 +190,7 @@ class LaViT(Classifier):
             norm: put the last stage's map through the last norm; the others have another width.
             stop_early: leave out the stages after the last one chosen; the final features are then its map's tokens.
             output_fmt: maps (B, D, h, w), or sequences (B, h * w, D).
-            intermediates_only: return the list alone.
+            intermediates_only: return only the list.
         """
         if output_fmt not in ("NCHW", "NLC"):
             raise UserError(f"output_fmt must be NCHW or NLC, got {output_fmt!r}")
@@ -209,7 +209,7 @@ class LaViT(Classifier):
     def prune_intermediate_layers(
         self, indices: int | list[int] | None = None, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop the stages after the last one chosen, with the norm and head that stood after them.
+        """Drop the stages after the last one chosen, with the norm and head after them.
 
         What is left serves `forward_intermediates`; `features_only=True` calls this.
         """
@@ -250,10 +250,10 @@ class LaViT(Classifier):
         return unpaid(self.cost_table(), [stage.spec for stage in self.stages], self.less_mode)  # type: ignore[misc]
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        """Take images of this size from now on: positions, Theta and Psi are interpolated over each stage's grid.
+        """Set the image size: positions, Theta and Psi are interpolated over each stage's grid.
 
-        Parameters are replaced, so build the optimiser afterwards. A size that is no multiple of the reductions gives
-        grids that round up.
+        Parameters are replaced, so build the optimiser afterwards. A size that is not a multiple of the reductions
+        gives grids that round up.
 
         Raises:
             UserError: a side under 1.
@@ -276,11 +276,11 @@ class LaViT(Classifier):
             stage.grad_checkpointing = enable  # type: ignore[assignment]
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters that weight decay leaves alone."""
+        """Parameters without weight decay."""
         return {f"stages.{i}.pos_embed" for i in range(len(self.stages))}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Which parameters lie at one depth, for layer-wise learning rates: patches, each block or stage, the rest."""
+        """Groups of parameters by depth, for layer-wise learning rates: patches, each block or stage, the rest."""
         entry = r"(?:embed|norm|pos_embed|residual)"
         fine = [
             (rf"^stages\.(\d+)\.{entry}", (0,)),

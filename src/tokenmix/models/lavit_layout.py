@@ -24,7 +24,7 @@ class StageSpec:
         num_heads: heads H.
         mlp_ratio: hidden width of the MLP over D.
         key_reduction: side r of the block of tokens that makes one key and value of vanilla attention.
-        residual: whether the stage before hands its scores on to the first layer, and what becomes of its keys then.
+        residual: whether the stage before passes its scores to the first layer, and what becomes of its keys then.
     """
 
     dim: int
@@ -47,7 +47,7 @@ class StageSpec:
 class BlockCost(NamedTuple):
     """What the attention of one block costs on one image. Stages and blocks count from 1.
 
-    `vanilla` is what a vanilla layer of that stage takes, which a less-attention layer stands for.
+    `vanilla` is what a vanilla layer of that stage takes, which a less-attention layer replaces.
     """
 
     stage: int
@@ -117,7 +117,7 @@ def _residual(index: int, before: int, reduction: int) -> Literal["pooled", "kep
         return "pooled"
     raise UserError(
         f"no attention residual from stage {index} to {index + 1}: with key reductions {before} and {reduction} "
-        f"their keys lie on different grids; give {2 * reduction} and {reduction}, or residuals[{index - 1}] = False"
+        f"their keys are on different grids; give {2 * reduction} and {reduction}, or residuals[{index - 1}] = False"
     )
 
 

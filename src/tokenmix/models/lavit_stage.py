@@ -114,7 +114,7 @@ class LaViTStage(nn.Module):
 
     @property
     def num_tokens(self) -> int:
-        """N, places of the grid."""
+        """N, positions of the grid."""
         return self.grid[0] * self.grid[1]
 
     def _start(self, image: Tensor, carry: Scores | None) -> tuple[Tensor, Tensor | None]:
@@ -154,7 +154,7 @@ class LaViTStage(nn.Module):
 
     @torch.no_grad()
     def set_grid(self, grid: Grid) -> None:
-        """Take maps of this grid from now on: positions, Theta and Psi are interpolated."""
+        """Set the grid of the maps: positions, Theta and Psi are interpolated."""
         old = self.grid
         if grid == old:
             return

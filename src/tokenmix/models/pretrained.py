@@ -1,4 +1,4 @@
-"""Weights that somebody else trained: where they are, in which layout, for which image size."""
+"""Pretrained weights: where they are, in which layout, for which image size."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -41,14 +41,14 @@ def check_source(name: str, cfg: PretrainedCfg, cache_dir: str | Path | None = N
     except Exception as error:
         # Which errors a missing network raises depends on the hub's HTTP library and on proxies.
         raise UserError(
-            f"the weights of {name} lie in {repo} on huggingface.co, which cannot be reached ({_line(error)}): connect "
+            f"the weights of {name} are in {repo} on huggingface.co, which cannot be reached ({_line(error)}): connect "
             f"to the internet, or {ELSEWHERE}"
         ) from error
 
 
 @contextmanager
 def fetching(name: str) -> Iterator[None]:
-    """What goes wrong with a file or a download as a `UserError`."""
+    """Errors of a file or a download as a `UserError`."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -79,7 +79,7 @@ def _line(error: Exception) -> str:
 
 
 def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """A checkpoint as timm's loaders hand it over, in our layout and at the model's image size.
+    """A checkpoint from timm's loaders, in our layout and at the model's image size.
 
     Known layouts are ours, the authors' EAMLP and timm's gMLP. timm itself drops a head of other classes and adapts a
     first convolution to other channels; EAMLP has none and adapts its stem itself.

@@ -76,7 +76,7 @@ class ReducedAttention(Mixer):
         return attention_probabilities(query, key, bias=residual, scale=1.0)
 
     def set_grid(self, old: Sequence[int], new: Sequence[int]) -> None:
-        """Read the tokens as lying on the new grid."""
+        """Treat the tokens as a grid of the new size."""
         self.grid = (new[0], new[1])
 
     def macs(self, num_tokens: int) -> int:

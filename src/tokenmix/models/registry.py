@@ -45,7 +45,7 @@ def create_model(name: str, **kwargs: Any) -> nn.Module:
 
 
 def create_on_meta(name: str, **kwargs: Any) -> nn.Module:
-    """The model with shapes alone."""
+    """The model with shapes only."""
     with torch.device("meta"):
         return create_model(name, **kwargs)
 

@@ -18,7 +18,7 @@ def pair(size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 class Stem(nn.Module):
-    """What turns images (B, C, H, W) into tokens (B, N, D) that lie row by row on `grid_size`."""
+    """Base of stems: images (B, C, H, W) to tokens (B, N, D), row by row on `grid_size`."""
 
     dim: int
     in_chans: int
@@ -27,7 +27,7 @@ class Stem(nn.Module):
     reduction: int
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        """Take images of this size from now on; `UserError` for a size that gives no whole tokens."""
+        """Set the image size; `UserError` for a size that gives no whole tokens."""
         raise NotImplementedError
 
     def macs(self) -> int:
@@ -55,7 +55,7 @@ class PatchStem(Stem):
         self.set_input_size(img_size)
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        """Take images of this size from now on."""
+        """Set the image size."""
         size = pair(img_size)
         if any(side % self.patch_size or side < self.patch_size for side in size):
             near = max(1, round(min(size) / self.patch_size)) * self.patch_size

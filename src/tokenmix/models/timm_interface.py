@@ -1,4 +1,4 @@
-"""What timm wants to know, whatever the family."""
+"""timm's interface, shared by all families."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from tokenmix.errors import UserError
 class Classifier(nn.Module):
     """Features, a pooling of them, and a linear head that can be replaced.
 
-    A family writes `forward_features` and `forward_head`. One whose head lies elsewhere says where.
+    A family implements `forward_features` and `forward_head`, and `get_classifier` if its head has another name.
     """
 
     num_classes: int
@@ -54,7 +54,7 @@ class Classifier(nn.Module):
         """The pooling, or a `UserError` if it is none of `pools`."""
         if pool not in self.pools:
             known = ", ".join(map(repr, self.pools))
-            raise UserError(f"global_pool {pool!r} is not possible here; {type(self).__name__} has {known}")
+            raise UserError(f"global_pool {pool!r} is not supported; {type(self).__name__} has {known}")
         return pool
 
 
@@ -74,7 +74,7 @@ def check_images(images: Tensor, channels: int, size: tuple[int, int]) -> None:
 
 
 def record_input_size(model: nn.Module, size: tuple[int, int]) -> None:
-    """Let timm know of an image size that was changed, for its data settings and its exports."""
+    """Record a changed image size for timm's data settings and exports."""
     update_model_input_size(model, size)
 
 

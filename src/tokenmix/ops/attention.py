@@ -31,8 +31,8 @@ def attention(
 
     With `"softmax"` it runs in PyTorch's fused kernels, which never write the N x S map. They have first derivatives in
     reverse mode only: in forward mode, and for a gradient that is to be differentiated again (`create_graph=True`,
-    torch.func's derivatives), the map is written. `"double"` is a softmax over the queries and then L1 over the keys;
-    it writes the map.
+    torch.func's derivatives), the map is materialized. `"double"` is a softmax over the queries and then L1 over the
+    keys; it materializes the map.
 
     Papers: Vaswani et al., arXiv 1706.03762, equation 1; for `"double"`, Guo et al., arXiv 2105.02358, equation 6, with
     keys in place of memory slots.
@@ -222,7 +222,7 @@ def _scale(query: Tensor, scale: float | None) -> float:
 
 
 def _never_empty(mask: Tensor) -> Tensor:
-    """The mask, with all places allowed where a sample has none: a softmax over nothing is never asked for."""
+    """The mask, with all positions allowed where a sample has none: a softmax over nothing is never asked for."""
     return mask | ~mask.any(-1, keepdim=True)
 
 

@@ -1,4 +1,4 @@
-"""Less-attention: the scores of a layer made from the scores of the layer before."""
+"""Less-attention: the scores of a layer computed from the scores of the previous layer."""
 
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ class Scores(NamedTuple):
     common_key: Tensor | None = None
 
     def matrix(self) -> Tensor:
-        """A itself, (B, H, N, N): N^2 memory, for pictures, losses and the dense reference."""
+        """A itself, (B, H, N, N): N^2 memory, for figures, losses and the dense reference."""
         query, key, dense = self.joined()[:3]
         product = query @ key.mT
         return product if dense is None else product + dense
@@ -63,7 +63,7 @@ def transform_scores(
         theta_bias: b, (n,) or (H, n); none for 0.
         psi: U, like `theta`.
         psi_bias: c, like `theta_bias`.
-        mask: (B, N) bool, True = the token takes part. Others are left out of every sum, and their scores come out 0.
+        mask: (B, N) bool, True = the token takes part. Others are left out of every sum, and their scores are 0.
 
     Returns:
         A', (B, H, N, N).
@@ -130,7 +130,7 @@ def transform_factored(
         theta_bias: b, (n,) or (H, n).
         psi: U, like `theta`.
         psi_bias: c, like `theta_bias`.
-        mask: (B, N) bool, True = the token takes part. Others are left out of every sum, and their scores come out 0.
+        mask: (B, N) bool, True = the token takes part. Others are left out of every sum, and their scores are 0.
 
     Returns:
         Q' and K', (B, H, N, r + 2).

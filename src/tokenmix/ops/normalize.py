@@ -1,4 +1,4 @@
-"""Double normalisation: a softmax over tokens, then shares over slots, in one stable expression."""
+"""Double normalisation: a softmax over tokens, then L1 over slots, in one stable expression."""
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ def double_normalize(logits: Tensor, *, mask: Tensor | None = None, num_steps: i
     L^k_j = logsumexp_i (a_ij - r^(k-1)_i), r^k_i = logsumexp_j (a_ij - L^k_j), ending with the rows.
 
     Paper: Guo et al., Beyond Self-attention: External Attention using Two Linear Layers, arXiv 2105.02358, equation 6.
-    The released code adds 1e-9 to the row sums, which is 0 in float16; there is nothing to protect here.
+    The released code adds 1e-9 to the row sums, which is 0 in float16; no epsilon is needed here.
 
     Args:
         logits: a, (..., N, S) with tokens on axis -2 and slots on axis -1.

@@ -1,6 +1,6 @@
 """Point clouds as batched tensors: order, farthest-point sampling, nearest neighbours, groups.
 
-Every choice between points is settled by coordinates and never by the place in the array, so a permuted or a padded
+Ties between points are broken by coordinates and never by the position in the array, so a permuted or a padded
 cloud gives the same points.
 """
 
@@ -22,7 +22,7 @@ class Centres(NamedTuple):
 
     Attributes:
         places: (B, M) int64, in the order in which they were chosen; any prefix is a sample as well.
-        mask: (B, M) bool, False for a place that had to repeat a point, because the cloud has fewer.
+        mask: (B, M) bool, False for an entry that had to repeat a point, because the cloud has fewer.
     """
 
     places: Tensor
@@ -53,7 +53,7 @@ def farthest_points(points: Tensor, count: int, *, mask: Tensor | None = None) -
 
         c_1 = argmax_i |p_i - mean p|,   c_m = argmax_i min_(l < m) |p_i - p_(c_l)|
 
-    Published code begins at a random point, so the same cloud gives another answer each time. Here the first is the one
+    Published code begins at a random point, so the same cloud gives another sample each time. Here the first is the one
     farthest from the centre, and of equally far ones the first by `sort_points`.
 
     Paper: Qi et al., PointNet++, arXiv 1706.02413, section 3.3.
@@ -70,7 +70,7 @@ def farthest_points(points: Tensor, count: int, *, mask: Tensor | None = None) -
         UserError: count below 1, or points or mask of a wrong shape.
     """
     if count < 1:
-        raise UserError(f"farthest-point sampling of {count} points is not possible; give 1 or more")
+        raise UserError(f"farthest-point sampling needs at least 1 point, got {count}")
     order = sort_points(points, mask=mask)
     cloud = gather_points(points, order)[..., :3].detach()
     taking = torch.ones_like(order, dtype=torch.bool) if mask is None else mask.gather(1, order)
@@ -107,7 +107,7 @@ def nearest_neighbours(
             3 MB if not given.
 
     Returns:
-        (B, M, k) int64, places among the N points.
+        (B, M, k) int64, indices into the N points.
 
     Raises:
         UserError: count or chunk_size below 1, no points, or points or mask of a wrong shape.
@@ -132,7 +132,7 @@ def nearest_neighbours(
 
 
 def gather_points(values: Tensor, index: Tensor) -> Tensor:
-    """What stands at some places: values (B, N, C) and index (B, ...) to (B, ..., C)."""
+    """Values at some indices: values (B, N, C) and index (B, ...) to (B, ..., C)."""
     # As rows of one table, which are copied whole and summed whole in the backward pass.
     batch, places = values.shape[:2]
     first = places * torch.arange(batch, device=index.device)

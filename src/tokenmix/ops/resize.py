@@ -1,4 +1,4 @@
-"""What is learned over the tokens of one grid, for another grid: gates, and the transforms of less-attention."""
+"""Resize weights that are learned over a grid of tokens: gates, and the transforms of less-attention."""
 
 from collections.abc import Sequence
 from math import prod
@@ -12,7 +12,7 @@ from tokenmix.errors import UserError
 def resize_gate(
     weight: Tensor, bias: Tensor, old_grid: Sequence[int], new_grid: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """A gate for another number of tokens, by interpolation over the grid on which the tokens lie.
+    """A gate for another number of tokens, by interpolation over the grid of the tokens.
 
         W'[q', k'] = N/N' sum_(q, k) R[q', q] R[k', k] W[q, k],      b' = R b
 

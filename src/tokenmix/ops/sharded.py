@@ -1,4 +1,4 @@
-"""External attention whose tokens are split over processes: what they exchange does not grow with N."""
+"""External attention with tokens sharded over processes: communication does not grow with N."""
 
 from collections.abc import Callable
 from functools import partial
@@ -37,7 +37,7 @@ def sharded_external_attention(
     bytes in float32, whatever N, times num_steps. Every rank of the group must call it, with as many samples and heads,
     the same memories and options, and any number of tokens, 0 included; and go backward through it equally often.
 
-    The gradient of `query` is whole. Those of memories and biases are the part of the rank's own tokens: they must be
+    The gradient of `query` is complete. Those of memories and biases only cover the rank's own tokens: they must be
     summed over the ranks like those of any other parameter that the tokens share, which DistributedDataParallel does
     (as a mean). It has a first derivative only.
 
@@ -55,7 +55,7 @@ def sharded_external_attention(
         group: the processes; None for all.
 
     Returns:
-        (..., N_r, d_v) of the rank's tokens; those that take no part come out 0.
+        (..., N_r, d_v) of the rank's tokens; masked ones are 0.
 
     Raises:
         UserError: no process group, or what `external_attention` refuses.

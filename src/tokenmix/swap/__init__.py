@@ -1,4 +1,4 @@
-"""Another mixer in place of the attention of timm's, torchvision's, transformers' and anybody's models."""
+"""Swap the attention of timm's, torchvision's, transformers' and other models for another mixer."""
 
 from tokenmix.swap.report import SkippedAttention, SwapReport, SwapRow
 from tokenmix.swap.swap import swap_attention

@@ -1,4 +1,4 @@
-"""What an attention module of some library is to a swap: what it holds, how it is called, what replaces it."""
+"""Adapters of attention modules for a swap: what they hold, how they are called, what replaces them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ class Affine(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionWeights:
-    """What there was. A projection that is None has no meaning outside, and `remark` says why.
+    """The attention that is replaced. A projection that is None cannot be reused, and `remark` says why.
 
     Attributes:
         dim: width D of the tokens.
@@ -45,7 +45,7 @@ class AttentionWeights:
         like: a parameter, for device and type.
         query, key, value, out: the projections, (D, D) each, heads one after the other.
         qkv_bias: whether query, key and value have biases; None if they are not known.
-        causal: it never sees a token to come.
+        causal: it never sees a future token.
         dropout: on its output.
         attention_dropout: on its map.
         remark: why projections are missing.
@@ -67,7 +67,7 @@ class AttentionWeights:
 
 @dataclass(frozen=True)
 class ObservedCall:
-    """One call that was seen: its number of tokens, whether it was causal, and why a mixer could not answer it."""
+    """One call that was seen: its number of tokens, whether it was causal, and why a mixer cannot handle it."""
 
     num_tokens: int
     causal: bool = False
@@ -110,7 +110,7 @@ def check_causal(mixer: Mixer, wanted: bool) -> None:
     if wanted and not is_causal(mixer):
         name = type(mixer).__name__
         remedy = "swap with mixer_kwargs={'causal': True}" if mixer.capabilities.causal else "it has no causal form"
-        raise UserError(f"is_causal=True, and this {name} sees the tokens to come; {remedy}")
+        raise UserError(f"is_causal=True, and this {name} sees future tokens; {remedy}")
 
 
 def from_added(mask: Tensor) -> Tensor:
@@ -125,8 +125,8 @@ def from_added(mask: Tensor) -> Tensor:
         return taking_part
     if not (taking_part | (mask < torch.finfo(mask.dtype).min / 4)).all():
         raise UserError(
-            "the mask is added to attention scores and has values other than 0 and -inf; a mixer can leave tokens out, "
-            "not weigh them: give a boolean mask"
+            "the mask is added to attention scores and has values other than 0 and -inf; a mixer can mask tokens, not "
+            "weight them: give a boolean mask"
         )
     return taking_part
 
@@ -142,8 +142,8 @@ def shared_mask(mask: Tensor | None, num_tokens: int) -> Tensor | None:
     fits = mask.dim() == 4 and mask.shape[1] == 1 and mask.shape[2] in (1, num_tokens) and mask.shape[3] == num_tokens
     if not fits or not (mask.shape[2] == 1 or bool((mask == mask[:, :, :1]).all())):
         raise UserError(
-            f"the attention mask {tuple(mask.shape)} says which pairs of tokens meet; a mixer can leave out tokens "
-            f"only: give (B, 1, 1, {num_tokens}), or (B, 1, {num_tokens}, {num_tokens}) with equal rows"
+            f"the attention mask {tuple(mask.shape)} masks pairs of tokens; a mixer can only mask tokens: "
+            f"give (B, 1, 1, {num_tokens}), or (B, 1, {num_tokens}, {num_tokens}) with equal rows"
         )
     row = mask[:, 0, 0]
     return row if row.dtype == torch.bool else from_added(row)

@@ -1,6 +1,6 @@
 """One forward pass on the meta device: how many tokens each attention gets, how it is called, what the model costs.
 
-Nothing is computed there and no memory is taken. Attention runs as plain products, so that the count sees into it.
+Nothing is computed there and no memory is taken. Attention runs as plain products, so that it is counted.
 """
 
 import functools
@@ -49,7 +49,7 @@ def example_of(model: nn.Module, img_size: int | tuple[int, int] | None) -> tupl
 
 
 def _own_size(model: Any) -> tuple[int, int] | None:
-    """Ours, timm's, torchvision's and transformers' way to tell it, in this order."""
+    """The attributes of our, timm's, torchvision's and transformers' models, in this order."""
     settings = getattr(model, "pretrained_cfg", None)
     said = (
         getattr(model, "img_size", None),
@@ -135,7 +135,7 @@ def model_macs(model: nn.Module, inputs: Sequence[Any]) -> int:
 
 
 def count_alone(module: nn.Module, adapter: AttentionAdapter, dim: int, num_tokens: int) -> int:
-    """Multiply-adds of one attention: from our equations, or counted on tokens alone."""
+    """Multiply-adds of one attention: from our equations, or counted on tokens only."""
     if isinstance(module, Mixer):
         return module.macs(num_tokens)
     tokens = torch.zeros(1, num_tokens, dim, dtype=next(module.parameters()).dtype)
@@ -171,8 +171,8 @@ def check_runs(model: nn.Module, example: Sequence[Any], undo: Callable[[], None
     except Exception as error:
         undo()
         raise UserError(
-            f"the model does not run with the mixer in it, and is as it was: {_summary_of(error)}; layers that hand "
-            "scores to each other go together or not at all"
+            f"the model does not run with the mixer in it, and is as it was: {_summary_of(error)}; layers that pass "
+            "scores to each other must be swapped together"
         ) from error
 
 

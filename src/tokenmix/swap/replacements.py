@@ -1,4 +1,4 @@
-"""A new mixer for each attention, before anything is changed."""
+"""Build a new mixer for each attention, before anything is changed."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -19,14 +19,14 @@ from tokenmix.swap.weights import KeptWeights, keep_weights
 
 @dataclass(frozen=True)
 class SwapRequest:
-    """What is to be put in, and what is known of the model.
+    """The requested swap, and what is known of the model.
 
     Attributes:
         label: name of the mixer.
         layer: its class.
         kwargs: its arguments.
         num_tokens: N if the user gave it.
-        grid: (height, width) on which the model's tokens lie, if it tells.
+        grid: (height, width) of the model's tokens, if known.
         probe: what a forward pass showed.
         strict: a site that cannot be swapped is an error.
     """
@@ -112,7 +112,7 @@ def _num_tokens(site: AttentionSite, request: SwapRequest) -> int | None:
     counts = request.counts(site)
     if request.layer.capabilities.length == "fixed" and len(set(counts)) > 1:
         raise SwapError(
-            f"it is called with {sorted(set(counts))} tokens, and {request.label} takes one number of them only"
+            f"it is called with {sorted(set(counts))} tokens, and {request.label} takes one number of tokens only"
         )
     found = request.num_tokens or max(counts, default=None)
     if found is None:
@@ -130,7 +130,7 @@ def _not_causal(request: SwapRequest, what: str) -> str:
 
 
 def _on_grid(mixer: Mixer, request: SwapRequest, counts: Sequence[int]) -> Mixer:
-    """A mixer of maps as one of tokens, which must lie on the model's grid."""
+    """A mixer of maps as one of tokens, which must be on the model's grid."""
     if mixer.capabilities.layout != "2d":
         return mixer
     if request.grid is None or not counts:
@@ -139,8 +139,8 @@ def _on_grid(mixer: Mixer, request: SwapRequest, counts: Sequence[int]) -> Mixer
     other = next((count for count in counts if count != height * width), None)
     if other is not None:
         raise SwapError(
-            f"{request.label} works on maps, and {other} tokens are no {height} x {width} grid: a class token or "
-            "registers are among them; timm builds without by class_token=False, reg_tokens=0, global_pool='avg'"
+            f"{request.label} works on maps, and {other} tokens do not form a {height} x {width} grid: a class token "
+            "or registers are among them; in timm, omit them by class_token=False, reg_tokens=0, global_pool='avg'"
         )
     return GridMixer(mixer, request.grid)
 

@@ -1,4 +1,4 @@
-"""What a swap changed, for programs and for the terminal."""
+"""The report of a swap, for programs and for the terminal."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields

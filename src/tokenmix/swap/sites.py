@@ -1,4 +1,4 @@
-"""Where a model's attention stands, and which of it is meant."""
+"""The attention modules of a model, and those that `where` selects."""
 
 import fnmatch
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Another mixer in place of a model's attention."""
+"""Swap a model's attention for another mixer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,14 +24,14 @@ def swap_attention(
     example_inputs: Sequence[Any] | None = None,
     mixer_kwargs: Mapping[str, Any] | None = None,
 ) -> SwapReport:
-    """Put a mixer in place of a model's attention layers, in place.
+    """Replace a model's attention layers by a mixer, in place.
 
         softmax(Q K^T / sqrt(d)) V W_o   ->   mixer(x),   with those of W_q, W_k, W_v, W_o that have a meaning there
 
     It knows timm's `Attention` (ViT, DeiT), `nn.MultiheadAttention` anywhere (torchvision's ViT,
     `nn.TransformerEncoderLayer`), transformers' `ViTAttention`, and our own mixers. The number of heads, biases and
-    dropout rates go over where the mixer has them. All of a new layer trains, also where the old one was frozen, and
-    optimisers are to be built afterwards. When an error is raised, the model is as it was.
+    dropout rates carry over where the mixer has them. All of a new layer trains, also where the old one was frozen, and
+    optimisers must be built afterwards. If an error is raised, the model is unchanged.
 
     Args:
         model: any of these models, or a module that contains them.
@@ -47,7 +47,7 @@ def swap_attention(
         The report; `report.model` is `model`.
 
     Raises:
-        UserError: an unknown mixer or argument; nothing that `where` means; a site that cannot be swapped, if it is
+        UserError: an unknown mixer or argument; nothing that `where` matches; a site that cannot be swapped, if it is
             named or the only one; a model that would not run.
     """
     if not isinstance(model, nn.Module):
@@ -60,7 +60,7 @@ def swap_attention(
     example = example_of(model, img_size) if example_inputs is None else tuple(example_inputs)
     probe = probe_model(model, [(site.module, site.adapter) for site in chosen], example)
     if probe.note and example_inputs is not None:
-        raise UserError(f"example_inputs do not fit the model: {probe.note}")
+        raise UserError(f"example_inputs do not match the model: {probe.note}")
     request = SwapRequest(
         label=label, layer=layer, kwargs={**fixed, **(mixer_kwargs or {})}, num_tokens=num_tokens, grid=_grid(model),
         probe=probe, strict=not isinstance(where, str) and not callable(where),
@@ -86,7 +86,7 @@ def _resolve(mixer: str | type[Mixer]) -> tuple[str, type[Mixer], Mapping[str, A
 
 
 def _grid(model: Any) -> tuple[int, int] | None:
-    """Ours and timm's way to tell the grid of tokens."""
+    """The grid of tokens of our and timm's models."""
     for holder in (model, getattr(model, "patch_embed", None)):
         grid = getattr(holder, "grid_size", None)
         if isinstance(grid, Sequence) and len(grid) == 2:

@@ -16,7 +16,7 @@ class TokenmixAdapter(AttentionAdapter):
     about = "tokenmix's own mixers of tokens"
 
     def matches(self, module: nn.Module) -> bool:
-        """Mixers of maps are no match: what is around them holds maps."""
+        """Mixers of maps do not match: what is around them holds maps."""
         return isinstance(module, GridMixer) or (isinstance(module, Mixer) and module.capabilities.layout == "tokens")
 
     def read(self, module: nn.Module) -> AttentionWeights:

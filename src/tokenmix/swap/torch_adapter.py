@@ -1,4 +1,4 @@
-"""`nn.MultiheadAttention`, wherever it stands: torchvision's ViT, `nn.TransformerEncoderLayer`, one's own blocks."""
+"""`nn.MultiheadAttention`, wherever it is used: torchvision's ViT, `nn.TransformerEncoderLayer`, one's own blocks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,11 +27,11 @@ class MixerInTorch(nn.Module):
 
     key_padding_mask is True for tokens to ignore, as PyTorch has it, or added (0 and -inf). The second result is the
     map (B, N, N), or (B, H, N, N) unless `average_attn_weights`, of a mixer that has one between tokens, and else None.
-    A site that is ignored comes out 0.
+    The output at an ignored position is 0.
 
     Raises:
         UserError: query, key and value that are not one tensor; attn_mask, unless it is the causal mask that
-            `is_causal=True` tells of and the mixer was built causal.
+            `is_causal=True` implies and the mixer was built causal.
     """
 
     in_proj_weight: Tensor | None
@@ -61,9 +61,7 @@ class MixerInTorch(nn.Module):
             raise UserError(f"{CROSS}; leave this attention out by where=")
         check_causal(self.mixer, is_causal)
         if attn_mask is not None and not is_causal:
-            raise UserError(
-                f"{PAIRS}; a mixer can leave out tokens only, by key_padding_mask, or be causal by is_causal"
-            )
+            raise UserError(f"{PAIRS}; a mixer can only mask tokens (key_padding_mask) or be causal (is_causal)")
         batched, x = query.dim() == 3, query
         if not batched:
             x = query.unsqueeze(0)
@@ -104,7 +102,7 @@ class TorchAdapter(AttentionAdapter):
         """Its projections; keys of its own make query and key another thing."""
         assert isinstance(module, nn.MultiheadAttention)
         if module.in_proj_weight is None:
-            raise SwapError(f"keys of width {module.kdim}, values of width {module.vdim}: it attends to other tokens")
+            raise SwapError(f"keys of width {module.kdim}, values of width {module.vdim}: it is cross-attention")
         query, key, value = Affine.parts(module.in_proj_weight, module.in_proj_bias)
         own_keys = module.bias_k is not None or module.add_zero_attn
         return AttentionWeights(
@@ -115,7 +113,7 @@ class TorchAdapter(AttentionAdapter):
         )  # fmt: skip
 
     def run(self, module: nn.Module, tokens: Tensor) -> None:
-        """Call it on tokens alone."""
+        """Call it on tokens only."""
         x = tokens if getattr(module, "batch_first", True) else tokens.transpose(0, 1)
         module(x, x, x, need_weights=False)
 

@@ -61,9 +61,11 @@ class TransformersAdapter(AttentionAdapter):
     def read(self, module: nn.Module) -> AttentionWeights:
         """Its four projections."""
         if not all(isinstance(getattr(module, name, None), nn.Linear) for name in PROJECTIONS):
-            raise SwapError("this version of transformers keeps its projections elsewhere; 5.x has q_proj, ..., o_proj")
+            raise SwapError(
+                "this version of transformers names its projections differently; 5.x has q_proj, ..., o_proj"
+            )
         if getattr(getattr(module, "config", None), "output_attentions", False):
-            raise SwapError("its config has output_attentions=True, which no mixer can fill; set it to False")
+            raise SwapError("its config has output_attentions=True, which no mixer supports; set it to False")
         query, key, value, out = (Affine.of(getattr(module, name)) for name in PROJECTIONS)
         dim, inner = out.weight.shape
         fits = inner == dim

@@ -1,4 +1,4 @@
-"""Which weights of an attention layer continue in the mixer that replaces it, and why.
+"""Which weights of an attention layer are kept in the mixer that replaces it, and why.
 
 A weight is kept where the new layer uses it for what the old one did: to read queries, keys or values from the same
 tokens, or to write what was read to the same tokens. Everything else starts new.
@@ -28,7 +28,7 @@ class KeptWeights(NamedTuple):
 
 @torch.no_grad()
 def keep_weights(old: AttentionWeights, mixer: Mixer) -> KeptWeights:
-    """Copy into a new mixer what has a meaning there."""
+    """Copy the weights that play the same role into a new mixer."""
     if old.remark and not any((old.query, old.key, old.value, old.out)):
         return KeptWeights((), old.remark)
     rule = RULES.get(type(mixer))

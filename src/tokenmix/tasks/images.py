@@ -1,4 +1,4 @@
-"""What the tasks of images share: reading a user's files, showing an image under a map, and windows over large ones."""
+"""Shared by the image tasks: reading a user's files, showing an image under a map, and sliding windows."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -65,7 +65,7 @@ def channel_columns(values: Sequence[float]) -> Tensor:
 
 
 def shown_image(levels: Tensor) -> Tensor:
-    """The image with at most 1,000 pixels on a side; a picture shows no more."""
+    """The image with at most 1,000 pixels on a side, enough for an overview."""
     scale = LONGEST / max(levels.shape[1:])
     if scale >= 1:
         return levels

@@ -140,8 +140,10 @@ def _example(target: str, builder: Builder, layer: nn.Module, dim: int | None, n
         if isinstance(answer, Tensor) and answer.shape == layouts[name].shape:
             return layouts[name]
         shown = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
-        errors.append(f"{name} {tuple(layouts[name].shape)}: the answer is {shown}, not a tensor of the same shape")
-    raise UserError(f"{target} takes neither layout; {'; '.join(errors)}; --dim and --num-tokens set the sizes")
+        errors.append(f"{name} {tuple(layouts[name].shape)}: the output is {shown}, not a tensor of the same shape")
+    raise UserError(
+        f"{target} takes neither (B, N, D) nor (B, C, H, W); {'; '.join(errors)}; --dim and --num-tokens set the sizes"
+    )
 
 
 def _known(kwargs: Mapping[str, Any], names: tuple[str, ...]) -> int | None:

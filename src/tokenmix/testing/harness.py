@@ -129,7 +129,7 @@ def awake(build: Build, **changes: Any) -> nn.Module:
 
 
 def exact(build: Build, x: Tensor, **changes: Any) -> tuple[nn.Module, Tensor, float]:
-    """An awake layer in float64, its input, and how far two equal results may lie apart; float32 if it must be."""
+    """An awake layer in float64, its input, and how far two equal results may differ; float32 if it must be."""
     layer, wide = awake(build, **changes).double(), x.double()
     try:
         with torch.no_grad():
@@ -141,7 +141,7 @@ def exact(build: Build, x: Tensor, **changes: Any) -> tuple[nn.Module, Tensor, f
 
 
 def call(layer: nn.Module, x: Tensor, mask: Tensor | None = None, *, seed: int = 0) -> Tensor:
-    """The layer's answer, its own randomness fixed."""
+    """The layer's output, its own randomness fixed."""
     with seeded(seed):
         out = layer(x) if mask is None else layer(x, mask=mask)
     if not isinstance(out, Tensor):

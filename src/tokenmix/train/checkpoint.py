@@ -177,7 +177,7 @@ def read_latest_checkpoint(run: Path) -> Checkpoint:
 
 
 def _of_run(folder: Path) -> Checkpoint:
-    """A checkpoint that says where its run stood."""
+    """A checkpoint with the position of its run."""
     checkpoint = read_checkpoint(folder)
     try:
         Progress.from_dict(checkpoint.meta.get("progress"))
@@ -223,7 +223,7 @@ def put_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Path) -
     }
     found = [f"{kind}: {_three(keys)}" for kind, keys in problems.items() if keys]
     if found:
-        raise UserError(f"{source} belongs to another model than this {type(model).__name__}; {'; '.join(found)}")
+        raise UserError(f"{source} is for another model than this {type(model).__name__}; {'; '.join(found)}")
     model.load_state_dict(dict(weights))
 
 

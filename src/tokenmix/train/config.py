@@ -60,7 +60,7 @@ SIZES = re.compile(r"num_\w+|(\w+_)?(depth|dim|width|size|channel|stride)s?|imag
 
 
 def _check_model_argument(name: str, value: Any) -> None:
-    """Ranges that the names of arguments imply in this field: rates below 1, sizes and counts from 1 on."""
+    """Ranges that the names of arguments imply in this field: rates below 1, sizes and counts at least 1."""
     if name in SET_ELSEWHERE:
         raise UserError(f"model argument {name}={value!r} cannot be given here; use {SET_ELSEWHERE[name]}")
     values = value if isinstance(value, tuple | list) else (value,)
@@ -84,7 +84,7 @@ class SwapConfig(Part):
 
     swap: str | None = None
     """Replace the model's attention layers by this mixer, a name of `tokenmix list mixers` or module:Class. Weights of
-    --init-from go in first, and projections carry over where they have a meaning; see `tokenmix swap`."""
+    --init-from are loaded first, and projections carry over where possible; see `tokenmix swap`."""
     swap_where: str = "*"
     """Glob over the names of the attention layers that are replaced, such as "blocks.[6-9]*"."""
     swap_kwargs: Pairs = field(default_factory=dict)
@@ -108,7 +108,7 @@ class OptimConfig(Part):
     opt: str = "adamw"
     """Optimiser, by timm's name."""
     opt_eps: Annotated[float | None, Range(least=0)] = None
-    """Epsilon of the optimiser; its own if not given."""
+    """Epsilon of the optimiser; the optimiser's default if not given."""
     lr: Annotated[float, Range(above=0)] = 2e-3
     """Peak learning rate."""
     min_lr: Annotated[float, Range(least=0)] = 1e-5
@@ -121,13 +121,13 @@ class OptimConfig(Part):
     warmup_epochs: Annotated[float | None, Range(least=0)] = None
     """The same in epochs."""
     cooldown_epochs: Annotated[float, Range(least=0)] = 0.0
-    """Last epochs, of those that --epochs counts, that stay at the lowest learning rate."""
+    """Last epochs (part of --epochs) at the lowest learning rate."""
     weight_decay: Annotated[float, Range(least=0)] = 0.05
-    """Weight decay; never on norms, biases and what a model's no_weight_decay names."""
+    """Weight decay; never on norms, biases and the parameters in the model's no_weight_decay."""
     clip_grad: Annotated[float | None, Range(above=0)] = 1.0
     """Largest gradient norm; none switches clipping off."""
     accumulate: Annotated[int, Range(least=1)] = 1
-    """Parts into which a batch is cut, one backward pass each."""
+    """Parts into which a batch is split, one backward pass each (gradient accumulation)."""
     ema: Annotated[float | None, Range(above=0, below=1)] = None
     """Decay of the exponential moving average of the weights, such as 0.999; none switches it off."""
 
@@ -154,18 +154,18 @@ class BudgetConfig(Part):
     precision: Literal["32", "bf16-mixed", "16-mixed", "bf16"] = "32"
     """Training precision."""
     grad_checkpointing: bool = False
-    """Compute each block again in the backward pass: less memory, more time."""
+    """Recompute each block in the backward pass: less memory, more time."""
     threads: Annotated[int | None, Range(least=1, most=1024)] = None
     """CPU threads of PyTorch."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where to compute; auto takes a GPU if there is one."""
+    """Device to train on; auto takes a GPU if there is one."""
     log_every: Annotated[int, Range(least=1)] = 20
     """Steps between two rows of metrics.csv."""
     checkpoint_every: Annotated[int, Range(least=1)] = 200
-    """Steps between two checkpoints; one is written after each epoch in any case."""
+    """Steps between checkpoints; one is also written after each epoch."""
     logger: Literal["wandb", "mlflow"] | None = None
     """Log to Weights & Biases or MLflow as well, besides metrics.csv and TensorBoard; their environment variables, such
-    as WANDB_MODE and MLFLOW_TRACKING_URI, say where to."""
+    as WANDB_MODE and MLFLOW_TRACKING_URI, configure them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,12 +179,12 @@ class LoopConfig(BudgetConfig):
     resume: Path | None = None
     """Continue this run folder where it stopped; its own config is used."""
     init_from: Path | None = None
-    """A safetensors file or run folder whose weights start the model; image size and classes may be others. Of a run
+    """Start from the weights of a safetensors file or run folder; image size and classes may differ. Of a run
     folder the model, its arguments and its swap are taken too, unless --model or --recipe is given."""
     recipe: str | None = None
-    """A recipe by name or file; other options that are given as well win. See recipes/."""
+    """A recipe by name or file; options on the command line override it. See recipes/."""
     devices: Annotated[int | None, Range(least=1)] = None
-    """Processes on this machine, one a device; torchrun's number if that started them, else 1."""
+    """Processes on this machine, one per device; torchrun's number if it started them, else 1."""
     num_nodes: Annotated[int | None, Range(least=1)] = None
     """Machines; torchrun's number if that started the processes, else 1."""
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
@@ -210,18 +210,18 @@ class TaskOptions(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherOptions(TaskOptions):
-    """Base of the options of a task that predicts classes: a trained model to learn from (knowledge distillation)."""
+    """Base of the options of a task that predicts classes: knowledge distillation from a trained model."""
 
     teacher: str | None = None
     """Learn from this trained model: a run folder of the same task and classes, or of image classification a pretrained
-    model of timm's by name, also hf-hub:OWNER/NAME and local-dir:PATH."""
+    timm model by name, also hf-hub:OWNER/NAME and local-dir:PATH."""
     distill: Annotated[float, Range(above=0, most=1)] = 0.5
     """Weight w of the teacher's logits, (1 - w) * loss + w * T^2 * KL(teacher / T || model / T); at 1 no label is
     used."""
     temperature: Annotated[float, Range(above=0)] = 2.0
-    """Temperature T of that divergence."""
+    """Temperature T of the teacher and the model in that divergence."""
     distill_from: Literal["logits", "layers"] = "logits"
-    """What of the teacher is learned: its logits; or layers, the outputs of the layers that --swap replaces, each from
+    """What to learn from the teacher: its logits; or layers, the outputs of the layers that --swap replaces, each from
     the teacher's own input to it. That needs no labels, trains the swapped layers and freezes the rest."""
 
     def __post_init__(self) -> None:
@@ -248,7 +248,7 @@ class TrainConfig(Document):
     options: Annotated[Any, tyro.conf.arg(name="task")] = TaskOptions()
 
     def replace(self, **values: Any) -> Self:
-        """As of every document; the task stays, since the options are its own."""
+        """`Document.replace`; the task cannot change, since the options belong to it."""
         if values.get("task", self.task) != self.task:
             raise UserError(f"a config of {self.task} cannot become one of {values['task']}; use make_config")
         return super().replace(**values)

@@ -1,7 +1,7 @@
 """The processes of one run: which of them this one is, and what they agree on.
 
-torchrun, or `tokenmix train --devices 2`, starts the processes and tells each its place by environment variables.
-Only the first process, rank 0, writes files and speaks; what stops one stops all, and one of them says why.
+torchrun, or `tokenmix train --devices 2`, starts the processes and gives each its rank by environment variables.
+Only the first process, rank 0, writes files and messages; what stops one stops all, and one of them reports why.
 """
 
 import gc
@@ -22,7 +22,7 @@ from tokenmix.train.config import TrainConfig
 
 
 class PeerFailure(Exception):
-    """Another process of the run stops it, and says why."""
+    """Another process of the run stops it, and reports why."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"another process of the run stopped it (exit code {code})")
@@ -31,7 +31,7 @@ class PeerFailure(Exception):
 
 @dataclass(frozen=True)
 class DistributedInfo:
-    """This process among those of the run: its number, and that on its machine."""
+    """Ranks of this process: in the run, and on its machine."""
 
     rank: int = 0
     local_rank: int = 0
@@ -50,7 +50,7 @@ class DistributedInfo:
 
 
 def distributed_info() -> DistributedInfo:
-    """Where this process stands, from torchrun's variables; alone without them."""
+    """Rank of this process, from torchrun's variables; rank 0 of 1 without them."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     values = [os.environ.get(name) for name in names]
     return DistributedInfo(*map(int, values)) if all(values) else DistributedInfo()  # type: ignore[arg-type]
@@ -97,7 +97,7 @@ def check_ranks(config: TrainConfig) -> None:
     if (devices, nodes) != (here.local_world_size, here.num_nodes):
         several = f"--nnodes {nodes} --rdzv_endpoint FIRST_MACHINE:29500 --rdzv_backend c10d " if nodes > 1 else ""
         raise UserError(
-            f"{devices * nodes} processes are asked for and {here.world_size} run; start them on each machine with: "
+            f"{devices * nodes} processes are requested and {here.world_size} run; start them on each machine with: "
             f"torchrun {several}--nproc_per_node {devices} -m tokenmix train ..."
         )
     if here.world_size % config.loop.token_parallel:
@@ -106,7 +106,7 @@ def check_ranks(config: TrainConfig) -> None:
             f"{here.world_size} run; give --devices {config.loop.token_parallel} or a multiple of it"
         )
     if config.loop.strategy != "auto" and here.world_size == 1:
-        raise UserError(f"strategy {config.loop.strategy} is for several processes; give --devices 2 or more")
+        raise UserError(f"strategy {config.loop.strategy} needs several processes; give --devices 2 or more")
     if config.loop.strategy == "fsdp" and config.optim.ema is not None:
         raise UserError("ema keeps a whole copy of the weights, which fsdp avoids; leave --ema out or use ddp")
     if config.loop.strategy == "fsdp" and config.loop.precision == "16-mixed":
@@ -115,7 +115,7 @@ def check_ranks(config: TrainConfig) -> None:
 
 @contextmanager
 def process_group(device: str) -> Iterator[None]:
-    """Join the other processes for the block; nothing to do for one alone.
+    """Join the other processes for the block; a single process does nothing.
 
     Raises:
         UserError: in the first process, where another one ended without a word; the rest raise `PeerFailure`.
@@ -162,8 +162,9 @@ def _check_devices(here: DistributedInfo) -> None:
     if here.local_rank:
         raise PeerFailure(2)
     raise UserError(
-        f"{here.local_world_size} processes are asked for and this machine has {count} CUDA device{'s' * (count > 1)}; "
-        f"give --devices {count}, and --batch-size with --accumulate to keep the images of a step, or --device cpu"
+        f"{here.local_world_size} processes are requested and this machine has {count} CUDA device{'s' * (count > 1)}; "
+        f"give --devices {count}, and --batch-size with --accumulate to keep the number of images per step, or "
+        "--device cpu"
     )
 
 
@@ -186,7 +187,7 @@ def all_reduce_max(count: int) -> int:
 
 
 def all_reduce_any(flag: bool) -> bool:
-    """Whether the flag is up in any process."""
+    """Whether the flag is set in any process."""
     return bool(all_reduce_max(int(flag)))
 
 
@@ -246,7 +247,7 @@ def full_state_dict(value: Any) -> Any:
 
 @torch.no_grad()
 def load_full_state_dict(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load whole tensors into a module that fsdp may have cut into parts; all processes must call it."""
+    """Load whole tensors into a module that fsdp may have sharded; all processes must call it."""
     for name, own in module.state_dict().items():
         value = state[name].to(own.device)
         own.copy_(distribute_tensor(value, own.device_mesh, own.placements) if isinstance(own, DTensor) else value)

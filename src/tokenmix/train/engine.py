@@ -42,7 +42,7 @@ class Autocast(MixedPrecision):
 
 
 class AverageAtStep(DDPStrategy):
-    """Copies of a task that steps its optimisers itself: each step is by the mean of the processes' gradients.
+    """DDP for a task that steps its optimisers itself: each step uses the mean of the processes' gradients.
 
     DistributedDataParallel instead expects one backward pass after each forward pass of the module that it wraps; such
     a task has several within `training_step`, each through a part of its networks.
@@ -62,7 +62,7 @@ class AverageAtStep(DDPStrategy):
 
 
 def make_fabric(config: TrainConfig, task: TaskModule, *, alone: bool = False) -> Fabric:
-    """Fabric on the config's device, over all processes of the run, or with this one alone."""
+    """Fabric on the config's device, over all processes of the run, or only this one."""
     device, here = device_type(config), distributed_info()
     plugins: list[Any] = [_precision(config, device)]
     if alone or here.world_size == 1:

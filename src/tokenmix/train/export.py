@@ -1,4 +1,4 @@
-"""A run's model for another runtime, checked to give the same answers there."""
+"""Export of a run's model to ONNX or torch.export, checked to give the same outputs there."""
 
 import io
 import logging
@@ -20,7 +20,7 @@ def export(run: Path, file_format: Literal["onnx", "torch-export"], out: Path | 
     """Write the model of a run folder, with a dynamic batch, and compare its logits with PyTorch's to 1e-4.
 
     Raises:
-        UserError: onnxruntime is not installed, `out` cannot be written, or the written model answers otherwise.
+        UserError: onnxruntime is not installed, `out` cannot be written, or the written model gives other outputs.
     """
     from tokenmix.train.load import load_task
 

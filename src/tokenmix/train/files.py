@@ -1,4 +1,4 @@
-"""Writing so that a kill or a full disk at any instant leaves what was there before, or the new, and never a part."""
+"""Atomic writes: a kill or a full disk at any instant leaves the old file or the new one, never a part."""
 
 import contextlib
 import errno
@@ -39,7 +39,7 @@ class DiskError(OSError, UserError):
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it; `DiskError` where that cannot be, whatever the reason."""
+    """Make a folder and its parents; `DiskError` if that is not possible."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -52,7 +52,7 @@ LOCKS = (".lock", ".writer")
 
 @contextmanager
 def one_writer(folder: Path) -> Iterator[None]:
-    """Hold a folder against a second process that would write into it.
+    """Lock a folder against a second process that would write into it.
 
     The lock is the operating system's and ends with the process, however that ends, so none is ever stale.
 

@@ -29,7 +29,7 @@ FREE = (
 def finish_run(config: TrainConfig, *, quiet: bool = False) -> Path:
     """The run folder `config.loop.out`, trained to its end.
 
-    A finished run is left as it is, one that was stopped continues bit for bit, one without a checkpoint starts anew.
+    A finished run is left unchanged, a stopped one continues bit for bit, one without a checkpoint starts again.
 
     Raises:
         UserError: no folder is given, or it holds a run with other options, or one that another process writes; else
@@ -55,7 +55,7 @@ def finish_run(config: TrainConfig, *, quiet: bool = False) -> Path:
 
 
 def resume_config(config: TrainConfig, run: Path) -> TrainConfig:
-    """The config that continues with a half-done run; a folder without a checkpoint is removed and begun anew."""
+    """The config that continues with a half-done run; a folder without a checkpoint is removed and started again."""
     if latest_complete_checkpoint(run / "checkpoints" / "last").exists():
         own = {name: config.flat()[name] for name in ("device", "workers", "threads")}
         return read_config(run).replace(resume=run, **own)

@@ -53,7 +53,7 @@ def export_to_hub(run: Path, out: Path | None = None, push: str | None = None) -
     Args:
         run: the folder of a finished run.
         out: folder to write; `hub` in the run folder if not given.
-        push: repository on the hub, `OWNER/NAME`, which is made if there is none.
+        push: repository on the hub, `OWNER/NAME`, created if there is none.
 
     Returns:
         The folder, or the address of the repository.
@@ -72,7 +72,9 @@ def export_to_hub(run: Path, out: Path | None = None, push: str | None = None) -
             f"{push or REPOSITORY} {run} --exclude 'checkpoints/*'; tokenmix predict takes what hf download leaves"
         )
     if not (run / "result.json").is_file():
-        raise UserError(f"{run} has not finished, and a model card states results; tokenmix train --resume {run}")
+        raise UserError(
+            f"{run} has not finished, but a model card needs results; continue with: tokenmix train --resume {run}"
+        )
     out = out or run / "hub"
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists and is not empty; remove it, or give another folder with --out")
@@ -134,7 +136,7 @@ def _card(task: "TaskModule", form: HubForm, result: Mapping[str, Any], command:
 
 
 def _header(form: HubForm, result: Mapping[str, Any], numbers: Mapping[str, float], repo: str | None) -> str:
-    """The card's metadata, in which the hub looks for library, task and results."""
+    """The card's metadata: the hub reads library, task and results from it."""
     from huggingface_hub import EvalResult, ModelCardData
 
     results = [
@@ -163,7 +165,7 @@ def _upload(folder: Path, repo: str) -> str:
         # Of the hub, of HTTP, of the network: they have no common class.
         text = " ".join(str(error).split())
         raise UserError(
-            f"{folder} is written and could not be uploaded to {repo} ({type(error).__name__}: {text}); give "
+            f"{folder} was written but could not be uploaded to {repo} ({type(error).__name__}: {text}); give "
             f"OWNER/NAME, log in with hf auth login, and upload it: hf upload {repo} {folder}"
         ) from error
     return str(address)

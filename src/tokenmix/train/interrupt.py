@@ -23,7 +23,7 @@ class StopRequest:
         self.before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def note(self, signum: int, frame: Any) -> None:
-        """Ask once. A second Ctrl-C works as ever; SIGTERM often comes twice, to a process and to its group."""
+        """Request a stop once. A second Ctrl-C interrupts; SIGTERM often comes twice, to a process and to its group."""
         signal.signal(signal.SIGINT, self.before[signal.SIGINT])
         # Processes that load images inherit this handler, and get the same Ctrl-C.
         if not self.asked and distributed_info().first and os.getpid() == self.owner:

@@ -29,7 +29,7 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
     """
     most = max(8, os.cpu_count() or 1)
     if processes > most:
-        raise UserError(f"devices={processes} would start as many processes on this machine; give at most {most}")
+        raise UserError(f"devices={processes} would start {processes} processes on this machine; give at most {most}")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""A finished run's model, from its folder alone."""
+"""A finished run's model, from only its folder."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -17,13 +17,13 @@ from tokenmix.train.task import TaskModule
 
 
 def load_run(run: Path) -> tuple[nn.Module, TrainConfig, dict[str, Any]]:
-    """Model with its weights, config and description of the data, from the run folder alone."""
+    """Load a run folder: the model with its weights, the config and the description of the data."""
     task, config, description = load_task(run)
     return task.model, config, description
 
 
 def load_task(run: Path, options: Mapping[str, Any] | None = None) -> tuple[TaskModule, TrainConfig, dict[str, Any]]:
-    """The same with the task around the model; `options` are as in `evaluate`."""
+    """`load_run` with the task around the model; `options` are as in `evaluate`."""
     config, description = read_config(run), read_description(run)
     for name in options or {}:
         if name not in (known := [field.name for field in dataclasses.fields(config.options.evaluation)]):
@@ -38,6 +38,6 @@ def load_task(run: Path, options: Mapping[str, Any] | None = None) -> tuple[Task
     found = read_weights(weights)
     broken = next((name for name, value in found.items() if not value.isfinite().all()), None)
     if broken is not None:
-        raise UserError(f"{weights} has values in {broken} that are NaN or infinite; give weights that are whole")
+        raise UserError(f"{weights} has values in {broken} that are NaN or infinite; give other weights")
     put_weights(task.model, found, weights)
     return task.eval(), config, description

@@ -1,7 +1,7 @@
 """Experiment trackers, through Lightning's loggers: Weights & Biases and MLflow.
 
-A run folder keeps the tracker's id of the run in logger.json, so that a run that is resumed goes on there too. Where
-they send to is the trackers' own affair: WANDB_MODE, WANDB_PROJECT and MLFLOW_TRACKING_URI count as usual.
+A run folder keeps the tracker's id of the run in logger.json, so that a run that is resumed continues there too. Where
+they send to is configured as usual: by WANDB_MODE, WANDB_PROJECT and MLFLOW_TRACKING_URI.
 """
 
 import importlib

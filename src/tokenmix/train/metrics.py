@@ -8,7 +8,7 @@ from torchmetrics.classification import MulticlassF1Score
 
 
 class Mean(Metric):
-    """A sum over samples divided by their number; what is summed, `update` says."""
+    """A sum over samples divided by their number; `update` of a subclass defines what is summed."""
 
     full_state_update = False
     total: Tensor

@@ -83,7 +83,7 @@ def make_schedule(optimizer: Optimizer, optim: OptimConfig, total_steps: int, ep
 def optimizers_and_schedules(configured: Any) -> tuple[list[Optimizer], list[dict[str, Any]]]:
     """The optimisers, and the schedules with their `interval`, in any form that Lightning's `configure_optimizers` has.
 
-    As in Lightning, a schedule moves on after each epoch unless its interval is "step".
+    As in Lightning, a schedule steps after each epoch unless its interval is "step".
     """
     if isinstance(configured, Optimizer | Mapping):
         configured = [configured]
@@ -97,14 +97,13 @@ def optimizers_and_schedules(configured: Any) -> tuple[list[Optimizer], list[dic
 
 
 class WeightEMA:
-    """Exponential moving average of the weights: it is what is evaluated, and what a run folder's weights are."""
+    """Exponential moving average of the weights, which is evaluated and saved as the run folder's weights."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         addresses = [tensor.data_ptr() for tensor in model.state_dict().values() if tensor.numel()]
         if len(set(addresses)) < len(addresses):
             raise UserError(
-                "ema would average twice what this model has in two places, such as embeddings that are its head's "
-                "as well; leave --ema out"
+                "ema would average tied parameters twice, such as embeddings shared with the head; omit --ema"
             )
         self.model = model
         # With warm-up the first averages are short: else a run of a few hundred steps would keep its first weights.
@@ -120,11 +119,11 @@ class WeightEMA:
         return {k: v.detach().cpu().clone() for k, v in self.weights().items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from the average of a checkpoint."""
+        """Continue from the average of a checkpoint."""
         self.average.module.load_state_dict(state_dict)
 
     def update(self, step: int) -> None:
-        """Take the weights after this step into the average."""
+        """Add the weights after this step to the average."""
         self.average.update(self.model, step=step)
 
     @contextmanager

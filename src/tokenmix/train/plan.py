@@ -1,4 +1,4 @@
-"""How many batches make a step, an epoch and a run, and where in it a run stands."""
+"""How many batches make a step, an epoch and a run, and the position of a run in it."""
 
 import math
 import random
@@ -35,7 +35,7 @@ class TrainingPlan:
 
 @dataclass
 class Progress:
-    """Where a run stands: the next batch is number `batch` of epoch `epoch`, both counted from 0."""
+    """Position of a run: the next batch is number `batch` of epoch `epoch`, both counted from 0."""
 
     epoch: int = 0
     batch: int = 0
@@ -57,7 +57,7 @@ class Progress:
         """From values of JSON; `UserError` if one has another type, or is a number below 0."""
         hints = get_type_hints(cls)
         if not isinstance(values, dict) or not hints.keys() >= values.keys() >= {"epoch", "batch", "step"}:
-            raise UserError("it does not say where the run stood")
+            raise UserError("it does not have the position of the run")
         found = {name: fitted(hints[name], value, name) for name, value in values.items()}
         for name, value in found.items():
             if not isinstance(value, dict | None) and value < 0:
@@ -96,7 +96,7 @@ def warmup_note(config: TrainConfig, plan: TrainingPlan) -> str | None:
 
 
 def distills_layers(config: TrainConfig) -> bool:
-    """Whether the run learns what single layers of a teacher give."""
+    """Whether the run learns the outputs of a teacher's layers."""
     return isinstance(config.options, TeacherOptions) and config.options.distill_from == "layers"
 
 
@@ -110,7 +110,7 @@ def check_config(config: TrainConfig) -> None:
     if distills_layers(config) and loop.token_parallel > 1:
         raise UserError("distill_from=layers calls single layers on whole images; leave --token-parallel out")
     if loop.batch_size % optim.accumulate:
-        raise UserError(f"batch size {loop.batch_size} cannot be cut into accumulate={optim.accumulate} equal parts")
+        raise UserError(f"batch size {loop.batch_size} cannot be split into accumulate={optim.accumulate} equal parts")
     if not isinstance(optim, OptimConfig):
         return
     if optim.warmup_steps is not None and optim.warmup_epochs is not None:
@@ -119,15 +119,15 @@ def check_config(config: TrainConfig) -> None:
         )
     if (optim.warmup_epochs or 0) + optim.cooldown_epochs > loop.epochs:
         raise UserError(
-            f"warm-up and cool-down of {optim.warmup_epochs or 0:g} and {optim.cooldown_epochs:g} epochs do not fit "
-            f"into {loop.epochs}; raise --epochs"
+            f"warm-up and cool-down of {optim.warmup_epochs or 0:g} and {optim.cooldown_epochs:g} epochs are longer "
+            f"than the {loop.epochs} of training; raise --epochs"
         )
 
 
 def seed_everything(seed: int, epoch: int, batch: int, rank: int = 0) -> None:
     """Seed python, numpy and torch from a position in a run; the weights are drawn at epoch 0, training starts at 1.
 
-    Drawn anew for each batch, the randomness of a run depends on the position alone: not on what was drawn before, by
+    Seeded for each batch, the randomness of a run depends on the position only: not on what was drawn before, by
     evaluation, by worker processes or before a kill. That is why a checkpoint needs no random state. Each process of a
     run draws its own.
     """

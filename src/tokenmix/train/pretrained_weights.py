@@ -17,7 +17,7 @@ def initial_weights(source: Path, model: nn.Module) -> dict[str, Tensor]:
     """The weights in a safetensors file or a run folder, fitted to the model.
 
     What is learned over the tokens is interpolated to the model's image size; a head for another number of classes is
-    left fresh, and a line says so. Anything else that differs stays as it is, for `put_weights` to refuse.
+    left fresh, and a line reports it. Anything else that differs is unchanged, for `put_weights` to refuse.
     """
     _check_channels(source, model)
     weights = checkpoints.rename(read_weights(source), model)
@@ -60,7 +60,7 @@ def _trained_size(source: Path) -> tuple[int, int] | None:
 
 
 def _description(source: Path) -> dict[str, Any]:
-    """What a run folder says of its data; nothing for a file of weights."""
+    """A run folder's description of its data; empty for a file of weights."""
     return read_description(source) if (source / "data.json").is_file() else {}
 
 
@@ -70,7 +70,7 @@ def _check_channels(source: Path, model: Any) -> None:
     if theirs is not None and theirs != ours:
         raise UserError(
             f"{source} was trained on images of {theirs} channel(s) and this data has {ours}; "
-            "start from a run with as many, or without --init-from"
+            f"start from a run with {ours}, or without --init-from"
         )
 
 

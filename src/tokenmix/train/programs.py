@@ -1,4 +1,4 @@
-"""What the programs (`info`, `compare`, `inspect`, `cost`, `export`) ask of a task about its models."""
+"""Hooks by which `info`, `compare`, `inspect`, `cost` and `export` ask a task about its models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from tokenmix.registry import MODELS
 
 @dataclass(frozen=True)
 class HubForm:
-    """How models of a task lie on the hub.
+    """Format of the models of a task on the hub.
 
     Attributes:
         library: that loads them, by the hub's name, which is one of its tags.
@@ -38,12 +38,12 @@ class View(NamedTuple):
 
 
 class ProgramHooks:
-    """The answers of a task that overrides none of them.
+    """Defaults for a task that overrides none of these hooks.
 
     Attributes:
         looks_at: what `inspect` can show: the maps of an image, of which `view` makes the model's input; the gates and
             attention of a text; or nothing.
-        comparison: None if `compare` can put mixers into models of this task: they have `blocks` and tell their
+        comparison: None if `compare` can put mixers into models of this task: the models have `blocks` and
             `mixer_name`. Else how variants are trained one by one, as options of `tokenmix train TASK`.
         has_example_input: `cost` measures models of this task over sizes, on what `example_input` makes.
         hub: how `save_for_hub` leaves its models; None if no library of the hub loads them.
@@ -75,12 +75,12 @@ class ProgramHooks:
 
     @classmethod
     def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
-        """The input in a file as `predict` would look at it; `data` is the run's description of its data."""
+        """The input in a file as `predict` reads it; `data` is the run's description of its data."""
         raise NotImplementedError(f"{cls.__name__} has no view")
 
     @classmethod
     def name_prediction(cls, model: nn.Module, inputs: Tensor, data: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The model's answer to what `view` made, in names; None if it has none that fits a line."""
+        """The model's prediction for the input of `view`, in names; None if it has none that fits a line."""
         return None
 
     def save_for_hub(self, folder: Path) -> nn.Module:

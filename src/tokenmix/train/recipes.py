@@ -1,4 +1,4 @@
-"""Recipes: the options of a run in a TOML file, by file or by name. What is given as well wins."""
+"""Recipes: the options of a run in a TOML file, by file or by name. Options given as well override them."""
 
 import tomllib
 from pathlib import Path
@@ -36,10 +36,10 @@ def load_recipe(name: str) -> TrainConfig:
 
 
 def read_document(values: Any, where: str) -> TrainConfig:
-    """A config from the values of a file, by name or in tables by part; `UserError` with one line that says where."""
+    """A config from the values of a file, by name or in tables by part; `UserError` names the file."""
     task = values.get("task", TrainConfig.task) if isinstance(values, dict) else None
     if not isinstance(task, str):
-        raise UserError(f"{where} is damaged: it names no task; put a whole one back")
+        raise UserError(f"{where} is damaged: it has no task; restore it from a copy")
     try:
         return default_config(task).replace(**values)
     except UserError as error:

@@ -62,11 +62,11 @@ class Recorder:
         self.row_start = (int(state_dict["row_start"][0]), float(state_dict["row_start"][1]))
 
     def start_clock(self) -> None:
-        """Start the clock of training, or of evaluation: one of them stands still while the other runs."""
+        """Start the clock of training, or of evaluation: one of them is stopped while the other runs."""
         self.started = time.perf_counter()
 
     def record_batch(self, logs: dict[str, Tensor], lr: float) -> None:
-        """Keep the loss of a batch and the rate that its step used; write a row if one is due.
+        """Record the loss of a batch and the learning rate of its step; write a row if one is due.
 
         The last batch of an epoch goes into the epoch's own row.
         """
@@ -79,7 +79,7 @@ class Recorder:
             self._write(self._train_values())
 
     def record_evaluation(self) -> None:
-        """Write the epoch's row and say how it went; training's clock starts again."""
+        """Write the epoch's row and print a line; the training clock restarts."""
         progress, results = self.progress, self.task.results
         progress.eval_seconds += time.perf_counter() - self.started
         progress.final = dict(results)
@@ -99,7 +99,7 @@ class Recorder:
         self.progress.eval_seconds += time.perf_counter() - self.started
 
     def sync(self) -> None:
-        """Wait until metrics.csv is on the disk, as a checkpoint that counts on its rows will be."""
+        """Wait until metrics.csv is on the disk, before a checkpoint that relies on its rows."""
         if self.first:
             self._check_folder()
             os.fsync(self.file.fileno())
@@ -116,7 +116,7 @@ class Recorder:
     def _check_folder(self) -> None:
         if not self.path.exists():
             raise UserError(
-                f"{self.path.parent} was removed or renamed while the run wrote into it, and training stopped; "
+                f"{self.path.parent} was removed or renamed during the run, so training stopped; "
                 "continue a renamed folder with --resume FOLDER, or start again"
             )
 
@@ -137,7 +137,7 @@ class Recorder:
             raise self.diverged(f"the loss is {losses[first].item()}", before // self.plan.accumulate + 1)
 
     def diverged(self, what: str, step: int) -> Exception:
-        """The error for a run whose numbers are not finite any more; all processes see it, the first one reports it."""
+        """The error for a run whose numbers are no longer finite; all processes see it, the first one reports it."""
         if not self.first:
             return PeerFailure(2)
         return UserError(
@@ -184,9 +184,8 @@ class Recorder:
         task, progress, latest = self.task, self.progress, self.latest
         score = f"{task.headline} {latest['val_' + task.headline]:.4f}  " if self.evaluated else ""
         return (
-            f"epoch {progress.epoch + 1}/{self.plan.epochs}  step {progress.step}/{self.plan.total_steps}  "
-            f"loss {latest['train_loss']:.4f}  {score}"
-            f"{latest[f'{self.unit}_per_second']:,.0f} {self.unit}/s"
+            f"epoch {progress.epoch + 1}/{self.plan.epochs}  step {progress.step}/{self.plan.total_steps}  loss "
+            f"{latest['train_loss']:.4f}  {score}{latest[f'{self.unit}_per_second']:,.0f} {self.unit}/s"
         )
 
 
@@ -239,7 +238,7 @@ def _as_good(task: TaskModule, results: dict[str, Any], best: dict[str, Any]) ->
 
 
 def _cut(path: Path, size: int) -> list[str]:
-    """Cut metrics.csv back to what it held at the checkpoint, and return its columns.
+    """Truncate metrics.csv to its rows at the checkpoint, and return its columns.
 
     Rows that are gone or damaged, as after a power cut, are left out, and a line on standard error says so.
     """

@@ -95,10 +95,10 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Path:
 
     Args:
         config: the run.
-        quiet: neither bar nor lines.
+        quiet: print nothing.
 
     Raises:
-        UserError: a setting, the data or the disk does not allow it, or the loss is no number any more; the last good
+        UserError: a setting, the data or the disk does not allow it, or the loss is NaN or infinite; the last good
             checkpoint is kept.
         KeyboardInterrupt: Ctrl-C or SIGTERM; the run has been saved, and the message says how to continue.
     """
@@ -154,9 +154,9 @@ def predict(
     *,
     options: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """Answers of a run's model for files, of a text task also for texts; what cannot be read is a `UserError`.
+    """Predictions of a run's model for files, of a text task also for texts; what cannot be read is a `UserError`.
 
-    With `out`, a folder, a task whose answers are masks or boxes writes them there as files and pictures. `options`
+    With `out`, a folder, a task whose predictions are masks or boxes writes them there as files and images. `options`
     are as in `evaluate`.
     """
     if not inputs:
@@ -185,7 +185,7 @@ def run_folder(config: TrainConfig) -> Path:
 
 @contextmanager
 def _held(run: Path) -> Iterator[None]:
-    """One process group at a time works in a run folder: its first process holds the lock."""
+    """Lock the run folder: one process group at a time works in it, and its first process holds the lock."""
     with contextlib.ExitStack() as stack:
         with raise_on_all_ranks():
             if distributed_info().first and run.is_dir():
@@ -407,7 +407,7 @@ def _merged(given: TrainConfig, saved: TrainConfig, run: Path) -> TrainConfig:
 
 
 def _remove_unstarted(run: Path) -> None:
-    """Leave nothing after of a run that could not start, so that the same command can be typed again."""
+    """Remove the folder of a run that could not start, so that the same command can be repeated."""
     for name in ("config.json", "data.json", *LOCKS):
         (run / name).unlink(missing_ok=True)
     shutil.rmtree(run / TOKENIZER, ignore_errors=True)
@@ -417,7 +417,7 @@ def _remove_unstarted(run: Path) -> None:
 
 @contextmanager
 def _one_line_errors(run: Path) -> Iterator[None]:
-    """What stops a run from outside as one line that says what is kept and how to continue."""
+    """External causes that stop a run, as one line that says what is kept and how to continue."""
     try:
         yield
     except (Interrupted, KeyboardInterrupt):

@@ -1,6 +1,6 @@
 """Configs as nested frozen dataclasses: every value is checked against its annotation where the dataclass is made.
 
-So the command line, a recipe, a saved run and Python all meet the same check. The names of all leaves of a document are
+So the command line, a recipe, a saved run and Python share the same checks. The names of all leaves of a document are
 unique, so that each can be given by its name alone.
 """
 
@@ -81,7 +81,7 @@ def fitted(hint: Any, value: Any, name: str) -> Any:
         return None if value is None or value == "none" else fitted(other, value, name)
     if origin is Literal:
         if value not in args:
-            raise UserError(f"{name}={value!r} is not possible; give one of {', '.join(map(str, args))}")
+            raise UserError(f"{name}={value!r} is not valid; give one of {', '.join(map(str, args))}")
         return value
     if origin is tuple:
         items = value if isinstance(value, tuple | list) else (value,)
@@ -124,7 +124,7 @@ class Document:
         """The same with other values, by the names of the leaves, or a table of them by the name of a part.
 
         Raises:
-            UserError: a name that there is not, a value of another type, or outside its range.
+            UserError: an unknown name, a value of another type, or outside its range.
         """
         given = self._opened(values)
         parts = {}
@@ -152,7 +152,7 @@ class Document:
         return given
 
     def unknown_option(self, name: str, known: Iterable[str]) -> UserError:
-        """The error for an option that there is not, with the nearest of those that there are."""
+        """The error for an unknown option, with the nearest known ones."""
         return unknown_name("option", name, known)
 
 

@@ -1,4 +1,4 @@
-"""What a config starts from: a task's defaults, a recipe, or a saved run."""
+"""Where a config comes from: a task's defaults, a recipe, or a saved run."""
 
 import dataclasses
 from pathlib import Path
@@ -21,7 +21,7 @@ def make_config(
     """The config of a run.
 
     Args:
-        task: what is learned; image classification, or the recipe's or saved run's task, if not given.
+        task: the task to train; image classification, or the recipe's or saved run's task, if not given.
         recipe: start from this recipe instead of the task's defaults.
         resume: start from the config of this run folder, and continue the run.
         values: options by name, as the command line has them, for example `lr=1e-3, crop=513`.
@@ -90,7 +90,7 @@ class _Description(dict[str, Any]):
 
 
 def read_description(run: Path) -> dict[str, Any]:
-    """A run's description of its data; `UserError` if a value has another type, or lies outside its range."""
+    """A run's description of its data; `UserError` if a value has another type, or is outside its range."""
     values = _Description(read_part(run, "data.json"))
     values.path = run / "data.json"
     try:
@@ -101,7 +101,7 @@ def read_description(run: Path) -> dict[str, Any]:
             for value in _items(values[name]):
                 fitted(LISTS[name], value, name)
         if {"mean", "std"} <= values.keys() and len(_items(values["mean"])) != len(_items(values["std"])):
-            raise UserError("mean and std must be as many as each other")
+            raise UserError("mean and std must have the same length")
         if isinstance(values.get("img_size"), list) and len(values["img_size"]) != 2:
             raise UserError("img_size must be two numbers")
     except UserError as error:

@@ -1,4 +1,4 @@
-"""What a run's config says about its model beyond the name: weights to start from, and mixers that are swapped in."""
+"""Weights to start from, and mixers that are swapped in, as a run's config states them."""
 
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def _words(swap: SwapConfig) -> str:
 
 
 def swap_mixers(task: TaskModule) -> SwapReport | None:
-    """Swap attention layers of the task's model as its config says; None if it says nothing."""
+    """Swap attention layers of the task's model as its config states; None if there is no swap."""
     swap = task.config.swap
     if swap.swap is None:
         return None
@@ -66,9 +66,9 @@ def swap_notes(report: SwapReport | None) -> list[str]:
 
 
 def freeze_all_but(task: TaskModule, layers: list[str]) -> None:
-    """Leave only these layers of the task's model to the optimiser."""
+    """Freeze all but these layers of the task's model."""
     task.model.requires_grad_(False)
     for name in layers:
         task.model.get_submodule(name).requires_grad_(True)
     if not any(p.requires_grad for p in task.model.parameters()):
-        raise UserError(f"{task.config.swap.swap} has no weights, so there is nothing to train in it alone")
+        raise UserError(f"{task.config.swap.swap} has no weights, so there is nothing to train with train_only=mixers")

@@ -1,4 +1,4 @@
-"""The seam between the trainer and what is learned.
+"""The interface between the trainer and a task.
 
 A task is a LightningModule: what differs between tasks is what a user of Lightning overrides anyway. A classifier
 writes `loss`, `evaluate` and `metrics`; a pair of adversaries overrides `training_step` and `configure_optimizers` as
@@ -25,7 +25,7 @@ from tokenmix.train.programs import ProgramHooks
 
 
 class TaskData(ABC):
-    """What a task learns from. The order of training batches is a function of (seed, epoch) and nothing else.
+    """The data of a task. The order of training batches is a function of (seed, epoch) and nothing else.
 
     Attributes:
         num_train: number of training samples.
@@ -41,7 +41,7 @@ class TaskData(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """What a run folder keeps of the data, as values for JSON: enough for the model and for predictions."""
+        """The run folder's description of the data, as values for JSON: enough for the model and for predictions."""
 
     @abstractmethod
     def train_batches(self, *, batch_size: int, epoch: int, start: int) -> Iterable[Any]:
@@ -65,7 +65,8 @@ class TaskData(ABC):
         Every process gives as many training batches, and at least one test batch.
         """
         raise UserError(
-            f"{type(self).__name__} cannot be shared among {world_size} processes; train with one, or write its part()"
+            f"{type(self).__name__} cannot be split over {world_size} processes; train with one, or implement its "
+            "part()"
         )
 
 
@@ -86,9 +87,10 @@ def built_with(model: str, given: Mapping[str, Any]) -> Iterator[None]:
 
 
 class TaskModule(ProgramHooks, L.LightningModule, ABC):
-    """A network with its loss and metrics; `ProgramHooks` has what further programs ask of it.
+    """A network with its loss and metrics; `ProgramHooks` has the hooks for the other verbs.
 
-    All that is learned must lie in `model`, since that is what is saved; a task with two networks puts both there.
+    Everything that is learned must be in `model`, since that is what is saved; a task with two networks puts both
+    there.
 
     Args:
         model: the network.
@@ -100,7 +102,7 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
         direction: whether more or less of it is better.
         options: the task's own options, `config.options`.
         writes: `predict_into` writes files, such as masks.
-        tables: those of `metrics()` that are no single number, such as a confusion matrix.
+        tables: those of `metrics()` that are not a single number, such as a confusion matrix.
         total_steps: optimiser steps of the whole run; our loop sets it before training.
         prepared_optimizers: those of `configure_optimizers`, as our loop's Fabric steps them.
         results: the values of `metrics()` after the last evaluation.
@@ -160,7 +162,7 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
 
     @abstractmethod
     def evaluate(self, batch: Any) -> None:
-        """Put a batch of validation or test samples through the model and update `self.scores`."""
+        """Run the model on a batch of validation or test samples and update `self.scores`."""
 
     @abstractmethod
     def metrics(self) -> MetricCollection:
@@ -172,14 +174,14 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
 
     @abstractmethod
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
-        """Answers for files, or for what the task can read from a command line itself, as values for JSON."""
+        """Predictions for files, or for what the task can read from a command line itself, as values for JSON."""
 
     def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
-        """The same answers, and pictures and files of them in the folder `out`, which is there."""
-        raise UserError(f"{self.config.task} writes no files; leave --out out, or take --json")
+        """The same predictions, also written as images and files into the existing folder `out`."""
+        raise UserError(f"{self.config.task} writes no files; omit --out, or use --json")
 
     def draw(self, folder: Path, step: int) -> None:
-        """Write pictures of what has been learned after `step` steps into a folder, which may have to be made.
+        """Write images of the state after `step` steps into a folder, which is created if needed.
 
         The first process calls it after each evaluation; nothing is written here.
         """
@@ -192,14 +194,14 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
 
     def example(self) -> dict[str, Tensor]:
         """Two samples in the order of the model's arguments, by the names that an export gives them."""
-        raise UserError(f"{type(self).__name__} cannot be exported; write its example()")
+        raise UserError(f"{type(self).__name__} cannot be exported; implement its example()")
 
     def swap_example(self) -> tuple[Any, ...] | None:
         """Arguments of a forward pass that shows a swap how the model calls its attention; None for one image."""
         return None
 
     def answering(self) -> nn.Module:
-        """The model as it is exported: one tensor of answers for the arguments that `example` gives."""
+        """The model as it is exported: one tensor of predictions for the arguments that `example` gives."""
         return self.model
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
@@ -212,7 +214,7 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
         self.log_dict({f"train_{name}": value for name, value in outputs["logs"].items()})
 
     def on_validation_epoch_start(self) -> None:
-        """Forget the evaluation before."""
+        """Reset the metrics of the previous evaluation."""
         self.scores.reset()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -220,7 +222,7 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
         self.evaluate(batch)
 
     def shard(self, mesh: DeviceMesh) -> None:
-        """Leave on each process a part of every block's parameters, and of the rest; blocks come together when used."""
+        """Shard every block's parameters, and the rest, over the processes; blocks are gathered when used."""
         from torch.distributed.fsdp import fully_shard
 
         for block in [block for name, blocks in self.model.named_modules() if name.endswith("blocks")

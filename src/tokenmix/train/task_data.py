@@ -1,4 +1,4 @@
-"""Indexed samples as what a task learns from, and whether other data has the classes that a run was trained on."""
+"""Indexed samples as the data of a task, and whether other data has the classes that a run was trained on."""
 
 import copy
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ class IndexedData(TaskData):
 
     Args:
         train: samples to learn from.
-        test: those to report.
+        test: samples to report metrics on.
         validation: those of the training samples that are held out to choose by, read as `test` is; None for none.
         config: the run's config; its limits are taken here.
         description: what the run folder keeps as well as the numbers of samples.
@@ -70,7 +70,7 @@ class IndexedData(TaskData):
         return make_loader(self.validation, batch_size=batch_size, shuffle=False, **self._shared)
 
     def part(self, rank: int, world_size: int) -> "IndexedData":
-        """The same samples, of which each process reads its share."""
+        """The same samples, of which this process reads its share."""
         if self.num_test < world_size:
             raise UserError(f"{self.num_test} test {self.unit} are too few for {world_size} processes; give more")
         if 0 < self.num_validation < world_size:

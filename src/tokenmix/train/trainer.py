@@ -47,7 +47,7 @@ def fit(
     *,
     quiet: bool,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Train from where `progress` stands to the end of the plan, leaving checkpoints and logs in the run folder.
+    """Train from the position `progress` to the end of the plan, leaving checkpoints and logs in the run folder.
 
     Returns the metrics on the test samples, which are read here for the first time: of the best epoch's weights, and of
     the last one's.
@@ -84,7 +84,7 @@ class TrainingLoop:
         data: this process's part of the data.
         config: the run's config.
         plan: how many batches make a step and an epoch.
-        progress: where the run stands; it is moved on.
+        progress: position of the run, which is updated.
         recorder: writes metrics.csv.
         checkpoints: writes the run's checkpoints.
         request: whether the run was asked to stop.
@@ -152,7 +152,7 @@ class TrainingLoop:
         return outputs["logs"]
 
     def _step(self) -> None:
-        """Clip, step, and move the schedules on that count steps."""
+        """Clip, step the optimiser, and step the schedules that count steps."""
         for optimizer in self.task.prepared_optimizers:
             if self.config.optim.clip_grad is not None:
                 # Weights that are not finite are reported with the checkpoint.
@@ -170,7 +170,7 @@ class TrainingLoop:
                 schedule["scheduler"].step()
 
     def advance(self) -> None:
-        """Move on by one batch."""
+        """Advance by one batch."""
         progress = self.progress
         progress.batch += 1
         progress.images += self.plan.batch_size * self.plan.processes
@@ -219,7 +219,7 @@ class TrainingLoop:
         _evaluate(self.fabric, self.task, _evenly_padded(batches))
 
     def end_epoch(self) -> None:
-        """Move on to the next epoch."""
+        """Advance to the next epoch."""
         self.progress.epoch, self.progress.batch = self.progress.epoch + 1, 0
         self._move_schedules("epoch")
 
@@ -232,7 +232,7 @@ class TrainingLoop:
             raise Interrupted
 
     def checkpoint(self) -> Checkpoint:
-        """The run at this place; `UserError` if its losses or weights are not finite. All processes must call it."""
+        """The run at this position; `UserError` if its losses or weights are not finite. All processes must call it."""
         self.recorder.settle()
         self.recorder.sync()
         weights = full_state_dict(self.task.model.state_dict())
@@ -249,7 +249,7 @@ class TrainingLoop:
         return Checkpoint(weights, state, {"format": 1, "progress": self.progress.as_dict()})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from the `state` of a checkpoint; the model has its weights already."""
+        """Continue from the `state` of a checkpoint; the model has its weights already."""
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(sharded_state_dict(saved, optimizer))
         for schedule, saved in zip(self.schedules, state["schedules"], strict=True):
@@ -282,7 +282,7 @@ def _evaluate(fabric: Fabric, task: TaskModule, batches: Iterable[tuple[Any, boo
 def _evenly_padded(batches: Any) -> Iterator[tuple[Any, bool]]:
     """This process's test batches, and its last one, uncounted, as often as another process has more of them.
 
-    What processes do together, such as gathering the parts of a block, they must do equally often.
+    Collective operations, such as gathering the shards of a block, must be called equally often.
     """
     missing = all_reduce_max(len(batches)) - len(batches)
     batch = None
@@ -294,7 +294,7 @@ def _evenly_padded(batches: Any) -> Iterator[tuple[Any, bool]]:
 
 @contextmanager
 def _expected_warnings_ignored() -> Iterator[None]:
-    """Hold back Fabric's remarks on the machine and on settings that are ours."""
+    """Suppress Fabric's remarks on the machine and on settings that are ours."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"lightning\..*")
         # Scores that a block passes on are views, and nothing is written into them.

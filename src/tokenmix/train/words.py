@@ -30,7 +30,7 @@ def _list(metavar: str, convert: Callable[[str], Any], wanted: str) -> Any:
             try:
                 values.append(convert(word))
             except ValueError:
-                raise ValueError(f"{word!r} is not {wanted}; separate several by commas") from None
+                raise ValueError(f"{word!r} is not {wanted}; separate values by commas") from None
         return tuple(values)
 
     return PrimitiveConstructorSpec(
@@ -56,7 +56,7 @@ Pairs = Annotated[
 Needed = Annotated[
     str, tyro.conf.arg(help_behavior_hint=lambda default: "(required)" if default == "''" else f"(default: {default})")
 ]
-"""Text that has to be given where it has no default."""
+"""Text that is required where it has no default."""
 Names = Annotated[
     tuple[str, ...],
     _list("A,B,C", str, "a name"),

@@ -199,5 +199,5 @@ def test_broken_file_is_named_in_one_line(tmp_path: Path, kind: str, reason: str
 
 @pytest.mark.parametrize("size", [0, -3, (4, 0)])
 def test_impossible_size(tmp_path: Path, size):
-    with pytest.raises(UserError, match="image size"):
+    with pytest.raises(UserError, match="img_size must be at least 1"):
         read(Image.new("L", (8, 8)), tmp_path / "a.png", 1, size)

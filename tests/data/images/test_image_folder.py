@@ -148,7 +148,7 @@ MISTAKES = {
         lambda f: ([p.rename(f / p.name) for p in f.glob("cat/*")], remove(f / "cat"), remove(f / "dog")),
         "labels",
     ),
-    "one class": (lambda f: remove(f / "dog"), "one class only.*'cat'"),
+    "one class": (lambda f: remove(f / "dog"), "only one class.*'cat'"),
     "empty class": (lambda f: (f / "bird").mkdir(), "no images of class 'bird'"),
     "no images": (lambda f: [p.unlink() for p in f.rglob("*.png")], "no images"),
     "broken class": (lambda f: [p.write_bytes(b"") for p in f.glob("dog/*")], r"class 'dog' \(4 unreadable.*0 bytes"),

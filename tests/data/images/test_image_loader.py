@@ -139,7 +139,10 @@ def test_normalize_leaves_its_input_alone():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"batch_size": 0}, "batch size of 0"), ({"batch_size": 51, "drop_last": True}, "at most 50")],
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"batch_size": 51, "drop_last": True}, "at most 50"),
+    ],
 )
 def test_impossible_batches(options: dict[str, Any], message: str):
     with pytest.raises(UserError, match=message):

@@ -134,10 +134,10 @@ def test_processes_read_shards_of_their_own(shards: Callable[..., str]):
         assert not read[0] & read[1]
         assert read[0] | read[1] == {0, 1, 2, 3}
     assert read[0] != {int(train.shard[i]) for i in order(data, epoch=0, rank=0, world_size=2)}
-    with pytest.raises(UserError, match="4 shards cannot be dealt out to 5 processes"):
+    with pytest.raises(UserError, match="4 shards cannot be distributed over 5 processes"):
         order(data, rank=0, world_size=5)
     samples = ImageSamples(train, mean=data.mean, std=data.std)
-    with pytest.raises(UserError, match="give --devices 4 or less"):
+    with pytest.raises(UserError, match="give --devices 4 or fewer"):
         make_loader(samples, batch_size=2, shuffle=True, seed=0, world_size=5)
 
 

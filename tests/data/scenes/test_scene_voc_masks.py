@@ -74,7 +74,7 @@ def test_pictures_that_do_not_fit_each_other(voc: Path):
     with pytest.raises(UserError, match="has the label 21, out of range"):
         data.test.scene(0)
     picture(classes, np.zeros((9, 12), np.uint8))
-    with pytest.raises(UserError, match="both must be of one size"):
+    with pytest.raises(UserError, match="both must have the same size"):
         data.test.scene(0)
     classes.unlink()
     with pytest.raises(UserError, match="has no label image"):

@@ -151,7 +151,7 @@ def test_a_model_without_such_scores_is_one_line(tmp_path, change):
     [
         ({"diagonality": -1.0}, "diagonality must be at least 0, got -1.0"),
         ({"diagonality": float("nan")}, "diagonality must be a finite number, got nan"),
-        ({"diagonality_form": "hing"}, "diagonality_form='hing' is not possible; give one of hinge, printed"),
+        ({"diagonality_form": "hing"}, "diagonality_form='hing' is not valid; give one of hinge, printed"),
     ],
 )
 def test_settings_are_checked(change, message):

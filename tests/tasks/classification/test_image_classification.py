@@ -98,7 +98,7 @@ def folder_of(path: Path, classes: str, colour: bool = False) -> str:
 
 def test_one_class_is_no_classification(tmp_path):
     spec = folder_of(tmp_path, "a")
-    with pytest.raises(UserError, match=r"one class only \('a'\)"):
+    with pytest.raises(UserError, match=r"only one class \('a'\)"):
         ImageClassification.load_data(CONFIG.replace(data=spec))
 
 

@@ -212,7 +212,7 @@ def test_predict_points_to_generate(run):
         ({"lr": 1e-3}, "unknown option of image-generation 'lr'; did you mean lr_"),
         ({"mixup": 0.2}, "image-generation has no option mixup, which is one of image-classification"),
         ({"clip_grad": None}, "unknown option of image-generation 'clip_grad'"),
-        ({"augment": "rand-m9"}, "augment='rand-m9' is not possible; give one of none, light"),
+        ({"augment": "rand-m9"}, "augment='rand-m9' is not valid; give one of none, light"),
         ({"precision": "bf16"}, "cannot be trained with precision=bf16; give one of 32, bf16-mixed"),
         ({"accumulate": 2}, "unknown option of image-generation 'accumulate'"),
         ({"classes": "3"}, "needs at least two, got 3; digits has 0, 1, 2, 3, 4"),

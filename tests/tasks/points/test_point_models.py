@@ -138,7 +138,7 @@ def test_normals_and_any_mixer_of_tokens() -> None:
         ("pct_cls", {"mixer": "gating"}, "points have no order"),
         ("pct_cls", {"mixer": "sagan"}, "takes maps"),
         ("pct_cls", {"in_chans": 2}, "3 coordinates"),
-        ("pct_cls", {"centres": (5, 9)}, "one falling number"),
+        ("pct_cls", {"centres": (5, 9)}, "one number for each, decreasing"),
         ("pct_cls", {"num_neighbours": 0}, "num_neighbours=0"),
         ("pct_cls", {"num_neighbours": 1.5}, "num_neighbours=1.5"),
         ("pct_cls", {"num_neighbours": "many"}, "num_neighbours='many'"),

@@ -183,15 +183,15 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "no_ply.ply": (b"solid", "no PLY header"),
     "type.ply": (MESHES["little.ply"].replace(b"float y", b"quad y"), "'property quad y'"),
     "no_xyz.ply": (MESHES["little.ply"].replace(b"float y", b"float q"), "without x, y and z"),
-    "corner.ply": (ply("<", [[0, 1, 9]]), "names vertex 9, but there are 4"),
-    "short.off": (off("OFF\n4 9 0").encode(), "announces 4 vertices and 9 faces"),
+    "corner.ply": (ply("<", [[0, 1, 9]]), "refers to vertex 9, but there are 4"),
+    "short.off": (off("OFF\n4 9 0").encode(), "declares 4 vertices and 9 faces"),
     "no_counts.off": (b"OFF\nx y z\n", "no counts"),
     "no_off.off": (b"4 4 0\n", "does not begin with OFF"),
     "words.off": (off("OFF\n4 4 0").replace("1.0 0.0 0.0", "1.0 one 0.0").encode(), "'one'"),
-    "face.off": (off("OFF\n4 4 0").replace("3 0 2 1", "3 0 2").encode(), "no face"),
+    "face.off": (off("OFF\n4 4 0").replace("3 0 2 1", "3 0 2").encode(), "not a face"),
     "flat.off": (b"OFF\n3 1 0\n0 0 0\n1 1 1\n2 2 2\n3 0 1 2\n", "none of the 1 faces has an area"),
     "face.obj": (b"v 0 0 0\nv 1 0 0\nf 1 two 3\n", "'f 1 two 3'"),
-    "outside.obj": (b"v 0 0 0\nv 1 0 0\nv 1 1 0\nf 1 2 4\n", "names vertex 4, but there are 3, counted from 1"),
+    "outside.obj": (b"v 0 0 0\nv 1 0 0\nv 1 1 0\nf 1 2 4\n", "refers to vertex 4, but there are 3, counted from 1"),
     "none.obj": (b"o nothing\n", "no points"),
     "nan.xyz": (b"0 0 0\n1 nan 3\n", "point 2 of 2 is not finite"),
     "huge.xyz": (b"0 0 0\n1 1e300 3\n", "point 2 of 2 is not finite"),
@@ -203,7 +203,7 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "note.txt": (b"# nothing\n", "no points"),
     "empty.npz": (b"", "is empty"),
     "broken.npz": (b"PK\x03\x04 and no more", "not a readable array"),
-    "a.stl": (b"solid", "a suffix that is not one of a point cloud"),
+    "a.stl": (b"solid", "an unknown suffix for a point cloud"),
 }
 
 
@@ -231,7 +231,7 @@ def test_zeros_that_unpack_to_a_thousand_times_the_file_are_refused(tmp_path: Pa
         if readable:
             assert len(read_points(tmp_path / "a.npz").points) == count
         else:
-            with pytest.raises(UserError, match=r"points\.npy announces 72000128 bytes in"):
+            with pytest.raises(UserError, match=r"points\.npy declares 72000128 bytes in"):
                 read_points(tmp_path / "a.npz")
 
 
@@ -241,13 +241,13 @@ DAMAGED |= {
     "many_text.ply": (MESHES["text.ply"].replace(b"face 4", b"face %d" % MANY), "ends before"),
     "long_face.ply": (MESHES["text.ply"].replace(b"7 3 0 2 1", b"7 %d 0 2 1" % MANY), "ends before"),
     "long.ply": (MESHES["little.ply"].replace(b"vertex 4", b"vertex " + b"9" * 5000), "the header line 'element vert"),
-    "long_size.off": (b"OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n" + b"9" * 5000 + b" 0 1 2\n", "no face"),
+    "long_size.off": (b"OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n" + b"9" * 5000 + b" 0 1 2\n", "not a face"),
     "encrypted.npz": (encrypted(), "is encrypted"),
-    "many.off": (off(f"OFF\n{MANY} 4 0").encode(), f"announces {MANY} vertices"),
-    "many.npy": (npy_header((MANY, 3)), "it announces"),
-    "zero.obj": (obj().replace("f -3 -2 -1", "f 0 1 2").encode(), "names vertex 5"),
+    "many.off": (off(f"OFF\n{MANY} 4 0").encode(), f"declares {MANY} vertices"),
+    "many.npy": (npy_header((MANY, 3)), "it declares"),
+    "zero.obj": (obj().replace("f -3 -2 -1", "f 0 1 2").encode(), "refers to vertex 5"),
     "short_vertex.obj": (b"v 0 0 0\nv 1 0\n", "'v 1 0'"),
-    "far_back.obj": (b"v 0 0 0\nv 1 0 0\nf -1 -2 -3\nv 1 1 1\n", "names vertex 0"),
+    "far_back.obj": (b"v 0 0 0\nv 1 0 0\nf -1 -2 -3\nv 1 1 1\n", "refers to vertex 0"),
     "cut.obj": (b"v 0 0 0\nv 1 0 0\nv 1 1 0\nf 1 2 -", "'f 1 2 -'"),
 }
 
@@ -255,7 +255,7 @@ DAMAGED |= {
 def test_a_header_inside_an_archive_announces_no_more_than_it_holds(tmp_path: Path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("points.npy", npy_header((MANY, 3)))
-    with pytest.raises(UserError, match=r"a\.npz is not a readable array \(it announces"):
+    with pytest.raises(UserError, match=r"a\.npz is not a readable array \(it declares"):
         read_points(tmp_path / "a.npz")
 
 
@@ -346,7 +346,7 @@ def test_more_than_the_header_announces_is_told(tmp_path: Path, order: str):
     assert len(read_points(tmp_path / "a.ply", surface="keep").points) == 4
     (tmp_path / "a.ply").write_bytes(whole.replace(b"element face 4", b"element face 3"))
     left = "5 numbers" if order == "" else "14 bytes"
-    with pytest.raises(UserError, match=f"has {left} more than its header announces"):
+    with pytest.raises(UserError, match=f"has {left} more than its header declares"):
         read_points(tmp_path / "a.ply")
 
 
@@ -370,7 +370,7 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, name: str):
         ({"points": np.array([[None, 1, 2]])}, "not a readable array"),
         ({"points": np.zeros((4, 3)), "normals": np.zeros((5, 3))}, "normals of shape (5, 3)"),
         ({"points": np.zeros((4, 3)), "parts": np.zeros(4)}, "parts of shape (4,) and type float64"),
-        ({"points": np.zeros((4, 3)), "faces": np.full((1, 3), -1)}, "names vertex -1"),
+        ({"points": np.zeros((4, 3)), "faces": np.full((1, 3), -1)}, "refers to vertex -1"),
     ],
 )
 def test_arrays_that_are_no_cloud(tmp_path: Path, arrays: dict[str, np.ndarray], said: str):

@@ -276,7 +276,7 @@ WRONG = [
     ),
     ("clouds", own, one_class, "class", "has 1 classes"),
     ("clouds", own, new_class, "class", "the class 'new'"),
-    ("clouds", own, None, "parts", "does not say the parts"),
+    ("clouds", own, None, "parts", "has no parts for its points"),
     ("clouds", lambda f: own(f, parts=True), new_part, "parts", "the part 2, which no training cloud"),
     ("clouds", lambda f: own(f, parts=True), negative_part, "parts", "no readable cloud"),
 ]

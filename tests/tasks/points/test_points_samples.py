@@ -191,7 +191,7 @@ def test_what_a_cloud_does_not_have_is_told():
     plain = clouds(normals=False, parts=False)
     with pytest.raises(UserError, match="a has no normals"):
         CloudSamples(plain, features="xyz+normals").read(ALL, 0)
-    with pytest.raises(UserError, match="a does not say the parts"):
+    with pytest.raises(UserError, match="a has no parts for its points"):
         CloudSamples(plain, want="parts").read(ALL, 0)
     plain.points[3, 1] = torch.nan
     with pytest.raises(UserError, match="point 4 of 40 is not finite"):

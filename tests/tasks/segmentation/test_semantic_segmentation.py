@@ -179,7 +179,7 @@ def test_nothing_to_measure(run, monkeypatch):
         return dataclasses.replace(fields(spec), test=Unlabelled(3, 1))
 
     monkeypatch.setattr(semantic_segmentation, "load_scenes", unlabelled)
-    with pytest.raises(UserError, match="every pixel of the test images of 'fields' is of the ignored class 255"):
+    with pytest.raises(UserError, match="every pixel of the test images of 'fields' has the ignored class 255"):
         evaluate(run, device="cpu")
 
 
@@ -259,7 +259,7 @@ def test_a_backbone_of_one_size_is_evaluated_in_windows(tmp_path, pictures):
     [
         ({"model": "gmlp_nano"}, "gmlp_nano is a model of image-classification.*eanet_seg_nano"),
         ({"img_size": 64}, "has no option img_size, which is one of image-classification"),
-        ({"augment": "rand-m9"}, "augment='rand-m9' is not possible; give one of none, light"),
+        ({"augment": "rand-m9"}, "augment='rand-m9' is not valid; give one of none, light"),
         ({"mixup": 0.2}, "has no option mixup, which is one of image-classification"),
         ({"crop": "x"}, "crop='x' must be a whole number"),
         ({"crop": (1, 2, 3)}, "crop must be a side"),

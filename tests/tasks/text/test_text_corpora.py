@@ -153,7 +153,7 @@ def test_unknown_corpora(spec: str, message: str):
 
 def test_parquet_needs_pyarrow_or_a_whole_file(tmp_path: Path):
     (tmp_path / "a.parquet").write_bytes(b"PAR1 cut off")
-    with pytest.raises(UserError, match=r"tokenmix.parquet.|is truncated or no parquet file"):
+    with pytest.raises(UserError, match=r"tokenmix.parquet.|is truncated or not a parquet file"):
         list(load_text(f"parquet:{tmp_path / 'a.parquet'}").train)
 
 

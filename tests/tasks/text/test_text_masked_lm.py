@@ -196,7 +196,7 @@ def test_settings_that_cannot_be(config, tmp_path, changes: dict[str, Any], mess
 
 
 def test_an_average_of_tied_weights_is_refused(config, tmp_path):
-    with pytest.raises(UserError, match="ema would average twice"):
+    with pytest.raises(UserError, match="ema would average tied parameters twice"):
         train(config.replace(out=tmp_path / "run", ema=0.9), quiet=True)
 
 

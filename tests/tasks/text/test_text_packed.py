@@ -177,7 +177,7 @@ def test_loader_resumes_and_shares(tokens: Any, tokenizer: Any):
     [
         ({"length": 2}, "leaves no token"),
         ({"length": 100_000}, "do not fill one sequence"),
-        ({"length": 16, "share": 0.0}, "BERT's is 0.15"),
+        ({"length": 16, "share": 0.0}, "BERT has 0.15"),
         ({"length": 16, "masking": "words"}, "token or whole-word"),
     ],
 )
@@ -190,7 +190,7 @@ def test_batch_that_does_not_fit(tokens: Any, tokenizer: Any):
     packed = PackedText(tokens[1], tokenizer, length=16, part="test")
     with pytest.raises(UserError, match="give a batch size of at most"):
         make_loader(packed, batch_size=10_000, shuffle=True, seed=0, drop_last=True)
-    with pytest.raises(UserError, match="give 1 or more"):
+    with pytest.raises(UserError, match="batch_size must be at least 1"):
         make_loader(packed, batch_size=0, shuffle=True, seed=0)
 
 

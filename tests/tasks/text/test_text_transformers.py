@@ -193,7 +193,7 @@ def test_config_says_what_it_cannot_be():
         ({"mixer": "selv"}, "did you mean self"),
         ({"gate": "circulant"}, "unknown gate 'circulant'"),
         ({"mixer": "self"}, "needs num_attention_heads that divides"),
-        ({"positions": "relative"}, "a gate has its own"),
+        ({"positions": "relative"}, "which mixer='gating' does not have"),
         ({"mixer": "self", "num_attention_heads": 7}, "divides hidden_size 512, got 7"),
         ({"mixer": "self", "num_attention_heads": 8, "gate": "dense"}, "gate only applies to mixer='gating'"),
         ({"num_attention_heads": 8}, "for aMLP give tiny_attention_dim"),

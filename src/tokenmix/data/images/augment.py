@@ -1,7 +1,7 @@
 """Augmentation that is a function of (seed, epoch, index of the image) alone.
 
-Hence the number of workers, the batch size, the order and a resumed run change nothing: an image in an epoch always
-comes out the same.
+Hence the number of workers, the batch size, the order and resuming change nothing: an image in an epoch always
+has the same augmentation.
 """
 
 import re

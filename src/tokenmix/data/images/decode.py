@@ -17,11 +17,11 @@ from tokenmix.errors import UserError
 
 Box = tuple[float, float, float, float]
 
-# Only formats that are recognised by their content: a text file must not pass for a picture, and none of these runs a
+# Only formats that are recognised by their content: a text file must not pass for an image, and none of these runs a
 # helper program, as EPS would.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF", "JPEG2000")
 TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
-# Above this, one decoded picture fills more than 2 GB.
+# Above this, one decoded image fills more than 2 GB.
 MAX_PIXELS = 500_000_000
 # Larger ones are decoded one at a time, however many threads read images.
 LARGE_PIXELS = 1 << 24
@@ -31,14 +31,14 @@ _pillow_limit, _one_large = threading.Lock(), threading.Lock()
 
 
 class UnreadableImage(Exception):
-    """Why a file is no usable image, in a few words."""
+    """Why a file is not a usable image, in a few words."""
 
 
 def size_of(img_size: int | tuple[int, int]) -> tuple[int, int]:
     """(height, width) of an `img_size`; `UserError` unless both are positive."""
     size = (img_size, img_size) if isinstance(img_size, int) else (int(img_size[0]), int(img_size[1]))
     if min(size) < 1:
-        raise UserError(f"an image size of {img_size} is not possible; give at least 1")
+        raise UserError(f"img_size must be at least 1, got {img_size}")
     return size
 
 
@@ -87,7 +87,7 @@ def decode_stored(source: str | Path | bytes) -> Tensor:
 
 
 def decode_numbers(source: str | Path | bytes) -> Tensor:
-    """The numbers that the pixels of a picture stand for, int64 (H, W): places in its palette, or its grey levels."""
+    """The values of an image's pixels, int64 (H, W): indices into its palette, or its grey levels."""
     with _opened(source) as image:
         if image.mode not in ("P", "L", "1") and not image.mode.startswith("I"):
             raise UnreadableImage(

@@ -127,7 +127,7 @@ def _find(folder: Path) -> tuple[Items, Items, list[str]]:
     if loose:
         raise UserError(f"{train} holds {len(loose)} files without labels; it needs {LAYOUT}")
     if len(classes) == 1:
-        raise UserError(f"{train} has one class only ({classes[0]!r}); give two sub-folders or more")
+        raise UserError(f"{train} has only one class ({classes[0]!r}); give two sub-folders or more")
     items = class_files(train, classes, _may_be_image) if classes else []
     if not items:
         raise UserError(f"there are no images in {folder}; it needs {LAYOUT}")
@@ -181,7 +181,7 @@ def _check_classes(images: ImageSet, classes: list[str], bad: Sequence[Skipped])
 
 
 def _digest(path: str) -> bytes:
-    """A hash of the length and the first 64 KiB: tells pictures apart without reading a huge set twice."""
+    """A hash of the length and the first 64 KiB: distinguishes images without reading a huge set twice."""
     with open(path, "rb") as file:
         head = file.read(1 << 16)
     return hashlib.blake2b(head, digest_size=16, salt=os.path.getsize(path).to_bytes(8, "little")).digest()

@@ -69,11 +69,11 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
         raise NotImplementedError
 
     def subset(self, indices: Tensor) -> "ImageSet":
-        """The images at these places, in this order."""
+        """The images with these indices, in this order."""
         raise NotImplementedError
 
     def training_order(self, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray:
-        """The places that one of `world_size` processes takes in an epoch, as many for each."""
+        """The indices that one of `world_size` processes takes in an epoch, the same number for each."""
         return shared_permutation(len(self), seed, epoch, rank, world_size)
 
     def check_shares(self, world_size: int) -> None:
@@ -117,7 +117,7 @@ class LazyImages(ImageSet):
         self._left_out = LeftOut()
 
     def subset(self, indices: Tensor) -> "LazyImages":
-        """The images at these places of this set, of whose files the list is shared."""
+        """The images with these indices in this set, of whose files the list is shared."""
         kept = copy.copy(self)
         kept.labels, kept.places, kept._left_out = self.labels[indices], self.places[indices], LeftOut()
         return kept

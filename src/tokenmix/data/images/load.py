@@ -98,7 +98,7 @@ class ImageData:
 
 
 def _printable(path: str) -> str:
-    """A path whose bytes are no UTF-8 would make a JSON that other readers refuse."""
+    """A path whose bytes are not UTF-8 would make a JSON that other readers refuse."""
     return os.fsencode(path).decode("utf-8", "replace")
 
 
@@ -164,7 +164,7 @@ def _photographs(images: ImageSet) -> TypeGuard[LazyImages]:
 
 def _set_crop(spec: str, parts: Sequence[ImageSet], crop_pct: float | None) -> float:
     if crop_pct is not None and not 0 < crop_pct <= 1:
-        raise UserError(f"crop_pct is a share in (0, 1], got {crop_pct}")
+        raise UserError(f"crop_pct must be in (0, 1], got {crop_pct}")
     for images in parts:
         if not _photographs(images):
             if crop_pct is not None:

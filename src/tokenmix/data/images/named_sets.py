@@ -39,7 +39,7 @@ def load_digits(request: DataRequest) -> LoadedImages:
     labels = torch.from_numpy(np.asarray(target)).long()
     parts = train_test_split(range(len(labels)), test_size=TEST_DIGITS, stratify=target, random_state=0)
     images = resize_images(images, request.img_size)
-    # A mirrored digit is no digit any more.
+    # A mirrored digit is no longer a digit.
     train, test = (InMemoryImages(images[part], labels[part], flip=False, fill=0) for part in parts)
     source = f"digits: scikit-learn {sklearn.__version__}, load_digits (UCI optical digits, BSD-3-Clause), embedded"
     return LoadedImages(train, test, [str(d) for d in range(10)], source)

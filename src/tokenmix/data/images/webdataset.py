@@ -1,7 +1,7 @@
-"""WebDataset shards, read where they lie and nearly in their order; nothing is unpacked, or decoded before its time.
+"""WebDataset shards, read in place and nearly in order; nothing is unpacked, or decoded before its time.
 
 A shard is a POSIX tar; files whose names differ only after the first dot are one sample: 07.jpg, 07.cls, 07.json. The
-headers of a shard are read once, and the index of where its samples lie is kept in the cache.
+headers of a shard are read once, and the index of where its samples are is kept in the cache.
 """
 
 import hashlib
@@ -155,7 +155,7 @@ def _label(parts: dict[str, tuple[int, int]], handle: int) -> int:
 
 
 class ShardImages(LazyImages):
-    """The pictures of shards, each read by its place in its shard.
+    """The images of shards, each read by its offset in its shard.
 
     Args:
         paths: the shards, whose index is taken from the cache if none of them has changed since.
@@ -163,7 +163,7 @@ class ShardImages(LazyImages):
         root: the cache.
 
     Attributes:
-        skipped: what is no sample.
+        skipped: what is not a sample.
     """
 
     def __init__(self, paths: Sequence[Path], size: tuple[int, int], root: Path | None = None) -> None:
@@ -197,8 +197,8 @@ class ShardImages(LazyImages):
         count = len(np.unique(self.shard[self.places].numpy()))
         if count < world_size:
             raise UserError(
-                f"{count} shards cannot be dealt out to {world_size} processes; write at least as many shards, or give "
-                f"--devices {count} or less"
+                f"{count} shards cannot be distributed over {world_size} processes; write at least that many shards, "
+                f"or give --devices {count} or fewer"
             )
 
     def training_order(self, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray:
@@ -249,7 +249,7 @@ def shuffled(stream: np.ndarray, size: int, rng: np.random.Generator) -> np.ndar
 
 
 def load_webdataset(request: DataRequest) -> LoadedImages:
-    """The pictures of shards for training, and after a comma those for testing; without them a fifth of each class.
+    """The images of shards for training, and after a comma those for testing; without them a fifth of each class.
 
     Which fifth depends on the samples' names alone. Classes are named by the lines of a classes.txt next to the shards,
     else by their numbers.

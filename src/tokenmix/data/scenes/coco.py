@@ -123,7 +123,7 @@ def load_coco(request: DataRequest) -> SceneData:
         for part in ("train", "val")
     )  # fmt: skip
     if train.categories != test.categories:
-        raise UserError(f"{train.path} and {test.path} have other categories; both parts must have the same")
+        raise UserError(f"{train.path} and {test.path} have different categories; both splits must have the same")
     for part, purpose in ((train, "learn from"), (test, "evaluate on")):
         _check_any(part, purpose)
     dropped = {**train.dropped, **test.dropped}
@@ -158,7 +158,7 @@ def _entries(
 def _check_distinct(entries: Sequence[Mapping[str, Any]], key: str, name: str, path: Path) -> None:
     value, count = Counter(entry[name] for entry in entries).most_common(1)[0] if entries else (None, 0)
     if count > 1:
-        raise UserError(f"{path} has {count} {key} of the {name} {value}; give each its own")
+        raise UserError(f"{path} has {count} {key} of the {name} {value}; each needs its own")
 
 
 def _check_any(part: CocoScenes, purpose: str) -> None:
@@ -169,7 +169,7 @@ def _check_any(part: CocoScenes, purpose: str) -> None:
 
 
 def _has_area(box: Sequence[float], image: Mapping[str, Any]) -> bool:
-    """Whether a part of the box lies in the image."""
+    """Whether a part of the box is inside the image."""
     left, top = max(box[0], 0), max(box[1], 0)
     return min(box[0] + box[2], image["width"]) > left and min(box[1] + box[3], image["height"]) > top
 
@@ -261,11 +261,11 @@ def _check_polygon(polygon: Any, height: int, width: int) -> None:
     if not numbers or len(polygon) < 6 or len(polygon) % 2:
         raise UserError(f"the polygon {told} is not a list of three or more corners, x and y each")
     if not all(abs(x) <= reach for x in polygon):
-        raise UserError(f"the polygon {told} lies far outside of the image of {width} x {height} pixels")
+        raise UserError(f"the polygon {told} is far outside the image of {width} x {height} pixels")
     corners = np.array(polygon, dtype=np.float64).reshape(-1, 2)
     steps = np.abs(corners - np.roll(corners, 1, axis=0)).max(1).sum()
     if steps > height * width + 8 * reach:
-        raise UserError(f"the polygon {told} winds more than the {width} x {height} pixels of the image hold")
+        raise UserError(f"the polygon {told} has a longer outline than {width} x {height} pixels can hold")
 
 
 def _pycocotools() -> Any:

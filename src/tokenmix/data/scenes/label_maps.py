@@ -1,4 +1,4 @@
-"""Images with a picture of class numbers each: ADE20K, Cityscapes, and folders of the user's own.
+"""Images with a label image each: ADE20K, Cityscapes, and folders of the user's own.
 
 Zhou, Zhao, Puig, Fidler, Barriuso and Torralba, "Scene Parsing through ADE20K Dataset", 2017. Cordts et al., "The
 Cityscapes Dataset for Semantic Urban Scene Understanding", 2016, whose table of classes is torchvision's.
@@ -31,7 +31,7 @@ TRAIN_IDS = {**{kind.train_id: kind.train_id for kind in EVALUATED}, IGNORE: IGN
 def load_ade20k(request: DataRequest) -> SceneData:
     """Training and validation images of ADEChallengeData2016, given itself or the folder it is in.
 
-    0 in a label picture is what no class fits; it is ignored, and the classes 1 to 150 become 0 to 149.
+    0 in a label image is what no class fits; it is ignored, and the classes 1 to 150 become 0 to 149.
     """
     root = folder_in(request.path, ("", "ADEChallengeData2016"), "annotations", "ADEChallengeData2016")
     table = numbers_table({0: IGNORE, **{number: number - 1 for number in range(1, ADE20K + 1)}})
@@ -59,7 +59,7 @@ def _ade20k_names(root: Path) -> list[str]:
 def load_cityscapes(request: DataRequest) -> SceneData:
     """Training and validation images of the folder that has leftImg8bit and gtFine, with 19 classes.
 
-    Read are the pictures *_gtFine_labelIds.png as they are published; where the user has written
+    Read are the images *_gtFine_labelIds.png as they are published; where the user has written
     *_gtFine_labelTrainIds.png, those.
     """
     root = folder_in(request.path, ("",), "leftImg8bit", "Cityscapes")
@@ -126,16 +126,16 @@ def _own_names(root: Path, pairs: Sequence[tuple[Path, Path]]) -> list[str]:
 
 
 def _masks_below(images: Path, masks: Path) -> list[tuple[Path, Path]]:
-    """The images in a folder and below, each with the PNG in the same place of the other folder."""
+    """The images in a folder and below, each with the PNG at the same path in the other folder."""
     return [(path, masks / path.relative_to(images).with_suffix(".png")) for path in _images_below(images)]
 
 
 class PairScenes(Scenes):
-    """Images and their label pictures, opened when they are asked for.
+    """Images and their label images, opened when they are asked for.
 
     Args:
-        pairs: (image, label picture).
-        table: int64 (L,): the class of each number in a label picture, or -1 where there is no such number.
+        pairs: (image, label image).
+        table: int64 (L,): the class of each number in a label image, or -1 where there is no such number.
 
     Raises:
         UserError: a pair of which a file does not exist.
@@ -165,7 +165,7 @@ class PairScenes(Scenes):
         if numbers.shape != image.shape[1:]:
             raise UserError(
                 f"{labels_path} has {numbers.shape[1]} x {numbers.shape[0]} pixels, its image {path} "
-                f"{image.shape[2]} x {image.shape[1]}; both must be of one size"
+                f"{image.shape[2]} x {image.shape[1]}; both must have the same size"
             )
         return self._classes(numbers, labels_path)
 
@@ -188,7 +188,7 @@ def numbers_table(classes: Mapping[int, int], length: int = 256) -> Tensor:
 
 
 def _read_numbers(path: Path) -> Tensor:
-    """A label picture, int64 (H, W); `UserError` naming it."""
+    """A label image, int64 (H, W); `UserError` naming it."""
     try:
         return decode_numbers(path)
     except UnreadableImage as reason:

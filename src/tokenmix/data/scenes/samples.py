@@ -129,7 +129,7 @@ class ObjectAugment(_SceneAugment):
         min_size: least width and height of an object in pixels.
     """
 
-    # A mask is padded with what is no object.
+    # A mask is padded with background.
     ignore: int = field(init=False, default=0)
     min_size: float = 1.0
 
@@ -169,7 +169,7 @@ class SceneSamples(IndexedDataset):
     """Scenes as a task takes them; what a sample is, `PixelSamples` and `ObjectSamples` say.
 
     A scene that cannot be read is left out of its batch, and named on stderr. For a batch of which none can be read
-    the first that follows stands in.
+    the first that follows replaces it.
     """
 
     unit = "images"
@@ -183,7 +183,7 @@ class SceneSamples(IndexedDataset):
 
     @abstractmethod
     def _one(self, index: int, epoch: int) -> tuple[Any, Any]:
-        """The scene at this place as the task takes it; `UserError` if it cannot be read."""
+        """The scene with this index as the task takes it; `UserError` if it cannot be read."""
 
     def _readable(self, indices: Tensor, epoch: int) -> tuple[list[Any], list[Any], Tensor]:
         """The two halves of each scene that can be read, and its index."""

@@ -49,7 +49,7 @@ class Scene:
         name: its file, or what else finds it again.
         classes: int64 (H, W), the class of each pixel or `SceneData.ignore`; None for tasks on objects.
         objects: None for tasks on pixels.
-        key: the number that a published layout gives the image, such as COCO's image_id; else its place.
+        key: the number that a published layout gives the image, such as COCO's image_id; else its index.
     """
 
     image: Tensor
@@ -68,11 +68,11 @@ class Scenes(ABC):
 
     @abstractmethod
     def scene(self, index: int) -> Scene:
-        """The scene at this place, as it is, without augmentation."""
+        """The scene with this index, as it is, without augmentation."""
 
 
 class ChosenScenes(Scenes):
-    """Those at some places of other scenes."""
+    """A subset of other scenes, by index."""
 
     def __init__(self, scenes: Scenes, places: Tensor) -> None:
         self.scenes, self.places = scenes, places
@@ -81,7 +81,7 @@ class ChosenScenes(Scenes):
         return len(self.places)
 
     def scene(self, index: int) -> Scene:
-        """The one at that place."""
+        """The one with that index."""
         return self.scenes.scene(int(self.places[index]))
 
 
@@ -99,7 +99,7 @@ class SceneData:
         train, test: scenes.
         validation: those of the training scenes that are held out to choose by; None if there are none.
         classes: name of each label.
-        palette: colour of each class for pictures, 0 to 255.
+        palette: colour of each class for figures, 0 to 255.
         source: one line: which home or package, version, licence, path.
         ignore: label of pixels that are neither learned nor counted.
         mean, std: per channel, in 0..1; ImageNet's where nothing is decoded at the start.

@@ -113,12 +113,12 @@ def _pairs(root: Path, stems: Sequence[str], folder: str) -> list[tuple[Path, Pa
 
 
 class MaskScenes(PairScenes):
-    """Images with a mask for each object, from the picture of their numbers and the one of their classes.
+    """Images with a mask for each object, from the image of object numbers and the one of their classes.
 
     An object's class is that of most of its pixels.
 
     Raises:
-        UserError: an image or a picture that does not exist.
+        UserError: an image or a label image that does not exist.
     """
 
     def __init__(self, root: Path, stems: Sequence[str]) -> None:
@@ -211,7 +211,7 @@ def read_boxes(text: str | bytes, path: Path | str, *, first: int = 1) -> Boxes:
     """The boxes of a file.
 
     Args:
-        text: what stands in it.
+        text: its content.
         path: for messages.
         first: 1 where the corners are numbers of pixels, the first of them 1 and the last within the box, as VOC has
             it; 0 where they are the edges themselves.

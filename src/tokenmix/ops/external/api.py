@@ -70,7 +70,7 @@ def external_attention(
         value_memory: M_v, (S, d_v).
         key_bias: b_k, (S,).
         value_bias: b_v, (d_v,).
-        mask: bool, True = the token takes part; (B, N) or (..., N). The others come out as 0.
+        mask: bool, True = the token takes part; (B, N) or (..., N). The others are 0 in the output.
         normalization: `"double"`, see `double_normalize`; `"softmax"`, over the slots alone, mixes no tokens.
         num_steps: Sinkhorn steps of `"double"`.
         chunk_size: tokens that are worked on at a time, forward and backward. Working memory is then
@@ -90,8 +90,8 @@ def external_attention(
         (..., N, d_v), in the query's type; half precision is normalised in float32.
 
     Raises:
-        UserError: shapes that do not fit, an unknown normalisation, options that exclude each other, a backend that
-            cannot do what is asked.
+        UserError: shapes that do not match, an unknown normalisation, options that exclude each other, a backend that
+            does not support the call.
     """
     check_normalization(normalization, num_steps)
     check_memories(query, key_memory, value_memory, key_bias, value_bias)
@@ -147,7 +147,7 @@ def check_chunks(chunk_size: int | None, dropout: float) -> None:
 
 
 def check_backend(backend: Backend | None, chunk_size: int | None, dropout: float) -> None:
-    """Raise `UserError` for a backend that is not there, or that cannot do what is asked."""
+    """Raise `UserError` for a backend that is not there, or that does not support the call."""
     if backend is None:
         return
     if backend not in get_args(Backend):

@@ -30,7 +30,7 @@ def external_by_sdpa(
         value_memory: (S, d_v).
         key_bias: (S,) or None.
         value_bias: (d_v,) or None.
-        mask: bool, broadcastable to (..., N), True = the token takes part; the others come out 0.
+        mask: bool, broadcastable to (..., N), True = the token takes part; the others are 0 in the output.
         double: whether the slots are offset by L.
     """
     shift = query.new_zeros(key_memory.shape[0]) if key_bias is None else key_bias

@@ -9,19 +9,19 @@ from tokenmix.train.schema import Range
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationOptions(TeacherOptions):
-    """How images are prepared and what is learned of them."""
+    """Preprocessing, augmentation and losses."""
 
     img_size: Annotated[int | None, Range(least=1, most=16384)] = None
     """Side of the square that images are resized to; the data set's own size if not given."""
     crop_pct: float | None = None
-    """Share of a photograph's centre that is evaluated; 0.875 if not given."""
+    """Share of a photograph that the centre crop keeps in evaluation; 0.875 if not given."""
     augment: str = "light"
-    """none, light (images are shifted and mirrored, of photographs a random part is taken), or a timm RandAugment
+    """none, light (random shift and horizontal flip, random resized crop of photographs), or a timm RandAugment
     string such as rand-m9-mstd0.5-inc1."""
     color_jitter: Annotated[float, Range(least=0)] = 0.0
-    """Largest change of an image's brightness, contrast and saturation, in addition to light."""
+    """Strength of the random change of brightness, contrast and saturation, in addition to light."""
     reprob: float = 0.0
-    """Probability that a box of an image is erased (timm)."""
+    """Probability of random erasing (timm)."""
     mixup: Annotated[float, Range(least=0)] = 0.0
     """Mixup alpha (timm)."""
     cutmix: Annotated[float, Range(least=0)] = 0.0
@@ -29,6 +29,6 @@ class ClassificationOptions(TeacherOptions):
     smoothing: Annotated[float, Range(least=0, below=1)] = 0.1
     """Label smoothing."""
     diagonality: Annotated[float, Range(least=0)] = 0.0
-    """Weight of the diagonality loss on the scores that less-attention makes; it writes an N x N map of every layer."""
+    """Weight of the diagonality loss on the scores of less-attention; it materializes the N x N map of every layer."""
     diagonality_form: Literal["hinge", "printed"] = "hinge"
-    """hinge, bounded below, mean over the layers; or printed, the article's sums, which push the diagonal down."""
+    """hinge, bounded below, mean over the layers; or printed, the paper's sums, which push the diagonal down."""

@@ -123,9 +123,18 @@ def may_be_timms(name: str) -> bool:
     # Once it is imported, timm itself can be asked.
     if "timm" in sys.modules or name.startswith(("hf-hub:", "local-dir:")):
         return True
+    source = _timm_source()
+    return not source or re.search(rf"\b{re.escape(name.split('.')[0])}\b", source) is not None
+
+
+def timm_names() -> list[str]:
+    """The names of timm's models, without importing it; none if it is not installed."""
+    return re.findall(r"@register_model\s*\ndef (\w+)", _timm_source())
+
+
+def _timm_source() -> str:
     spec = find_spec("timm")
     if spec is None or spec.origin is None:
-        return True
-    word = re.compile(rf"\b{re.escape(name.split('.')[0])}\b")
+        return ""
     files = (Path(spec.origin).parent / "models").glob("*.py")
-    return any(word.search(file.read_text(encoding="utf-8")) for file in files)
+    return "\n".join(file.read_text(encoding="utf-8") for file in files)

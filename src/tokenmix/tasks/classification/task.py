@@ -123,7 +123,7 @@ class ImageClassification(DistillingTask):
             )
         unread = next((name for name in ("mixup", "cutmix", "diagonality") if getattr(options, name)), None)
         if options.distill_from == "layers" and unread is not None:
-            raise UserError(f"distill_from=layers has a loss over layers alone; leave {unread} out")
+            raise UserError(f"distill_from=layers only uses the loss over layers; leave {unread} out")
         make_augment(options.augment, seed=0, flip=True, fill=None, color_jitter=options.color_jitter)
         Erase(options.reprob, 0)
 
@@ -271,7 +271,7 @@ class ImageClassification(DistillingTask):
 def _pretrained(name: str, data: Mapping[str, Any]) -> nn.Module:
     """A pretrained model of timm's, for images of the data's channels and size if it has one."""
     if not (timm.is_model(name) or name.startswith(("hf-hub:", "local-dir:"))):
-        raise UserError(f"no run folder {name} to learn from, nor a model of timm's by that name")
+        raise UserError(f"no run folder {name} to distill from, and no timm model of that name")
     if timm.is_model(name):
         check_source(name, resolve_pretrained_cfg(name))
     size: dict[str, Any] = {"img_size": tuple(data["img_size"])}

@@ -83,7 +83,7 @@ def _mean(values: Tensor) -> Tensor:
 def _of_all_processes(state: dict[str, Any]) -> dict[str, Any]:
     """The images of all processes in the order of one, process r having every R-th.
 
-    torchmetrics gathers image by image, and waits for ever, or mixes them up, where one process has one more.
+    torchmetrics gathers image by image, and hangs, or mixes them up, if one process has one more.
     """
     parts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(parts, {name: [_moved(value, "cpu") for value in values] for name, values in state.items()})

@@ -11,47 +11,47 @@ from tokenmix.train.words import Factors, Numbers
 
 @dataclass(frozen=True, kw_only=True)
 class FindingOptions(Part):
-    """How objects are found in an image."""
+    """Image size, inference and which predictions count."""
 
     min_size: Annotated[Numbers | None, Range(least=1)] = None
-    """To what the shorter side of an image is resized; of several, one is drawn for each training image, and the last
-    is that of evaluation. --img-size, or the model's own, if not given."""
+    """Size of the shorter side of an image; of several, one is drawn for each training image, and the last
+    is used for evaluation. --img-size, or the model's own, if not given."""
     max_size: Annotated[int | None, Range(least=1)] = None
-    """Longest that the longer side may become."""
+    """Largest size of the longer side."""
     score: Annotated[float, Range(least=0, most=1)] = 0.05
-    """Least score of an answer; mAP wants it low, pictures and tables begin at --shown."""
+    """Lowest score of a prediction; mAP needs it low, figures and tables start at --shown."""
     nms: Annotated[float, Range(least=0, most=1)] = 0.5
-    """Overlap of two boxes of one class from which on the worse is dropped."""
+    """IoU of two boxes of one class above which the one with the lower score is dropped (NMS)."""
     detections: Annotated[int, Range(least=1)] = 100
-    """Most answers of an image, in evaluation too; COCO's is 100."""
+    """Maximum number of predictions per image, in evaluation too; COCO has 100."""
     window: Annotated[int | None, Range(least=16)] = None
-    """Evaluate and predict larger images in windows of this side, in pixels; whole images if not given."""
+    """Evaluate and predict larger images in sliding windows of this side, in pixels; whole images if not given."""
     overlap: Annotated[float, Range(least=0, below=1)] = 0.25
-    """Share of a window that it has in common with the next."""
+    """Overlap of neighbouring windows, as a share of their side."""
     shown: Annotated[float, Range(least=0, most=1)] = 0.5
-    """Least score of what `predict` names and draws."""
+    """Lowest score that `predict` prints and draws."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectOptions(FindingOptions, TaskOptions):
-    """How images are cropped and scaled, and how objects are found in them."""
+    """Augmentation, image size, inference and which predictions count."""
 
     evaluation: ClassVar[type[Part]] = FindingOptions
 
     img_size: Annotated[int | None, Range(least=1, most=16384)] = None
     """Side of the square that images are resized to; the model's own if not given."""
     augment: Literal["none", "light"] = "light"
-    """light scales, crops and mirrors images."""
+    """light scales, crops and flips images."""
     color_jitter: Annotated[float, Range(least=0)] = 0.0
-    """Largest change of an image's brightness, contrast and saturation, in addition to light."""
+    """Strength of the random change of brightness, contrast and saturation, in addition to light."""
     crop: Annotated[int | None, Range(least=0)] = None
-    """Side of the random crops that training learns from; the data set's own if not given, 0 for whole images."""
+    """Side of the random training crops; the data set's own if not given, 0 for whole images."""
     crops: Annotated[int, Range(least=1)] = 1
-    """Samples that an epoch takes of each training image, each augmented in its own way; for few large images."""
+    """Samples of each training image in an epoch, each augmented differently; for few large images."""
     scales: Annotated[Factors, Range(above=0)] = (1.0,)
-    """Factors of which one scales each training image before the crop."""
+    """Scale factors, of which one is drawn for each training image before the crop."""
     flip: Annotated[float, Range(least=0, most=1)] = 0.5
-    """Probability that a training image is mirrored."""
+    """Probability of a horizontal flip."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

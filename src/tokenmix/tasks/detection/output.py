@@ -23,7 +23,7 @@ def class_color(label: int) -> tuple[int, ...]:
 
 
 def image_numbers(files: Sequence[str | Path]) -> list[int]:
-    """COCO's image_id of each: the number that it is named by, as COCO's are; their places in the list if not all are
+    """COCO's image_id of each: the number that it is named by, as COCO's are; their indices in the list if not all are
     named by one, or two by the same."""
     names = [Path(file).stem for file in files]
     numbers = {int(name) for name in names if name.isdecimal()}
@@ -31,7 +31,7 @@ def image_numbers(files: Sequence[str | Path]) -> list[int]:
 
 
 def object_rows(file: str, found: Mapping[str, Tensor], classes: Sequence[str]) -> list[dict[str, Any]]:
-    """One row for each object, the surest first; a row without a label where there is none."""
+    """One row for each object, the most confident first; a row without a label where there is none."""
     rows = []
     for i, (label, score, box) in enumerate(_objects(found)):
         row = {"file": file, "label": classes[label], "score": round(score, 4), "box": [round(v, 1) for v in box]}

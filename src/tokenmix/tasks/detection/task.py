@@ -1,4 +1,4 @@
-"""What detection and instance segmentation share: their data, their detector, its losses, and its answers."""
+"""What detection and instance segmentation share: their data, their detector, its losses, and its predictions."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,9 +37,9 @@ FROM_ELSEWHERE = {
 
 
 class ObjectTask(TaskModule):
-    """A detector of torchvision's, learning from the sum of its own losses.
+    """A torchvision detector, trained on the sum of its own losses.
 
-    Crowd regions are not learned, and what is found in them is not counted as wrong, as COCO has it.
+    Crowd regions are not trained on, and detections in them are not counted as wrong, as in COCO.
     """
 
     headline: ClassVar[str] = "map"
@@ -219,12 +219,12 @@ def _argument(model: str, name: str) -> Any:
 
 
 def _fixed_size(model: str) -> bool:
-    """Whether it looks at squares of one size alone."""
+    """Whether it takes only squares of one size."""
     return "min_size" not in flat_arguments(load_object(MODELS[model].build))
 
 
 def _sizes(config: TrainConfig, options: ObjectOptions) -> dict[str, Any]:
-    """Arguments of a detector that looks at images of any size."""
+    """Arguments of a detector that takes images of any size."""
     if _fixed_size(config.model.model):
         return {}
     wanted = {"min_size": options.min_size, "max_size": options.max_size}

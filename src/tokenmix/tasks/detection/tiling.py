@@ -1,4 +1,4 @@
-"""Objects of an image that is larger than what a detector looks at: window by window, and one list at the end."""
+"""Sliding-window detection in an image that is larger than a detector takes, merged into one list."""
 
 from collections.abc import Callable, Sequence
 
@@ -26,7 +26,7 @@ def find_in_windows(
     """The objects of an image, found in square windows that share `overlap` of their side.
 
     A box that the edge of a window cuts is kept only where no other window saw more of the object: where less than half
-    of it lies in a box of its class. The rest is merged by NMS of each class.
+    of it is in a box of its class. The rest is merged by NMS of each class.
 
     Args:
         detect: images to detections of each.
@@ -57,7 +57,7 @@ def find_in_windows(
 
 
 def _cut(boxes: Tensor, top: int, left: int, window: int, size: tuple[int, int]) -> Tensor:
-    """Which boxes end at an edge of their window that is no edge of the image."""
+    """Which boxes end at an edge of their window that is not an edge of the image."""
     height, width = size
     return (
         (boxes[:, 0] < EDGE) & (left > 0)
@@ -68,7 +68,7 @@ def _cut(boxes: Tensor, top: int, left: int, window: int, size: tuple[int, int])
 
 
 def _merged(boxes: Tensor, scores: Tensor, labels: Tensor, cut: Tensor, nms: float) -> Tensor:
-    """Places of what is kept, the highest score first."""
+    """Indices of what is kept, the highest score first."""
     whole, pieces = (~cut).nonzero()[:, 0], cut.nonzero()[:, 0]
     whole = whole[batched_nms(boxes[whole], scores[whole], labels[whole], nms)]
     covered = _share(boxes[pieces], boxes[whole]) * (labels[pieces, None] == labels[None, whole])
@@ -79,7 +79,7 @@ def _merged(boxes: Tensor, scores: Tensor, labels: Tensor, cut: Tensor, nms: flo
 
 
 def _share(boxes: Tensor, others: Tensor) -> Tensor:
-    """The share of each box (M,) that lies in each other (K,): (M, K)."""
+    """The share of each box (M,) inside each other (K,): (M, K)."""
     corners = torch.cat(
         [
             torch.maximum(boxes[:, None, :2], others[None, :, :2]),
@@ -92,7 +92,7 @@ def _share(boxes: Tensor, others: Tensor) -> Tensor:
 
 
 def _whole_masks(parts: Sequence[tuple[Found, int, int]], keep: Tensor, size: tuple[int, int]) -> Tensor:
-    """The masks of what is kept, each in its place of the whole image."""
+    """The masks of what is kept, each at its position in the whole image."""
     owners = [(part["masks"], i, top, left) for part, top, left in parts for i in range(len(part["masks"]))]
     device = parts[0][0]["masks"].device
     masks = torch.zeros((len(keep), *size), dtype=torch.bool, device=device)

@@ -1,4 +1,4 @@
-"""Some classes of a data set, by name, and no more images of them than asked for."""
+"""A subset of a data set's classes, by name, with limits on their images."""
 
 import copy
 import dataclasses

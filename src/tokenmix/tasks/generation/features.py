@@ -1,4 +1,4 @@
-"""Who judges generated images: a classifier that tokenmix trained, or Inception where its weights can be had."""
+"""Feature networks of the metrics: a classifier trained by tokenmix, or Inception if its weights can be fetched."""
 
 import tempfile
 from abc import ABC, abstractmethod
@@ -55,7 +55,7 @@ class Features(ABC):
 
 
 def features_kind(source: str) -> type[Features]:
-    """Who judges: Inception if that is the source's name, else the classifier of a run folder."""
+    """The feature network: Inception if that is the source's name, else the classifier of a run folder."""
     return InceptionFeatures if source == INCEPTION else RunFeatures
 
 
@@ -79,7 +79,9 @@ class RunFeatures(Features):
         if config.task != "image-classification":
             raise UserError(f"features={run} is a run of {config.task}; give a run folder of image-classification")
         if not hasattr(model, "forward_head"):
-            raise UserError(f"features={run}: {config.model.model} shows no features; give a run of a tokenmix model")
+            raise UserError(
+                f"features={run}: {config.model.model} has no feature extraction; give a run of a tokenmix model"
+            )
         self.model = model.requires_grad_(False)
         self.numbers = torch.arange(len(self.data["classes"]))
 

@@ -1,4 +1,4 @@
-"""How near generated images are to real ones: distances between sets of features, and the score of a classifier.
+"""Metrics of generated images: distances between sets of features, and the score of a classifier.
 
 Each metric takes, by name, what it needs of `real` and `fake` images (B, C, H, W) in -1 .. 1, of `real_features` and
 `fake_features` (B, d), of the classifier's `logits` (B, K) on the fake ones, and of the `wanted` classes (B,).
@@ -48,13 +48,13 @@ def kernel_distance(real: Tensor, fake: Tensor) -> Tensor:
     """The unbiased squared maximum mean discrepancy under the kernel (x y / d + 1)^3; it may come out below 0.
 
     Paper: Bińkowski et al., arXiv 1801.01401. Over all pairs and in float64, where others take the mean over random
-    subsets: the same expectation, and no chance in it.
+    subsets: the same expectation, and deterministic.
 
     Shapes: real (N, d), fake (M, d); a number.
     """
     n, m = len(real), len(fake)
     if min(n, m) < 2:
-        raise UserError(f"pairs need two images or more, got {n} real and {m} generated")
+        raise UserError(f"the kernel distance needs two images or more, got {n} real and {m} generated")
     real, fake = real.double(), fake.double()
     own = (_kernel_sum(real, real) - _diagonal(real)) / (n * (n - 1))
     others = (_kernel_sum(fake, fake) - _diagonal(fake)) / (m * (m - 1))
@@ -76,7 +76,7 @@ def class_score(logits: Tensor, splits: int = 1) -> Tensor:
 
         exp( mean_i sum_k p_ik (log p_ik - log p_k) ),   p_k = mean_i p_ik
 
-    1 if the classifier cannot tell the images apart, the number of classes at most. Paper: Salimans et al.,
+    1 if the classifier cannot distinguish the images, the number of classes at most. Paper: Salimans et al.,
     arXiv 1606.03498, where the classifier is Inception.
 
     Shapes: logits (N, K); a number.
@@ -120,8 +120,8 @@ class FeatureKernel(FeatureFrechet):
 class ThumbnailFrechet(FeatureFrechet):
     """`frechet_distance` of the images themselves at 8 x 8 pixels.
 
-    It needs no classifier and sees no more than shades and rough shapes: it tells a run that learns from one that does
-    not.
+    It needs no classifier and sees no more than shades and rough shapes: it distinguishes a run that learns from one
+    that does not.
     """
 
     # By other names, since a collection passes each metric what it names.
@@ -150,7 +150,7 @@ class ClassScore(Metric):
 
 
 class ClassMatch(Mean):
-    """Share of the generated images that the classifier takes for the class that was asked for."""
+    """Share of the generated images that the classifier assigns to the requested class."""
 
     def update(self, logits: Tensor, wanted: Tensor) -> None:
         """Count a batch; `wanted` are the classifier's numbers of the classes."""

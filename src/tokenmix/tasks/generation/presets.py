@@ -10,7 +10,7 @@ Attention = Literal["none", "sagan", "external"]
 
 @dataclass(frozen=True)
 class GANLayout:
-    """Widths in units of a preset's width, and where attention stands.
+    """Widths in units of a preset's width, and where attention is.
 
     Attributes:
         generator: at 4 x 4 pixels and after each block.

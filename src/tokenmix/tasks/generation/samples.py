@@ -1,4 +1,4 @@
-"""Samples of a generator: noise that depends on a seed and a place alone, grids of images, strips between two."""
+"""Samples of a generator: noise that depends only on a seed and an index, grids of images, strips between two."""
 
 from pathlib import Path
 

@@ -41,7 +41,7 @@ class ImageGeneration(TaskModule):
     they come as often; others draw them evenly. Power iteration of spectral norm moves on in every pass of a training
     network, where the authors' code leaves it out for generated images.
 
-    All noise is a function of the seed and the place in the run, of test images of the seed and the image's index.
+    All noise is a function of the seed and the position in the run, of test images of the seed and the image's index.
     """
 
     # An instance has another headline once a classifier judges.
@@ -85,8 +85,8 @@ class ImageGeneration(TaskModule):
             )
         if images.validation is not None and len(images.validation) < least:
             raise UserError(
-                f"a GAN is judged by {least} images or more, and --validation holds {len(images.validation)} out; give "
-                f"--validation {least} or more, or 0 for none"
+                f"evaluating a GAN needs {least} images or more, and --validation holds {len(images.validation)} out; "
+                f"give --validation {least} or more, or 0 for none"
             )
         half = (0.5,) * images.channels
         images = dataclasses.replace(images, mean=half, std=half)
@@ -143,7 +143,7 @@ class ImageGeneration(TaskModule):
         return [judge, torch.optim.Adam(self.model.generator.parameters(), lr=self.config.optim.lr_g, betas=betas)]
 
     def loss(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        """There is not one loss."""
+        """Not used: each network has its own loss."""
         raise NotImplementedError("each network has its own loss; see training_step")
 
     def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class ImageGeneration(TaskModule):
         optimizer.step()
 
     def _noise(self, classes: Tensor) -> Tensor:
-        # The trainer has seeded torch from the place in the run.
+        # The trainer has seeded torch from the position in the run.
         return torch.randn(len(classes), self.model.generator.latent_dim, device=classes.device)
 
     def _mirrored(self, images: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ class ImageGeneration(TaskModule):
         return torch.where(torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5, images.flip(-1), images)
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> None:
-        """As many generated images as real ones, of the same classes."""
+        """Generate as many images as there are real ones, of the same classes."""
         real, labels = batch["image"], batch["label"]
         noise = noise_of(batch["index"].to(labels.device), self.model.generator.latent_dim, seed=self.config.loop.seed)
         fake = self.model(noise, labels).float()
@@ -236,5 +236,5 @@ class ImageGeneration(TaskModule):
         return self.model.generator if self.model.average is None else self.model.average
 
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
-        """A generator answers to no file."""
+        """A generator takes no files."""
         raise UserError(f"a run of image-generation reads no {str(inputs[0])!r}; use: tokenmix generate RUN --out DIR")

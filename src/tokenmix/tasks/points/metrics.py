@@ -62,6 +62,6 @@ class CategoryIoU(Metric):
         self.clouds = self.clouds.index_add(0, label, torch.ones_like(self.total[label]))
 
     def compute(self) -> Tensor:
-        """What was asked for; in the table -1 stands for a category without clouds."""
+        """The mean, or the table, in which -1 is a category without clouds."""
         shares = self.total / self.clouds.clamp(min=1)
         return shares[self.clouds > 0].mean() if self.answer == "mean" else shares.where(self.clouds > 0, -1.0)

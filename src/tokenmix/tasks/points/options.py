@@ -9,34 +9,34 @@ from tokenmix.train.schema import Part, Range
 
 @dataclass(frozen=True, kw_only=True)
 class VotingOptions(Part):
-    """How clouds are evaluated and answered."""
+    """Test-time augmentation."""
 
     votes: Annotated[int, Range(least=1)] = 1
-    """Answers whose mean an evaluation takes: for the cloud as it is, and for stretched ones."""
+    """Predictions to average: for the cloud as it is, and for stretched copies of it."""
     vote_scale: Annotated[float, Range(least=1)] = 1.25
-    """The stretched ones have each axis multiplied by a factor in 1 / vote_scale to vote_scale."""
+    """Each axis of a stretched copy is multiplied by a factor in 1 / vote_scale to vote_scale."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CloudOptions(VotingOptions, TaskOptions):
-    """How clouds are prepared, evaluated and answered."""
+    """Preprocessing, augmentation and test-time augmentation."""
 
     evaluation: ClassVar[type[Part]] = VotingOptions
 
     num_points: Annotated[int, Range(least=1)] = 1024
-    """Points to which larger clouds are cut."""
+    """Points of a cloud; larger clouds are subsampled."""
     features: Literal["auto", "xyz", "xyz+normals"] = "auto"
-    """What the model is given of a point; auto takes normals where the data has them."""
+    """Input features of a point; auto takes normals where the data has them."""
     choice: Literal["first", "random", "farthest"] = "random"
-    """Which points of a larger cloud training keeps."""
+    """How training subsamples a larger cloud."""
     augment: Literal["none", "light"] = "light"
-    """light stretches and shifts clouds and drops points, as the next three say."""
+    """light stretches and shifts clouds and drops points, by the next three options."""
     scale: Annotated[float, Range(least=1)] = 1.5
     """Each axis is multiplied by a factor in 1 / scale to scale."""
     shift: Annotated[float, Range(least=0)] = 0.2
     """Largest shift along each axis."""
     point_dropout: Annotated[float, Range(least=0, below=1)] = 0.0
-    """Largest share of the points that is left out."""
+    """Largest share of the points that is dropped."""
 
 
 @dataclass(frozen=True, kw_only=True)

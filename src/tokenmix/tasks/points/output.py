@@ -1,4 +1,4 @@
-"""Answers about points as files: a coloured cloud, and a picture of it."""
+"""Predictions about points as files: a coloured cloud, and an image of it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +32,7 @@ def scatter(axis: Any, points: Tensor, parts: Tensor) -> None:
 
 
 def draw_cloud(path: Path, points: Tensor, parts: Tensor, names: Mapping[str, int]) -> Path:
-    """A picture of the cloud from two sides, with the names of its parts."""
+    """An image of the cloud from two sides, with the names of its parts."""
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     for place, turn in enumerate((-60, 120)):
         axis: Any = figure.add_subplot(1, 2, place + 1, projection="3d")
@@ -44,5 +44,5 @@ def draw_cloud(path: Path, points: Tensor, parts: Tensor, names: Mapping[str, in
     try:
         figure.savefig(path, dpi=110)
     except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror}); give a folder that exists and is yours") from None
+        raise UserError(f"cannot write {path} ({error.strerror}); give a folder that exists and is writable") from None
     return path

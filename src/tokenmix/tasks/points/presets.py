@@ -1,4 +1,4 @@
-"""Point models by name: the paper's sizes, external attention in their place, and small ones for short runs."""
+"""Point models by name: the paper's sizes, the same with external attention, and small ones for short runs."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ Position = Literal["none", "each-layer"]
 
 @dataclass(frozen=True)
 class PointPreset:
-    """What makes a point model; every field may be given to `create_point_model`.
+    """Architecture of a point model; every field may be given to `create_point_model`.
 
     Attributes:
         answers: `"class"` of a cloud, or `"parts"` of its points.

@@ -21,10 +21,10 @@ from tokenmix.train.metrics import CrossEntropy
 
 
 class PointSegmentation(PointTask):
-    """A part for each point, by cross-entropy over all parts; answers are among those of the cloud's category.
+    """A part for each point, by cross-entropy over all parts; predictions are among those of the cloud's category.
 
-    In `predict`, a file is named as `CATEGORY=FILE`. Without a category the one is taken whose answer is the surest,
-    which is a guess, and the answer says so.
+    In `predict`, a file is named as `CATEGORY=FILE`. Without a category the one is taken whose prediction is the most
+    confident, which is a guess, and the prediction says so.
     """
 
     headline: ClassVar[str] = "instance_miou"
@@ -96,7 +96,7 @@ class PointSegmentation(PointTask):
         return [self._told(*self._answer(given)) for given in inputs]
 
     def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
-        """The same, with each cloud as a coloured PLY and a picture."""
+        """The same, with each cloud as a coloured PLY and an image."""
         answers = []
         for number, given in enumerate(inputs):
             found, category, guessed, parts = self._answer(given)

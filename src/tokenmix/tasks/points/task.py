@@ -1,4 +1,4 @@
-"""What the two tasks on point clouds share: data, options, voting, clouds from files."""
+"""Shared by the two tasks on point clouds: data, options, voting, clouds from files."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -41,7 +41,7 @@ class CloudFile:
         file: where it is.
         cloud: all of its points, put into the unit ball.
         points: (1, n, C), those that the model is given.
-        places: (n,), where among all points they stand.
+        places: (n,), their indices among all points.
     """
 
     file: str
@@ -54,7 +54,7 @@ class PointTask(TaskModule):
     """A task on point clouds, with a model of `tokenmix.tasks.points.models`.
 
     Attributes:
-        want: what the data has to say and the model to answer.
+        want: the labels of the data and the output of the model, of clouds or of points.
         usual_points: of a cloud, in the data set on which such models are compared.
     """
 
@@ -68,7 +68,9 @@ class PointTask(TaskModule):
         options: CloudOptions = config.options
         data = load_points(config.data.data, want=cls.want)
         if len(data.classes) < 2 and cls.want == "class":
-            raise UserError(f"{config.data.data!r} has the one class {data.classes[0]!r}; there is nothing to classify")
+            raise UserError(
+                f"{config.data.data!r} has only the class {data.classes[0]!r}; there is nothing to classify"
+            )
         if like is not None:
             _check_like(config.data.data, data, like)
         features = _features(options.features, data) if like is None else like["features"]
@@ -98,7 +100,7 @@ class PointTask(TaskModule):
 
     @classmethod
     def answers(cls, data: Mapping[str, Any]) -> dict[str, int]:
-        """How many answers the model has to give, by the names of its arguments."""
+        """The number of the model's outputs, by the names of its arguments."""
         raise NotImplementedError
 
     @classmethod
@@ -117,7 +119,7 @@ class PointTask(TaskModule):
             raise UserError(f"{name} takes point clouds; give --num-points N instead of {flag}")
         n = sizes.get("num_points", cls.usual_points)
         if n < 1:
-            raise UserError(f"a cloud has at least 1 point, got --num-points {n}")
+            raise UserError(f"a point cloud needs at least 1 point, got --num-points {n}")
         model: Any = create_on_meta(name, **model_kwargs)
         return {
             "model": name,
@@ -163,7 +165,7 @@ AUGMENTATION = ("scale", "shift", "point_dropout")
 def predict_with_tta(answer: Callable[[Tensor], Tensor], points: Tensor, votes: int, scale: float) -> Tensor:
     """Test-time augmentation: mean probabilities over the cloud and copies with scaled axes, as logarithms.
 
-    The factors are the same for every cloud and in every call, so an answer does not depend on the batch.
+    The factors are the same for every cloud and in every call, so a prediction does not depend on the batch.
     """
     if votes == 1:
         return F.log_softmax(answer(points).float(), -1)
@@ -185,4 +187,4 @@ def _check_like(spec: str, data: PointData, like: Mapping[str, Any]) -> None:
     check_names(spec, data.classes, like["classes"])
     check_names(spec, data.part_names, like["part_names"], "parts")
     if like["features"] != "xyz" and not data.has_normals:
-        raise UserError(f"{spec!r} has clouds without normals, with which the run was trained")
+        raise UserError(f"{spec!r} has clouds without normals, but the run was trained with them")

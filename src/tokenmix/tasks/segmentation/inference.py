@@ -20,10 +20,10 @@ def pixel_logits(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
 
     With windows or several looks every process then averages whole images; otherwise it has only its rows.
 
-    With several looks these are logarithms of their mean probabilities, whose softmax is the mean again.
+    With test-time augmentation these are logarithms of mean probabilities, whose softmax is the mean again.
 
     Raises:
-        UserError: the whole image is asked for and the model takes one size alone, or windows that leave gaps.
+        UserError: the whole image is asked for and the model takes only one size, or windows that leave gaps.
     """
     looks = [
         (scale, mirrored) for scale in how.scales for mirrored in ((False, True) if how.mirror == "yes" else (False,))

@@ -1,4 +1,4 @@
-"""Losses over the pixels of a step, of all processes that take it."""
+"""Losses over the pixels of a step, in all its processes."""
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,8 @@ def pixel_entropy(logits: Tensor, classes: Tensor, ignore: int) -> Tensor:
 
 
 def soft_iou_loss(logits: Tensor, classes: Tensor, ignore: int) -> Tensor:
-    """One minus the mean over the classes of how far answers and truth overlap, where an answer counts by its share.
+    """One minus the mean over the classes of how far predictions and truth overlap, where a prediction counts by its
+    share.
 
         loss = 1 - mean_c [ sum_n p_nc t_nc / sum_n (p_nc + t_nc - p_nc t_nc) ],   p = softmax(logits)
 

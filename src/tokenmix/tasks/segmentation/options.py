@@ -11,24 +11,24 @@ from tokenmix.train.words import Factors, Numbers
 
 @dataclass(frozen=True, kw_only=True)
 class Inference(Part):
-    """How images of any size are evaluated and answered."""
+    """Inference on images of any size."""
 
     way: Literal["auto", "whole", "sliding"] = "auto"
     """whole, all pixels at once; sliding, in windows whose logits are averaged where they overlap; auto, whole unless
     the model takes only one size."""
     window: Annotated[Numbers | None, Range(least=1)] = None
-    """Side of a window, or height,width; that which the model was built for if not given."""
+    """Side of a window, or height,width; the size that the model was built for if not given."""
     stride: Annotated[Numbers | None, Range(least=1)] = None
     """Step between windows; two thirds of a window if not given."""
     scales: Annotated[Factors, Range(above=0)] = (1.0,)
-    """Factors by which the image is scaled, separated by commas; the probabilities are averaged."""
+    """Test-time augmentation: scale factors, separated by commas, whose probabilities are averaged."""
     mirror: Literal["no", "yes"] = "no"
     """Test-time augmentation: average with the prediction for the mirrored image."""
     chunk_size: Annotated[int, Range(least=0)] = 8192
-    """Pixels of the map that external attention works on at a time, so that its memory does not grow with the image; 0
+    """Positions that external attention processes at a time, so that its memory does not grow with the image; 0
     for all at once."""
     test_batch: Annotated[int, Range(least=1)] = 1
-    """Images that are evaluated at a time; those of several sizes are padded unless it is 1."""
+    """Images per evaluation batch; images of different sizes are padded unless it is 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,20 +46,20 @@ def check_sides(name: str, value: tuple[int, ...] | None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentationOptions(Inference, TaskOptions):
-    """How images are cropped, learned, evaluated and answered."""
+    """Augmentation, loss and inference."""
 
     evaluation: ClassVar[type[Part]] = Inference
 
     crop: Annotated[Numbers | None, Range(least=1)] = None
-    """Side of the training crops, or height,width; what suits the data set if not given."""
+    """Side of the training crops, or height,width; the data set's default if not given."""
     crops: Annotated[int, Range(least=1)] = 1
-    """Samples that an epoch takes of each training image, each augmented in its own way; for few large images."""
+    """Samples of each training image in an epoch, each augmented differently; for few large images."""
     train_scales: Annotated[Factors, Range(above=0)] = (1.0,)
-    """Factors of which one is drawn for each training image, before the crop."""
+    """Scale factors, of which one is drawn for each training image before the crop."""
     augment: Literal["none", "light"] = "light"
-    """light mirrors images."""
+    """light flips images horizontally."""
     color_jitter: Annotated[float, Range(least=0)] = 0.0
-    """Largest change of an image's brightness, contrast and saturation."""
+    """Strength of the random change of brightness, contrast and saturation."""
     iou_loss: Annotated[float, Range(least=0)] = 0.0
     """Weight of the soft IoU loss, added to cross-entropy; it makes rare classes count as much as common ones."""
     bias_lr: Annotated[float, Range(least=0)] = 1.0

@@ -1,4 +1,4 @@
-"""What a segmenter's answers look like as files: masks in colours, overlays, shares and masks as JSON."""
+"""What a segmenter's predictions look like as files: masks in colours, overlays, shares and masks as JSON."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -122,7 +122,7 @@ class SemanticSegmentation(TaskModule):
     def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
         """The whole image as it is.
 
-        Its middle for a model that takes one size alone, or attends from place to place: N x N would not fit.
+        Its middle for a model that takes only one size, or attends between positions: N x N would not fit.
         """
         segmenter: Any = model
         mixers = [part for part in segmenter.context.modules() if isinstance(part, Mixer)]
@@ -176,7 +176,7 @@ class SemanticSegmentation(TaskModule):
         self.name_classes("class_iou")
         if isnan(self.results["miou"]):
             raise UserError(
-                f"every pixel of the test images of {self.config.data.data!r} is of the ignored class "
+                f"every pixel of the test images of {self.config.data.data!r} has the ignored class "
                 f"{self.data['ignore']}, so nothing can be measured; give masks with classes"
             )
 
@@ -234,7 +234,7 @@ def _check_learnable(data: SceneData, crops: int, limit: int | None) -> None:
     batches = (samples.read(torch.tensor([place]), 0) for place in range(len(samples)))
     if not any((batch["classes"] != data.ignore).any() for batch in batches):
         raise UserError(
-            f"every pixel of the training images of {data.spec!r} is of the ignored class {data.ignore}, so nothing "
+            f"every pixel of the training images of {data.spec!r} has the ignored class {data.ignore}, so nothing "
             "can be learned; give masks with classes"
         )
 

@@ -63,7 +63,7 @@ class TextClassification(DistillingTextTask):
             check_names(config.data.data, texts.classes, like["classes"])
             if (texts.train.pairs is not None) != like["pairs"]:
                 raise UserError(
-                    f"of {config.data.data!r} and the run's own data one has pairs of texts, the other single ones"
+                    f"of {config.data.data!r} and the run's own data, one has pairs of texts and the other single texts"
                 )
         tokenizer = tokenizer_for(config, [*texts.train.texts, *(texts.train.pairs or ())])
         length = config.options.seq_len if like is None else int(like["seq_len"])
@@ -89,7 +89,9 @@ class TextClassification(DistillingTextTask):
     def check_teacher(self, teacher: DistillingTask, data: TaskData) -> None:
         """As of every task on text; numbers have no logits."""
         if not self.classes:
-            raise UserError(f"{self.config.data.data} has numbers for labels, and a teacher's logits are of classes")
+            raise UserError(
+                f"{self.config.data.data} has numbers for labels, and a teacher has logits for classes only"
+            )
         super().check_teacher(teacher, data)
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> None:
@@ -118,7 +120,7 @@ class TextClassification(DistillingTextTask):
     @torch.no_grad()
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
         """Label, its probability and the five most probable classes of each line, or its number; the two texts of a
-        pair stand on a line with a tab between them.
+        pair are on a line with a tab between them.
         """
         self.eval()
         tokenizer: Any = self.tokenizer()

@@ -69,7 +69,7 @@ class MaskedLM(DistillingTextTask):
         """Cross-entropy over the masked positions of this step's sequences."""
         count = (batch["labels"] != NO_LABEL).sum().float()
         if dist.is_initialized():
-            # Gradients are averaged over the processes, so each divides by the mean number of places.
+            # Gradients are averaged over the processes, so each divides by the mean number of positions.
             dist.all_reduce(count)
             count = count / dist.get_world_size()
         count = count.clamp_min(1)
@@ -77,7 +77,7 @@ class MaskedLM(DistillingTextTask):
         return self.distilled(lambda: out.loss, out.logits, batch, count)
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> None:
-        """Logits at the masked positions against the tokens that stood there."""
+        """Logits at the masked positions against the original tokens."""
         labels = batch["labels"][batch["labels"] != NO_LABEL]
         if len(labels):
             self.scores.update(self.model(**inputs_of(batch)).logits.float(), labels)
@@ -90,7 +90,7 @@ class MaskedLM(DistillingTextTask):
         )
 
     def macs(self) -> int:
-        """Multiply-adds of one sequence, with the head at as many places as are masked on average."""
+        """Multiply-adds of one sequence, with the head at as many positions as are masked on average."""
         length = int(self.data["seq_len"])
         places = round(self.config.options.mask_prob * (length - 2))
         return self.model.macs(length, num_predicted=places)  # type: ignore[operator]
@@ -127,8 +127,8 @@ class MaskedLM(DistillingTextTask):
         ids = tokenizer(sentence.text, return_tensors="pt")["input_ids"]
         if not (ids == tokenizer.mask_token_id).any():
             raise UserError(
-                f"{sentence.where}: no {tokenizer.mask_token} in {_short(sentence.text)!r}; write it where a word is "
-                "to be found"
+                f"{sentence.where}: no {tokenizer.mask_token} in {_short(sentence.text)!r}; write it where a word "
+                "should be predicted"
             )
         longest = int(self.data["seq_len"])
         if ids.shape[1] > longest:

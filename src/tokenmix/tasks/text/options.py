@@ -10,35 +10,35 @@ from tokenmix.train.schema import Range
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions(TaskOptions):
-    """How texts become tokens."""
+    """Tokenization."""
 
     tokenizer: Path | None = None
     """Folder of the tokenizer; that of --init-from or the teacher if not given, else one is trained on the texts. The
     run folder keeps it."""
     vocab_size: Annotated[int, Range(least=1)] = 8000
-    """Tokens of the tokenizer that is trained where none is given."""
+    """Vocabulary size of the tokenizer that is trained if none is given."""
     seq_len: Annotated[int, Range(least=1)] = 128
     """Tokens of a sequence."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelOptions(TextOptions, TeacherOptions):
-    """How texts become tokens, and a teacher."""
+    """Tokenization, and a teacher."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskingOptions(LabelOptions):
-    """How texts become tokens, and what of them is masked."""
+    """Tokenization and masking."""
 
     masking: Literal["token", "whole-word"] = "token"
-    """What is masked at a time."""
+    """Unit of masking."""
     mask_prob: Annotated[float, Range(above=0, below=1)] = 0.15
-    """Share of the tokens that are predicted: 80 % masked, 10 % another, 10 % as they are."""
+    """Share of the tokens to predict: 80 % become [MASK], 10 % another token, 10 % stay."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionOptions(TextOptions):
-    """How questions and contexts become tokens."""
+    """Tokenization of questions and contexts."""
 
     doc_stride: Annotated[int, Range(least=1)] = 64
-    """Tokens that two neighbouring windows of a long context share."""
+    """Tokens that neighbouring windows of a long context share."""

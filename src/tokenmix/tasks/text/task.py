@@ -193,7 +193,7 @@ class DistillingTextTask(TextTask, DistillingTask):
     """A task on text whose logits can be those of a teacher with the same tokenizer."""
 
     def teacher_logits(self, teacher: DistillingTask, batch: Mapping[str, Tensor]) -> Tensor:
-        """On the same tokens; of a masked-language model at the masked places."""
+        """On the same tokens; of a masked-language model at the masked positions."""
         return teacher.model(**inputs_of(batch)).logits
 
     def check_teacher(self, teacher: DistillingTask, data: TaskData) -> None:
@@ -227,7 +227,7 @@ def tokenizer_for(config: TrainConfig, texts: Iterable[str]) -> "PreTrainedToken
 
 @dataclass(frozen=True)
 class Sentence:
-    """A text to predict, and where it stands."""
+    """A text to predict, and its location."""
 
     text: str
     where: str

@@ -53,7 +53,7 @@ def train_tokenizer(
     a hash table, so scores and numbers of rare pieces differ from process to process; keep the folder.
     """
     if kind not in get_args(TokenizerKind):
-        raise UserError(f"a tokenizer's kind is bpe, wordpiece or unigram, got {kind!r}")
+        raise UserError(f"the kind of a tokenizer must be bpe, wordpiece or unigram, got {kind!r}")
     # Byte-level pieces need the 256 bytes, and none of the kinds makes sense with less.
     least = 256 + len(SPECIAL) if kind == "bpe" else len(SPECIAL) + 1
     if vocab_size < least:
@@ -106,7 +106,7 @@ def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerFast":
     except Exception as error:  # The library raises bare Exception for a damaged tokenizer.json.
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(
-            f"the tokenizer in {path} cannot be read ({reason[0]}); copy it again, or train it anew"
+            f"the tokenizer in {path} cannot be read ({reason[0]}); copy it again, or train it again"
         ) from None
     without = [name for name in NAMES if getattr(tokenizer, name) is None]
     if without:

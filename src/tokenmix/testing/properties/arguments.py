@@ -31,7 +31,7 @@ CHOOSES_A_PATH = frozenset(
 
 
 def arguments(build: Build, x: Tensor) -> None:
-    """Another value of an argument changes the weights or the answer, or is refused."""
+    """Another value of an argument changes the weights or the output, or is refused."""
     tried = list(alternatives(build))
     if not tried:
         raise NotApplicable("has no argument whose other values could be guessed from its annotation")
@@ -99,7 +99,7 @@ def _other_values(current: Any, hint: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class _Behaviour:
-    """All that can be seen of a layer: its initial state, and what it answers once awake."""
+    """All that can be seen of a layer: its initial state, and what it outputs once awake."""
 
     state: dict[str, Tensor]
     answers: tuple[Tensor, ...]

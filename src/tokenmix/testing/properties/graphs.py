@@ -8,7 +8,7 @@ from tokenmix.testing.harness import Build, PropertyFailure, assert_close, awake
 
 
 def compiled(build: Build, x: Tensor, backend: str = "aot_eager") -> None:
-    """torch.compile(fullgraph=True) gives the eager answer and gradients, in eval and in training mode."""
+    """torch.compile(fullgraph=True) gives the eager output and gradients, in eval and in training mode."""
     for training in (False, True):
         mode = "training" if training else "eval"
         torch.compiler.reset()
@@ -37,7 +37,7 @@ def _reason(error: Exception) -> str:
 
 
 def exported(build: Build, x: Tensor) -> None:
-    """torch.export gives the eager answer, for other numbers of tokens too where the layer takes them."""
+    """torch.export gives the eager output, for other numbers of tokens too where the layer takes them."""
     layer = awake(build)
     length = traits(layer, build, x).length
     dynamic = length in ("any", "up-to")

@@ -32,7 +32,7 @@ def _check_used(layer: nn.Module, x: Tensor, mask: Tensor) -> None:
 
 
 def full_mask(build: Build, x: Tensor) -> None:
-    """A mask that leaves nothing out gives the answer without a mask."""
+    """A mask that leaves nothing out gives the output without a mask."""
     layer, x, tolerance = exact(build, x)
     _with_mask(layer, build, x)
     mask = torch.ones(x.shape[0], to_tokens(x).shape[1], dtype=torch.bool)
@@ -70,7 +70,7 @@ def polarity(build: Build, x: Tensor) -> None:
 
 
 def padding(build: Build, x: Tensor) -> None:
-    """Padded tokens under a mask: the answer for the others is that of the input without padding."""
+    """Padded tokens under a mask: the output for the others is that of the input without padding."""
     layer, x, tolerance = exact(build, x)
     _with_mask(layer, build, x)
     known = traits(layer, build, x)

@@ -16,7 +16,7 @@ from tokenmix.testing.harness import (
 
 
 def finite(build: Build, x: Tensor) -> None:
-    """Answers and gradients are finite for inputs from 0 and a thousandth to a thousand times the natural size."""
+    """Outputs and gradients are finite for inputs from 0 and a thousandth to a thousand times the natural size."""
     for scale in (0.0, 1e-3, 1.0, 1e3):
         for training in (False, True):
             layer = awake(build).train(training)
@@ -35,7 +35,7 @@ def _finite_gradients(layer: nn.Module, x: Tensor, scale: float) -> None:
 
 
 def half_types(build: Build, x: Tensor) -> None:
-    """In bfloat16 and float16 the answer is near the float32 one, and finite for larger inputs too."""
+    """In bfloat16 and float16 the output is near the float32 one, and finite for larger inputs too."""
     layer = awake(build)
     with torch.no_grad():
         expected = call(layer, x)
@@ -51,7 +51,7 @@ def half_types(build: Build, x: Tensor) -> None:
 
 
 def autocast(build: Build, x: Tensor) -> None:
-    """Under autocast to bfloat16 a training step works, near the float32 answer."""
+    """Under autocast to bfloat16 a training step works, near the float32 output."""
     layer = awake(build).train()
     expected = call(awake(build).train(), x).detach()
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -62,7 +62,7 @@ def _snapshot(layer: nn.Module) -> dict[str, Tensor]:
 
 
 def eval_stable(build: Build, x: Tensor) -> None:
-    """In eval mode a second call gives the same answer, without gradients too, and leaves the state as it was."""
+    """In eval mode a second call gives the same output, without gradients too, and leaves the state as it was."""
     layer = awake(build)
     before, identities = _snapshot(layer), {name: id(p) for name, p in layer.named_parameters()}
     with torch.no_grad():
@@ -95,7 +95,7 @@ def input_kept(build: Build, x: Tensor) -> None:
 
 
 def non_contiguous(build: Build, x: Tensor) -> None:
-    """A strided view of the same numbers gives the same answer."""
+    """A strided view of the same numbers gives the same output."""
     layer, x, tolerance = exact(build, x)
     strided = x.transpose(-1, -2).contiguous().transpose(-1, -2)
     sliced = torch.stack((x, -x), dim=-1)[..., 0]
@@ -105,7 +105,7 @@ def non_contiguous(build: Build, x: Tensor) -> None:
 
 
 def _trained(layer: nn.Module, x: Tensor) -> tuple[Tensor, nn.Module]:
-    """The layer after one step of gradient descent, and its answer in eval mode."""
+    """The layer after one step of gradient descent, and its output in eval mode."""
     layer.train()
     layer.zero_grad()
     with seeded():
@@ -130,7 +130,7 @@ def _reloaded(layer: nn.Module, build: Build) -> nn.Module:
 
 
 def copies(build: Build, x: Tensor) -> None:
-    """A deep copy, a saved and loaded layer, and one in float64 give the same answer and take the same step."""
+    """A deep copy, a saved and loaded layer, and one in float64 give the same output and take the same step."""
     original = awake(build)
     _no_shared_storage(original)
     twins = {
@@ -161,7 +161,7 @@ def _no_shared_storage(layer: nn.Module) -> None:
 
 
 def seeds(build: Build, x: Tensor) -> None:
-    """The same seed gives the same weights and the same answer in training mode."""
+    """The same seed gives the same weights and the same output in training mode."""
     one, two = fresh(build), fresh(build)
     for (name, a), b in zip(one.state_dict().items(), two.state_dict().values(), strict=True):
         if not torch.equal(a, b):

@@ -26,7 +26,7 @@ from tokenmix.testing.harness import (
 
 
 def shape(build: Build, x: Tensor) -> None:
-    """The answer has the shape and the type of the input."""
+    """The output has the shape and the type of the input."""
     out = call(awake(build), x)
     if out.shape != x.shape:
         raise PropertyFailure(f"the answer to {tuple(x.shape)} has shape {tuple(out.shape)}")
@@ -76,7 +76,7 @@ def _refuses(layer: nn.Module, x: Tensor, what: str, mask: Tensor | None = None)
 
 
 def batch_independence(build: Build, x: Tensor) -> None:
-    """In eval mode the answer for a sample does not change with its batch mates, nor when it is alone."""
+    """In eval mode the output for a sample does not change with its batch mates, nor when it is alone."""
     layer, x, tolerance = exact(build, x)
     expected = call(layer, x)[:1]
     assert_close(call(layer, _other_mates(x))[:1], expected, tolerance, "sample 0 changes with its batch mates")
@@ -88,7 +88,7 @@ def batch_independence_training(build: Build, x: Tensor) -> None:
     layer, x, tolerance = exact(build, x)
     if not traits(layer, build, x).independent:
         raise NotApplicable("normalises over the batch while training, by declaration")
-    # A layer may take a step while training, as spectral norm does: both answers come from a layer at its first.
+    # A layer may take a step while training, as spectral norm does: both outputs come from a layer at its first.
     twin = copy.deepcopy(layer).train()
     expected = call(layer.train(), x)[:1]
     assert_close(call(twin, _other_mates(x))[:1], expected, tolerance, "sample 0 changes with its batch mates")
@@ -101,7 +101,7 @@ def _other_mates(x: Tensor) -> Tensor:
 
 
 def equivariance(build: Build, x: Tensor) -> None:
-    """Permuting the tokens permutes the answer, if and only if the layer says so."""
+    """Permuting the tokens permutes the output, if and only if the layer says so."""
     layer, x, tolerance = exact(build, x)
     known = traits(layer, build, x)
     order = torch.randperm(to_tokens(x).shape[1], generator=torch.Generator().manual_seed(0))
@@ -118,7 +118,7 @@ def equivariance(build: Build, x: Tensor) -> None:
 
 
 def influence(layer: nn.Module, x: Tensor) -> Tensor:
-    """(N, N): entry i, j says how strongly the answer at token i changes with token j of the first sample."""
+    """(N, N): entry i, j says how strongly the output at token i changes with token j of the first sample."""
     x = x[:1].clone().requires_grad_()
     out = to_tokens(call(layer, x))
     weights = noise(out.shape[-1], seed=4).to(out)
@@ -149,7 +149,7 @@ def _check_causal_twin(build: Build, x: Tensor) -> None:
 
 
 def _check_triangle(seen: Tensor, *, causal: bool) -> None:
-    # What an FFT leaves by rounding is no leak.
+    # What an FFT leaves by rounding is not a leak.
     seen = seen * (seen > 100 * torch.finfo(seen.dtype).eps * seen.max())
     later, earlier = seen.triu(1), seen.tril(-1)
     if causal and later.any():

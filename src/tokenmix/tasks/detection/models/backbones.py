@@ -1,4 +1,4 @@
-"""What stands under a detector's pyramid: a ResNet with a block of attention after its last stage, or a LaViT."""
+"""Backbones of a detector's pyramid: a ResNet with a block of attention after its last stage, or a LaViT."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ class Backbone(nn.Module, ABC):
         """Recompute stages or blocks in the backward pass instead of keeping what they made."""
 
     def set_input_size(self, size: Size) -> None:
-        """Take images of this size from now on; a network without learned matrices over places takes any."""
+        """Set the image size; a network without learned matrices over positions takes any."""
         return
 
     def warnings(self) -> list[str]:
@@ -65,7 +65,7 @@ class Backbone(nn.Module, ABC):
 
 
 class ResNetBackbone(Backbone):
-    """A ResNet of timm's, with the EANet block, or its twin of self-attention, on its last map.
+    """A ResNet of timm's, with the EANet block, or its self-attention variant, on its last map.
 
         maps = resnet(images),   last = relu(last + Norm(conv2(A V)))
 
@@ -152,7 +152,7 @@ class ResNetBackbone(Backbone):
 class LaViTBackbone(Backbone):
     """A LaViT without its head, with a norm after each stage that is returned.
 
-    Images must be of `img_size`, since Theta and Psi are matrices over the places of a grid; `set_input_size`
+    Images must be of `img_size`, since Theta and Psi are matrices over the positions of a grid; `set_input_size`
     interpolates them over the queries' and the keys' grid, scaled by the ratio of tokens (docs/guides/image-size.md).
 
     Args:
@@ -201,7 +201,7 @@ class LaViTBackbone(Backbone):
         self.net.set_grad_checkpointing(enable)
 
     def set_input_size(self, size: Size) -> None:
-        """Interpolate what is learned over the places of a grid."""
+        """Interpolate what is learned over the positions of a grid."""
         self.net.set_input_size(size)
 
     def warnings(self) -> list[str]:

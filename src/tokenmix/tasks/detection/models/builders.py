@@ -16,7 +16,7 @@ from tokenmix.tasks.detection.models.networks import Answers, HeadSizes, Kind
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorArchitecture(Architecture):
-    """What makes one detector, over either backbone.
+    """Architecture of a detector, over either backbone.
 
     Attributes:
         kind: which of torchvision's detectors.
@@ -39,7 +39,7 @@ class DetectorArchitecture(Architecture):
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetDetectorArchitecture(DetectorArchitecture):
-    """What makes a detector over a ResNet; the attributes are arguments of `ResNetBackbone`."""
+    """Architecture of a detector over a ResNet; the attributes are arguments of `ResNetBackbone`."""
 
     backbone: str = "resnet50"
     levels: Sequence[int] = (1, 2, 3, 4)
@@ -51,7 +51,7 @@ class ResNetDetectorArchitecture(DetectorArchitecture):
 
 @dataclass(frozen=True, kw_only=True)
 class LaViTDetectorArchitecture(DetectorArchitecture):
-    """What makes a detector over LaViT; the attributes are arguments of `LaViTBackbone`."""
+    """Architecture of a detector over LaViT; the attributes are arguments of `LaViTBackbone`."""
 
     backbone: str = "lavit_tiny"
     levels: Sequence[int] = (0, 1, 2, 3)
@@ -59,7 +59,7 @@ class LaViTDetectorArchitecture(DetectorArchitecture):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageScale(Architecture):
-    """To which sides images are brought.
+    """The size that images are resized to.
 
     Attributes:
         min_size: the shorter side; several to draw from in training.
@@ -119,7 +119,9 @@ def lavit_detector(
     """A detector over `LaViTBackbone`: images are brought into a square of `img_size`, see `Resize.square`."""
     a, size = architecture, pair(img_size)
     if size[0] != size[1]:
-        raise UserError(f"a detector on LaViT takes square images, not {size[0]} x {size[1]}; give one side")
+        raise UserError(
+            f"a detector with a LaViT backbone takes square images, not {size[0]} x {size[1]}; give one side"
+        )
     body = LaViTBackbone(
         backbone=a.backbone, backbone_kwargs=a.backbone_kwargs, img_size=size, levels=a.levels, device=device
     )

@@ -24,7 +24,7 @@ CLASS_LAYERS = ("cls_logits", "cls_score", "bbox_pred", "mask_fcn_logits")
 
 
 class Resize:
-    """How images come to the size in which they are looked at, torchvision's transform.
+    """Resize images to the size at which they are processed, as torchvision's transform.
 
     The shorter side becomes `shorter` (in training one of several), the longer at most `longer`, and a batch is padded
     below and to the right to multiples of `multiple`. `square` is the rule of a backbone that takes only one size: the
@@ -73,7 +73,7 @@ class Detector(OnMaps, nn.Module):
         bottom, labels (M,), of Mask R-CNN masks (M, H, W).
 
     Raises:
-        UserError: no classes, or images that are no such list.
+        UserError: no classes, or images that are not such a list.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Detector(OnMaps, nn.Module):
     ) -> None:
         super().__init__()
         if num_classes < 1:
-            raise UserError(f"a detector needs a class to find, got num_classes={num_classes}")
+            raise UserError(f"a detector needs at least one class, got num_classes={num_classes}")
         self.kind: Kind = kind
         self.num_classes, self.img_size, self.sizes = num_classes, img_size, sizes
         self.mean, self.std, self.fixed_size = tuple(mean), tuple(std), fixed_size
@@ -179,7 +179,8 @@ class Detector(OnMaps, nn.Module):
             roi.mask_predictor(roi.mask_head(boxes))
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        """Count for images of this size from now on; a backbone that takes only one size, a square, takes this one.
+        """Set the image size for which costs are counted; a backbone that takes only one size, a square, takes this
+        one.
 
         Raises:
             UserError: no square, where it must be one.
@@ -198,7 +199,7 @@ class Detector(OnMaps, nn.Module):
         self.body.set_grad_checkpointing(enable)
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters that weight decay leaves alone, next to those of one axis."""
+        """Parameters without weight decay, next to those of one axis."""
         names = getattr(self.body.net, "no_weight_decay", set)()  # type: ignore[operator]
         return {f"net.backbone.body.net.{name}" for name in names}
 
@@ -207,8 +208,8 @@ class Detector(OnMaps, nn.Module):
     ) -> tuple[dict[str, Tensor], str | None]:
         """A whole state dict from weights of another detector, or of a classifier whose backbone this is.
 
-        What is learned over places is interpolated; layers for another number of classes, and what a classifier lacks,
-        start fresh, which the second value says in a line.
+        What is learned over positions is interpolated; layers for another number of classes, and what a classifier
+        lacks, start fresh, which the second value says in a line.
         """
         own = self.state_dict()
         classifier = not any(key.startswith("net.") for key in weights)
@@ -237,5 +238,5 @@ def _of_a_classifier(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -
                 raise UserError("the weights have BatchNorm and this detector GroupNorm; give norm='frozen' or 'batch'")
     if not found:
         key = next(iter(weights), "nothing")
-        raise UserError(f"the weights hold {key!r} and are of no network that this detector has as its backbone")
+        raise UserError(f"the weights have {key!r}, which no backbone of this detector has")
     return found

@@ -53,7 +53,7 @@ class HeadSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class Answers(Architecture):
-    """Which boxes a detector answers with: scores above `score`, after NMS at `nms`, at most so many of an image."""
+    """Which boxes a detector returns: scores above `score`, after NMS at `nms`, at most `detections` of an image."""
 
     score: float = 0.05
     nms: float = 0.5
@@ -63,8 +63,8 @@ class Answers(Architecture):
 class Pyramid(nn.Module):
     """A backbone and the feature pyramid over its maps: images to maps of one width, by name.
 
-    Under autocast backbone and pyramid compute in the half type, and the maps come out in float32: boxes of large
-    images cannot be told apart in bfloat16, whose numbers have 8 bits. `Detector` sets `half_type` for each pass.
+    Under autocast backbone and pyramid compute in half precision, and the maps are float32: boxes of large
+    images need more than the 8 bits of bfloat16. `Detector` sets `half_type` for each pass.
     """
 
     def __init__(self, body: Backbone, sizes: HeadSizes) -> None:

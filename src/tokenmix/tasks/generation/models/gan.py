@@ -70,7 +70,7 @@ class GAN(nn.Module):
         ]
 
     def keep_average(self) -> "GAN":
-        """Keep an average of the generator from now on; call `update_average` after each of its steps."""
+        """Start an average of the generator; call `update_average` after each of its steps."""
         self.average = copy.deepcopy(self.generator).requires_grad_(False)
         self.register_buffer("updates", torch.zeros((), device=self.average.norm.weight.device))
         return self

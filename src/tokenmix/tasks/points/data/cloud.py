@@ -21,16 +21,16 @@ NO_PART = -100
 
 @dataclass(frozen=True)
 class Cloud:
-    """Points, and what a file or a data set says about them.
+    """Points, and their attributes from a file or a data set.
 
     Attributes:
         points: float32 (N, 3).
         normals: float32 (N, 3) of length 1, or None if not known.
         colors: uint8 (N, 3), or None.
         faces: int64 (F, 3), corners of triangles; None for a cloud without a surface.
-        label: place of its class in `PointData.classes`; -1 if not known.
+        label: index of its class in `PointData.classes`; -1 if not known.
         parts: int64 (N,), the part that each point belongs to, or None.
-        name: its file, or what else finds it again.
+        name: its file, or another identifier.
     """
 
     points: Tensor
@@ -43,7 +43,7 @@ class Cloud:
 
 
 def check_cloud(cloud: Cloud) -> Cloud:
-    """The cloud itself; `UserError` if it has no points, a coordinate that is no number, or faces of absent points."""
+    """The cloud itself; `UserError` if it has no points, a coordinate that is not finite, or faces of absent points."""
     count = len(cloud.points)
     if not count:
         raise UserError(f"{cloud.name} has no points; give a file with at least one")
@@ -58,14 +58,14 @@ def check_cloud(cloud: Cloud) -> Cloud:
     if faces is not None and len(faces) and not 0 <= int(faces.min()) <= int(faces.max()) < count:
         bad_corner = int(faces.max() if int(faces.max()) >= count else faces.min())
         raise UserError(
-            f"{cloud.name}: a face names vertex {bad_corner}, but there are {count}, counted from 0; the file is "
-            "damaged: write it again"
+            f"{cloud.name}: a face refers to vertex {bad_corner}, but there are {count}, counted from 0; the file is "
+            "damaged: export it again"
         )
     return cloud
 
 
 def unit_ball(cloud: Cloud) -> Cloud:
-    """The same about the middle of its points, with the farthest at distance 1; one point alone lies in the middle."""
+    """The cloud centred on the mean of its points, with the farthest at distance 1; a single point is at 0."""
     points = cloud.points - cloud.points.mean(0)
     radius = points.norm(dim=1).max()
     if not 0 < radius < torch.inf:
@@ -101,7 +101,7 @@ class PackedClouds:
         return len(self.ends)
 
     def cloud(self, index: int) -> Cloud:
-        """The cloud at this place, neither scaled nor thinned."""
+        """The cloud with this index, neither scaled nor thinned."""
         where = slice(int(self.ends[index - 1]) if index else 0, int(self.ends[index]))
         return Cloud(
             self.points[where].float(),
@@ -167,8 +167,8 @@ def _check_classes(data: PointData) -> None:
     for label, name in enumerate(data.classes):
         if label in tested - learnt:
             raise UserError(
-                f"{data.spec} has clouds of {name!r} for testing, and none that can be read for training; mend its "
-                "files, or take the class out"
+                f"{data.spec} has clouds of {name!r} for testing, and none that can be read for training; fix its "
+                "files, or remove the class"
             )
         if label not in tested:
             found = "no cloud of {!r} for testing: it is not measured" if label in learnt else "no cloud of {!r} at all"

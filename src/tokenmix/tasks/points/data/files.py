@@ -51,12 +51,12 @@ def read_points(
     path = Path(path)
     kind = path.suffix.lower()
     if kind not in _PARSERS and not path.is_dir():
-        raise UserError(f"{path} has a suffix that is not one of a point cloud; give one of {', '.join(ENDINGS)}")
+        raise UserError(f"{path} has an unknown suffix for a point cloud; give one of {', '.join(ENDINGS)}")
     content = read_file(path)
     try:
         columns = _PARSERS[kind](content, str(path))
     except MemoryError:
-        raise UserError(f"{path} announces more than the memory holds; copy it again, or cut it") from None
+        raise UserError(f"{path} declares more data than fits into memory; copy it again, or cut it") from None
     if centred:
         columns = {**columns, "points": _centred(columns["points"])}
     cloud = check_cloud(_cloud(columns, str(path)))
@@ -102,7 +102,7 @@ def _arrays(content: bytes, name: str) -> dict[str, np.ndarray]:
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
                 for info in archive.infolist():
                     if info.file_size > max(LARGE, DENSEST * len(content)):
-                        raise ValueError(f"{info.filename} announces {info.file_size} bytes in {len(content)}")
+                        raise ValueError(f"{info.filename} declares {info.file_size} bytes in {len(content)}")
                     with archive.open(info) as member:
                         stored[info.filename.removesuffix(".npy")] = _array(member, info.file_size)
         else:
@@ -136,7 +136,7 @@ def _array(stream: IO[bytes], size: int) -> np.ndarray:
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, kind = read(stream)
     if math.prod(shape) * kind.itemsize > size:
-        raise ValueError(f"it announces {shape} numbers in {size} bytes")
+        raise ValueError(f"it declares {shape} numbers in {size} bytes")
     stream.seek(0)
     return np.lib.format.read_array(stream, allow_pickle=False)
 
@@ -184,7 +184,7 @@ def _named(values: np.ndarray, name: str) -> dict[str, np.ndarray]:
         else:
             raise UserError(f"{name} has columns 4 to 6 that are neither normals nor colours; give only x y z")
     if values.shape[1] == 7:
-        # NaN is no whole number either.
+        # NaN is not a whole number either.
         broken = values[values[:, 6] != np.floor(values[:, 6]), 6]
         if len(broken):
             raise UserError(f"{name} has {broken[0]:g} in column 7, where parts are whole numbers; correct it")
@@ -199,26 +199,26 @@ def _off(content: bytes, name: str) -> dict[str, np.ndarray]:
     it is given counted triangles.
 
     Raises:
-        UserError: no OFF, fewer lines than its header announces, or a line that is no vertex or face.
+        UserError: no OFF, fewer lines than its header announces, or a line that is not a vertex or face.
     """
     lines = [line for raw in _text(content).splitlines() if (line := raw.partition("#")[0].strip())]
     if not lines or not lines[0].startswith("OFF"):
-        raise UserError(f"{name} does not begin with OFF; write it again as OFF")
+        raise UserError(f"{name} does not begin with OFF; export it again as OFF")
     lines = [line for line in (lines[0].removeprefix("OFF").strip(), *lines[1:]) if line]
     try:
         vertices, faces = (int(word) for word in lines[0].split()[:2])
     except (IndexError, ValueError):
-        raise UserError(f"{name} has no counts of vertices and faces after OFF; write it again as OFF") from None
+        raise UserError(f"{name} has no counts of vertices and faces after OFF; export it again as OFF") from None
     if min(vertices, faces) < 0 or len(lines) < 1 + vertices + faces:
         raise UserError(
-            f"{name} announces {vertices} vertices and {faces} faces, but has {len(lines) - 1} lines of them; "
+            f"{name} declares {vertices} vertices and {faces} faces, but has {len(lines) - 1} lines of them; "
             "copy it again"
         )
     triangles: list[str] = []
     for line in lines[1 + vertices : 1 + vertices + faces]:
         size, *corners = line.split()
         if not size.isdecimal() or len(size) > 9 or len(corners) < int(size):
-            raise UserError(f"{name} has the line {line[:60]!r}, which is no face; mend it")
+            raise UserError(f"{name} has the line {line[:60]!r}, which is not a face; fix it")
         triangles += [f"3 {corners[0]} {corners[i]} {corners[i + 1]}" for i in range(1, int(size) - 1)]
     rows = ["OFF", f"{vertices} {len(triangles)} 0", *lines[1 : 1 + vertices], *triangles]
     return _loaded(rows, "off", name) if vertices else {"points": np.zeros((0, 3))}
@@ -244,11 +244,13 @@ def _obj(content: bytes, name: str) -> dict[str, np.ndarray]:
             elif kind == "f" and (places := [int(word.partition("/")[0]) for word in words])[2:]:
                 faces.append([place if place > 0 else len(vertices) + 1 + place for place in places])
         except (ValueError, IndexError):
-            raise UserError(f"{name} has the line {line.strip()[:60]!r}, which is no vertex or face; mend it") from None
+            raise UserError(
+                f"{name} has the line {line.strip()[:60]!r}, which is not a vertex or face; fix it"
+            ) from None
     outside = next((place for places in faces for place in places if not 1 <= place <= len(vertices)), None)
     if outside is not None:
         raise UserError(
-            f"{name}: a face names vertex {outside}, but there are {len(vertices)}, counted from 1; write it again"
+            f"{name}: a face refers to vertex {outside}, but there are {len(vertices)}, counted from 1; export it again"
         )
     rows = [*vertices, *(" ".join(["f", *map(str, places)]) for places in faces)]
     return _loaded(rows, "obj", name) if vertices else {"points": np.zeros((0, 3))}
@@ -268,7 +270,7 @@ def _loaded(rows: list[str], kind: str, name: str) -> dict[str, np.ndarray]:
         (mesh,) = scene.geometry.values()
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(f"{name} is no {kind.upper()} that trimesh can read ({reason}); mend it") from None
+        raise UserError(f"{name} is not {kind.upper()} that trimesh can read ({reason}); fix it") from None
     faces = np.asarray(getattr(mesh, "faces", ()))
     found = {"points": np.asarray(mesh.vertices), **({"faces": faces} if len(faces) else {})}
     if mesh.visual.kind == "vertex" and len(mesh.visual.vertex_colors) == len(mesh.vertices):
@@ -285,8 +287,9 @@ def _trimesh(name: str) -> Any:
 def sampled(cloud: Cloud, num_points: int, seed: int = 0) -> Cloud:
     """The surface of a cloud with faces as `num_points` points with normals; a cloud without faces as it is.
 
-    Points lie evenly by area, with the normals of their faces: they point to where the corners run anticlockwise.
-    Colours of vertices are mixed by the place in the triangle; the part is that of the corner with the largest share.
+    Points are distributed evenly by area, with the normals of their faces: they point to where the corners run
+    anticlockwise. Colours of vertices are interpolated; the part is that of the corner with the
+    largest share.
 
     Raises:
         UserError: fewer than one point is asked for, or no face has an area.

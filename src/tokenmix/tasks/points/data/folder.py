@@ -1,4 +1,4 @@
-"""Files of clouds, read once and packed, what cannot be read left out and named; and folders of the user's own."""
+"""Files of clouds, read once and packed; unreadable files are skipped and reported; and folders of the user's own."""
 
 import hashlib
 import json
@@ -48,7 +48,7 @@ def check_folder(request: DataRequest, layout: str) -> Path:
 
 
 def read_item(item: CloudItem) -> Cloud:
-    """The cloud of a file about its middle; points on a surface are the same wherever the file lies."""
+    """The centred cloud of a file; points on a surface do not depend on the path of the file."""
     seed = zlib.crc32(item.path.name.encode("utf-8", "surrogateescape"))
     cloud = read_points(item.path, seed=seed, centred=True)
     return replace(cloud, label=item.label)
@@ -159,7 +159,7 @@ def load_clouds(request: DataRequest) -> PointData:
 def _with_parts(item: CloudItem) -> Cloud:
     cloud = read_item(item)
     if cloud.parts is None:
-        raise UserError(f"{item.path} does not say the parts of its points; save them as 'parts' in .npz")
+        raise UserError(f"{item.path} has no parts for its points; save them as 'parts' in .npz")
     low, high = int(cloud.parts.min()), int(cloud.parts.max())
     if not 0 <= low <= high < MAX_PARTS:
         raise UserError(f"{item.path} has the part {low if low < 0 else high}; count parts from 0, below {MAX_PARTS}")
@@ -187,7 +187,7 @@ def _find(folder: Path, *, least: int) -> tuple[list[CloudItem], list[CloudItem]
 
 
 def _is_cloud(name: str) -> bool:
-    """By its ending; others, such as pictures and notes, are not meant."""
+    """By its ending; others, such as images and notes, are not meant."""
     return Path(name).suffix.lower() in ENDINGS
 
 
@@ -208,7 +208,7 @@ def _parts(
         new = [part for part in _seen(test, label).tolist() if part not in seen[label].tolist()]
         if new:
             raise UserError(
-                f"test clouds of {name!r} have the part {new[0]}, which no training cloud of it has; correct it"
+                f"test clouds of {name!r} have the part {new[0]}, which no training cloud of it has; fix it"
             )
     count = max(int(parts.max()) for parts in seen) + 1
     return {name: parts.tolist() for name, parts in zip(classes, seen)}, _names(folder / "parts.json", count)

@@ -64,9 +64,9 @@ def parse_ply(content: bytes, name: str) -> dict[str, np.ndarray]:
     # Some programs end a binary file with a line break as well.
     if left and (text or body[place:].strip()):
         amount = f"{left // 8} numbers" if text else f"{left} bytes"
-        raise UserError(f"{name} has {amount} more than its header announces; mend the counts there")
+        raise UserError(f"{name} has {amount} more than its header declares; fix the counts there")
     if "vertex" not in tables:
-        raise UserError(f"{name} has no element 'vertex', so no points; write it again with its vertices")
+        raise UserError(f"{name} has no element 'vertex', so no points; export it again with its vertices")
     return _vertices(tables["vertex"], name) | _faces(tables.get("face", {}), name)
 
 
@@ -74,7 +74,7 @@ def _header(content: bytes, name: str) -> tuple[bool, list[_Element], bytes]:
     """Whether the file is text, its tables, and what follows the header."""
     head, found, body = content.partition(b"end_header")
     if not content.startswith(b"ply") or not found:
-        raise UserError(f"{name} has no PLY header; write it again as PLY")
+        raise UserError(f"{name} has no PLY header; export it again as PLY")
     order: str | None = None
     elements: list[_Element] = []
     for line in head.decode("latin-1").splitlines():
@@ -93,10 +93,10 @@ def _header(content: bytes, name: str) -> tuple[bool, list[_Element], bytes]:
                 elements[-1].properties.append(_Property(key, _TYPES[kind], stored[0], stored[1] if length else None))
         except (KeyError, IndexError, ValueError):
             raise UserError(
-                f"{name} has the header line {line.strip()[:60]!r}, which PLY does not know; correct it"
+                f"{name} has the header line {line.strip()[:60]!r}, which is not part of PLY; fix it"
             ) from None
     if order is None:
-        raise UserError(f"{name} has no line 'format' in its header; write it again as PLY")
+        raise UserError(f"{name} has no line 'format' in its header; export it again as PLY")
     return order == "", elements, body.partition(b"\n")[2]
 
 
@@ -157,7 +157,7 @@ def _vertices(table: _Columns, name: str) -> dict[str, np.ndarray]:
 
     points = stack(("x", "y", "z"))
     if points is None:
-        raise UserError(f"{name} has vertices without x, y and z; write it again with them")
+        raise UserError(f"{name} has vertices without x, y and z; export it again with them")
     colors = next((found for found in map(stack, _COLORS) if found is not None), None)
     found = {"points": points, "normals": stack(("nx", "ny", "nz")), "colors": colors}
     return {key: values for key, values in found.items() if values is not None}
@@ -172,7 +172,7 @@ def _faces(table: _Columns, name: str) -> dict[str, np.ndarray]:
     else:
         triangles = np.array([(p[0], p[i], p[i + 1]) for p in polygons for i in range(1, len(p) - 1)]).reshape(-1, 3)
     if not np.array_equal(triangles, np.floor(triangles)):
-        raise UserError(f"{name} has a face whose corners are not whole numbers; write it again")
+        raise UserError(f"{name} has a face whose corners are not whole numbers; export it again")
     return {"faces": triangles} if len(triangles) else {}
 
 
@@ -184,7 +184,7 @@ def write_ply(path: str | Path, points: Tensor, colors: Tensor | None = None) ->
     """
     if points.ndim != 2 or points.shape[1] != 3 or (colors is not None and colors.shape != points.shape):
         shapes = f"{tuple(points.shape)}{'' if colors is None else f' and colours {tuple(colors.shape)}'}"
-        raise UserError(f"points are (N, 3) and colours as well, got {shapes}")
+        raise UserError(f"points and colours must be (N, 3), got {shapes}")
     fields = [("point", "<f4", 3)] if colors is None else [("point", "<f4", 3), ("color", "u1", 3)]
     rows = np.empty(len(points), dtype=fields)
     rows["point"] = points.numpy(force=True)
@@ -197,5 +197,5 @@ def write_ply(path: str | Path, points: Tensor, colors: Tensor | None = None) ->
     try:
         path.write_bytes("\n".join([*lines, "end_header", ""]).encode() + rows.tobytes())
     except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror}); give a folder that exists and is yours") from None
+        raise UserError(f"cannot write {path} ({error.strerror}); give a folder that exists and is writable") from None
     return path

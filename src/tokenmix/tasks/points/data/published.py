@@ -31,8 +31,8 @@ Sides = tuple[list[str], list[list[CloudItem]]]
 def load_modelnet(request: DataRequest) -> PointData:
     """ModelNet in the published split, each cloud of 2,048 points with normals, read once and kept in the cache.
 
-    OFF meshes in folders: points lie on their surface, evenly by area. Or the text files of resampled points: of 10,000
-    they are the first, as in the published programs.
+    OFF meshes in folders: points are sampled on their surface, evenly by area. Or the text files of resampled points:
+    the first of 10,000, as in the published programs.
     """
     folder = check_folder(request, MODELNET)
     listed = sorted(folder.glob("modelnet*_shape_names.txt"))

@@ -1,4 +1,4 @@
-"""Clouds as batches: centred, scaled, thinned to one number of points, padded, and augmented as the papers do."""
+"""Clouds as batches: centred, scaled, subsampled to one number of points, padded, and augmented as in the papers."""
 
 import math
 from typing import Literal
@@ -89,7 +89,7 @@ class CloudSamples(IndexedDataset):
             batch["part"] = torch.full((len(rows), self.num_points), NO_PART)
             for cloud, part, (_, kept) in zip(clouds, batch["part"], rows):
                 if cloud.parts is None:
-                    raise UserError(f"{cloud.name} does not say the parts of its points; it can be classified only")
+                    raise UserError(f"{cloud.name} has no parts for its points; it can only be classified")
                 part[: len(kept)] = cloud.parts[kept]
         return batch
 
@@ -125,7 +125,7 @@ class CloudSamples(IndexedDataset):
 
 
 def point_features(cloud: Cloud, features: str) -> Tensor:
-    """What a model is given of each point: (N, 3), or with its normal (N, 6); `UserError` if there are no normals."""
+    """Input features of each point: (N, 3), or with its normal (N, 6); `UserError` if there are no normals."""
     if features == "xyz":
         return cloud.points
     if cloud.normals is None:

@@ -1,4 +1,4 @@
-"""How a point model is built from its preset."""
+"""Build a point model from its preset."""
 
 import dataclasses
 from typing import Any
@@ -35,7 +35,7 @@ def create_point_model(
 
     Raises:
         UserError: an unknown name, field or mixer, a field that the embedding has no use for, or a number that does not
-            fit the model's answers.
+            fit the model's predictions.
     """
     if name not in POINT_MODELS:
         raise unknown_name("point model", name, POINT_MODELS)
@@ -66,7 +66,7 @@ def _trunk(preset: PointPreset, place: dict[str, Any]) -> PCT:
             f"a point has 3 coordinates at least, got in_chans={preset.in_chans}; give 3, or 6 with normals"
         )
     if preset.depth < 1:
-        raise UserError(f"depth={preset.depth} is not possible; give 1 or more, the paper has 4")
+        raise UserError(f"depth={preset.depth} must be at least 1; the paper has 4")
     if preset.embedding == "neighbour":
         embedding = NeighbourEmbedding(
             preset.in_chans, preset.dim, stem_dim=preset.stem_dim, stage_dims=preset.stage_dims,

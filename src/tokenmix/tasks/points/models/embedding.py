@@ -1,4 +1,4 @@
-"""How a cloud becomes tokens: point by point, or each with its neighbours."""
+"""Point embeddings: from a cloud to tokens, point by point or each with its neighbours."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -234,13 +234,13 @@ def _total(layers: Any, rows: int) -> int:
 
 def _check_stages(stage_dims: Sequence[int], centres: Sequence[int] | str, num_neighbours: int) -> None:
     if not isinstance(num_neighbours, int) or num_neighbours < 1:
-        raise UserError(f"num_neighbours={num_neighbours!r} is not possible; give 1 or more, the paper has 32")
+        raise UserError(f"num_neighbours={num_neighbours!r} must be at least 1; the paper has 32")
     if centres == "all":
         return
     counts = list(centres)
     falling = all(isinstance(c, int) and c >= 1 for c in counts) and counts == sorted(counts, reverse=True)
     if isinstance(centres, str) or len(counts) != len(stage_dims) or not falling:
         raise UserError(
-            f"centres={centres!r} does not fit {len(stage_dims)} stages; give one falling number for each, for example "
-            "512 and 256, or 'all'"
+            f"centres={centres!r} does not fit {len(stage_dims)} stages; give one number for each, decreasing, for "
+            "example 512 and 256, or 'all'"
         )

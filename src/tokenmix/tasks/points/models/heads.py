@@ -1,4 +1,4 @@
-"""What a cloud's features answer: its class, or the part that each point belongs to."""
+"""Heads on a cloud's features: its class, or the part of each point."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -119,7 +119,7 @@ class PointSegmenter(_PointModel):
     ) -> None:
         super().__init__()
         if getattr(trunk.embedding, "centres", None) is not None:
-            raise UserError("a label for each point needs all of them: give centres='all', or the naive embedding")
+            raise UserError("part segmentation needs all points: give centres='all', or the naive embedding")
         place = {"device": device, "dtype": dtype}
         self.trunk, self.num_parts, self.num_categories = trunk, num_parts, num_categories
         self.category = nn.Linear(num_categories, label_dim, bias=False, **place)

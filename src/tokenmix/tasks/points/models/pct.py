@@ -43,7 +43,8 @@ def make_block(
     device: Any = None,
     dtype: torch.dtype | None = None,
 ) -> nn.Module:
-    """An attention layer of PCT with a mixer of the table: `offset` is one already, others stand in `OffsetBlock`.
+    """An attention layer of PCT with a mixer of the table: `offset` is one already, others are wrapped in
+    `OffsetBlock`.
 
     Raises:
         UserError: a mixer on maps, or one that learns a matrix over tokens, which points have no order for.
@@ -61,7 +62,7 @@ def make_block(
 
 
 class PCT(nn.Module):
-    """Clouds to features of their tokens.
+    """Point cloud transformer: clouds to features of their tokens.
 
         x_0 = embedding(P),   x_l = block_l(x_(l-1) [+ P W_p]),   out = LBR([x_1, ..., x_L, skip])
 

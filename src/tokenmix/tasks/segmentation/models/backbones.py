@@ -27,8 +27,8 @@ def make_backbone(name: str, *, pretrained: bool, kwargs: Mapping[str, Any], fac
         return timm_model(name, pretrained=pretrained, features_only=True, **given)
     except (TypeError, RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(
-            f"backbone {name!r} cannot serve here ({' '.join(str(error).split())}); give a convolutional one that "
-            "timm dilates, such as resnet50s, or a pyramid for an fpn_seg model"
+            f"backbone {name!r} cannot be used for segmentation ({' '.join(str(error).split())}); give a convolutional "
+            "one that timm dilates, such as resnet50s, or a pyramid for an fpn_seg model"
         ) from None
 
 
@@ -42,7 +42,7 @@ def make_dilated(
     kwargs: Mapping[str, Any],
     factory: Mapping[str, Any],
 ) -> Any:
-    """A backbone of timm's that gives its last map alone, reduced by `output_stride`.
+    """A timm backbone that returns only its last map, reduced by `output_stride`.
 
     A ResNet of bottlenecks has the multi-grid of the released network: after the first block of the last stage the
     dilations are multiplied by 2, 4. `stem="small"` is one 3 x 3 convolution of stride 2 in place of a ResNet's
@@ -52,7 +52,7 @@ def make_dilated(
     if output_stride not in strides:
         raise UserError(f"output_stride must be one of {strides} with stem={stem!r}, got {output_stride}")
     if name in list_models(task="image-classification"):
-        raise UserError(f"{name} has no dilated form; give a backbone of timm's, or take an fpn_seg model for it")
+        raise UserError(f"{name} has no dilated form; give a timm backbone, or use an fpn_seg model")
     given = {"in_chans": in_chans, "output_stride": output_stride * (1 if stem == "large" else 2), **kwargs}
     backbone = make_backbone(name, pretrained=pretrained, kwargs={**given, "out_indices": (-1,)}, factory=factory)
     if stem == "small":
@@ -67,7 +67,7 @@ def make_dilated(
 
 def _shrink_stem(backbone: Any, name: str, in_chans: int, factory: Mapping[str, Any]) -> None:
     if not isinstance(getattr(backbone, "conv1", None), nn.Conv2d):
-        raise UserError(f"stem='small' is for a ResNet of one first convolution, such as resnet18, not {name!r}")
+        raise UserError(f"stem='small' is for a ResNet whose stem is one convolution, such as resnet18, not {name!r}")
     backbone.conv1 = nn.Conv2d(in_chans, backbone.bn1.num_features, 3, 2, padding=1, bias=False, **factory)
     nn.init.kaiming_normal_(backbone.conv1.weight, mode="fan_out", nonlinearity="relu")
     backbone.maxpool = nn.Identity()

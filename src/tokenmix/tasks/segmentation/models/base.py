@@ -1,4 +1,4 @@
-"""What every segmenter is: backbone, head, and one place for a block of attention in between."""
+"""Base of segmenters: backbone, head, and one place for an attention block in between."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -94,7 +94,7 @@ class Segmenter(OnMaps, nn.Module, ABC):
 
     @property
     def own(self) -> Any:
-        """The backbone as a model of this library, which takes one image size alone; None if it is one of timm's."""
+        """The backbone as a model of this library, which takes only one image size; None if it is one of timm's."""
         model = getattr(self.backbone, "model", None)
         return model if hasattr(model, "set_input_size") and hasattr(model, "macs") else None
 
@@ -177,7 +177,7 @@ class Segmenter(OnMaps, nn.Module, ABC):
         return self.own.warnings() if hasattr(self.own, "warnings") else []
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        """Count for, and with a backbone of ours take, images of this size from now on."""
+        """Set the image size for which costs are counted, and which a backbone of ours takes."""
         self.img_size = pair(img_size)
         if self.own is not None:
             self.own.set_input_size(self.img_size)
@@ -197,7 +197,7 @@ class Segmenter(OnMaps, nn.Module, ABC):
         (self.backbone if self.own is None else self.own).set_grad_checkpointing(enable)
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters that weight decay leaves alone, next to those of one axis."""
+        """Parameters without weight decay, next to those of one axis."""
         return set() if self.own is None else {f"backbone.model.{name}" for name in self.own.no_weight_decay()}
 
 

@@ -30,7 +30,7 @@ class EANetSegmenterArchitecture(SegmenterArchitecture):
 
     Attributes:
         stem: `"large"`, the backbone's own; `"small"`, see `make_dilated`.
-        output_stride: pixels on a side that become one place of the map: 8 or 16 as published; 4 with a small stem.
+        output_stride: pixels on a side that become one position of the map: 8 or 16 as published; 4 with a small stem.
     """
 
     backbone: str = "resnet50s"

@@ -102,7 +102,7 @@ class FPNSegmenter(Segmenter):
 
 
 def _own_arguments(backbone: str, img_size: int | tuple[int, int]) -> dict[str, Any]:
-    """A backbone of ours is built for one image size, and returns its last three maps unless told otherwise."""
+    """A backbone of ours is built for one image size, and returns its last three maps by default."""
     if backbone.split(".")[0] not in list_models(task="image-classification"):
         return {}
     entries: Any = create_model(backbone, device="meta").feature_info

@@ -114,7 +114,7 @@ def load_text_files(request: DataRequest) -> Corpus:
         held = choose_test(digests)
         train, test = ([f for f, digest in zip(files, digests) if (digest in held) == side] for side in (False, True))
         if not train:
-            raise UserError(f"all {len(files)} files of {path} are copies of one; give more text")
+            raise UserError(f"all {len(files)} files of {path} are copies of one file; give more text")
     source = f"text: {path.resolve()}, {len(train)} + {len(test)} files"
     digest, left_out = digest_of(files, f"text {len(train)}"), LeftOut()
     sides = (Documents(partial(_pieces, side, left_out)) for side in (train, test))

@@ -20,7 +20,7 @@ from tokenmix.data.remote import is_url, origin
 from tokenmix.errors import UserError, needs
 
 Row = tuple[str, dict[str, Any] | UserError]
-"""Where it stands, as "FILE, line 7", and its values by column, or why it has none."""
+"""Its location, as "FILE, line 7", and its values by column, or why it has none."""
 TEST_SHARE = 10
 """One in that many is held out."""
 TRAIN_NAMES, TEST_NAMES = ("train", "training"), ("test", "validation", "valid", "val", "dev", "heldout")
@@ -111,7 +111,7 @@ def _csv_rows(path: Path) -> Iterator[Row]:
                     where,
                     UserError(
                         f"{where} has {given} fields, the header {len(reader.fieldnames or ())}; "
-                        "put fields with the separator in quotes"
+                        "quote fields that contain the separator"
                     ),
                 )
             else:
@@ -130,7 +130,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
             yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows, 1))
     except (ArrowInvalid, OSError) as error:
         raise UserError(
-            f"{path} is truncated or no parquet file ({str(error).splitlines()[0]}); write or fetch it again"
+            f"{path} is truncated or not a parquet file ({str(error).splitlines()[0]}); write or fetch it again"
         ) from None
 
 

@@ -32,7 +32,7 @@ GLUE: dict[str, tuple[tuple[str, ...] | tuple[int, ...], tuple[str, ...] | Liter
     "RTE": (("sentence1", "sentence2", "label"), _ENTAILED),
     "WNLI": (("sentence1", "sentence2", "label"), _BOTH),
 }
-"""GLUE's tasks: columns of the published files, the label last, by name or by place; and its classes in order."""
+"""GLUE's tasks: columns of the published files, the label last, by name or by position; and its classes in order."""
 GLUE_METRICS = {
     "cola": ("matthews",), "mrpc": ("accuracy", "f1"), "qqp": ("accuracy", "f1"), "stsb": ("pearson", "spearman")
 }  # fmt: skip
@@ -212,15 +212,15 @@ def build_labelled(
             raise UserError(f"{spec} has no rows for {name}; give more rows, or a folder with train and test inside")
     given = {row[-1] for row in train}
     if len(given) < 2:
-        raise UserError(f"every label of {spec} is {given.pop()!r}; two different ones are needed at least")
+        raise UserError(f"every label of {spec} is {given.pop()!r}; at least two different labels are needed")
     numbers = classes == "numbers" or (classes is None and _numbers(given))
     names = [] if numbers else list(classes or _ordered(given))
     if len(names) > MOST_CLASSES:
-        raise UserError(f"{spec} has {len(names)} different labels, such as {names[0]!r}; name the column of the label")
+        raise UserError(f"{spec} has {len(names)} different labels, such as {names[0]!r}; specify the label column")
     unknown = {row[-1] for row in test} - set(names)
     if names and unknown:
         raise UserError(
-            f"the test part of {spec} has the label {sorted(unknown)[0]!r}, which the training part has not"
+            f"the test part of {spec} has the label {sorted(unknown)[0]!r}, which is missing in the training part"
         )
     parts = [_part(spec, part, names) for part in (train, test)]
     return LabelledData(spec, parts[0], parts[1], names, source, metrics)

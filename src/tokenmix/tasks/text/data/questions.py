@@ -61,7 +61,7 @@ def load_questions(spec: str, *, root: Path | None = None) -> QuestionData:
         root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if not given.
 
     Raises:
-        UserError: unknown set, another layout, a damaged file, or an answer that does not stand in its context.
+        UserError: unknown set, another layout, a damaged file, or an answer that does not occur in its context.
     """
     return load_data(spec, "questions", root=root)
 
@@ -207,8 +207,8 @@ class EncodedQuestions(Sequences):
 class WholeQuestions(Sequences):
     """Questions with all parts of their context together, as an answer is chosen among them.
 
-    A batch: the inputs of its parts, for each part `offsets` int64 (N, 2) and `sample` int64, the place of its question
-    in `asked`: a list with context and answers of each.
+    A batch: the inputs of its parts, for each part `offsets` int64 (N, 2) and `sample` int64, the position of its
+    question in `asked`: a list with context and answers of each.
     """
 
     def __init__(self, parts: EncodedQuestions) -> None:
@@ -243,7 +243,7 @@ def _in_context(offsets: Sequence[tuple[int, int]], sequence: Sequence[int | Non
 
 
 def _span(question: Question, offsets: np.ndarray) -> tuple[int, int]:
-    """The first and the last token of the first answer, if all of it lies in this part; else (0, 0)."""
+    """The first and the last token of the first answer, if all of it is in this part; else (0, 0)."""
     if not question.answers:
         return 0, 0
     text, start = question.answers[0]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Batch = dict[str, Tensor]
 Masking = Literal["token", "whole-word"]
 IGNORED = -100
-"""The label of a place that is not to be predicted; cross-entropy's own `ignore_index`."""
+"""The label of a position that is not to be predicted; cross-entropy's own `ignore_index`."""
 # Of `hash_indices`.
 SHIFT, SEQUENCE, CHOICE, ACTION, RANDOM = 10, 11, 12, 13, 14
 
@@ -123,9 +123,9 @@ class PackedText(Sequences):
         if length < 3:
             raise UserError(f"a length of {length} leaves no token between [CLS] and [SEP]; give 3 or more")
         if not 0 < share < 1:
-            raise UserError(f"the share of hidden tokens is in (0, 1), got {share}; BERT's is 0.15")
+            raise UserError(f"the masking probability must be in (0, 1), got {share}; BERT has 0.15")
         if masking not in ("token", "whole-word"):
-            raise UserError(f"masking is token or whole-word, got {masking!r}")
+            raise UserError(f"masking must be token or whole-word, got {masking!r}")
         self.window = length - 2
         if part == "train" and len(tokens) < self.window:
             raise UserError(
@@ -190,7 +190,10 @@ class PackedText(Sequences):
 def _id(tokenizer: "PreTrainedTokenizerFast", name: str) -> int:
     value = getattr(tokenizer, name)
     if not isinstance(value, int):
-        raise UserError(f"the tokenizer has no {name.removesuffix('_token_id').upper()} token; train one by tokenmix")
+        raise UserError(
+            f"the tokenizer has no {name.removesuffix('_token_id').upper()} token; train one with tokenmix "
+            "train-tokenizer"
+        )
     return value
 
 
@@ -208,10 +211,11 @@ def mask_tokens(
     """Inputs and labels of masked language modelling.
 
     Each unit, a token or a word, is chosen with probability `share`. Of the tokens of chosen units 80 % become the
-    mask, 10 % an ordinary token drawn evenly, and 10 % stay; labels are the ids at chosen places and -100 elsewhere.
+    mask, 10 % an ordinary token drawn evenly, and 10 % stay; labels are the ids at chosen positions and -100 elsewhere.
 
     Paper: Devlin et al., "BERT", arXiv:1810.04805, section 3.1. Shapes: ids and units int64 (B, N), units -1 where a
-    place is never chosen; ordinary (V,); indices (B,). BERT hides exactly 15 % of a sequence, here it is so on average.
+    position is never chosen; ordinary (V,); indices (B,). BERT hides exactly 15 % of a sequence, here it is so on
+    average.
     """
     batch, tokens = ids.shape
     rows = hash_indices(seed, epoch, indices, SEQUENCE)[:, None]
@@ -226,7 +230,7 @@ def mask_tokens(
 
 
 def _uniform(seed: int, epoch: int, rows: np.ndarray, places: np.ndarray, purpose: int) -> np.ndarray:
-    """A number in [0, 1) for each (row, place)."""
+    """A number in [0, 1) for each (row, position)."""
     keys = (rows + places.astype(np.uint64)).astype(np.int64)
     bits = hash_indices(seed, epoch, torch.from_numpy(keys), purpose)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -14,7 +14,7 @@ from tokenmix.tasks.text.models.config import GMLPConfig
 from tokenmix.tasks.text.models.padding import from_start, map_as_given, map_from_start
 from tokenmix.tasks.text.models.positions import RelativePositions
 
-# What a block returns with its maps: tokens, the map of attention with the places as given, and the gate's matrix. Each
+# What a block returns with its maps: tokens, the attention map in the given positions, and the gate's matrix. Each
 # row of the tokens is turned so that the token at `start` is the first; the map is turned back before it is used, since
 # what a model returns must be what its result was made of: else no gradient reaches it.
 WithMaps = tuple[Tensor, Tensor | None, Tensor | None]
@@ -60,7 +60,7 @@ class GMLPLayer(GradientCheckpointingLayer):
 
 
 class SelfAttentionLayer(GradientCheckpointingLayer):
-    """x + SelfAttention(LayerNorm(x)), then x + MLP(LayerNorm(x)): the twin's block."""
+    """x + SelfAttention(LayerNorm(x)), then x + MLP(LayerNorm(x)): the block of the self-attention variant."""
 
     def __init__(self, config: GMLPConfig) -> None:
         super().__init__()
@@ -88,7 +88,8 @@ class SelfAttentionLayer(GradientCheckpointingLayer):
             # Another mixer was swapped in, which takes no bias of positions.
             if want_maps:
                 raise UserError(
-                    f"output_attentions=True, and {type(self.mixer).__name__} was swapped in; call its attention_map"
+                    f"output_attentions=True, and {type(self.mixer).__name__} replaced the attention; call its "
+                    "attention_map"
                 )
             hidden_states = hidden_states + self.mixer(x, mask)
             return hidden_states + self.mlp(self.mlp_norm(hidden_states))
@@ -113,10 +114,10 @@ def create_layer(config: GMLPConfig) -> GMLPLayer | SelfAttentionLayer:
 
 
 class GMLPEmbeddings(nn.Module):
-    """E[word] + T[segment] + P[place], the last two if the config has them; dropout.
+    """E[word] + T[segment] + P[position], the last two if the config has them; dropout.
 
-    Segments and places are BERT's: a segment that is not given is 0, places count from 0. There is no norm here, since
-    each block begins with one.
+    Segments and positions are BERT's: a segment that is not given is 0, positions count from 0. There is no norm here,
+    since each block begins with one.
     """
 
     def __init__(self, config: GMLPConfig) -> None:

@@ -19,7 +19,7 @@ from tokenmix.tasks.text.models.heads import GMLPForMaskedLM, GMLPForQuestionAns
 from tokenmix.tasks.text.models.modeling import GMLPModel
 from tokenmix.tasks.text.presets import PRESETS
 
-# With the head on that many of 512 places our count is the paper's in all five sizes; it prints no number itself.
+# With the head on that many of 512 positions our count is the paper's in all five sizes; it prints no number itself.
 PREDICTED = 76
 
 
@@ -46,7 +46,7 @@ def create_text_model(name: str, **overrides: Any) -> GMLPForMaskedLM:
 
 
 def register_with_transformers() -> None:
-    """Tell transformers of the config, and which model belongs to it in which automatic class."""
+    """Register the config with transformers, and its models in the automatic classes."""
     AutoConfig.register(GMLPConfig.model_type, GMLPConfig, exist_ok=True)
     AutoModel.register(GMLPConfig, GMLPModel, exist_ok=True)
     AutoModelForMaskedLM.register(GMLPConfig, GMLPForMaskedLM, exist_ok=True)

@@ -29,7 +29,7 @@ class GMLPConfig(PreTrainedConfig):
         vocab_size: tokens of the vocabulary.
         hidden_size: width D.
         num_hidden_layers: number of blocks.
-        intermediate_size: width between U and the gate (the paper's d_ffn), or of the twin's MLP.
+        intermediate_size: width between U and the gate (the paper's d_ffn), or of the self-attention variant's MLP.
         max_position_embeddings: n, the longest sequence; `model.resize_position_embeddings` changes it afterwards.
         type_vocab_size: segments as in BERT, 0 for none.
         mixer: `"gating"`, blocks of U, gate, V; `"self"`, pre-norm blocks of self-attention and an MLP.
@@ -39,12 +39,12 @@ class GMLPConfig(PreTrainedConfig):
         tiny_attention_dim: width of aMLP's one head in each block, 64 or 128 in the paper; 0 for none.
         num_attention_heads: heads of `mixer="self"`, which needs it.
         positions: `"none"`, `"learned"`, or for self-attention `"relative"`, a bias on its scores. Left out: none for
-            gates, which know the places, as in the paper; learned for self-attention, as in BERT.
+            gates, which know the positions, as in the paper; learned for self-attention, as in BERT.
         causal: token i sees tokens up to i.
         padding: `"masked"`: what `attention_mask` leaves out counts for nothing, so that a padded sequence has the
             answer that it has alone. `"unmasked"`: as in the paper, padding is text like any other.
-        predict: `"all"` places get logits (B, N, V) from the masked-language model; `"labelled"`: if there are labels,
-            only the M places that have one, (M, V), which saves most of the head's cost.
+        predict: `"all"` positions get logits (B, N, V) from the masked-language model; `"labelled"`: if there are
+            labels, only the M positions that have one, (M, V), which saves most of the head's cost.
         hidden_dropout_prob: on the embeddings and on what each branch adds.
         classifier_dropout: before the classifier; `hidden_dropout_prob` if left out.
         initializer_range: standard deviation of the weights at the start; gates and tiny attention start near zero.
@@ -111,7 +111,9 @@ class GMLPConfig(PreTrainedConfig):
     def _check_mixer(self) -> None:
         if self.mixer == "gating":
             if self.positions == "relative":
-                raise UserError("positions='relative' is a bias on scores; a gate has its own; leave it out")
+                raise UserError(
+                    "positions='relative' is a bias on attention scores, which mixer='gating' does not have; omit it"
+                )
             if self.num_attention_heads is not None:
                 raise UserError(
                     f"num_attention_heads only applies to mixer='self', got {self.num_attention_heads} with "

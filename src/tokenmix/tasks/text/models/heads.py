@@ -94,7 +94,7 @@ class GMLPForMaskedLM(GMLPPreTrainedModel):
         )
 
     def macs(self, num_tokens: int, *, num_predicted: int | None = None) -> int:
-        """Multiply-adds of one sequence with the head on `num_predicted` of its places, all if not given."""
+        """Multiply-adds of one sequence with the head on `num_predicted` of its positions, all if not given."""
         places = num_tokens if num_predicted is None else num_predicted
         return self.gmlp.macs(num_tokens) + places * self.config.hidden_size * self.config.vocab_size
 

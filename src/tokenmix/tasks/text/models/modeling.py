@@ -25,16 +25,16 @@ class GMLPModelOutput(BaseModelOutputWithPooling):
 
     Attributes:
         attentions: with `output_attentions=True`, the map of each block: tiny attention's (B, 1, N, N) in an aMLP,
-            (B, H, N, N) in the twin of self-attention, None in a gMLP, which has none.
-        gates: with `output_attentions=True`, the matrix W (N, N) of each block's gate; None in the twin. It belongs to
-            the places, not to a sample: row and column 0 are a row's first token, also if padding stands before it.
+            (B, H, N, N) in the self-attention variant, None in a gMLP, which has none.
+        gates: with `output_attentions=True`, the matrix W (N, N) of each block's gate; None with self-attention. It
+            belongs to the positions, not to a sample: row and column 0 are a row's first token, also after padding.
     """
 
     gates: tuple[Tensor, ...] | None = None
 
 
 class GMLPPreTrainedModel(PreTrainedModel):
-    """What the text models share: how they start, and how they go over to another longest sequence."""
+    """What the text models share: how they start, and how they are resized to another longest sequence."""
 
     config: GMLPConfig
     config_class = GMLPConfig
@@ -61,16 +61,16 @@ class GMLPPreTrainedModel(PreTrainedModel):
             super()._init_weights(module)
 
     def resize_position_embeddings(self, new_num_position_embeddings: int, how: PlaceRule = "extend") -> None:
-        """Go over to another longest sequence. Parameters are new: build the optimiser afterwards.
+        """Resize to another longest sequence. Parameters are new: build the optimiser afterwards.
 
         Args:
             new_num_position_embeddings: the longest sequence wanted.
-            how: `"extend"`: the weight of each distance (Toeplitz) or pair of places (dense) stays and what is new is
-                0, so that a sequence that fitted before has the answer that it had. `"interpolate"`: the gates are
+            how: `"extend"`: the weight of each distance (Toeplitz) or pair of positions (dense) stays and what is new
+                is 0, so that the output for a sequence that fitted before is unchanged. `"interpolate"`: the gates are
                 stretched, as an image's are (`tokenmix.ops.resize_gate`).
 
         Raises:
-            UserError: fewer than one place, or an unknown rule.
+            UserError: fewer than one position, or an unknown rule.
         """
         if new_num_position_embeddings < 1:
             raise UserError(f"the longest sequence must be at least 1 token, got {new_num_position_embeddings}")
@@ -93,7 +93,7 @@ class GMLPPreTrainedModel(PreTrainedModel):
         """The table of learned positions; `UserError` if the model has none."""
         table = cast(GMLPModel, self.base_model).embeddings.position_embeddings
         if table is None:
-            raise UserError("the model has no position embeddings: its gates know the positions")
+            raise UserError("the model has no position embeddings: its gates depend on position themselves")
         return table
 
 
@@ -112,7 +112,7 @@ class GMLPModel(GMLPPreTrainedModel):
         UserError: a longer sequence, both or neither of ids and embeddings, a mask of another shape, `position_ids` or
             `token_type_ids` for a model that has no such embeddings.
 
-    A place of a gate is counted from the first token that the mask leaves in, so padding may stand on either side.
+    A position of a gate is counted from the first token that the mask leaves in, so padding may be on either side.
     The paper does not mask padding: `config.padding="unmasked"`.
     """
 

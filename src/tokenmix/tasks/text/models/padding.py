@@ -39,7 +39,7 @@ def _keeps_all(mask: Tensor) -> bool:
 
 
 def first_token(mask: Tensor) -> Tensor:
-    """(B,): where the first token of each row of mask (B, N) stands; 0 for a row without any."""
+    """(B,): where the first token of each row of mask (B, N) is; 0 for a row without any."""
     return mask.int().argmax(dim=1)
 
 

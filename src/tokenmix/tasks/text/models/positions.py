@@ -45,7 +45,7 @@ class RelativePositions(nn.Module):
 
     @torch.no_grad()
     def resize(self, num_tokens: int, how: PlaceRule) -> None:
-        """Go over to another longest sequence; distances that are new have the bias of the longest before."""
+        """Resize to another longest sequence; distances that are new have the bias of the longest before."""
         replace_parameter(self, "weight", resized_bias(self.weight, 2 * num_tokens - 1, how))
 
 
@@ -61,10 +61,10 @@ def resized_bias(weight: Tensor, width: int, how: PlaceRule) -> Tensor:
 
 @torch.no_grad()
 def extend_gate(weight: Tensor, bias: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """A gate for n places that gates the places of before as before.
+    """A gate for n positions that gates the positions of before as before.
 
-    A Toeplitz W keeps the weight of each distance, a dense one its leading block; what is new is 0. New places have the
-    bias of the last.
+    A Toeplitz W keeps the weight of each distance, a dense one its leading block; what is new is 0. New positions have
+    the bias of the last.
 
     Shape:
         weight (2m-1,) or (m, m) and bias (m,) to (2n-1,) or (n, n) and (n,). An n below m cuts.
@@ -76,7 +76,7 @@ def extend_gate(weight: Tensor, bias: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 def resize_gated_mlp(layer: GatedMLP, n: int, how: PlaceRule) -> None:
-    """Put a gate for n places in the layer; new parameters if n is another number than before."""
+    """Put a gate for n positions in the layer; new parameters if n is another number than before."""
     if how == "interpolate":
         layer.set_grid((layer.num_tokens,), (n,))
         return
