@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from tokenmix import UserError, create_model, list_models
 
-NANO = list_models("*_nano", task="image-classification")
+# Models of 32 x 32 images.
+NANO = [*list_models("*_nano", task="image-classification"), "mixer_small"]
 LARGE = [name for name in list_models(task="image-classification") if name not in NANO]
 
 
