@@ -1,20 +1,17 @@
 """Cells of an experiment: training runs by name, several at a time, resumed where they stopped."""
 
+import functools
 import json
-import multiprocessing
-import os
-import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from recipes.over_seeds import read_result
-from tokenmix.errors import UserError
+from tokenmix.grid import cells as grid
+from tokenmix.grid.engines import in_processes, in_turn
 from tokenmix.train.files import write_json
 from tokenmix.train.finish import finish_run
 from tokenmix.train.sources import make_config
@@ -67,15 +64,14 @@ class Runner:
         found = self._kept(cells)
         waiting = [cell for name, cell in by_name.items() if name not in found and not self.is_finished(cell)]
         self.done, self.total = len(by_name) - len(waiting), len(by_name)
+        engine = functools.partial(in_processes, jobs=self.jobs) if self.jobs else in_turn
+        left = None if self.deadline == float("inf") else max(0.0, self.deadline - time.monotonic())
+        runs = [grid.Cell(cell.name, self._config(cell)) for cell in waiting]
         try:
-            if self.jobs:
-                self._in_processes(waiting)
-            else:
-                for cell in waiting:
-                    self._check_time()
-                    finish_run(self._config(cell), quiet=True)
-                    self._report(cell, 0)
-        except _OutOfTime:
+            with closing(engine(runs, seconds=left)) as ended:
+                for run, outcome in ended:
+                    self._report(by_name[run.name], outcome)
+        except TimeoutError:
             self.complete = False
         for name, cell in by_name.items():
             if name not in found and self.is_finished(cell):
@@ -108,48 +104,12 @@ class Runner:
     def _config(self, cell: Cell) -> Any:
         return make_config(out=self.out / cell.name, **cell.settings)
 
-    def _check_time(self) -> None:
-        if time.monotonic() >= self.deadline:
-            raise _OutOfTime
-
-    def _in_processes(self, waiting: Sequence[Cell]) -> None:
-        queue, running = list(waiting), dict[BaseProcess, Cell]()
-        try:
-            while queue or running:
-                while queue and len(running) < self.jobs:
-                    self._check_time()
-                    cell = queue.pop(0)
-                    running[self._start(cell)] = cell
-                left = self.deadline - time.monotonic()
-                ended = wait(
-                    [process.sentinel for process in running], None if left == float("inf") else max(0.0, left)
-                )
-                self._collect(running)
-                if not ended:
-                    raise _OutOfTime
-        finally:
-            for process in running:
-                # In a group of its own a process gets no Ctrl-C from the terminal, and so no second one, which would
-                # stop it without saving.
-                os.kill(process.pid, signal.SIGINT)  # type: ignore[arg-type]
-            for process in running:
-                process.join()
-
-    def _start(self, cell: Cell) -> BaseProcess:
-        process = multiprocessing.get_context("spawn").Process(target=_train, args=(self._config(cell),))
-        process.start()
-        return process
-
-    def _collect(self, running: dict[BaseProcess, Cell]) -> None:
-        for process in [process for process in running if not process.is_alive()]:
-            self._report(running.pop(process), process.exitcode or 0)
-
-    def _report(self, cell: Cell, code: int) -> None:
+    def _report(self, cell: Cell, outcome: grid.Outcome) -> None:
         """A line for a cell that ended."""
         self.done += 1
-        told = f"failed with exit code {code}"
-        if code:
-            self.failed[cell.name] = told
+        told = f"failed: {outcome}"
+        if outcome:
+            self.failed[cell.name] = str(outcome)
         else:
             result = read_result(self.out / cell.name)
             self._keep(cell, self.read(self.out / cell.name))
@@ -157,19 +117,3 @@ class Runner:
             scores = [f"{part} {name} {found[name]:.4f}" for part, found in parts for name in list(found)[:1]]
             told = ", ".join([*scores, f"{result['seconds']:.0f} s"])
         print(f"[{self.done}/{self.total}] {cell.name}: {told}", flush=True)
-
-
-class _OutOfTime(Exception):
-    pass
-
-
-def _train(config: Any) -> None:
-    """One cell, in its own process."""
-    os.setpgrp()
-    try:
-        finish_run(config, quiet=True)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except UserError as error:
-        print(f"tokenmix: {error}", file=sys.stderr)
-        sys.exit(2)

@@ -14,7 +14,7 @@ PACKAGE = SRC / "tokenmix"
 FILES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = {"torch", "torchvision", "timm", "lightning", "transformers", "matplotlib", "sklearn", "torchmetrics"}
 
-MECHANISMS = {"ops", "losses", "layers", "checkpoints", "models"}
+MECHANISMS = {"ops", "losses", "layers", "parallel", "checkpoints", "models"}
 LEAVES = {"errors", "environment", "registry"}
 BELOW = {
     "errors": set(),
@@ -24,6 +24,7 @@ BELOW = {
     "kernels": {"errors"},
     "losses": {"errors", "ops"},
     "layers": {"errors", "ops", "registry"},
+    "parallel": {"errors", "ops", "layers"},
     "checkpoints": {"errors"},
     "models": {"errors", "ops", "layers", "checkpoints", "registry"},
     "data": {"errors", "registry"},
@@ -36,8 +37,9 @@ BELOW["text"] = {"errors", "tasks"}
 BELOW["register"] = {"models", "text"}
 # The tools work on run folders of any task.
 BELOW["cpu"] = BELOW["inspect"] = BELOW["cost"] = BELOW["tasks"] | {"tasks"}
+BELOW["grid"] = BELOW["train"] | {"train"}
 # A comparison's report shows the maps of every run and what each costs.
-BELOW["compare"] = BELOW["tasks"] | {"tasks", "inspect", "cost"}
+BELOW["compare"] = BELOW["tasks"] | {"tasks", "inspect", "cost", "grid"}
 """Part of the package: the parts that it may import. The command stands above all."""
 
 TOP = {"cli", "__init__", "__main__"}

@@ -82,6 +82,7 @@ NAMES: dict[str, list[str]] = {
         "SwapRow",
         "swap_attention",
     ],
+    "tokenmix.parallel": ["TokenParallel"],
     "tokenmix.text": [
         "GMLPClassifierOutput",
         "GMLPConfig",
@@ -150,7 +151,12 @@ PROMISED = {
 def test_only_what_users_import_from_has_an_inventory() -> None:
     source = Path(tokenmix.__file__).parent
     lists = {path.relative_to(source).as_posix() for path in source.rglob("*.py") if "__all__ =" in path.read_text()}
-    assert {name for name in lists if not name.endswith("__init__.py")} == {"checkpoints.py", "losses.py", "text.py"}
+    assert {name for name in lists if not name.endswith("__init__.py")} == {
+        "checkpoints.py",
+        "losses.py",
+        "parallel.py",
+        "text.py",
+    }
 
 
 @pytest.mark.parametrize("module", NAMES)

@@ -39,6 +39,7 @@ _MODULES = (
     "losses",
     "models",
     "ops",
+    "parallel",
     "swap",
     "tasks",
     "testing",

@@ -19,9 +19,12 @@ EXTRAS = {
     "points": ("trimesh",),
     "detection": ("pycocotools",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "streaming": ("fsspec", "gcsfs", "s3fs"),
     "fid": ("torch_fidelity",),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),
+    "ray": ("ray",),
+    "slurm": ("submitit",),
 }  # fmt: skip
 """Modules of other packages that each extra of pyproject.toml brings, next to those of the extras that it includes."""
 

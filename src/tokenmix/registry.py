@@ -211,6 +211,14 @@ def _load_all() -> None:
         load_plugin(point.value)
 
 
+_imported: list[str] = []
+
+
+def imported_plugins() -> tuple[str, ...]:
+    """What `load_plugin` has imported, files by their full path, for another process to import as well."""
+    return tuple(_imported)
+
+
 def load_plugin(module: str) -> None:
     """Import a module, or a file NAME.py as module NAME, which registers tasks, models, data sets or mixers.
 
@@ -227,6 +235,9 @@ def load_plugin(module: str) -> None:
         raise
     except (Exception, SystemExit) as error:
         raise UserError(f"the plug-in {module} cannot be imported ({type(error).__name__}: {error})") from error
+    place = str(Path(module).resolve()) if module.endswith(".py") else module
+    if place not in _imported:
+        _imported.append(place)
 
 
 def _import_file(file: Path) -> None:

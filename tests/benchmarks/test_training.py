@@ -13,6 +13,7 @@ import training
         (["--augment", "none", "lihgt"], "unknown augmentation 'lihgt'"),
         (["--data", "nope"], "unknown data set 'nope'"),
         (["--steps", "20"], "--steps must be at least 40, got 20"),
+        (["--processes", "1", "0"], "--processes must be at least 1, got 0"),
         (["--rounds", "0"], "--rounds must be at least 1"),
         (["--threads", "0"], "--threads must be at least 1"),
         (["--batch-size", "-3"], "--batch-size must be at least 1, got -3"),
@@ -54,7 +55,7 @@ def test_a_full_disk_is_one_line(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(training, "_check", lambda _: None)
-    monkeypatch.setattr(training, "_measure", lambda *_: training.Row("a", "none", [1.0], [1.0], 1.0))
+    monkeypatch.setattr(training, "_measure", lambda *_: training.Row("a", "none", 1, [1.0], [1.0], 1.0))
     monkeypatch.setattr(training, "replace_file", refuse)
     assert training.main(["--out", str(tmp_path / "out.json")]) == 2
     assert "(No space left on device): free space on the disk" in capsys.readouterr().err

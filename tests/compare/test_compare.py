@@ -17,8 +17,9 @@ from tokenmix.cli.listing import print_rows
 from tokenmix.compare.compare import compare, repeat_command
 from tokenmix.compare.examples import choose_images
 from tokenmix.compare.results import load_results
-from tokenmix.compare.twin_runs import plan_runs, read_run, run_twin
+from tokenmix.compare.twin_runs import plan_runs, read_run
 from tokenmix.errors import UserError
+from tokenmix.grid.cells import finish_cell
 from tokenmix.train.config import CompareConfig, TrainConfig
 from tokenmix.train.files import one_writer
 
@@ -157,7 +158,7 @@ def test_mistakes_are_told_before_any_training(tmp_path: Path, changes: dict[str
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, BaseException], list[TrainConfig]]:
     """Makes the trainer fail for one mixer; returns the configs that it is called with."""
-    import tokenmix.train.run as trainer
+    import tokenmix.train.finish as trainer
 
     real, seen = trainer.train, []
 
@@ -198,20 +199,21 @@ def test_after_an_interruption_the_same_command_goes_on(tmp_path: Path, failing:
         compare(small(tmp_path / "out"), quiet=True)
     half_done = tmp_path / "out/runs/external-seed0"
     (half_done / "checkpoints/last").mkdir(parents=True)
-    (half_done / "config.json").write_text((tmp_path / "out/runs/self-seed0/config.json").read_text())
+    config = (tmp_path / "out/runs/self-seed0/config.json").read_text()
+    (half_done / "config.json").write_text(config.replace('"mixer": "self"', '"mixer": "external"'))
     seen = failing("external", UserError("stopped here"))
     seen.clear()
     compare(small(tmp_path / "out"), quiet=True)
     assert [config.loop.resume for config in seen] == [half_done]
 
 
-def test_a_run_without_checkpoint_starts_anew(tmp_path: Path, failing: Callable):
+def test_a_run_that_was_killed_at_its_start_starts_anew(tmp_path: Path, failing: Callable):
     leftover = tmp_path / "runs/self-seed0"
     leftover.mkdir(parents=True)
-    (leftover / "config.json").touch()
+    (leftover / ".config.json.partial").touch()
     seen = failing("self", UserError("stopped here"))
     (plan,) = plan_runs(small(tmp_path, mixers=("self",)), tmp_path)
-    assert run_twin(plan) == "stopped here"
+    assert finish_cell(plan) == "stopped here"
     assert seen == [plan.config]
     assert not leftover.exists()
 

@@ -10,6 +10,7 @@ from tokenmix.registry import MODELS, TASKS
 
 EXPECTED: dict[str, tuple[str, int]] = {
     "mixer_nano": ("self", 141_898),
+    "mixer_small": ("self", 1_075_850),
     "vit_nano": ("self", 141_898),
     "amlp_nano": ("gating-attention", 163_530),
     "amlp_small": ("gating-attention", 22_400_576),

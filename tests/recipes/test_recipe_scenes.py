@@ -123,6 +123,17 @@ def test_the_whole_map_counts_what_it_is_asked_to(small_world: Path):
     assert (tested.classes[:, ~is_test_column()] == 255).all()
 
 
+def test_the_whole_map_as_one_sample_is_turned_and_ignores_the_other_part(small_world: Path):
+    data = load_scenes("blue-marble:whole", want="classes", root=small_world)
+    assert (len(data.train), len(data.test), data.crop) == (1, 1, (5400, 512))
+    for part, tested in ((data.train, False), (data.test, True)):
+        scene = part.scene(0)
+        assert scene.classes is not None
+        assert scene.image.shape == (3, 5400, 512)
+        assert torch.equal((scene.classes != 255).all(1), is_test_column() == tested)
+        assert torch.equal(scene.image.mT, whole_map(small_world).image)
+
+
 def test_composed_scenes_are_a_function_of_seed_and_index(small_world: Path):
     first, again, other = (load_scenes("composed", want="masks", seed=s, root=small_world) for s in (0, 0, 1))
     for index in (0, 7, 1999):

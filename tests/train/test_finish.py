@@ -8,11 +8,14 @@ import pytest
 import safetensors.torch
 import torch
 
+from tokenmix.cli import main
 from tokenmix.errors import UserError
 from tokenmix.train import trainer
 from tokenmix.train.config import TrainConfig
+from tokenmix.train.distributed import fit_to_ranks
 from tokenmix.train.finish import finish_run
 from tokenmix.train.sources import make_config
+from verbs import refused
 
 CONFIG = make_config(
     data="digits", model="vit_nano", model_kwargs={"depth": 1}, epochs=2, batch_size=8, limit=24, limit_eval=10,
@@ -63,6 +66,48 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="exists already"):
         finish_run(config, quiet=True)
     assert json.loads((run / "result.json").read_text())["steps"] == 1
+
+
+def test_the_command_continues_by_itself_where_torchrun_restarts(tmp_path, monkeypatch, capsys):
+    words = [
+        "train",
+        "--data",
+        "digits",
+        "--model-kwargs",
+        "depth=1",
+        "--epochs",
+        "2",
+        "--batch-size",
+        "8",
+        "--limit",
+        "24",
+    ]
+    words += ["--limit-eval", "10", "--threads", "1", "--device", "cpu", "--checkpoint-every", "2"]
+    run = tmp_path / "run"
+    stopped_at(monkeypatch, CONFIG.replace(out=run), 4)
+    assert "exists already" in refused(capsys, *words, "--out", str(run))
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    assert main([*words, "--out", str(run)]) == 0
+    assert f"{run} continues from step 3 of 6, 1 x 8 images a step" in capsys.readouterr().err
+    written = (run / "result.json").stat().st_mtime_ns
+    assert main([*words, "--out", str(run)]) == 0
+    assert (run / "result.json").stat().st_mtime_ns == written
+    assert "holds a run with lr=0.002 instead of 0.1" in refused(capsys, *words, "--out", str(run), "--lr", "0.1")
+
+
+@pytest.mark.parametrize(("processes", "batch"), [(2, 9), (3, 6), (6, 3), (4, None)])
+def test_a_step_takes_as_many_samples_whatever_the_processes(monkeypatch, processes: int, batch: int | None):
+    config = CONFIG.replace(batch_size=6, devices=1, num_nodes=3)
+    assert fit_to_ranks(config) == config  # Without torchrun.
+    for name, value in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", processes), ("LOCAL_WORLD_SIZE", 1)):
+        monkeypatch.setenv(name, str(value))
+    if batch is None:
+        with pytest.raises(
+            UserError, match=r"takes 18 samples a step \(3 processes of 6\), which 4 processes cannot share"
+        ):
+            fit_to_ranks(config)
+    else:
+        assert fit_to_ranks(config) == config.replace(batch_size=batch, num_nodes=processes)
 
 
 def test_it_needs_a_folder():

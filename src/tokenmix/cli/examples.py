@@ -29,8 +29,8 @@ EXAMPLES: dict[str, tuple[str, str, str]] = {
     ),
     "compare": (
         "tokenmix compare --mixers self,external,gating --data fashion-mnist --epochs 5 --seeds 0,1,2",
-        "tokenmix compare --mixers self,my_layers:MyAttention --data digits --out runs/mine",
-        "tokenmix compare --mixers self,external --data folder:photos --img-size 64 --limit 2000",
+        "tokenmix compare --mixers self,my_layers:MyAttention --data folder:photos --img-size 64 --out runs/mine",
+        "tokenmix compare --mixers self,external --data digits,fashion-mnist --sizes nano,small --engine ray",
     ),
     "cost": (
         "tokenmix cost external multihead-external --tokens 196,1024,4096",

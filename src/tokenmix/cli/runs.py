@@ -10,6 +10,7 @@ import tyro
 
 from tokenmix.cli.checks import check_data, check_files, check_mixers, check_target
 from tokenmix.cli.parsing import parse_into, parse_known
+from tokenmix.data.lookup import data_sets
 from tokenmix.errors import UserError
 from tokenmix.tasks.fitting import check_model_name
 from tokenmix.train.config import CompareConfig, TrainConfig
@@ -42,9 +43,14 @@ class Train:
         if self.config.loop.resume is None:
             check_model_name(self.config.task, self.config.model.model)
             check_data(self.config.data.data)
-        from tokenmix.train.run import train
+        from tokenmix.train.distributed import restarts_allowed
+        from tokenmix.train.finish import finish_run
+        from tokenmix.train.run import run_folder, train
 
-        train(self.config)
+        if restarts_allowed() and self.config.loop.resume is None:
+            finish_run(self.config.replace(out=run_folder(self.config)))
+        else:
+            train(self.config)
         return 0
 
 
@@ -71,7 +77,8 @@ class Compare:
 
     def run(self) -> int:
         check_mixers(self.config.mixers)
-        check_data(self.config.data.data)
+        for data in data_sets(self.config.data.data):
+            check_data(data)
         from tokenmix.compare.compare import compare
 
         compare(self.config)

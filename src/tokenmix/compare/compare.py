@@ -1,10 +1,9 @@
 """Variants that differ only in their mixer, trained at equal budget, measured side by side, reported."""
 
 import shlex
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,17 @@ from torch import nn
 
 from tokenmix.compare.columns import markdown_table, rich_table
 from tokenmix.compare.examples import make_examples
+from tokenmix.compare.grid import choose_cells, copy_runs, merge_settings, split_grid, write_grid
 from tokenmix.compare.notes import budget_sentence, failed_runs, notes, uncertainty
 from tokenmix.compare.report import write_report
 from tokenmix.compare.results import Growth, Results, Run, Twin
 from tokenmix.compare.twin_costs import TwinCost, measure_growth, measure_steps, measure_twins
-from tokenmix.compare.twin_runs import RunPlan, claim_folder, is_finished, plan_runs, read_run, run_twin
+from tokenmix.compare.twin_runs import claim_folder, mixer_of, plan_runs, read_run
 from tokenmix.cost.crossover import find_crossover
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
+from tokenmix.grid.cells import Cell, Engine
+from tokenmix.grid.engines import in_turn, make_engine
 from tokenmix.layers.table import get_spec
 from tokenmix.registry import get_task
 from tokenmix.train.config import CompareConfig, TrainConfig
@@ -32,16 +34,63 @@ from tokenmix.train.plan import check_config, make_plan
 from tokenmix.train.task import TaskData, TaskModule
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """Variants of one size on one data set: what is known before they are trained. `name` is "" outside of a grid."""
+
+    name: str
+    config: CompareConfig
+    out: Path
+    data: TaskData
+    twins: dict[str, TaskModule]
+    cells: list[Cell]
+
+
 def compare(config: CompareConfig, *, quiet: bool = False, baseline: Mapping[str, float] | None = None) -> Path:
     """Train, measure and report; returns the folder of report.html, results.json and results.md.
 
-    `baseline` is the score of something simpler on the same data, by its name, which the report shows as well.
+    With several data sets or sizes it has such a folder for each of them, and a table of all in report.html and
+    results.md. `baseline` is the score of something simpler on the same data, by its name, which reports show as well.
     The same call again continues where it stopped: finished runs are not repeated, and mixers or seeds may be added.
 
     Raises:
         UserError: a mistake that is known before the first training; or no run finished.
     """
     console = Console(quiet=quiet)
+    merged = config if config.merge is None else merge_settings(config, config.merge)
+    out, parts = split_grid(merged)
+    comparisons = [_prepare(name, one, folder) for name, (one, folder) in parts.items()]
+    cells = choose_cells([cell for one in comparisons for cell in one.cells], config.only)
+    train = config.merge is None and not all(cell.is_finished for cell in cells)
+    engine = make_engine(config.engine, out.with_name(f"{out.name}-jobs")) if train else in_turn
+    if len(comparisons) > 1:
+        # The folders of the comparisons in it hold what may not differ.
+        claim_folder(out, merged, "grid.json", tuple(merged.flat()))
+    for one in comparisons:
+        claim_folder(one.out, one.config)
+
+    with one_writer(out):
+        if config.merge is None:
+            failures = _train_all(cells, engine, console)
+        else:
+            failures = {}
+            copy_runs(config.merge, cells)
+        found = {one.name: _read_runs(one, failures) for one in comparisons}
+        if not any(run.status == "finished" for runs in found.values() for _, run in runs):
+            first = next((run.message for runs in found.values() for _, run in runs), "no folder holds one")
+            raise UserError(f"no run finished; the first error: {first}")
+        results = {}
+        for one in comparisons:
+            if any(run.status == "finished" for _, run in found[one.name]):
+                results[one.name] = _report(one, found[one.name], baseline or {}, console)
+        if len(comparisons) > 1:
+            report = write_grid(results, out)
+            console.print(f"all of them: {report}", soft_wrap=True, markup=False)
+    return out
+
+
+def _prepare(name: str, config: CompareConfig, out: Path) -> Comparison:
+    """A comparison with its data read and its variants built, so that mistakes are reported before any training."""
     for mixer in config.mixers:
         get_spec(mixer)
     task = get_task(config.task)
@@ -54,38 +103,45 @@ def compare(config: CompareConfig, *, quiet: bool = False, baseline: Mapping[str
         raise UserError(
             "a comparison needs at least one mixer and one seed, for example --mixers self,external --seeds 0"
         )
-    out = config.out or Path("runs") / f"compare-{config.data.data.replace(':', '-').replace('/', '-')}"
-    plans = plan_runs(config, out)
-    check_config(plans[0].config)
-    data = task.load_data(plans[0].config)
-    make_plan(plans[0].config, data.num_train)
-    twins = {mixer: _new_twin(plan.config, data) for mixer, plan in _first_of_each(plans).items()}
-    claim_folder(out, config)
+    cells = plan_runs(config, out, name)
+    check_config(cells[0].config)
+    data = task.load_data(cells[0].config)
+    make_plan(cells[0].config, data.num_train)
+    twins = {mixer: _new_twin(cell.config, data) for mixer, cell in _first_of_each(cells).items()}
+    return Comparison(name, config, out, data, twins, cells)
 
-    with one_writer(out):
-        failures = _train_all(plans, console)
-        runs = [(plan, read_run(plan, failures.get(plan.folder, ""), task.headline, out)) for plan in plans]
-        if all(run.status != "finished" for _, run in runs):
-            raise UserError(f"no run finished; the first error: {runs[0][1].message}")
-        with _spinner("measuring", console):
-            results, examples = _measure(config, twins, data, runs, baseline or {})
-        results.save(out / "results.json")
-        replace_file(out / "results.md", _markdown(results).encode())
-        report = write_report(results, out / "report.html", examples)
-        console.print(rich_table(results))
-        for note in [*failed_runs(results), *uncertainty(results)]:
-            console.print(note, highlight=False, markup=False)
-        console.print(f"report: {report}", soft_wrap=True, markup=False)
-    return out
+
+Runs = Sequence[tuple[Cell, Run]]
+
+
+def _read_runs(one: Comparison, failures: Mapping[str, str]) -> Runs:
+    """What there is of the runs; of those that `--only` leaves out there may be nothing."""
+    metric = get_task(one.config.task).headline
+    there = [cell for cell in one.cells if cell.name in failures or cell.folder.exists()]
+    return [(cell, read_run(cell, failures.get(cell.name, ""), metric, one.out)) for cell in there]
+
+
+def _report(one: Comparison, runs: Runs, baseline: Mapping[str, float], console: Console) -> Results:
+    """Measure the variants that were trained, and write and print what was found."""
+    with _spinner("measuring", console):
+        results, examples = _measure(one, runs, baseline)
+    results.save(one.out / "results.json")
+    replace_file(one.out / "results.md", _markdown(results).encode())
+    report = write_report(results, one.out / "report.html", examples)
+    console.print(rich_table(results))
+    for note in [*failed_runs(results), *uncertainty(results)]:
+        console.print(note, highlight=False, markup=False)
+    console.print(f"report: {report}", soft_wrap=True, markup=False)
+    return results
 
 
 def predict_steps(config: CompareConfig, threads: Sequence[int]) -> tuple[int, dict[str, float]]:
     """The number of threads with which the first variant trains fastest here, and the seconds of a step of each."""
-    plans = plan_runs(config, Path())
-    first, before = plans[0].config, torch.get_num_threads()
+    cells = plan_runs(config, Path())
+    first, before = cells[0].config, torch.get_num_threads()
     data = get_task(config.task).load_data(first)
     batch = next(iter(data.train_batches(batch_size=config.loop.batch_size, epoch=0, start=0)))
-    twins = {mixer: _new_twin(plan.config, data) for mixer, plan in _first_of_each(plans).items()}
+    twins = {mixer: _new_twin(cell.config, data) for mixer, cell in _first_of_each(cells).items()}
     mixer = next(iter(twins))
 
     def measured(number: int, some: Mapping[str, TaskModule]) -> dict[str, float]:
@@ -104,10 +160,10 @@ def _device(config: CompareConfig) -> torch.device:
     return torch.device("cuda" if config.loop.device in ("auto", "cuda") and torch.cuda.is_available() else "cpu")
 
 
-def _first_of_each(plans: Sequence[RunPlan]) -> dict[str, RunPlan]:
-    first: dict[str, RunPlan] = {}
-    for plan in plans:
-        first.setdefault(plan.mixer, plan)
+def _first_of_each(cells: Iterable[Cell]) -> dict[str, Cell]:
+    first: dict[str, Cell] = {}
+    for cell in cells:
+        first.setdefault(mixer_of(cell), cell)
     return first
 
 
@@ -122,28 +178,33 @@ def _new_twin(config: TrainConfig, data: TaskData) -> TaskModule:
     return task(model, config, description)
 
 
-def _train_all(plans: Sequence[RunPlan], console: Console) -> dict[Path, str]:
-    """Each run in turn, with a line for each; returns what went wrong."""
-    failures: dict[Path, str] = {}
-    for i, plan in enumerate(plans):
-        label = f"[{i + 1}/{len(plans)}] {plan.mixer}, seed {plan.seed}"
-        if is_finished(plan):
-            console.print(f"{label}: done before", highlight=False, markup=False)
-            continue
-        start = time.perf_counter()
+def _train_all(cells: Sequence[Cell], engine: Engine, console: Console) -> dict[str, str]:
+    """Each run to its end, with a line for each; returns by name what went wrong."""
+    waiting, failures = [cell for cell in cells if not cell.is_finished], dict[str, str]()
+    for i, cell in enumerate(cell for cell in cells if cell.is_finished):
+        console.print(f"[{i + 1}/{len(cells)}] {_label(cell)}: done before", highlight=False, markup=False)
+    ended = len(cells) - len(waiting)
+    with _spinner(f"{len(waiting)} of {len(cells)} runs to train", console), closing(engine(waiting)) as trained:
         try:
-            with _spinner(label, console):
-                failure = run_twin(plan)
+            for cell, outcome in trained:
+                ended += 1
+                if isinstance(outcome, OSError):
+                    raise outcome
+                line = f"[{ended}/{len(cells)}] {_label(cell)}: {outcome or _score(cell)}"
+                console.print(line, highlight=False, markup=False)
+                if outcome:
+                    failures[cell.name] = outcome
         except KeyboardInterrupt:
-            done = sum(map(is_finished, plans))
+            done = sum(cell.is_finished for cell in cells)
             raise KeyboardInterrupt(
-                f"interrupted: {done} of {len(plans)} runs are finished; the same command again continues from here"
+                f"interrupted: {done} of {len(cells)} runs are finished; the same command again continues from here"
             ) from None
-        told = failure or f"{_last_score(plan)}in {time.perf_counter() - start:.0f} s"
-        console.print(f"{label}: {told}", highlight=False, markup=False)
-        if failure:
-            failures[plan.folder] = failure
     return failures
+
+
+def _label(cell: Cell) -> str:
+    grid = cell.name.rpartition("/")[0]
+    return f"{grid}{', ' * bool(grid)}{mixer_of(cell)}, seed {cell.config.loop.seed}"
 
 
 def _spinner(label: str, console: Console) -> AbstractContextManager[Any]:
@@ -156,31 +217,31 @@ def _spinner(label: str, console: Console) -> AbstractContextManager[Any]:
     return shown
 
 
-def _last_score(plan: RunPlan) -> str:
-    metric = get_task(plan.config.task).headline
-    run = read_run(plan, "", metric, plan.folder.parent)
-    return "" if run.score is None else f"{metric} {run.score:.4f} "
+def _score(cell: Cell) -> str:
+    metric = get_task(cell.config.task).headline
+    run = read_run(cell, "", metric, cell.folder.parent)
+    return f"{metric} {run.score:.4f} in {run.seconds:.0f} s of training"
 
 
-def _measure(
-    config: CompareConfig,
-    twins: Mapping[str, TaskModule],
-    data: TaskData,
-    runs: Sequence[tuple[RunPlan, Run]],
-    baseline: Mapping[str, float],
-) -> tuple[Results, list[Any]]:
+def _measure(one: Comparison, runs: Runs, baseline: Mapping[str, float]) -> tuple[Results, list[Any]]:
     from tokenmix.train.load import load_run
 
-    first = runs[0][0].config
-    device = _device(config)
+    # What was not trained is not in the report.
+    seeds = tuple(dict.fromkeys(cell.config.loop.seed for cell, _ in runs))
+    first = _first_of_each(cell for cell, _ in runs)
+    config = one.config.replace(mixers=tuple(first), seeds=seeds)
+    device, train_config = _device(config), runs[0][0].config
+    if config.loop.threads is not None:
+        torch.set_num_threads(config.loop.threads)
+    twins = {mixer: one.twins[mixer] for mixer in first}
     batch_size = max(1, config.loop.batch_size // config.optim.accumulate)
-    batch = next(iter(data.train_batches(batch_size=batch_size, epoch=0, start=0)))
-    costs = measure_twins(twins, batch, first, device)
+    batch = next(iter(one.data.train_batches(batch_size=batch_size, epoch=0, start=0)))
+    costs = measure_twins(twins, batch, train_config, device)
     growth = measure_growth({mixer: module.model for mixer, module in twins.items()}, device)
-    finished = _first_of_each([plan for plan, run in runs if run.status == "finished"])
-    trained = {mixer: load_run(plan.folder)[0] for mixer, plan in finished.items()}
-    images = getattr(data, "images", None)
-    description = data.describe()
+    finished = _first_of_each(cell for cell, run in runs if run.status == "finished")
+    trained = {mixer: load_run(cell.folder)[0] for mixer, cell in finished.items()}
+    images = getattr(one.data, "images", None)
+    description = one.data.describe()
     examples, shown = make_examples(trained, images, description) if images is not None else ([], [])
     task = get_task(config.task)
     results = Results(
@@ -191,7 +252,7 @@ def _measure(
         data=description,
         classes=list(description.get("classes", [])),
         skeleton=_skeleton(next(iter(twins.values())).model),
-        images=make_plan(first, data.num_train).total_steps * config.loop.batch_size,
+        images=make_plan(train_config, one.data.num_train).total_steps * config.loop.batch_size,
         step_batch=batch_size,
         device=str(device),
         environment=environment(),
@@ -206,7 +267,7 @@ def _skeleton(model: nn.Module) -> dict[str, int]:
     return {"tokens": model.num_tokens, "dim": model.embed_dim, "depth": len(model.blocks)}  # type: ignore[dict-item, arg-type]
 
 
-def _twin(mixer: str, model: nn.Module, cost: TwinCost, growth: Growth, runs: Sequence[tuple[RunPlan, Run]]) -> Twin:
+def _twin(mixer: str, model: nn.Module, cost: TwinCost, growth: Growth, runs: Runs) -> Twin:
     layer = model.blocks[-1].mixer  # type: ignore[index, union-attr]
     heads = getattr(layer, "num_heads", None)
     crossover = None if mixer == "self" else str(find_crossover(mixer, layer.dim, num_heads=heads))
@@ -215,7 +276,7 @@ def _twin(mixer: str, model: nn.Module, cost: TwinCost, growth: Growth, runs: Se
         about=get_spec(mixer).about,
         crossover=crossover,
         growth=growth,
-        runs=[run for plan, run in runs if plan.mixer == mixer],
+        runs=[run for cell, run in runs if mixer_of(cell) == mixer],
         **{field.name: getattr(cost, field.name) for field in fields(TwinCost)},
     )
 

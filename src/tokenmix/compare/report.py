@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -31,14 +32,9 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps] =
         file: the file to write.
         examples: maps of test images; their predictions are in `results.examples`.
     """
-    pages = Environment(
-        loader=PackageLoader("tokenmix.compare", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    pages.filters["digest"] = _digest
-    style, script = (files("tokenmix.compare").joinpath(f"report.{kind}").read_text() for kind in ("css", "js"))
     machine = results.environment
-    page = pages.get_template("report.html").render(
-        style=style, script=script, title=_title(results), environment=machine,
+    return write_page(
+        file, "report.html", script=_part("js"), title=_title(results), environment=machine,
         machine=machine["gpus"][0] if results.device.startswith("cuda") and machine["gpus"] else machine["cpu"],
         finding=finding_sentence(results), budget=budget_sentence(results), notes=notes(results), twins=results.twins,
         columns=columns(results), cells=partial(cells, results), several=len(results.config["seeds"]) > 1,
@@ -47,8 +43,20 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps] =
         confusions=confusions(results), examples=[example_figure(results, maps) for maps in examples],
         command=results.command, repeat=_repeat(results),
     )  # fmt: skip
-    replace_file(file, page.encode())
+
+
+def write_page(file: Path, template: str, **values: Any) -> Path:
+    """Write one HTML file with the style of reports from a template of this folder, which escapes the values."""
+    pages = Environment(
+        loader=PackageLoader("tokenmix.compare", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    pages.filters["digest"] = _digest
+    replace_file(file, pages.get_template(template).render(style=_part("css"), **values).encode())
     return file
+
+
+def _part(kind: str) -> str:
+    return files("tokenmix.compare").joinpath(f"report.{kind}").read_text()
 
 
 def _digest(text: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenmix.data.remote import is_url, local_copies
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.registry import DATA_SETS, DataEntry, Kind, load_object
 
@@ -37,8 +38,8 @@ class DataRequest:
 
     @property
     def path(self) -> Path:
-        """The variant as a path."""
-        return Path(self.variant).expanduser()
+        """The variant as a path; of the file at a URL its copy in the cache."""
+        return local_path(self.variant, self.root)
 
 
 @dataclass(frozen=True)
@@ -107,14 +108,36 @@ def list_data(root: Path | None = None) -> list[DataInfo]:
     ]
 
 
+def data_sets(specs: str) -> list[str]:
+    """The data sets that are separated by commas; what follows the comma in a path, or between shards, is part of it.
+
+    After data with a path only the name of a data set begins another one.
+    """
+    found: list[str] = []
+    for piece in specs.split(","):
+        before = found[-1].partition(":")[0] if found else ""
+        has_path = before in DATA_SETS and DATA_SETS[before].variant in ("path", "shards")
+        if has_path and piece.partition(":")[0] not in DATA_SETS:
+            found[-1] += f",{piece}"
+        else:
+            found.append(piece)
+    return list(dict.fromkeys(found))
+
+
+def local_path(address: str, root: Path | None = None) -> Path:
+    """A path; of the file at a URL its copy in the cache, which is fetched if need be."""
+    return local_copies([address], cache_root(root))[0] if is_url(address) else Path(address).expanduser()
+
+
 def with_absolute_paths(spec: str) -> str:
-    """The same with full paths, so that a run can be evaluated from anywhere."""
+    """The same with full paths, so that a run can be evaluated from anywhere; URLs stay."""
     name, _, variant = spec.partition(":")
     if not variant or name not in DATA_SETS or DATA_SETS[name].variant not in ("path", "shards"):
         return spec
     # Shards are two patterns: for training, and for testing.
     paths = variant.split(",") if DATA_SETS[name].variant == "shards" else [variant]
-    return f"{name}:{','.join(str(Path(path).expanduser().absolute()) for path in paths)}"
+    full = (path if is_url(path) else str(Path(path).expanduser().absolute()) for path in paths)
+    return f"{name}:{','.join(full)}"
 
 
 def short_name(spec: str) -> str:

@@ -189,6 +189,8 @@ class LoopConfig(BudgetConfig):
     """Machines; torchrun's number if that started the processes, else 1."""
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     """How processes share the work: ddp (auto) copies the model to each, fsdp shards it."""
+    token_parallel: Annotated[int, Range(least=1)] = 1
+    """Processes that share each image, every one with some rows of its tokens; --devices must be a multiple of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,6 +270,39 @@ def default_config(task: str) -> TrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EngineConfig(Part):
+    """Where the runs of a comparison are trained."""
+
+    engine: Literal["local", "ray", "slurm"] = "local"
+    """local: this machine; ray: tasks on a Ray cluster; slurm: an array job. The others' nodes need the same packages,
+    and the same files by the same paths."""
+    jobs: Annotated[int, Range(least=0)] = 0
+    """Runs at a time: with local each in a process of its own, 0 for one after another in this process; with slurm
+    those of the array that may run at once, 0 for no limit."""
+    address: str | None = None
+    """Address of the Ray cluster, such as HOST:6379 or auto; without it Ray is started on this machine."""
+    run_cpus: Annotated[int | None, Range(least=1)] = None
+    """CPUs that ray and slurm reserve for a run; 1 if not given."""
+    run_gpus: Annotated[float | None, Range(least=0)] = None
+    """GPUs that ray and slurm reserve for a run, with ray also a part of one; none if not given."""
+    slurm: Pairs = field(default_factory=dict)
+    """Parameters of submitit's executor, for example --slurm timeout_min=600 slurm_partition=gpu."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        takes = {
+            "jobs": ("local", "slurm"), "address": ("ray",), "run_cpus": ("ray", "slurm"), "run_gpus": ("ray", "slurm"),
+            "slurm": ("slurm",),
+        }  # fmt: skip
+        for name, engines in takes.items():
+            if getattr(self, name) and self.engine not in engines:
+                raise UserError(
+                    f"{name}={getattr(self, name)!r} needs --engine {' or '.join(engines)}, got {self.engine}; "
+                    "change the engine, or leave it out"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
 class CompareConfig(Document):
     """Variants that differ only in their mixer: what they share, and what differs."""
 
@@ -275,6 +310,13 @@ class CompareConfig(Document):
     """Mixers to compare, separated by commas: names of tokenmix list mixers, or module:Class."""
     seeds: Numbers = (0,)
     """Seeds, separated by commas; one run of every variant for each."""
+    sizes: Names = ()
+    """Sizes of the network, separated by commas: nano,small compares in mixer_nano and in mixer_small. Each size, and
+    each data set of several after --data, separated by commas, has a report of its own."""
+    only: Names = ()
+    """Train only these runs, separated by commas, such as self-seed0 or '*-seed0', and report on the finished ones."""
+    merge: tuple[Path, ...] | None = None
+    """Train nothing: copy the runs of these folders of comparisons with equal settings to --out, and report on them."""
     out: Path | None = None
     """Folder of the report; runs/compare-DATA if not given."""
     task: str = "image-classification"
@@ -283,6 +325,7 @@ class CompareConfig(Document):
     model: ModelConfig = field(default_factory=lambda: ModelConfig(model="mixer_nano"))
     optim: OptimConfig = OptimConfig()
     loop: BudgetConfig = BudgetConfig()
+    engine: EngineConfig = field(default_factory=EngineConfig)
     options: Annotated[Any, tyro.conf.arg(name="task")] = field(
         default_factory=lambda: default_config("image-classification").options
     )

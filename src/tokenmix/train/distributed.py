@@ -56,6 +56,40 @@ def distributed_info() -> DistributedInfo:
     return DistributedInfo(*map(int, values)) if all(values) else DistributedInfo()  # type: ignore[arg-type]
 
 
+def restarts_allowed() -> bool:
+    """Whether torchrun starts the processes again when one of them is lost (--max-restarts above 0)."""
+    return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
+
+
+def fit_to_ranks(config: TrainConfig) -> TrainConfig:
+    """The config of a run to resume for as many processes as run now; a step takes as many samples as it did.
+
+    Raises:
+        UserError: they cannot be divided equally.
+    """
+    if "RANK" not in os.environ:
+        return config
+    here = distributed_info()
+    before = (config.loop.devices or 1) * (config.loop.num_nodes or 1)
+    samples = config.loop.batch_size * before
+    if samples % here.world_size:
+        raise UserError(
+            f"the run takes {samples} samples a step ({before} processes of {config.loop.batch_size}), which "
+            f"{here.world_size} processes cannot share equally; resume it with another number of processes"
+        )
+    several = {"devices": here.local_world_size, "num_nodes": here.num_nodes}
+    return config.replace(batch_size=samples // here.world_size, **several)
+
+
+def data_parallel_rank(config: TrainConfig) -> tuple[int, int]:
+    """The number of this process's part of the batches, and how many parts there are.
+
+    Processes that share images under token parallelism have one part, and so one seed for dropout and mixup.
+    """
+    here, shared = distributed_info(), config.loop.token_parallel
+    return here.rank // shared, here.world_size // shared
+
+
 def check_ranks(config: TrainConfig) -> None:
     """Raise `UserError` unless as many processes run as the config asks for."""
     here = distributed_info()
@@ -65,6 +99,11 @@ def check_ranks(config: TrainConfig) -> None:
         raise UserError(
             f"{devices * nodes} processes are requested and {here.world_size} run; start them on each machine with: "
             f"torchrun {several}--nproc_per_node {devices} -m tokenmix train ..."
+        )
+    if here.world_size % config.loop.token_parallel:
+        raise UserError(
+            f"token_parallel={config.loop.token_parallel} splits each image over as many processes and "
+            f"{here.world_size} run; give --devices {config.loop.token_parallel} or a multiple of it"
         )
     if config.loop.strategy != "auto" and here.world_size == 1:
         raise UserError(f"strategy {config.loop.strategy} needs several processes; give --devices 2 or more")
@@ -150,6 +189,15 @@ def all_reduce_max(count: int) -> int:
 def all_reduce_any(flag: bool) -> bool:
     """Whether the flag is set in any process."""
     return bool(all_reduce_max(int(flag)))
+
+
+def broadcast_object(value: Any) -> Any:
+    """The first process's value."""
+    if not dist.is_initialized():
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
 
 
 def broadcast_buffers(module: nn.Module) -> None:

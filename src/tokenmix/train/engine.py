@@ -11,7 +11,7 @@ from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from lightning.fabric.plugins.precision import HalfPrecision, MixedPrecision, Precision
 from lightning.fabric.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tokenmix.errors import UserError
 from tokenmix.train.config import TrainConfig
@@ -84,15 +84,39 @@ def _precision(config: TrainConfig, device: str) -> Precision:
     return Autocast(config.loop.precision, device)
 
 
+class SplitTokens(DDPStrategy):
+    """Copies of a task whose model has split tokens; gradients are averaged over all processes."""
+
+    def __init__(self, shared: int) -> None:
+        super().__init__()
+        self.shared = shared
+
+    def setup_module(self, module: nn.Module) -> nn.Module:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Split the tokens over neighbouring processes, then wrap."""
+        shape = (dist.get_world_size() // self.shared, self.shared)
+        mesh = init_device_mesh(self.root_device.type, shape, mesh_dim_names=("data", "tokens"))
+        assert isinstance(module, TaskModule)
+        module.split_tokens(mesh["tokens"])
+        return super().setup_module(module)
+
+
 def _strategy(config: TrainConfig, task: TaskModule) -> Strategy:
+    shared = config.loop.token_parallel
     if config.loop.strategy == "fsdp":
-        size = distributed_info().world_size
-        return ModelParallelStrategy(_shard, data_parallel_size=size, tensor_parallel_size=1)
+        size = distributed_info().world_size // shared
+        return ModelParallelStrategy(_shard, data_parallel_size=size, tensor_parallel_size=shared)
+    if shared > 1:
+        return SplitTokens(shared)
     return DDPStrategy() if task.automatic_optimization else AverageAtStep()
 
 
 def _shard(task: TaskModule, mesh: DeviceMesh) -> TaskModule:
-    task.shard(mesh["data_parallel"])
+    if mesh["tensor_parallel"].size() == 1:
+        task.shard(mesh["data_parallel"])
+        return task
+    task.split_tokens(mesh["tensor_parallel"])
+    # Over all processes, as gradients must be averaged over those that share an image too.
+    task.shard(init_device_mesh(mesh.device_type, (mesh.size(),)))
     return task
 
 

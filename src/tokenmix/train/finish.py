@@ -1,4 +1,4 @@
-"""Training to the end, from whatever exists already, for programs that make many runs and are started again."""
+"""Training to the end whatever is there already: for programs that make many runs, and runs that torchrun restarts."""
 
 import json
 import shutil
@@ -8,7 +8,14 @@ from typing import Any
 from tokenmix.errors import UserError
 from tokenmix.registry import get_task
 from tokenmix.train.config import TrainConfig
-from tokenmix.train.files import latest_complete_checkpoint
+from tokenmix.train.distributed import (
+    PeerFailure,
+    broadcast_object,
+    distributed_info,
+    process_group,
+    raise_on_all_ranks,
+)
+from tokenmix.train.files import latest_complete_checkpoint, one_writer
 from tokenmix.train.run import train
 from tokenmix.train.sources import read_config, saved_config
 
@@ -25,17 +32,26 @@ def finish_run(config: TrainConfig, *, quiet: bool = False) -> Path:
     A finished run is left unchanged, a stopped one continues bit for bit, one without a checkpoint starts again.
 
     Raises:
-        UserError: no folder is given, or it holds a run with other options; else as `train`.
+        UserError: no folder is given, or it holds a run with other options, or one that another process writes; else
+            as `train`.
     """
     run = config.loop.out
     if run is None:
         raise UserError("a run that can be resumed needs a folder; give out")
-    if not (run / "config.json").exists():
-        return train(config, quiet=quiet)
-    _check_same(config, run)
-    if (run / "result.json").exists():
-        return run
-    return train(resume_config(config, run), quiet=quiet)
+    try:
+        with process_group(config.loop.device):
+            # The first process decides, since it also removes.
+            with raise_on_all_ranks():
+                found = distributed_info().first and (run / "config.json").exists()
+                if found:
+                    _check_same(config, run)
+                finished = found and (run / "result.json").exists()
+                if found and not finished:
+                    config = resume_config(config, run)
+            finished, config = broadcast_object((finished, config))
+            return run if finished else train(config, quiet=quiet)
+    except PeerFailure as stop:
+        raise SystemExit(stop.code) from None
 
 
 def resume_config(config: TrainConfig, run: Path) -> TrainConfig:
@@ -44,7 +60,8 @@ def resume_config(config: TrainConfig, run: Path) -> TrainConfig:
         own = {name: config.flat()[name] for name in ("device", "workers", "threads")}
         return read_config(run).replace(resume=run, **own)
     if run.exists():
-        shutil.rmtree(run)
+        with one_writer(run):
+            shutil.rmtree(run)
     return config
 
 

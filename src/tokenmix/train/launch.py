@@ -19,7 +19,7 @@ def processes_to_start(config: TrainConfig) -> int:
     if "RANK" in os.environ:
         return 1
     devices, nodes = config.loop.devices, config.loop.num_nodes
-    return (devices or 1) if (nodes or 1) == 1 else 1
+    return (devices or config.loop.token_parallel) if (nodes or 1) == 1 else 1
 
 
 def launch(processes: int, arguments: Sequence[str]) -> int:

@@ -30,12 +30,21 @@ from torch import nn
 from tokenmix.data.lookup import short_name, with_absolute_paths
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
+from tokenmix.layers.splitting import splittable
 from tokenmix.layers.table import get_spec
 from tokenmix.registry import get_task
 from tokenmix.train.checkpoint import Checkpoint, put_weights, read_latest_checkpoint
 from tokenmix.train.config import OptimConfig, TrainConfig
 from tokenmix.train.distillation import DistillingTask
-from tokenmix.train.distributed import PeerFailure, check_ranks, distributed_info, process_group, raise_on_all_ranks
+from tokenmix.train.distributed import (
+    PeerFailure,
+    check_ranks,
+    data_parallel_rank,
+    distributed_info,
+    fit_to_ranks,
+    process_group,
+    raise_on_all_ranks,
+)
 from tokenmix.train.engine import check_device, device_type, keep_freed_memory
 from tokenmix.train.files import (
     DISK_ERRORS,
@@ -168,6 +177,12 @@ def predict(
         raise
 
 
+def run_folder(config: TrainConfig) -> Path:
+    """The folder of a run: the config's, or one named by model, data and seed."""
+    name = f"{config.model.model}-{short_name(config.data.data)}-{config.loop.seed}"
+    return config.loop.out or Path("runs") / name
+
+
 @contextmanager
 def _held(run: Path) -> Iterator[None]:
     """Lock the run folder: one process group at a time works in it, and its first process holds the lock."""
@@ -180,7 +195,7 @@ def _held(run: Path) -> Iterator[None]:
 
 def _start(config: TrainConfig, quiet: bool) -> Path:
     config = get_task(config.task).with_absolute_paths(config)
-    run = config.loop.out or Path("runs") / f"{config.model.model}-{short_name(config.data.data)}-{config.loop.seed}"
+    run = run_folder(config)
     with raise_on_all_ranks():
         config = _check_settings(config)
         if distributed_info().first:
@@ -225,11 +240,17 @@ def _resume(run: Path, given: TrainConfig, quiet: bool) -> Path:
     progress, plan = Progress.from_dict(checkpoint.meta["progress"]), session.plan
     if not (progress.epoch <= plan.epochs and progress.batch <= plan.batches(0) and progress.step <= plan.total_steps):
         raise UserError(f"{run} stopped at a step beyond its config; restore config.json and meta.json from a copy")
+    if not quiet:
+        batch = f"{plan.processes} x {session.config.loop.batch_size} {session.data.unit}"
+        print(
+            f"tokenmix: {run} continues from step {progress.step} of {plan.total_steps}, {batch} a step",
+            file=sys.stderr,
+        )
     return _work(run, session, progress, checkpoint.state, quiet)
 
 
 def _restored(run: Path, given: TrainConfig) -> tuple[Session, Checkpoint]:
-    config = _merged(given, read_config(run), run)
+    config = fit_to_ranks(_merged(given, read_config(run), run))
     if (run / "result.json").exists():
         raise UserError(
             f"{run} is finished; evaluate it with: tokenmix eval {run}, or start from it with --init-from {run}"
@@ -270,8 +291,8 @@ def _prepare(config: TrainConfig, start: Path | None = None) -> Session:
         keep_freed_memory()
     kind = get_task(config.task)
     data = kind.load_data(config)
-    here = distributed_info()
-    plan = make_plan(config, data.num_train, here.world_size, data.unit)
+    rank, parts = data_parallel_rank(config)
+    plan = make_plan(config, data.num_train, parts, data.unit)
     # As JSON would give it back, so that a run that continues sees what its first start saw.
     description = json.loads(json.dumps(data.describe()))
     seed_everything(config.loop.seed, 0, 0)
@@ -284,7 +305,9 @@ def _prepare(config: TrainConfig, start: Path | None = None) -> Session:
         freeze_all_but(task, swapped)
     if config.loop.grad_checkpointing:
         _checkpoint_blocks(task.model)
-    data = data if here.world_size == 1 else data.part(here.rank, here.world_size)
+    if config.loop.token_parallel > 1:
+        splittable(task.model).check_token_parallel(config.loop.token_parallel)
+    data = data if parts == 1 else data.part(rank, parts)
     # What its settings do not allow is reported here, by one process and before anything is written.
     data.train_batches(batch_size=plan.batch_size, epoch=0, start=0)
     # Counted while the model is whole: fsdp will cut it into parts.
@@ -405,8 +428,14 @@ def _one_line_errors(run: Path) -> Iterator[None]:
         raise
     except UserError as error:
         raise UserError(f"{error}; {_kept(run)}" if (run / "config.json").exists() else str(error)) from None
-    except torch.OutOfMemoryError:
-        raise UserError(f"out of GPU memory; lower --batch-size or raise --accumulate; {_kept(run)}") from None
+    except RuntimeError as error:
+        # On a CPU the allocator's error has no class of its own.
+        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+            raise
+        raise UserError(
+            "out of memory; lower --batch-size, raise --accumulate, or split each image over several processes with "
+            f"--token-parallel; {_kept(run)}"
+        ) from None
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise

@@ -230,6 +230,14 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
             fully_shard(block, mesh=mesh)
         fully_shard(self.model, mesh=mesh)
 
+    def split_tokens(self, mesh: DeviceMesh) -> None:
+        """Split the tokens of each image over the processes of a mesh, see `tokenmix.parallel.TokenParallel`."""
+        from torch.distributed.tensor.parallel import parallelize_module
+
+        from tokenmix.parallel import TokenParallel
+
+        parallelize_module(self.model, mesh, TokenParallel())
+
     def on_validation_epoch_end(self) -> None:
         """Keep the metrics as plain values, and log the numbers among them where Lightning's Trainer has loggers."""
         self.results = {name: _plain(value) for name, value in self.scores.compute().items()}

@@ -22,7 +22,7 @@ from tokenmix.train.distributed import (
     all_reduce_any,
     all_reduce_max,
     broadcast_buffers,
-    distributed_info,
+    data_parallel_rank,
     full_state_dict,
     load_full_state_dict,
     raise_on_all_ranks,
@@ -132,8 +132,9 @@ class TrainingLoop:
             yield self.precision.convert_input(self.fabric.to_device(batch))
 
     def start_batch(self) -> None:
-        """Seed: dropout, mixup and the like of this batch depend on (seed, epoch, batch, rank) alone."""
-        seed_everything(self.config.loop.seed, self.progress.epoch + 1, self.progress.batch, distributed_info().rank)
+        """Seed: dropout, mixup and the like of this batch depend on (seed, epoch, batch, part of the data) alone."""
+        rank, _ = data_parallel_rank(self.config)
+        seed_everything(self.config.loop.seed, self.progress.epoch + 1, self.progress.batch, rank)
 
     def _train(self, batch: Any) -> dict[str, Tensor]:
         """Forward and backward pass, and a step of the optimiser where one is due; what there is to log."""

@@ -26,8 +26,9 @@ from tokenmix.data.fetch import log
 from tokenmix.data.images.decode import UnreadableImage
 from tokenmix.data.images.image_set import LazyImages, Skipped
 from tokenmix.data.images.load import LoadedImages
-from tokenmix.data.lookup import DataRequest
+from tokenmix.data.lookup import DataRequest, cache_root
 from tokenmix.data.reading import parse_json
+from tokenmix.data.remote import glob_urls, is_url, local_copies, local_copy_if_any, origin
 from tokenmix.data.store import Names, fetched
 from tokenmix.errors import UserError
 
@@ -54,11 +55,16 @@ class Found(NamedTuple):
     wrong: str = ""
 
 
-def expand(pattern: str) -> list[Path]:
-    """The files that a pattern such as train-{000..009}.tar or train-*.tar means; `UserError` if one is missing."""
-    paths = [Path(path) for path in islice(_expand(str(Path(pattern).expanduser())), MOST_SHARDS + 1)]
-    if len(paths) > MOST_SHARDS:
+def expand(pattern: str, root: Path | None = None) -> list[Path]:
+    """The files that a pattern such as train-{000..009}.tar or train-*.tar means; `UserError` if one is missing.
+
+    Of a pattern of URLs their copies in the cache `root`.
+    """
+    whole = pattern if is_url(pattern) else str(Path(pattern).expanduser())
+    names = list(islice(_expand(whole), MOST_SHARDS + 1))
+    if len(names) > MOST_SHARDS:
         raise UserError(f"wds:{pattern}: these are more than {MOST_SHARDS} shards; {USAGE}")
+    paths = local_copies(names, cache_root(root)) if is_url(pattern) else [Path(name) for name in names]
     missing = [path for path in paths if not path.is_file()]
     if missing or not paths:
         what = f"{missing[0]} does not exist ({len(missing)} of {len(paths)} shards)" if paths else "no file fits it"
@@ -69,7 +75,8 @@ def expand(pattern: str) -> list[Path]:
 def _expand(pattern: str) -> Iterator[str]:
     braces = re.search(r"\{(\d+)\.\.(\d+)\}", pattern)
     if braces is None:
-        yield from sorted(glob(pattern)) if re.search(r"[*?]", pattern) else [pattern]
+        found = glob_urls if is_url(pattern) else glob
+        yield from sorted(found(pattern)) if re.search(r"[*?]", pattern) else [pattern]
         return
     for number in range(int(braces[1]), int(braces[2]) + 1):
         yield from _expand(f"{pattern[: braces.start()]}{number:0{len(braces[1])}}{pattern[braces.end() :]}")
@@ -250,7 +257,7 @@ def load_webdataset(request: DataRequest) -> LoadedImages:
     patterns = [pattern for pattern in request.variant.split(",") if pattern]
     if not 1 <= len(patterns) <= 2:
         raise UserError(f"wds needs one pattern of shards, or two, got {request.variant!r}; {USAGE}")
-    paths = [expand(pattern) for pattern in patterns]
+    paths = [expand(pattern, request.root) for pattern in patterns]
     sets = [ShardImages(part, request.img_size or SIZE, request.root) for part in paths]
     skipped = [one for images in sets for one in images.skipped]
     if skipped:
@@ -260,13 +267,17 @@ def load_webdataset(request: DataRequest) -> LoadedImages:
         if not len(images):
             raise UserError(f"{part[0]} and the other shards hold no sample with an image and a .cls or .json label")
     train, test = sets if len(sets) == 2 else _split(sets[0])
-    source = f"wds: {sum(map(len, paths))} shards in {paths[0][0].parent.resolve()}, read where they lie"
+    cache = cache_root(request.root)
+    place = origin(paths[0][0].parent, cache)
+    source = f"wds: {sum(map(len, paths))} shards in {place}, read where they lie"
+    names = f"{place}/classes.txt"
+    named = local_copy_if_any(names, cache) if is_url(place) else Path(names)
     count = 1 + max(int(part.labels.max()) for part in (train, test))
-    return LoadedImages(train, test, _classes(paths[0][0].parent / "classes.txt", count), source, skipped)
+    return LoadedImages(train, test, _classes(named, count), source, skipped)
 
 
-def _classes(file: Path, count: int) -> list[str]:
-    if not file.is_file():
+def _classes(file: Path | None, count: int) -> list[str]:
+    if file is None or not file.is_file():
         return [str(label) for label in range(max(count, 2))]
     names = [line.strip() for line in file.read_text().splitlines() if line.strip()]
     if len(names) < count:

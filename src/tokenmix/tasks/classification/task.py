@@ -224,8 +224,13 @@ class ImageClassification(DistillingTask):
             register_fsdp_forward_method(self.model, "forward_with_scores")
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> None:
-        """Logits of the batch against its labels."""
-        self.scores.update(self.model(batch["image"]).float(), batch["label"])
+        """Logits of the batch against its labels; of processes that share the images each counts some of them."""
+        logits, labels = self.model(batch["image"]).float(), batch["label"]
+        shard = getattr(self.model, "token_shard", None)
+        if shard is not None:
+            logits, labels = logits[shard.rank :: shard.size], labels[shard.rank :: shard.size]
+        if len(labels):
+            self.scores.update(logits, labels)
 
     def metrics(self) -> MetricCollection:
         """Those of classes, and top-5 accuracy if there are more than five."""

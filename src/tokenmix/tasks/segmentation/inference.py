@@ -16,7 +16,9 @@ from tokenmix.tasks.segmentation.options import Inference
 
 @torch.no_grad()
 def pixel_logits(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
-    """(B, classes, H, W) for images (B, C, H, W) of any size.
+    """(B, classes, H, W) for images (B, C, H, W) of any size; under token parallelism this process's rows of them.
+
+    With windows or several looks every process then averages whole images; otherwise it has only its rows.
 
     With test-time augmentation these are logarithms of mean probabilities, whose softmax is the mean again.
 
@@ -34,13 +36,13 @@ def pixel_logits(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
         if scale != 1.0:
             size = [max(1, round(side * scale)) for side in images.shape[2:]]
             seen = F.interpolate(seen, size=size, mode="bilinear", align_corners=False, antialias=True)
-        logits = _look(model, seen, how)
+        logits = model.all_rows(_look(model, seen, how))
         if logits.shape[2:] != images.shape[2:]:
             logits = F.interpolate(logits, size=images.shape[2:], mode="bilinear", align_corners=False)
         shares = (logits.flip(-1) if mirrored else logits).softmax(1)
         total = shares if total is None else total.add_(shares)
     assert total is not None
-    return total.div_(len(looks)).clamp_min_(1e-12).log_()
+    return model.own_rows(total.div_(len(looks)).clamp_min_(1e-12).log_(), 2)
 
 
 def _look(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
@@ -86,6 +88,6 @@ def _sliding(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
     for top in rows:
         for left in columns:
             place = (..., slice(top, top + window[0]), slice(left, left + window[1]))
-            total[place] += model(grown[place]).float()
+            total[place] += model.all_rows(model(grown[place]).float())
             count[place] += 1
-    return total.div_(count)[..., :height, :width]
+    return model.own_rows(total.div_(count)[..., :height, :width], 2)

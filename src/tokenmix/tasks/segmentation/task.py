@@ -141,7 +141,8 @@ class SemanticSegmentation(TaskModule):
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy over the pixels of this step's crops that are not ignored, plus `iou_loss` of the soft IoU."""
-        logits, classes, ignore = self.model(batch["image"]).float(), batch["classes"], self.data["ignore"]
+        logits, ignore = self.model(batch["image"]).float(), self.data["ignore"]
+        classes = self._own_rows(batch["classes"])
         entropy = pixel_entropy(logits, classes, ignore)
         if not self.options.iou_loss:
             return entropy, {}
@@ -152,7 +153,12 @@ class SemanticSegmentation(TaskModule):
     def evaluate(self, batch: Mapping[str, Tensor]) -> None:
         """Logits of whole images, as the options look at them, against their classes."""
         logits = pixel_logits(self.model, batch["image"], self.options)  # type: ignore[arg-type]
-        self.scores.update(logits, batch["classes"])
+        self.scores.update(logits, self._own_rows(batch["classes"]))
+
+    def _own_rows(self, classes: Tensor) -> Tensor:
+        """The rows of classes (B, H, W) that this process has logits of, under token parallelism; else all."""
+        model: Any = self.model
+        return model.own_rows(classes, 1)
 
     def metrics(self) -> MetricCollection:
         """Mean IoU, pixel accuracy, loss, and the IoU of each class."""

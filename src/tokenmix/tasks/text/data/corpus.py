@@ -16,6 +16,7 @@ import numpy as np
 
 from tokenmix.data.lookup import DataRequest, cache_root, load_data
 from tokenmix.data.reading import LeftOut, check_file
+from tokenmix.data.remote import origin
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data.files import (
     TEST_SHARE,
@@ -108,7 +109,7 @@ def load_text_files(request: DataRequest) -> Corpus:
     else:
         files = _text_files(path)
         if len(files) == 1:
-            return _one_file(files[0])
+            return _one_file(files[0], request)
         digests = [digest_of([file]) for file in files]
         held = choose_test(digests)
         train, test = ([f for f, digest in zip(files, digests) if (digest in held) == side] for side in (False, True))
@@ -130,11 +131,11 @@ def _text_files(path: Path) -> list[Path]:
     return files
 
 
-def _one_file(path: Path) -> Corpus:
+def _one_file(path: Path, request: DataRequest) -> Corpus:
     cut = path.stat().st_size * (TEST_SHARE - 1) // TEST_SHARE
     train, test = (Documents(partial(_side, path, cut, side)) for side in (False, True))
-    source = f"text: {path.resolve()}, its last tenth held out"
-    return Corpus(f"text:{path}", train, test, source, digest_of([path], "one"))
+    source = f"text: {origin(path, cache_root(request.root))}, its last tenth held out"
+    return Corpus(request.spec, train, test, source, digest_of([path], "one"))
 
 
 def _pieces(files: Sequence[Path], left_out: LeftOut) -> Iterator[str]:

@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tokenmix.data.lookup import DataRequest, cache_root
+from tokenmix.data.lookup import DataRequest, cache_root, local_path
 from tokenmix.data.reading import LeftOut, check_file, parse_json
+from tokenmix.data.remote import is_url, origin
 from tokenmix.errors import UserError, needs
 
 Row = tuple[str, dict[str, Any] | UserError]
@@ -231,13 +232,13 @@ def import_datasets(what: str) -> Any:
 
 
 def open_table(request: DataRequest) -> Table:
-    """`csv:PATH#text,label` and its like, a file or a folder with train.csv and test.csv; or `hf:NAME[:CONFIG]#...`."""
+    """`csv:PATH#text,label` and its like, a file, its URL, or a folder with train.csv and test.csv; or `hf:...#...`."""
     place, _, named = request.variant.partition("#")
     columns = tuple(named.split(",")) if named else ()
     if request.name == "hf":
         return _open_hub(request, place, columns)
-    path, kind = Path(place).expanduser(), request.name
-    source = f"{kind}: {path.resolve()}"
+    path, kind = local_path(place, request.root), request.name
+    source = f"{kind}: {origin(path, cache_root(request.root))}"
     if path.is_dir():
         files = find_parts(path, f".{kind}")
         if files is None:
@@ -248,13 +249,14 @@ def open_table(request: DataRequest) -> Table:
 
 
 def _open_hub(request: DataRequest, place: str, columns: tuple[str, ...]) -> Table:
-    """A set of the hub, or a folder in a form that `datasets` reads, kept as Arrow files under the cache."""
-    name, _, config = place.partition(":")
+    """A set of the hub, or a folder or its URL in a form that `datasets` reads, kept as Arrow files under the cache."""
+    name, _, config = (place, "", "") if is_url(place) else place.partition(":")
     if not name:
         raise UserError("hf needs a name: give --data hf:NAME, hf:NAME:CONFIG or hf:NAME#text,label")
     datasets = import_datasets(request.spec)
     try:
-        splits = datasets.load_dataset(name, config or None, cache_dir=str(_hub_cache(name, request.root)))
+        kind, settings = _found_at(name, datasets) if is_url(name) else (name, {})
+        splits = datasets.load_dataset(kind, config or None, cache_dir=str(_hub_cache(name, request.root)), **settings)
     except Exception as error:  # Errors of the network, the hub, files and formats have no common class.
         told = " ".join(f"{type(error).__name__}: {error.__cause__ or error}".split())[:300]
         raise UserError(f"{request.spec} cannot be read ({told}); check name and network, or use a file") from None
@@ -266,6 +268,14 @@ def _open_hub(request: DataRequest, place: str, columns: tuple[str, ...]) -> Tab
     parts = tuple(partial(_hub_rows, splits[split], f"{request.spec}, {split}") for split in names)
     files = tuple(Path(file["filename"]) for split in names for file in splits[split].cache_files)
     return Table(request.spec, parts, columns, source, files, dict(splits["train"].features))
+
+
+def _found_at(url: str, datasets: Any) -> tuple[str, dict[str, Any]]:
+    """The builder for the files in a folder at a URL, and its arguments: `load_dataset` takes names and paths only."""
+    found = datasets.data_files.get_data_patterns(url)
+    files = datasets.data_files.DataFilesDict.from_patterns(found, base_path=url)
+    kind, settings = datasets.load.infer_module_for_data_files(files)
+    return kind, {"data_files": files, **settings}
 
 
 def _hub_cache(name: str, root: Path | None) -> Path:

@@ -1,0 +1,124 @@
+"""Grids: several data sets and sizes, some of the runs, and folders of several machines put together."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenmix.compare import twin_costs
+from tokenmix.compare.compare import compare
+from tokenmix.compare.grid import split_grid
+from tokenmix.compare.results import load_results
+from tokenmix.data.lookup import data_sets
+from tokenmix.errors import UserError
+from tokenmix.train.config import CompareConfig
+from verbs import refused, told
+
+SETTINGS: dict[str, Any] = {
+    "data": "digits", "limit": 64, "limit_eval": 20, "validation": 16, "batch_size": 16, "epochs": 1, "device": "cpu",
+    "mixers": ("self", "external"),
+}  # fmt: skip
+GRID = {"data": "digits,digits-again", "sizes": ("nano", "small"), "mixers": ("self",), "seeds": (0, 1)}
+NAMES = ["digits-nano", "digits-small", "digits-again-nano", "digits-again-small"]
+
+
+def small(out: Path, **changes: Any) -> CompareConfig:
+    return CompareConfig().replace(**{**SETTINGS, "out": out, **changes})
+
+
+@pytest.fixture(autouse=True)
+def _short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(twin_costs, "SECONDS", 0.01)
+    monkeypatch.setattr(twin_costs, "TOKENS", (4, 16))
+
+
+@pytest.fixture
+def _digits_again(own_names: None) -> None:
+    import dataclasses
+
+    from tokenmix.registry import DATA_SETS
+
+    DATA_SETS.register(dataclasses.replace(DATA_SETS["digits"], name="digits-again"))
+
+
+@pytest.mark.parametrize(
+    ("specs", "found"),
+    [
+        ("digits", ["digits"]),
+        ("digits,fashion-mnist,digits", ["digits", "fashion-mnist"]),
+        ("digits,fashon-mnist", ["digits", "fashon-mnist"]),
+        ("folder:a,b,digits", ["folder:a,b", "digits"]),
+        ("wds:/a/t-{0..3}.tar,/a/v.tar,folder:x", ["wds:/a/t-{0..3}.tar,/a/v.tar", "folder:x"]),
+    ],
+)
+def test_commas_separate_data_sets_but_not_paths(specs: str, found: list[str]) -> None:
+    assert data_sets(specs) == found
+
+
+def test_one_data_set_and_size_keep_their_folder() -> None:
+    out, parts = split_grid(CompareConfig().replace(data="folder:my/photos"))
+    assert out == Path("runs/compare-folder-my-photos")
+    assert list(parts) == [""]
+    out, parts = split_grid(CompareConfig().replace(data="digits", sizes=("small",), out=Path("x")))
+    assert out == Path("x")
+    assert parts[""][0].model.model == "mixer_small"
+
+
+@pytest.mark.usefixtures("_digits_again")
+def test_a_grid_has_a_report_for_each_pair_and_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "grid"
+    compare(small(out, **GRID, only=("digits-nano/*", "*-again-*/self-seed1")))
+    lines = capsys.readouterr().out
+    assert "[1/4] digits-nano, self, seed 0: accuracy" in lines
+    assert sorted(file.parent.name for file in out.glob("*/report.html")) == sorted({*NAMES} - {"digits-small"})
+    assert [run.seed for run in load_results(out / "digits-again-small/results.json").twins[0].runs] == [1]
+    # What was left out is trained by the same command without --only; what there is, is not trained again.
+    compare(small(out, **GRID))
+    lines = capsys.readouterr().out
+    assert lines.count("done before") == 4
+    assert "[8/8] " in lines
+    table = (out / "results.md").read_text()
+    assert all(f"[{name}]({name}/results.md)" in table for name in NAMES)
+    score = load_results(out / "digits-small/results.json").twins[0].score
+    assert f"{score:.4f} ± " in table
+    assert '<a href="digits-small/report.html">digits-small</a>' in (out / "report.html").read_text()
+    widths = [load_results(out / name / "results.json").skeleton["dim"] for name in NAMES]
+    assert widths == [64, 128, 64, 128]
+    with pytest.raises(UserError, match=r"digits-nano holds a comparison with epochs 1 instead of 2"):
+        compare(small(out, **GRID, epochs=2), quiet=True)
+    with pytest.raises(UserError, match="is not empty and holds no comparison"):
+        compare(small(out), quiet=True)
+
+
+def test_folders_of_two_machines_are_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two, whole = (tmp_path / name for name in ("one", "two", "whole"))
+    compare(small(one, mixers=("self",), seeds=(0, 1), only=("self-seed1",)), quiet=True)
+    compare(small(two), quiet=True)
+    # What says it was trained here and not copied.
+    assert not (one / "runs/self-seed0").exists()
+    told(capsys, "compare", "--merge", str(one), str(two), "--out", str(whole))
+    merged = load_results(whole / "results.json")
+    assert [[run.seed for run in twin.runs] for twin in merged.twins] == [[0, 1], [0]]
+    for source, name in ((one, "self-seed1"), (two, "self-seed0"), (two, "external-seed0")):
+        files = [(folder / "runs" / name / "model.safetensors").read_bytes() for folder in (source, whole)]
+        assert files[0] == files[1]
+    assert json.loads((whole / "compare.json").read_text())["mixers"] == ["self", "external"]
+
+    (tmp_path / "empty").mkdir()
+    for words, message in (
+        (["--merge", str(one), str(tmp_path / "empty")], "empty holds no comparison"),
+        (["--merge"], "--merge needs folders"),
+        (["--merge", str(one), "--lr", "0.1"], "--merge takes the settings of the folders; leave --lr out"),
+        (["--mixers", "self", "--data", "digits", "--only", "self-sed0"], "unknown run 'self-sed0'; did you mean self"),
+        (["--sizes", "smal", "--data", "digits"], "unknown size of mixer 'smal'; did you mean small"),
+        (["--data", "digits,digts"], "unknown data set 'digts'; did you mean digits"),
+        (["--engine", "rai"], "give one of local, ray, slurm"),
+    ):
+        out = [] if "--merge" in words else ["--out", str(tmp_path / "new")]
+        assert message in refused(capsys, "compare", *words, *out)
+    assert not (tmp_path / "new").exists()
+    settings = json.loads((two / "compare.json").read_text())
+    (two / "compare.json").write_text(json.dumps({**settings, "lr": 0.5}))
+    with pytest.raises(UserError, match=r"two holds a comparison with lr 0.5, .*one one with 0.002"):
+        compare(CompareConfig().replace(merge=(one, two), out=tmp_path / "new"), quiet=True)
