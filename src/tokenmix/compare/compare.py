@@ -136,7 +136,7 @@ def _report(one: Comparison, runs: Runs, baseline: Mapping[str, float], console:
 
 
 def predict_steps(config: CompareConfig, threads: Sequence[int]) -> tuple[int, dict[str, float]]:
-    """The number of threads with which the first twin trains fastest here, and the seconds of each one's step then."""
+    """The number of threads with which the first variant trains fastest here, and the seconds of a step of each."""
     cells = plan_runs(config, Path())
     first, before = cells[0].config, torch.get_num_threads()
     data = get_task(config.task).load_data(first)

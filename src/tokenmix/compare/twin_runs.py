@@ -67,7 +67,7 @@ def read_run(cell: Cell, failure: str, metric: str, out: Path) -> Run:
         return _read_run(cell, failure, metric, out)
     except (LookupError, TypeError, ValueError, csv.Error, StopIteration) as error:
         reason = error if isinstance(error, UserError) else type(error).__name__
-        raise UserError(f"{cell.folder} is damaged ({reason}); remove it, and it is trained again") from None
+        raise UserError(f"{cell.folder} is damaged ({reason}); remove it to train it again") from None
 
 
 def _read_run(cell: Cell, failure: str, metric: str, out: Path) -> Run:

@@ -220,7 +220,7 @@ class IsotropicNet(Classifier):
             check_mixer(block.mixer)  # type: ignore[arg-type]
 
     def split_tokens(self, shard: TokenShard) -> None:
-        """Process this process's rows of patches from now on; images and logits remain whole. See `TokenParallel`."""
+        """Process only this process's rows of patches; images and logits remain whole. See `TokenParallel`."""
         self.check_token_parallel(shard.size)
         stem, self.token_shard = self.stem, shard
         assert isinstance(stem, PatchStem)

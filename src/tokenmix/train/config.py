@@ -188,7 +188,7 @@ class LoopConfig(BudgetConfig):
     num_nodes: Annotated[int | None, Range(least=1)] = None
     """Machines; torchrun's number if that started the processes, else 1."""
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
-    """How processes share the work: ddp (auto) copies the model to each, fsdp cuts it into parts."""
+    """How processes share the work: ddp (auto) copies the model to each, fsdp shards it."""
     token_parallel: Annotated[int, Range(least=1)] = 1
     """Processes that share each image, every one with some rows of its tokens; --devices must be a multiple of it."""
 
@@ -309,7 +309,7 @@ class CompareConfig(Document):
     mixers: Names = ("self", "external", "multihead-external", "gating", "less")
     """Mixers to compare, separated by commas: names of tokenmix list mixers, or module:Class."""
     seeds: Numbers = (0,)
-    """One run of every variant for each of these, separated by commas."""
+    """Seeds, separated by commas; one run of every variant for each."""
     sizes: Names = ()
     """Sizes of the network, separated by commas: nano,small compares in mixer_nano and in mixer_small. Each size, and
     each data set of several after --data, separated by commas, has a report of its own."""

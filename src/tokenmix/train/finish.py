@@ -37,7 +37,7 @@ def finish_run(config: TrainConfig, *, quiet: bool = False) -> Path:
     """
     run = config.loop.out
     if run is None:
-        raise UserError("a run that may be taken up again needs a folder; give out")
+        raise UserError("a run that can be resumed needs a folder; give out")
     try:
         with process_group(config.loop.device):
             # The first process decides, since it also removes.

@@ -106,7 +106,7 @@ def check_config(config: TrainConfig) -> None:
     if distills_layers(config) and config.swap.swap is None:
         raise UserError("distill_from=layers trains the layers that are swapped in; give --swap MIXER as well")
     if distills_layers(config) and loop.strategy == "fsdp":
-        raise UserError("distill_from=layers calls single layers, which fsdp cuts into parts; give --strategy ddp")
+        raise UserError("distill_from=layers calls single layers, which fsdp shards; give --strategy ddp")
     if distills_layers(config) and loop.token_parallel > 1:
         raise UserError("distill_from=layers calls single layers on whole images; leave --token-parallel out")
     if loop.batch_size % optim.accumulate:

@@ -239,7 +239,7 @@ def _resume(run: Path, given: TrainConfig, quiet: bool) -> Path:
         session, checkpoint = _restored(run, given)
     progress, plan = Progress.from_dict(checkpoint.meta["progress"]), session.plan
     if not (progress.epoch <= plan.epochs and progress.batch <= plan.batches(0) and progress.step <= plan.total_steps):
-        raise UserError(f"{run} stopped at a step that its config has not; put a whole config.json and meta.json back")
+        raise UserError(f"{run} stopped at a step beyond its config; restore config.json and meta.json from a copy")
     if not quiet:
         batch = f"{plan.processes} x {session.config.loop.batch_size} {session.data.unit}"
         print(

@@ -109,7 +109,7 @@ class EANetSegmenter(Segmenter):
             check_mixer(self.context)
 
     def split_tokens(self, shard: TokenShard) -> None:
-        """Process this process's rows of the images from now on, see `TokenParallel`: logits are those of its rows.
+        """Process only this process's rows of the images, see `TokenParallel`: logits are those of its rows.
 
         A convolution reads its neighbours' rows at the edge, BatchNorm takes its statistics over all.
         """
