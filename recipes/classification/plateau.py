@@ -276,7 +276,7 @@ class Plateau:
                 second = step_seconds[label] / SHARED["batch_size"]
                 row["seconds"] = row["images"] * second
                 for one in row["curves"]:
-                    one["seconds"] = [round(images * second, 2) for images in one["images"]]
+                    one["seconds"] = [float(f"{images * second:.6g}") for images in one["images"]]
             if "maps" in made[0]:
                 row["maps"] = [one["maps"] for one in made]
             found[label] = row

@@ -87,7 +87,7 @@ def test_a_grid_has_a_report_for_each_pair_and_a_table(tmp_path: Path, capsys: p
     assert widths == [64, 128, 64, 128]
     with pytest.raises(UserError, match=r"digits-nano holds a comparison with epochs 1 instead of 2"):
         compare(small(out, **GRID, epochs=2), quiet=True)
-    with pytest.raises(UserError, match="is not empty and holds no comparison"):
+    with pytest.raises(UserError, match="is not empty and does not contain a comparison"):
         compare(small(out), quiet=True)
 
 

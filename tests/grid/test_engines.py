@@ -240,7 +240,7 @@ def test_an_engine_without_its_package_names_the_extra(
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"engine": "rai"}, "engine='rai' is not possible; give one of local, ray, slurm"),
+        ({"engine": "rai"}, "engine='rai' is not valid; give one of local, ray, slurm"),
         ({"address": "auto"}, "address='auto' needs --engine ray, got local"),
         ({"engine": "ray", "jobs": 2}, "jobs=2 needs --engine local or slurm, got ray"),
         ({"run_gpus": 1.0}, "needs --engine ray or slurm"),

@@ -70,7 +70,7 @@ def test_offline_is_one_line_and_at_once(tmp_path, monkeypatch) -> None:
 def test_a_backbone_that_cannot_be_fetched(monkeypatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(pretrained, "try_to_load_from_cache", lambda *args, **kwargs: None)
-    with pytest.raises(UserError, match="weights of resnet50 lie in timm/resnet50"):
+    with pytest.raises(UserError, match="weights of resnet50 are in timm/resnet50"):
         create_model("eanet_resnet50", pretrained_backbone=True)
 
 
