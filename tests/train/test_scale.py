@@ -18,7 +18,7 @@ from tokenmix.tasks.classes import CONFUSION_CLASSES
 from tokenmix.tasks.classification.task import ImageClassification
 from tokenmix.train import trainer
 from tokenmix.train.config import TrainConfig
-from tokenmix.train.distributed import DistributedInfo, PeerFailure, process_group
+from tokenmix.train.distributed import PeerFailure, process_group
 from tokenmix.train.optimizer import make_optimizer, make_schedule
 from tokenmix.train.run import evaluate, predict, train
 from tokenmix.train.sources import make_config
