@@ -107,7 +107,7 @@ class Runner:
     def _report(self, cell: Cell, outcome: grid.Outcome) -> None:
         """A line for a cell that ended."""
         self.done += 1
-        told = f"failed: {outcome}"
+        line = f"failed: {outcome}"
         if outcome:
             self.failed[cell.name] = str(outcome)
         else:
@@ -115,5 +115,5 @@ class Runner:
             self._keep(cell, self.read(self.out / cell.name))
             parts = [(part, result.get(part) or {}) for part in ("validation", "final")]
             scores = [f"{part} {name} {found[name]:.4f}" for part, found in parts for name in list(found)[:1]]
-            told = ", ".join([*scores, f"{result['seconds']:.0f} s"])
-        print(f"[{self.done}/{self.total}] {cell.name}: {told}", flush=True)
+            line = ", ".join([*scores, f"{result['seconds']:.0f} s"])
+        print(f"[{self.done}/{self.total}] {cell.name}: {line}", flush=True)

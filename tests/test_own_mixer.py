@@ -15,7 +15,7 @@ import tokenmix
 from tokenmix.errors import UserError
 from tokenmix.layers import create_mixer
 from tokenmix.testing.doctor import doctor
-from verbs import refused, told
+from verbs import printed, refused
 
 PACKAGE = '''
 import torch
@@ -86,26 +86,26 @@ def test_it_is_trained_swapped_in_and_looked_into(package: Path, capsys, mixer: 
     first = ["--import", "toy_layers"] if mixer == "mean" else []
     Image.new("L", (8, 8), 90).save("grey.png")
     words = ["train", "image-classification", "--model", "mixer_nano", *TINY, "--model-kwargs", *NARROW]
-    told(capsys, *first, *words, f"mixer={mixer}", "--out", "own")
-    assert 0 <= json.loads(told(capsys, *first, "eval", "own", "--json"))["accuracy"] <= 1
+    printed(capsys, *first, *words, f"mixer={mixer}", "--out", "own")
+    assert 0 <= json.loads(printed(capsys, *first, "eval", "own", "--json"))["accuracy"] <= 1
     if mixer == "mean":
-        told(capsys, *first, "inspect", "own", "grey.png", "--out", "maps")
+        printed(capsys, *first, "inspect", "own", "grey.png", "--out", "maps")
         assert [b["kind"] for b in json.loads(Path("maps/numbers.json").read_text())["blocks"]] == ["tokens", "tokens"]
     else:
         assert "no token mixer with a map" in refused(capsys, "inspect", "own", "grey.png", "--out", "maps")
-    told(capsys, *first, *words, "mixer=self", "--out", "plain")
-    report = json.loads(told(capsys, *first, "swap", "plain", "--to", mixer, "--json"))
+    printed(capsys, *first, *words, "mixer=self", "--out", "plain")
+    report = json.loads(printed(capsys, *first, "swap", "plain", "--to", mixer, "--json"))
     assert [row["macs_after"] for row in report["rows"]] == [create_mixer(mixer, 16).macs(16)] * 2
-    assert told(capsys, *first, "swap", "vit_tiny_patch16_224", "--to", mixer)
+    assert printed(capsys, *first, "swap", "vit_tiny_patch16_224", "--to", mixer)
     start = ["train", "image-classification", *TINY, "--init-from", "plain", "--out", "swapped"]
-    told(capsys, *first, *start, "--swap", mixer, "--swap-where", "blocks.1.*")
-    assert len(json.loads(told(capsys, *first, "predict", "swapped", "grey.png", "--json"))) == 1
-    assert json.loads(told(capsys, *first, "cost", mixer, "--tokens", "4,8", "--dim", "8", "--json"))["rows"]
+    printed(capsys, *first, *start, "--swap", mixer, "--swap-where", "blocks.1.*")
+    assert len(json.loads(printed(capsys, *first, "predict", "swapped", "grey.png", "--json"))) == 1
+    assert json.loads(printed(capsys, *first, "cost", mixer, "--tokens", "4,8", "--dim", "8", "--json"))["rows"]
 
 
 @pytest.mark.slow
 def test_it_is_compared(package: Path, capsys) -> None:
-    told(capsys, "compare", "--mixers", "self,toy_layers:Shift,toy_layers:Mean", *TINY, "--out", "out")
+    printed(capsys, "compare", "--mixers", "self,toy_layers:Shift,toy_layers:Mean", *TINY, "--out", "out")
     results = json.loads(Path("out/results.json").read_text())
     assert [twin["mixer"] for twin in results["twins"]] == ["self", "toy_layers:Shift", "toy_layers:Mean"]
     assert all(run["status"] == "finished" for twin in results["twins"] for run in twin["runs"])

@@ -15,7 +15,7 @@ import tokenmix
 from tokenmix.errors import UserError
 from tokenmix.layers import create_mixer
 from tokenmix.registry import DATA_SETS, MODELS, TASKS, load_plugin
-from verbs import refused, told
+from verbs import printed, refused
 
 PLUGINS = Path(__file__).parent / "plugins"
 TASK = ["--import", str(PLUGINS / "toy_brightness.py")]
@@ -28,13 +28,13 @@ pytestmark = pytest.mark.usefixtures("own_names")
 
 def test_they_are_listed_and_counted(capsys) -> None:
     assert "brightness" not in TASKS
-    assert "brightness" in told(capsys, *TASK, "list", "tasks")
-    rows = json.loads(told(capsys, *TASK, *NET, "list", "models", "--json"))
+    assert "brightness" in printed(capsys, *TASK, "list", "tasks")
+    rows = json.loads(printed(capsys, *TASK, *NET, "list", "models", "--json"))
     assert {"name": "toy_line", "task": "brightness", "about": "a weighted mean"} in rows
     assert "toy_net" in [row["name"] for row in rows]
-    assert "toy-roll" in told(capsys, *NET, "list", "mixers")
-    assert json.loads(told(capsys, *TASK, "info", "toy_line", "--json"))["parameters"] == 9
-    net = json.loads(told(capsys, *NET, "info", "toy_net", "--img-size", "8", "--json"))
+    assert "toy-roll" in printed(capsys, *NET, "list", "mixers")
+    assert json.loads(printed(capsys, *TASK, "info", "toy_line", "--json"))["parameters"] == 9
+    net = json.loads(printed(capsys, *NET, "info", "toy_net", "--img-size", "8", "--json"))
     assert net["parameters"] == sum(p.numel() for p in tokenmix.create_model("toy_net", img_size=8).parameters())
     assert "toy_line is a model of brightness, not of detection" in refused(
         capsys, *TASK, "train", "detection", "--model", "toy_line"
@@ -62,20 +62,20 @@ def test_a_task_of_ones_own_trains(capsys, tmp_path) -> None:
     run, row = str(tmp_path / "run"), tmp_path / "row.txt"
     row.write_text("0.5 " * 8)
     words = ["--model", "toy_line", "--max-steps", "8", "--batch-size", "16", "--lr", "0.1", "--out", run]
-    told(capsys, *TASK, "train", "brightness", *words)
-    assert json.loads(told(capsys, *TASK, "eval", run, "--json"))["mse"] < 0.5
-    (answer,) = json.loads(told(capsys, *TASK, "predict", run, str(row), "--json"))
+    printed(capsys, *TASK, "train", "brightness", *words)
+    assert json.loads(printed(capsys, *TASK, "eval", run, "--json"))["mse"] < 0.5
+    (answer,) = json.loads(printed(capsys, *TASK, "predict", run, str(row), "--json"))
     assert isinstance(answer["brightness"], float)
     assert f"{run} is of brightness; inspect works" in refused(capsys, *TASK, "inspect", run, str(row))
 
 
 def test_a_data_set_of_ones_own_is_listed_and_registered_once(capsys) -> None:
-    row = json.loads(told(capsys, *LEVELS, "list", "data", "--json"))[-1]
+    row = json.loads(printed(capsys, *LEVELS, "list", "data", "--json"))[-1]
     assert row == {
         "name": "toy-levels", "kinds": ["images"], "about": "20 grey levels", "licence": "CC0", "origin": "here",
         "cached": True,
     }  # fmt: skip
-    assert told(capsys, *LEVELS, "data", "get", "toy-levels") == "toy\n"
+    assert printed(capsys, *LEVELS, "data", "get", "toy-levels") == "toy\n"
     with pytest.raises(UserError, match="the data set 'toy-levels' is registered already"):
         DATA_SETS.register(replace(DATA_SETS["toy-levels"], licence="MIT"))
 
@@ -95,11 +95,11 @@ def test_a_data_set_of_ones_own_is_trained_on(capsys, tmp_path) -> None:
         "--device",
         "cpu",
     ]
-    told(capsys, *LEVELS, "train", "image-classification", *words, "--out", str(run))
+    printed(capsys, *LEVELS, "train", "image-classification", *words, "--out", str(run))
     described = json.loads((run / "data.json").read_text())
     assert (described["source"], described["train"], described["classes"]) == ("toy", 12, ["dark", "bright"])
-    assert json.loads(told(capsys, *LEVELS, "eval", str(run), "--json"))["samples"] == 8
-    (answer,) = json.loads(told(capsys, *LEVELS, "predict", str(run), str(picture), "--json"))
+    assert json.loads(printed(capsys, *LEVELS, "eval", str(run), "--json"))["samples"] == 8
+    (answer,) = json.loads(printed(capsys, *LEVELS, "predict", str(run), str(picture), "--json"))
     assert answer["label"] in ("dark", "bright")
 
 
@@ -107,14 +107,14 @@ def test_a_data_set_of_ones_own_is_trained_on(capsys, tmp_path) -> None:
 def test_a_classifier_of_ones_own_trains_and_is_looked_into(capsys, tmp_path) -> None:
     run, picture = str(tmp_path / "run"), tmp_path / "grey.png"
     Image.new("L", (8, 8), 90).save(picture)
-    told(capsys, *NET, "train", "image-classification", "--model", "toy_net", *DIGITS, "--out", run)
-    assert 0 <= json.loads(told(capsys, *NET, "eval", run, "--json"))["accuracy"] <= 1
-    (answer,) = json.loads(told(capsys, *NET, "predict", run, str(picture), "--json"))
+    printed(capsys, *NET, "train", "image-classification", "--model", "toy_net", *DIGITS, "--out", run)
+    assert 0 <= json.loads(printed(capsys, *NET, "eval", run, "--json"))["accuracy"] <= 1
+    (answer,) = json.loads(printed(capsys, *NET, "predict", run, str(picture), "--json"))
     assert 0 < answer["probability"] <= 1
-    told(capsys, *NET, "inspect", run, str(picture), "--out", str(tmp_path / "maps"))
+    printed(capsys, *NET, "inspect", run, str(picture), "--out", str(tmp_path / "maps"))
     (block,) = json.loads((tmp_path / "maps" / "numbers.json").read_text())["blocks"]
     assert block["kind"] == "tokens"
-    (cost, *_) = json.loads(told(capsys, *NET, "cost", "toy_net", "--img-size", "16", "--json"))["rows"]
+    (cost, *_) = json.loads(printed(capsys, *NET, "cost", "toy_net", "--img-size", "16", "--json"))["rows"]
     assert cost["name"] == "toy_net"
 
 
@@ -122,7 +122,7 @@ def test_a_classifier_of_ones_own_trains_and_is_looked_into(capsys, tmp_path) ->
 def test_mixers_of_ones_own_are_compared(capsys, tmp_path) -> None:
     out = str(tmp_path / "out")
     words = ["--data", "toy-levels", "--max-steps", "3", "--batch-size", "4", "--out", out]
-    told(capsys, *NET, *LEVELS, "compare", "--mixers", "toy-roll,toy_net:Roll,self", *words)
+    printed(capsys, *NET, *LEVELS, "compare", "--mixers", "toy-roll,toy_net:Roll,self", *words)
     results = json.loads((Path(out) / "results.json").read_text())
     assert [twin["mixer"] for twin in results["twins"]] == ["toy-roll", "toy_net:Roll", "self"]
     assert [twin["mixer_macs"] for twin in results["twins"]][:2] == [0, 0]
@@ -136,7 +136,7 @@ def test_a_mixer_goes_by_its_name_or_by_its_class(capsys) -> None:
     assert torch.equal(named(x), classed(x))
     assert "toy-roll" in tokenmix.list_mixers()
     assert tokenmix.create_model("mixer_nano", mixer="toy_net:Roll").mixer_name == "toy_net:Roll"
-    assert json.loads(told(capsys, "cost", "toy_net:Roll", "--tokens", "4,8", "--dim", "8", "--json"))["rows"]
+    assert json.loads(printed(capsys, "cost", "toy_net:Roll", "--tokens", "4,8", "--dim", "8", "--json"))["rows"]
     for name, words in (
         ("toy_net:Rol", "unknown class in module 'toy_net'"),
         ("no_module:Roll", "cannot import 'no_module'"),

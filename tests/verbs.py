@@ -5,7 +5,7 @@ import pytest
 from tokenmix.cli import main
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     capsys.readouterr()
     assert main(words) == 0, capsys.readouterr().err
     return capsys.readouterr().out

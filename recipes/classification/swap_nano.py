@@ -235,8 +235,8 @@ def summarise(found: Mapping[Cell, float]) -> list[dict[str, Any]]:
 
 
 def _seeds(rows: Sequence[Mapping[str, Any]]) -> str:
-    counts = sorted({len(row["runs"]) for row in rows})
-    return " to ".join(map(str, counts[:: max(1, len(counts) - 1)])) + " seeds"
+    counts = {len(row["runs"]) for row in rows}
+    return f"{max(counts)} seeds" if len(counts) == 1 else f"{min(counts)} to {max(counts)} seeds"
 
 
 def _value(rows: Sequence[Mapping[str, Any]], **wanted: Any) -> str:

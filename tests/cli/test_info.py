@@ -10,13 +10,13 @@ from tokenmix.registry import MODELS, get_task
 from tokenmix.train.sources import make_config
 
 
-def told(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
+def printed(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
     assert main(["info", *args, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 def test_published_figures_stand_beside_those_of_the_preset_whatever_size_is_asked_for(capsys):
-    here = told(capsys, "gmlp_tiny", "--img-size", "64")
+    here = printed(capsys, "gmlp_tiny", "--img-size", "64")
     assert here["image"] == [64, 64]
     assert here["preset"]["image"] == [224, 224]
     assert here["preset"]["parameters"] == pytest.approx(5.867e6, rel=0.002)
@@ -30,7 +30,7 @@ def test_published_figures_stand_beside_those_of_the_preset_whatever_size_is_ask
 
 @pytest.mark.parametrize("size", ["32x48", "32,48"])
 def test_an_image_need_not_be_square(size, capsys):
-    summary = told(capsys, "gmlp_nano", "--img-size", size)
+    summary = printed(capsys, "gmlp_nano", "--img-size", size)
     assert (summary["image"], summary["tokens"]) == ([32, 48], 8 * 12)
 
 
@@ -43,12 +43,12 @@ def test_a_size_that_is_none_is_one_line(size, capsys):
 
 
 def test_less_attention_that_does_not_pay_is_told_in_every_skeleton(capsys):
-    (line,) = told(capsys, "mixer_nano", "--model-kwargs", "mixer=less")["warnings"]
+    (line,) = printed(capsys, "mixer_nano", "--model-kwargs", "mixer=less")["warnings"]
     assert "do not pay at 64 tokens" in line
-    few = told(capsys, "mixer_nano", "--model-kwargs", "mixer=less", "patch_size=8")
+    few = printed(capsys, "mixer_nano", "--model-kwargs", "mixer=less", "patch_size=8")
     assert (few["tokens"], few["warnings"]) == (16, [])
-    assert told(capsys, "mixer_nano")["warnings"] == []
-    (stage,) = told(capsys, "lavit_tiny", "--img-size", "256")["warnings"]
+    assert printed(capsys, "mixer_nano")["warnings"] == []
+    (stage,) = printed(capsys, "lavit_tiny", "--img-size", "256")["warnings"]
     assert "stage 3" in stage
 
 
@@ -67,7 +67,7 @@ def test_every_model_is_of_a_task_that_takes_it():
 
 @pytest.mark.parametrize(("points", "tokens"), [(512, 64), (2000, 64)])
 def test_a_point_model_is_counted_for_so_many_points(points, tokens, capsys):
-    summary = told(capsys, "pct_cls_nano", "--num-points", str(points), "--model-kwargs", "mixer=external")
+    summary = printed(capsys, "pct_cls_nano", "--num-points", str(points), "--model-kwargs", "mixer=external")
     assert (summary["task"], summary["mixer"], summary["tokens"]) == ("point-classification", "external", tokens)
     assert summary["macs"] == sum(row["macs"] for row in summary["blocks"])
     assert summary["parameters"] == sum(row["parameters"] for row in summary["blocks"])

@@ -13,7 +13,7 @@ from tokenmix.compare.results import load_results
 from tokenmix.data.lookup import data_sets
 from tokenmix.errors import UserError
 from tokenmix.train.config import CompareConfig
-from verbs import refused, told
+from verbs import printed, refused
 
 SETTINGS: dict[str, Any] = {
     "data": "digits", "limit": 64, "limit_eval": 20, "validation": 16, "batch_size": 16, "epochs": 1, "device": "cpu",
@@ -97,7 +97,7 @@ def test_folders_of_two_machines_are_merged(tmp_path: Path, capsys: pytest.Captu
     compare(small(two), quiet=True)
     # What says it was trained here and not copied.
     assert not (one / "runs/self-seed0").exists()
-    told(capsys, "compare", "--merge", str(one), str(two), "--out", str(whole))
+    printed(capsys, "compare", "--merge", str(one), str(two), "--out", str(whole))
     merged = load_results(whole / "results.json")
     assert [[run.seed for run in twin.runs] for twin in merged.twins] == [[0, 1], [0]]
     for source, name in ((one, "self-seed1"), (two, "self-seed0"), (two, "external-seed0")):

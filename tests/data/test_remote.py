@@ -26,7 +26,7 @@ from tokenmix.tasks.text.data import load_labelled, load_text
 from tokenmix.train import trainer
 from tokenmix.train.run import evaluate, train
 from tokenmix.train.sources import make_config
-from verbs import refused, told
+from verbs import printed, refused
 
 CONFIG = make_config(
     model="vit_nano", model_kwargs={"depth": 1, "drop_rate": 0.1}, epochs=2, batch_size=8, img_size=16, threads=1,
@@ -238,7 +238,7 @@ def test_specifications_with_urls(tmp_path: Path):
 
 
 def test_get_fetches_before_a_run(server: LoopbackS3, capsys: pytest.CaptureFixture[str]):
-    assert "wds: 4 shards in s3://bucket/set" in told(capsys, "data", "get", spec("s3://bucket/set"))
+    assert "wds: 4 shards in s3://bucket/set" in printed(capsys, "data", "get", spec("s3://bucket/set"))
     read = server.gets(".tar")
     assert len(load_images(spec("s3://bucket/set"), img_size=8).train) == 30
     assert server.gets(".tar") == read == 4

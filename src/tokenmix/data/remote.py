@@ -132,8 +132,8 @@ def _describe(place: tuple[str, Any, str], cache: Path) -> RemoteFile:
 
 def _fetch(file: RemoteFile) -> None:
     folder = file.copy.parent
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".fetching-", ignore_cleanup_errors=True) as beside:
-        fetched = Path(beside) / file.copy.name
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".fetching-", ignore_cleanup_errors=True) as temporary:
+        fetched = Path(temporary) / file.copy.name
         with _one_line(file.url):
             file.system.get_file(file.path, str(fetched))
         fetched.replace(file.copy)
@@ -155,5 +155,5 @@ def _one_line(url: str) -> Iterator[None]:
         missing = missing_extra(url, cause) if isinstance(cause, ModuleNotFoundError) else None
         if missing is not None:
             raise missing from None
-        told = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise UserError(f"{url} cannot be read ({told}); check address, network and credentials") from None
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise UserError(f"{url} cannot be read ({reason}); check address, network and credentials") from None

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -115,6 +116,18 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """The value in a JSON file."""
     return json.loads(path.read_text())
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder next to `path` to write into, renamed to it at the end; nothing is left of it after an error."""
+    partial = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
+    try:
+        yield partial
+        partial.chmod(0o755)
+        partial.replace(path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def replace_folder(beside: Path, path: Path) -> None:

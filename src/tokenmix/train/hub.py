@@ -2,8 +2,6 @@
 
 import math
 import shlex
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tokenmix.errors import UserError
-from tokenmix.train.files import make_folder, read_json
+from tokenmix.train.files import make_folder, new_folder, read_json
 from tokenmix.train.programs import HubForm
 
 if TYPE_CHECKING:
@@ -79,14 +77,9 @@ def export_to_hub(run: Path, out: Path | None = None, push: str | None = None) -
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists and is not empty; remove it, or give another folder with --out")
     make_folder(out.parent)
-    beside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
-    try:
-        _check(task, task.save_for_hub(beside))
-        (beside / "README.md").write_text(_card(task, form, read_json(run / "result.json"), _command(run), push))
-        beside.chmod(0o755)
-        beside.replace(out)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    with new_folder(out) as partial:
+        _check(task, task.save_for_hub(partial))
+        (partial / "README.md").write_text(_card(task, form, read_json(run / "result.json"), _command(run), push))
     return str(out) if push is None else _upload(out, push)
 
 

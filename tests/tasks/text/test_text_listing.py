@@ -7,13 +7,13 @@ import pytest
 from tokenmix.cli import main
 
 
-def told(capsys, *args):
+def printed(capsys, *args):
     assert main([*args, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 def test_info_has_the_papers_figures_beside_ours(capsys):
-    summary = told(capsys, "info", "amlp_text_base", "--model-kwargs", "max_position_embeddings=128")
+    summary = printed(capsys, "info", "amlp_text_base", "--model-kwargs", "max_position_embeddings=128")
     assert (summary["tokens"], summary["mixer"]) == (128, "gating-attention")
     assert summary["published parameters, millions"] == 109
     assert summary["preset's GFLOPs"] == pytest.approx(summary["published GFLOPs"], rel=0.01)
@@ -24,7 +24,7 @@ def test_info_has_the_papers_figures_beside_ours(capsys):
 
 
 def test_they_are_listed(capsys):
-    rows = {row["name"]: row for row in told(capsys, "list", "models")}
+    rows = {row["name"]: row for row in printed(capsys, "list", "models")}
     assert "masked-lm" in rows["gmlp_text_nano"]["task"]
     assert "self-attention" in rows["bert_text_nano"]["about"]
 

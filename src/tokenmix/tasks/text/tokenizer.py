@@ -1,15 +1,14 @@
 """Tokenizers trained on the user's own text, in Hugging Face's form."""
 
 import json
-import shutil
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tokenmix.errors import UserError
+from tokenmix.train.files import new_folder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -74,16 +73,11 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> Path:
     folder = Path(folder).expanduser()
     check_new(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
-    try:
-        tokenizer.save_pretrained(beside)
+    with new_folder(folder) as partial:
+        tokenizer.save_pretrained(partial)
         # transformers 5 leaves it out; older versions and other libraries read it.
         names = {name: str(getattr(tokenizer, name)) for name in NAMES}
-        (beside / "special_tokens_map.json").write_text(json.dumps(names, indent=2) + "\n")
-        beside.chmod(0o755)
-        beside.replace(folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        (partial / "special_tokens_map.json").write_text(json.dumps(names, indent=2) + "\n")
     return folder
 
 
