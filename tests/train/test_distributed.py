@@ -94,7 +94,7 @@ def disk_full_on_the_third_checkpoint():
 
 def one_process_is_told_to_end():
     before = trainer.TrainingLoop.start_batch
-    def printed(self, *args):
+    def told(self, *args):
         if distributed_info().rank == 1 and self.progress.step == 4:
             signal.raise_signal(signal.SIGTERM)
         before(self, *args)
