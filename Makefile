@@ -38,8 +38,8 @@ demo: $(BIN)/.installed
 	$(BIN)/python -m recipes.demo
 
 # One thread in each of a few processes: tests are many small tensors, and threads that wait for each other cost more
-# than they give.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+# than they give. In the order of their names, since those of few tests are not the short ones.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test: $(BIN)/.installed-test lint types
 	$(PYTEST) -m "not slow and not gpu"

@@ -1,6 +1,7 @@
 """Imports run one way, and what must start at once imports nothing heavy."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -43,6 +44,11 @@ BELOW["compare"] = BELOW["tasks"] | {"tasks", "inspect", "cost", "grid"}
 """Part of the package: the parts that it may import. The command stands above all."""
 
 TOP = {"cli", "__init__", "__main__"}
+
+
+@functools.cache
+def _tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
 
 
 def _part(file: Path) -> str:
@@ -115,7 +121,7 @@ def test_circles_are_found() -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     known = {_module(file) for file in FILES}
-    edges = {_module(file): _imported_modules(ast.parse(file.read_text()), known) for file in FILES}
+    edges = {_module(file): _imported_modules(_tree(file), known) for file in FILES}
     assert not _circles(edges)
 
 
@@ -137,7 +143,7 @@ def test_imports_run_one_way() -> None:
             continue
         # `from tokenmix import __version__` and the error class are the package's own.
         allowed = BELOW[part] | {part, None, "__version__", "UserError"}
-        imports = _imports(ast.parse(file.read_text()))
+        imports = _imports(_tree(file))
         wrong += [f"{file}:{line}: {part} imports {n}" for n, line in imports if _own_parts(n) not in allowed]
     assert not wrong, "imports of what stands above or next to"
 
@@ -148,7 +154,7 @@ def test_a_domain_imports_no_other_domain() -> None:
     wrong = []
     for file in PACKAGE.glob("tasks/*/**/*.py"):
         own = file.relative_to(PACKAGE / "tasks").parts[0]
-        imports = [(name.split("."), line) for name, line in _imports(ast.parse(file.read_text()))]
+        imports = [(name.split("."), line) for name, line in _imports(_tree(file))]
         wrong += [
             f"{file}:{line}: {own} imports {'.'.join(name)}"
             for name, line in imports
@@ -158,7 +164,7 @@ def test_a_domain_imports_no_other_domain() -> None:
 
 
 def test_imports_inside_the_package_are_absolute() -> None:
-    nodes = [(file, node) for file in FILES for node in ast.walk(ast.parse(file.read_text()))]
+    nodes = [(file, node) for file in FILES for node in ast.walk(_tree(file))]
     assert not [f"{file}:{n.lineno}" for file, n in nodes if isinstance(n, ast.ImportFrom) and n.level]
 
 
@@ -201,7 +207,7 @@ def test_nothing_heavy_at_the_top_of(name: str) -> None:
 def test_ops_need_only_torch() -> None:
     outside = set()
     for file in (PACKAGE / "ops").rglob("*.py"):
-        names = {module.split(".")[0] for module, _ in _imports(ast.parse(file.read_text()))}
+        names = {module.split(".")[0] for module, _ in _imports(_tree(file))}
         outside |= names - set(sys.stdlib_module_names) - {"tokenmix", "torch"}
     assert not outside
 
@@ -221,12 +227,12 @@ def _private_of_torch(tree: ast.AST) -> set[str]:
 
 
 def test_private_names_of_torch() -> None:
-    found = {name for file in FILES if _part(file) != "cpu" for name in _private_of_torch(ast.parse(file.read_text()))}
+    found = {name for file in FILES if _part(file) != "cpu" for name in _private_of_torch(_tree(file))}
     assert found == PRIVATE
 
 
 def test_private_operators_of_the_cpu_are_in_one_file() -> None:
-    files = [file for file in FILES if _part(file) == "cpu" and _private_of_torch(ast.parse(file.read_text()))]
+    files = [file for file in FILES if _part(file) == "cpu" and _private_of_torch(_tree(file))]
     assert [file.name for file in files] == ["operators.py"]
 
 

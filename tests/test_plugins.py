@@ -165,13 +165,17 @@ def test_an_installed_package_is_found_by_its_entry_point(tmp_path) -> None:
     info = tmp_path / "toy_pack-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-pack\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[tokenmix.plugins]\ntoy = toy_brightness\n")
-    path = os.pathsep.join(map(str, (tmp_path, PLUGINS, Path(tokenmix.__file__).parents[1])))
+    (info / "entry_points.txt").write_text("[tokenmix.plugins]\ntoy = toy_rows\n")
+    (tmp_path / "toy_rows.py").write_text(
+        "from dataclasses import replace\nfrom tokenmix.registry import MODELS\n"
+        "MODELS.register(replace(MODELS['vit_nano'], name='toy_vit'))\n"
+    )
+    path = os.pathsep.join(map(str, (tmp_path, Path(tokenmix.__file__).parents[1])))
     done = subprocess.run(
-        [sys.executable, "-c", "import tokenmix; print(tokenmix.list_models('toy*'), tokenmix.list_tasks()[-1])"],
+        [sys.executable, "-c", "import tokenmix; print(tokenmix.list_models('toy*'))"],
         env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.stdout.strip() == "['toy_line'] brightness", done.stderr
+    assert done.stdout.strip() == "['toy_vit']", done.stderr
 
 
 def test_a_model_with_a_pretrained_cfg_is_timms_too() -> None:

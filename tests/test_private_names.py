@@ -5,8 +5,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
-TREES = {path: ast.parse(path.read_text()) for path in sorted((ROOT / "src").rglob("*.py"))}
 # Documented, in spite of the underscore: os._exit and a named tuple's method.
 PUBLIC = {"_asdict", "_exit"}
 
@@ -30,10 +31,17 @@ def defined(tree: ast.AST) -> Iterator[str]:
             yield node.attr
 
 
-OURS = {name for tree in TREES.values() for name in defined(tree)}
+@pytest.fixture(scope="module")
+def trees() -> dict[Path, ast.AST]:
+    return {path: ast.parse(path.read_text()) for path in sorted((ROOT / "src").rglob("*.py"))}
 
 
-def foreign(tree: ast.AST) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def ours(trees: dict[Path, ast.AST]) -> set[str]:
+    return {name for tree in trees.values() for name in defined(tree)}
+
+
+def foreign(tree: ast.AST, ours: set[str]) -> Iterator[str]:
     """Private names of others that a file reads: attributes, a base class's methods, imports, and strings."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
     endings = {id(arg) for call in calls if call.func.attr in ("endswith", "removesuffix") for arg in call.args}
@@ -41,30 +49,30 @@ def foreign(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and private(node.attr):
             inherited = isinstance(node.value, ast.Call) and ast.unparse(node.value) == "super()"
-            if inherited or node.attr not in OURS:
+            if inherited or node.attr not in ours:
                 yield node.attr
         elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("tokenmix"):
             yield from filter(private, [*(node.module or "").split("."), *(alias.name for alias in node.names)])
-        elif isinstance(node, ast.Constant) and id(node) not in endings and node.value not in OURS:
+        elif isinstance(node, ast.Constant) and id(node) not in endings and node.value not in ours:
             yield from re.findall(r"^_[a-z]\w*$", str(node.value))
 
 
-def test_no_private_attribute_of_another_library_is_written():
-    for path, tree in TREES.items():
+def test_no_private_attribute_of_another_library_is_written(trees: dict[Path, ast.AST], ours: set[str]):
+    for path, tree in trees.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) and private(node.attr):
-                assert on_self(node) or node.attr in OURS, f"{path}:{node.lineno} {ast.unparse(node)}"
+                assert on_self(node) or node.attr in ours, f"{path}:{node.lineno} {ast.unparse(node)}"
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr":
                 name = ast.unparse(node.args[1]).strip("'")
-                assert not private(name) or name in OURS, f"{path}:{node.lineno} {ast.unparse(node)}"
+                assert not private(name) or name in ours, f"{path}:{node.lineno} {ast.unparse(node)}"
             if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
                 held = node.value
-                written = isinstance(held, ast.Attribute) and private(held.attr) and held.attr not in OURS
+                written = isinstance(held, ast.Attribute) and private(held.attr) and held.attr not in ours
                 assert not written, f"{path}:{node.lineno} {ast.unparse(node)}"
 
 
-def test_private_names_that_are_read_are_those_of_the_design():
+def test_private_names_that_are_read_are_those_of_the_design(trees: dict[Path, ast.AST], ours: set[str]):
     section = (ROOT / "DESIGN.md").read_text().split("## Private names of other libraries\n")[1].split("\n## ")[0]
     listed = set(re.findall(r"`(_\w+)`", section))
-    found = {name for tree in TREES.values() for name in foreign(tree)}
+    found = {name for tree in trees.values() for name in foreign(tree, ours)}
     assert found == listed, f"list in DESIGN.md {sorted(found - listed)}; remove there {sorted(listed - found)}"

@@ -78,6 +78,7 @@ def test_a_damaged_description_of_a_comparison_is_named(tmp_path: Path):
         compare(small(tmp_path), quiet=True)
 
 
+@pytest.mark.usefixtures("few_tokens")
 def test_names_of_folders_and_classes_are_never_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     folder = tmp_path / "[/b]"
     colours = {"[/b]".replace("/", "|"): 0, "\x1b[31mred": 120, "[link=x]": 250}
@@ -175,6 +176,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, BaseException], l
     return install
 
 
+@pytest.mark.usefixtures("few_tokens")
 @pytest.mark.parametrize("error", [UserError("the loss is nan at step 3"), ZeroDivisionError("a bug")])
 def test_one_twins_failure_does_not_cost_the_others(tmp_path: Path, failing: Callable, error: Exception):
     failing("self", error)
@@ -193,6 +195,7 @@ def test_when_all_fail_the_first_reason_is_told(tmp_path: Path, failing: Callabl
         compare(small(tmp_path / "out", mixers=("self",)), quiet=True)
 
 
+@pytest.mark.usefixtures("few_tokens")
 def test_after_an_interruption_the_same_command_goes_on(tmp_path: Path, failing: Callable):
     failing("external", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt, match="1 of 2 runs are finished"):

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tokenmix.compare import twin_costs
 from tokenmix.compare.compare import compare
 from tokenmix.compare.grid import split_grid
 from tokenmix.compare.results import load_results
@@ -23,14 +22,11 @@ GRID = {"data": "digits,digits-again", "sizes": ("nano", "small"), "mixers": ("s
 NAMES = ["digits-nano", "digits-small", "digits-again-nano", "digits-again-small"]
 
 
+pytestmark = pytest.mark.usefixtures("few_tokens")
+
+
 def small(out: Path, **changes: Any) -> CompareConfig:
     return CompareConfig().replace(**{**SETTINGS, "out": out, **changes})
-
-
-@pytest.fixture(autouse=True)
-def _short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(twin_costs, "SECONDS", 0.01)
-    monkeypatch.setattr(twin_costs, "TOKENS", (4, 16))
 
 
 @pytest.fixture

@@ -1,10 +1,10 @@
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+from processes import finish, start
 from tokenmix.cost.memory import peak_memory
 from tokenmix.errors import UserError
 
@@ -63,11 +63,11 @@ def test_cuda_peak():
     assert peak_memory(lambda: torch.empty(1 << 20, device="cuda"), "cuda") == 4 << 20
 
 
-def test_profiler_says_nothing_and_own_output_remains():
+def test_profiler_says_nothing_and_own_output_remains(tmp_path: Path):
     code = (
         "import sys, torch; from tokenmix.cost.memory import peak_memory\n"
         "before = [torch.ones(1000)]\n"
         "peak_memory(lambda: print('mine', file=sys.stderr) or before.clear())"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = finish(start(code, output=tmp_path), tmp_path)
     assert (done.stdout, done.stderr) == ("", "mine\n")

@@ -1,14 +1,13 @@
 """Where Triton cannot run, a picked backend says so in one line; and the backend that runs anywhere, on a CPU."""
 
-import os
-import subprocess
-import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from comparison import assert_as_good_as, external_inputs
 
+from processes import finish, start
 from tokenmix.errors import UserError
 from tokenmix.ops.external.api import external_attention
 
@@ -24,9 +23,9 @@ for missing in (False, True):
 """
 
 
-def test_without_a_device_and_without_triton_it_is_one_line() -> None:
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", SAY], env=env, capture_output=True, text=True, check=False)
+def test_without_a_device_and_without_triton_it_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    done = finish(start(SAY, output=tmp_path), tmp_path)
     assert done.returncode == 0, done.stderr
     loaded, device, package = done.stdout.splitlines()
     assert loaded == "False"

@@ -287,22 +287,6 @@ def test_sinkhorn_steps_act(name: str) -> None:
 
 
 @pytest.mark.one_fast
-@pytest.mark.parametrize("train", [True, False])
-@pytest.mark.parametrize("chunk_size", [None, 4])
-@pytest.mark.parametrize("name", BUILD)
-def test_compiles_as_one_graph(name: str, chunk_size: int | None, train: bool) -> None:
-    torch.compiler.reset()
-    layer, x = build(name, chunk_size=chunk_size).train(train), sample(name).requires_grad_()
-    mask = torch.rand(2, 15) > 0.2
-    reference = copy.deepcopy(layer)
-    out = torch.compile(layer, fullgraph=True, backend="aot_eager")(x, mask)
-    torch.testing.assert_close(out, reference(x, mask))
-    out.square().sum().backward()
-    assert x.grad is not None
-    assert x.grad.isfinite().all()
-
-
-@pytest.mark.one_fast
 @pytest.mark.parametrize("chunk_size", [None, 4])
 @pytest.mark.parametrize("name", BUILD)
 def test_exports_for_any_number_of_tokens(name: str, chunk_size: int | None) -> None:

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from g_mlp_pytorch import g_mlp_pytorch as lucidrains
 from timm.models import mlp_mixer as timm_mixer
 from torch import nn
-from torch.export import Dim
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -243,22 +242,6 @@ def test_half_types_and_autocast(gate, dtype):
     assert half.dtype == mixed.dtype == dtype
     for out in (half, mixed):
         torch.testing.assert_close(out.float(), branch(x), rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.one_fast
-@pytest.mark.parametrize("gate", GATES)
-def test_compiles_and_exports(gate):
-    branch = _shaken(GatedMLP(8, 16, gate=gate, attention_dim=4))
-    x, mask = torch.randn(2, 9, 8), torch.arange(9).expand(2, 9) < torch.tensor([[9], [4]])
-    compiled = torch.compile(branch, fullgraph=True, backend="aot_eager")
-    for train in (True, False):
-        branch.train(train)
-        torch.testing.assert_close(compiled(x, mask), branch(x, mask))
-    shapes = ({0: Dim("batch"), 1: Dim("tokens", min=2, max=16)},)
-    program = torch.export.export(branch, (x,), dynamic_shapes=shapes).module()
-    for n in (2, 16):
-        other = torch.randn(3, n, 8)
-        torch.testing.assert_close(program(other), branch(other))
 
 
 def test_a_hidden_width_that_cannot_be_halved_names_another():

@@ -173,26 +173,6 @@ def test_a_chain_of_layers_makes_no_map():
 
 @pytest.mark.one_fast
 @pytest.mark.parametrize("options", APART)
-@pytest.mark.parametrize("training", [True, False])
-def test_compiles_in_one_graph(options, training):
-    layers = torch.nn.ModuleList([SelfAttention(16, num_heads=4), less(scores_from="previous", **options)])
-    layers.train(training)
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda x, mask: run(layers, x, mask), fullgraph=True, backend="aot_eager")
-    x, mask = torch.randn(2, 6, 16), torch.rand(2, 6) > 0.3
-    torch.testing.assert_close(compiled(x, mask), run(layers, x, mask))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", APART)
-def test_compiles_in_one_graph_alone(options):
-    torch._dynamo.reset()
-    layer, x = less(**options), torch.randn(2, 6, 16)
-    torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x))
-
-
-@pytest.mark.one_fast
-@pytest.mark.parametrize("options", APART)
 def test_exports_with_any_length_up_to_its_own(options):
     layer = less(num_tokens=12, **options).eval()
     length = torch.export.Dim("length", min=2, max=12)

@@ -150,31 +150,6 @@ def test_types(variant):
         torch.testing.assert_close(layer(x).float(), out, rtol=1e-1, atol=1e-1)
 
 
-@pytest.mark.one_fast
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("training", [True, False])
-def test_compiles_in_one_graph(variant, training):
-    layer = awake(variant).train(training)
-    twin = copy.deepcopy(layer)
-    torch._dynamo.reset()
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    x, mask = torch.randn(2, 16, 5, 4), torch.rand(2, 20) > 0.3
-    torch.testing.assert_close(compiled(x), twin(x))
-    torch.testing.assert_close(compiled(x, mask), twin(x, mask))
-
-
-@pytest.mark.one_fast
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_exports_with_any_size(variant):
-    layer = awake(variant).eval()
-    height, width = torch.export.Dim("height", min=4, max=64), torch.export.Dim("width", min=4, max=64)
-    example = torch.randn(2, 16, 6, 7)
-    program = torch.export.export(layer, (example,), dynamic_shapes=({2: height, 3: width},)).module()
-    for size in ((5, 8), (8, 9)):
-        x = torch.randn(2, 16, *size)
-        torch.testing.assert_close(program(x), layer(x))
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("size", [(4, 6), (5, 5)])
 def test_counted_macs(variant, size):

@@ -156,17 +156,6 @@ def test_counted_macs_of_the_printed_form():
 
 
 @pytest.mark.one_fast
-@pytest.mark.parametrize("training", [True, False])
-def test_compiles_in_one_graph(layer, training):
-    layer.train(training)
-    torch._dynamo.reset()
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    x, mask = torch.randn(2, 6, 16), torch.rand(2, 6) > 0.3
-    torch.testing.assert_close(compiled(x), layer(x))
-    torch.testing.assert_close(compiled(x, mask), layer(x, mask))
-
-
-@pytest.mark.one_fast
 def test_exports_with_any_length(layer):
     batch, length = torch.export.Dim("batch", min=1, max=16), torch.export.Dim("length", min=2, max=64)
     x, mask = torch.randn(3, 6, 16), torch.rand(3, 6) > 0.3

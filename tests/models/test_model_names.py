@@ -1,12 +1,21 @@
 """Every registered model is what its name promises: its size and its mixer."""
 
+import functools
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 
 from tokenmix import list_models
 from tokenmix.models.registry import create_on_meta
 from tokenmix.registry import MODELS, TASKS
+from tokenmix.text import PRESETS, create_config, describe
+
+DOCS = Path(__file__).parents[2] / "docs"
+CLASSIFIERS = list_models(task="image-classification")
+TEXT = list_models(task="masked-lm")
 
 EXPECTED: dict[str, tuple[str, int]] = {
     "mixer_nano": ("self", 141_898),
@@ -77,6 +86,15 @@ EXPECTED: dict[str, tuple[str, int]] = {
 """The mixer of the model as its name alone builds it, and its parameters."""
 
 
+@functools.cache
+def counted(name: str) -> Any:
+    """The model, without memory."""
+    return create_on_meta(name)
+
+
+described = functools.cache(describe)
+
+
 def test_every_model_is_here_and_is_trained_by_tasks_that_exist() -> None:
     assert set(list_models()) == set(EXPECTED)
     for entry in MODELS:
@@ -89,18 +107,57 @@ def test_every_model_is_here_and_is_trained_by_tasks_that_exist() -> None:
 SLOW = {name for name in EXPECTED if "gan" in name} - {"sagan_nano"}
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in EXPECTED])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in EXPECTED if n not in TEXT]
+)
 def test_size_and_mixer(name: str) -> None:
-    model: Any = create_on_meta(name)
+    model = counted(name)
     assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
-    assert sum(p.numel() for p in model.parameters()) == EXPECTED[name][1]
-    if MODELS[name].tasks[0] != "masked-lm":
-        assert model.mixer_name == EXPECTED[name][0]
+    assert (model.mixer_name, sum(p.numel() for p in model.parameters())) == EXPECTED[name]
 
 
-@pytest.mark.parametrize("name", list_models(task="masked-lm"))
+@pytest.mark.parametrize("name", TEXT)
 def test_a_text_model_says_its_mixer(name: str) -> None:
-    from tokenmix.text import describe
+    assert (described(name)["mixer"], described(name)["parameters"]) == EXPECTED[name]
 
-    told = describe(name)
-    assert (told["mixer"], told["parameters"]) == EXPECTED[name]
+
+@pytest.mark.parametrize("name", [n for n in CLASSIFIERS if not n.endswith("_nano")])
+def test_counts_in_a_presets_docstring_are_the_models_own(name) -> None:
+    """Those of a paper have "paper" before them."""
+    model, text = counted(name), timm.models.model_entrypoint(name).__doc__ or ""
+    counts = {"M parameters": sum(p.numel() for p in model.parameters()) / 1e6, "GMAC": model.macs() / 1e9}
+    for unit, count in counts.items():
+        for written in re.findall(rf"(?<!paper )(?<![\d.])([\d.]+) {unit}", text):
+            assert written == f"{count:.{len(written.partition('.')[2])}f}"
+
+
+def test_model_table_is_counted() -> None:
+    """One row for each model, with our own count of parameters and multiply-adds."""
+    page = (DOCS / "models" / "index.md").read_text()
+    rows = {
+        m[1]: m for m in re.finditer(r"^\| `(\w+)` \|[^|]*\| (\d+) \| ([\d.]+) M \| ([\d.]+) \|", page, re.MULTILINE)
+    }
+    assert set(rows) | {"eamlp_7_bn"} == set(CLASSIFIERS)
+    for name, row in rows.items():
+        model = counted(name)
+        million = sum(p.numel() for p in model.parameters()) / 1e6
+        assert (int(row[2]), row[3]) == (model.img_size[0], f"{million:.2f}")
+        digits = len(row[4].partition(".")[2])
+        assert row[4] == f"{model.macs() / 1e9:.{digits}f}"
+
+
+def test_the_documented_table_is_counted() -> None:
+    page = (DOCS / "text_models.md").read_text()
+    rows = {m[1]: m[0].split("|")[2:-1] for m in re.finditer(r"^\| `(\w+)` .*$", page, re.MULTILINE)}
+    rows = {name: [cell.strip() for cell in cells] for name, cells in rows.items() if name in PRESETS}
+    assert set(rows) == set(PRESETS)
+    for name, (depth, width, tiny, parameters, paper, flops, published) in rows.items():
+        summary, config = described(name), create_config(name)
+        assert (depth, width) == (str(config.num_hidden_layers), str(config.hidden_size))
+        assert tiny == str(config.tiny_attention_dim or "")
+        digits = len(parameters.partition(".")[2]) - 2
+        assert parameters == f"{summary['parameters'] / 1e6:.{digits}f} M"
+        if paper:
+            assert paper == f"{PRESETS[name].parameters} M"
+            ours = summary["preset's GFLOPs"]
+            assert (flops, published) == (f"{ours:.1f}", str(PRESETS[name].flops))

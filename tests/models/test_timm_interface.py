@@ -1,7 +1,6 @@
 """What timm expects of a model, for every nano model of the registry, and for the large ones where it costs nothing."""
 
 import copy
-import re
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,8 @@ from tokenmix import UserError, create_model, list_models
 
 # Models of 32 x 32 images.
 NANO = [*list_models("*_nano", task="image-classification"), "mixer_small"]
-LARGE = [name for name in list_models(task="image-classification") if name not in NANO]
+SMALLEST = [*NANO, "gmlp_tiny", "amlp_tiny", "eamlp_7", "eamlp_7_bn", "lavit_tiny", "eanet_resnet50"]
+"""One of each form; larger ones have more or wider blocks."""
 
 
 def build(name: str, **kwargs) -> nn.Module:
@@ -64,7 +64,6 @@ def test_the_default_cfg_is_that_of_the_model(name) -> None:
     cfg = model.pretrained_cfg
     assert cfg["input_size"] == (model.in_chans, *model.img_size) == (3, side, side)
     assert resolve_model_data_config(model)["input_size"] == cfg["input_size"]
-    assert model(torch.empty(2, 3, side, side, device="meta")).shape == (2, cfg["num_classes"])
     assert model.num_classes == cfg["num_classes"] == (10 if name in NANO else 1000)
     assert model.get_submodule(cfg["classifier"]) is model.get_classifier()
 
@@ -77,8 +76,8 @@ def test_the_default_cfg_is_that_of_the_model(name) -> None:
     if cfg["fixed_input_size"]:
         with pytest.raises(UserError, match="the model takes images"):
             model(larger)
-    else:
-        model(larger)
+    elif name in SMALLEST:
+        assert model(larger).shape == (1, cfg["num_classes"])
 
     # The EAMLP stem unfolds pixels: the first layer with weights is a norm, and nothing that timm could adapt.
     leaves = ((key, leaf) for key, leaf in model.named_modules() if not list(leaf.children()))
@@ -116,16 +115,6 @@ def test_weights_for_other_channels(name, channels, tmp_path) -> None:
         assert torch.allclose(out, model(grey.expand(-1, 3, -1, -1)), atol=1e-4)
     assert out.isfinite().all()
     assert all(torch.equal(p, model.get_parameter(key)) for key, p in other.named_parameters() if "blocks" in key)
-
-
-@pytest.mark.parametrize("name", LARGE)
-def test_counts_in_a_presets_docstring_are_the_models_own(name) -> None:
-    """Those of a paper have "paper" before them."""
-    model, text = create_model(name, device="meta"), timm.models.model_entrypoint(name).__doc__ or ""
-    counted = {"M parameters": sum(p.numel() for p in model.parameters()) / 1e6, "GMAC": model.macs() / 1e9}
-    for unit, count in counted.items():
-        for written in re.findall(rf"(?<!paper )(?<![\d.])([\d.]+) {unit}", text):
-            assert written == f"{count:.{len(written.partition('.')[2])}f}"
 
 
 @pytest.mark.parametrize("name", NANO)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
+from processes import FORKS
 from tokenmix.errors import UserError
 from tokenmix.ops.external.api import external_attention
 from tokenmix.ops.sharded import sharded_external_attention
@@ -126,7 +127,7 @@ def worker(rank: int, store: str, world: int) -> None:
 @pytest.mark.one_fast
 @pytest.mark.parametrize("world", [2, 3])
 def test_several_processes_give_what_one_does(tmp_path: Path, world: int) -> None:
-    mp.spawn(worker, (str(tmp_path / "store"), world), nprocs=world)
+    mp.start_processes(worker, (str(tmp_path / "store"), world), nprocs=world, start_method=FORKS.get_start_method())
 
 
 def test_without_a_group_the_remedy_is_named() -> None:

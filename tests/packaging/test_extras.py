@@ -39,6 +39,8 @@ hidden = lambda name: name not in there and not name.startswith("_sysconfigdata"
 {HIDING}
 import torch, tokenmix
 from tokenmix.layers import ExternalAttention
+# It takes as long to import as torch itself.
+assert "torch._dynamo" not in sys.modules
 layer = ExternalAttention(16, num_slots=4)
 assert layer(torch.randn(2, 5, 16)).shape == (2, 5, 16)
 
@@ -63,75 +65,60 @@ assert "image-classification" in tokenmix.list_tasks()
 assert "digits" in [info.name for info in tokenmix.data.list_data()]
 for name in ("checkpoints", "losses", "ops", "testing", "environment"):
     __import__("tokenmix." + name)
-""")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        "unknown mixer 'externl'; did you mean external or external-2d or external-softmax?; if it is a model: the "
-        "cost of a model needs timm: pip install 'tokenmix[vision]'"
-    ]
-
-
-def test_importing_a_layer_imports_nothing_of_an_extra() -> None:
-    done = python("import sys; from tokenmix.layers import ExternalAttention; print(*sys.modules)")
-    # torch._dynamo takes as long to import as torch itself.
-    assert "torch._dynamo" not in done.stdout.split()
-    loaded = {name.partition(".")[0] for name in done.stdout.split()}
-    assert not loaded & {module for names in errors.EXTRAS.values() for module in names}
-
-
-@pytest.mark.parametrize(
-    ("statement", "message"),
-    [
-        ("import tokenmix.models", "tokenmix.models needs timm: pip install 'tokenmix[vision]'"),
-        ("tokenmix.create_model", "tokenmix.models needs timm: pip install 'tokenmix[vision]'"),
-        ("tokenmix.optimize", "tokenmix.models needs timm: pip install 'tokenmix[vision]'"),
-        ("import tokenmix.train", "tokenmix.train needs tyro: pip install 'tokenmix[train]'"),
-        ("tokenmix.registry.get_task('image-classification')",
-         "tokenmix.tasks.classification.task needs timm: pip install 'tokenmix[vision]'"),
-        ("import tokenmix.text", "tokenmix.text needs transformers: pip install 'tokenmix[text]'"),
-    ],
-)  # fmt: skip
-def test_a_module_says_which_extra_it_lacks(statement: str, message: str, without_extras: dict[str, str]) -> None:
-    assert without_extras[statement] == message
-
-
-@pytest.fixture(scope="module")
-def without_extras(request: pytest.FixtureRequest) -> dict[str, str]:
-    """What each statement of the test above raises where no extra is installed."""
-    marks = test_a_module_says_which_extra_it_lacks.pytestmark  # type: ignore[attr-defined]
-    statements = [statement for statement, _ in marks[0].args[1]]
-    done = python(f"""
-absent = {sorted(m for names in errors.EXTRAS.values() for m in names)!r}
-hidden = absent.__contains__
-{HIDING}
-import tokenmix, tokenmix.registry
-for statement in {statements!r}:
+for statement in {list(LACKING)!r}:
     try:
         exec(statement)
     except tokenmix.errors.MissingExtra as error:
         print(error)
 """)
     assert done.returncode == 0, done.stderr
-    return dict(zip(statements, done.stdout.splitlines(), strict=True))
+    assert done.stdout.splitlines() == [
+        "unknown mixer 'externl'; did you mean external or external-2d or external-softmax?; if it is a model: the "
+        "cost of a model needs timm: pip install 'tokenmix[vision]'",
+        *LACKING.values(),
+    ]
 
 
-@pytest.mark.parametrize(
-    ("absent", "call", "message"),
-    [
-        ("tyro", "from tokenmix.cli import main; sys.exit(main([]))", "the tokenmix command needs tyro: pip install "
-         "'tokenmix[train]'"),
-        ("rich", "sys.argv = ['tokenmix', 'list', 'mixers']; import runpy; runpy.run_module('tokenmix')",
-         "tokenmix list needs rich: pip install 'tokenmix[train]'"),
-        ("transformers", "from tokenmix.cli import main; sys.exit(main(['info', 'gmlp_text_nano']))",
-         "tokenmix.tasks.text.masked_lm needs transformers: pip install 'tokenmix[text]'"),
-        ("PIL", "import runpy; runpy.run_module('recipes.demo', run_name='__main__')",
-         "the demo needs PIL: pip install 'tokenmix[vision]'"),
-    ],
-    ids=["tyro", "rich", "transformers", "PIL"],
-)  # fmt: skip
-def test_a_command_says_which_extra_it_lacks(absent: str, call: str, message: str) -> None:
-    done = python(f"hidden = {absent!r}.__eq__\n{HIDING}\n{call}")
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"tokenmix: {message}\n")
+LACKING = {
+    "import tokenmix.models": "tokenmix.models needs timm: pip install 'tokenmix[vision]'",
+    "tokenmix.create_model": "tokenmix.models needs timm: pip install 'tokenmix[vision]'",
+    "tokenmix.optimize": "tokenmix.models needs timm: pip install 'tokenmix[vision]'",
+    "import tokenmix.train": "tokenmix.train needs tyro: pip install 'tokenmix[train]'",
+    "tokenmix.registry.get_task('image-classification')":
+        "tokenmix.tasks.classification.task needs timm: pip install 'tokenmix[vision]'",
+    "import tokenmix.text": "tokenmix.text needs transformers: pip install 'tokenmix[text]'",
+}  # fmt: skip
+"""What is raised where a statement finds no module of any extra."""
+
+
+def test_a_command_says_which_extra_it_lacks() -> None:
+    done = python(f"""
+absent = set()
+hidden = absent.__contains__
+{HIDING}
+import runpy
+def lacking(module, argv, program="tokenmix"):
+    absent.clear()
+    absent.add(module)
+    for name in [name for name in sys.modules if hidden(name.partition(".")[0])]:
+        del sys.modules[name]
+    sys.argv = ["tokenmix", *argv]
+    try:
+        runpy.run_module(program, run_name="__main__")
+    except SystemExit as stop:
+        print(stop.code)
+lacking("tyro", [])
+lacking("rich", ["list", "mixers"])
+lacking("PIL", [], "recipes.demo")
+lacking("transformers", ["info", "gmlp_text_nano"])
+""")
+    assert done.stdout.split() == ["2"] * 4
+    assert done.stderr.splitlines() == [
+        "tokenmix: the tokenmix command needs tyro: pip install 'tokenmix[train]'",
+        "tokenmix: tokenmix list needs rich: pip install 'tokenmix[train]'",
+        "tokenmix: the demo needs PIL: pip install 'tokenmix[vision]'",
+        "tokenmix: tokenmix.tasks.text.masked_lm needs transformers: pip install 'tokenmix[text]'",
+    ]
 
 
 def test_a_package_inside_of_a_verb_is_one_line_too(monkeypatch, capsys) -> None:

@@ -81,8 +81,8 @@ MIXERS = [
 
 @pytest.mark.parametrize("name", sorted({*MIXERS} - {"Mixer", "SpatialGatingUnit"}))
 def test_finds_nothing_in_our_own_layers(name: str) -> None:
-    # Captures are slow, and are checked for all of them in test_contract.py.
-    report = doctor(f"tokenmix.layers:{name}", only=set(PROPERTIES) - {"compile", "export"}, **SIZES)
+    # Of what test_contract.py checks for all of them, what depends on how the doctor builds them.
+    report = doctor(f"tokenmix.layers:{name}", only={"shape", "lengths", "bad-input", "device-dtype", "macs"}, **SIZES)
     assert report.failed == []
 
 

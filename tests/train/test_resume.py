@@ -6,13 +6,13 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
 
+from processes import finish, start
 from tokenmix import cli
 from tokenmix.errors import UserError
 from tokenmix.train import interrupt, record, trainer
@@ -91,6 +91,7 @@ def test_resume_is_bit_equal(whole, tmp_path, monkeypatch, where, hook, count):
 
 SIGNALLED = """
 import os, signal, sys
+from processes import finish, start
 from tokenmix import cli
 from tokenmix.train import trainer
 ready = trainer.TrainingLoop.advance
@@ -111,11 +112,9 @@ ARGUMENTS = [
 
 def signalled(name: str, step: int, run: Path, *more: str) -> subprocess.CompletedProcess[str]:
     """A run all of whose processes are sent a signal, as by a terminal or by what manages a cluster's jobs."""
-    code = SIGNALLED.format(name=name, step=step)
-    return subprocess.run(
-        [sys.executable, "-c", code, *ARGUMENTS, "--out", str(run), *more], start_new_session=True,
-        capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
+    output = run.with_name("output")
+    program = SIGNALLED.format(name=name, step=step)
+    return finish(start(program, *ARGUMENTS, "--out", str(run), *more, output=output), output)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,6 +11,8 @@ import torch
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 SIDE = {"cpu": 1536, "cuda": 8192}
 REPEATS = 9
+LONG = 0.05
+"""Seconds of a product that is not tried at a larger size."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,11 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     size = _array_bytes(device)
     a, b, c = (torch.ones(size // 4, device=device) for _ in range(3))
     triad = _least_seconds(lambda: torch.add(a, b, alpha=2.0, out=c), device)
-    side = SIDE[device.type]
-    left, right, out = (torch.ones(side, side, device=device, dtype=dtype) for _ in range(3))
-    product = _least_seconds(lambda: torch.mm(left, right, out=out), device)
+    side, product = SIDE[device.type] // 8, 0.0
+    while product < LONG and side < SIDE[device.type]:
+        side *= 2
+        left, right, out = torch.ones(3, side, side, device=device, dtype=dtype)
+        product = _least_seconds(partial(torch.mm, left, right, out=out), device)
     threads, name = torch.get_num_threads(), str(dtype).removeprefix("torch.")
     return Ceilings(3 * size / triad, side**3 / product, threads, name, size, side)
 

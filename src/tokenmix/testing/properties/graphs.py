@@ -4,20 +4,23 @@ import torch
 from torch import Tensor
 from torch.export import Dim
 
-from tokenmix.testing.harness import Build, PropertyFailure, assert_close, awake, call, noise, traits
+from tokenmix.testing.harness import Build, PropertyFailure, assert_close, awake, call, noise, to_tokens, traits
 
 
 def compiled(build: Build, x: Tensor, backend: str = "aot_eager") -> None:
-    """torch.compile(fullgraph=True) gives the eager output and gradients, in eval and in training mode."""
+    """torch.compile(fullgraph=True) gives the eager output and gradients: in eval mode, and masked in training mode."""
     for training in (False, True):
         mode = "training" if training else "eval"
         torch.compiler.reset()
         layer, plain = awake(build).train(training), awake(build).train(training)
+        tokens = to_tokens(x).shape[:2]
+        masked = training and traits(layer, build, x).mask
+        mask = torch.arange(tokens.numel()).view(tokens) % 5 > 0 if masked else None
         graph = torch.compile(layer, fullgraph=True, backend=backend)
         ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-        expected = call(plain, theirs)
+        expected = call(plain, theirs, mask)
         try:
-            out = call(graph, ours)  # pyright: ignore[reportArgumentType]
+            out = call(graph, ours, mask)  # pyright: ignore[reportArgumentType]
         except Exception as error:
             raise PropertyFailure(f"in {mode} mode: {_reason(error)}") from error
         assert_close(out, expected, 1e-4, f"compiled in {mode} mode the answer is another")
