@@ -98,7 +98,6 @@ def test_it_is_trained_swapped_in_and_looked_into(package: Path, capsys, mixer: 
     start = ["train", "image-classification", *TINY, "--init-from", "plain", "--out", "swapped"]
     printed(capsys, *first, *start, "--swap", mixer, "--swap-where", "blocks.1.*")
     assert len(json.loads(printed(capsys, *first, "predict", "swapped", "grey.png", "--json"))) == 1
-    assert json.loads(printed(capsys, *first, "cost", mixer, "--tokens", "4,8", "--dim", "8", "--json"))["rows"]
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """On what a number was measured: machine, versions, commit, date."""
 
+import functools
 import os
 import platform
 import subprocess
@@ -28,7 +29,7 @@ def environment() -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "float32_matmul_precision": _matmul_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "versions": _versions(),
+        "versions": dict(_versions()),
         **_commit(Path(__file__).parent),
     }
 
@@ -60,6 +61,8 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+# Of the code that this process has loaded, so asked once: a comparison describes each of its runs.
+@functools.cache
 def _versions() -> dict[str, str]:
     found = {}
     for package in PACKAGES:
@@ -70,6 +73,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
+@functools.cache
 def _commit(package: Path) -> dict[str, Any]:
     """Commit of the checkout that contains the package, and whether tracked files were changed; None if installed."""
     if not any((parent / ".git").exists() for parent in package.parents[:3]):

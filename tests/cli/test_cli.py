@@ -110,22 +110,16 @@ def test_a_run_folder_is_enough(run, picture, capsys):
 def test_export_makes_the_folder_and_refuses_one_as_the_file(run, tmp_path, capsys):
     out = tmp_path / "below" / "model.pt2"
     assert main(["export", str(run), "--format", "torch-export", "--out", str(out)]) == 0
-    assert out.is_file()
+    assert out.stat().st_size > 10_000
     assert f"{out}: torch-export, " in capsys.readouterr().out
     assert main(["export", str(run), "--format", "torch-export", "--out", str(tmp_path)]) == 2
     assert "is a folder; give a file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("file_format", ["onnx", "torch-export"])
-def test_export_gives_the_same_answers(run, file_format, tmp_path, capsys):
-    out = tmp_path / "model.out"
-    assert main(["export", str(run), "--format", file_format, "--out", str(out)]) == 0
+def test_export_to_onnx(run, tmp_path):
+    out = tmp_path / "model.onnx"
+    assert main(["export", str(run), "--format", "onnx", "--out", str(out)]) == 0
     assert out.stat().st_size > 10_000
-
-
-def test_cost(capsys):
-    assert main(["cost", "external", "--tokens", "16,64", "--dim", "32", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The doctor finds planted bugs by the property that is meant to find them, and a sound layer healthy."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tokenmix.errors import UserError
 from tokenmix.layers import Mixer
 from tokenmix.testing import PROPERTIES
 from tokenmix.testing.doctor import doctor, print_report
+from verbs import refused
 
 SIZES: Any = {"dim": 32, "num_tokens": 16}
 
@@ -161,20 +161,11 @@ def test_the_table_names_property_reason_and_usual_cause(capsys: pytest.CaptureF
     assert "1 passed, 1 failed, 0 skipped: mask-polarity" in printed
 
 
-def test_as_a_command_in_the_users_folder(tmp_path: Path) -> None:
-    (tmp_path / "my_layers.py").write_text((Path(__file__).parent / "sound.py").read_text())
-    source = Path(__file__).parents[2] / "src"
-    outcome = subprocess.run(
-        [sys.executable, "-m", "tokenmix", "doctor", "my_layers:MissingLayer"],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(source), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert outcome.returncode == 2
-    assert outcome.stderr.count("\n") == 1
-    assert "MissingLayer" in outcome.stderr
+def test_as_a_command_in_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    (tmp_path / "users_layers.py").write_text((Path(__file__).parent / "sound.py").read_text())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert "MissingLayer" in refused(capsys, "doctor", "users_layers:MissingLayer")
 
 
 def test_leaves_the_callers_random_state_alone() -> None:

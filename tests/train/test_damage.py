@@ -29,8 +29,8 @@ class Killed(BaseException):
     """Stands for the end of the process."""
 
 
-@pytest.fixture
-def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that ended after the second checkpoint of its third epoch; `best` is that of the first or second epoch."""
     original, calls = trainer.TrainingLoop.start_batch, [0]
 
@@ -40,11 +40,17 @@ def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             raise Killed
         return original(self, *args, **kwargs)
 
-    with monkeypatch.context() as patch:
+    run = tmp_path_factory.mktemp("stopped") / "run"
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer.TrainingLoop, "start_batch", raising)
         with pytest.raises(Killed):
-            train(CONFIG.replace(out=tmp_path / "run"), quiet=True)
-    return tmp_path / "run"
+            train(CONFIG.replace(out=run), quiet=True)
+    return run
+
+
+@pytest.fixture
+def killed(stopped: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(stopped, tmp_path / "run")
 
 
 def flip(file: Path, where: float) -> None:

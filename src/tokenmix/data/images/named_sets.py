@@ -5,7 +5,7 @@ Digits: scikit-learn's 1,797 grey scans of 8 x 8 pixels, embedded there. Fashion
 """
 
 import zlib
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,17 @@ CONTENT = "14410854cf7a289477dcfc7df3f8ec24741e281cdcc425ede0d9a748ca630214"
 def load_digits(request: DataRequest) -> LoadedImages:
     """The digits with a split that never changes: 1,437 training and 360 test images, stratified."""
     import sklearn
+
+    images, labels, parts = _digits()
+    images = resize_images(images, request.img_size)
+    # A mirrored digit is no longer a digit.
+    train, test = (InMemoryImages(images[part], labels[part], flip=False, fill=0) for part in parts)
+    source = f"digits: scikit-learn {sklearn.__version__}, load_digits (UCI optical digits, BSD-3-Clause), embedded"
+    return LoadedImages(train, test, [str(d) for d in range(10)], source)
+
+
+@cache
+def _digits() -> tuple[Tensor, Tensor, list[list[int]]]:
     from sklearn import datasets
     from sklearn.model_selection import train_test_split
 
@@ -37,12 +48,7 @@ def load_digits(request: DataRequest) -> LoadedImages:
     # Levels 0 to 16 become 0 to 255.
     images = torch.from_numpy((np.asarray(pixels) * (255 / 16)).round()).byte().view(-1, 1, 8, 8)
     labels = torch.from_numpy(np.asarray(target)).long()
-    parts = train_test_split(range(len(labels)), test_size=TEST_DIGITS, stratify=target, random_state=0)
-    images = resize_images(images, request.img_size)
-    # A mirrored digit is no longer a digit.
-    train, test = (InMemoryImages(images[part], labels[part], flip=False, fill=0) for part in parts)
-    source = f"digits: scikit-learn {sklearn.__version__}, load_digits (UCI optical digits, BSD-3-Clause), embedded"
-    return LoadedImages(train, test, [str(d) for d in range(10)], source)
+    return images, labels, train_test_split(range(len(labels)), test_size=TEST_DIGITS, stratify=target, random_state=0)
 
 
 def load_fashion_mnist(request: DataRequest) -> LoadedImages:
