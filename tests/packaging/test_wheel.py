@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from distributions import ROOT, installed, missing, requirements, top_levels
 
+from tokenmix import errors
+
 pytestmark = pytest.mark.slow
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -109,6 +111,29 @@ from tokenmix.train.export import export
 train(make_config("image-classification", data="digits", limit=256, limit_eval=32, epochs=1, out="run"))
 export(Path("run"), "onnx", None)
 """,
+    "streaming": """
+import fsspec
+from tokenmix.data import remote
+assert all(fsspec.get_filesystem_class(name) for name in ("s3", "gs", "https", "hf"))
+""",
+    "wandb": """
+import os
+from pathlib import Path
+from tokenmix.train import make_config, train
+os.environ["WANDB_MODE"] = "offline"
+small = dict(limit=256, limit_eval=32, epochs=1)
+train(make_config("image-classification", data="digits", logger="wandb", out=Path("logged"), **small))
+""",
+    "mlflow": """
+import os
+from pathlib import Path
+from tokenmix.train import make_config, train
+os.environ.update(MLFLOW_ALLOW_FILE_STORE="true", MLFLOW_TRACKING_URI="file:mlruns")
+small = dict(limit=256, limit_eval=32, epochs=1)
+train(make_config("image-classification", data="digits", logger="mlflow", out=Path("tracked"), **small))
+""",
+    "ray": "import tokenmix.grid.on_ray",
+    "slurm": "import tokenmix.grid.on_slurm",
     "fid": """
 from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 from tokenmix.tasks.generation.metrics import FeatureFrechet
@@ -116,7 +141,7 @@ from tokenmix.tasks.generation.metrics import FeatureFrechet
 }
 
 
-@pytest.mark.parametrize("extra", SMOKE, ids=lambda extra: extra or "core")
+@pytest.mark.parametrize("extra", ["", *errors.EXTRAS], ids=lambda extra: extra or "core")
 def test_each_extra_is_enough(extra: str, built: Path, tmp_path: Path) -> None:
     _, run = environment(tmp_path, wheel_of(built), *filter(None, [extra]))
     done = run("python", "-c", f"import torch, tokenmix\n{SMOKE[extra]}\nprint(tokenmix.__file__)")
