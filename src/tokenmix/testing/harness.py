@@ -1,4 +1,4 @@
-"""What the property checks share: how a layer is built, woken up, called and compared."""
+"""Shared by the property checks: how a layer is built, given random weights, called and compared."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -48,7 +48,7 @@ class Builder:
 
 @dataclass(frozen=True)
 class Traits:
-    """What a layer says of itself, or what can be seen of it from outside. None = unknown.
+    """Properties that a layer declares, or that can be observed from outside. None = unknown.
 
     `declared` is true for a layer with `capabilities`: only then is the whole contract of `Mixer` asked for.
     """
