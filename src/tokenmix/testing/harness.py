@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 Build = Callable[..., nn.Module]
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 TOKEN_COUNTS = ("num_tokens", "seq_len", "n_tokens", "num_patches", "sequence_length", "max_len", "max_seq_len", "n")
 """Names under which constructors ask for the number of tokens."""
 
@@ -89,7 +90,7 @@ def traits(layer: nn.Module, build: Build, x: Tensor) -> Traits:
         length=None if counts_tokens else "any",
         map=None,
         equivariant=None,
-        independent=not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in layer.modules()),
+        independent=not any(isinstance(m, BATCH_NORMS) for m in layer.modules()),
     )
 
 
