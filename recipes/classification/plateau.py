@@ -66,21 +66,6 @@ ABLATIONS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
             for slots in (8, 32, 256)
         },
     },
-    "heads": {
-        "4 heads": ("multihead-external", {"mixer": "multihead-external"}),
-        **{
-            f"{heads} heads": ("multihead-external", {"mixer": "multihead-external", "num_heads": heads})
-            for heads in (1, 8)
-        },
-    },
-    "memories": {
-        "shared by heads": ("multihead-external", {"mixer": "multihead-external"}),
-        "one for each head": ("multihead-external", {"mixer": f"{VARIANTS}:HeadMemories"}),
-    },
-    "norm": {
-        "LayerNorm": ("multihead-external", {"mixer": "multihead-external"}),
-        "BatchNorm": ("multihead-external", {"mixer": "multihead-external", "norm": "batch"}),
-    },
     # Without halves to multiply, 1.5 times the width has the parameters that the split gate has with twice the width.
     "gate": {
         "split": ("gating", {"mixer": "gating"}),
@@ -112,6 +97,22 @@ ABLATIONS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
             ("self", "self", {"mixer": "self"}),
             ("gMLP", "gating", {"model": "gmlp_nano", "expansion": 16 / 3}),
         )
+    },
+    # Last, since multi-head external attention takes four times as long.
+    "heads": {
+        "4 heads": ("multihead-external", {"mixer": "multihead-external"}),
+        **{
+            f"{heads} heads": ("multihead-external", {"mixer": "multihead-external", "num_heads": heads})
+            for heads in (1, 8)
+        },
+    },
+    "memories": {
+        "shared by heads": ("multihead-external", {"mixer": "multihead-external"}),
+        "one for each head": ("multihead-external", {"mixer": f"{VARIANTS}:HeadMemories"}),
+    },
+    "norm": {
+        "LayerNorm": ("multihead-external", {"mixer": "multihead-external"}),
+        "BatchNorm": ("multihead-external", {"mixer": "multihead-external", "norm": "batch"}),
     },
 }
 # Of the settings above, those that are no arguments of the model.
