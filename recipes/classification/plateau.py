@@ -46,7 +46,7 @@ SHARED: dict[str, Any] = {
     "augment": "none",
 }  # fmt: skip
 FAMILIES = ("self", "external", "multihead-external", "gating", "gating-attention", "less")
-RATES = (1e-3, 2e-3, 4e-3)
+RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 EPOCHS, TUNING, ABLATION = 15, 3, 4
 LESS = {"mixer": "less"}
 # What is changed, by the family whose learning rate it takes; what an ablation is compared with stands first.
