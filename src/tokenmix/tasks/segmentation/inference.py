@@ -18,7 +18,7 @@ from tokenmix.tasks.segmentation.options import Inference
 def pixel_logits(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
     """(B, classes, H, W) for images (B, C, H, W) of any size; under token parallelism this process's rows of them.
 
-    With windows or several looks every process then averages whole images; otherwise it has only its rows.
+    With sliding windows or test-time augmentation every process averages whole images; otherwise it has only its rows.
 
     With test-time augmentation these are logarithms of mean probabilities, whose softmax is the mean again.
 
