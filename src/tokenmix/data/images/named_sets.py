@@ -7,6 +7,7 @@ Digits: scikit-learn's 1,797 grey scans of 8 x 8 pixels, embedded there. Fashion
 import zlib
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ def load_digits(request: DataRequest) -> LoadedImages:
 
 
 @cache
-def _digits() -> tuple[Tensor, Tensor, list[list[int]]]:
+def _digits() -> tuple[Tensor, Tensor, list[Any]]:
     from sklearn import datasets
     from sklearn.model_selection import train_test_split
 
