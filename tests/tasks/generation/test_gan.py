@@ -26,7 +26,7 @@ def test_the_generator_has_the_published_parameters(size, classes, published):
 @pytest.mark.parametrize("size", [32, *(pytest.param(size, marks=pytest.mark.slow) for size in (64, 128))])
 @pytest.mark.parametrize("name", list_models("*_nano", task="image-generation"))
 def test_shapes_and_where_attention_stands(name, size):
-    gan = create_gan(name, num_classes=3, img_size=size, channels=1, device="meta")
+    gan = create_gan(name, num_classes=3, img_size=size, channels=1)
     seen = []
     for network in (gan.generator, gan.discriminator):
         if network.attention is not None:
