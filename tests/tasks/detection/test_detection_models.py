@@ -67,7 +67,9 @@ def test_the_block_costs_what_its_equation_says():
     assert external.macs() - none.macs() == block.macs(25 * 25)
 
 
-@pytest.mark.parametrize("name", [*NANO, "mask_rcnn_resnet50", "retinanet_lavit_tiny"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in NANO else [pytest.mark.slow]) for name in DETECTORS]
+)
 def test_parts_make_up_the_whole(name: str):
     model = create_model(name, num_classes=3, device="meta")
     table = model.cost_table()
