@@ -108,8 +108,8 @@ def _run(options: argparse.Namespace) -> int:
     rows, others = [], OtherWork()
     for processes in options.processes:
         rows += _rows(options) if processes == 1 else _rows_of_several(options, processes)
-    if options.out is not None:
-        _write(options, rows)
+        if options.out is not None:
+            _write(options, rows)
     if warning := others.warning(options.threads * max(options.processes)):
         print(f"warning: {warning}", file=sys.stderr)
     return 0

@@ -144,7 +144,8 @@ def main(args: Args) -> None:
                          f"{'fail' if together is None else 'train'}")  # fmt: skip
     write_json(HERE / "whole_map.json", {
         "pixels": [5400, 2700], "tokens": 675 * 338, "settings": {**SETTINGS, **NETWORK}, "steps": args.steps,
-        "peak_bytes": peaks, "program_bytes": program, "fixed_bytes": round(fixed), "split_bytes": round(split), "limit_bytes": limit,
+        "peak_bytes": peaks, "program_bytes": program, "fixed_bytes": round(fixed), "split_bytes": round(split),
+        "limit_bytes": limit,
         "seconds_of_a_step": {shared: result["seconds"] for shared, result in measured.items()},
         "one_process_under_the_limit": "failed", "two_processes_under_the_limit": {
             "steps": together["steps"], "seconds": together["seconds"], "metrics": together["metrics"],
