@@ -136,24 +136,26 @@ def main(args: Args) -> None:
         columns, torch.tensor(list(peaks.values()), dtype=torch.float64)
     ).solution.tolist()
     program, limit = program_bytes(), (peaks[1] + peaks[2]) // 2
+    found: dict[str, Any] = {
+        "pixels": [5400, 2700], "tokens": 675 * 338, "settings": {**SETTINGS, **NETWORK}, "steps": args.steps,
+        "peak_bytes": peaks, "program_bytes": program, "fixed_bytes": round(fixed), "split_bytes": round(split),
+        "limit_bytes": limit, "seconds_of_a_step": {shared: result["seconds"] for shared, result in measured.items()},
+    }  # fmt: skip
+    write_json(HERE / "whole_map.json", {**found, "environment": environment()})
+    draw(peaks, program, limit, IMAGES / "whole_map_memory.png")
     alone = train(args.out / "limited-1", 1, 1, limit)
     run = args.out / "limited-2"
     together = train(run, 2, args.steps, limit)
     if together is None or alone is not None:
         raise SystemExit(f"under {limit} bytes one process {'fails' if alone is None else 'trains'}, two "
                          f"{'fail' if together is None else 'train'}")  # fmt: skip
-    write_json(HERE / "whole_map.json", {
-        "pixels": [5400, 2700], "tokens": 675 * 338, "settings": {**SETTINGS, **NETWORK}, "steps": args.steps,
-        "peak_bytes": peaks, "program_bytes": program, "fixed_bytes": round(fixed), "split_bytes": round(split),
-        "limit_bytes": limit,
-        "seconds_of_a_step": {shared: result["seconds"] for shared, result in measured.items()},
+    found |= {
         "one_process_under_the_limit": "failed", "two_processes_under_the_limit": {
             "steps": together["steps"], "seconds": together["seconds"], "metrics": together["metrics"],
             "peak_bytes": together["peak_memory"]["process"], "predicted": predicted(run, 2, limit),
         },
-        "environment": environment(),
-    })  # fmt: skip
-    draw(peaks, program, limit, IMAGES / "whole_map_memory.png")
+    }  # fmt: skip
+    write_json(HERE / "whole_map.json", {**found, "environment": environment()})
 
 
 if __name__ == "__main__":
