@@ -46,7 +46,7 @@ SHARED: dict[str, Any] = {
     "augment": "none",
 }  # fmt: skip
 FAMILIES = ("self", "external", "multihead-external", "gating", "gating-attention", "less")
-RATES = (1e-3, 2e-3, 4e-3)
+RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 EPOCHS, TUNING, ABLATION = 15, 3, 4
 LESS = {"mixer": "less"}
 # What is changed, by the family whose learning rate it takes; what an ablation is compared with stands first.
@@ -65,21 +65,6 @@ ABLATIONS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
             f"S {slots}": ("external", {"mixer": "external", "mixer_kwargs": {"num_slots": slots}})
             for slots in (8, 32, 256)
         },
-    },
-    "heads": {
-        "4 heads": ("multihead-external", {"mixer": "multihead-external"}),
-        **{
-            f"{heads} heads": ("multihead-external", {"mixer": "multihead-external", "num_heads": heads})
-            for heads in (1, 8)
-        },
-    },
-    "memories": {
-        "shared by heads": ("multihead-external", {"mixer": "multihead-external"}),
-        "one for each head": ("multihead-external", {"mixer": f"{VARIANTS}:HeadMemories"}),
-    },
-    "norm": {
-        "LayerNorm": ("multihead-external", {"mixer": "multihead-external"}),
-        "BatchNorm": ("multihead-external", {"mixer": "multihead-external", "norm": "batch"}),
     },
     # Without halves to multiply, 1.5 times the width has the parameters that the split gate has with twice the width.
     "gate": {
@@ -112,6 +97,22 @@ ABLATIONS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
             ("self", "self", {"mixer": "self"}),
             ("gMLP", "gating", {"model": "gmlp_nano", "expansion": 16 / 3}),
         )
+    },
+    # Last, since multi-head external attention takes four times as long.
+    "heads": {
+        "4 heads": ("multihead-external", {"mixer": "multihead-external"}),
+        **{
+            f"{heads} heads": ("multihead-external", {"mixer": "multihead-external", "num_heads": heads})
+            for heads in (1, 8)
+        },
+    },
+    "memories": {
+        "shared by heads": ("multihead-external", {"mixer": "multihead-external"}),
+        "one for each head": ("multihead-external", {"mixer": f"{VARIANTS}:HeadMemories"}),
+    },
+    "norm": {
+        "LayerNorm": ("multihead-external", {"mixer": "multihead-external"}),
+        "BatchNorm": ("multihead-external", {"mixer": "multihead-external", "norm": "batch"}),
     },
 }
 # Of the settings above, those that are no arguments of the model.

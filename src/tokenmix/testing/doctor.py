@@ -124,7 +124,7 @@ def _shown(builder: Builder) -> str:
 
 
 def _example(target: str, builder: Builder, layer: nn.Module, dim: int | None, num_tokens: int | None) -> Tensor:
-    """Input of the layout that the layer takes: as it declares, else the first that it answers in its own shape."""
+    """Input in the layout that the layer declares, else in the first whose shape it preserves."""
     width = dim or _known(builder.kwargs, WIDTHS) or _attribute(layer, WIDTHS) or _first_width(layer) or DEFAULT_DIM
     tokens = num_tokens or _known(builder.kwargs, TOKEN_COUNTS) or _attribute(layer, TOKEN_COUNTS) or DEFAULT_TOKENS
     layouts = {"tokens": noise(BATCH, tokens, width), "2d": noise(BATCH, width, *near_square(tokens))}

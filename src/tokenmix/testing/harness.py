@@ -1,4 +1,4 @@
-"""What the property checks share: how a layer is built, woken up, called and compared."""
+"""Shared by the property checks: how a layer is built, given random weights, called and compared."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 Build = Callable[..., nn.Module]
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 TOKEN_COUNTS = ("num_tokens", "seq_len", "n_tokens", "num_patches", "sequence_length", "max_len", "max_seq_len", "n")
 """Names under which constructors ask for the number of tokens."""
 
@@ -48,7 +49,7 @@ class Builder:
 
 @dataclass(frozen=True)
 class Traits:
-    """What a layer says of itself, or what can be seen of it from outside. None = unknown.
+    """Properties that a layer declares, or that can be observed from outside. None = unknown.
 
     `declared` is true for a layer with `capabilities`: only then is the whole contract of `Mixer` asked for.
     """
@@ -89,7 +90,7 @@ def traits(layer: nn.Module, build: Build, x: Tensor) -> Traits:
         length=None if counts_tokens else "any",
         map=None,
         equivariant=None,
-        independent=not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in layer.modules()),
+        independent=not any(isinstance(m, BATCH_NORMS) for m in layer.modules()),
     )
 
 

@@ -1,4 +1,4 @@
-"""What the properties said about one layer, for people and for programs."""
+"""The outcome of the properties on one layer, for people and for programs."""
 
 import json
 from collections.abc import Collection, Iterator

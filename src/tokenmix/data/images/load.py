@@ -131,7 +131,7 @@ def load_images(
         root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if not given.
 
     Raises:
-        UserError: unknown set, unusable folder, or a set that can be had from nowhere.
+        UserError: unknown set, unusable folder, or a data set that cannot be obtained.
     """
     size = None if img_size is None else size_of(img_size)
     loaded: LoadedImages = load_data(spec, "images", root=root, img_size=size)

@@ -39,7 +39,7 @@ ANNOTATION = {"id": (int, str), "image_id": (int,), "category_id": (int,), "bbox
 
 
 class CocoScenes(Scenes):
-    """The images of an annotation file, opened when they are asked for; `UserError` naming an entry that is wrong.
+    """The images of an annotation file, opened on demand; `UserError` naming an entry that is wrong.
 
     Attributes:
         images: id, file name, height and width of each.
@@ -188,7 +188,7 @@ def _check_annotation(entry: dict[str, Any], places: dict[int, int], categories:
 
 
 def decode_mask(segmentation: Any, height: int, width: int) -> Tensor:
-    """The mask that a `segmentation` of COCO says, bool (H, W).
+    """Decode a COCO `segmentation` to a mask, bool (H, W).
 
     Run lengths are checked here, since pycocotools reads beyond its memory where they are too few: a string of two
     letters gave 4,064 pixels of an image of 120.
@@ -255,7 +255,7 @@ def _from_polygons(polygons: list[Any], height: int, width: int) -> Tensor:
 
 
 def _check_polygon(polygon: Any, height: int, width: int) -> None:
-    """`UserError` for what pycocotools would not survive: it makes room for each step of the outline, unchecked."""
+    """`UserError` for polygons that crash pycocotools, which allocates one entry per step of the outline, unchecked."""
     reach, told = 2 * max(height, width), str(polygon)[:40]
     numbers = isinstance(polygon, list) and all(isinstance(x, int | float) for x in polygon)
     if not numbers or len(polygon) < 6 or len(polygon) % 2:

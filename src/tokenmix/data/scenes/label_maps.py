@@ -32,7 +32,7 @@ TRAIN_IDS = {**{kind.train_id: kind.train_id for kind in EVALUATED}, IGNORE: IGN
 def load_ade20k(request: DataRequest) -> SceneData:
     """Training and validation images of ADEChallengeData2016, given itself or the folder it is in.
 
-    0 in a label image is what no class fits; it is ignored, and the classes 1 to 150 become 0 to 149.
+    0 in a label image means unlabelled and is ignored; the classes 1 to 150 become 0 to 149.
     """
     root = folder_in(request.path, ("", "ADEChallengeData2016"), "annotations", "ADEChallengeData2016")
     table = numbers_table({0: IGNORE, **{number: number - 1 for number in range(1, ADE20K + 1)}})
@@ -47,7 +47,7 @@ def load_ade20k(request: DataRequest) -> SceneData:
 
 
 def _ade20k_names(root: Path) -> list[str]:
-    """The first of a class's names in objectInfo150.txt, which the set brings along; else its number."""
+    """The first of a class's names in objectInfo150.txt, which the data set includes; else its number."""
     path = root / "objectInfo150.txt"
     if not path.is_file():
         return [f"class {number}" for number in range(1, ADE20K + 1)]
@@ -84,13 +84,13 @@ def _city_scenes(root: Path, part: str) -> "PairScenes":
 
 
 def load_masks(request: DataRequest) -> SceneData:
-    """The user's own images, and for each a PNG of the same name whose pixels are numbers of classes; 255 is ignored.
+    """The user's images, each with a PNG of the same name whose pixels are numbers of classes; 255 is ignored.
 
         PATH/train/images/a.jpg    PATH/train/masks/a.png
         PATH/val/images/b.jpg      PATH/val/masks/b.png      (val may be called test)
         PATH/classes.txt           one name a line, the first is class 0
 
-    Without classes.txt the training masks say how many classes there are.
+    Without classes.txt the number of classes is taken from the training masks.
     """
     root = request.path
     if not (root / "train").is_dir():
@@ -132,7 +132,7 @@ def _masks_below(images: Path, masks: Path) -> list[tuple[Path, Path]]:
 
 
 class PairScenes(Scenes):
-    """Images and their label images, opened when they are asked for.
+    """Images and their label images, opened on demand.
 
     Args:
         pairs: (image, label image).

@@ -1,6 +1,6 @@
 """Scenes as batches, augmented by torchvision's transforms: pixels with their classes, or images with their objects.
 
-What one sample becomes is a function of (seed, epoch, index); the global random states are left as they were.
+The augmentation of a sample is a function of (seed, epoch, index); global random states are unchanged.
 """
 
 from abc import abstractmethod
@@ -169,7 +169,7 @@ class SceneSamples(IndexedDataset):
     """Scenes as a task takes them; what a sample is, `PixelSamples` and `ObjectSamples` say.
 
     A scene that cannot be read is left out of its batch, and named on stderr. For a batch of which none can be read
-    the first that follows replaces it.
+    the next readable scene replaces it.
     """
 
     unit = "images"
@@ -270,7 +270,7 @@ class ObjectSamples(SceneSamples):
         augment: of training; None for whole images as they are.
 
     Raises:
-        UserError: a scene without objects, which is another thing than one with none of them.
+        UserError: a scene without objects, which differs from a scene with zero objects.
     """
 
     def __init__(self, scenes: Scenes, augment: ObjectAugment | None = None) -> None:

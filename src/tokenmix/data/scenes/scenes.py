@@ -31,7 +31,7 @@ class Objects:
         boxes: float32 (M, 4), left, top, right, bottom in pixels.
         labels: int64 (M,), counted from 0 as in `SceneData.classes`; a detector adds its background itself.
         masks: bool (M, H, W), or None where only boxes are known.
-        crowd: bool (M,), regions that COCO marks as a crowd: neither learned nor counted as missed.
+        crowd: bool (M,), regions that COCO marks as a crowd: ignored in training and evaluation.
     """
 
     boxes: Tensor
@@ -126,7 +126,7 @@ class SceneData:
 def load_scenes(spec: str, *, want: Want, seed: int = 0, root: Path | None = None) -> SceneData:
     """Scenes with the classes of their pixels, or with boxes or masks of their objects.
 
-    Which scenes are for testing, and what they show, never depends on the seed.
+    The test scenes and their content do not depend on the seed.
 
     Args:
         spec: a name of `tokenmix list data`, or a published layout with its folder, such as `voc:PATH`.
@@ -135,7 +135,7 @@ def load_scenes(spec: str, *, want: Want, seed: int = 0, root: Path | None = Non
         root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if not given.
 
     Raises:
-        UserError: unknown set, one that lacks what is wanted, unusable folder, or a set that can be had from nowhere.
+        UserError: unknown set, one that lacks what is wanted, unusable folder, or a data set that cannot be obtained.
     """
     if want not in get_args(Want):
         raise UserError(f"want is one of {', '.join(get_args(Want))}, got {want!r}")

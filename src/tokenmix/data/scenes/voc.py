@@ -146,7 +146,7 @@ class MaskScenes(PairScenes):
 
 
 class BoxScenes(Scenes):
-    """Images with boxes from XML files; `difficult` objects are marked as a crowd, so neither learned nor missed.
+    """Images with boxes from XML files; `difficult` objects are marked as crowd and so ignored.
 
     Raises:
         UserError: a listed image that does not exist, or what `read_boxes` raises.
@@ -195,7 +195,7 @@ class Boxes:
     Attributes:
         corners: left, top, right, bottom of each object, in pixels from the corner of the image.
         names: of the class of each.
-        difficult: objects that the benchmark neither learns nor counts as missed.
+        difficult: objects that the benchmark ignores in training and evaluation.
         dropped: number of boxes of no area.
         size: (height, width) that is known of the image; None if it is not.
     """

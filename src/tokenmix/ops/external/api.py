@@ -71,7 +71,7 @@ def external_attention(
         key_bias: b_k, (S,).
         value_bias: b_v, (d_v,).
         mask: bool, True = the token takes part; (B, N) or (..., N). The others are 0 in the output.
-        normalization: `"double"`, see `double_normalize`; `"softmax"`, over the slots alone, mixes no tokens.
+        normalization: `"double"`, see `double_normalize`; `"softmax"`, over the slots alone, does not mix tokens.
         num_steps: Sinkhorn steps of `"double"`.
         chunk_size: tokens that are worked on at a time, forward and backward. Working memory is then
             O(chunk_size * S) a head, whatever N; the tokens are read num_steps + 1 times. None does all at once.

@@ -18,8 +18,8 @@ from tokenmix.tasks.segmentation.options import Inference
 def pixel_logits(model: Segmenter, images: Tensor, how: Inference, height: int | None = None) -> Tensor:
     """(B, classes, H, W) for images (B, C, H, W) of any size; under token parallelism this process's rows of them.
 
-    With windows or several looks every process then averages whole images; in one pass it has only its rows, and
-    `images` may be those, with the `height` of the whole ones.
+    With sliding windows or test-time augmentation every process averages whole images; otherwise it has only its rows,
+    and `images` may be those, with the `height` of the whole ones.
 
     With test-time augmentation these are logarithms of mean probabilities, whose softmax is the mean again.
 

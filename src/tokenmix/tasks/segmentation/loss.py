@@ -21,8 +21,7 @@ def pixel_entropy(logits: Tensor, classes: Tensor, ignore: int) -> Tensor:
 
 
 def soft_iou_loss(logits: Tensor, classes: Tensor, ignore: int) -> Tensor:
-    """One minus the mean over the classes of how far predictions and truth overlap, where a prediction counts by its
-    share.
+    """One minus the mean over the classes of the soft intersection over union of prediction and truth.
 
         loss = 1 - mean_c [ sum_n p_nc t_nc / sum_n (p_nc + t_nc - p_nc t_nc) ],   p = softmax(logits)
 

@@ -33,7 +33,7 @@ from tokenmix.train.task_data import check_names
 
 
 class TextClassification(DistillingTextTask):
-    """A classifier on the first token, trained by cross-entropy; by squares if the labels are numbers.
+    """A classifier on the first token, trained with cross-entropy, or with mean squared error on numeric labels.
 
     Texts longer than `seq_len` are cut, of a pair the longer one; the description counts them.
     """
@@ -82,7 +82,7 @@ class TextClassification(DistillingTextTask):
         return TextData(train, test, held, tokenizer=tokenizer, config=config, length=length, description=description)
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Cross-entropy, or the mean of squares."""
+        """Cross-entropy, or mean squared error."""
         out = self.model(**inputs_of(batch))
         return self.distilled(lambda: out.loss, out.logits, batch)
 

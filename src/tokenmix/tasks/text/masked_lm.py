@@ -32,9 +32,9 @@ BEST = 5
 
 
 class MaskedLM(DistillingTextTask):
-    """The tokens at masked positions, by cross-entropy; the head works at those positions only.
+    """Cross-entropy of the tokens at masked positions; the head is applied to those positions only.
 
-    With several processes the loss is that over the masked positions of all, however many each of them has.
+    With several processes the loss is the mean over the masked positions of all of them.
     """
 
     headline: ClassVar[str] = "perplexity"

@@ -17,7 +17,7 @@ def initial_text_weights(source: Path, model: Any) -> dict[str, Tensor]:
     """The weights in a safetensors file or a folder, fitted to the model's length and head.
 
     Gates and learned positions are cut to the model's longest sequence, or extended, so that a sequence which fitted
-    both has the answer that it had. A head that the source lacks, or has for other classes, starts fresh, and a line
+    both has the same output as before. A head that the source lacks, or has for other classes, starts fresh, and a line
     says so. Anything else that differs stays as it is, for `put_weights` to refuse.
     """
     given, own = read_weights(source), model.state_dict()

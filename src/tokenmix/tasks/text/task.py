@@ -46,7 +46,7 @@ def hub_form(pipeline: str, auto: str) -> HubForm:
 
 
 class Answering(nn.Module):
-    """A transformers model with one tensor as its answer: what an export is made of."""
+    """A transformers model with one tensor as its output, for export."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class TextTask(TaskModule):
         return (self.example()["input_ids"][:1],)
 
     def answering(self) -> nn.Module:
-        """The model with its logits as the one answer."""
+        """The model with its logits as the only output."""
         return Answering(self.model)
 
     def save_for_hub(self, folder: Path) -> nn.Module:
@@ -234,7 +234,7 @@ class Sentence:
 
 
 def read_sentences(inputs: Sequence[str | Path]) -> list[Sentence]:
-    """The lines of files, and texts as they are; `UserError` for a file that is not there or no UTF-8."""
+    """The lines of files, and texts as they are; `UserError` for a file that is missing or not UTF-8."""
     found = []
     for given in inputs:
         if _is_file(given):

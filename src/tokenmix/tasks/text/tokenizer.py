@@ -30,7 +30,7 @@ def train_tokenizer(
     lowercase: Literal["yes", "no"] = "no",
     max_length: int = 512,
 ) -> "PreTrainedTokenizerFast":
-    """A tokenizer with the pieces that make these texts short.
+    """Train a tokenizer on these texts.
 
     `bpe`: merges of UTF-8 bytes, so that no text is unknown (GPT-2's, Sennrich et al., arXiv:1508.07909).
     `wordpiece`: BERT's, words cut into pieces with ## inside (arXiv:1810.04805); characters beyond the thousand most
@@ -111,7 +111,7 @@ def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerFast":
 def write_tokenizer(
     data: str, out: Path, kind: TokenizerKind, vocab_size: int, lowercase: Literal["yes", "no"], max_length: int
 ) -> str:
-    """Train, write, and say in a line what was made."""
+    """Train, write, and print one line about the result."""
     check_new(out.expanduser())
     tokenizer = train_tokenizer(data, kind, vocab_size, lowercase=lowercase, max_length=max_length)
     folder = save_tokenizer(tokenizer, out)

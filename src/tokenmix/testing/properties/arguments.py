@@ -102,22 +102,22 @@ class _Behaviour:
     """All that can be seen of a layer: its initial state, and what it outputs once awake."""
 
     state: dict[str, Tensor]
-    answers: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
 
     @classmethod
     def of(cls, build: Build, x: Tensor, **changes: Any) -> "_Behaviour":
         state = {k: v.clone() for k, v in fresh(build, **changes).state_dict().items()}
-        return cls(state, tuple(_answers(awake(build, **changes), build, x)))
+        return cls(state, tuple(_outputs(awake(build, **changes), build, x)))
 
     def equals(self, other: "_Behaviour") -> bool:
         if self.state.keys() != other.state.keys():
             return False
-        pairs = [(v, other.state[k]) for k, v in self.state.items()] + list(zip(self.answers, other.answers))
+        pairs = [(v, other.state[k]) for k, v in self.state.items()] + list(zip(self.outputs, other.outputs))
         return all(a.shape == b.shape and a.dtype == b.dtype and gap(a, b) < 1e-6 for a, b in pairs)
 
 
 @torch.no_grad()
-def _answers(layer: nn.Module, build: Build, x: Tensor) -> Iterator[Tensor]:
+def _outputs(layer: nn.Module, build: Build, x: Tensor) -> Iterator[Tensor]:
     yield call(layer, x)
     if traits(layer, build, x).mask:
         places = x[0, 0].numel() if x.dim() == 4 else x.shape[1]

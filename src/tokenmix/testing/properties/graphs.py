@@ -20,14 +20,14 @@ def compiled(build: Build, x: Tensor, backend: str = "aot_eager") -> None:
             out = call(graph, ours)  # pyright: ignore[reportArgumentType]
         except Exception as error:
             raise PropertyFailure(f"in {mode} mode: {_reason(error)}") from error
-        assert_close(out, expected, 1e-4, f"compiled in {mode} mode the answer is another")
+        assert_close(out, expected, 1e-4, f"compiled in {mode} mode the output differs")
         expected.square().mean().backward()
         out.square().mean().backward()
         for name, a, b in [("the input", ours, theirs)] + [
             (name, a, b) for (name, a), b in zip(layer.named_parameters(), plain.parameters(), strict=True)
         ]:
             if a.grad is not None and b.grad is not None:
-                assert_close(a.grad, b.grad, 1e-4, f"compiled in {mode} mode the gradient of {name} is another")
+                assert_close(a.grad, b.grad, 1e-4, f"compiled in {mode} mode the gradient of {name} differs")
 
 
 def _reason(error: Exception) -> str:
@@ -54,4 +54,4 @@ def exported(build: Build, x: Tensor) -> None:
                 out = program.module()(given)
             except Exception as error:
                 raise PropertyFailure(f"exported, input {tuple(given.shape)}: {_reason(error)}") from error
-            assert_close(out, call(layer, given), 1e-5, f"exported, the answer to {tuple(given.shape)} is another")
+            assert_close(out, call(layer, given), 1e-5, f"exported, the output for {tuple(given.shape)} differs")

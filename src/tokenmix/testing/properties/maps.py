@@ -15,7 +15,7 @@ def _map(layer: nn.Module, x: Tensor, mask: Tensor | None = None) -> Tensor:
     show = getattr(layer, "attention_map", None)
     known = getattr(layer, "capabilities", None)
     if not callable(show) or (known is not None and known.map is None):
-        raise NotApplicable("shows no attention_map" if known is None else "its capabilities say map=None")
+        raise NotApplicable("has no attention_map" if known is None else "its capabilities say map=None")
     shown = show(x) if mask is None else show(x, mask)
     assert isinstance(shown, Tensor)
     return shown.detach()
@@ -38,7 +38,7 @@ def map_shape(build: Build, x: Tensor) -> None:
         mask[:, -2:] = False
         masked = _map(layer, x, mask)
         if masked[:, :, -2:].any() or (masked.shape[3] == tokens and masked[..., -2:].any()):
-            raise PropertyFailure("the map is not 0 for a token under False")
+            raise PropertyFailure("the map is not 0 for a masked token")
 
 
 def map_rows(build: Build, x: Tensor) -> None:
@@ -67,7 +67,7 @@ def map_used(build: Build, x: Tensor) -> None:
     with torch.no_grad(), _Operands() as seen:
         call(layer, x)
     if not any(_same_map(candidate, shown, tolerance) for candidate in seen.tensors):
-        raise PropertyFailure("the map that is shown is none that forward works with")
+        raise PropertyFailure("attention_map returns a map that forward does not use")
 
 
 def _same_map(candidate: Tensor, shown: Tensor, tolerance: float) -> bool:

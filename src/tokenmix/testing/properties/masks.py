@@ -36,7 +36,7 @@ def full_mask(build: Build, x: Tensor) -> None:
     layer, x, tolerance = exact(build, x)
     _with_mask(layer, build, x)
     mask = torch.ones(x.shape[0], to_tokens(x).shape[1], dtype=torch.bool)
-    assert_close(call(layer, x, mask), call(layer, x), tolerance, "a mask of True alone changes the answer")
+    assert_close(call(layer, x, mask), call(layer, x), tolerance, "an all-True mask changes the output")
 
 
 def _replace(x: Tensor, places: slice, seed: int) -> Tensor:
@@ -60,13 +60,13 @@ def polarity(build: Build, x: Tensor) -> None:
         within = to_tokens(call(layer, _replace(x, first, 6), mask))[:, watched]
         unmasked = to_tokens(call(layer, _replace(x, first, 6)) - call(layer, x))[:, watched]
         if gap(unmasked, torch.zeros_like(unmasked)) <= tolerance:
-            raise NotApplicable("mixes no tokens")
+            raise NotApplicable("does not mix tokens")
     if gap(within, expected) <= tolerance:
         seen = "they see those under False instead: the mask is inverted" if gap(without, expected) > tolerance else ""
-        raise PropertyFailure(f"tokens under True are not seen by the others; {seen}".rstrip("; "))
+        raise PropertyFailure(f"unmasked tokens do not affect the others; {seen}".rstrip("; "))
     if gap(without, expected) > tolerance:
         _check_used(layer, x, mask)
-    assert_close(without, expected, tolerance, "tokens under False are seen by the others")
+    assert_close(without, expected, tolerance, "masked tokens affect the others")
 
 
 def padding(build: Build, x: Tensor) -> None:
@@ -83,14 +83,14 @@ def padding(build: Build, x: Tensor) -> None:
         padded = to_tokens(call(layer, _replace(x, slice(kept, count), 5), mask))
         if known.declared and padded[:, kept:].any():
             _check_used(layer, x, mask)
-            raise PropertyFailure("the answer at a place under False is not 0")
+            raise PropertyFailure("the output at a masked position is not 0")
         if known.length not in ("any", "up-to"):
             return
         cropped = x[:, :kept] if x.dim() == 3 else x[:, :, :-2]
         expected = to_tokens(call(layer, cropped))
     if gap(padded[:, :kept], expected) > tolerance:
         _check_used(layer, x, mask)
-    assert_close(padded[:, :kept], expected, tolerance, "padding under a mask changes the answer")
+    assert_close(padded[:, :kept], expected, tolerance, "masked padding changes the output")
 
 
 def empty_row(build: Build, x: Tensor) -> None:

@@ -23,7 +23,7 @@ def finite(build: Build, x: Tensor) -> None:
             given = (x * scale).requires_grad_()
             out = call(layer, given)
             if not torch.isfinite(out).all():
-                raise PropertyFailure(f"the answer to input times {scale:g} is not finite")
+                raise PropertyFailure(f"the output for input times {scale:g} is not finite")
             out.sum().backward()
             _finite_gradients(layer, given, scale)
 
@@ -43,11 +43,11 @@ def half_types(build: Build, x: Tensor) -> None:
             half = awake(build).to(dtype)
             out = call(half, x.to(dtype))
             if out.dtype != dtype:
-                raise PropertyFailure(f"the answer to {dtype} is {out.dtype}")
+                raise PropertyFailure(f"the output for {dtype} input is {out.dtype}")
             # Several roundings in a row; a wrong axis or a lost term is far outside.
-            assert_close(out, expected, 16 * torch.finfo(dtype).eps, f"in {dtype} the answer is another")
+            assert_close(out, expected, 16 * torch.finfo(dtype).eps, f"in {dtype} the output differs")
             if not torch.isfinite(call(half, (x * 30).to(dtype))).all():
-                raise PropertyFailure(f"the answer to input times 30 is not finite in {dtype}")
+                raise PropertyFailure(f"the output for input times 30 is not finite in {dtype}")
 
 
 def autocast(build: Build, x: Tensor) -> None:
@@ -56,7 +56,7 @@ def autocast(build: Build, x: Tensor) -> None:
     expected = call(awake(build).train(), x).detach()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = call(layer, x.clone().requires_grad_())
-    assert_close(out, expected, 16 * torch.finfo(torch.bfloat16).eps, "under autocast the answer is another")
+    assert_close(out, expected, 16 * torch.finfo(torch.bfloat16).eps, "under autocast the output differs")
     out.float().square().mean().backward()
     for name, weight in layer.named_parameters():
         if weight.grad is not None and not torch.isfinite(weight.grad).all():
@@ -68,9 +68,9 @@ def macs(build: Build, x: Tensor) -> None:
     layer = awake(build)
     state = getattr(layer, "macs", None)
     if not callable(state):
-        raise NotApplicable("states no macs(num_tokens)")
+        raise NotApplicable("has no macs(num_tokens)")
     tokens = to_tokens(x).shape[1]
     stated = int(state(tokens))  # pyright: ignore[reportArgumentType]
     _, counted = count_macs(call, layer, x[:1])
     if abs(stated - counted) > 0.01 * counted:
-        raise PropertyFailure(f"macs({tokens}) says {stated}, a run does {counted}")
+        raise PropertyFailure(f"macs({tokens}) returns {stated}, counted in a run: {counted}")

@@ -68,8 +68,8 @@ def eval_stable(build: Build, x: Tensor) -> None:
     with torch.no_grad():
         first, second = call(layer, x), call(layer, x, seed=7)
     if not torch.equal(first, second):
-        raise PropertyFailure(f"a second call in eval mode answers differently, by {gap(second, first):.1e}")
-    assert_close(call(layer, x), first, 1e-5, "with gradients switched on the answer differs")
+        raise PropertyFailure(f"a second call in eval mode differs from the first by {gap(second, first):.1e}")
+    assert_close(call(layer, x), first, 1e-5, "with gradients enabled the output differs")
     if identities != {name: id(p) for name, p in layer.named_parameters()}:
         raise PropertyFailure("forward replaces a parameter; the optimiser keeps the old one")
     _same_state(layer, before)
@@ -101,7 +101,7 @@ def non_contiguous(build: Build, x: Tensor) -> None:
     sliced = torch.stack((x, -x), dim=-1)[..., 0]
     expected = call(layer, x)
     for view in (strided, sliced):
-        assert_close(call(layer, view), expected, tolerance, "a non-contiguous input gives another answer")
+        assert_close(call(layer, view), expected, tolerance, "a non-contiguous input gives another output")
 
 
 def _trained(layer: nn.Module, x: Tensor) -> tuple[Tensor, nn.Module]:
@@ -144,7 +144,7 @@ def copies(build: Build, x: Tensor) -> None:
     for name, twin in twins.items():
         own = x.to(next((p.dtype for p in twin.parameters()), x.dtype))
         with torch.no_grad():
-            assert_close(call(twin, own).to(x.dtype), expected, 1e-4, f"{name} gives another answer")
+            assert_close(call(twin, own).to(x.dtype), expected, 1e-4, f"{name} gives another output")
         answer, twin = _trained(twin, own)
         assert_close(answer.to(x.dtype), trained, 1e-3, f"{name} trains differently")
         for (key, a), b in zip(twin.named_parameters(), after.parameters(), strict=True):
@@ -167,4 +167,4 @@ def seeds(build: Build, x: Tensor) -> None:
         if not torch.equal(a, b):
             raise PropertyFailure(f"{name} starts differently under the same seed")
     if not torch.equal(call(one.train(), x), call(two.train(), x)):
-        raise PropertyFailure("two equal layers answer differently under the same seed")
+        raise PropertyFailure("two equal layers give different outputs under the same seed")

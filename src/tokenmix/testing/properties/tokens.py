@@ -29,9 +29,9 @@ def shape(build: Build, x: Tensor) -> None:
     """The output has the shape and the type of the input."""
     out = call(awake(build), x)
     if out.shape != x.shape:
-        raise PropertyFailure(f"the answer to {tuple(x.shape)} has shape {tuple(out.shape)}")
+        raise PropertyFailure(f"the output for {tuple(x.shape)} has shape {tuple(out.shape)}")
     if out.dtype != x.dtype:
-        raise PropertyFailure(f"the answer to {x.dtype} is {out.dtype}")
+        raise PropertyFailure(f"the output for {x.dtype} input is {out.dtype}")
 
 
 def lengths(build: Build, x: Tensor) -> None:
@@ -72,7 +72,7 @@ def _refuses(layer: nn.Module, x: Tensor, what: str, mask: Tensor | None = None)
         return
     except Exception as error:
         raise PropertyFailure(f"{what}: {one_line(error)} instead of a UserError with the remedy") from error
-    raise PropertyFailure(f"{what}: accepted without a word")
+    raise PropertyFailure(f"{what}: accepted without an error")
 
 
 def batch_independence(build: Build, x: Tensor) -> None:
@@ -112,9 +112,9 @@ def equivariance(build: Build, x: Tensor) -> None:
         reason = "built causal" if known.causal else "declares nothing"
         raise NotApplicable(f"{reason}; measured: {'' if gap(permuted, expected) <= tolerance else 'not '}equivariant")
     if known.equivariant:
-        assert_close(permuted, expected, tolerance, "permuting the tokens does not permute the answer")
+        assert_close(permuted, expected, tolerance, "permuting the tokens does not permute the output")
     elif gap(permuted, expected) <= tolerance:
-        raise PropertyFailure("declares that places matter, yet permuting the tokens permutes the answer")
+        raise PropertyFailure("declares that positions matter, yet permuting the tokens permutes the output")
 
 
 def influence(layer: nn.Module, x: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ def _check_triangle(seen: Tensor, *, causal: bool) -> None:
     later, earlier = seen.triu(1), seen.tril(-1)
     if causal and later.any():
         i, j = divmod(int(later.argmax()), seen.shape[1])
-        raise PropertyFailure(f"causal, yet the answer at token {i} changes with token {j}, by {later.max():.1e}")
+        raise PropertyFailure(f"causal, yet the output at token {i} changes with token {j}, by {later.max():.1e}")
     if not causal and earlier.any() and not later.any():
         raise PropertyFailure("not declared causal, yet no token ever sees a later one")
     if not causal and later.any() and not earlier.any():

@@ -150,7 +150,7 @@ def load_points(spec: str, *, want: Literal["class", "parts"] = "class", root: P
 
     Raises:
         UserError: unknown set, unusable folder, no parts where they are wanted, a class that is in the test set alone,
-            or a set that can be had from nowhere.
+            or a data set that cannot be obtained.
     """
     data: PointData = load_data(spec, "parts" if want == "parts" else "clouds", root=root)
     if data.skipped:

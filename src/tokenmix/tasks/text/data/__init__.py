@@ -1,4 +1,4 @@
-"""Reading text: corpora to learn a language from, labelled sentences and pairs, questions with answers in a text."""
+"""Reading text: corpora for language modelling, labelled sentences and pairs, questions with extractive answers."""
 
 from tokenmix.tasks.text.data.corpus import Corpus, Tokens, load_text, tokenized
 from tokenmix.tasks.text.data.files import read_lines

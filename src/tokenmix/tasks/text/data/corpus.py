@@ -1,4 +1,4 @@
-"""Plain text to learn a language from: documents for training and held out, and their token ids on the disk.
+"""Plain-text corpora for language modelling: training and held-out documents, and their token ids on disk.
 
 Ids are made once and read through a memory map, so that neither documents nor ids have to fit into memory.
 """
@@ -41,7 +41,7 @@ GROUP_CHARACTERS = 1 << 21
 
 
 class Documents:
-    """Documents that can be gone through as often as wanted, read one at a time."""
+    """A re-iterable of documents, read one at a time."""
 
     def __init__(self, start: Callable[[], Iterator[str]]) -> None:
         self.start = start
@@ -80,7 +80,7 @@ def load_text(spec: str, *, root: Path | None = None) -> Corpus:
         root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if not given.
 
     Raises:
-        UserError: unknown corpus, unreadable file, or a set that can be had from nowhere.
+        UserError: unknown corpus, unreadable file, or a data set that cannot be obtained.
     """
     return load_data(spec, "corpus", root=root)
 

@@ -29,7 +29,7 @@ VERSIONS = ("v2.0", "v1.1")
 
 @dataclass(frozen=True)
 class Question:
-    """A question, the text that it is about, and its answers as (text, where it begins in the context); maybe none."""
+    """A question, the text that it is about, and its answers as (text, start in the context), possibly none."""
 
     id: str
     question: str

@@ -90,7 +90,7 @@ class PackedText(Sequences):
     """Documents cut into sequences of one length, with some of their tokens hidden.
 
     Sequence i of an epoch is [CLS], the n - 2 tokens from (n - 2) i + s on, and [SEP]; the documents run on, with [SEP]
-    between them. For training s is drawn anew each epoch, so that the cuts move. For testing s is 0, masks are the
+    between them. For training s is drawn anew each epoch, which moves the cuts. For testing s is 0, masks are the
     same for every seed and epoch, and the last sequence is filled up with [PAD].
 
     A batch: input_ids, attention_mask (0 at [PAD]) and labels (-100 where nothing is hidden), all int64 (B, n), and

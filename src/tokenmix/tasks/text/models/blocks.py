@@ -137,7 +137,7 @@ class GMLPEmbeddings(nn.Module):
         inputs_embeds: Tensor | None,
         start: Tensor | None,
     ) -> Tensor:
-        """(B, N, D), each row turned so that the token at `start` (B,) is the first.
+        """(B, N, D), each row rotated so that the token at `start` (B,) is the first.
 
         Words come as ids (B, N) or as vectors (B, N, D).
         """

@@ -41,8 +41,8 @@ class GMLPConfig(PreTrainedConfig):
         positions: `"none"`, `"learned"`, or for self-attention `"relative"`, a bias on its scores. Left out: none for
             gates, which know the positions, as in the paper; learned for self-attention, as in BERT.
         causal: token i sees tokens up to i.
-        padding: `"masked"`: what `attention_mask` leaves out counts for nothing, so that a padded sequence has the
-            answer that it has alone. `"unmasked"`: as in the paper, padding is text like any other.
+        padding: `"masked"`: what `attention_mask` leaves out is ignored, so that padding does not change a sequence's
+            output. `"unmasked"`: as in the paper, padding is text like any other.
         predict: `"all"` positions get logits (B, N, V) from the masked-language model; `"labelled"`: if there are
             labels, only the M positions that have one, (M, V), which saves most of the head's cost.
         hidden_dropout_prob: on the embeddings and on what each branch adds.

@@ -104,7 +104,8 @@ class GMLPForSequenceClassification(GMLPPreTrainedModel):
 
     Shape:
         ids (B, N) to logits (B, L), L = `config.num_labels`. The loss is that of `config.problem_type`; if that is not
-        set the labels decide: squares for one number, cross-entropy for classes, binary cross-entropy for many labels.
+        set the labels decide: mean squared error for one number, cross-entropy for classes, binary cross-entropy for
+        many labels.
     """
 
     def __init__(self, config: GMLPConfig) -> None:

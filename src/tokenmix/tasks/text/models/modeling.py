@@ -34,7 +34,7 @@ class GMLPModelOutput(BaseModelOutputWithPooling):
 
 
 class GMLPPreTrainedModel(PreTrainedModel):
-    """What the text models share: how they start, and how they are resized to another longest sequence."""
+    """Base class of the text models: initialisation, and resizing to another maximum length."""
 
     config: GMLPConfig
     config_class = GMLPConfig
@@ -61,7 +61,7 @@ class GMLPPreTrainedModel(PreTrainedModel):
             super()._init_weights(module)
 
     def resize_position_embeddings(self, new_num_position_embeddings: int, how: PlaceRule = "extend") -> None:
-        """Resize to another longest sequence. Parameters are new: build the optimiser afterwards.
+        """Resize to another maximum length. Parameters are new: build the optimiser afterwards.
 
         Args:
             new_num_position_embeddings: the longest sequence wanted.
@@ -196,7 +196,7 @@ class GMLPModel(GMLPPreTrainedModel):
 
 
 def _check_vocabulary(ids: Tensor, vocab_size: int) -> None:
-    """Where looking is cheap: not in a graph, and not where a GPU must be awaited, which has a check of its own."""
+    """Checked on CPU and in eager mode only: a GPU would have to synchronise, and has a check of its own."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or ids.device.type != "cpu" or not ids.numel():
         return
     largest = int(ids.max())

@@ -1,4 +1,4 @@
-"""Masks of padded batches, and rows turned so that each begins with its first token."""
+"""Masks of padded batches, and rows rotated so that each begins with its first unpadded token."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from tokenmix.errors import UserError
 
 
 def read_mask(attention_mask: Tensor | None, size: int, length: int) -> Tensor | None:
-    """transformers' `attention_mask`, 1 for a token and 0 for padding, as a boolean (B, N); None if all take part.
+    """transformers' `attention_mask`, 1 for a token and 0 for padding, as a boolean (B, N); None if nothing is masked.
 
     Raises:
         UserError: another shape, such as a map of pairs of tokens; a mask of floats, which may be one to be added.
@@ -44,7 +44,7 @@ def first_token(mask: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, places: Tensor, dim: int = 1) -> Tensor:
-    """x with row b turned so that what stood at `places[b]` along `dim` comes first.
+    """x with row b rotated along `dim` so that the element at `places[b]` comes first.
 
         out[b, .., i, ..] = x[b, .., (i + places[b]) mod N, ..]
 
@@ -64,15 +64,15 @@ def from_start(x: Tensor, start: Tensor | None) -> Tensor:
 
 
 def as_given(x: Tensor, start: Tensor | None) -> Tensor:
-    """What `from_start` turned, as it was."""
+    """Undo `from_start`."""
     return x if start is None else rotate(x, -start)
 
 
 def map_from_start(weights: Tensor | None, start: Tensor | None) -> Tensor | None:
-    """A map (B, H, N, N) with its rows and columns turned as the tokens by `from_start`."""
+    """A map (B, H, N, N) with its rows and columns rotated as `from_start` does the tokens."""
     return weights if weights is None or start is None else rotate(rotate(weights, start, 2), start, 3)
 
 
 def map_as_given(weights: Tensor, start: Tensor | None) -> Tensor:
-    """What `map_from_start` turned, as it was."""
+    """Undo `map_from_start`."""
     return weights if start is None else rotate(rotate(weights, -start, 2), -start, 3)

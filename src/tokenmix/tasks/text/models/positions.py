@@ -45,7 +45,7 @@ class RelativePositions(nn.Module):
 
     @torch.no_grad()
     def resize(self, num_tokens: int, how: PlaceRule) -> None:
-        """Resize to another longest sequence; distances that are new have the bias of the longest before."""
+        """Resize to another maximum length; distances that are new have the bias of the longest before."""
         replace_parameter(self, "weight", resized_bias(self.weight, 2 * num_tokens - 1, how))
 
 
