@@ -50,9 +50,10 @@ HELD = 10_000
 
 @dataclass(frozen=True)
 class Comparison:
-    """Seconds of each turn of both, and the bare loop's median over the trainer's: below 1 the trainer is slower.
+    """Seconds of each turn of both, and the median ratio of the bare loop's to the trainer's: below 1 it is slower.
 
-    `low` and `high` hold 95 % of the ratios of bootstrap samples of the pairs of turns.
+    The ratios are those of neighbouring turns, for which the machine was alike. `low` and `high` hold 95 % of the
+    medians of bootstrap samples of them.
     """
 
     bare: list[float]
@@ -64,13 +65,11 @@ class Comparison:
     @classmethod
     def of(cls, bare: Sequence[float], trainer: Sequence[float]) -> "Comparison":
         """These turns."""
-        pairs, draw = np.array([bare, trainer]), np.random.default_rng(0)
-        chosen = pairs[:, draw.integers(len(bare), size=(RESAMPLES, len(bare)))]
-        floor, ours = np.median(chosen, axis=2)
-        low, high = np.percentile(floor / ours, (2.5, 97.5)).tolist()
-        floor, ours = np.median(pairs, axis=1)
+        ratios, draw = np.array(bare) / np.array(trainer), np.random.default_rng(0)
+        medians = np.median(ratios[draw.integers(len(ratios), size=(RESAMPLES, len(ratios)))], axis=1)
+        low, high = np.percentile(medians, (2.5, 97.5)).tolist()
         rounded = ([round(one, 5) for one in part] for part in (bare, trainer))
-        return cls(next(rounded), next(rounded), float(floor / ours), low, high)
+        return cls(next(rounded), next(rounded), float(np.median(ratios)), low, high)
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ def program_bytes() -> int:
 
 def draw(peaks: dict[int, int], program: int, limit: int, file: Path) -> None:
     """Peak memory of a process over the number of processes, and what it would be if all but the program were split."""
-    figure = Figure(figsize=(5.5, 3.2), layout="constrained")
+    figure = Figure(figsize=(5.5, 3.5), layout="constrained")
     axes = figure.subplots()
     names, rest = [str(shared) for shared in peaks], [(peak - program) / GIB for peak in peaks.values()]
     axes.bar(names, [program / GIB] * len(names), width=0.5, color="tab:gray", label="the program")
@@ -118,7 +118,7 @@ def draw(peaks: dict[int, int], program: int, limit: int, file: Path) -> None:
     axes.axhline(limit / GIB, color="tab:red", linestyle="--", label=f"limit of the run, {limit / GIB:.1f} GiB")
     axes.set_xlabel("processes R that share the image")
     axes.set_ylabel("peak memory of a process, GiB")
-    axes.legend(frameon=False)
+    figure.legend(loc="outside upper center", ncols=2, frameon=False, markerscale=0.4)
     save_small(figure, file)
 
 

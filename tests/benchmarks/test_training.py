@@ -64,7 +64,7 @@ def test_a_full_disk_is_one_line(
     assert "(No space left on device): free space on the disk" in capsys.readouterr().err
 
 
-def test_the_ratio_of_medians_and_its_spread() -> None:
+def test_the_median_ratio_and_its_spread() -> None:
     noise = np.random.default_rng(0).normal(size=(2, 400))
     found = training.Comparison.of((1 + 0.01 * noise[0]).tolist(), (1.25 + 0.01 * noise[1]).tolist())
     assert found.ratio == pytest.approx(0.8, abs=0.005)

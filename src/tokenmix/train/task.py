@@ -60,7 +60,7 @@ class TaskData(ABC):
         return
 
     def split_rows(self, rows: Callable[[int], slice]) -> None:
-        """Read from now on only this process's rows of images, which several share under token parallelism.
+        """Let batches have only this process's rows of images, which several share under token parallelism.
 
         Args:
             rows: of an image's number of rows those of this process. Data that reads whole images leaves it out.
