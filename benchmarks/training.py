@@ -1,17 +1,16 @@
-"""Images per second of `tokenmix train` against a bare loop: `python benchmarks/training.py --help`.
+"""Steps of `tokenmix train` against those of a bare loop: `python benchmarks/training.py --help`.
 
-Both train the same model on the same images with the same loss, optimiser and clipping, in turns and in the same
-processes. The bare loop indexes normalised images in memory, and does nothing else: no augmentation, no schedule, no
-log, no checkpoint; of several processes it is DistributedDataParallel. The trainer is `tokenmix.train.train` as the
-command calls it; its rate is read from its own metrics.csv, from the first row on, so that neither its start nor its
-evaluation counts. Several processes are started by torchrun.
+Both train the same model on the same images with the same loss, optimiser and clipping, in the same processes and by
+turns: a few steps of the trainer, as many of the bare loop, and so on within one run, so that a machine that other
+programs slow down slows both. The bare loop indexes normalised images in memory, and does nothing else: no
+augmentation, no schedule, no log, no checkpoint; of several processes it is DistributedDataParallel. The trainer is
+`tokenmix.train.train` as the command calls it, and writes a row of metrics.csv in each of its turns. Wall time is
+that of the first process, CPU time the sum of all. Several processes are started by torchrun.
 """
 
 import argparse
-import csv
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,11 +18,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from unittest.mock import patch
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tokenmix.cost.other_work import OtherWork
@@ -38,22 +39,48 @@ from tokenmix.train.config import TrainConfig
 from tokenmix.train.distributed import broadcast_object, distributed_info, process_group
 from tokenmix.train.files import disk_remedy, make_folder, replace_file
 from tokenmix.train.optimizer import make_optimizer
+from tokenmix.train.record import ProgressBar
 from tokenmix.train.sources import make_config
 
-SCHEMA = 2
-LOG_EVERY = 20
+SCHEMA = 3
+RESAMPLES = 2000
+HELD = 10_000
+"""Images that the bare loop draws from."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Seconds of each turn of both, and the median ratio of the bare loop's to the trainer's: below 1 it is slower.
+
+    The ratios are those of neighbouring turns, for which the machine was alike. `low` and `high` hold 95 % of the
+    medians of bootstrap samples of them.
+    """
+
+    bare: list[float]
+    trainer: list[float]
+    ratio: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, bare: Sequence[float], trainer: Sequence[float]) -> "Comparison":
+        """These turns."""
+        ratios, draw = np.array(bare) / np.array(trainer), np.random.default_rng(0)
+        medians = np.median(ratios[draw.integers(len(ratios), size=(RESAMPLES, len(ratios)))], axis=1)
+        low, high = np.percentile(medians, (2.5, 97.5)).tolist()
+        rounded = ([round(one, 5) for one in part] for part in (bare, trainer))
+        return cls(next(rounded), next(rounded), float(np.median(ratios)), low, high)
 
 
 @dataclass(frozen=True)
 class Row:
-    """Images per second of both, over all processes, one value a round; `ratio` is the median of the rounds' own."""
+    """Wall time and CPU time of a model in some processes."""
 
     model: str
     augment: str
     processes: int
-    bare: list[float]
-    trainer: list[float]
-    ratio: float
+    wall: Comparison
+    cpu: Comparison
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,8 +107,8 @@ def _run(options: argparse.Namespace) -> int:
     rows, others = [], OtherWork()
     for processes in options.processes:
         rows += _rows(options) if processes == 1 else _rows_of_several(options, processes)
-    if options.out is not None:
-        _write(options, rows)
+        if options.out is not None:
+            _write(options, rows)
     if warning := others.warning(options.threads * max(options.processes)):
         print(f"warning: {warning}", file=sys.stderr)
     return 0
@@ -91,7 +118,7 @@ def _rows(options: argparse.Namespace) -> list[Row]:
     rows = []
     for model in options.models:
         for augment in options.augment:
-            rows.append(_measure(_config(options, model, augment), options.rounds))
+            rows.append(_measure(_config(options, model, augment)))
             if distributed_info().first:
                 print(_line(rows[-1]), flush=True)
     return rows
@@ -108,11 +135,12 @@ def _rows_of_several(options: argparse.Namespace, processes: int) -> list[Row]:
         environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
         if code := subprocess.run([*torchrun, __file__, *words, "--out", str(out)], env=environment).returncode:
             raise UserError(f"{processes} processes ended with code {code}; see what they reported")
-        return [Row(**row) for row in json.loads(out.read_text())["rows"]]
+        rows = json.loads(out.read_text())["rows"]
+        return [Row(**{**row, **{key: Comparison(**row[key]) for key in ("wall", "cpu")}}) for row in rows]
 
 
 def _write(options: argparse.Namespace, rows: list[Row]) -> None:
-    settings = {"batch_size": options.batch_size, "steps": options.steps, "data": options.data}
+    settings = {key: getattr(options, key) for key in ("batch_size", "steps", "rounds", "data")}
     document = {"schema": SCHEMA, **settings, "rows": [asdict(row) for row in rows], "environment": environment()}
     try:
         replace_file(options.out, (json.dumps(document, indent=1) + "\n").encode())
@@ -122,15 +150,11 @@ def _write(options: argparse.Namespace, rows: list[Row]) -> None:
 
 def _check(options: argparse.Namespace) -> None:
     """Reported before minutes are spent on measuring."""
-    for name in ("batch_size", "rounds", "threads"):
+    for name in ("batch_size", "steps", "rounds", "threads"):
         if getattr(options, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}")
     if min(options.processes) < 1:
         raise UserError(f"--processes must be at least 1, got {min(options.processes)}")
-    if options.steps < 2 * LOG_EVERY:
-        raise UserError(
-            f"--steps must be at least {2 * LOG_EVERY}, got {options.steps}: rates are taken between two logs"
-        )
     for augment in options.augment:
         make_augment(augment, seed=0, flip=False, fill=None)
     for model in options.models:
@@ -147,32 +171,62 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", default="fashion-mnist", help="data set")
     parser.add_argument("--processes", nargs="+", type=int, default=[1], help="numbers of processes")
     parser.add_argument("--batch-size", type=int, default=64, help="images of a step of one process")
-    parser.add_argument("--steps", type=int, default=5 * LOG_EVERY, help=f"steps of a round, {2 * LOG_EVERY} at least")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds; in each, both run once")
+    parser.add_argument("--steps", type=int, default=5, help="steps of a turn")
+    parser.add_argument("--rounds", type=int, default=50, help="turns of each")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch, of each process")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     return parser
 
 
 def _config(options: argparse.Namespace, model: str, augment: str) -> TrainConfig:
+    # One turn more, to warm up. Nothing is evaluated within the run.
     return make_config(
-        model=model, augment=augment, data=options.data, batch_size=options.batch_size, max_steps=options.steps,
-        log_every=LOG_EVERY, limit_eval=options.batch_size, threads=options.threads, device="cpu",
+        model=model, augment=augment, data=options.data, batch_size=options.batch_size, log_every=options.steps,
+        max_steps=options.steps * (options.rounds + 1), validation=0, limit_eval=options.batch_size,
+        checkpoint_every=10**9, epochs=10**4, threads=options.threads, device="cpu",
     )  # fmt: skip
 
 
-def _measure(config: TrainConfig, rounds: int) -> Row:
-    loop = BareLoop(config)
-    bare, trainer = [], []
-    for round_ in range(rounds):
-        # Who begins changes, so that a machine that warms up or slows down favours nobody.
-        for side in ("bare", "trainer") if round_ % 2 else ("trainer", "bare"):
-            if side == "bare":
-                bare.append(loop.rate())
-            else:
-                trainer.append(trainer_rate(config))
-    ratio = statistics.median(ours / floor for ours, floor in zip(trainer, bare))
-    return Row(config.model.model, config.options.augment, distributed_info().world_size, bare, trainer, ratio)
+def _measure(config: TrainConfig) -> Row:
+    turns = Turns(BareLoop(config), config.loop.log_every)
+    with tempfile.TemporaryDirectory() as folder, patch.object(ProgressBar, "advance", lambda _: turns.advance()):
+        # All processes train in the first one's folder.
+        train(config.replace(out=broadcast_object(Path(folder)) / "run"), quiet=True)
+    wall, cpu = torch.tensor(turns.seconds[1:]).unbind(-1)
+    if dist.is_initialized():
+        dist.all_reduce(cpu)
+    wall, cpu = (Comparison.of(*part.T.tolist()) for part in (wall, cpu))
+    return Row(config.model.model, config.options.augment, distributed_info().world_size, wall, cpu)
+
+
+class Turns:
+    """What the trainer calls after each of its steps: measures its turns, and takes those of the bare loop."""
+
+    def __init__(self, bare: "BareLoop", length: int) -> None:
+        self.bare, self.length, self.steps = bare, length, 0
+        self.start = _now()
+        self.seconds: list[tuple[tuple[float, float], tuple[float, float]]] = []
+        """Wall and CPU time of the bare loop and of the trainer, of each pair of turns."""
+
+    def advance(self) -> None:
+        """Count a step of the trainer, and let the bare loop take its turn where that of the trainer is over."""
+        self.steps += 1
+        if self.steps % self.length:
+            return
+        middle = _now()
+        for _ in range(self.length):
+            self.bare.step()
+        end = _now()
+        self.seconds.append((_passed(middle, end), _passed(self.start, middle)))
+        self.start = _now()
+
+
+def _now() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
+
+
+def _passed(start: tuple[float, float], end: tuple[float, float]) -> tuple[float, float]:
+    return end[0] - start[0], end[1] - start[1]
 
 
 class BareLoop:
@@ -182,9 +236,7 @@ class BareLoop:
         data: ImageData = load_images(
             config.data.data, limit=config.data.limit, limit_eval=config.data.limit_eval, seed=config.loop.seed
         )
-        pixels, _ = data.train.pixels(
-            torch.arange(min(len(data.train), (config.loop.max_steps or 1) * config.loop.batch_size))
-        )
+        pixels, _ = data.train.pixels(torch.arange(min(len(data.train), HELD)))
         self.images, self.labels = normalize(pixels, data.mean, data.std), data.train.labels[: len(pixels)]
         self.config = config
         self.model: nn.Module = create_model(
@@ -194,19 +246,9 @@ class BareLoop:
             self.model = DistributedDataParallel(self.model)
         self.optimizer = make_optimizer(self.model, config.optim)
 
-    def rate(self) -> float:
-        """Images per second of the steps after the first `LOG_EVERY`, which are the trainer's share too."""
-        self.model.train()
-        size, steps = self.config.loop.batch_size, self.config.loop.max_steps or 1
-        order = torch.randperm(len(self.images))
-        start = 0.0
-        for step in range(steps - 1):
-            if step == LOG_EVERY:
-                start = time.perf_counter()
-            self._step(order[step * size : (step + 1) * size])
-        return (steps - 1 - LOG_EVERY) * size * distributed_info().world_size / (time.perf_counter() - start)
-
-    def _step(self, places: Tensor) -> None:
+    def step(self) -> None:
+        """A step on images drawn at random."""
+        places = torch.randint(len(self.images), (self.config.loop.batch_size,))
         logits = self.model(self.images[places])
         loss = F.cross_entropy(logits, self.labels[places], label_smoothing=self.config.options.smoothing)
         self.optimizer.zero_grad()
@@ -216,22 +258,9 @@ class BareLoop:
         self.optimizer.step()
 
 
-def trainer_rate(config: TrainConfig) -> float:
-    """Images per second between the first row of metrics.csv and the last one of training."""
-    with tempfile.TemporaryDirectory() as folder:
-        # All processes train in the first one's folder, and read it before it goes.
-        run = train(config.replace(out=broadcast_object(Path(folder)) / "run"), quiet=True)
-        with (run / "metrics.csv").open(newline="") as lines:
-            rows = [row for row in csv.DictReader(lines) if row["train_loss"]]
-        if dist.is_initialized():
-            dist.barrier()
-    first, last = rows[0], rows[-1]
-    return (int(last["images"]) - int(first["images"])) / (float(last["seconds"]) - float(first["seconds"]))
-
-
 def _line(row: Row) -> str:
-    bare, ours = statistics.median(row.bare), statistics.median(row.trainer)
-    return f"| {row.model} | {row.augment} | {row.processes} | {bare:,.0f} | {ours:,.0f} | {row.ratio:.3f} |"
+    parts = (f"{part.ratio:.3f} ({part.low:.3f} to {part.high:.3f})" for part in (row.wall, row.cpu))
+    return " | ".join([f"| {row.model}", row.augment, str(row.processes), *parts, ""]).rstrip()
 
 
 if __name__ == "__main__":

@@ -126,6 +126,9 @@ def check_models(mesh: DeviceMesh) -> None:
         if labels.dim() > 1:
             torch.testing.assert_close(model.all_rows(out), whole)  # type: ignore[operator]
             whole = model.own_rows(whole, 2)  # type: ignore[operator]
+            with torch.no_grad():
+                of_rows = model(model.own_rows(images, 2), images.shape[2])  # type: ignore[operator]
+            torch.testing.assert_close(of_rows, out, rtol=0, atol=0)
         torch.testing.assert_close(out, whole)
     assert {"SelfAttention", "SelfAttention2d", "LessAttention", "GatedMLP", "GridMixer"} >= NOTED
     assert (dist.get_rank() == 0) == bool(NOTED)

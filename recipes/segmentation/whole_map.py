@@ -86,7 +86,7 @@ def predict(run: Path) -> None:
         task.eval()
         task.split_tokens(init_device_mesh("cpu", (here.world_size,)))
         model: Any = task.model
-        classes, _ = model.token_shard.gather(task.answer(turned(whole_map()).image), 0)  # type: ignore[operator]
+        classes, _ = model.token_shard.gather(task.answer(turned(whole_map()).image).byte(), 0)  # type: ignore[operator]
         if here.first:
             colours = np.array(PALETTE, dtype=np.uint8)[classes.mT.numpy()]
             Image.fromarray(colours).resize((900, 450), Image.Resampling.NEAREST).save(run / "predicted.png")
@@ -99,15 +99,26 @@ def predicted(run: Path, shared: int, limit: int) -> bool:
     return done.returncode == 0
 
 
-def draw(peaks: dict[int, int], limit: int, file: Path) -> None:
-    """Peak memory of a process over the number of processes."""
-    figure = Figure(figsize=(5.5, 3.2), layout="constrained")
+def program_bytes() -> int:
+    """Peak memory of a process that has only imported what a run imports: what no splitting can reduce."""
+    modules = "tokenmix.train.run, tokenmix.tasks.segmentation.task, recipes.datasets.images.blue_marble"
+    code = f"import resource, {modules}; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
+    return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+
+
+def draw(peaks: dict[int, int], program: int, limit: int, file: Path) -> None:
+    """Peak memory of a process over the number of processes, and what it would be if all but the program were split."""
+    figure = Figure(figsize=(5.5, 3.5), layout="constrained")
     axes = figure.subplots()
-    axes.bar([str(shared) for shared in peaks], [peak / GIB for peak in peaks.values()], width=0.5, color="tab:blue")
+    names, rest = [str(shared) for shared in peaks], [(peak - program) / GIB for peak in peaks.values()]
+    axes.bar(names, [program / GIB] * len(names), width=0.5, color="tab:gray", label="the program")
+    axes.bar(names, rest, width=0.5, bottom=program / GIB, color="tab:blue", label="data, network and step")
+    ideal = [program / GIB + rest[0] / shared for shared in peaks]
+    axes.plot(names, ideal, "k_", markersize=40, label="the program + 1/R")
     axes.axhline(limit / GIB, color="tab:red", linestyle="--", label=f"limit of the run, {limit / GIB:.1f} GiB")
     axes.set_xlabel("processes R that share the image")
     axes.set_ylabel("peak memory of a process, GiB")
-    axes.legend(frameon=False)
+    figure.legend(loc="outside upper center", ncols=2, frameon=False, markerscale=0.4)
     save_small(figure, file)
 
 
@@ -124,24 +135,27 @@ def main(args: Args) -> None:
     fixed, split = torch.linalg.lstsq(
         columns, torch.tensor(list(peaks.values()), dtype=torch.float64)
     ).solution.tolist()
-    limit = (peaks[1] + peaks[2]) // 2
+    program, limit = program_bytes(), (peaks[1] + peaks[2]) // 2
+    found: dict[str, Any] = {
+        "pixels": [5400, 2700], "tokens": 675 * 338, "settings": {**SETTINGS, **NETWORK}, "steps": args.steps,
+        "peak_bytes": peaks, "program_bytes": program, "fixed_bytes": round(fixed), "split_bytes": round(split),
+        "limit_bytes": limit, "seconds_of_a_step": {shared: result["seconds"] for shared, result in measured.items()},
+    }  # fmt: skip
+    write_json(HERE / "whole_map.json", {**found, "environment": environment()})
+    draw(peaks, program, limit, IMAGES / "whole_map_memory.png")
     alone = train(args.out / "limited-1", 1, 1, limit)
     run = args.out / "limited-2"
     together = train(run, 2, args.steps, limit)
     if together is None or alone is not None:
         raise SystemExit(f"under {limit} bytes one process {'fails' if alone is None else 'trains'}, two "
                          f"{'fail' if together is None else 'train'}")  # fmt: skip
-    write_json(HERE / "whole_map.json", {
-        "pixels": [5400, 2700], "tokens": 675 * 338, "settings": {**SETTINGS, **NETWORK}, "steps": args.steps,
-        "peak_bytes": peaks, "fixed_bytes": round(fixed), "split_bytes": round(split), "limit_bytes": limit,
-        "seconds_of_a_step": {shared: result["seconds"] for shared, result in measured.items()},
+    found |= {
         "one_process_under_the_limit": "failed", "two_processes_under_the_limit": {
             "steps": together["steps"], "seconds": together["seconds"], "metrics": together["metrics"],
             "peak_bytes": together["peak_memory"]["process"], "predicted": predicted(run, 2, limit),
         },
-        "environment": environment(),
-    })  # fmt: skip
-    draw(peaks, limit, IMAGES / "whole_map_memory.png")
+    }  # fmt: skip
+    write_json(HERE / "whole_map.json", {**found, "environment": environment()})
 
 
 if __name__ == "__main__":

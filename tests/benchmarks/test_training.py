@@ -1,7 +1,9 @@
 """benchmarks/training.py: mistakes are reported before anything is measured."""
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import training
 
@@ -12,7 +14,7 @@ import training
         (["--models", "mixer_nanno"], "did you mean mixer_nano"),
         (["--augment", "none", "lihgt"], "unknown augmentation 'lihgt'"),
         (["--data", "nope"], "unknown data set 'nope'"),
-        (["--steps", "20"], "--steps must be at least 40, got 20"),
+        (["--steps", "0"], "--steps must be at least 1, got 0"),
         (["--processes", "1", "0"], "--processes must be at least 1, got 0"),
         (["--rounds", "0"], "--rounds must be at least 1"),
         (["--threads", "0"], "--threads must be at least 1"),
@@ -55,7 +57,30 @@ def test_a_full_disk_is_one_line(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(training, "_check", lambda _: None)
-    monkeypatch.setattr(training, "_measure", lambda *_: training.Row("a", "none", 1, [1.0], [1.0], 1.0))
+    both = training.Comparison.of([1.0], [1.0])
+    monkeypatch.setattr(training, "_measure", lambda *_: training.Row("a", "none", 1, both, both))
     monkeypatch.setattr(training, "replace_file", refuse)
     assert training.main(["--out", str(tmp_path / "out.json")]) == 2
     assert "(No space left on device): free space on the disk" in capsys.readouterr().err
+
+
+def test_the_median_ratio_and_its_spread() -> None:
+    noise = np.random.default_rng(0).normal(size=(2, 400))
+    found = training.Comparison.of((1 + 0.01 * noise[0]).tolist(), (1.25 + 0.01 * noise[1]).tolist())
+    assert found.ratio == pytest.approx(0.8, abs=0.005)
+    assert found.low < found.ratio < found.high
+    assert found.high - found.low < 0.01
+    # A slow pair of turns in fifty moves neither.
+    slowed = training.Comparison.of([*found.bare, *[9.0] * 8], [*found.trainer, *[9.0] * 8])
+    assert slowed.ratio == pytest.approx(found.ratio, rel=0.002)
+
+
+@pytest.mark.slow
+def test_both_take_their_turns_in_one_run(tmp_path: Path) -> None:
+    small = ["--models", "mixer_nano", "--augment", "none", "--data", "digits", "--batch-size", "8"]
+    assert training.main([*small, "--steps", "2", "--rounds", "3", "--out", str(tmp_path / "out.json")]) == 0
+    (row,) = json.loads((tmp_path / "out.json").read_text())["rows"]
+    for part in (row["wall"], row["cpu"]):
+        assert (len(part["bare"]), len(part["trainer"])) == (3, 3)
+        assert min(part["bare"] + part["trainer"]) > 0
+        assert part["low"] <= part["ratio"] <= part["high"]

@@ -25,12 +25,13 @@ from tokenmix.data.fetch import FetchError
 from tokenmix.data.images.decode import UnreadableImage, decode_numbers, decode_stored
 from tokenmix.data.images.image_set import channel_statistics
 from tokenmix.data.lookup import DataRequest, stored_path
-from tokenmix.data.scenes.scenes import Scene, SceneData
+from tokenmix.data.scenes.scenes import Scene, SceneData, Scenes
 from tokenmix.data.store import Stored, fetched
 from tokenmix.errors import UserError
 
 __all__ = ["BLOCK", "CLASSES", "TEST_BLOCKS", "fetch_blue_marble", "load_blue_marble", "whole_map"]
 
+Part = Literal["train", "test"]
 CLASSES = ["tropical", "arid", "temperate", "cold", "tundra", "ocean", "ice"]
 PALETTE = [
     (0, 110, 60),
@@ -64,13 +65,11 @@ def load_blue_marble(request: DataRequest) -> SceneData:
     in testing. It is turned, so that its rows are the 5,400 columns, which token parallelism splits.
     """
     whole, notes = _map(request.root)
+    height, width = whole.image.shape[1:]
     mean, std = channel_statistics([whole.image[:, :, ~is_test_column()]])
     if request.variant == WHOLE:
-        width, height = whole.image.shape[1:]
-        train, test = (
-            CutScenes([turned(_counted(whole, part))], [Window(0, 0, 0, height, width)]) for part in ("train", "test")
-        )
-        crop, cuts = (height, width), {}
+        train, test = WholeMap(whole, "train"), WholeMap(whole, "test")
+        crop, cuts = (width, height), {}
     else:
         side = _side(request.variant)
         assert whole.classes is not None
@@ -92,19 +91,34 @@ def load_blue_marble(request: DataRequest) -> SceneData:
     )
 
 
-def whole_map(root: Path | None = None, *, counted: Literal["all", "train", "test"] = "all") -> Scene:
+class WholeMap(Scenes):
+    """The map turned, as the one scene of a part; its image is a view of the file, to read rows of."""
+
+    def __init__(self, whole: Scene, part: Part) -> None:
+        self.whole = whole
+        self.part: Part = part
+
+    def __len__(self) -> int:
+        return 1
+
+    def scene(self, index: int) -> Scene:
+        """The map, the columns of the other part of the ignored class."""
+        return turned(_counted(self.whole, self.part))
+
+
+def whole_map(root: Path | None = None, *, counted: Literal["all"] | Part = "all") -> Scene:
     """The whole map as one scene of 5400 x 2700 pixels; the columns that are not `counted` are of the ignored class."""
     scene, _ = _map(root)
     return scene if counted == "all" else _counted(scene, counted)
 
 
 def turned(scene: Scene) -> Scene:
-    """The scene with rows and columns exchanged."""
+    """The scene with rows and columns exchanged, as views."""
     assert scene.classes is not None
-    return replace(scene, image=scene.image.mT.contiguous(), classes=scene.classes.mT.contiguous())
+    return replace(scene, image=scene.image.mT, classes=scene.classes.mT)
 
 
-def _counted(scene: Scene, part: str) -> Scene:
+def _counted(scene: Scene, part: Part) -> Scene:
     """The scene with the columns of the other part ignored."""
     assert scene.classes is not None
     classes = scene.classes.clone()
@@ -130,7 +144,7 @@ def _side(variant: str) -> int:
 
 def _map(root: Path | None) -> tuple[Scene, dict[str, str]]:
     tensors, notes = fetched(NAME, root, fetch_blue_marble)
-    return Scene(tensors["image"], NAME, tensors["classes"].long()), notes
+    return Scene(tensors["image"], NAME, tensors["classes"]), notes
 
 
 def _tiles(land: Tensor, side: int, part: str) -> list[Window]:
@@ -165,7 +179,7 @@ def _aligned(image: Tensor, zones: Tensor, names: str) -> dict[str, Tensor]:
     table = torch.full((256,), IGNORE, dtype=torch.uint8)
     for row in csv.DictReader(io.StringIO(names)):
         table[int(row["zoneNum"])] = _class_of(row["kg_zone"])
-    classes = table[zones[places[0]][:, places[1]]]
+    classes = table[zones[places[0]][:, places[1]].long()]
     if (classes == IGNORE).any():
         raise FetchError(f"{ZONES.file} has climates without a name")
     return {"image": image, "classes": classes}

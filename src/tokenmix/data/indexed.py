@@ -50,9 +50,13 @@ def shared_permutation(count: int, seed: int, epoch: int, rank: int, world_size:
 
 def subset(dataset: IndexedDataset, count: int | None) -> IndexedDataset:
     """`count` of the samples, evenly spread over them, so that no document or place has them all; all for None."""
-    if count is None or count >= len(dataset):
-        return dataset
-    return dataset.chosen(torch.arange(count) * len(dataset) // count)
+    return dataset.chosen(spread(len(dataset), count))
+
+
+def spread(length: int, count: int | None) -> Tensor:
+    """`count` indices evenly spread over `length`; all if there are no more, or for None."""
+    count = length if count is None else min(count, length)
+    return torch.arange(count) * length // max(count, 1)
 
 
 class _Chosen(IndexedDataset):

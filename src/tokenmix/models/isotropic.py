@@ -208,6 +208,11 @@ class IsotropicNet(Classifier):
         """Prefix tokens of this process: the first one of a shard has them."""
         return self.num_prefix_tokens if self.token_shard is None or self.token_shard.rank == 0 else 0
 
+    @property
+    def row_unit(self) -> int:
+        """Rows of an image in one row of tokens: token parallelism cuts images at multiples of it."""
+        return self.stem.reduction
+
     def check_token_parallel(self, size: int) -> None:
         """Raise `UserError` unless the tokens of an image can be split over `size` processes."""
         if not isinstance(self.stem, PatchStem):
@@ -215,7 +220,7 @@ class IsotropicNet(Classifier):
                 f"{type(self).__name__} has a stem of overlapping patches, which has no token-parallel form; take a "
                 "model of plain patches, such as mixer_nano"
             )
-        check_rows(self.img_size[0], self.stem.patch_size, size)
+        check_rows(self.img_size[0], self.row_unit, size)
         for block in self.blocks:
             check_mixer(block.mixer)  # type: ignore[arg-type]
 
@@ -225,7 +230,7 @@ class IsotropicNet(Classifier):
         stem, self.token_shard = self.stem, shard
         assert isinstance(stem, PatchStem)
         stem.proj.register_forward_pre_hook(
-            lambda _, args: (args[0][:, :, shard.rows(args[0].shape[2], stem.patch_size)],)
+            lambda _, args: (args[0][:, :, shard.rows(args[0].shape[2], self.row_unit)],)
         )
         for block in self.blocks:
             split_mixer(block.mixer, shard)  # type: ignore[arg-type]

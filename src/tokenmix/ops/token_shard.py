@@ -31,14 +31,8 @@ class TokenShard:
         return self
 
     def rows(self, total: int, unit: int = 1) -> slice:
-        """This process's of `total` rows, cut at multiples of `unit`; parts differ by one unit at most.
-
-        Raises:
-            UserError: see `check_rows`.
-        """
-        check_rows(total, unit, self.size)
-        units = total // unit
-        return slice(unit * (units * self.rank // self.size), unit * (units * (self.rank + 1) // self.size))
+        """This process's of `total` rows, see `rows_of`."""
+        return rows_of(self.rank, self.size, unit, total)
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum over the processes."""
@@ -86,6 +80,17 @@ class TokenShard:
         upper = F.pad(upper, (0, 0, above - upper.shape[2], 0), value=fill)
         lower = F.pad(lower, (0, 0, 0, below - lower.shape[2]), value=fill)
         return torch.cat([upper, x, lower], 2)
+
+
+def rows_of(rank: int, size: int, unit: int, total: int) -> slice:
+    """Which of `total` rows process `rank` of `size` has, cut at multiples of `unit`; parts differ by one unit at most.
+
+    Raises:
+        UserError: see `check_rows`.
+    """
+    check_rows(total, unit, size)
+    units = total // unit
+    return slice(unit * (units * rank // size), unit * (units * (rank + 1) // size))
 
 
 def check_rows(total: int, unit: int, size: int) -> None:

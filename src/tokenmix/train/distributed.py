@@ -186,11 +186,6 @@ def all_reduce_max(count: int) -> int:
     return int(value)
 
 
-def all_reduce_any(flag: bool) -> bool:
-    """Whether the flag is set in any process."""
-    return bool(all_reduce_max(int(flag)))
-
-
 def broadcast_object(value: Any) -> Any:
     """The first process's value."""
     if not dist.is_initialized():

@@ -21,6 +21,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from tokenmix.environment import environment
 from tokenmix.errors import UserError
 from tokenmix.layers.splitting import splittable
 from tokenmix.layers.table import get_spec
+from tokenmix.ops.token_shard import rows_of
 from tokenmix.registry import get_task
 from tokenmix.train.checkpoint import Checkpoint, put_weights, read_latest_checkpoint
 from tokenmix.train.config import OptimConfig, TrainConfig
@@ -305,9 +307,11 @@ def _prepare(config: TrainConfig, start: Path | None = None) -> Session:
         freeze_all_but(task, swapped)
     if config.loop.grad_checkpointing:
         _checkpoint_blocks(task.model)
-    if config.loop.token_parallel > 1:
-        splittable(task.model).check_token_parallel(config.loop.token_parallel)
     data = data if parts == 1 else data.part(rank, parts)
+    if (shared := config.loop.token_parallel) > 1:
+        model = splittable(task.model)
+        model.check_token_parallel(shared)
+        data.split_rows(partial(rows_of, distributed_info().rank % shared, shared, model.row_unit))
     # What its settings do not allow is reported here, by one process and before anything is written.
     data.train_batches(batch_size=plan.batch_size, epoch=0, start=0)
     # Counted while the model is whole: fsdp will cut it into parts.

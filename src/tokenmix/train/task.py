@@ -6,7 +6,7 @@ well.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -57,6 +57,14 @@ class TaskData(ABC):
 
     def save(self, run: Path) -> None:
         """Write into the run folder what a later command needs and a description cannot hold, such as a tokenizer."""
+        return
+
+    def split_rows(self, rows: Callable[[int], slice]) -> None:
+        """Let batches have only this process's rows of images, which several share under token parallelism.
+
+        Args:
+            rows: of an image's number of rows those of this process. Data that reads whole images leaves it out.
+        """
         return
 
     def part(self, rank: int, world_size: int) -> "TaskData":

@@ -5,7 +5,7 @@ decided here alone, since a run that continues in mid-epoch has to do so bit for
 import itertools
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from tokenmix.train.checkpoint import Checkpoint, CheckpointWriter, read_weights
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.distillation import DistillingTask
 from tokenmix.train.distributed import (
-    all_reduce_any,
     all_reduce_max,
     broadcast_buffers,
     data_parallel_rank,
@@ -115,10 +114,11 @@ class TrainingLoop:
             self.recorder.start_clock()
             for batch in self._batches():
                 self.start_batch()
+                stopping = self.request.ask()
                 rate = self.optimizers[0].param_groups[0]["lr"]
                 logs = self._train(batch)
                 self.advance()
-                self._finish_batch(logs, rate)
+                self._finish_batch(logs, rate, stopping)
                 bar.advance()
             self.evaluate()
             self.end_epoch()
@@ -176,7 +176,7 @@ class TrainingLoop:
         progress.images += self.plan.batch_size * self.plan.processes
         progress.step += progress.batch % self.plan.accumulate == 0
 
-    def _finish_batch(self, logs: dict[str, Tensor], rate: float) -> None:
+    def _finish_batch(self, logs: dict[str, Tensor], rate: float, stopping: Callable[[], bool]) -> None:
         """Average, record and save where a step ends; the end of an epoch is saved after its evaluation."""
         progress = self.progress
         step_ends = progress.batch % self.plan.accumulate == 0
@@ -185,7 +185,7 @@ class TrainingLoop:
         self.recorder.record_batch(logs, rate)
         if not step_ends or progress.batch == self.plan.batches(progress.epoch):
             return
-        asked = all_reduce_any(self.request.asked)
+        asked = stopping()
         if asked or progress.step % self.config.loop.checkpoint_every == 0:
             self.checkpoints.save_step(self.checkpoint())
         if asked:
@@ -228,7 +228,7 @@ class TrainingLoop:
         checkpoint, progress = self.checkpoint(), self.progress
         evaluated = checkpoint.weights if self.ema is None else self.ema.weights()
         self.checkpoints.save_epoch(checkpoint, evaluated if progress.best_epoch == progress.epoch else None)
-        if all_reduce_any(self.request.asked) and progress.step < self.plan.total_steps:
+        if self.request.ask()() and progress.step < self.plan.total_steps:
             raise Interrupted
 
     def checkpoint(self) -> Checkpoint:

@@ -87,13 +87,14 @@ def decode_stored(source: str | Path | bytes) -> Tensor:
 
 
 def decode_numbers(source: str | Path | bytes) -> Tensor:
-    """The values of an image's pixels, int64 (H, W): indices into its palette, or its grey levels."""
+    """The values of an image's pixels (H, W), uint8 or of more bits int64: palette indices, or grey levels."""
     with _opened(source) as image:
         if image.mode not in ("P", "L", "1") and not image.mode.startswith("I"):
             raise UnreadableImage(
                 f"is a picture of mode {image.mode}, with no class numbers in it; give a palette or grey"
             )
-        return torch.from_numpy(np.array(image).astype(np.int64))
+        values = np.array(image)
+        return torch.from_numpy(values.astype(np.int64 if values.itemsize > 1 else np.uint8, copy=False))
 
 
 def _plain(image: Image.Image, channels: int) -> Image.Image:

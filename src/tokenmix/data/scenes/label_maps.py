@@ -20,6 +20,7 @@ from tokenmix.errors import UserError
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 OUT_OF_RANGE = -1
+PART_ROWS = 256
 ADE20K = 150
 LAYOUT = "train/images, train/masks, val/images and val/masks"
 EVALUATED = [kind for kind in Cityscapes.classes if 0 <= kind.train_id < IGNORE]
@@ -135,7 +136,7 @@ class PairScenes(Scenes):
 
     Args:
         pairs: (image, label image).
-        table: int64 (L,): the class of each number in a label image, or -1 where there is no such number.
+        table: int64 (L,): the class of each number in a label image, 255 at most, or -1 where there is no such number.
 
     Raises:
         UserError: a pair of which a file does not exist.
@@ -159,7 +160,7 @@ class PairScenes(Scenes):
         return Scene(image, str(path), classes=self.labels(index, image), key=index)
 
     def labels(self, index: int, image: Tensor) -> Tensor:
-        """The classes alone, int64 (H, W), which must fit the image."""
+        """The classes alone, uint8 (H, W), which must fit the image."""
         path, labels_path = self.pairs[index]
         numbers = _read_numbers(labels_path)
         if numbers.shape != image.shape[1:]:
@@ -167,16 +168,18 @@ class PairScenes(Scenes):
                 f"{labels_path} has {numbers.shape[1]} x {numbers.shape[0]} pixels, its image {path} "
                 f"{image.shape[2]} x {image.shape[1]}; both must have the same size"
             )
-        return self._classes(numbers, labels_path)
+        # Part after part, as the table takes int64.
+        return torch.cat([self._classes(part, labels_path) for part in numbers.split(PART_ROWS)])
 
     def _classes(self, numbers: Tensor, path: Path) -> Tensor:
+        numbers = numbers.long()
         inside = (numbers >= 0) & (numbers < len(self.table))
         classes = torch.where(inside, self.table[numbers.clamp(0, len(self.table) - 1)], OUT_OF_RANGE)
         if (classes == OUT_OF_RANGE).any():
             wrong = int(numbers[classes == OUT_OF_RANGE][0])
             known = torch.nonzero(self.table != OUT_OF_RANGE).flatten().tolist()
             raise UserError(f"{path} has the label {wrong}, out of range: known are {_ranges(known)}")
-        return classes
+        return classes.byte()
 
 
 def numbers_table(classes: Mapping[int, int], length: int = 256) -> Tensor:
@@ -188,7 +191,7 @@ def numbers_table(classes: Mapping[int, int], length: int = 256) -> Tensor:
 
 
 def _read_numbers(path: Path) -> Tensor:
-    """A label image, int64 (H, W); `UserError` naming it."""
+    """A label image (H, W), uint8 or int64; `UserError` naming it."""
     try:
         return decode_numbers(path)
     except UnreadableImage as reason:

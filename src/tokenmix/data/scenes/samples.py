@@ -4,7 +4,7 @@ The augmentation of a sample is a function of (seed, epoch, index); global rando
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,7 +113,7 @@ class PixelAugment(_SceneAugment):
             )
 
     def __call__(self, image: Tensor, classes: Tensor, epoch: int, index: int) -> tuple[Tensor, Tensor]:
-        """uint8 (3, H, W) and int64 (H, W) of the crop's size."""
+        """The image uint8 (3, H, W) and the classes (H, W) of the crop's size, of the types that they had."""
         out = self._changed([tv_tensors.Image(image), tv_tensors.Mask(classes)], epoch, index)
         return out[0].as_subclass(Tensor), out[1].as_subclass(Tensor)
 
@@ -209,29 +209,44 @@ class PixelSamples(SceneSamples):
 
     `read` gives {"image": float32 (B, 3, H, W), normalised, "classes": int64 (B, H, W), "index": int64 (B,)}. Whole
     images of several sizes in one batch are padded to the largest, below and on the right, with the ignored class; a
-    network that mixes all tokens sees that, so evaluate such sets one image at a time.
+    network that mixes all tokens sees that, so evaluate such sets one image at a time. With `rows` a batch has only
+    those rows, which alone are converted, and "height", the whole H.
 
     Args:
         data: where mean, std and the ignored class are.
         scenes: `data.train` or `data.test`.
         augment: of training; None for whole images as they are.
 
+    Attributes:
+        rows: of a number of rows those to read, see `TaskData.split_rows`; None for all.
+
     Raises:
         UserError: a scene without classes.
     """
+
+    rows: Callable[[int], slice] | None = None
 
     def __init__(self, data: SceneData, scenes: Scenes, augment: PixelAugment | None = None) -> None:
         super().__init__(scenes)
         self.mean, self.std, self.ignore, self.augment = data.mean, data.std, data.ignore, augment
 
-    def read(self, indices: Tensor, epoch: int) -> dict[str, Tensor]:
+    def read(self, indices: Tensor, epoch: int) -> dict[str, Any]:
         """The batch of these images."""
         images, classes, kept = self._readable(indices, epoch)
-        return {
-            "image": _stacked([normalize(image, self.mean, self.std) for image in images], 0.0),
-            "classes": _stacked(classes, self.ignore),
+        height, width = (max(part.shape[side] for part in classes) for side in (0, 1))
+        own = slice(0, height) if self.rows is None else self.rows(height)
+        size = (own.stop - own.start, width)
+        batch: dict[str, Any] = {
+            "image": _stacked([normalize(image[:, own], self.mean, self.std) for image in images], size, 0.0),
+            "classes": _stacked([labels[own].long() for labels in classes], size, self.ignore),
             "index": kept,
         }
+        return batch if self.rows is None else {**batch, "height": height}
+
+    def counts(self, index: int) -> bool:
+        """Whether a pixel of this image, or of the first after it that can be read, is not of the ignored class."""
+        _, (classes, *_), _ = self._readable(torch.tensor([index]), 0)
+        return bool((classes != self.ignore).any())
 
     def _one(self, index: int, epoch: int) -> tuple[Tensor, Tensor]:
         scene = self.scenes.scene(index)
@@ -298,12 +313,11 @@ def _target(objects: Objects, scene: Scene) -> dict[str, Tensor]:
     return {**target, "masks": objects.masks, "area": objects.masks.flatten(1).sum(1).float()}
 
 
-def _stacked(parts: Sequence[Tensor], fill: float) -> Tensor:
-    """The parts in the corner of a batch of the largest's size."""
-    height, width = (max(part.shape[side] for part in parts) for side in (-2, -1))
-    if all(part.shape[-2:] == (height, width) for part in parts):
+def _stacked(parts: Sequence[Tensor], size: tuple[int, int], fill: float) -> Tensor:
+    """The parts in the corner of a batch of this height and width."""
+    if all(part.shape[-2:] == size for part in parts):
         return torch.stack(list(parts))
-    out = parts[0].new_full((len(parts), *parts[0].shape[:-2], height, width), fill)
+    out = parts[0].new_full((len(parts), *parts[0].shape[:-2], *size), fill)
     for place, part in zip(out, parts):
         place[..., : part.shape[-2], : part.shape[-1]] = part
     return out

@@ -47,7 +47,7 @@ class Scene:
     Attributes:
         image: uint8 (3, H, W).
         name: its file, or what else finds it again.
-        classes: int64 (H, W), the class of each pixel or `SceneData.ignore`; None for tasks on objects.
+        classes: uint8 or int64 (H, W), the class of each pixel or `SceneData.ignore`; None for tasks on objects.
         objects: None for tasks on pixels.
         key: the number that a published layout gives the image, such as COCO's image_id; else its index.
     """

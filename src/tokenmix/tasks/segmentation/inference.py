@@ -15,10 +15,11 @@ from tokenmix.tasks.segmentation.options import Inference
 
 
 @torch.no_grad()
-def pixel_logits(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
+def pixel_logits(model: Segmenter, images: Tensor, how: Inference, height: int | None = None) -> Tensor:
     """(B, classes, H, W) for images (B, C, H, W) of any size; under token parallelism this process's rows of them.
 
-    With sliding windows or test-time augmentation every process averages whole images; otherwise it has only its rows.
+    With sliding windows or test-time augmentation every process averages whole images; otherwise it has only its rows,
+    and `images` may be those, with the `height` of the whole ones.
 
     With test-time augmentation these are logarithms of mean probabilities, whose softmax is the mean again.
 
@@ -29,7 +30,7 @@ def pixel_logits(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
         (scale, mirrored) for scale in how.scales for mirrored in ((False, True) if how.mirror == "yes" else (False,))
     ]
     if looks == [(1.0, False)]:
-        return _look(model, images, how)
+        return _look(model, images, how, height)
     total: Tensor | None = None
     for scale, mirrored in looks:
         seen = images.flip(-1) if mirrored else images
@@ -45,7 +46,7 @@ def pixel_logits(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
     return model.own_rows(total.div_(len(looks)).clamp_min_(1e-12).log_(), 2)
 
 
-def _look(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
+def _look(model: Segmenter, images: Tensor, how: Inference, height: int | None = None) -> Tensor:
     if how.way == "whole" and model.fixed_size and tuple(images.shape[2:]) != model.img_size:
         raise UserError(
             f"the model takes images of {model.img_size[0]} x {model.img_size[1]} only, got "
@@ -54,7 +55,7 @@ def _look(model: Segmenter, images: Tensor, how: Inference) -> Tensor:
     if how.way == "sliding" or (how.way == "auto" and model.fixed_size):
         return _sliding(model, images, how)
     with _streaming(model, images, how.chunk_size):
-        return model(images).float()
+        return model(images, height).float()
 
 
 @contextmanager

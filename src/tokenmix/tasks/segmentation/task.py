@@ -1,6 +1,6 @@
 """Semantic segmentation: a class for each pixel; cross-entropy, mean intersection over union."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from math import isnan
 from pathlib import Path
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
 from tokenmix.data.images import read_image
-from tokenmix.data.indexed import subset
+from tokenmix.data.indexed import spread
 from tokenmix.data.scenes import PixelAugment, PixelSamples, SceneData, hold_out_scenes, load_scenes, repeated
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
@@ -46,11 +46,13 @@ class PixelData(IndexedData):
             seed=config.loop.seed, crop=crop, ignore=data.ignore, scales=options.train_scales,
             flip=0.0 if still else 0.5, color_jitter=options.color_jitter, fill=data.mean,
         )  # fmt: skip
-        self.test_batch = options.test_batch
+        self.options = options
         size = crop or tuple(PixelSamples(data, data.train).read(torch.tensor([0]), 0)["image"].shape[2:])
+        train, test = PixelSamples(data, repeated(data.train, options.crops), augment), PixelSamples(data, data.test)
+        held = None if data.validation is None else PixelSamples(data, data.validation)
+        self.samples = (train, test, held)
         super().__init__(
-            PixelSamples(data, repeated(data.train, options.crops), augment), PixelSamples(data, data.test),
-            None if data.validation is None else PixelSamples(data, data.validation),
+            train, test, held,
             config=config,
             description={
                 "classes": data.classes, "ignore": data.ignore, "palette": data.palette, "mean": data.mean,
@@ -61,11 +63,18 @@ class PixelData(IndexedData):
 
     def test_batches(self, *, batch_size: int) -> Iterable[Any]:
         """The test images in their order; `batch_size` is that of training."""
-        return super().test_batches(batch_size=min(batch_size, self.test_batch))
+        return super().test_batches(batch_size=min(batch_size, self.options.test_batch))
 
     def validation_batches(self, *, batch_size: int) -> Iterable[Any]:
         """The validation images likewise."""
-        return super().validation_batches(batch_size=min(batch_size, self.test_batch))
+        return super().validation_batches(batch_size=min(batch_size, self.options.test_batch))
+
+    def split_rows(self, rows: Callable[[int], slice]) -> None:
+        """Batches of these rows of each image; windows and scaled images are read whole."""
+        train, *evaluated = self.samples
+        for samples in (train, *(evaluated if self.options.in_one_pass else ())):
+            if samples is not None:
+                samples.rows = rows
 
 
 class SemanticSegmentation(TaskModule):
@@ -139,10 +148,10 @@ class SemanticSegmentation(TaskModule):
         classes = data.get("classes")
         return {"shares": shares(model(inputs)[0].argmax(0), classes)} if classes else None
 
-    def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy over the pixels of this step's crops that are not ignored, plus `iou_loss` of the soft IoU."""
-        logits, ignore = self.model(batch["image"]).float(), self.data["ignore"]
-        classes = self._own_rows(batch["classes"])
+        logits, ignore = self.model(batch["image"], batch.get("height")).float(), self.data["ignore"]
+        classes = self._own_classes(batch)
         entropy = pixel_entropy(logits, classes, ignore)
         if not self.options.iou_loss:
             return entropy, {}
@@ -150,15 +159,15 @@ class SemanticSegmentation(TaskModule):
         parts = {"cross_entropy": entropy.detach(), "iou_loss": overlap.detach()}
         return entropy + self.options.iou_loss * overlap, parts
 
-    def evaluate(self, batch: Mapping[str, Tensor]) -> None:
+    def evaluate(self, batch: Mapping[str, Any]) -> None:
         """Logits of whole images, as the options look at them, against their classes."""
-        logits = pixel_logits(self.model, batch["image"], self.options)  # type: ignore[arg-type]
-        self.scores.update(logits, self._own_rows(batch["classes"]))
+        logits = pixel_logits(self.model, batch["image"], self.options, batch.get("height"))  # type: ignore[arg-type]
+        self.scores.update(logits, self._own_classes(batch))
 
-    def _own_rows(self, classes: Tensor) -> Tensor:
-        """The rows of classes (B, H, W) that this process has logits of, under token parallelism; else all."""
+    def _own_classes(self, batch: Mapping[str, Any]) -> Tensor:
+        """The classes of the rows that this process has logits of, (B, H, W); without token parallelism all."""
         model: Any = self.model
-        return model.own_rows(classes, 1)
+        return batch["classes"] if "height" in batch else model.own_rows(batch["classes"], 1)
 
     def metrics(self) -> MetricCollection:
         """Mean IoU, pixel accuracy, loss, and the IoU of each class."""
@@ -198,11 +207,17 @@ class SemanticSegmentation(TaskModule):
 
     @torch.no_grad()
     def answer(self, image: Tensor) -> Tensor:
-        """The class of each pixel, int64 (H, W), of an image uint8 (3, H, W) of any size."""
-        weight = next(self.model.parameters())
+        """The class of each pixel, int64 (H, W), of an image uint8 (3, H, W) of any size.
+
+        Under token parallelism those of this process's rows.
+        """
+        model: Any = self.model
+        weight, height = next(model.parameters()), None
+        if self.options.in_one_pass:
+            height, image = image.shape[1], model.own_rows(image, 1)
         mean, std = (torch.tensor(self.data[key]).view(-1, 1, 1) for key in ("mean", "std"))
         pixels = image.float().div_(255).sub_(mean).div_(std)[None].to(weight)
-        return pixel_logits(self.model, pixels, self.options)[0].argmax(0).cpu()  # type: ignore[arg-type]
+        return pixel_logits(model, pixels, self.options, height)[0].argmax(0).cpu()
 
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
         """Size and share of each class of each image, which may have any size."""
@@ -230,9 +245,8 @@ class SemanticSegmentation(TaskModule):
 
 def _check_learnable(data: SceneData, crops: int, limit: int | None) -> None:
     """Raise `UserError` if no pixel of the training images counts; the first image with one ends the search."""
-    samples = subset(PixelSamples(data, repeated(data.train, crops)), limit)
-    batches = (samples.read(torch.tensor([place]), 0) for place in range(len(samples)))
-    if not any((batch["classes"] != data.ignore).any() for batch in batches):
+    samples = PixelSamples(data, repeated(data.train, crops))
+    if not any(map(samples.counts, spread(len(samples), limit).tolist())):
         raise UserError(
             f"every pixel of the training images of {data.spec!r} has the ignored class {data.ignore}, so nothing "
             "can be learned; give masks with classes"

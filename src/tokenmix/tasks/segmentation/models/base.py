@@ -117,20 +117,29 @@ class Segmenter(OnMaps, nn.Module, ABC):
             raise UserError(f"a segmenter takes images (B, {self.in_chans}, height, width), got {tuple(images.shape)}")
         return self.backbone(images)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits of each pixel, in the type of the weights; under token parallelism of this process's rows."""
-        height, corners = images.shape[2], self.upsampling == "corners"
-        images = self.own_rows(images, 2)
+    def forward(self, images: Tensor, height: int | None = None) -> Tensor:
+        """Logits of each pixel, in the type of the weights; under token parallelism of this process's rows.
+
+        `height` is that of the whole images where `images` are only this process's rows of them.
+        """
+        corners = self.upsampling == "corners"
+        if height is None:
+            height, images = images.shape[2], self.own_rows(images, 2)
         logits = self.decode(self.forward_features(images))
         if self.token_shard is not None:
-            logits = _own_pixel_rows(logits, self.token_shard, height, self.feature_info[-1]["reduction"], corners)
+            logits = _own_pixel_rows(logits, self.token_shard, height, self.row_unit, corners)
         return F.interpolate(logits, size=images.shape[2:], mode="bilinear", align_corners=corners)
+
+    @property
+    def row_unit(self) -> int:
+        """Rows of an image that are one of the map: token parallelism cuts images at multiples of it."""
+        return self.feature_info[-1]["reduction"]
 
     def own_rows(self, x: Tensor, dim: int) -> Tensor:
         """This process's rows of images, or of classes of their pixels, whose rows are axis `dim`."""
         if self.token_shard is None:
             return x
-        own = self.token_shard.rows(x.shape[dim], self.feature_info[-1]["reduction"])
+        own = self.token_shard.rows(x.shape[dim], self.row_unit)
         return x.narrow(dim, own.start, own.stop - own.start)
 
     def all_rows(self, logits: Tensor) -> Tensor:

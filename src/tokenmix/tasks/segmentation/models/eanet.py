@@ -98,7 +98,7 @@ class EANetSegmenter(Segmenter):
 
     def check_token_parallel(self, size: int) -> None:
         """Raise `UserError` unless images of `img_size` can be split over `size` processes."""
-        check_rows(self.img_size[0], self.feature_info[-1]["reduction"], size)
+        check_rows(self.img_size[0], self.row_unit, size)
         unknown = next((part for part in self._outside_context() if type(part) not in SPLITTABLE), None)
         if unknown is not None:
             raise UserError(
