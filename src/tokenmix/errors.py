@@ -63,7 +63,7 @@ def missing_extra(what: str, error: ModuleNotFoundError) -> MissingExtra | None:
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a name that is in no table, with the nearest names that are."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
     return UserError(f"unknown {kind} {name!r}; {hint}")
 
