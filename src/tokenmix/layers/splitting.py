@@ -29,7 +29,7 @@ def splittable(model: nn.Module) -> Any:
     if not hasattr(model, "split_tokens"):
         raise UserError(
             f"{type(model).__name__} has no token-parallel form; take an image classifier of patches (mixer_nano, "
-            "vit_nano, gmlp_*), or for segmentation an eanet_seg_* model"
+            "vit_nano, gmlp_*, eamlp_*), or for segmentation an eanet_seg_* model"
         )
     return model
 

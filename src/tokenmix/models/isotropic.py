@@ -15,7 +15,7 @@ from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer, replace_parameter
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.layers.splitting import check_mixer, sharded_batch_norm, split_mixer
-from tokenmix.models.stems import PatchStem, Stem
+from tokenmix.models.stems import Stem
 from tokenmix.models.timm_interface import Classifier, make_head, record_input_size, take_indices
 from tokenmix.ops.less import Scores
 from tokenmix.ops.token_shard import TokenShard, check_rows
@@ -215,11 +215,7 @@ class IsotropicNet(Classifier):
 
     def check_token_parallel(self, size: int) -> None:
         """Raise `UserError` unless the tokens of an image can be split over `size` processes."""
-        if not isinstance(self.stem, PatchStem):
-            raise UserError(
-                f"{type(self).__name__} has a stem of overlapping patches, which has no token-parallel form; take a "
-                "model of plain patches, such as mixer_nano"
-            )
+        self.stem.check_token_parallel()
         check_rows(self.img_size[0], self.row_unit, size)
         for block in self.blocks:
             check_mixer(block.mixer)  # type: ignore[arg-type]
@@ -227,11 +223,8 @@ class IsotropicNet(Classifier):
     def split_tokens(self, shard: TokenShard) -> None:
         """Process only this process's rows of patches; images and logits remain whole. See `TokenParallel`."""
         self.check_token_parallel(shard.size)
-        stem, self.token_shard = self.stem, shard
-        assert isinstance(stem, PatchStem)
-        stem.proj.register_forward_pre_hook(
-            lambda _, args: (args[0][:, :, shard.rows(args[0].shape[2], self.row_unit)],)
-        )
+        self.token_shard = shard
+        self.stem.split_tokens(shard)
         for block in self.blocks:
             split_mixer(block.mixer, shard)  # type: ignore[arg-type]
             for norm in block.children():
