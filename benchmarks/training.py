@@ -194,6 +194,7 @@ def _measure(config: TrainConfig) -> Row:
         train(config.replace(out=broadcast_object(Path(folder)) / "run"), quiet=True)
     wall, cpu = torch.tensor(turns.seconds[1:]).unbind(-1)
     if dist.is_initialized():
+        cpu = cpu.contiguous()  # gloo would add up what is in between, too
         dist.all_reduce(cpu)
     wall, cpu = (Comparison.of(*part.T.tolist()) for part in (wall, cpu))
     return Row(config.model.model, config.options.augment, distributed_info().world_size, wall, cpu)
