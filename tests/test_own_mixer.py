@@ -134,5 +134,5 @@ def test_a_missing_method_is_named(package: Path, capsys) -> None:
 def test_in_the_current_folder(package: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is searched, as for `python -m`."""
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(package))])
-    told = json.loads(printed(capsys, "swap", "vit_nano", "--to", "toy_layers:Shift", "--json"))
-    assert told["mixer"] == "toy_layers:Shift"
+    report = json.loads(printed(capsys, "swap", "vit_nano", "--to", "toy_layers:Shift", "--json"))
+    assert report["mixer"] == "toy_layers:Shift"

@@ -52,10 +52,10 @@ class CocoScenes(Scenes):
         self.path, self.folder, self.with_masks = path, folder, with_masks
         if not path.exists():
             raise UserError(f"{path} does not exist; COCO's layout has annotations/instances_train2017.json and val")
-        told = parse_json(read_file(path), path)
-        if not isinstance(told, dict):
-            raise UserError(f"{path} holds a {type(told).__name__}, not images, annotations and categories")
-        self.images, kinds = _entries(told, "images", IMAGE, path), _entries(told, "categories", CATEGORY, path)
+        given = parse_json(read_file(path), path)
+        if not isinstance(given, dict):
+            raise UserError(f"{path} holds a {type(given).__name__}, not images, annotations and categories")
+        self.images, kinds = _entries(given, "images", IMAGE, path), _entries(given, "categories", CATEGORY, path)
         for key, entries, name in (("images", self.images, "id"), *(("categories", kinds, n) for n in ("id", "name"))):
             _check_distinct(entries, key, name, path)
         self.categories = dict(sorted((c["id"], c["name"]) for c in kinds))
@@ -65,7 +65,7 @@ class CocoScenes(Scenes):
         self.annotations: list[list[dict[str, Any]]] = [[] for _ in self.images]
         self.dropped: Counter[Path] = Counter()
         places = {image["id"]: place for place, image in enumerate(self.images)}
-        for entry in _entries(told, "annotations", ANNOTATION, path):
+        for entry in _entries(given, "annotations", ANNOTATION, path):
             _check_annotation(entry, places, self.categories, path)
             place = places[entry["image_id"]]
             if _has_area(entry["bbox"], self.images[place]):
@@ -78,15 +78,15 @@ class CocoScenes(Scenes):
 
     def scene(self, index: int) -> Scene:
         """The image and its objects; none of them is background."""
-        told, path = self.images[index], self.folder / self.images[index]["file_name"]
+        given, path = self.images[index], self.folder / self.images[index]["file_name"]
         image = read_stored(path)
         size = (image.shape[1], image.shape[2])
-        if (told["height"], told["width"]) != size:
+        if (given["height"], given["width"]) != size:
             raise UserError(
-                f"{path} has {size[1]} x {size[0]} pixels, {self.path} says {told['width']} x {told['height']}; "
+                f"{path} has {size[1]} x {size[0]} pixels, {self.path} says {given['width']} x {given['height']}; "
                 "both must agree"
             )
-        return Scene(image, str(path), objects=self._objects(index, size), key=int(told["id"]))
+        return Scene(image, str(path), objects=self._objects(index, size), key=int(given["id"]))
 
     def _objects(self, index: int, size: tuple[int, int]) -> Objects:
         found = self.annotations[index]
@@ -140,9 +140,9 @@ def load_coco(request: DataRequest) -> SceneData:
 
 
 def _entries(
-    told: dict[str, Any], key: str, wanted: Mapping[str, tuple[type, ...]], path: Path
+    given: dict[str, Any], key: str, wanted: Mapping[str, tuple[type, ...]], path: Path
 ) -> list[dict[str, Any]]:
-    entries = told.get(key)
+    entries = given.get(key)
     if not isinstance(entries, list):
         raise UserError(f"{path} has no list of {key}; it is not a COCO instances file")
     for place, entry in enumerate(entries):
@@ -256,16 +256,16 @@ def _from_polygons(polygons: list[Any], height: int, width: int) -> Tensor:
 
 def _check_polygon(polygon: Any, height: int, width: int) -> None:
     """`UserError` for polygons that crash pycocotools, which allocates one entry per step of the outline, unchecked."""
-    reach, told = 2 * max(height, width), str(polygon)[:40]
+    reach, given = 2 * max(height, width), str(polygon)[:40]
     numbers = isinstance(polygon, list) and all(isinstance(x, int | float) for x in polygon)
     if not numbers or len(polygon) < 6 or len(polygon) % 2:
-        raise UserError(f"the polygon {told} is not a list of three or more corners, x and y each")
+        raise UserError(f"the polygon {given} is not a list of three or more corners, x and y each")
     if not all(abs(x) <= reach for x in polygon):
-        raise UserError(f"the polygon {told} is far outside the image of {width} x {height} pixels")
+        raise UserError(f"the polygon {given} is far outside the image of {width} x {height} pixels")
     corners = np.array(polygon, dtype=np.float64).reshape(-1, 2)
     steps = np.abs(corners - np.roll(corners, 1, axis=0)).max(1).sum()
     if steps > height * width + 8 * reach:
-        raise UserError(f"the polygon {told} has a longer outline than {width} x {height} pixels can hold")
+        raise UserError(f"the polygon {given} has a longer outline than {width} x {height} pixels can hold")
 
 
 def _pycocotools() -> Any:
