@@ -104,8 +104,8 @@ def test_it_is_trained_swapped_in_and_looked_into(package: Path, capsys, mixer: 
 def test_it_is_compared(package: Path, capsys) -> None:
     printed(capsys, "compare", "--mixers", "self,toy_layers:Shift,toy_layers:Mean", *TINY, "--out", "out")
     results = json.loads(Path("out/results.json").read_text())
-    assert [twin["mixer"] for twin in results["twins"]] == ["self", "toy_layers:Shift", "toy_layers:Mean"]
-    assert all(run["status"] == "finished" for twin in results["twins"] for run in twin["runs"])
+    assert [variant["mixer"] for variant in results["variants"]] == ["self", "toy_layers:Shift", "toy_layers:Mean"]
+    assert all(run["status"] == "finished" for variant in results["variants"] for run in variant["runs"])
 
 
 def test_the_doctor_skips_the_map_that_it_does_not_have(package: Path) -> None:

@@ -124,9 +124,9 @@ def test_mixers_of_ones_own_are_compared(capsys, tmp_path) -> None:
     words = ["--data", "toy-levels", "--max-steps", "3", "--batch-size", "4", "--out", out]
     printed(capsys, *NET, *LEVELS, "compare", "--mixers", "toy-roll,toy_net:Roll,self", *words)
     results = json.loads((Path(out) / "results.json").read_text())
-    assert [twin["mixer"] for twin in results["twins"]] == ["toy-roll", "toy_net:Roll", "self"]
-    assert [twin["mixer_macs"] for twin in results["twins"]][:2] == [0, 0]
-    assert all(run["status"] == "finished" for twin in results["twins"] for run in twin["runs"])
+    assert [variant["mixer"] for variant in results["variants"]] == ["toy-roll", "toy_net:Roll", "self"]
+    assert [variant["mixer_macs"] for variant in results["variants"]][:2] == [0, 0]
+    assert all(run["status"] == "finished" for variant in results["variants"] for run in variant["runs"])
 
 
 def test_a_mixer_goes_by_its_name_or_by_its_class(capsys) -> None:

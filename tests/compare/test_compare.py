@@ -17,7 +17,7 @@ from tokenmix.cli.listing import print_rows
 from tokenmix.compare.compare import compare, repeat_command
 from tokenmix.compare.examples import choose_images
 from tokenmix.compare.results import load_results
-from tokenmix.compare.twin_runs import plan_runs, read_run
+from tokenmix.compare.variant_runs import plan_runs, read_run
 from tokenmix.errors import UserError
 from tokenmix.grid.cells import finish_cell
 from tokenmix.train.config import CompareConfig, TrainConfig
@@ -48,21 +48,21 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_everything_is_there(finished: Path):
     results = load_results(finished / "results.json")
-    assert [twin.mixer for twin in results.twins] == ["self", "external"]
+    assert [variant.mixer for variant in results.variants] == ["self", "external"]
     assert results.images == 256
-    for twin in results.twins:
-        assert [run.seed for run in twin.runs] == [0, 1]
-        assert {run.status for run in twin.runs} == {"finished"}
-        assert [len(run.score_curve.values) for run in twin.runs] == [1, 1]
-        assert len(twin.runs[0].loss_curve.values) >= 3
-        assert sum(map(sum, twin.runs[0].confusion or [])) == 40
-        assert twin.step_memory > twin.inference_memory > 0  # type: ignore[operator]
-        assert twin.latency is not None
+    for variant in results.variants:
+        assert [run.seed for run in variant.runs] == [0, 1]
+        assert {run.status for run in variant.runs} == {"finished"}
+        assert [len(run.score_curve.values) for run in variant.runs] == [1, 1]
+        assert len(variant.runs[0].loss_curve.values) >= 3
+        assert sum(map(sum, variant.runs[0].confusion or [])) == 40
+        assert variant.step_memory > variant.inference_memory > 0  # type: ignore[operator]
+        assert variant.latency is not None
     assert {"report.html", "results.md", "results.json", "compare.json", "runs"} <= {p.name for p in finished.iterdir()}
-    for twin in results.twins:
-        assert twin.growth.tokens == [64, 256, 1024, 4096]
-        assert 0 < twin.growth.seconds[0] < twin.growth.seconds[-1]
-        assert twin.growth.memory[0] < twin.growth.memory[-1]
+    for variant in results.variants:
+        assert variant.growth.tokens == [64, 256, 1024, 4096]
+        assert 0 < variant.growth.seconds[0] < variant.growth.seconds[-1]
+        assert variant.growth.memory[0] < variant.growth.memory[-1]
     assert "attention maps" in (finished / "report.html").read_text().lower()
     assert set(results.examples[0].answers) == {"self", "external"}
 
@@ -101,7 +101,7 @@ def test_names_of_folders_and_classes_are_never_markup(tmp_path: Path, capsys: p
     assert all(name in shown for name in ("[|b]", "\\x1b[31mred", "[link=x]"))
 
 
-def test_twins_differ_only_in_their_mixer(finished: Path):
+def test_variants_differ_only_in_their_mixer(finished: Path):
     configs = [
         json.loads((finished / "runs" / f"{m}-seed1" / "config.json").read_text())["config"]
         for m in ("self", "external")
@@ -117,7 +117,11 @@ def test_the_same_command_repeats_nothing_and_a_mixer_can_be_added(finished: Pat
     before = [file.stat().st_mtime_ns for file in files]
     compare(small(finished, seeds=(0, 1), mixers=("self", "external", "gating")), quiet=True)
     assert [file.stat().st_mtime_ns for file in files] == before
-    assert [twin.mixer for twin in load_results(finished / "results.json").twins] == ["self", "external", "gating"]
+    assert [variant.mixer for variant in load_results(finished / "results.json").variants] == [
+        "self",
+        "external",
+        "gating",
+    ]
 
 
 def test_score_and_confusion_are_of_one_epoch(tmp_path: Path):
@@ -178,10 +182,10 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, BaseException], l
 
 @pytest.mark.usefixtures("few_tokens")
 @pytest.mark.parametrize("error", [UserError("the loss is nan at step 3"), ZeroDivisionError("a bug")])
-def test_one_twins_failure_does_not_cost_the_others(tmp_path: Path, failing: Callable, error: Exception):
+def test_one_variants_failure_does_not_cost_the_others(tmp_path: Path, failing: Callable, error: Exception):
     failing("self", error)
     out = compare(small(tmp_path / "out"), quiet=True)
-    broken, sound = load_results(out / "results.json").twins
+    broken, sound = load_results(out / "results.json").variants
     assert str(error) in broken.message
     assert broken.score is None
     assert sound.score is not None

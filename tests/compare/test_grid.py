@@ -68,7 +68,7 @@ def test_a_grid_has_a_report_for_each_pair_and_a_table(tmp_path: Path, capsys: p
     lines = capsys.readouterr().out
     assert "[1/4] digits-nano, self, seed 0: accuracy" in lines
     assert sorted(file.parent.name for file in out.glob("*/report.html")) == sorted({*NAMES} - {"digits-small"})
-    assert [run.seed for run in load_results(out / "digits-again-small/results.json").twins[0].runs] == [1]
+    assert [run.seed for run in load_results(out / "digits-again-small/results.json").variants[0].runs] == [1]
     # What was left out is trained by the same command without --only; what there is, is not trained again.
     compare(small(out, **GRID))
     lines = capsys.readouterr().out
@@ -76,7 +76,7 @@ def test_a_grid_has_a_report_for_each_pair_and_a_table(tmp_path: Path, capsys: p
     assert "[8/8] " in lines
     table = (out / "results.md").read_text()
     assert all(f"[{name}]({name}/results.md)" in table for name in NAMES)
-    score = load_results(out / "digits-small/results.json").twins[0].score
+    score = load_results(out / "digits-small/results.json").variants[0].score
     assert f"{score:.4f} ± " in table
     assert '<a href="digits-small/report.html">digits-small</a>' in (out / "report.html").read_text()
     widths = [load_results(out / name / "results.json").skeleton["dim"] for name in NAMES]
@@ -95,7 +95,7 @@ def test_folders_of_two_machines_are_merged(tmp_path: Path, capsys: pytest.Captu
     assert not (one / "runs/self-seed0").exists()
     printed(capsys, "compare", "--merge", str(one), str(two), "--out", str(whole))
     merged = load_results(whole / "results.json")
-    assert [[run.seed for run in twin.runs] for twin in merged.twins] == [[0, 1], [0]]
+    assert [[run.seed for run in variant.runs] for variant in merged.variants] == [[0, 1], [0]]
     for source, name in ((one, "self-seed1"), (two, "self-seed0"), (two, "external-seed0")):
         files = [(folder / "runs" / name / "model.safetensors").read_bytes() for folder in (source, whole)]
         assert files[0] == files[1]

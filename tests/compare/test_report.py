@@ -16,7 +16,7 @@ from tokenmix.compare.heatmap import heatmap
 from tokenmix.compare.map_figures import ExampleMaps
 from tokenmix.compare.notes import budget_sentence, finding_sentence, notes
 from tokenmix.compare.report import write_report
-from tokenmix.compare.results import Curve, Example, Results, Run, Twin, load_results
+from tokenmix.compare.results import Curve, Example, Results, Run, Variant, load_results
 from tokenmix.cost.speed import Timing
 from tokenmix.errors import UserError
 from tokenmix.inspect import Tile
@@ -30,9 +30,9 @@ def run(seed: int, score: float) -> Run:
     return Run(seed, f"runs/x-seed{seed}", "finished", "", score, 2.0, 100.0, CURVE, CURVE, confusion)
 
 
-def twin(mixer: str, macs: int, runs: list[Run], crossover: str | None = None) -> Twin:
+def variant(mixer: str, macs: int, runs: list[Run], crossover: str | None = None) -> Variant:
     timing = Timing.of([0.01 * macs, 0.02 * macs, 0.03 * macs])
-    return Twin(mixer, f"about {mixer}", 1000, macs, 100, macs // 2, crossover, timing, timing, 4096, 1024, runs)
+    return Variant(mixer, f"about {mixer}", 1000, macs, 100, macs // 2, crossover, timing, timing, 4096, 1024, runs)
 
 
 @pytest.fixture
@@ -61,10 +61,10 @@ def results() -> Results:
             "commit": None,
             "changed": None,
         },
-        twins=[
-            twin("self", 20, [run(0, 0.80), run(1, 0.84)]),
-            twin("external", 10, [run(0, 0.85), run(1, 0.91)], "from N = 385"),
-            twin("less", 30, [failed], "never"),
+        variants=[
+            variant("self", 20, [run(0, 0.80), run(1, 0.84)]),
+            variant("external", 10, [run(0, 0.85), run(1, 0.91)], "from N = 385"),
+            variant("less", 30, [failed], "never"),
         ],
         examples=[Example(7, "shoe", {"self": ("shoe", 0.9), "external": ("<shirt>", 0.6)})],
     )
@@ -75,9 +75,9 @@ def with_test_images(results: Results, number: int) -> Results:
     matrix = [[number // 2, 0], [0, number // 2]]
     near = [
         replace(t, runs=[replace(r, score=t.score, confusion=matrix) for r in t.runs if r.score is not None] or t.runs)
-        for t in results.twins
+        for t in results.variants
     ]
-    return replace(results, twins=near)
+    return replace(results, variants=near)
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_results_come_back_from_the_file(results: Results, tmp_path: Path):
     results.save(tmp_path / "results.json")
     again = load_results(tmp_path / "results.json")
     assert json.dumps(asdict(again), default=str) == json.dumps(asdict(results), default=str)
-    assert again.twins[1].latency == results.twins[1].latency
+    assert again.variants[1].latency == results.variants[1].latency
 
 
 def test_results_of_another_schema_are_refused(results: Results, tmp_path: Path):
@@ -107,17 +107,17 @@ def test_results_of_another_schema_are_refused(results: Results, tmp_path: Path)
 
 def test_cells_have_mean_spread_ratio_and_the_best(results: Results):
     headings = [column.heading for column in columns(results)]
-    external = dict(zip(headings, cells(results, results.twins[1])))
+    external = dict(zip(headings, cells(results, results.variants[1])))
     assert external["accuracy"].text == "0.8800 ± 0.0424"
     assert external["accuracy"].best
-    assert cells(results, results.twins[0])[0].best, "20 test images do not tell 0.82 from 0.88"
+    assert cells(results, results.variants[0])[0].best, "20 test images do not tell 0.82 from 0.88"
     many = with_test_images(results, 200_000)
-    assert [cells(many, t)[0].best for t in many.twins] == [False, True, False]
+    assert [cells(many, t)[0].best for t in many.variants] == [False, True, False]
     one = replace(many, config={**many.config, "seeds": [0]})
-    assert not any(cells(one, t)[0].best for t in one.twins)
+    assert not any(cells(one, t)[0].best for t in one.variants)
     assert (external["MACs / image"].text, external["MACs / image"].ratio) == ("10", "0.5×")
     assert external["train images/s"].value == pytest.approx(10 / 0.2)
-    less = dict(zip(headings, cells(results, results.twins[2])))
+    less = dict(zip(headings, cells(results, results.variants[2])))
     assert less["accuracy"].text == "–"
     assert not less["MACs / image"].best
 
@@ -226,7 +226,7 @@ def test_the_page_tells_all_and_escapes_names(results: Results, maps: list[Examp
 
 
 def test_the_page_stands_without_maps_confusions_and_scores(results: Results, tmp_path: Path):
-    bare = replace(results, twins=[results.twins[2]], examples=[])
+    bare = replace(results, variants=[results.variants[2]], examples=[])
     text = write_report(bare, tmp_path / "report.html").read_text(encoding="utf-8")
     assert "No variant finished." in text
     assert "there is no point to draw" in text

@@ -133,11 +133,11 @@ def untimed(out: Path) -> Any:
     """What a report says, without times, memory and the folder."""
     results = load_results(out / "results.json")
     runs = {
-        (twin.mixer, run.seed): (run.status, run.score, run.confusion, run.score_curve.values, run.loss_curve.values)
-        for twin in results.twins
-        for run in twin.runs
+        (variant.mixer, run.seed): (run.status, run.score, run.confusion, run.score_curve.values, run.loss_curve.values)
+        for variant in results.variants
+        for run in variant.runs
     }
-    counts = [(twin.mixer, twin.parameters, twin.macs) for twin in results.twins]
+    counts = [(variant.mixer, variant.parameters, variant.macs) for variant in results.variants]
     config = {name: value for name, value in results.config.items() if name != "out"}
     return runs, counts, config, results.images, results.data, results.examples, results.skeleton
 

@@ -340,7 +340,7 @@ class CountsTokensInPython(Sound):
 PLANTED: dict[type[nn.Module], str] = {
     SecondNormOnTheSameAxis: "map-rows",
     SharedStorage: "copies",
-    TinyEpsilon: "half-types",
+    TinyEpsilon: "half-precision",
     IgnoredArgument: "arguments",
     WiredSize: "arguments",
     HiddenTriangle: "causality",

@@ -115,7 +115,7 @@ def test_a_right_implementation_compiles_and_exports() -> None:
 
 WRONG: dict[str, tuple[Builder, Tensor, set[str]]] = {
     # exp underflows in every slot and the sum divides 0 by 0
-    "external": (Builder(ExternalAttention, {"d_model": 32, "S": 12}), TOKENS, {"finite", "half-types"}),
+    "external": (Builder(ExternalAttention, {"d_model": 32, "S": 12}), TOKENS, {"finite", "half-precision"}),
     "gate": (
         Builder(Gate, {"dim": 32, "seq_len": 16, "circulant_matrix": True}),
         TOKENS,
@@ -145,7 +145,7 @@ WRONG: dict[str, tuple[Builder, Tensor, set[str]]] = {
         {"mask-polarity", "mask-padding", "mask-empty"},
     ),
     "self": (Builder(partial(OfItself, ScaledDotProductAttention), HEADS), TOKENS, {"mask-empty"}),
-    "aft": (Builder(AFT_FULL, {"d_model": 32, "n": 16}), TOKENS, {"finite", "half-types"}),
+    "aft": (Builder(AFT_FULL, {"d_model": 32, "n": 16}), TOKENS, {"finite", "half-precision"}),
     "aft-simple": (Builder(AFT_FULL, {"d_model": 32, "n": 16, "simple": True}), TOKENS, {"registered"}),
 }
 

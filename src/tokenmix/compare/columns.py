@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rich import box
 from rich.table import Table
 
-from tokenmix.compare.results import Results, Twin
+from tokenmix.compare.results import Results, Variant
 from tokenmix.cost.units import count, milliseconds, ratio, size, spread
 from tokenmix.data.lookup import short_name
 
@@ -20,7 +20,7 @@ class Column:
 
     heading: str
     short: str
-    value: Callable[[Twin], float | None]
+    value: Callable[[Variant], float | None]
     text: Callable[[float], str]
     higher: bool
     about: str
@@ -55,23 +55,23 @@ def columns(results: Results) -> list[Column]:
     ]
 
 
-def cells(results: Results, twin: Twin) -> list[Cell]:
+def cells(results: Results, variant: Variant) -> list[Cell]:
     """The cells of one variant."""
-    reference = results.twin("self")
-    return [_cell(results, column, twin, reference) for column in columns(results)]
+    reference = results.variant("self")
+    return [_cell(results, column, variant, reference) for column in columns(results)]
 
 
-def _cell(results: Results, column: Column, twin: Twin, reference: Twin | None) -> Cell:
-    value = column.value(twin)
+def _cell(results: Results, column: Column, variant: Variant, reference: Variant | None) -> Cell:
+    value = column.value(variant)
     if value is None:
         return Cell("–", "", False, None)
     text = column.text(value)
     if column.heading == results.metric:
-        text = spread(value, twin.deviation)
-    best = len(results.twins) > 1 and value == results.best(column.value, column.higher)
+        text = spread(value, variant.deviation)
+    best = len(results.variants) > 1 and value == results.best(column.value, column.higher)
     if column.heading == results.metric:
-        best = len(results.twins) > 1 and len(results.config["seeds"]) > 1 and twin in results.leaders()
-    compared = reference is not None and twin is not reference and column.heading != results.metric
+        best = len(results.variants) > 1 and len(results.config["seeds"]) > 1 and variant in results.leaders()
+    compared = reference is not None and variant is not reference and column.heading != results.metric
     base = column.value(reference) if reference is not None and compared else None
     return Cell(text, ratio(value, base) if base else "", best, value)
 
@@ -83,9 +83,9 @@ def rich_table(results: Results) -> Table:
     shown = [i for i, column in enumerate(columns(results)) if column.short]
     for i in shown:
         table.add_column(columns(results)[i].short, justify="right", no_wrap=True)
-    for twin in results.twins:
-        row = [cells(results, twin)[i] for i in shown]
-        table.add_row(twin.mixer, *(f"[bold green]{cell.text}[/]" if cell.best else cell.text for cell in row))
+    for variant in results.variants:
+        row = [cells(results, variant)[i] for i in shown]
+        table.add_row(variant.mixer, *(f"[bold green]{cell.text}[/]" if cell.best else cell.text for cell in row))
     return table
 
 
@@ -93,9 +93,9 @@ def markdown_table(results: Results) -> str:
     """For a README: a row for each variant, the best of a column bold, the ratio to self-attention in brackets."""
     headings = ["mixer", *(column.heading for column in columns(results))]
     lines = [f"| {' | '.join(headings)} |", f"|---|{'---:|' * (len(headings) - 1)}"]
-    for twin in results.twins:
-        shown = [_markdown_cell(cell) for cell in cells(results, twin)]
-        lines.append(f"| {' | '.join([twin.mixer, *shown])} |")
+    for variant in results.variants:
+        shown = [_markdown_cell(cell) for cell in cells(results, variant)]
+        lines.append(f"| {' | '.join([variant.mixer, *shown])} |")
     return "\n".join(lines)
 
 

@@ -18,9 +18,9 @@ from tokenmix.compare.examples import make_examples
 from tokenmix.compare.grid import choose_cells, copy_runs, merge_settings, split_grid, write_grid
 from tokenmix.compare.notes import budget_sentence, failed_runs, notes, uncertainty
 from tokenmix.compare.report import write_report
-from tokenmix.compare.results import Growth, Results, Run, Twin
-from tokenmix.compare.twin_costs import TwinCost, measure_growth, measure_steps, measure_twins
-from tokenmix.compare.twin_runs import claim_folder, mixer_of, plan_runs, read_run
+from tokenmix.compare.results import Growth, Results, Run, Variant
+from tokenmix.compare.variant_costs import VariantCost, measure_growth, measure_steps, measure_variants
+from tokenmix.compare.variant_runs import claim_folder, mixer_of, plan_runs, read_run
 from tokenmix.cost.crossover import find_crossover
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
@@ -42,7 +42,7 @@ class Comparison:
     config: CompareConfig
     out: Path
     data: TaskData
-    twins: dict[str, TaskModule]
+    variants: dict[str, TaskModule]
     cells: list[Cell]
 
 
@@ -107,8 +107,8 @@ def _prepare(name: str, config: CompareConfig, out: Path) -> Comparison:
     check_config(cells[0].config)
     data = task.load_data(cells[0].config)
     make_plan(cells[0].config, data.num_train)
-    twins = {mixer: _new_twin(cell.config, data) for mixer, cell in _first_of_each(cells).items()}
-    return Comparison(name, config, out, data, twins, cells)
+    variants = {mixer: _new_variant(cell.config, data) for mixer, cell in _first_of_each(cells).items()}
+    return Comparison(name, config, out, data, variants, cells)
 
 
 Runs = Sequence[tuple[Cell, Run]]
@@ -141,8 +141,8 @@ def predict_steps(config: CompareConfig, threads: Sequence[int]) -> tuple[int, d
     first, before = cells[0].config, torch.get_num_threads()
     data = get_task(config.task).load_data(first)
     batch = next(iter(data.train_batches(batch_size=config.loop.batch_size, epoch=0, start=0)))
-    twins = {mixer: _new_twin(cell.config, data) for mixer, cell in _first_of_each(cells).items()}
-    mixer = next(iter(twins))
+    variants = {mixer: _new_variant(cell.config, data) for mixer, cell in _first_of_each(cells).items()}
+    mixer = next(iter(variants))
 
     def measured(number: int, some: Mapping[str, TaskModule]) -> dict[str, float]:
         torch.set_num_threads(number)
@@ -150,8 +150,8 @@ def predict_steps(config: CompareConfig, threads: Sequence[int]) -> tuple[int, d
 
     try:
         # One variant is enough to choose by: where another program runs, threads that wait for each other take long.
-        best = min(threads, key=lambda number: measured(number, {mixer: twins[mixer]})[mixer])
-        return best, measured(best, twins)
+        best = min(threads, key=lambda number: measured(number, {mixer: variants[mixer]})[mixer])
+        return best, measured(best, variants)
     finally:
         torch.set_num_threads(before)
 
@@ -167,7 +167,7 @@ def _first_of_each(cells: Iterable[Cell]) -> dict[str, Cell]:
     return first
 
 
-def _new_twin(config: TrainConfig, data: TaskData) -> TaskModule:
+def _new_variant(config: TrainConfig, data: TaskData) -> TaskModule:
     """A fresh variant, built before any training so that a wrong argument is reported at once."""
     task, description = get_task(config.task), data.describe()
     model = task.model_from_config(config, description)
@@ -233,11 +233,11 @@ def _measure(one: Comparison, runs: Runs, baseline: Mapping[str, float]) -> tupl
     device, train_config = _device(config), runs[0][0].config
     if config.loop.threads is not None:
         torch.set_num_threads(config.loop.threads)
-    twins = {mixer: one.twins[mixer] for mixer in first}
+    variants = {mixer: one.variants[mixer] for mixer in first}
     batch_size = max(1, config.loop.batch_size // config.optim.accumulate)
     batch = next(iter(one.data.train_batches(batch_size=batch_size, epoch=0, start=0)))
-    costs = measure_twins(twins, batch, train_config, device)
-    growth = measure_growth({mixer: module.model for mixer, module in twins.items()}, device)
+    costs = measure_variants(variants, batch, train_config, device)
+    growth = measure_growth({mixer: module.model for mixer, module in variants.items()}, device)
     finished = _first_of_each(cell for cell, run in runs if run.status == "finished")
     trained = {mixer: load_run(cell.folder)[0] for mixer, cell in finished.items()}
     images = getattr(one.data, "images", None)
@@ -251,12 +251,14 @@ def _measure(one: Comparison, runs: Runs, baseline: Mapping[str, float]) -> tupl
         config=config.flat(),
         data=description,
         classes=list(description.get("classes", [])),
-        skeleton=_skeleton(next(iter(twins.values())).model),
+        skeleton=_skeleton(next(iter(variants.values())).model),
         images=make_plan(train_config, one.data.num_train).total_steps * config.loop.batch_size,
         step_batch=batch_size,
         device=str(device),
         environment=environment(),
-        twins=[_twin(mixer, module.model, costs[mixer], growth[mixer], runs) for mixer, module in twins.items()],
+        variants=[
+            _variant(mixer, module.model, costs[mixer], growth[mixer], runs) for mixer, module in variants.items()
+        ],
         examples=examples,
         baseline=dict(baseline),
     )
@@ -267,17 +269,17 @@ def _skeleton(model: nn.Module) -> dict[str, int]:
     return {"tokens": model.num_tokens, "dim": model.embed_dim, "depth": len(model.blocks)}  # type: ignore[dict-item, arg-type]
 
 
-def _twin(mixer: str, model: nn.Module, cost: TwinCost, growth: Growth, runs: Runs) -> Twin:
+def _variant(mixer: str, model: nn.Module, cost: VariantCost, growth: Growth, runs: Runs) -> Variant:
     layer = model.blocks[-1].mixer  # type: ignore[index, union-attr]
     heads = getattr(layer, "num_heads", None)
     crossover = None if mixer == "self" else str(find_crossover(mixer, layer.dim, num_heads=heads))
-    return Twin(
+    return Variant(
         mixer=mixer,
         about=get_spec(mixer).about,
         crossover=crossover,
         growth=growth,
         runs=[run for cell, run in runs if mixer_of(cell) == mixer],
-        **{field.name: getattr(cost, field.name) for field in fields(TwinCost)},
+        **{field.name: getattr(cost, field.name) for field in fields(VariantCost)},
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenmix.compare.report import write_page
 from tokenmix.compare.results import Results
-from tokenmix.compare.twin_runs import FREE
+from tokenmix.compare.variant_runs import FREE
 from tokenmix.cost.units import spread
 from tokenmix.data.lookup import data_sets, short_name
 from tokenmix.errors import UserError, unknown_name
@@ -140,7 +140,7 @@ def write_grid(results: Mapping[str, Results], out: Path) -> Path:
         results: by the names of the comparisons, which are those of their folders.
         out: the folder of the grid.
     """
-    mixers = dict.fromkeys(twin.mixer for one in results.values() for twin in one.twins)
+    mixers = dict.fromkeys(variant.mixer for one in results.values() for variant in one.variants)
     rows = [(mixer, [_entry(one, mixer) for one in results.values()]) for mixer in mixers]
     links = [f"[{name}]({name}/results.md)" for name in results]
     lines = [f"| mixer | {' | '.join(links)} |", f"|---|{'---:|' * len(links)}"]
@@ -152,8 +152,8 @@ def write_grid(results: Mapping[str, Results], out: Path) -> Path:
 
 def _entry(results: Results, mixer: str) -> tuple[str, bool]:
     """The score of a mixer with its spread, and whether chance could have put it first among several seeds."""
-    twin = results.twin(mixer)
-    if twin is None or twin.score is None:
+    variant = results.variant(mixer)
+    if variant is None or variant.score is None:
         return "–", False
-    several = len(results.twins) > 1 and len(results.config["seeds"]) > 1
-    return spread(twin.score, twin.deviation), several and twin in results.leaders()
+    several = len(results.variants) > 1 and len(results.config["seeds"]) > 1
+    return spread(variant.score, variant.deviation), several and variant in results.leaders()

@@ -34,16 +34,16 @@ def example_figure(results: Results, maps: ExampleMaps) -> dict[str, Any]:
     name = f"image-{maps.index}"
     known = next(example for example in results.examples if example.index == maps.index)
     rows = []
-    for i, twin in enumerate(results.twins):
-        if twin.mixer in maps.tiles:
-            label, share = known.answers[twin.mixer]
+    for i, variant in enumerate(results.variants):
+        if variant.mixer in maps.tiles:
+            label, share = known.answers[variant.mixer]
             blocks = [
-                [(_map_figure(name, tile, f"{twin.mixer}, block {b}: {tile.label}"), tile.label) for tile in tiles]
-                for b, tiles in enumerate(maps.tiles[twin.mixer], 1)
+                [(_map_figure(name, tile, f"{variant.mixer}, block {b}: {tile.label}"), tile.label) for tile in tiles]
+                for b, tiles in enumerate(maps.tiles[variant.mixer], 1)
             ]
             rows.append(
-                {"mixer": twin.mixer, "colour": i % 8, "answer": f"{label}, {share:.0%}", "wrong": label != known.label,
-                 "blocks": blocks}
+                {"mixer": variant.mixer, "colour": i % 8, "answer": f"{label}, {share:.0%}",
+                 "wrong": label != known.label, "blocks": blocks}
             )  # fmt: skip
     return {
         "name": name, "index": maps.index, "label": known.label, "store": _shared_image(name, maps.image), "rows": rows

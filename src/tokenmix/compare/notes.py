@@ -2,7 +2,7 @@
 
 import math
 
-from tokenmix.compare.results import Results, Twin
+from tokenmix.compare.results import Results, Variant
 from tokenmix.cost.units import ratio
 
 
@@ -23,12 +23,12 @@ def budget_sentence(results: Results) -> str:
 
 def finding_sentence(results: Results) -> str:
     """The headline result in a sentence."""
-    leaders, reference = results.leaders(), results.twin("self")
+    leaders, reference = results.leaders(), results.variant("self")
     if not leaders:
         return "No variant finished."
     best, *tied = leaders
     if tied:
-        scores = ", ".join(f"{twin.mixer} {twin.score:.4f}" for twin in leaders)
+        scores = ", ".join(f"{variant.mixer} {variant.score:.4f}" for variant in leaders)
         return f"No clear best {results.metric}: chance can explain the differences between {scores}."
     one = len(results.config["seeds"]) == 1
     text = f"{'Highest' if one else 'Best'} {results.metric}: {best.mixer}, {best.score:.4f}"
@@ -45,7 +45,7 @@ def notes(results: Results) -> list[str]:
 
 def failed_runs(results: Results) -> list[str]:
     """What happened to the runs that did not finish."""
-    return [f"{twin.mixer} failed, {twin.message}" for twin in results.twins if twin.message]
+    return [f"{variant.mixer} failed, {variant.message}" for variant in results.variants if variant.message]
 
 
 def uncertainty(results: Results) -> list[str]:
@@ -65,8 +65,8 @@ def uncertainty(results: Results) -> list[str]:
 
 def _cost(results: Results) -> list[str]:
     """How the mixers' layers compare with self-attention's here, and at which N they take fewer multiply-adds."""
-    reference = results.twin("self")
-    others = [twin for twin in results.twins if twin is not reference and twin.crossover]
+    reference = results.variant("self")
+    others = [variant for variant in results.variants if variant is not reference and variant.crossover]
     if reference is None or not others:
         return []
     tokens, dim = results.skeleton["tokens"], results.skeleton["dim"]
@@ -77,8 +77,8 @@ def _cost(results: Results) -> list[str]:
     ]
 
 
-def _where(twin: Twin) -> str:
-    return {"never": "at no N", "always": "at every N"}.get(twin.crossover or "", twin.crossover or "")
+def _where(variant: Variant) -> str:
+    return {"never": "at no N", "always": "at every N"}.get(variant.crossover or "", variant.crossover or "")
 
 
 def _method(results: Results) -> list[str]:

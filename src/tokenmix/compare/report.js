@@ -1,4 +1,4 @@
-// The page reads without this; it adds sorting by a column and hiding a twin in the charts.
+// The page reads without this; it adds sorting by a column and hiding a variant in the charts.
 for (const head of document.querySelectorAll("thead th[data-sort]")) {
   head.addEventListener("click", () => {
     const up = head.getAttribute("aria-sort") === "descending";

@@ -36,10 +36,10 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps] =
     return write_page(
         file, "report.html", script=_part("js"), title=_title(results), environment=machine,
         machine=machine["gpus"][0] if results.device.startswith("cuda") and machine["gpus"] else machine["cpu"],
-        finding=finding_sentence(results), budget=budget_sentence(results), notes=notes(results), twins=results.twins,
-        columns=columns(results), cells=partial(cells, results), several=len(results.config["seeds"]) > 1,
-        marker=marker, curves=learning_curves(results), scatters=cost_charts(results),
-        growth=growth_charts(results), bars=partial(bars, results),
+        finding=finding_sentence(results), budget=budget_sentence(results), notes=notes(results),
+        variants=results.variants, columns=columns(results), cells=partial(cells, results),
+        several=len(results.config["seeds"]) > 1, marker=marker, curves=learning_curves(results),
+        scatters=cost_charts(results), growth=growth_charts(results), bars=partial(bars, results),
         confusions=confusions(results), examples=[example_figure(results, maps) for maps in examples],
         command=results.command, repeat=_repeat(results),
     )  # fmt: skip
@@ -65,7 +65,7 @@ def _digest(text: str) -> str:
 
 
 def _title(results: Results) -> str:
-    number = len(results.twins)
+    number = len(results.variants)
     return f"{number} token mixer{'s' if number > 1 else ''} on {results.data.get('name', results.config['data'])}"
 
 

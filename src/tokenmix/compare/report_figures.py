@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tokenmix.compare.charts import Point, Series, line_chart, scatter_chart
 from tokenmix.compare.columns import Column
 from tokenmix.compare.heatmap import heatmap
-from tokenmix.compare.results import Curve, Results, Twin
+from tokenmix.compare.results import Curve, Results, Variant
 from tokenmix.cost.units import count, milliseconds, size
 
 
@@ -14,7 +14,7 @@ def learning_curves(results: Results) -> list[str]:
     """Score and loss, each over the images seen and over the seconds, as SVG."""
 
     def drawn(pick: str, over: str, x_label: str, y_label: str, x_text: Callable[[float], str]) -> str:
-        series = [_mean_series(i, twin, pick, over) for i, twin in enumerate(results.twins)]
+        series = [_mean_series(i, variant, pick, over) for i, variant in enumerate(results.variants)]
         return line_chart(series, x_label, y_label, x_text, _short)
 
     images, seconds = (
@@ -25,11 +25,11 @@ def learning_curves(results: Results) -> list[str]:
     return [drawn(pick, over, x, y, text) for pick, y in (score, loss) for over, x, text in (images, seconds)]
 
 
-def _mean_series(index: int, twin: Twin, pick: str, over: str) -> Series:
+def _mean_series(index: int, variant: Variant, pick: str, over: str) -> Series:
     """The mean over seeds, point by point, as far as every finished run has points."""
-    curves: list[Curve] = [getattr(run, pick) for run in twin.runs if run.status == "finished"]
+    curves: list[Curve] = [getattr(run, pick) for run in variant.runs if run.status == "finished"]
     xs, ys = ([_mean(v) for v in zip(*(getattr(curve, name) for curve in curves))] for name in (over, "values"))
-    return Series(twin.mixer, index, xs, ys)
+    return Series(variant.mixer, index, xs, ys)
 
 
 def _short(value: float) -> str:
@@ -42,7 +42,7 @@ def _mean(values: Sequence[float]) -> float:
 
 def growth_charts(results: Results) -> list[str]:
     """Time and memory of a layer's forward pass over the number of tokens, as SVG."""
-    grown = [(i, twin.mixer, twin.growth) for i, twin in enumerate(results.twins)]
+    grown = [(i, variant.mixer, variant.growth) for i, variant in enumerate(results.variants)]
     times = [Series(name, i, growth.tokens, growth.seconds) for i, name, growth in grown]
     memory = [Series(name, i, growth.tokens, growth.memory) for i, name, growth in grown if all(growth.memory)]
     label = "tokens N of one image"
@@ -54,7 +54,7 @@ def growth_charts(results: Results) -> list[str]:
 
 def cost_charts(results: Results) -> list[str]:
     """The score over multiply-adds and over the time of a step, as SVG."""
-    finished = [(i, t) for i, t in enumerate(results.twins) if t.score is not None]
+    finished = [(i, t) for i, t in enumerate(results.variants) if t.score is not None]
     score = f"test {results.metric}"
     by_macs = [Point(t.mixer, i, t.macs, t.score or 0, t.deviation) for i, t in finished]
     timed = [(i, t) for i, t in finished if t.step]
@@ -77,7 +77,7 @@ class Bar:
 
 def bars(results: Results, column: Column) -> list[Bar]:
     """A column as bars, of the variants that have it."""
-    values = [(i, twin.mixer, column.value(twin)) for i, twin in enumerate(results.twins)]
+    values = [(i, variant.mixer, column.value(variant)) for i, variant in enumerate(results.variants)]
     largest = max((v for _, _, v in values if v is not None), default=0) or 1
     return [Bar(mixer, i, 100 * v / largest, column.text(v)) for i, mixer, v in values if v is not None]
 
@@ -85,9 +85,9 @@ def bars(results: Results, column: Column) -> list[Bar]:
 def confusions(results: Results) -> list[tuple[str, str]]:
     """Mixer and its confusion matrix over all seeds, as SVG; none for a variant without one."""
     found = []
-    for twin in results.twins:
-        matrices = [run.confusion for run in twin.runs if run.confusion]
+    for variant in results.variants:
+        matrices = [run.confusion for run in variant.runs if run.confusion]
         if matrices:
             total = [[sum(counts) for counts in zip(*rows)] for rows in zip(*matrices)]
-            found.append((twin.mixer, heatmap(total, results.classes)))
+            found.append((variant.mixer, heatmap(total, results.classes)))
     return found

@@ -12,7 +12,7 @@ from tokenmix.cost.speed import Timing
 from tokenmix.errors import UserError
 from tokenmix.train.files import write_json
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Growth:
 
 
 @dataclass(frozen=True)
-class Twin:
+class Variant:
     """One mixer: what it has, what it costs, and its runs. Memory is bytes above weights, optimiser and input."""
 
     mixer: str
@@ -133,42 +133,44 @@ class Results:
     step_batch: int
     device: str
     environment: dict[str, Any]
-    twins: list[Twin]
+    variants: list[Variant]
     examples: list[Example] = field(default_factory=list)
     baseline: dict[str, float] = field(default_factory=dict)
     schema: int = SCHEMA
 
-    def twin(self, mixer: str) -> Twin | None:
+    def variant(self, mixer: str) -> Variant | None:
         """The variant of that mixer, if it took part."""
-        return next((twin for twin in self.twins if twin.mixer == mixer), None)
+        return next((variant for variant in self.variants if variant.mixer == mixer), None)
 
-    def best(self, value: Callable[[Twin], float | None], higher: bool) -> float | None:
+    def best(self, value: Callable[[Variant], float | None], higher: bool) -> float | None:
         """The best value of a column; None if nobody has one."""
-        values = [v for v in map(value, self.twins) if v is not None]
+        values = [v for v in map(value, self.variants) if v is not None]
         return (max if higher else min)(values) if values else None
 
     def test_images(self) -> int:
         """Images of the test set, by a confusion matrix; 0 if there is none."""
-        matrices = [run.confusion for twin in self.twins for run in twin.runs if run.confusion]
+        matrices = [run.confusion for variant in self.variants for run in variant.runs if run.confusion]
         return sum(map(sum, matrices[0])) if matrices else 0
 
-    def leaders(self) -> list[Twin]:
+    def leaders(self) -> list[Variant]:
         """The variant of the best score, then those after it by no more than two standard errors of the difference.
 
         The variance of a score is that of its mean over seeds and, of an accuracy, that of the draw of test images.
         """
-        scored = sorted((t for t in self.twins if t.score is not None), key=lambda t: t.score or 0, reverse=self.higher)
-        return [twin for twin in scored if self._is_tie(scored[0], twin)]
+        scored = sorted(
+            (t for t in self.variants if t.score is not None), key=lambda t: t.score or 0, reverse=self.higher
+        )
+        return [variant for variant in scored if self._is_tie(scored[0], variant)]
 
-    def _is_tie(self, best: Twin, other: Twin) -> bool:
+    def _is_tie(self, best: Variant, other: Variant) -> bool:
         return abs((best.score or 0.0) - (other.score or 0.0)) <= 2 * math.sqrt(
             self._variance(best) + self._variance(other)
         )
 
-    def _variance(self, twin: Twin) -> float:
-        images, score = self.test_images(), twin.score or 0.0
+    def _variance(self, variant: Variant) -> float:
+        images, score = self.test_images(), variant.score or 0.0
         drawn = score * (1 - score) / images if self.metric == "accuracy" and images else 0.0
-        return drawn + (twin.deviation or 0.0) ** 2 / max(1, len(twin.runs))
+        return drawn + (variant.deviation or 0.0) ** 2 / max(1, len(variant.runs))
 
     def save(self, file: Path) -> None:
         """Write results.json."""
@@ -180,15 +182,15 @@ def load_results(file: Path) -> Results:
     plain = json.loads(file.read_text())
     if plain.get("schema") != SCHEMA:
         raise UserError(f"{file} has schema {plain.get('schema')!r} instead of {SCHEMA}; repeat the comparison")
-    twins = [_twin(twin) for twin in plain.pop("twins")]
+    variants = [_variant(variant) for variant in plain.pop("variants")]
     examples = [_example(example) for example in plain.pop("examples")]
-    return Results(**plain, twins=twins, examples=examples)
+    return Results(**plain, variants=variants, examples=examples)
 
 
-def _twin(plain: dict[str, Any]) -> Twin:
+def _variant(plain: dict[str, Any]) -> Variant:
     timings = {key: _timing(plain.pop(key)) for key in ("latency", "step")}
     growth = Growth(**plain.pop("growth"))
-    return Twin(**{**plain, **timings, "growth": growth, "runs": [_run(run) for run in plain["runs"]]})
+    return Variant(**{**plain, **timings, "growth": growth, "runs": [_run(run) for run in plain["runs"]]})
 
 
 def _timing(plain: dict[str, Any] | None) -> Timing | None:

@@ -20,15 +20,15 @@ class DataConfig(Part):
     """Data options."""
 
     data: Needed = "fashion-mnist"
-    """A name of `tokenmix list data` that fits the task, or your own files in a layout that it lists, such as
-    folder:PATH (one sub-folder a class), masks:PATH, coco:PATH, text:PATH or clouds:PATH."""
+    """A name of `tokenmix list data` that fits the task, or your own files in a layout that it lists.
+    Layouts are folder:PATH (one sub-folder a class), masks:PATH, coco:PATH, text:PATH, clouds:PATH and others."""
     limit: Annotated[int | None, Range(least=1)] = None
     """Use this many training samples."""
     limit_eval: Annotated[int | None, Range(least=1)] = None
     """Use this many test samples."""
     validation: Annotated[int | None, Range(least=0)] = None
-    """Hold out this many training samples (scenes, questions), to choose the best epoch by. If not given, a tenth of
-    those used, 10,000 at most, and none where that is fewer than 10: then, as with 0, the last epoch is kept."""
+    """Hold out this many training samples (scenes, questions), to choose the best epoch by; with 0 the last is kept.
+    If not given, a tenth of those used, 10,000 at most, and none where that is fewer than 10."""
     workers: Annotated[int, Range(least=0, most=256)] = 0
     """Processes that load samples."""
 
@@ -83,8 +83,8 @@ class SwapConfig(Part):
     """Another mixer in the network."""
 
     swap: str | None = None
-    """Replace the model's attention layers by this mixer, a name of `tokenmix list mixers` or module:Class. Weights of
-    --init-from are loaded first, and projections carry over where possible; see `tokenmix swap`."""
+    """Replace the model's attention layers by this mixer, a name of `tokenmix list mixers` or module:Class.
+    Weights of --init-from are loaded first, and projections carry over where possible; see `tokenmix swap`."""
     swap_where: str = "*"
     """Glob over the names of the attention layers that are replaced, such as "blocks.[6-9]*"."""
     swap_kwargs: Pairs = field(default_factory=dict)
@@ -114,8 +114,8 @@ class OptimConfig(Part):
     min_lr: Annotated[float, Range(least=0)] = 1e-5
     """Learning rate at the end of the schedule."""
     schedule: Literal["cosine", "linear", "poly", "step", "constant"] = "cosine"
-    """How the learning rate falls after the warm-up; poly is (1 - step / steps) ** 0.9, step a tenth from 8/12 and a
-    hundredth from 11/12 of the run on, constant stays."""
+    """How the learning rate falls after the warm-up.
+    poly: (1 - step / steps) ** 0.9; step: a tenth from 8/12 of the run on, a hundredth from 11/12 on."""
     warmup_steps: Annotated[int | None, Range(least=0)] = None
     """Steps of linear warm-up; 5 % of the run if not given."""
     warmup_epochs: Annotated[float | None, Range(least=0)] = None
@@ -164,8 +164,8 @@ class BudgetConfig(Part):
     checkpoint_every: Annotated[int, Range(least=1)] = 200
     """Steps between checkpoints; one is also written after each epoch."""
     logger: Literal["wandb", "mlflow"] | None = None
-    """Log to Weights & Biases or MLflow as well, besides metrics.csv and TensorBoard; their environment variables, such
-    as WANDB_MODE and MLFLOW_TRACKING_URI, configure them."""
+    """Log to Weights & Biases or MLflow as well, besides metrics.csv and TensorBoard.
+    Their environment variables, such as WANDB_MODE and MLFLOW_TRACKING_URI, configure them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +179,8 @@ class LoopConfig(BudgetConfig):
     resume: Path | None = None
     """Continue this run folder where it stopped; its own config is used."""
     init_from: Path | None = None
-    """Start from the weights of a safetensors file or run folder; image size and classes may differ. Of a run
-    folder the model, its arguments and its swap are taken too, unless --model or --recipe is given."""
+    """Start from the weights of a safetensors file or run folder; image size and classes may differ.
+    A run folder also sets the model, its arguments and its swap, unless --model or --recipe is given."""
     recipe: str | None = None
     """A recipe by name or file; options on the command line override it. See recipes/."""
     devices: Annotated[int | None, Range(least=1)] = None
@@ -213,16 +213,16 @@ class TeacherOptions(TaskOptions):
     """Base of the options of a task that predicts classes: knowledge distillation from a trained model."""
 
     teacher: str | None = None
-    """Learn from this trained model: a run folder of the same task and classes, or of image classification a pretrained
-    timm model by name, also hf-hub:OWNER/NAME and local-dir:PATH."""
+    """Learn from this trained model: a run folder of the same task and classes.
+    For image classification also a pretrained timm model by name, hf-hub:OWNER/NAME or local-dir:PATH."""
     distill: Annotated[float, Range(above=0, most=1)] = 0.5
-    """Weight w of the teacher's logits, (1 - w) * loss + w * T^2 * KL(teacher / T || model / T); at 1 no label is
-    used."""
+    """Weight w of the teacher's logits: (1 - w) * loss + w * T^2 * KL(teacher / T || model / T).
+    At 1 no label is used."""
     temperature: Annotated[float, Range(above=0)] = 2.0
     """Temperature T of the teacher and the model in that divergence."""
     distill_from: Literal["logits", "layers"] = "logits"
-    """What to learn from the teacher: its logits; or layers, the outputs of the layers that --swap replaces, each from
-    the teacher's own input to it. That needs no labels, trains the swapped layers and freezes the rest."""
+    """What to learn from the teacher: its logits, or the outputs of the layers that --swap replaces.
+    layers: each swapped layer gets the teacher's own input to it; no labels are needed, and the rest is frozen."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -274,11 +274,11 @@ class EngineConfig(Part):
     """Where the runs of a comparison are trained."""
 
     engine: Literal["local", "ray", "slurm"] = "local"
-    """local: this machine; ray: tasks on a Ray cluster; slurm: an array job. The others' nodes need the same packages,
-    and the same files by the same paths."""
+    """local: this machine; ray: tasks on a Ray cluster; slurm: an array job.
+    Every node needs the same packages, and the same files at the same paths."""
     jobs: Annotated[int, Range(least=0)] = 0
-    """Runs at a time: with local each in a process of its own, 0 for one after another in this process; with slurm
-    those of the array that may run at once, 0 for no limit."""
+    """Number of runs at a time. With local each in a process of its own; 0: one after another in this process.
+    With slurm those of the array that may run at once; 0: no limit."""
     address: str | None = None
     """Address of the Ray cluster, such as HOST:6379 or auto; without it Ray is started on this machine."""
     run_cpus: Annotated[int | None, Range(least=1)] = None
@@ -311,11 +311,11 @@ class CompareConfig(Document):
     seeds: Numbers = (0,)
     """Seeds, separated by commas; one run of every variant for each."""
     sizes: Names = ()
-    """Sizes of the network, separated by commas: nano,small compares in mixer_nano and in mixer_small. Each size, and
-    each data set of several after --data, separated by commas, has a report of its own."""
+    """Sizes of the network, separated by commas: nano,small compares in mixer_nano and in mixer_small.
+    Each size, and each data set of several after --data, separated by commas, has a report of its own."""
     only: Names = ()
     """Train only these runs, separated by commas, such as self-seed0 or '*-seed0', and report on the finished ones."""
-    merge: tuple[Path, ...] | None = None
+    merge: Annotated[tuple[Path, ...] | None, tyro.conf.arg(metavar="FOLDER ...")] = None
     """Train nothing: copy the runs of these folders of comparisons with equal settings to --out, and report on them."""
     out: Path | None = None
     """Folder of the report; runs/compare-DATA if not given."""

@@ -16,8 +16,8 @@ class ClassificationOptions(TeacherOptions):
     crop_pct: float | None = None
     """Share of a photograph that the centre crop keeps in evaluation; 0.875 if not given."""
     augment: str = "light"
-    """none, light (random shift and horizontal flip, random resized crop of photographs), or a timm RandAugment
-    string such as rand-m9-mstd0.5-inc1."""
+    """none, light, or a timm RandAugment string such as rand-m9-mstd0.5-inc1.
+    light: random shift and horizontal flip; of photographs, random resized crop."""
     color_jitter: Annotated[float, Range(least=0)] = 0.0
     """Strength of the random change of brightness, contrast and saturation, in addition to light."""
     reprob: float = 0.0

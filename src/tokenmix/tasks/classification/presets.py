@@ -41,7 +41,7 @@ PATCHES, UNFOLDED = {"first_conv": "stem.proj"}, {"first_conv": None}
 NET, NET_CFG = "mixer_net:MixerNet", {**SMALL, **PATCHES}
 _register("mixer_nano", NET, "the skeleton of comparisons, 4 blocks of width 64: give mixer=", NET_CFG)
 _register("mixer_small", NET, "the same skeleton, 8 blocks of width 128", NET_CFG, {"embed_dim": 128, "depth": 8})
-_register("vit_nano", NET, "its twin of self-attention", NET_CFG, {"mixer": "self"})
+_register("vit_nano", NET, "the same skeleton with self-attention", NET_CFG, {"mixer": "self"})
 
 GMLP, GMLP_CFG = "gmlp:GMLP", {**IMAGENET, **HALF, **PATCHES}
 TIMM_WEIGHTS = {"tag": "ra3_in1k", "hf_hub_id": "timm/gmlp_s16_224.ra3_in1k"}

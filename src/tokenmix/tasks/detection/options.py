@@ -14,8 +14,8 @@ class FindingOptions(Part):
     """Image size, inference and which predictions count."""
 
     min_size: Annotated[Numbers | None, Range(least=1)] = None
-    """Size of the shorter side of an image; of several, one is drawn for each training image, and the last
-    is used for evaluation. --img-size, or the model's own, if not given."""
+    """Size of the shorter side of an image; --img-size, or the model's own, if not given.
+    Of several, one is drawn for each training image, and the last is used for evaluation."""
     max_size: Annotated[int | None, Range(least=1)] = None
     """Largest size of the longer side."""
     score: Annotated[float, Range(least=0, most=1)] = 0.05

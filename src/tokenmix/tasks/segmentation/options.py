@@ -14,8 +14,8 @@ class Inference(Part):
     """Inference on images of any size."""
 
     way: Literal["auto", "whole", "sliding"] = "auto"
-    """whole, all pixels at once; sliding, in windows whose logits are averaged where they overlap; auto, whole unless
-    the model takes only one size."""
+    """whole: all pixels at once; sliding: in windows whose logits are averaged where they overlap.
+    auto: whole unless the model takes only one size."""
     window: Annotated[Numbers | None, Range(least=1)] = None
     """Side of a window, or height,width; the size that the model was built for if not given."""
     stride: Annotated[Numbers | None, Range(least=1)] = None
@@ -25,8 +25,7 @@ class Inference(Part):
     mirror: Literal["no", "yes"] = "no"
     """Test-time augmentation: average with the prediction for the mirrored image."""
     chunk_size: Annotated[int, Range(least=0)] = 8192
-    """Positions that external attention processes at a time, so that its memory does not grow with the image; 0
-    for all at once."""
+    """Positions that external attention processes at a time, to bound its memory; 0 for all at once."""
     test_batch: Annotated[int, Range(least=1)] = 1
     """Images per evaluation batch; images of different sizes are padded unless it is 1."""
 

@@ -13,8 +13,8 @@ class TextOptions(TaskOptions):
     """Tokenization."""
 
     tokenizer: Path | None = None
-    """Folder of the tokenizer; that of --init-from or the teacher if not given, else one is trained on the texts. The
-    run folder keeps it."""
+    """Folder of the tokenizer, which is copied to the run folder.
+    If not given, that of --init-from or the teacher; else one is trained on the texts."""
     vocab_size: Annotated[int, Range(least=1)] = 8000
     """Vocabulary size of the tokenizer that is trained if none is given."""
     seq_len: Annotated[int, Range(least=1)] = 128

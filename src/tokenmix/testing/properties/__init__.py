@@ -59,7 +59,7 @@ PROPERTIES: dict[str, Property] = {
     "map-rows": Property(maps.map_rows, "the second normalisation over the wrong axis, or an epsilon that rounds to 0"),
     "map-used": Property(maps.map_used, "a map computed a second time, by another formula than forward's"),
     "finite": Property(numerics.finite, "exp without subtracting the maximum, a norm without epsilon"),
-    "half-types": Property(numerics.half_types, "an epsilon below the smallest half, a sum of many in half precision"),
+    "half-precision": Property(numerics.half_precision, "an epsilon below the smallest half, a long sum in half"),
     "autocast": Property(numerics.autocast, "an operation that mixes float32 weights with bfloat16 input"),
     "macs": Property(numerics.macs, "a term left out; fused attention counted as 0"),
     "compile": Property(graphs.compiled, "a Python branch on a tensor's value, or .item() in forward"),

@@ -34,7 +34,7 @@ def _finite_gradients(layer: nn.Module, x: Tensor, scale: float) -> None:
             raise PropertyFailure(f"the gradient of {name} at input times {scale:g} is not finite")
 
 
-def half_types(build: Build, x: Tensor) -> None:
+def half_precision(build: Build, x: Tensor) -> None:
     """In bfloat16 and float16 the output is near the float32 one, and finite for larger inputs too."""
     layer = awake(build)
     with torch.no_grad():

@@ -23,7 +23,7 @@ TOKENS = (64, 256, 1024, 4096)
 
 
 @dataclass(frozen=True)
-class TwinCost:
+class VariantCost:
     """Counts, times in seconds, peaks in bytes above weights, optimiser and input (None where they cannot be had)."""
 
     parameters: int
@@ -70,18 +70,18 @@ def _to(value: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tenso
     return value.to(device, dtype if value.is_floating_point() else None)
 
 
-def measure_twins(
-    twins: Mapping[str, TaskModule], batch: Mapping[str, Tensor], config: TrainConfig, device: torch.device
-) -> dict[str, TwinCost]:
+def measure_variants(
+    variants: Mapping[str, TaskModule], batch: Mapping[str, Tensor], config: TrainConfig, device: torch.device
+) -> dict[str, VariantCost]:
     """Measure new variants on one training batch; their weights change.
 
     Args:
-        twins: a task module for each mixer.
+        variants: a task module for each mixer.
         batch: `image` (B, C, H, W) and what else the task's loss takes.
         config: optimiser, precision and clipping.
         device: where to measure.
     """
-    benches = {name: _Bench(module, batch, config, device) for name, module in twins.items()}
+    benches = {name: _Bench(module, batch, config, device) for name, module in variants.items()}
     for bench in benches.values():
         bench.module.eval()
     one = {name: lambda b=b: b.forward(b.batch["image"][:1]) for name, b in benches.items()}
@@ -92,23 +92,23 @@ def measure_twins(
     step = _time({name: bench.step for name, bench in benches.items()}, device)
     memory = {name: _peak(bench.step, device) for name, bench in benches.items()}
     return {
-        name: TwinCost(*_counts(module.model), latency[name], step[name], memory[name], inference[name])
-        for name, module in twins.items()
+        name: VariantCost(*_counts(module.model), latency[name], step[name], memory[name], inference[name])
+        for name, module in variants.items()
     }
 
 
 def measure_steps(
-    twins: Mapping[str, TaskModule], batch: Mapping[str, Tensor], config: TrainConfig, device: torch.device
+    variants: Mapping[str, TaskModule], batch: Mapping[str, Tensor], config: TrainConfig, device: torch.device
 ) -> dict[str, float]:
     """Median seconds of a training step of each variant, from five rounds; their weights change."""
-    benches = {name: _Bench(module.train(), batch, config, device) for name, module in twins.items()}
+    benches = {name: _Bench(module.train(), batch, config, device) for name, module in variants.items()}
     steps = {name: bench.step for name, bench in benches.items()}
     return {name: t.median for name, t in time_interleaved(steps, repeats=5, warmup=1, device=device).items()}
 
 
-def measure_growth(twins: Mapping[str, nn.Module], device: torch.device) -> dict[str, Growth]:
+def measure_growth(variants: Mapping[str, nn.Module], device: torch.device) -> dict[str, Growth]:
     """One layer of each variant, of its width and heads, over numbers of tokens."""
-    layers = {name: model.blocks[-1].mixer for name, model in twins.items()}  # type: ignore[index, union-attr]
+    layers = {name: model.blocks[-1].mixer for name, model in variants.items()}  # type: ignore[index, union-attr]
     first: Any = next(iter(layers.values()))
     heads = {n for layer in layers.values() if (n := getattr(layer, "num_heads", None))}
     kwargs = {"num_heads": heads.pop()} if len(heads) == 1 else {}
