@@ -15,10 +15,14 @@ from cases import CASES, DIM, VARIANTS, Case, builder, example
 from tokenmix.layers import MultiHeadExternalAttention
 from tokenmix.testing.harness import awake
 
+BARE = {"query_projection": False, "output_projection": False, "num_slots": 10}
 EVERY = {
     **CASES,
     **VARIANTS,
-    "external-bare": Case("external", {"query_projection": False, "output_projection": False, "num_slots": 10}),
+    **{
+        f"external-bare-{backend}": Case("external", {**BARE, "backend": backend})
+        for backend in ("eager", "tiled", "sdpa")
+    },
     "multihead-external-wide": Case(MultiHeadExternalAttention, {"dim": DIM, "num_heads": 1, "expansion": 1}),
     "simplified-projected": Case("simplified", {"output_projection": True}),
     "gating-linear": Case("gating", {"variant": "linear"}),

@@ -59,7 +59,9 @@ class ExternalAttention(Mixer):
         """x (B, N, dim) to (B, N, dim)."""
         check_tokens(self, x)
         mask = check_mask(mask, x, x.shape[1])
-        mixed = self.memory(self.query(x).unsqueeze(1), mask).squeeze(1)
+        mixed = self.memory(self.query(x), mask)
+        if isinstance(self.out, nn.Identity):  # no view, and masked tokens are 0 in it
+            return self.dropout(mixed)
         return finish(self.dropout(self.out(mixed)), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -187,7 +187,7 @@ def _check_keys(query: Tensor, key_memory: Tensor, key_bias: Tensor | None) -> N
 def _choose(query: Tensor, num_slots: int, chunk_size: int | None, dropout: float) -> Backend:
     if chunk_size is not None:
         return "tiled"
-    if query.device.type != "cpu" or dropout > 0.0 or query.dim() < 3:
+    if query.device.type != "cpu" or dropout > 0.0 or query.dim() < 4:
         return "eager"
     # A saved graph holds PyTorch's operators only.
     if torch.compiler.is_exporting() or torch.jit.is_tracing():

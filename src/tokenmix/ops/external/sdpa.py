@@ -47,4 +47,6 @@ def external_by_sdpa(
     out = F.scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=1.0)
     if value_bias is not None:
         out = out + value_bias
-    return out if mask is None else out.masked_fill(~mask.unsqueeze(-1), 0.0)
+    if mask is not None:
+        return out.masked_fill(~mask.unsqueeze(-1), 0.0)
+    return out.clone() if out.dim() == 3 else out  # without an axis of heads PyTorch's attention returns a view
