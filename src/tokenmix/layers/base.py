@@ -110,13 +110,13 @@ def near_square(num_tokens: int) -> tuple[int, int]:
     return height, num_tokens // height
 
 
-def check_tokens(layer: Mixer, x: Tensor) -> None:
-    """Raise `UserError` unless x is a floating (B, N, dim) batch of the layer's own type."""
+def check_tokens(layer: Mixer, x: Tensor, weight: Tensor | None = None) -> None:
+    """Raise `UserError` unless x is a floating (B, N, dim) batch of the layer's own type, that of `weight` if given."""
     name = type(layer).__name__
     if x.dim() != 3 or x.shape[-1] != layer.dim:
         remedy = " A (B, C, H, W) map becomes tokens by x.flatten(2).transpose(1, 2)." if x.dim() == 4 else ""
         raise UserError(f"{name} takes tokens (B, N, {layer.dim}), got {tuple(x.shape)}.{remedy}")
-    _check_dtype(layer, x)
+    _check_dtype(layer, x, weight)
 
 
 def check_map(layer: Mixer, x: Tensor) -> None:
@@ -128,11 +128,12 @@ def check_map(layer: Mixer, x: Tensor) -> None:
     _check_dtype(layer, x)
 
 
-def _check_dtype(layer: Mixer, x: Tensor) -> None:
+def _check_dtype(layer: Mixer, x: Tensor, weight: Tensor | None = None) -> None:
     name = type(layer).__name__
     if not x.is_floating_point():
         raise UserError(f"{name} takes floating-point input, got {x.dtype}; convert it, for example x.float()")
-    weight = next(layer.parameters(), None)
+    if weight is None:  # a walk over the modules
+        weight = next(layer.parameters(), None)
     if weight is not None and weight.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
         raise UserError(
             f"{name} has {weight.dtype} weights and got {x.dtype} input; "

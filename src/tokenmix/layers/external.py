@@ -57,7 +57,7 @@ class ExternalAttention(Mixer):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """x (B, N, dim) to (B, N, dim)."""
-        check_tokens(self, x)
+        check_tokens(self, x, self.memory.key_memory)
         mask = check_mask(mask, x, x.shape[1])
         mixed = self.memory(self.query(x), mask)
         if isinstance(self.out, nn.Identity):  # no view, and masked tokens are 0 in it
@@ -66,7 +66,7 @@ class ExternalAttention(Mixer):
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """A (B, 1, N, num_slots)."""
-        check_tokens(self, x)
+        check_tokens(self, x, self.memory.key_memory)
         mask = check_mask(mask, x, x.shape[1])
         return self.memory.attention_map(self.query(x).unsqueeze(1), mask)
 
