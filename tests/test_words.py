@@ -44,6 +44,7 @@ GLOSSARY = {
     r"\bgo(es)? over to\b": "carry over, be resized to",
     r"\bhands? (its|them|over)\b": "pass, return",
     r"\bwrite it again as\b": "export it again as",
+    r"\b(one|a) (line|row|number|(sub-)?folder) a (?!line)[a-z]+": "one ... per ...",
 }
 
 
@@ -106,6 +107,8 @@ def test_report() -> None:
     assert found(" ".join(map(str, texts))) == []
 
 
-@pytest.mark.parametrize("sentence", ["The loss is no number.", "what is learnt", "a twin", "is told", "goes on"])
+@pytest.mark.parametrize(
+    "sentence", ["The loss is no number.", "what is learnt", "a twin", "is told", "goes on", "one row a class"]
+)
 def test_the_list_finds_its_words(sentence: str) -> None:
     assert found(sentence)
