@@ -239,7 +239,7 @@ class Export:
 
         out = export(self.run_folder, self.format, self.out)
         size = f"{out.stat().st_size / 1e6:.1f} MB"
-        print(f"{out}: {self.format}, {size}, any batch size; its outputs are PyTorch's to {TOLERANCE:.0e}")
+        print(f"{out}: {self.format}, {size}, any batch size; its outputs equal PyTorch's to within {TOLERANCE:.0e}")
         return 0
 
 
