@@ -36,7 +36,7 @@ GLOSSARY = {
     r"\blooks? at (images|points|squares)\b": "takes",
     r"\b(learning )?rates? of the two\b(?<!learning rates of the two)": "learning rates",
     r"\banswers? (of|for) (a|the|its|files)\b": "predictions, outputs",
-    r"\bthe map is written\b": "the attention map is materialized",
+    r"\bthe map is written\b|\bwrit(es|ing) the (N x N )?map\b(?<!reading and writing the map)": "materialize the map",
     r"\bwith shapes alone\b": "with shapes only",
     r"\bcomes? out (as )?0\b": "is 0 in the output",
     r"\bfrom now on\b": "set, become",
