@@ -119,7 +119,7 @@ class OptimConfig(Part):
     warmup_steps: Annotated[int | None, Range(least=0)] = None
     """Steps of linear warm-up; 5 % of the run if not given."""
     warmup_epochs: Annotated[float | None, Range(least=0)] = None
-    """The same in epochs."""
+    """Epochs of linear warm-up, instead of --warmup-steps."""
     cooldown_epochs: Annotated[float, Range(least=0)] = 0.0
     """Last epochs (part of --epochs) at the lowest learning rate."""
     weight_decay: Annotated[float, Range(least=0)] = 0.05
