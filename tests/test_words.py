@@ -44,7 +44,7 @@ GLOSSARY = {
     r"\bgo(es)? over to\b": "carry over, be resized to",
     r"\bhands? (its|them|over)\b": "pass, return",
     r"\bwrite it again as\b": "export it again as",
-    r"\b(one|a) (line|row|number|(sub-)?folder) a (?!line)[a-z]+": "one ... per ...",
+    r"\b(one|a) (line|row|number|(sub-)?folder) a (?!line)[a-z]+|\bone a (line|row|class)\b": "one ... per ...",
 }
 
 
