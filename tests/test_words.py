@@ -36,7 +36,7 @@ GLOSSARY = {
     r"\blooks? at (images|points|squares)\b": "takes",
     r"\b(learning )?rates? of the two\b(?<!learning rates of the two)": "learning rates",
     r"\banswers? (of|for) (a|the|its|files)\b": "predictions, outputs",
-    r"\bthe map is written\b": "the attention map is materialized",
+    r"\bthe map is written\b|\bwrit(es|ing) the (N x N )?map\b(?<!reading and writing the map)": "materialize the map",
     r"\bwith shapes alone\b": "with shapes only",
     r"\bcomes? out (as )?0\b": "is 0 in the output",
     r"\bfrom now on\b": "set, become",
@@ -44,6 +44,7 @@ GLOSSARY = {
     r"\bgo(es)? over to\b": "carry over, be resized to",
     r"\bhands? (its|them|over)\b": "pass, return",
     r"\bwrite it again as\b": "export it again as",
+    r"\b(one|a) (line|row|number|(sub-)?folder) a (?!line)[a-z]+|\bone a (line|row|class)\b": "one ... per ...",
 }
 
 
@@ -106,6 +107,8 @@ def test_report() -> None:
     assert found(" ".join(map(str, texts))) == []
 
 
-@pytest.mark.parametrize("sentence", ["The loss is no number.", "what is learnt", "a twin", "is told", "goes on"])
+@pytest.mark.parametrize(
+    "sentence", ["The loss is no number.", "what is learnt", "a twin", "is told", "goes on", "one row a class"]
+)
 def test_the_list_finds_its_words(sentence: str) -> None:
     assert found(sentence)

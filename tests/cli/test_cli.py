@@ -311,7 +311,7 @@ assert not {{'torch', 'timm', 'lightning', 'transformers'}} & set(sys.modules)
         ("train --lr", "--lr takes FLOAT; give a value"),
         ("train --model vit_nano detection", "the task comes first: tokenmix train detection"),
         ("train detection --recipe eanet_voc", "is for semantic-segmentation, got the task detection"),
-        ("predict", "tokenmix predict needs run-folder"),
+        ("predict", "tokenmix predict needs RUN"),
         ("compare --lrr 1", "unknown option '--lrr'; did you mean --lr"),
     ],
 )

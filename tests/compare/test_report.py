@@ -43,7 +43,7 @@ def results() -> Results:
         metric="accuracy",
         higher=True,
         config={**CompareConfig().replace(seeds=(0, 1)).flat(), "seeds": [0, 1]},
-        data={"name": "shirts & <shoes>", "source": "made here"},
+        data={"name": "shirts & <shoes>", "source": "made here", "train": 80},
         classes=["<shirt>", "shoe"],
         skeleton={"tokens": 49, "dim": 64, "depth": 4},
         images=200,
@@ -129,7 +129,8 @@ def test_markdown_table_is_a_table(results: Results):
 
 
 def test_sentences_say_what_was_equal_what_failed_and_where_costs_cross(results: Results):
-    assert "200 training images" in budget_sentence(results)
+    assert "the same 80 images, 200 counting repeats," in budget_sentence(results)
+    assert "the same 40 images, 40 counting" in budget_sentence(replace(results, images=40)), "half a pass"
     assert "(0, 1)" in budget_sentence(results)
     assert finding_sentence(results) == (
         "No clear best accuracy: chance can explain the differences between external 0.8800, self 0.8200."
@@ -144,7 +145,8 @@ def test_sentences_say_what_was_equal_what_failed_and_where_costs_cross(results:
     told = "\n".join(notes(results))
     assert "less failed, seed 0: the loss is nan at step 3" in told
     assert "external 0.5×, fewer from N = 385; less 1.5×, fewer at no N" in told
-    assert "With 20 test images the standard error of one accuracy is 0.0727" in told
+    assert "With 20 test images the standard error of one accuracy is 0.0727: two runs that differ by less than" in told
+    assert "about 0.2055 may differ by chance" in told, "2 sqrt(2) standard errors, as for ties"
     assert "One seed" not in told
     beaten = replace(results, baseline={"logistic regression": 0.85})
     assert "logistic regression on the same images: accuracy 0.8500" in notes(beaten)

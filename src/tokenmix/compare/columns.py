@@ -109,4 +109,4 @@ def title(results: Results) -> str:
     seeds = results.config["seeds"]
     runs = f"{len(seeds)} seeds, mean ± standard deviation" if len(seeds) > 1 else f"seed {seeds[0]}"
     name = results.data.get("name", short_name(results.config["data"]))
-    return f"{name}: {results.images:,} training images each, {runs}"
+    return f"{name}: {results.training_images():,} training images, {results.images:,} counting repeats, {runs}"

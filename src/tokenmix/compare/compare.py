@@ -16,7 +16,7 @@ from torch import nn
 from tokenmix.compare.columns import markdown_table, rich_table
 from tokenmix.compare.examples import make_examples
 from tokenmix.compare.grid import choose_cells, copy_runs, merge_settings, split_grid, write_grid
-from tokenmix.compare.notes import budget_sentence, failed_runs, notes, uncertainty
+from tokenmix.compare.notes import budget_sentence, failed_runs, finding_sentence, notes, uncertainty
 from tokenmix.compare.report import write_report
 from tokenmix.compare.results import Growth, Results, Run, Variant
 from tokenmix.compare.variant_costs import VariantCost, measure_growth, measure_steps, measure_variants
@@ -285,7 +285,8 @@ def _variant(mixer: str, model: nn.Module, cost: VariantCost, growth: Growth, ru
 
 def _markdown(results: Results) -> str:
     listed = "\n".join(f"- {note}" for note in notes(results))
-    return f"{budget_sentence(results)}\n\n{markdown_table(results)}\n\n{listed}\n\n    {results.command}\n"
+    text = f"{finding_sentence(results)}\n\n{budget_sentence(results)}"
+    return f"{text}\n\n{markdown_table(results)}\n\n{listed}\n\n    {results.command}\n"
 
 
 def repeat_command(config: CompareConfig) -> str:

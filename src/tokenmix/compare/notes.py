@@ -10,13 +10,14 @@ def budget_sentence(results: Results) -> str:
     """What every variant had in common."""
     config, skeleton = results.config, results.skeleton
     augment = "no augmentation" if config["augment"] == "none" else f"augmentation {config['augment']}"
-    seeds = ", ".join(map(str, config["seeds"]))
+    seeds = config["seeds"]
+    order = f"for the same seed ({', '.join(map(str, seeds))})" if len(seeds) > 1 else f"(seed {seeds[0]})"
     return (
         f"Every variant is {config['model']} (width {skeleton['dim']}, {skeleton['depth']} blocks, "
-        f"{skeleton['tokens']} tokens) and differs from the others only in its mixer. Each saw {results.images:,} "
-        f"training images, the same ones in the same order for the same seed ({seeds}), in batches of "
-        f"{config['batch_size']}, with {config['opt']}, peak learning rate {config['lr']:g}, cosine decay, weight "
-        f"decay {config['weight_decay']:g} and {augment}. "
+        f"{skeleton['tokens']} tokens) and differs from the others only in its mixer. Each was trained on the same "
+        f"{results.training_images():,} images, {results.images:,} counting repeats, in the same order {order}, in "
+        f"batches of {config['batch_size']}, with {config['opt']}, peak learning rate {config['lr']:g}, "
+        f"{config['schedule']} schedule, weight decay {config['weight_decay']:g} and {augment}. "
         "Parameters, multiply-adds, time and memory are not made equal: they are what is compared."
     )
 
@@ -55,8 +56,8 @@ def uncertainty(results: Results) -> list[str]:
     if results.metric == "accuracy" and score is not None and images:
         error = math.sqrt(score * (1 - score) / images)
         found.append(
-            f"With {images:,} test images the standard error of one accuracy is {error:.4f}: differences of about "
-            f"{2 * error:.4f} between two runs can be chance."
+            f"With {images:,} test images the standard error of one accuracy is {error:.4f}: two runs that differ "
+            f"by less than about {2 * math.sqrt(2) * error:.4f} may differ by chance."
         )
     if len(results.config["seeds"]) == 1:
         found.append("One seed was run; another seed moves the accuracies too. --seeds 0,1,2 measures by how much.")
@@ -70,10 +71,10 @@ def _cost(results: Results) -> list[str]:
     if reference is None or not others:
         return []
     tokens, dim = results.skeleton["tokens"], results.skeleton["dim"]
-    told = "; ".join(f"{t.mixer} {ratio(t.mixer_macs, reference.mixer_macs)}, fewer {_where(t)}" for t in others)
+    listed = "; ".join(f"{t.mixer} {ratio(t.mixer_macs, reference.mixer_macs)}, fewer {_where(t)}" for t in others)
     return [
-        f"Multiply-adds of only the mixers against self-attention's at N = {tokens}, and where a layer of width {dim} "
-        f"takes fewer: {told}."
+        "Multiply-adds of the mixers without the rest of the network, relative to self-attention, at "
+        f"N = {tokens}, and for which N a layer of width {dim} needs fewer: {listed}."
     ]
 
 
@@ -83,8 +84,8 @@ def _where(variant: Variant) -> str:
 
 def _method(results: Results) -> list[str]:
     return [
-        f"The {results.metric} and the confusion matrix are those after the last epoch. Maps are of the weights that a "
-        "run folder keeps, those of the best epoch.",
+        f"The {results.metric} and the confusion matrix are those after the last epoch. Maps are of the weights in the "
+        "run folder, which are those of the best epoch.",
         "Times are medians of interleaved rounds in one process, so a machine that slows down slows "
         "all; they hold for this machine and these sizes. Multiply-adds (MACs) are counted from the equations; 1 MAC "
         "is 2 FLOP.",

@@ -7,7 +7,7 @@ from tokenmix.compare.charts import Point, Series, line_chart, scatter_chart
 from tokenmix.compare.columns import Column
 from tokenmix.compare.heatmap import heatmap
 from tokenmix.compare.results import Curve, Results, Variant
-from tokenmix.cost.units import count, milliseconds, size
+from tokenmix.cost.units import count, milliseconds
 
 
 def learning_curves(results: Results) -> list[str]:
@@ -44,11 +44,15 @@ def growth_charts(results: Results) -> list[str]:
     """Time and memory of a layer's forward pass over the number of tokens, as SVG."""
     grown = [(i, variant.mixer, variant.growth) for i, variant in enumerate(results.variants)]
     times = [Series(name, i, growth.tokens, growth.seconds) for i, name, growth in grown]
-    memory = [Series(name, i, growth.tokens, growth.memory) for i, name, growth in grown if all(growth.memory)]
+    memory = [
+        Series(name, i, growth.tokens, [held / 2**20 for held in growth.memory])
+        for i, name, growth in grown
+        if all(growth.memory)
+    ]
     label = "tokens N of one image"
     return [
         line_chart(times, label, "ms of a layer's forward pass", count, milliseconds, log=True),
-        line_chart(memory, label, "peak memory of that pass", count, size, log=True),
+        line_chart(memory, label, "MiB of peak memory of that pass", count, _short, log=True),
     ]
 
 

@@ -116,7 +116,7 @@ class Results:
         config: the resolved configuration.
         data: the data's own description (data.json).
         skeleton: tokens, width and depth of the variants' common skeleton.
-        images: training images that each variant sees.
+        images: training images that each variant sees, one seen twice counted twice.
         step_batch: images of the training step and of the inference pass that were timed and watched.
         device: where it was trained and measured.
         baseline: score of something simpler on the same data, by its name; empty if none was asked for.
@@ -143,9 +143,13 @@ class Results:
         return next((variant for variant in self.variants if variant.mixer == mixer), None)
 
     def best(self, value: Callable[[Variant], float | None], higher: bool) -> float | None:
-        """The best value of a column; None if nobody has one."""
+        """The best value of a column; None if no variant has one."""
         values = [v for v in map(value, self.variants) if v is not None]
         return (max if higher else min)(values) if values else None
+
+    def training_images(self) -> int:
+        """Different images that each variant was trained on; `images` counts an image each time that it is seen."""
+        return min(self.images, self.data["train"])
 
     def test_images(self) -> int:
         """Images of the test set, by a confusion matrix; 0 if there is none."""
@@ -158,7 +162,9 @@ class Results:
         The variance of a score is that of its mean over seeds and, of an accuracy, that of the draw of test images.
         """
         scored = sorted(
-            (t for t in self.variants if t.score is not None), key=lambda t: t.score or 0, reverse=self.higher
+            (variant for variant in self.variants if variant.score is not None),
+            key=lambda variant: variant.score or 0,
+            reverse=self.higher,
         )
         return [variant for variant in scored if self._is_tie(scored[0], variant)]
 

@@ -1,4 +1,4 @@
-"""Time and memory over size on logarithmic axes: one line a name, the reference dashed, crossings marked."""
+"""Time and memory over size on logarithmic axes: one line per name, the reference dashed, crossings marked."""
 
 import math
 from itertools import chain, pairwise

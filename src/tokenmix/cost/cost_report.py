@@ -50,7 +50,7 @@ class CostRequest:
 def print_costs(request: CostRequest) -> int:
     """`tokenmix cost`: print the tables, or JSON, and write the folder asked for; returns the exit code."""
     if not request.names:
-        raise UserError("nothing to measure: name mixers or models, or ask for a published table by --table eanet")
+        raise UserError("nothing to measure: name mixers or models, or ask for the paper's table with --table eanet")
     if request.threads is not None:
         cpus = os.cpu_count() or 1
         if not 1 <= request.threads <= cpus:

@@ -9,7 +9,7 @@ from tokenmix.registry import DATA_SETS, DataEntry, Kind
 __all__ = ["DataInfo", "DataRequest", "fetch_data", "list_data"]
 
 LAYOUTS: tuple[tuple[str, tuple[Kind, ...], str, str], ...] = (
-    ("folder", ("images",), ", one sub-folder a class", "images.folders:load_folder"),
+    ("folder", ("images",), ", one sub-folder per class", "images.folders:load_folder"),
     ("imagefolder", ("images",), ", photographs in ImageNet's layout", "images.folders:load_imagefolder"),
     (
         "wds",

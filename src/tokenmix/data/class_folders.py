@@ -1,4 +1,4 @@
-"""Folders of the user's own with one sub-folder a class: which files there are, and which are held out for testing.
+"""Folders of the user's own with one sub-folder per class: which files there are, and which are held out for testing.
 
 Files are found by torchvision's `make_dataset`, and sorted so that the same files have the same numbers everywhere.
 """

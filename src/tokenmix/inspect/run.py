@@ -48,7 +48,7 @@ def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
     else:
         kind, model, description, trained = _load_target(target)
     if file is None:
-        raise UserError(f"{target} needs an image; name one")
+        raise UserError(f"{target} needs an image; give one")
     file = Path(file)
     shown, images = kind.view(model, file, description)
     maps = attention_maps(model, images)

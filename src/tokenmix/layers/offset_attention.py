@@ -51,7 +51,7 @@ class OffsetAttention(Mixer):
         dim: width D.
         reduction: D over the width of q and k.
         chunk_size: keys worked on at a time; the N x N map is then never whole, and the logits are computed twice. None
-            writes the map.
+            materializes the map.
 
     Shape:
         x (B, N, D) to (B, N, D); `attention_map` (B, 1, N, N). Any N.

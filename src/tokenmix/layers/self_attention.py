@@ -27,7 +27,7 @@ class SelfAttention(Mixer):
         out = concat_h [ Norm(Q_h K_h^T / sqrt(d)) V_h ] W_o,   Q, K, V = X W_qkv
 
     Softmax runs in PyTorch's fused kernels; `normalization="double"` (softmax over the queries, then L1 over the keys)
-    writes the N x N map.
+    materializes the N x N map.
 
     Papers: Vaswani et al., Attention Is All You Need, arXiv 1706.03762. Double normalisation of this map: Guo et al.,
     arXiv 2105.02358, who report a gain for it.

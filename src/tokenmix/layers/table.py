@@ -88,10 +88,10 @@ def register_mixer(name: str, layer: type[Mixer], about: str = "", **fixed: Any)
         **fixed: arguments of the name, where they are not the class's defaults.
 
     Raises:
-        UserError: the name is another mixer's, or the class is none of mixers.
+        UserError: the name is another mixer's, or the class is not a mixer.
     """
     if ":" in name:
-        raise UserError(f"a mixer's name has no colon, which parts a module from a class; got {name!r}")
+        raise UserError(f"a mixer's name must not contain a colon, which separates a module from a class; got {name!r}")
     row = _spec(name, layer, about, fixed)
     if MIXERS.setdefault(name, row) != row:
         raise UserError(f"the mixer {name!r} is registered already; choose another name")

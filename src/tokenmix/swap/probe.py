@@ -171,7 +171,7 @@ def check_runs(model: nn.Module, example: Sequence[Any], undo: Callable[[], None
     except Exception as error:
         undo()
         raise UserError(
-            f"the model does not run with the mixer in it, and is as it was: {_summary_of(error)}; layers that pass "
+            f"the model does not run with the mixer, so the swap was undone: {_summary_of(error)}; layers that pass "
             "scores to each other must be swapped together"
         ) from error
 

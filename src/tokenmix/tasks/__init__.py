@@ -1,4 +1,4 @@
-"""One folder a domain: its data, models, tasks, metrics and output files. Importing this registers the tasks."""
+"""One folder per domain: its data, models, tasks, metrics and output files. Importing this registers the tasks."""
 
 from tokenmix.tasks import classification, detection, generation, points, segmentation, text
 

@@ -15,7 +15,7 @@ def summarize_image_model(name: str, sizes: Mapping[str, Any], model_kwargs: Map
     """Parameters and multiply-adds of a model of images part by part; of one that counts none, its parameters."""
     other = next((size for size in sizes if size != "img_size"), None)
     if other is not None:
-        raise UserError(f"{name} takes images; omit --{other.replace('_', '-')} {sizes[other]} out")
+        raise UserError(f"{name} takes images; leave --{other.replace('_', '-')} {sizes[other]} out")
     model: Any = create_model(name, **sizes, **model_kwargs)
     summary = model_summary(name, model)
     if not hasattr(model, "mixer_name"):

@@ -21,7 +21,7 @@ class DataConfig(Part):
 
     data: Needed = "fashion-mnist"
     """A name of `tokenmix list data` that fits the task, or your own files in a layout that it lists.
-    Layouts are folder:PATH (one sub-folder a class), masks:PATH, coco:PATH, text:PATH, clouds:PATH and others."""
+    Layouts are folder:PATH (one sub-folder per class), masks:PATH, coco:PATH, text:PATH, clouds:PATH and others."""
     limit: Annotated[int | None, Range(least=1)] = None
     """Use this many training samples."""
     limit_eval: Annotated[int | None, Range(least=1)] = None
@@ -119,7 +119,7 @@ class OptimConfig(Part):
     warmup_steps: Annotated[int | None, Range(least=0)] = None
     """Steps of linear warm-up; 5 % of the run if not given."""
     warmup_epochs: Annotated[float | None, Range(least=0)] = None
-    """The same in epochs."""
+    """Epochs of linear warm-up, instead of --warmup-steps."""
     cooldown_epochs: Annotated[float, Range(least=0)] = 0.0
     """Last epochs (part of --epochs) at the lowest learning rate."""
     weight_decay: Annotated[float, Range(least=0)] = 0.05
@@ -164,7 +164,7 @@ class BudgetConfig(Part):
     checkpoint_every: Annotated[int, Range(least=1)] = 200
     """Steps between checkpoints; one is also written after each epoch."""
     logger: Literal["wandb", "mlflow"] | None = None
-    """Log to Weights & Biases or MLflow as well, besides metrics.csv and TensorBoard.
+    """Log to Weights & Biases or MLflow, in addition to metrics.csv and TensorBoard.
     Their environment variables, such as WANDB_MODE and MLFLOW_TRACKING_URI, configure them."""
 
 
@@ -190,7 +190,7 @@ class LoopConfig(BudgetConfig):
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     """How processes share the work: ddp (auto) copies the model to each, fsdp shards it."""
     token_parallel: Annotated[int, Range(least=1)] = 1
-    """Processes that share each image, every one with some rows of its tokens; --devices must be a multiple of it."""
+    """Processes that share each image, each with some rows of its tokens; --devices must be a multiple of it."""
 
 
 @dataclass(frozen=True, kw_only=True)

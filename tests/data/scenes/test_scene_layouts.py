@@ -141,7 +141,7 @@ def test_boxes_that_do_not_fit(voc: Path):
     with pytest.raises(UserError, match=r"a\.xml has an object 'unicorn'"):
         load_scenes(f"voc:{voc}", want="boxes")
     xml(annotation, ("dog", 5, 1, 4, 4))
-    with pytest.raises(UserError, match="corners exchanged"):
+    with pytest.raises(UserError, match="corners swapped"):
         load_scenes(f"voc:{voc}", want="boxes")
     xml(annotation, ("dog", 1, 1, 40, 4))
     with pytest.raises(UserError, match=r"a\.jpg has a box beyond its 12 x 10"):

@@ -243,8 +243,8 @@ def test_scenes_without_what_is_asked_for():
         ({"crop": (0, 4)}, "crop of 0 x 4"),
         ({"crop": None, "scales": (0.5, 1.0)}, "without a crop"),
         ({"scales": ()}, "above 0"),
-        ({"flip": 1.5}, "chance"),
-        ({"color_jitter": -0.1}, "share"),
+        ({"flip": 1.5}, "flip is a probability"),
+        ({"color_jitter": -0.1}, "color_jitter must be in"),
     ],
 )
 def test_settings_that_are_not_possible(change: dict, message: str):

@@ -53,7 +53,7 @@ def test_classes_have_their_names_and_order(tmp_path: Path, capsys: pytest.Captu
     assert not set(data.train.texts) & set(data.test.texts)
     left = load_labelled(write(tmp_path, train=[{**rows[0], "label": -1}, *rows[1:]]))
     assert len(left.train) + len(left.test) == len(ROWS) - 1
-    assert "train, row 1: 'label' is None, no label" in capsys.readouterr().err
+    assert "train, row 1: 'label' is None, not a label" in capsys.readouterr().err
 
 
 def test_a_corpus_is_trained_on(tmp_path: Path):

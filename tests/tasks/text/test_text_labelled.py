@@ -64,7 +64,7 @@ def test_pairs_and_numbers(tmp_path: Path):
     [
         (("text", "label"), [("a", "x"), ("b", "y")], "text,class", "no column 'class'; it has 'text', 'label'"),
         (("text", "label"), [(f"a{i}", "x") for i in range(50)], "text,label", "every label of .* is 'x'"),
-        (("text", "label"), [("b", "")], "text,label", "line 2: 'label' is '', no label"),
+        (("text", "label"), [("b", "")], "text,label", "line 2: 'label' is '', not a label"),
         (("text", "label"), LEARNT, "text,label", "has no rows for testing"),
         (("text", "label"), [("a", "x")], "a,b,c,d", "names 4 columns"),
         (("text", "label"), [], "text,label", "has no rows"),

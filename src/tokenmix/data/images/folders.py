@@ -1,4 +1,4 @@
-"""Folders of the user's own images, one sub-folder a class: small sets read at once, and ImageNet's layout."""
+"""Folders of the user's own images, one sub-folder per class: small sets read at once, and ImageNet's layout."""
 
 import hashlib
 import os
@@ -33,7 +33,7 @@ PHOTOGRAPH_SIZE = (224, 224)
 MEMORY_BYTES = 2 << 30
 NOT_IMAGES = ("thumbs.db", "desktop.ini")
 NO_IMAGES = "a class needs readable PNG, JPEG, WebP, BMP, GIF or TIFF files"
-LAYOUT = "one sub-folder a class, or train/ and test/ with one sub-folder a class in each"
+LAYOUT = "one sub-folder per class, or train/ and test/ with one sub-folder per class in each"
 ENDINGS = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 IMAGENET_LAYOUT = "train/CLASS/*.JPEG and val/CLASS/*.JPEG"
 

@@ -281,7 +281,7 @@ def _classes(file: Path | None, count: int) -> list[str]:
         return [str(label) for label in range(max(count, 2))]
     names = [line.strip() for line in file.read_text().splitlines() if line.strip()]
     if len(names) < count:
-        raise UserError(f"{file} names {len(names)} classes, the labels go up to {count - 1}; give one line a class")
+        raise UserError(f"{file} names {len(names)} classes, the labels go up to {count - 1}; give one line per class")
     return names
 
 

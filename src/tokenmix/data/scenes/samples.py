@@ -80,9 +80,9 @@ class _SceneAugment:
         if not self.scales or min(self.scales) <= 0:
             raise UserError(f"scales must be above 0, got {tuple(self.scales)}")
         if not 0 <= self.flip <= 1:
-            raise UserError(f"flip is a chance in 0..1, got {self.flip:g}")
+            raise UserError(f"flip is a probability in [0, 1], got {self.flip:g}")
         if not 0 <= jitter <= 1:
-            raise UserError(f"color_jitter is a share in 0..1, got {jitter:g}")
+            raise UserError(f"color_jitter must be in [0, 1], got {jitter:g}")
         steps: list[v2.Transform] = [] if self.scales == (1.0,) else [RandomScale(self.scales)]
         if crop is not None:
             colour = [round(255 * level) for level in self.fill]

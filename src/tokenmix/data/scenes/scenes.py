@@ -203,9 +203,9 @@ def lines_of(path: Path, of: str = "images") -> list[str]:
         lines = [line.strip() for line in read_file(path).decode().splitlines() if line.strip()]
     except ValueError as error:
         reason = error if isinstance(error, UserError) else f"{path} is no text ({error})"
-        raise UserError(f"{reason}; it lists the {of}, one a line") from None
+        raise UserError(f"{reason}; it lists the {of}, one per line") from None
     if not lines:
-        raise UserError(f"{path} is empty; it lists the {of}, one a line")
+        raise UserError(f"{path} is empty; it lists the {of}, one per line")
     return lines
 
 

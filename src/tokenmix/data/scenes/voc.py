@@ -243,7 +243,7 @@ def _corners(node: ElementTree.Element, where: str) -> tuple[float, ...]:
     if not all(map(isfinite, box)):
         raise UserError(f"{where} has a corner that is not a number: {SIDES} = {', '.join(texts)}")
     if box[0] > box[2] or box[1] > box[3]:
-        raise UserError(f"{where} has its corners exchanged: {SIDES} = {box}")
+        raise UserError(f"{where} has its corners swapped: {SIDES} = {box}")
     return box
 
 

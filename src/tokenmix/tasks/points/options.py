@@ -41,7 +41,7 @@ class CloudOptions(VotingOptions, TaskOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CloudClassificationOptions(CloudOptions, TeacherOptions):
-    """The same, with label smoothing and a teacher."""
+    """Preprocessing, augmentation, test-time augmentation, label smoothing and a teacher."""
 
     smoothing: Annotated[float, Range(least=0, below=1)] = 0.1
     """Label smoothing."""

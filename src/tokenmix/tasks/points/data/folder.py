@@ -24,7 +24,7 @@ from tokenmix.tasks.points.data.cloud import Cloud, PackedClouds, PointData, uni
 from tokenmix.tasks.points.data.files import ENDINGS, read_points
 
 MAX_PARTS = 1000
-LAYOUT = "train/CLASS/ and test/CLASS/, or one sub-folder a class, with " + ", ".join(ENDINGS)
+LAYOUT = "train/CLASS/ and test/CLASS/, or one sub-folder per class, with " + ", ".join(ENDINGS)
 
 
 @dataclass(frozen=True)

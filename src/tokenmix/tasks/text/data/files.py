@@ -215,7 +215,7 @@ def _values(
         return [row[name] for name in columns], ""
     value = row[label]
     if value is None or isinstance(value, list | dict) or not str(value).strip():
-        raise UserError(f"{where}: {label!r} is {value!r}, no label; leave the row out or name another column")
+        raise UserError(f"{where}: {label!r} is {value!r}, not a label; leave the row out or name another column")
     return [row[name] for name in columns], str(value)
 
 
