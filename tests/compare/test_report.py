@@ -122,6 +122,18 @@ def test_cells_have_mean_spread_ratio_and_the_best(results: Results):
     assert not less["MACs / image"].best
 
 
+def test_times_whose_quartiles_overlap_are_a_tie(results: Results):
+    def starred(*timings: Timing) -> list[bool]:
+        timed = [replace(v, latency=timing) for v, timing in zip(results.variants, timings, strict=True)]
+        tied = replace(results, variants=timed)
+        column = next(i for i, column in enumerate(columns(tied)) if column.heading == "forward ms")
+        return [cells(tied, variant)[column].best for variant in tied.variants]
+
+    first, near, slow = Timing(1.0, 0.9, 1.1, ()), Timing(1.2, 1.1, 1.3, ()), Timing(1.3, 1.2, 1.4, ())
+    assert starred(first, near, slow) == [True, True, False]
+    assert starred(near, slow, slow) == [True, True, True]
+
+
 def test_markdown_table_is_a_table(results: Results):
     lines = markdown_table(results).splitlines()
     assert {line.count("|") for line in lines} == {len(columns(results)) + 2}

@@ -7,6 +7,7 @@ from rich import box
 from rich.table import Table
 
 from tokenmix.compare.results import Results, Variant
+from tokenmix.cost.speed import Timing
 from tokenmix.cost.units import count, milliseconds, ratio, size, spread
 from tokenmix.data.lookup import short_name
 
@@ -15,7 +16,7 @@ from tokenmix.data.lookup import short_name
 class Column:
     """A column: the number after a cell, that number as text, which way is better, and what it is.
 
-    `short` is the heading on the terminal, "" for a column that is left out there.
+    `short` is the heading on the terminal, "" for a column that is left out there; `timing` is what a time comes from.
     """
 
     heading: str
@@ -24,13 +25,14 @@ class Column:
     text: Callable[[float], str]
     higher: bool
     about: str
+    timing: Callable[[Variant], Timing | None] = lambda variant: None
 
 
 @dataclass(frozen=True)
 class Cell:
     """One cell: text, ratio to self-attention ("" if there is none to show), whether it is the column's best.
 
-    Of scores, all that chance could have put first are the best, and with one seed none is.
+    Ties are all the best: scores that chance could have put first (with one seed none), times whose quartiles overlap.
     """
 
     text: str
@@ -43,13 +45,13 @@ def columns(results: Results) -> list[Column]:
     """The columns of this comparison."""
     batch, metric = results.step_batch, results.metric
     step, forward = f"peak of a training step, {batch} images", f"peak of a forward pass, {batch} images"
-    rate = f"forward, backward and update on {batch} images, median"
+    rate, alone = f"forward, backward and update on {batch} images, median", "one image, median"
     return [
         Column(metric, metric, lambda t: t.score, lambda v: f"{v:.4f}", results.higher, "test set, end of training"),
         Column("parameters", "params", lambda t: t.parameters, count, False, "learned numbers"),
         Column("MACs / image", "MACs", lambda t: t.macs, count, False, "multiply-adds of a forward pass"),
-        Column("train images/s", "img/s", lambda t: t.rate(batch), lambda v: f"{v:,.0f}", True, rate),
-        Column("forward ms", "fwd ms", lambda t: t.forward_seconds, milliseconds, False, "one image, median"),
+        Column("train images/s", "img/s", lambda t: t.rate(batch), lambda v: f"{v:,.0f}", True, rate, lambda t: t.step),
+        Column("forward ms", "fwd ms", lambda t: t.forward_seconds, milliseconds, False, alone, lambda t: t.latency),
         Column("step memory", "memory", lambda t: t.step_memory, size, False, step),
         Column("inference memory", "", lambda t: t.inference_memory, size, False, forward),
     ]
@@ -68,12 +70,21 @@ def _cell(results: Results, column: Column, variant: Variant, reference: Variant
     text = column.text(value)
     if column.heading == results.metric:
         text = spread(value, variant.deviation)
-    best = len(results.variants) > 1 and value == results.best(column.value, column.higher)
-    if column.heading == results.metric:
-        best = len(results.variants) > 1 and len(results.config["seeds"]) > 1 and variant in results.leaders()
+    best = len(results.variants) > 1 and _is_best(results, column, variant)
     compared = reference is not None and variant is not reference and column.heading != results.metric
     base = column.value(reference) if reference is not None and compared else None
     return Cell(text, ratio(value, base) if base else "", best, value)
+
+
+def _is_best(results: Results, column: Column, variant: Variant) -> bool:
+    """Whether the variant is first in the column, or tied with the first."""
+    if column.heading == results.metric:
+        return len(results.config["seeds"]) > 1 and variant in results.leaders()
+    own = column.timing(variant)
+    if own is not None:
+        timings = [timing for timing in map(column.timing, results.variants) if timing is not None]
+        return own.q1 <= min(timings, key=lambda timing: timing.median).q3
+    return column.value(variant) == results.best(column.value, column.higher)
 
 
 def rich_table(results: Results) -> Table:
