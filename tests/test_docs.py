@@ -233,6 +233,19 @@ def test_reference_is_complete():
         assert {n for n in wanted if f"{module}.{n}" not in examples and f"{n}(" not in shown} == set()
 
 
+def test_the_pages_on_weights_name_the_models_that_have_them() -> None:
+    from tokenmix.registry import MODELS
+
+    have = {entry.name for entry in MODELS if (entry.pretrained_cfg or {}).get("hf_hub_id")}
+    for page, start, end in (
+        ("models/index.md", "`gmlp_small` takes", "For the others"),
+        ("guides/hub.md", "## Pretrained weights", "No other"),
+    ):
+        text = (DOCS / page).read_text()
+        said = text[text.index(start) : text.index(end)]
+        assert {name for name in re.findall(r"`([a-z0-9_]+)`", said) if name in MODELS} == have, page
+
+
 def is_layer(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, torch.nn.Module) and value is not layers.Mixer
 

@@ -16,6 +16,7 @@ from tokenmix.compare.heatmap import heatmap
 from tokenmix.compare.map_figures import ExampleMaps
 from tokenmix.compare.notes import budget_sentence, finding_sentence, notes
 from tokenmix.compare.report import write_report
+from tokenmix.compare.report_figures import cost_charts
 from tokenmix.compare.results import Curve, Example, Results, Run, Variant, load_results
 from tokenmix.cost.speed import Timing
 from tokenmix.errors import UserError
@@ -120,6 +121,13 @@ def test_cells_have_mean_spread_ratio_and_the_best(results: Results):
     less = dict(zip(headings, cells(results, results.variants[2])))
     assert less["accuracy"].text == "–"
     assert not less["MACs / image"].best
+
+
+def test_points_of_several_seeds_have_error_bars(results: Results):
+    accuracy_over_cost = cost_charts(results)
+    assert all(chart.count('<path class="bar"') == 2 for chart in accuracy_over_cost), "two variants with two runs each"
+    single = [replace(variant, runs=variant.runs[:1]) for variant in results.variants]
+    assert not any('class="bar"' in chart for chart in cost_charts(replace(results, variants=single)))
 
 
 def test_times_whose_quartiles_overlap_are_a_tie(results: Results):

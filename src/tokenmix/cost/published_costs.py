@@ -14,7 +14,7 @@ from tokenmix.layers.base import Mixer
 
 CHANNELS, SIDE = 512, 128
 SIZE = "an input of 1 x 512 x 128 x 128, as in the table of Guo et al., arXiv 2105.02358"
-TRUST = "All figures are counted from our layers; the paper's own are left out until they can be looked up."
+TRUST = "All figures are counted from our layers; the paper's own could not be looked up."
 
 
 @dataclass(frozen=True)
