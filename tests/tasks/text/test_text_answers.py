@@ -142,7 +142,7 @@ def test_questions_are_answered(tmp_path: Path, version: str):
     row = {"question": "where is the dog ?", "context": "one day the dog is at the road ."}
     (tmp_path / "asked.jsonl").write_text(json.dumps(row) + "\n")
     assert predict(run, [json.dumps(row), tmp_path / "asked.jsonl"]) == [answers[0]] * 2
-    with pytest.raises(UserError, match=r"context.*give both as text"):
+    with pytest.raises(UserError, match=r"'context' is missing; a line is .*both text"):
         predict(run, [json.dumps({"question": "where?"})])
     with pytest.raises(UserError, match="give a question and its context with a tab"):
         predict(run, ["where is the dog ?"])

@@ -154,9 +154,8 @@ def _question(line: Sentence) -> Question:
             row = json.loads(line.text)
             question, context = row["question"], row["context"]
         except (ValueError, KeyError, RecursionError) as error:
-            raise UserError(
-                f'{line.where}: {error} in {{"question": ..., "context": ...}}; give both as text'
-            ) from None
+            what = f"{error} is missing" if isinstance(error, KeyError) else f"not JSON: {error}"
+            raise UserError(f'{line.where}: {what}; a line is {{"question": ..., "context": ...}}, both text') from None
     if not (isinstance(question, str) and isinstance(context, str) and question.strip() and context.strip()):
         raise UserError(
             f"{line.where}: give a question and its context with a tab between them, or as JSON: "
