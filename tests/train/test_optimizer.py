@@ -51,13 +51,6 @@ def test_a_floor_does_not_raise_the_steps():
     assert [Warmup("step", 5, 120, floor)(100) for floor in (0.0, 0.05, 0.3)] == pytest.approx([0.1, 0.1, 0.3])
 
 
-@pytest.mark.parametrize(("opt", "fused"), [("adamw", True), ("adam", True), ("momentum", None)])
-def test_on_a_cpu_the_weights_are_updated_in_one_pass(opt: str, fused: bool | None):
-    model = nn.Linear(4, 3)
-    assert make_optimizer(model, OptimConfig(opt=opt)).defaults.get("fused") is fused
-    assert make_optimizer(model.to("meta"), OptimConfig(opt=opt)).defaults.get("fused") is None
-
-
 def test_no_decay_on_norms_biases_and_what_the_model_names():
     model = create_model("vit_nano", img_size=8)
     optimizer = make_optimizer(model, OptimConfig(weight_decay=0.05))

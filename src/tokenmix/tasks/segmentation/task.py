@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
+from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
@@ -25,7 +26,7 @@ from tokenmix.tasks.segmentation.options import SegmentationOptions
 from tokenmix.tasks.segmentation.output import shares, write_answer
 from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.config import OptimConfig, TrainConfig
-from tokenmix.train.optimizer import make_optimizer, make_schedule
+from tokenmix.train.optimizer import check_optimizer, make_schedule
 from tokenmix.train.programs import View
 from tokenmix.train.task import TaskModule
 from tokenmix.train.task_data import IndexedData, check_names
@@ -193,7 +194,10 @@ class SemanticSegmentation(TaskModule):
         if self.options.bias_lr == 1.0:
             return super().configure_optimizers()
         optim = self.config.optim
-        optimizer = make_optimizer(self.model, optim, _groups(self.model, optim, self.options.bias_lr))
+        check_optimizer(optim.opt, optim.opt_eps)
+        eps: dict[str, Any] = {} if optim.opt_eps is None else {"eps": optim.opt_eps}
+        groups = _groups(self.model, optim, self.options.bias_lr)
+        optimizer = create_optimizer_v2(groups, opt=optim.opt, lr=optim.lr, weight_decay=0.0, **eps)
         schedule = make_schedule(optimizer, optim, self.total_steps, self.config.loop.epochs)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
