@@ -59,7 +59,7 @@ def _summary(results: Sequence[Results]) -> str:
         if not v.met
     ]
     lines = [
-        "Made by `benchmarks/run.py` from the JSON files beside it; how to read it: `docs/benchmarks.md`.",
+        "Made by `benchmarks/run.py` from the JSON files next to it; how to read it: `docs/benchmarks.md`.",
         "",
         told,
         *(["", *missed] if missed else []),

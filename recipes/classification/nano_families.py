@@ -1,4 +1,4 @@
-"""Every family at nano size beside a self-attention variant, equal budget, three seeds, on two real sets.
+"""Every family at nano size next to a self-attention variant, equal budget, three seeds, on two real sets.
 
     python -m recipes.classification.nano_families [--out runs/families] [--seeds 0,1,2]
 

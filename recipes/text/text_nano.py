@@ -1,4 +1,4 @@
-"""gMLP, aMLP and a variant of self-attention on real text: equal parameters, equal tokens, three seeds.
+"""gMLP, aMLP and self-attention on real text: equal parameters, equal tokens, three seeds.
 
     python -m recipes.text.text_nano [--out runs/text] [--seeds 0,1,2]
 

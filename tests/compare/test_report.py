@@ -162,12 +162,14 @@ def test_sentences_say_what_was_equal_what_failed_and_where_costs_cross(results:
     one = replace(many, config={**many.config, "seeds": [0]})
     assert finding_sentence(one).startswith("Highest accuracy: external")
     assert finding_sentence(one).endswith("; one seed does not show that it is the best.")
-    told = "\n".join(notes(results))
-    assert "less failed, seed 0: the loss is nan at step 3" in told
-    assert "external 0.5×, fewer from N = 385; less 1.5×, fewer at no N" in told
-    assert "With 20 test images the standard error of one accuracy is 0.0727: two runs that differ by less than" in told
-    assert "about 0.2055 may differ by chance" in told, "2 sqrt(2) standard errors, as for ties"
-    assert "One seed" not in told
+    listed = "\n".join(notes(results))
+    assert "less failed, seed 0: the loss is nan at step 3" in listed
+    assert "external 0.5×, fewer from N = 385; less 1.5×, fewer at no N" in listed
+    assert (
+        "With 20 test images the standard error of one accuracy is 0.0727: two runs that differ by less than" in listed
+    )
+    assert "about 0.2055 may differ by chance" in listed, "2 sqrt(2) standard errors, as for ties"
+    assert "One seed" not in listed
     beaten = replace(results, baseline={"logistic regression": 0.85})
     assert "logistic regression on the same images: accuracy 0.8500" in notes(beaten)
 

@@ -14,6 +14,7 @@ from tokenmix.train.config import ModelConfig
 from tokenmix.train.words import Numbers, Pairs
 
 Positional = tyro.conf.Positional
+ModelName = Annotated[Positional[str], tyro.conf.arg(metavar="MODEL")]
 
 
 def _size(args: list[str]) -> int | tuple[int, int]:
@@ -56,7 +57,7 @@ class List:
 class Info:
     """Parameters and multiply-adds of a model."""
 
-    model: Annotated[Positional[str], tyro.conf.arg(metavar="MODEL")]
+    model: ModelName
     """A name of `tokenmix list models`."""
     img_size: Size | None = None
     """Side of the image, or height x width as in 224x160; the model's own if not given."""
@@ -124,7 +125,7 @@ class Cost:
 class Swap:
     """Show what replacing a model's attention by a mixer would change and cost; nothing is written."""
 
-    model: Annotated[Positional[str], tyro.conf.arg(metavar="MODEL")]
+    model: ModelName
     """A model of tokenmix or timm, torchvision:NAME, or a run folder."""
     to: str
     """The mixer, a name of tokenmix list mixers or module:Class."""

@@ -20,6 +20,7 @@ from tokenmix.train.sources import base_config, read_config
 from tokenmix.train.words import Names
 
 Positional = tyro.conf.Positional
+RunFolder = Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Compare:
 class RunCommand:
     """Base of verbs on a run folder that take the options of its task's evaluation as well."""
 
-    run_folder: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
+    run_folder: RunFolder
     """A run folder; options of its task come after it, see tokenmix VERB RUN --help."""
     options: Annotated[Any, tyro.conf.arg(name="task")] = field(default_factory=Part)
 
@@ -160,7 +161,7 @@ class Predict(RunCommand):
 class Generate:
     """Generate images with a run of image-generation, as PNG files and as a grid."""
 
-    run_folder: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
+    run_folder: RunFolder
     """A run folder."""
     out: Path
     """Folder to write."""
@@ -217,7 +218,7 @@ class Inspect:
 class Export:
     """Write a run's model for another runtime or for the hub, and check that it gives the same outputs there."""
 
-    run_folder: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
+    run_folder: RunFolder
     """A run folder."""
     format: Literal["onnx", "torch-export", "hub"] = "onnx"
     """hub: a folder in the form of timm or transformers, with a model card."""
