@@ -63,7 +63,7 @@ lint: $(BIN)/.installed-test
 	$(BIN)/ruff format --check .
 
 types: $(BIN)/.installed-test
-	$(BIN)/pyright
+	$(BIN)/pyrefly check
 
 dist: $(BIN)/.installed-test
 	rm -rf dist

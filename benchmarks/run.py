@@ -161,7 +161,7 @@ def _results(group: str, place: Place, command: str, rows: list[Row]) -> Results
         except PackageNotFoundError:
             continue
     device = "cuda" if place.device == "cuda" else "cpu"
-    return Results(SCHEMA, group, device, place.dtype_name, place.threads, command, where, peers, rows)  # pyright: ignore[reportArgumentType]
+    return Results(SCHEMA, group, device, place.dtype_name, place.threads, command, where, peers, rows)  # pyrefly: ignore[bad-argument-type]
 
 
 def _write_page(folder: Path, device: str, kept: Path | None = None) -> None:

@@ -136,7 +136,7 @@ def _rows_of_several(options: argparse.Namespace, processes: int) -> list[Row]:
         if code := subprocess.run([*torchrun, __file__, *words, "--out", str(out)], env=environment).returncode:
             raise UserError(f"{processes} processes ended with code {code}; see what they reported")
         rows = json.loads(out.read_text())["rows"]
-        return [Row(**{**row, **{key: Comparison(**row[key]) for key in ("wall", "cpu")}}) for row in rows]
+        return [Row(**(row | {key: Comparison(**row[key]) for key in ("wall", "cpu")})) for row in rows]
 
 
 def _write(options: argparse.Namespace, rows: list[Row]) -> None:

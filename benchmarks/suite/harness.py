@@ -103,7 +103,7 @@ def agreement(
 
 
 def _tensors(value: object) -> tuple[Tensor, ...]:
-    return (value,) if isinstance(value, Tensor) else tuple(value)  # pyright: ignore[reportArgumentType]
+    return (value,) if isinstance(value, Tensor) else tuple(value)  # pyrefly: ignore[bad-argument-type]
 
 
 def _relative_error(found: Tensor, expected: Tensor) -> float | None:

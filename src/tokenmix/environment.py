@@ -53,7 +53,7 @@ def _matmul_precision() -> str:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
         # Chosen by `fp32_precision` of torch.backends, for which this function has no word.
-        return torch.backends.cuda.matmul.fp32_precision  # pyright: ignore[reportReturnType]
+        return torch.backends.cuda.matmul.fp32_precision  # pyrefly: ignore[bad-return]
 
 
 def _cores() -> int:

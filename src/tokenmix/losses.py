@@ -59,7 +59,7 @@ def diagonality_loss(scores: Tensor | Scores, form: DiagonalityForm = "hinge", m
 
 def _wide_matrix(scores: Scores) -> Tensor:
     with torch.autocast(scores.query.device.type, enabled=False):
-        return Scores(*(None if part is None else _wide(part) for part in scores)).matrix()  # pyright: ignore[reportArgumentType]
+        return Scores(*(None if part is None else _wide(part) for part in scores)).matrix()  # pyrefly: ignore[bad-argument-type]
 
 
 def _wide(x: Tensor) -> Tensor:

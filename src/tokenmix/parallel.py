@@ -46,4 +46,4 @@ class TokenParallel(ParallelStyle):
 def _own_group(mesh: DeviceMesh) -> dist.ProcessGroup:
     """The mesh's processes, in a group that gradients do not use: they are averaged while layers go backward."""
     group: Any = mesh.get_group()
-    return dist.new_group() if group is dist.group.WORLD else group  # pyright: ignore[reportReturnType]
+    return dist.new_group() if group is dist.group.WORLD else group  # pyrefly: ignore[bad-return]

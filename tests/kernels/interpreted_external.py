@@ -33,7 +33,7 @@ def test_equals_the_eager_op(shape: tuple[int, ...], normalization: Any) -> None
         assert_as_good_as(fused, eager, inputs, normalization=normalization)
 
 
-@pytest.mark.parametrize("normalization", ["double", "softmax"])
+@pytest.mark.parametrize("normalization", ["double", pytest.param("softmax", marks=pytest.mark.slow)])
 def test_masks_and_a_row_without_tokens(normalization: Any) -> None:
     inputs = external_inputs(3, 2, 37, 24, 24, 20, dtype=torch.float32)
     mask = torch.rand(3, 37, generator=torch.Generator().manual_seed(2)) > 0.4
@@ -95,7 +95,7 @@ def test_half_type() -> None:
         assert_as_good_as(fused, eager, inputs, normalization="double")
 
 
-@pytest.mark.parametrize("scale", [30.0, 1000.0])
+@pytest.mark.parametrize("scale", [1000.0, pytest.param(30.0, marks=pytest.mark.slow)])
 def test_large_logits(scale: float) -> None:
     inputs = external_inputs(1, 2, 37, 16, 8, 20, dtype=torch.float32)
     inputs["key_memory"] = (inputs["key_memory"].detach() * scale).requires_grad_()
@@ -110,7 +110,10 @@ def test_a_row_sums_to_one_at_any_scale() -> None:
     torch.testing.assert_close(out, torch.ones_like(out), rtol=2e-3, atol=0.0)
 
 
-@pytest.mark.parametrize("layout", ["heads inside tokens", "heads first", "one head", "every second column"])
+@pytest.mark.parametrize(
+    "layout",
+    ["heads inside tokens", "one head", "every second column", pytest.param("heads first", marks=pytest.mark.slow)],
+)
 def test_any_strides(layout: str) -> None:
     inputs = external_inputs(2, 2, 18, 8, 8, 5, dtype=torch.float32)
     query = inputs["query"].detach()

@@ -207,7 +207,7 @@ def test_plain_softmax_mixes_no_tokens_and_double_does() -> None:
     other = {**inputs, "query": inputs["query"].detach().clone()}
     other["query"][..., -1, :] += 3.0
     for normalization, moves in (("softmax", False), ("double", True)):
-        before, after = (external_attention(**i, normalization=normalization)[0, 0, 0] for i in (inputs, other))  # pyright: ignore[reportArgumentType]
+        before, after = (external_attention(**i, normalization=normalization)[0, 0, 0] for i in (inputs, other))
         assert ((after - before).abs().max() > 1e-3).item() is moves
 
 

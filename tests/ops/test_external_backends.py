@@ -204,7 +204,7 @@ def test_a_backend_that_cannot_says_so(options: dict[str, Any], says: str) -> No
 
 def test_a_layer_refuses_when_it_is_built() -> None:
     with pytest.raises(UserError, match="did you mean eager"):
-        MultiHeadExternalAttention(16, backend="eagre")  # pyright: ignore[reportArgumentType]
+        MultiHeadExternalAttention(16, backend="eagre")
     with pytest.raises(UserError, match="has no dropout of the map"):
         MultiHeadExternalAttention(16, backend="tiled", attention_dropout=0.1)
 

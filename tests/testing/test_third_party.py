@@ -51,7 +51,7 @@ class OfItself(nn.Module):
 
 
 class OfItselfUnmasked(OfItself):
-    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(self, x: Tensor) -> Tensor:
         return self.inner(x, x, x)
 
 
@@ -168,4 +168,4 @@ def test_rows_of_their_external_attention_are_not_numbers_for_large_logits() -> 
     build = Builder(WithItsMap, {"d_model": 32, "S": 12})
     assert failures(build, TOKENS, frozenset({"map-rows", "map-used"})) == {"map-rows"}
     with torch.no_grad():
-        assert not build().attention_map(TOKENS * 1e6).isfinite().all()  # pyright: ignore[reportCallIssue]
+        assert not build().attention_map(TOKENS * 1e6).isfinite().all()

@@ -62,6 +62,7 @@ def test_mlflow_has_the_rows_of_metrics_csv(tmp_path: Path, monkeypatch: pytest.
     assert evaluated == [float(row["val_accuracy"]) for row in rows(run) if row["val_accuracy"]]
 
 
+@pytest.mark.slow
 def test_wandb_has_the_rows_of_metrics_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")

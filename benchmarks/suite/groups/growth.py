@@ -28,7 +28,7 @@ def _layers(place: Place) -> dict[str, Mixer]:
         "multi-head external": MultiHeadExternalAttention(DIM, num_heads=HEADS),
         "self": SelfAttention(DIM, num_heads=HEADS),
     }
-    return {name: place.put(layer) for name, layer in layers.items()}  # pyright: ignore[reportReturnType]
+    return {name: place.put(layer) for name, layer in layers.items()}
 
 
 def _run(layer: Mixer, x: Tensor) -> Callable[[], Tensor]:

@@ -168,7 +168,7 @@ NEUTRAL = {
     "1F46A": "family",
 }
 # The same things spelt as sequences of persons, after NEUTRAL.
-SPELT = {
+SPELT: dict[tuple[str, ...], str] = {
     ("1F9D1", "1F91D", "1F9D1"): "holding hands",
     ("1F9D1", "2764", "1F48B", "1F9D1"): "kiss",
     ("1F9D1", "2764", "1F9D1"): "couple with heart",

@@ -196,15 +196,17 @@ def load_results(file: Path) -> Results:
 def _variant(plain: dict[str, Any]) -> Variant:
     timings = {key: _timing(plain.pop(key)) for key in ("latency", "step")}
     growth = Growth(**plain.pop("growth"))
-    return Variant(**{**plain, **timings, "growth": growth, "runs": [_run(run) for run in plain["runs"]]})
+    fields: dict[str, Any] = {**plain, **timings, "growth": growth, "runs": [_run(run) for run in plain["runs"]]}
+    return Variant(**fields)
 
 
 def _timing(plain: dict[str, Any] | None) -> Timing | None:
-    return None if plain is None else Timing(**{**plain, "runs": tuple(plain["runs"])})
+    return None if plain is None else Timing(**(plain | {"runs": tuple(plain["runs"])}))
 
 
 def _run(plain: dict[str, Any]) -> Run:
-    return Run(**{**plain, **{key: Curve(**plain[key]) for key in ("score_curve", "loss_curve")}})
+    curves: dict[str, Any] = {key: Curve(**plain[key]) for key in ("score_curve", "loss_curve")}
+    return Run(**{**plain, **curves})
 
 
 def _example(plain: dict[str, Any]) -> Example:

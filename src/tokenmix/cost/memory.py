@@ -50,7 +50,7 @@ def _peak_cpu(fn: Callable[[], object]) -> int:
         fn()
     assert watch.kineto_results is not None
     events = [e for e in watch.kineto_results.events() if e.name() == "[memory]"]
-    sizes = sorted((e.start_ns(), e.nbytes()) for e in events)  # pyright: ignore[reportAttributeAccessIssue]
+    sizes = sorted((e.start_ns(), e.nbytes()) for e in events)  # pyrefly: ignore[missing-attribute]
     held = peak = 0
     for _, size in sizes:
         held += size

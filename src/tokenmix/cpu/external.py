@@ -114,8 +114,8 @@ class Int8ExternalAttention(FoldedExternalAttention):
         x (B, N, dim), mask (B, N) bool to (B, N, dim); map (B, heads, N, num_slots).
     """
 
-    scores: Int8Linear  # pyright: ignore[reportIncompatibleVariableOverride]
-    values: Int8Linear  # pyright: ignore[reportIncompatibleVariableOverride]
+    scores: Int8Linear  # pyrefly: ignore[bad-override-mutable-attribute]
+    values: Int8Linear  # pyrefly: ignore[bad-override-mutable-attribute]
 
     def __init__(self, dim: int, *, heads: int, num_slots: int) -> None:
         super().__init__(dim, heads=heads, num_slots=num_slots, dtype="int8")

@@ -127,7 +127,8 @@ def kind_of(module: nn.Module) -> str | None:
         return f"linear {module.act}"
     if isinstance(module, FoldedExternalAttention):
         return "external"
-    return {Int8Gate: "gate", FoldedT2TStem: "stem"}.get(type(module))
+    others: dict[type[nn.Module], str] = {Int8Gate: "gate", FoldedT2TStem: "stem"}
+    return others.get(type(module))
 
 
 def _inside(name: str, plan: CopyPlan) -> bool:

@@ -67,8 +67,8 @@ class _Batches(Dataset[Any]):
     def __init__(self, dataset: IndexedDataset) -> None:
         self.dataset = dataset
 
-    def __getitem__(self, key: Key) -> Any:
-        epoch, indices = key
+    def __getitem__(self, index: Key) -> Any:
+        epoch, indices = index
         return self.dataset.read(indices, epoch)
 
 

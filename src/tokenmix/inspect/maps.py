@@ -25,7 +25,7 @@ def attention_maps(model: nn.Module, images: Tensor) -> list[BlockMap]:
         UserError: the model has no token mixer, or called none of them; the answer is never empty.
     """
     own = getattr(model, "attention_maps", None)
-    maps: list[BlockMap] = own(images) if callable(own) else _watched(model, images)  # pyright: ignore[reportAssignmentType]
+    maps: list[BlockMap] = own(images) if callable(own) else _watched(model, images)
     if not maps:
         raise UserError(
             f"{type(model).__name__} has no token mixer with a map that was called, so there is none to show; "

@@ -5,9 +5,8 @@ tiles that are worked on together then lie side by side in memory. Offsets of to
 N * H * d passes 2^31 elements and the columns may be the outer axis.
 """
 
-# A kernel's body is Triton's language, which pyright reads as Python.
-# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false, reportCallIssue=false
-# pyright: reportArgumentType=false
+# A kernel's body is Triton's language, which a type checker reads as Python.
+# pyrefly: ignore-errors[bad-index]
 
 import triton
 import triton.language as tl

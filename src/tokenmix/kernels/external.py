@@ -205,7 +205,7 @@ def external_backward(
     grad_key, grad_value = grad_key.sum(0), grad_value.sum(0)
     key_shift = torch.zeros_like(sums[0, 0]) if double else sums.sum((0, 1))
     small = (grad_key, grad_value, key_shift, grad_value.sum(0))
-    return grad_query, *(g.to(query.dtype) for g in small)  # pyright: ignore[reportReturnType]
+    return grad_query, *(g.to(query.dtype) for g in small)  # pyrefly: ignore[bad-return]
 
 
 def _memory_parts(walk: _Walk, slots: int, width: int, block: int) -> tuple[tuple[int, int], Tensor]:

@@ -5,9 +5,6 @@ memories do not fit a program's registers. Each program writes its own part of t
 parts in a fixed order, so the same inputs give the same bits.
 """
 
-# A kernel's body is Triton's language, which pyright reads as Python.
-# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false
-
 import triton
 import triton.language as tl
 

@@ -3,9 +3,6 @@
 Each program walks over tiles that lie `num_programs` apart, with the first columns of the memories in its hands.
 """
 
-# A kernel's body is Triton's language, which pyright reads as Python.
-# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false
-
 import triton
 import triton.language as tl
 

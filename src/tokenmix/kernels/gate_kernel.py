@@ -1,9 +1,5 @@
 """The gating unit in Triton: the product over tokens, its bias, its addend and the gating in one kernel."""
 
-# A kernel's body is Triton's language, which pyright reads as Python.
-# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false, reportCallIssue=false
-# pyright: reportArgumentType=false
-
 import triton
 import triton.language as tl
 

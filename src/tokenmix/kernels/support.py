@@ -69,4 +69,4 @@ def shared_bytes(device: torch.device) -> int | None:
     """The shared memory that a program can have; None in the interpreter, which has no limit."""
     if device.type != "cuda":
         return None
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # pyrefly: ignore[missing-attribute]

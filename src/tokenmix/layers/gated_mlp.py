@@ -73,7 +73,7 @@ class GatedMLP(Mixer):
         )
         if self.tiny_attention is not None:
             # For networks that draw the weights of all linear layers.
-            self.tiny_attention.proj.init_std = self.gating.init_std  # pyright: ignore[reportArgumentType]
+            self.tiny_attention.proj.init_std = self.gating.init_std  # pyrefly: ignore[bad-argument-type]
         self.proj_out = nn.Linear(width, dim, **factory)
         self.dropout = nn.Dropout(dropout)
         self.reset_gate()

@@ -140,5 +140,5 @@ def takes_memory_options(init: Callable[..., None]) -> Callable[..., None]:
     own = inspect.signature(init)
     shared = [p for name, p in inspect.signature(Memory).parameters.items() if name in MemoryOptions.__annotations__]
     named = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    init.__signature__ = own.replace(parameters=[*named, *shared])  # pyright: ignore[reportFunctionMemberAccess]
+    init.__signature__ = own.replace(parameters=[*named, *shared])  # pyrefly: ignore[missing-attribute]
     return init

@@ -147,7 +147,7 @@ class IsotropicNet(Classifier):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, stem.dim, **factory)) if class_token else None
         self._init_positions(positions, **factory)
         self.blocks = nn.ModuleList(blocks)
-        self.norm = nn.LayerNorm(stem.dim, eps=norm_eps, **factory)
+        self.norm: nn.Module = nn.LayerNorm(stem.dim, eps=norm_eps, **factory)
         self.head_drop = nn.Dropout(drop_rate)
         self.head = make_head(stem.dim, num_classes, **factory)
         self.feature_info = [

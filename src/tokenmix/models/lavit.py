@@ -122,7 +122,7 @@ class LaViT(Classifier):
         )  # fmt: skip
         self.num_classes, self.num_features, self.head_hidden_size = num_classes, width, width
         self.global_pool = self.checked_pool(global_pool)
-        self.norm = nn.LayerNorm(width, **factory)
+        self.norm: nn.Module = nn.LayerNorm(width, **factory)
         self.head_drop = nn.Dropout(drop_rate)
         self.head = make_head(width, num_classes, **factory)
         self.feature_info = [

@@ -105,7 +105,8 @@ class LaViTStage(nn.Module):
         )  # fmt: skip
 
     def _mixer(self, index: int, **factory: Any) -> Mixer:
-        spec, heads = self.spec, {"num_heads": self.spec.num_heads, **factory}
+        spec = self.spec
+        heads: dict[str, Any] = {"num_heads": spec.num_heads, **factory}
         if index >= spec.num_vanilla:
             return LessAttention(spec.dim, self.num_tokens, scores_from="previous", mode=self.less_mode, **heads)
         if spec.key_reduction > 1:

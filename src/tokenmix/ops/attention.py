@@ -65,7 +65,7 @@ def attention(
     in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
     # With dropout the entries that a kernel dropped are not known.
     if not in_graph and dropout == 0.0 and torch.is_grad_enabled() and out.requires_grad:
-        out = _DifferentiableTwice.apply(out, *given)  # pyright: ignore[reportAssignmentType]
+        out = _DifferentiableTwice.apply(out, *given)
     return _zero_rows(out, mask, key_mask)
 
 
@@ -147,7 +147,7 @@ class _DifferentiableTwice(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         if not torch.is_grad_enabled():
             return grad_outputs[0], *[None] * 8
-        found = _written_gradients(grad_outputs[0], *ctx.saved_tensors, ctx.causal, ctx.scale)  # pyright: ignore[reportCallIssue]
+        found = _written_gradients(grad_outputs[0], *ctx.saved_tensors, ctx.causal, ctx.scale)  # pyrefly: ignore[bad-argument-count]
         return None, *found[:3], None, None, found[3], None, None
 
     @staticmethod

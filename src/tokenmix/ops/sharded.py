@@ -118,15 +118,15 @@ class _Merge(torch.autograd.Function):
         merged = largest + torch.log(total)
         merged = merged.masked_fill(torch.isneginf(merged), 0.0)
         ctx.save_for_backward(torch.exp(local - merged))
-        ctx.group = group  # pyright: ignore[reportAttributeAccessIssue]
+        ctx.group = group  # pyrefly: ignore[missing-attribute]
         return merged
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore
-        (share,) = ctx.saved_tensors  # pyright: ignore[reportAttributeAccessIssue]
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:  # pyrefly: ignore[bad-override]
+        (share,) = ctx.saved_tensors  # pyrefly: ignore[missing-attribute]
         total = grad.contiguous().clone()
-        dist.all_reduce(total, dist.ReduceOp.SUM, ctx.group)  # pyright: ignore[reportAttributeAccessIssue]
+        dist.all_reduce(total, dist.ReduceOp.SUM, ctx.group)  # pyrefly: ignore[missing-attribute]
         return total * share, None
 
 

@@ -98,7 +98,7 @@ def _build_replacement(site: AttentionSite, old: AttentionWeights, request: Swap
         "causal": old.causal or None,
     }
     args = {name: value for name, value in offered.items() if value is not None and name in parameters}
-    factory = {} if old.like is None else {"device": old.like.device, "dtype": old.like.dtype}
+    factory: dict[str, Any] = {} if old.like is None else {"device": old.like.device, "dtype": old.like.dtype}
     # A mixer of the user's may be built without them.
     args = {**args, **{name: value for name, value in factory.items() if name in parameters}, **request.kwargs}
     built = build_mixer(request.layer, f"mixer {request.label!r}", old.dim, _num_tokens(site, request), args)

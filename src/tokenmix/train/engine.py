@@ -48,7 +48,7 @@ class AverageAtStep(DDPStrategy):
     a task has several within `training_step`, each through a part of its networks.
     """
 
-    def setup_module(self, module: nn.Module) -> nn.Module:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def setup_module(self, module: nn.Module) -> nn.Module:  # pyrefly: ignore[bad-override]
         """The module itself; all processes have drawn or read the same weights."""
         return module
 
@@ -91,7 +91,7 @@ class SplitTokens(DDPStrategy):
         super().__init__()
         self.shared = shared
 
-    def setup_module(self, module: nn.Module) -> nn.Module:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def setup_module(self, module: nn.Module) -> nn.Module:  # pyrefly: ignore[bad-override]
         """Split the tokens over neighbouring processes, then wrap."""
         shape = (dist.get_world_size() // self.shared, self.shared)
         mesh = init_device_mesh(self.root_device.type, shape, mesh_dim_names=("data", "tokens"))

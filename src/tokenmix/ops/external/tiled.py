@@ -27,7 +27,7 @@ lose more to products of fewer rows than they gain (LOG.md)."""
 
 def stream_external(*args: Any) -> Tensor:
     """External attention by tiles, (..., N, d_v); arguments are those of `_stream`."""
-    return (_operator(*args) if torch.compiler.is_compiling() else _Tiles.apply(*args))[0]  # pyright: ignore[reportIndexIssue]
+    return (_operator(*args) if torch.compiler.is_compiling() else _Tiles.apply(*args))[0]
 
 
 def _stream(
@@ -95,7 +95,7 @@ def _stream_backward(
                 heads.project_into(grad_queries[group][:, :, tile.place], grad_logits, key_memory.mT)
                 _, shares, _, grad_out = backward.map_gradient(tile)
                 sums.add(heads, tile.place, grad_logits, shares.to(query.dtype), grad_out)
-        return (grad_query, *(total.to(query.dtype) for total in sums.totals()))  # pyright: ignore[reportReturnType]
+        return (grad_query, *(total.to(query.dtype) for total in sums.totals()))  # pyrefly: ignore[bad-return]
 
 
 def _maps(heads: Heads, num_steps: int, offsets: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -236,7 +236,7 @@ def _written(tensors: Sequence[Any], num_steps: int) -> tuple[Callable[..., Tens
             next(found) if tensor is not None else None for tensor in tensors[:5]
         )
         return reference(
-            query, key_memory, value_memory, key_bias=key_bias, value_bias=value_bias, mask=tensors[5],  # pyright: ignore[reportArgumentType]
+            query, key_memory, value_memory, key_bias=key_bias, value_bias=value_bias, mask=tensors[5],  # pyrefly: ignore[bad-argument-type]
             normalization="double" if num_steps else "softmax", num_steps=max(1, num_steps),
         )  # fmt: skip
 
@@ -281,11 +281,11 @@ class _Tiles(torch.autograd.Function):
         if in_dims[0] is not None and all(dim is None for dim in in_dims[1:5]):
             mask = args[5] if in_dims[5] is None else args[5].movedim(in_dims[5], 0)
             together = args[0].movedim(in_dims[0], 0), *args[1:5], mask, *args[6:]
-            return _Tiles.apply(*together), (0, 1)  # pyright: ignore[reportReturnType]
+            return _Tiles.apply(*together), (0, 1)
         # A memory for each call: one call after the other.
         calls = [
             _Tiles.apply(*(arg if dim is None else arg.select(dim, i) for arg, dim in zip(args, in_dims, strict=True)))
             for i in range(info.batch_size)
         ]
-        out, offsets = (torch.stack(each) for each in zip(*calls, strict=True))  # pyright: ignore[reportArgumentType]
+        out, offsets = (torch.stack(each) for each in zip(*calls, strict=True))
         return (out, offsets), (0, 0)

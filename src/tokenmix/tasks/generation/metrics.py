@@ -125,7 +125,7 @@ class ThumbnailFrechet(FeatureFrechet):
     """
 
     # By other names, since a collection passes each metric what it names.
-    def update(self, real: Tensor, fake: Tensor) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def update(self, real: Tensor, fake: Tensor) -> None:  # pyrefly: ignore[bad-override-param-name]
         """Keep the thumbnails of a batch."""
         super().update(*(F.adaptive_avg_pool2d(images.float(), THUMBNAIL).flatten(1) for images in (real, fake)))
 

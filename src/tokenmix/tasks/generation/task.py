@@ -45,11 +45,11 @@ class ImageGeneration(TaskModule):
     """
 
     # An instance has another headline once a classifier judges.
-    headline: str = "thumbnail_fd"  # pyright: ignore[reportIncompatibleVariableOverride]
+    headline: str = "thumbnail_fd"  # pyrefly: ignore[bad-override]
     direction: ClassVar[Literal["max", "min"]] = "min"
     options: GenerationOptions
     comparison: ClassVar[str | None] = "--model resnet_gan_nano, then sagan_nano, then eagan_nano"
-    model: GAN
+    model: GAN  # pyrefly: ignore[bad-override-mutable-attribute]
 
     def __init__(self, model: nn.Module, config: TrainConfig, data: Mapping[str, Any]) -> None:
         super().__init__(model, config, data)
@@ -59,7 +59,7 @@ class ImageGeneration(TaskModule):
         self._judge: list[Features] = []
         if self.options.features is not None:
             kind = features_kind(self.options.features)
-            self.headline = kind.headline  # pyright: ignore[reportIncompatibleVariableOverride]
+            self.headline = kind.headline
 
     @classmethod
     def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:

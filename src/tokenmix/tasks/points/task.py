@@ -96,7 +96,8 @@ class PointTask(TaskModule):
         """The model of that name for points as wide as the data's."""
         check_own(config.model.model_kwargs, FROM_DATA)
         width = 3 if data["features"] == "xyz" else 6
-        return create_point_model(config.model.model, in_chans=width, **cls.answers(data), **config.model.model_kwargs)
+        settings: dict[str, Any] = {**cls.answers(data), **config.model.model_kwargs}
+        return create_point_model(config.model.model, in_chans=width, **settings)
 
     @classmethod
     def answers(cls, data: Mapping[str, Any]) -> dict[str, int]:

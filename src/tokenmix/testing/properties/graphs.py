@@ -20,7 +20,7 @@ def compiled(build: Build, x: Tensor, backend: str = "aot_eager") -> None:
         ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
         expected = call(plain, theirs, mask)
         try:
-            out = call(graph, ours, mask)  # pyright: ignore[reportArgumentType]
+            out = call(graph, ours, mask)  # pyrefly: ignore[bad-argument-type]
         except Exception as error:
             raise PropertyFailure(f"in {mode} mode: {_reason(error)}") from error
         assert_close(out, expected, 1e-4, f"compiled in {mode} mode the output differs")

@@ -70,7 +70,7 @@ def macs(build: Build, x: Tensor) -> None:
     if not callable(state):
         raise NotApplicable("has no macs(num_tokens)")
     tokens = to_tokens(x).shape[1]
-    stated = int(state(tokens))  # pyright: ignore[reportArgumentType]
+    stated = int(state(tokens))
     _, counted = count_macs(call, layer, x[:1])
     if abs(stated - counted) > 0.01 * counted:
         raise PropertyFailure(f"macs({tokens}) returns {stated}, counted in a run: {counted}")

@@ -58,10 +58,10 @@ def _sizes(x: Tensor, kind: str | None) -> list[tuple[int, ...]]:
         channels, (height, width) = x.shape[1], x.shape[2:]
         return [(1, *x.shape[1:]), (2, channels, height, width + 2), (1, channels, 5, 3), (2, channels, 1, 1)]
     tokens, dim = x.shape[1:]
-    batches = [(1, tokens, dim), (tokens, tokens, dim)]
+    batches: list[tuple[int, ...]] = [(1, tokens, dim), (tokens, tokens, dim)]
     if kind not in ("any", "up-to"):
         return batches
-    shorter = [(2, 1, dim), (3, tokens - 3, dim), (tokens - 1, 2, dim)]
+    shorter: list[tuple[int, ...]] = [(2, 1, dim), (3, tokens - 3, dim), (tokens - 1, 2, dim)]
     return batches + shorter + ([(2, 2 * tokens + 1, dim)] if kind == "any" else [])
 
 

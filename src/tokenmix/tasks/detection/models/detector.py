@@ -138,7 +138,7 @@ class Detector(OnMaps, nn.Module):
         return {**found, "masks": found["masks"][:, 0] > 0.5} if "masks" in found else found
 
     @property
-    def feature_info(self) -> list[dict[str, Any]]:
+    def feature_info(self) -> list[dict[str, Any]]:  # pyrefly: ignore[bad-override]
         """Channels and stride of the backbone's maps."""
         return [{"num_chs": w, "reduction": r} for w, r in zip(self.body.widths, self.body.reductions, strict=True)]
 

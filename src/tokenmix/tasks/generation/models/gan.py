@@ -57,9 +57,8 @@ class GAN(nn.Module):
     @property
     def mixer_name(self) -> str:
         """The attention, by its name in the table of mixers; none without."""
-        return {SAGANAttention2d: "sagan", ExternalAttention2d: "external-2d"}.get(
-            type(self.generator.attention), "none"
-        )
+        names: dict[type, str] = {SAGANAttention2d: "sagan", ExternalAttention2d: "external-2d"}
+        return names.get(type(self.generator.attention), "none")
 
     def cost_table(self) -> list[NetworkRow]:
         """What each network has and takes."""

@@ -36,7 +36,7 @@ class GMLPModelOutput(BaseModelOutputWithPooling):
 class GMLPPreTrainedModel(PreTrainedModel):
     """Base class of the text models: initialisation, and resizing to another maximum length."""
 
-    config: GMLPConfig
+    config: GMLPConfig  # pyrefly: ignore[bad-override-mutable-attribute]
     config_class = GMLPConfig
     base_model_prefix = "gmlp"
     supports_gradient_checkpointing = True
