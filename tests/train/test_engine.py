@@ -12,10 +12,10 @@ import resource, torch
 from tokenmix.train.engine import keep_freed_memory
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(2):
+    for _ in range(10):
         blocks = [torch.zeros(6_000_000) for _ in range(4)]
         del blocks
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 2
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 10
 faults()
 given_back = faults()
 keep_freed_memory()
