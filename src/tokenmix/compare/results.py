@@ -194,10 +194,9 @@ def load_results(file: Path) -> Results:
 
 
 def _variant(plain: dict[str, Any]) -> Variant:
-    timings = {key: _timing(plain.pop(key)) for key in ("latency", "step")}
-    growth = Growth(**plain.pop("growth"))
-    fields: dict[str, Any] = {**plain, **timings, "growth": growth, "runs": [_run(run) for run in plain["runs"]]}
-    return Variant(**fields)
+    fields: dict[str, Any] = {key: _timing(plain[key]) for key in ("latency", "step")}
+    fields |= {"growth": Growth(**plain["growth"]), "runs": [_run(run) for run in plain["runs"]]}
+    return Variant(**(plain | fields))
 
 
 def _timing(plain: dict[str, Any] | None) -> Timing | None:
@@ -206,7 +205,7 @@ def _timing(plain: dict[str, Any] | None) -> Timing | None:
 
 def _run(plain: dict[str, Any]) -> Run:
     curves: dict[str, Any] = {key: Curve(**plain[key]) for key in ("score_curve", "loss_curve")}
-    return Run(**{**plain, **curves})
+    return Run(**(plain | curves))
 
 
 def _example(plain: dict[str, Any]) -> Example:
