@@ -112,14 +112,34 @@ def test_scores_passed_on_equal_the_dense_map_with_gradients_and_without(heads, 
     assert with_dense or scores.common_query.shape == (*lead, 6, 6)
 
 
-def test_what_the_biases_add_stays_in_factors(monkeypatch):
-    query, key = factors_of(2, 3, 6, 4)
-    scores, value = next_scores(Scores(query, key), *transform_of(6)), torch.randn(2, 3, 6, 4, dtype=D)
+@pytest.mark.parametrize(
+    ("n", "followed", "expected"), [(6, False, (4, (1, 1, 6, 6))), (6, True, (6, None)), (60, False, (6, None))]
+)
+def test_what_the_biases_add_is_a_map_only_where_that_is_smaller_and_has_no_gradient(
+    monkeypatch, n, followed, expected
+):
+    query, key = factors_of(2, 3, n, 4)
+    transform = [t.requires_grad_(followed) for t in transform_of(n)]
+    scores, value = next_scores(Scores(query, key), *transform), torch.randn(2, 3, n, 4, dtype=D).requires_grad_()
     seen = []
-    monkeypatch.setattr(less, "attention", lambda q, k, v, bias, **_: seen.append((q.shape[-1], bias is None)))
+
+    def watched(q, k, v, bias, **_):
+        seen.append((q.shape[-1], None if bias is None else tuple(bias.shape)))
+
+    monkeypatch.setattr(less, "attention", watched)
     attention_from_scores(scores, value)
-    attention_from_scores(scores, value.requires_grad_())
-    assert seen == [(6, True), (6, True)]
+    assert seen == [expected]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_map_of_the_biases_gives_what_their_columns_give(masked, dtype):
+    query, key, value = (t.to(dtype) for t in (*factors_of(2, 3, 12, 4), torch.randn(2, 3, 12, 4, dtype=D)))
+    transform = [t.to(dtype) for t in transform_of(12, 3)]
+    mask = torch.arange(12) < torch.tensor([[12], [7]]) if masked else None
+    scores = next_scores(Scores(query, key), *transform, mask=mask)
+    columns = attention_from_scores(scores.joined(), value, mask=mask)
+    torch.testing.assert_close(attention_from_scores(scores, value, mask=mask), columns)
 
 
 @pytest.mark.parametrize("heads", [None, 2])

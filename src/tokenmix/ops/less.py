@@ -178,7 +178,8 @@ def next_scores(
 def attention_from_scores(scores: Scores, value: Tensor, *, mask: Tensor | None = None, dropout: float = 0.0) -> Tensor:
     """softmax(A) V for scores that were passed on, (B, H, N, d).
 
-    It runs in the fused kernels: only a dense part of the scores is a map of each image and head.
+    It runs in the fused kernels: only a dense part of the scores is a map of each image and head, and on a CPU without
+    gradients what the biases add is one map for all images where that is smaller than copies of the factors.
 
     Args:
         scores: A, the scale already in it.
@@ -186,8 +187,26 @@ def attention_from_scores(scores: Scores, value: Tensor, *, mask: Tensor | None 
         mask: (B, N) bool, True = the token takes part; the row of any other token is 0.
         dropout: probability that an entry of the map is dropped; the caller switches it off for evaluation.
     """
-    query, key, bias = scores.joined()[:3]
+    common = _common_map(scores)
+    query, key, bias = scores.joined()[:3] if common is None else (scores.query, scores.key, common)
     return attention(query, key, value, mask=mask, bias=bias, scale=1.0, dropout=dropout)
+
+
+def _common_map(scores: Scores) -> Tensor | None:
+    """common_query @ common_key^T, (1, H or 1, N, N), if that is the cheaper way to add the common factors, else None.
+
+    It has H_c N^2 numbers, H_c = 1 or H, the copies of Q and K that get more columns 2 B H N d. The fused kernels have
+    no gradient for it, and CUDA's fastest one takes none.
+    """
+    query, left, right = scores.query, scores.common_query, scores.common_key
+    if left is None or right is None or scores.dense is not None or torch.compiler.is_exporting():
+        return None
+    followed = torch.is_grad_enabled() and (left.requires_grad or right.requires_grad)
+    shared = left.shape[0] == right.shape[0] == 1
+    smaller = left.shape[1] * left.shape[2] ** 2 <= 2 * query.numel()
+    # In half precision the columns are rounded, their sum is not.
+    takes_maps = query.is_cpu and query.element_size() > 2
+    return left @ right.mT if shared and smaller and takes_maps and not followed else None
 
 
 def check_scores(scores: Scores | None, expected: tuple[int, int, int]) -> Scores:
