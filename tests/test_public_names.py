@@ -69,7 +69,6 @@ NAMES: dict[str, list[str]] = {
         "FoldedT2TStem",
         "FusedLinear",
         "Int8ExternalAttention",
-        "Int8Gate",
         "Int8Linear",
         "TOLERANCES",
         "load_quantized",

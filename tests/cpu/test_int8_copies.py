@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import tokenmix
-from tokenmix.cpu import Int8Gate, Int8Linear, load_quantized, save_quantized
+from tokenmix.cpu import Int8Linear, load_quantized, save_quantized
 from tokenmix.cpu.operators import largest_weight
 from tokenmix.errors import UserError
 from tokenmix.layers import GatedMLP, SpatialGatingUnit
@@ -36,7 +36,7 @@ def test_what_becomes_int8_in_a_gmlp() -> None:
     assert isinstance(mixer.proj_in, Int8Linear)
     assert mixer.proj_in.act == "gelu"
     assert isinstance(mixer.act, nn.Identity)
-    assert isinstance(mixer.gating, Int8Gate)
+    assert isinstance(mixer.gating, SpatialGatingUnit), "its product in int8 took longer (LOG.md, 2026-11-24)"
     assert isinstance(eight.head, nn.Linear), "a head after the pooling stays float32"
 
 
@@ -108,23 +108,6 @@ def test_weights_of_8_bits_on_a_cpu_that_adds_those_of_7(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0,), (0, 2, 3), ()])
 def test_int8_linear_of_nothing_keeps_the_other_sizes(shape: tuple[int, ...]) -> None:
     assert Int8Linear(4, 5)(torch.zeros(*shape, 4)).shape == (*shape, 5)
-
-
-@pytest.mark.parametrize("gate", ["dense", "toeplitz"])
-@pytest.mark.parametrize("causal", [False, True])
-def test_gate_with_mask_addend_and_fewer_tokens(gate: str, causal: bool) -> None:
-    torch.manual_seed(3)
-    unit = SpatialGatingUnit(16, 9, gate=gate, causal=causal, init_std=0.3).eval()  # type: ignore[arg-type]
-    x, addend = torch.randn(3, 9, 16), torch.randn(3, 7, 8)
-    mask = torch.ones(3, 7, dtype=torch.bool)
-    mask[0, 4:] = False
-    eight = to_int8(nn.Sequential(unit), x)[0]  # type: ignore[index]
-    assert isinstance(eight, Int8Gate)
-    with torch.no_grad():
-        expected = unit(x[:, :7], mask, addend=addend)
-        got = eight(x[:, :7], mask, addend=addend)
-    assert (got[0, 4:] == 0).all()
-    assert (got - expected).abs().max() < 0.05 * expected.abs().max()
 
 
 def test_what_lies_outside_the_calibrated_range_is_cut_off() -> None:

@@ -8,9 +8,9 @@ import torch
 from nano_nets import NANO, nano_images, nano_model, to_int8
 from torch import Tensor, nn
 
-from tokenmix.cpu import Int8Gate, Int8Linear, load_quantized, save_quantized
+from tokenmix.cpu import Int8Linear, load_quantized, save_quantized
 from tokenmix.errors import UserError
-from tokenmix.layers import MultiHeadExternalAttention, SpatialGatingUnit
+from tokenmix.layers import MultiHeadExternalAttention
 
 
 def _tokens(dim: int = 16) -> Tensor:
@@ -43,7 +43,6 @@ def test_gradients_to_the_inputs_are_refused(name: str) -> None:
     "layer",
     [
         nn.Linear(16, 8),
-        SpatialGatingUnit(16, 5, norm=False),
         MultiHeadExternalAttention(16, num_heads=2, num_slots=4),
     ],
 )
@@ -77,37 +76,8 @@ def test_methods_of_a_copy(name: str) -> None:
     assert (found - expected).abs().max() < 0.1 * expected.abs().max()
 
 
-def test_a_gate_on_another_grid() -> None:
-    torch.manual_seed(0)
-    unit = SpatialGatingUnit(16, 12, init_std=0.3).eval()
-    x = torch.randn(2, 30, 16)
-    eight = to_int8(nn.Sequential(unit), x[:, :12])[0]  # type: ignore[index]
-    assert isinstance(eight, Int8Gate)
-    for gate in (unit, eight):
-        gate.set_grid((3, 4), (5, 6))
-    weight = unit.attention_map(x)
-    assert (eight.attention_map(x) - weight).abs().max() < 0.02 * weight.abs().max()
-    torch.testing.assert_close(eight.bias, unit.bias.detach())
-    with torch.no_grad():
-        expected, found = unit(x), eight(x)
-    assert (found - expected).abs().max() < 0.05 * expected.abs().max()
-    assert eight.macs(30) == unit.macs(30)
-
-
-@pytest.mark.parametrize(("options", "name"), [({"gate": "toeplitz"}, "toeplitz"), ({"causal": True}, "causal")])
-def test_a_gate_refuses(options: dict, name: str) -> None:
-    eight = to_int8(nn.Sequential(SpatialGatingUnit(16, 5, **options)), _tokens())[0]  # type: ignore[index]
-    assert isinstance(eight, Int8Gate)
-    with pytest.raises(UserError, match=rf"a {name} gate in int8 .* float32 model"):
-        eight.set_grid((5,), (7,))
-    with pytest.raises(UserError, match="up to 5 tokens, got 6"):
-        eight(torch.zeros(1, 6, 16))
-    with pytest.raises(UserError, match="tokens"):
-        eight(torch.zeros(1, 5, 12))
-
-
 @pytest.mark.parametrize("move", [nn.Module.half, nn.Module.double, nn.Module.bfloat16, lambda m: m.to("meta")])
-@pytest.mark.parametrize("layer", [nn.Linear(16, 8), SpatialGatingUnit(16, 5, norm=False)])
+@pytest.mark.parametrize("layer", [nn.Linear(16, 8), MultiHeadExternalAttention(16, num_heads=2, num_slots=4)])
 def test_another_type_or_device_is_refused(move, layer: nn.Module) -> None:
     eight, x = to_int8(nn.Sequential(layer), _tokens()), _tokens()
     expected = eight(x)

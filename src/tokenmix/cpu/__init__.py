@@ -2,7 +2,7 @@
 
 from tokenmix.cpu.external import FoldedExternalAttention, Int8ExternalAttention
 from tokenmix.cpu.fused import FusedLinear
-from tokenmix.cpu.layers import Int8Gate, Int8Linear
+from tokenmix.cpu.layers import Int8Linear
 from tokenmix.cpu.optimizing import TOLERANCES, load_quantized, optimize, save_quantized
 from tokenmix.cpu.stem import FoldedT2TStem
 
@@ -12,7 +12,6 @@ __all__ = [
     "FoldedT2TStem",
     "FusedLinear",
     "Int8ExternalAttention",
-    "Int8Gate",
     "Int8Linear",
     "load_quantized",
     "optimize",

@@ -1,17 +1,14 @@
 """Layers that multiply in int8 and return float32."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor, nn
 
-from tokenmix.cpu.operators import Activation, int8_linear, int8_matmul, largest_weight, pack_weight
+from tokenmix.cpu.operators import Activation, int8_linear, largest_weight, pack_weight
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Mixer, check_mask, check_tokens, zero_masked
-from tokenmix.layers.spatial_gating import SpatialGatingUnit, check_addend
-from tokenmix.ops.resize import resize_gate
 
 Range = tuple[float, float]
 
@@ -149,110 +146,6 @@ class Int8Linear(Packing):
     def extra_repr(self) -> str:
         """The arguments that shape the layer."""
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, act={self.act!r}"
-
-
-class Int8Gate(Mixer):
-    """A split spatial gating unit whose product over the tokens is done in int8.
-
-        out = Z_1 * (s t (Q P) + b 1^T),    P = clamp(round(LayerNorm(Z_2) / s), -127, 127),    W ~ t Q
-
-    Q is int8 with one scale t per row of W; s is fixed from calibration.
-
-    Shape:
-        (B, N, C) with N <= n to (B, N, C/2).
-
-    Raises:
-        UserError: more than n tokens, an input that autograd follows, or a move to another type or device.
-    """
-
-    capabilities = SpatialGatingUnit.capabilities
-    qweight: Tensor
-    scale: Tensor
-    bias: Tensor
-    limit: Tensor
-
-    def __init__(self, unit: SpatialGatingUnit) -> None:
-        super().__init__()
-        n = unit.num_tokens
-        self.dim, self.norm, self.num_tokens, self.out_dim = unit.dim, unit.norm, n, unit.out_dim
-        self.gate, self.causal = unit.gate, unit.causal
-        self.register_buffer("qweight", torch.zeros(n, n, dtype=torch.int8))
-        self.register_buffer("scale", torch.ones(n))
-        self.register_buffer("bias", torch.ones(n))
-        self.register_buffer("limit", torch.tensor(1.0))
-
-    @torch.no_grad()
-    def fill(self, unit: SpatialGatingUnit, limit: float) -> None:
-        """Take over a unit whose normalised features were in [-limit, limit]."""
-        self.qweight, self.scale = quantize_rows(unit.matrix(unit.num_tokens).detach())
-        self.bias.copy_(unit.bias.detach())
-        self.limit.fill_(max(limit, 1e-6))
-
-    @outside_graphs
-    def forward(self, x: Tensor, mask: Tensor | None = None, *, addend: Tensor | None = None) -> Tensor:
-        """Gate x (B, N, C); mask and addend as in `SpatialGatingUnit`."""
-        check_tokens(self, x)
-        check_unfollowed(self, x)
-        n = self._checked_length(x.shape[1])
-        mask = check_mask(mask, x, n)
-        check_addend(addend, x, self.out_dim)
-        content, gated = x.chunk(2, dim=-1)
-        gated = zero_masked(self.norm(gated), mask)
-        step = self.limit / 127.0
-        weight, rows, bias = self.qweight[:n, :n], (self.scale[:n] * step)[:, None], self.bias[:n, None]
-        out = torch.empty_like(gated)
-        # One sample at a time, so that what lies between stays in the cache.
-        for sample, made in zip(gated, out):
-            q = torch.div(sample, step).round_().clamp_(-127.0, 127.0).to(torch.int8)
-            torch.addcmul(bias, int8_matmul(weight, q).float(), rows, out=made)
-        if addend is not None:
-            out += addend
-        out *= content
-        return zero_masked(out, mask)
-
-    def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The (N, N) matrix t Q that the tokens of x met."""
-        check_tokens(self, x)
-        check_mask(mask, x, x.shape[1])
-        return self.matrix(x.shape[1])
-
-    def matrix(self, n: int) -> Tensor:
-        """The (n, n) matrix t Q that n tokens meet."""
-        n = self._checked_length(n)
-        return self.scale[:n, None] * self.qweight[:n, :n]
-
-    def set_grid(self, old: Sequence[int], new: Sequence[int]) -> None:
-        """Interpolate t Q and b as `SpatialGatingUnit.set_grid`, and round once more.
-
-        Raises:
-            UserError: a Toeplitz or causal gate, of whose weights the matrix shows a part.
-        """
-        if self.gate != "dense" or self.causal:
-            kind = "causal" if self.causal else self.gate
-            raise UserError(
-                f"a {kind} gate in int8 cannot be resized from grid {tuple(old)} to {tuple(new)}; "
-                "give the float32 model that size, then quantise it"
-            )
-        weight, self.bias = resize_gate(self.matrix(self.num_tokens), self.bias, old, new)
-        self.qweight, self.scale = quantize_rows(weight)
-        self.num_tokens = len(self.bias)
-
-    def macs(self, num_tokens: int) -> int:
-        """N^2 out_dim."""
-        return num_tokens**2 * self.out_dim
-
-    def _checked_length(self, n: int) -> int:
-        if n > self.num_tokens:
-            raise UserError(f"this gate takes up to {self.num_tokens} tokens, got {n}; set_grid makes it larger")
-        return n
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Int8Gate":
-        check_move(fn)
-        return super()._apply(fn, recurse)
-
-    def extra_repr(self) -> str:
-        """The arguments that shape the unit."""
-        return f"{2 * self.out_dim}, {self.num_tokens}"
 
 
 def check_unfollowed(layer: nn.Module, x: Tensor) -> None:

@@ -15,7 +15,7 @@ Dtype = Literal["float32", "bfloat16", "int8"]
 OPERATORS: dict[Dtype, tuple[str, ...]] = {
     "float32": ("mkldnn._linear_pointwise", "mkldnn._reorder_linear_weight"),
     "bfloat16": (),
-    "int8": ("onednn.qlinear_prepack", "onednn.qlinear_pointwise", "aten._int_mm"),
+    "int8": ("onednn.qlinear_prepack", "onednn.qlinear_pointwise"),
 }
 """Their names under `torch.ops`, by the type of the products that need them."""
 
@@ -87,13 +87,3 @@ def int8_linear(
     return torch.ops.onednn.qlinear_pointwise(
         q, scale, zero, weight, scales, zeros, bias, 1.0, 0, torch.float32, post_op, [], algorithm
     )
-
-
-def int8_matmul(left: Tensor, right: Tensor) -> Tensor:
-    """The product of two int8 matrices, in int32, or in float32 where the CPU has no dot product of 8 bits.
-
-    There `_int_mm` takes five times as long as float32, which holds the sums of up to 1,040 products exactly.
-    """
-    if largest_weight() < 127:
-        return left.float() @ right.float()
-    return torch._int_mm(left, right)

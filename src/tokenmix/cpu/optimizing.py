@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tokenmix.cpu.layers import Int8Gate, Int8Linear
+from tokenmix.cpu.layers import Int8Linear
 from tokenmix.cpu.operators import Dtype, require_operators
 from tokenmix.cpu.planning import fill, install, kind_of, observe, plan_copy, plan_of
 from tokenmix.errors import UserError, unknown_name
@@ -44,9 +44,9 @@ def optimize(
         example: a batch, or several in a list or a loader, each a tensor, or (images, labels) of which the images are
             taken. The copy is checked on the first batch; for int8 all batches fix the ranges of the activations.
         dtype: type of the products. `"float32"`; `"bfloat16"`, weights and inputs rounded to it; `"int8"`, weights with
-            one scale a row, activations with one a layer, and the products of spatial gates as well, see `Int8Linear`,
-            `Int8Gate` and `Int8ExternalAttention`. Norms, softmax, convolutions and a linear layer that meets one row a
-            sample (a head after the pooling) stay float32.
+            one scale a row and activations with one a layer, see `Int8Linear` and `Int8ExternalAttention`. Spatial
+            gates, norms, softmax, convolutions and a linear layer that meets one row a sample (a head after the
+            pooling) stay float32.
 
     Raises:
         UserError: an unknown dtype, weights that are not float32 on the CPU, no inputs, nothing to optimise, a copy
@@ -65,7 +65,7 @@ def optimize(
     ranges = observe(result, itertools.chain([first], batches))
     expected = result(first)
     layers = dict(result.named_modules())
-    plan = plan_copy(result, set(ranges), dtype)
+    plan = plan_copy(result, set(ranges))
     if not plan:
         raise UserError(
             f"{type(model).__name__} has nothing to optimise in {dtype}: no nn.Linear over tokens, no layer of ours; "
@@ -136,7 +136,7 @@ def save_quantized(model: nn.Module, path: Path | str) -> None:
     Raises:
         UserError: a model without int8 layers, or a path that cannot be written.
     """
-    if not any(isinstance(module, Int8Gate | Int8Linear) for module in model.modules()):
+    if not any(isinstance(module, Int8Linear) for module in model.modules()):
         raise UserError(
             f"{type(model).__name__} has no int8 layers; make them with tokenmix.optimize(model, images, dtype='int8')"
         )

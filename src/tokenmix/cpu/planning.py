@@ -8,15 +8,14 @@ from torch import Tensor, nn
 
 from tokenmix.cpu.external import FoldedExternalAttention, Folding, folded, folds, make_external, num_heads
 from tokenmix.cpu.fused import FusedLinear, make_linear
-from tokenmix.cpu.layers import Int8Gate, Int8Linear, Range
+from tokenmix.cpu.layers import Int8Linear, Range
 from tokenmix.cpu.operators import Activation, Dtype
 from tokenmix.cpu.stem import FoldedT2TStem
 from tokenmix.errors import UserError
-from tokenmix.layers.spatial_gating import SpatialGatingUnit
 from tokenmix.models.eamlp import StemAttention, T2TStem
 from tokenmix.ops.external.api import external_attention_map
 
-# What becomes of which module: `gate`, `external`, `stem`, or `linear` with the activation that it takes in.
+# What becomes of which module: `external`, `stem`, or `linear` with the activation that it takes in.
 CopyPlan = dict[str, str]
 
 _PAIRS = (("proj_in", "act"), ("fc1", "act"))
@@ -50,10 +49,7 @@ def observe(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Range]:
 
 def _met(module: nn.Module, x: Tensor) -> Iterator[tuple[str, Tensor]]:
     """What `fill` asks for of a module with the input x."""
-    if isinstance(module, SpatialGatingUnit):
-        if _gates(module):
-            yield "gated", module.norm(x.chunk(2, dim=-1)[1])
-    elif folds(module):
+    if folds(module):
         assert isinstance(module, Folding)
         yield "x", x
         yield "map", module.attention_map(x)
@@ -65,16 +61,12 @@ def _met(module: nn.Module, x: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield "x", x
 
 
-def _gates(module: SpatialGatingUnit) -> bool:
-    return module.variant == "split" and module.gate != "toeplitz-fft"
-
-
 def _is_linear(module: nn.Module) -> bool:
     # Subclasses of nn.Linear are there because something reads their weight, or they compute something else.
     return type(module) is nn.Linear
 
 
-def plan_copy(model: nn.Module, seen: set[str], dtype: Dtype) -> CopyPlan:
+def plan_copy(model: nn.Module, seen: set[str]) -> CopyPlan:
     """The replacements of the modules whose ranges are known."""
     plan: CopyPlan = {}
     met = {key.rpartition(".")[0] for key in seen}
@@ -89,8 +81,6 @@ def plan_copy(model: nn.Module, seen: set[str], dtype: Dtype) -> CopyPlan:
     for name, module in model.named_modules():
         kind = None if module in read else _future(module)
         # The model itself has no place where another could be put.
-        if kind == "gate" and dtype != "int8":
-            continue
         if kind is not None and name and not _inside(name, plan) and (name in met or kind == "stem"):
             plan[name] = kind
     for parent, module in model.named_modules():
@@ -106,8 +96,6 @@ def _future(module: nn.Module) -> str | None:
         return "stem"
     if folds(module):
         return "external"
-    if isinstance(module, SpatialGatingUnit):
-        return "gate" if _gates(module) else None
     return "linear none" if _is_linear(module) else None
 
 
@@ -127,8 +115,7 @@ def kind_of(module: nn.Module) -> str | None:
         return f"linear {module.act}"
     if isinstance(module, FoldedExternalAttention):
         return "external"
-    others: dict[type[nn.Module], str] = {Int8Gate: "gate", FoldedT2TStem: "stem"}
-    return others.get(type(module))
+    return "stem" if type(module) is FoldedT2TStem else None
 
 
 def _inside(name: str, plan: CopyPlan) -> bool:
@@ -161,8 +148,6 @@ def install(model: nn.Module, plan: CopyPlan, dtype: Dtype) -> None:
 
 
 def _empty(module: nn.Module, kind: str, dtype: Dtype) -> nn.Module:
-    if isinstance(module, SpatialGatingUnit):
-        return Int8Gate(module)
     if kind == "external":
         assert isinstance(module, Folding), f"{kind} does not fit a {type(module).__name__}"
         slots = module.memory.key_memory.shape[0]
@@ -180,10 +165,6 @@ def fill(place: nn.Module, source: nn.Module, ranges: Mapping[str, Range]) -> No
     if isinstance(place, FusedLinear | Int8Linear):
         assert isinstance(source, nn.Linear)
         place.fill(source.weight.detach(), source.bias, ranges["x"])
-    elif isinstance(place, Int8Gate):
-        assert isinstance(source, SpatialGatingUnit)
-        low, high = ranges["gated"]
-        place.fill(source, max(-low, high))
     elif isinstance(place, FoldedExternalAttention):
         assert isinstance(source, Folding)
         place.fill(*folded(source), inputs=ranges["x"], shares=ranges["map"])
