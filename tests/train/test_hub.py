@@ -113,7 +113,10 @@ def test_the_card_states_what_was_measured_and_by_what(folder: Path, run: Path) 
     assert stated["loss"] == pytest.approx(again["loss"], rel=1e-5)
     assert f"| accuracy | {again['accuracy']:.4g} |" in card.text
     assert "48 images" in card.text
-    assert "on 12 held-out images" in card.text
+    assert "on 12 test images" in card.text
+    epoch = f"after epoch {result['best_epoch']}, "
+    held = json.loads((run / "data.json").read_text()).get("validation", 0)
+    assert epoch + (f"the best by accuracy on {held} images held out" if held else "the last:") in card.text
     assert Path(sys.argv[0]).name in card.text, "the command that made the run"
     assert result["environment"]["versions"]["torch"] in card.text
 
@@ -170,7 +173,7 @@ def test_an_upload_that_fails_is_one_line_and_the_folder_is_kept(
     done = elsewhere(code, address, tmp_path / "home", token)
     assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()
-    assert f"{tmp_path / 'out'} is written and could not be uploaded to me/gmlp" in line
+    assert f"{tmp_path / 'out'} was written but could not be uploaded to me/gmlp" in line
     assert ("401" if said == "401" else "Connect") in line
     assert (tmp_path / "out" / "README.md").is_file()
 

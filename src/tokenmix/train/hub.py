@@ -105,6 +105,8 @@ def _card(task: "TaskModule", form: HubForm, result: Mapping[str, Any], command:
     unit = next(key.removesuffix("_per_second") for key in result if key.endswith("_per_second"))
     numbers = {key: result["metrics"][key] for key in task.numbers()}
     rows = "".join(f"| {key} | {value:.4g} |\n" for key, value in numbers.items())
+    held = data.get("validation", 0)
+    chosen = f"the best by {task.headline} on {held:,} {unit} held out of training" if held else "the last"
     return CARD.format(
         header=_header(form, result, numbers, repo),
         title=result["model"],
@@ -113,8 +115,8 @@ def _card(task: "TaskModule", form: HubForm, result: Mapping[str, Any], command:
             f"{data['train']:,} {unit} of `{name}` for {result['epochs']} epochs."
         ),
         results=(
-            f"Measured on {data['test']:,} held-out {unit} of `{name}`, after epoch {result['best_epoch']}, the best "
-            f"by {task.headline} on the same {unit}:\n\n| | |\n|---|---:|\n{rows}"
+            f"Measured on {data['test']:,} test {unit} of `{name}`, after epoch {result['best_epoch']}, {chosen}:\n\n"
+            f"| | |\n|---|---:|\n{rows}"
         ).rstrip(),
         command=command,
         tokenmix=measured["versions"].get("tokenmix"),
