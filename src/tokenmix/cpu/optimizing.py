@@ -44,8 +44,8 @@ def optimize(
         example: a batch, or several in a list or a loader, each a tensor, or (images, labels) of which the images are
             taken. The copy is checked on the first batch; for int8 all batches fix the ranges of the activations.
         dtype: type of the products. `"float32"`; `"bfloat16"`, weights and inputs rounded to it; `"int8"`, weights with
-            one scale a row and activations with one a layer, see `Int8Linear` and `Int8ExternalAttention`. Spatial
-            gates, norms, softmax, convolutions and a linear layer that meets one row a sample (a head after the
+            one scale per row and activations with one per layer, see `Int8Linear` and `Int8ExternalAttention`. Spatial
+            gates, norms, softmax, convolutions and a linear layer that meets one row per sample (a head after the
             pooling) stay float32.
 
     Raises:
