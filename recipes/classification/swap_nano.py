@@ -1,6 +1,6 @@
 """A trained self-attention network with other mixers swapped in: accuracy after so many steps, by way of training.
 
-    python -m recipes.classification.swap_nano [--out runs/swap] [--seeds 0,1,2] [--hours 2]
+    python -m recipes.classification.swap_nano [--out runs/swap] [--seeds 0,1,2] [--hours 2] [--jobs 2]
 
 Every cell starts from the same teacher, whose attention is replaced in all layers or in the last half, and sees as many
 images as the others of its column. Ways of training with all labels: `fine-tuning`; `mixers first`, half of the steps
@@ -9,7 +9,7 @@ on labels and the teacher's logits alike. Without a label: `layers`; `logits`, d
 logits`, half of the steps each. With few labels: `fine-tuning`, and `layers first`, on the layer outputs of all images.
 
 Every finished accuracy is kept in swap_nano_cells.json and the teacher's run folder in swap_teacher, both next to this
-file, so that the same command continues where it stopped, on another machine and with `--hours` too. Writes
+file, so that the same command continues where it stopped, on another machine and with `--hours` or `--jobs` too. Writes
 swap_nano.json and .md next to it and docs/images/swap_nano.svg from what is there; `--quick` tries everything on the
 digits in `--out` instead.
 """
@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 import tyro
+from joblib import Parallel, delayed
 
 from recipes.over_seeds import over_seeds, read_result, shown
 from tokenmix.environment import environment
@@ -123,6 +124,8 @@ class Args:
     """Seeds, separated by commas; the first ones are finished first."""
     hours: float | None = None
     """Start no further run after this long; the same command continues."""
+    jobs: int = 1
+    """Cells at a time, of one thread each."""
     quick: bool = False
     """A trial of every cell at a tiny size, in less than a minute."""
 
@@ -177,11 +180,11 @@ def stages(cell: Cell, plan: Plan, teacher: Path) -> list[dict[str, Any]]:
     return [{**plan.student, **stage, "max_steps": steps, "seed": cell.seed} for stage, steps in zip(chosen, parts)]
 
 
-def measure(cell: Cell, plan: Plan, teacher: Path, out: Path) -> float:
+def measure(cell: Cell, plan: Plan, teacher: Path, out: Path) -> tuple[Cell, float]:
     """The accuracy on the test images after the last step, trained now, or to the end, if need be."""
     swap = {"swap": cell.mixer, "swap_where": plan.layers[cell.layers], "swap_kwargs": dict(plan.mixers[cell.mixer])}
     if cell.steps == 0:
-        return untrained(cell, plan, teacher, swap)
+        return cell, untrained(cell, plan, teacher, swap)
     start, runs = teacher, out / cell.folder
     for number, options in enumerate(stages(cell, plan, teacher)):
         first = swap if number == 0 else {}
@@ -189,7 +192,7 @@ def measure(cell: Cell, plan: Plan, teacher: Path, out: Path) -> float:
         start = runs / str(number)
     accuracy = read_result(start)["final"]["accuracy"]
     shutil.rmtree(runs)
-    return accuracy
+    return cell, accuracy
 
 
 def untrained(cell: Cell, plan: Plan, teacher: Path, swap: Mapping[str, Any]) -> float:
@@ -297,17 +300,20 @@ def main(args: Args) -> None:
     teacher, file = home / "swap_teacher", home / "swap_nano_cells.json"
     result = train_teacher(plan, teacher)
     found, wanted = read_cells(file, plan), list(cells(plan, args.seeds))
-    for cell in wanted:
-        if cell in found:
-            continue
-        if args.hours is not None and time.monotonic() - start > 3600 * args.hours:
-            print(f"{len(found)} of {len(wanted)} cells; the same command continues", flush=True)
-            break
-        found[cell] = measure(cell, plan, teacher, args.out)
+    waiting = [cell for cell in wanted if cell not in found]
+    in_time = itertools.takewhile(
+        lambda _: args.hours is None or time.monotonic() - start <= 3600 * args.hours, waiting
+    )
+    workers = Parallel(args.jobs, return_as="generator_unordered", pre_dispatch="n_jobs", batch_size=1)
+    for cell, accuracy in workers(delayed(measure)(cell, plan, teacher, args.out) for cell in in_time):
+        found[cell] = accuracy
         write_cells(file, plan, found)
-        print(f"{time.monotonic() - start:.0f} s", *asdict(cell).values(), f"{found[cell]:.4f}", flush=True)
+        print(f"{time.monotonic() - start:.0f} s", *asdict(cell).values(), f"{accuracy:.4f}", flush=True)
+    if len(found) < len(wanted):
+        print(f"{len(found)} of {len(wanted)} cells; the same command continues", flush=True)
     if not found:
         return
+    found = {cell: found[cell] for cell in (*wanted, *found) if cell in found}
     kept = {
         "command": f"python -m recipes.classification.swap_nano --seeds {','.join(map(str, args.seeds))}",
         "environment": environment(),
