@@ -17,6 +17,7 @@ digits in `--out` instead.
 import itertools
 import json
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -293,8 +294,8 @@ def draw(rows: Sequence[Mapping[str, Any]], teacher: float, file: Path) -> None:
     figure.savefig(file, metadata={"Date": None})
 
 
-def main(args: Args) -> None:
-    """Run, then write."""
+def main(args: Args) -> bool:
+    """Run, then write; False if the time was over first."""
     plan, start = QUICK if args.quick else FULL, time.monotonic()
     home, figure = (args.out, args.out / FIGURE.name) if args.quick else (HERE, FIGURE)
     teacher, file = home / "swap_teacher", home / "swap_nano_cells.json"
@@ -309,10 +310,11 @@ def main(args: Args) -> None:
         found[cell] = accuracy
         write_cells(file, plan, found)
         print(f"{time.monotonic() - start:.0f} s", *asdict(cell).values(), f"{accuracy:.4f}", flush=True)
-    if len(found) < len(wanted):
+    complete = all(cell in found for cell in wanted)
+    if not complete:
         print(f"{len(found)} of {len(wanted)} cells; the same command continues", flush=True)
     if not found:
-        return
+        return complete
     found = {cell: found[cell] for cell in (*wanted, *found) if cell in found}
     kept = {
         "command": f"python -m recipes.classification.swap_nano --seeds {','.join(map(str, args.seeds))}",
@@ -326,7 +328,9 @@ def main(args: Args) -> None:
     (home / "swap_nano.md").write_text(markdown(kept))
     draw(kept["rows"], kept["teacher"], figure)
     print(markdown(kept))
+    return complete
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    # What run_all takes for a job that has to go on.
+    sys.exit(0 if main(tyro.cli(Args)) else 3)
