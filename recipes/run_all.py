@@ -32,8 +32,8 @@ class Job:
     command: str
 
 
-# The ledger waits mostly for the first two and docs/guides/swap.md for the third; the others have results, from before validation
-# data was apart.
+# The ledger waits mostly for the first two, docs/guides/swap.md for the third; the others have results, from before
+# validation data was apart.
 JOBS = (
     Job("families", "recipes.classification.plateau --part families --jobs {jobs} --hours {hours}"),
     Job("ablations", "recipes.classification.plateau --part ablations --jobs {jobs} --hours {hours}"),
