@@ -91,5 +91,6 @@ class AllAnchors(nn.Module):
         strides = [[images.shape[2] // grid[0], images.shape[3] // grid[1]] for grid in grids]
         anchors = torch.cat(self.net.anchor_generator.grid_anchors(grids, strides)).to(images)
         shifts = found["bbox_regression"]
-        boxes = self.net.box_coder.decode_single(shifts.flatten(0, 1), anchors.repeat(len(shifts), 1))
+        # Not len(shifts), which export would make a constant.
+        boxes = self.net.box_coder.decode_single(shifts.flatten(0, 1), anchors.repeat(shifts.shape[0], 1))
         return torch.cat([boxes.view_as(shifts), found["cls_logits"].sigmoid()], dim=2)
