@@ -41,17 +41,21 @@ def _core(batch: int, heads: int, num_tokens: int, width: int) -> Callable[[Plac
         rows = place.randn(batch * heads, num_tokens, width)
         products = references.bare_products([*mixing, (rows, rows.mT), (scores.flatten(0, 1), rows)])
 
+        @torch.no_grad()
         def factored() -> Tensor:
             return attention_from_scores(next_scores(Scores(query, key), *transform), value)
 
+        @torch.no_grad()
         def dense() -> Tensor:
             return attention_from_scores(Scores(nothing, nothing, transform_scores(scores, *transform)), value)
 
+        @torch.no_grad()
         def printed() -> Tensor:
             theta, theta_bias, psi, psi_bias = transform
             mixed = F.linear(F.linear(scores, theta, theta_bias).mT, psi, psi_bias).mT
             return torch.softmax(mixed, dim=-1) @ value
 
+        @torch.no_grad()
         def fresh() -> Tensor:
             both = F.linear(x, weight).unflatten(-1, (2, heads, width)).permute(2, 0, 3, 1, 4)
             return F.scaled_dot_product_attention(both[0], both[1], value)

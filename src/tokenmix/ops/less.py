@@ -178,8 +178,8 @@ def next_scores(
 def attention_from_scores(scores: Scores, value: Tensor, *, mask: Tensor | None = None, dropout: float = 0.0) -> Tensor:
     """softmax(A) V for scores that were passed on, (B, H, N, d).
 
-    It runs in the fused kernels: only a dense part of the scores is a map of each image and head, and on a CPU without
-    gradients what the biases add is one map for all images where that is smaller than copies of the factors.
+    It runs in the fused kernels: only a dense part of the scores is a map of each image and head, and on a CPU under
+    `torch.no_grad` what the biases add is one map for all images where that is smaller than copies of the factors.
 
     Args:
         scores: A, the scale already in it.
@@ -199,14 +199,14 @@ def _common_map(scores: Scores) -> Tensor | None:
     no gradient for it, and CUDA's fastest one takes none.
     """
     query, left, right = scores.query, scores.common_query, scores.common_key
-    if left is None or right is None or scores.dense is not None or torch.compiler.is_exporting():
+    # Under torch.func a tensor does not say whether an outer transform follows it.
+    if left is None or right is None or scores.dense is not None or torch.is_grad_enabled():
         return None
-    followed = torch.is_grad_enabled() and (left.requires_grad or right.requires_grad)
     shared = left.shape[0] == right.shape[0] == 1
     smaller = left.shape[1] * left.shape[2] ** 2 <= 2 * query.numel()
     # In half precision the columns are rounded, their sum is not.
-    takes_maps = query.is_cpu and query.element_size() > 2
-    return left @ right.mT if shared and smaller and takes_maps and not followed else None
+    takes_maps = query.is_cpu and query.element_size() > 2 and not torch.compiler.is_exporting()
+    return left @ right.mT if shared and smaller and takes_maps else None
 
 
 def check_scores(scores: Scores | None, expected: tuple[int, int, int]) -> Scores:
