@@ -1,5 +1,7 @@
 """One command in a process of its own: forked, so that PyTorch is imported once, and limited in time and memory."""
 
+import functools
+import importlib
 import os
 import resource
 import signal
@@ -8,7 +10,9 @@ import tempfile
 import time
 import traceback
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal
 
@@ -45,6 +49,18 @@ class Outcome:
 
 def run_command(arguments: Sequence[str], folder: Path) -> Outcome:
     """Run `tokenmix ARGUMENTS` in a folder; it and whatever it starts are killed after two minutes."""
+    return _clean_process().submit(_fork, arguments, folder).result()
+
+
+@functools.cache
+def _clean_process() -> ProcessPoolExecutor:
+    """A process that has imported PyTorch and computed nothing: after a backward pass, as of another test, autograd
+    refuses to work in a fork."""
+    imported = ("tokenmix.train.run",)
+    return ProcessPoolExecutor(1, get_context("spawn"), initializer=importlib.import_module, initargs=imported)
+
+
+def _fork(arguments: Sequence[str], folder: Path) -> Outcome:
     sys.stdout.flush()
     with tempfile.TemporaryFile() as output:
         before = _resident()

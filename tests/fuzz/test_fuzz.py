@@ -17,7 +17,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from sandbox import run_command
 
-import tokenmix.train.run  # noqa: F401 - so that no command has to import PyTorch
 from tokenmix.registry import TASKS
 from tokenmix.train.config import default_config
 
@@ -28,7 +27,7 @@ NOT_DRAWN = {"task", "data", "out", "recipe", "resume", "device", "threads"}
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run, to be copied. It is made in another process: one that has computed must not be forked."""
+    """A finished run, to be copied."""
     folder = tmp_path_factory.mktemp("fuzz")
     words = ("train", "image-classification", *grammar.TASKS["image-classification"], *grammar.BUDGET)
     outcome = run_command([*words, "--max-steps", "none", "--epochs", "2", "--limit", "16"], folder)
