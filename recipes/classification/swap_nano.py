@@ -20,13 +20,14 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 import tyro
-from joblib import Parallel, delayed
 
 from recipes.over_seeds import over_seeds, read_result, shown
 from tokenmix.environment import environment
@@ -196,6 +197,19 @@ def measure(cell: Cell, plan: Plan, teacher: Path, out: Path) -> tuple[Cell, flo
     return cell, accuracy
 
 
+def as_they_end(waiting: Iterator[Cell], jobs: int, *more: Any) -> Iterator[tuple[Cell, float]]:
+    """What `measure` finds of the cells, that many at a time, each in a process of its own if there are several."""
+    if jobs == 1:
+        yield from (measure(cell, *more) for cell in waiting)
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        running = {pool.submit(measure, cell, *more) for cell in itertools.islice(waiting, jobs)}
+        while running:
+            ended, running = wait(running, return_when=FIRST_COMPLETED)
+            running |= {pool.submit(measure, cell, *more) for cell in itertools.islice(waiting, len(ended))}
+            yield from (one.result() for one in ended)
+
+
 def untrained(cell: Cell, plan: Plan, teacher: Path, swap: Mapping[str, Any]) -> float:
     """Right after the swap."""
     task, config, _ = load_task(teacher)
@@ -301,12 +315,11 @@ def main(args: Args) -> bool:
     teacher, file = home / "swap_teacher", home / "swap_nano_cells.json"
     result = train_teacher(plan, teacher)
     found, wanted = read_cells(file, plan), list(cells(plan, args.seeds))
-    waiting = [cell for cell in wanted if cell not in found]
-    in_time = itertools.takewhile(
-        lambda _: args.hours is None or time.monotonic() - start <= 3600 * args.hours, waiting
+    waiting = itertools.takewhile(
+        lambda _: args.hours is None or time.monotonic() - start <= 3600 * args.hours,
+        [cell for cell in wanted if cell not in found],
     )
-    workers = Parallel(args.jobs, return_as="generator_unordered", pre_dispatch="n_jobs", batch_size=1)
-    for cell, accuracy in workers(delayed(measure)(cell, plan, teacher, args.out) for cell in in_time):
+    for cell, accuracy in as_they_end(waiting, args.jobs, plan, teacher, args.out):
         found[cell] = accuracy
         write_cells(file, plan, found)
         print(f"{time.monotonic() - start:.0f} s", *asdict(cell).values(), f"{accuracy:.4f}", flush=True)

@@ -256,7 +256,7 @@ def _equal_widths(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Te
     width = max(query.shape[-1], value.shape[-1])
     if query.is_cuda:
         width = -(-width // 8) * 8
-    if not _fused_kernels_enabled():
+    if not fused_kernels_enabled():
         width = 0
     return _padded(query, width), _padded(key, width), _padded(value, width)
 
@@ -267,7 +267,8 @@ def _padded(x: Tensor, width: int) -> Tensor:
     return wide if wide.stride(-1) == 1 else wide.contiguous()
 
 
-def _fused_kernels_enabled() -> bool:
+def fused_kernels_enabled() -> bool:
+    """Whether PyTorch may take fused attention kernels."""
     # The same switches govern CPU and CUDA. The compiler cannot trace them, and padding never changes a result; to mark
     # this as a constant for it would import the compiler, which doubles the time that importing a layer takes.
     if torch.compiler.is_compiling():

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokenmix.errors import UserError
-from tokenmix.ops.attention import attention
+from tokenmix.ops.attention import attention, fused_kernels_enabled
 
 
 class Scores(NamedTuple):
@@ -205,8 +205,9 @@ def _common_map(scores: Scores) -> Tensor | None:
     shared = left.shape[0] == right.shape[0] == 1
     smaller = left.shape[1] * left.shape[2] ** 2 <= 2 * query.numel()
     # In half precision the columns are rounded, their sum is not.
-    takes_maps = query.is_cpu and query.element_size() > 2 and not torch.compiler.is_exporting()
-    return left @ right.mT if shared and smaller and takes_maps else None
+    exact = query.element_size() > 2 and not torch.compiler.is_exporting()
+    kernel = query.is_cpu and fused_kernels_enabled()
+    return left @ right.mT if shared and smaller and exact and kernel else None
 
 
 def check_scores(scores: Scores | None, expected: tuple[int, int, int]) -> Scores:
