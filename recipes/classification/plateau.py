@@ -22,6 +22,7 @@ from typing import Any, Literal
 import torch
 import tyro
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from recipes.cells import Cell, Runner, read_cell
 from recipes.over_seeds import over_seeds, shown
@@ -340,7 +341,8 @@ def draw(families: Mapping[str, Any], file: Path) -> None:
     for axis, over in zip(figure.subplots(1, 2), ("images", "seconds")):
         for family, row in families["equal images"].items():
             axis.plot(*_mean_curve(row, over), label=family)
-        axis.set(xlabel={"images": "training images seen", "seconds": "seconds of training"}[over], ylim=(0.75, None))
+        axis.set(xlabel={"images": "training images seen", "seconds": "seconds of training"}[over], ylim=(0.8, None))
+        axis.xaxis.set_major_formatter(EngFormatter())
         axis.set_ylabel("validation accuracy")
     figure.axes[0].legend(frameon=False, fontsize=8)
     save_small(figure, file, colors=128)
