@@ -59,11 +59,7 @@ def _stream(
         offsets = _new_offsets(query, key_memory.shape[0], num_steps)
         outs, flat_offsets = _by_heads(out, query), _by_heads(offsets, query)
         for group, heads in _groups(query, key_memory, key_bias, mask, chunk_size):
-            for place, shares in _maps(heads, num_steps, flat_offsets[:, *group]):
-                there = outs[group][:, :, place]
-                heads.project_into(there, shares.to(query.dtype), value_memory.mT, value_bias)
-                if heads.mask is not None:
-                    there.masked_fill_(~heads.mask[:, :, place].unsqueeze(-1), 0.0)
+            _mix(heads, num_steps, value_memory, value_bias, flat_offsets[:, *group], outs[group])
         return out, offsets
 
 
@@ -89,13 +85,22 @@ def _stream_backward(
         grads, grad_queries, flat_offsets = (_by_heads(t, query) for t in (grad, grad_query, offsets))
         for group, heads in _groups(query, key_memory, key_bias, mask, chunk_size):
             backward = HeadsBackward(heads, value_memory, grads[group], [each[group] for each in flat_offsets])
-            over_tokens = backward.sums()
-            for tile in heads:
-                grad_logits = backward.logits(tile, over_tokens).to(query.dtype)
-                heads.project_into(grad_queries[group][:, :, tile.place], grad_logits, key_memory.mT)
-                _, shares, _, grad_out = backward.map_gradient(tile)
-                sums.add(heads, tile.place, grad_logits, shares.to(query.dtype), grad_out)
+            _mix_backward(backward, grad_queries[group], sums)
         return (grad_query, *(total.to(query.dtype) for total in sums.totals()))  # pyrefly: ignore[bad-return]
+
+
+def _mix(
+    heads: Heads, num_steps: int, value_memory: Tensor, value_bias: Tensor | None, offsets: Tensor, out: Tensor
+) -> None:
+    """Fill in `offsets` (K, b, g, 1, S) and `out` (b, g, N, d_v) of some heads.
+
+    A function of its own, so that the map is free when the next heads' is made, in the same memory.
+    """
+    for place, shares in _maps(heads, num_steps, offsets):
+        there = out[:, :, place]
+        heads.project_into(there, shares.to(out.dtype), value_memory.mT, value_bias)
+        if heads.mask is not None:
+            there.masked_fill_(~heads.mask[:, :, place].unsqueeze(-1), 0.0)
 
 
 def _maps(heads: Heads, num_steps: int, offsets: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -133,6 +138,16 @@ class _Sums:
 
     def totals(self) -> tuple[Tensor, ...]:
         return self.keys, self.values, self.key_bias, self.value_bias
+
+
+def _mix_backward(backward: HeadsBackward, grad_query: Tensor, sums: _Sums) -> None:
+    """Fill in `grad_query` (b, g, N, d) of some heads, and add to `sums`."""
+    heads, over_tokens = backward.heads, backward.sums()
+    for tile in heads:
+        grad_logits = backward.logits(tile, over_tokens).to(grad_query.dtype)
+        heads.project_into(grad_query[:, :, tile.place], grad_logits, heads.key_memory.mT)
+        _, shares, _, grad_out = backward.map_gradient(tile)
+        sums.add(heads, tile.place, grad_logits, shares.to(grad_query.dtype), grad_out)
 
 
 class _Group(NamedTuple):
