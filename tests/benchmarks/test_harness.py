@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from suite import harness
 from suite.groups import GROUPS, cases_of, growth, roofline
 from suite.groups.growth import exponent
 from suite.harness import Built, Case, Missing, Target, Variant, agreement, checked, derived, failure, judge, measure
@@ -122,6 +123,15 @@ def test_targets(target: Target, value: float, met: bool) -> None:
 
 def test_a_target_against_a_missing_peer_is_not_judged() -> None:
     assert judge(Target("at most", 1.0, "a", "peer"), _variants(a=1.0)) is None
+
+
+@pytest.mark.parametrize("direction", ["at most", "at least"])
+@pytest.mark.parametrize(("floor", "against"), [(1.0, "products"), (2.0, "bare")])
+def test_a_floor_that_misses_the_target_is_the_measure_of_it(direction: str, floor: float, against: str) -> None:
+    limit = 1.5 if direction == "at most" else 1 / 1.5
+    target = Target(direction, limit, "ours", "products", floor="bare")  # type: ignore[arg-type]
+    found = harness._verdicts([target], _variants(ours=2.2, products=1.0, bare=floor), "cpu")
+    assert [(v.other, v.met) for v in found] == [(against, floor == 2.0)]
 
 
 def test_exponent_of_a_power() -> None:
