@@ -135,6 +135,12 @@ def families(a: str, b: str, budgets: Sequence[str], **more: Any) -> tuple[Row, 
     )  # fmt: skip
 
 
+def on_emoji(a: str, b: str, **more: Any) -> Row:
+    """Two mixers of the plateau recipe on emoji."""
+    picks = (at("emoji", "equal images", name) for name in (a, b))
+    return Row("emoji, accuracy, equal images", PLATEAU, *picks, (a, b), images=752, extra="--part emoji", **more)
+
+
 def slope(name: str) -> Pick:
     """Points of accuracy for ten times the parameters, over the three sizes, of each seed."""
 
@@ -228,6 +234,7 @@ CLAIMS = (
         "EANet, ImageNet at the size of T2T-ViT-7: 63.2 with one head [S], 68.9 as EAMLP-7 with 16 [M]",
         (
             *families("multihead-external", "external", BUDGETS),
+            on_emoji("multihead-external", "external"),
             plateau("4 heads or 1, the same widths", "heads", "4 heads", "1 heads"),
         ),
     ),
@@ -306,6 +313,7 @@ CLAIMS = (
         (
             *families("less", "self", ("equal images",), kind="as good", margin=0.005),
             *families("less", "self", ("equal multiply-adds",)),
+            on_emoji("less", "self", kind="as good", margin=0.005),
         ),
     ),
     Claim(

@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# Until 2026-11-22 the clock of training ran on during evaluation. A recipe leaves this out once all its runs are newer.
-SECONDS_NOTE = "Seconds of training: includes evaluation; to be measured again."
-
 
 def read_result(run: Path) -> dict[str, Any]:
     """A finished run's result.json, with the commit that it was started at."""
@@ -24,12 +21,9 @@ def over_seeds(scores: Sequence[float]) -> dict[str, Any]:
     return {"mean": statistics.mean(scores), "deviation": deviation, "runs": list(scores)}
 
 
-def seconds_and_commits(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How long a run took, and the commits at which the runs were made."""
-    return {
-        "seconds": statistics.median(result["seconds"] for result in results),
-        "commits": sorted({result["commit"] for result in results}),
-    }
+def commits(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The commits at which the runs were made."""
+    return sorted({result["commit"] for result in results})
 
 
 def shown(found: Mapping[str, Any], digits: int) -> str:

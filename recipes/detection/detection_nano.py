@@ -24,7 +24,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from recipes.over_seeds import SECONDS_NOTE, over_seeds, read_result, seconds_and_commits, shown
+from recipes.over_seeds import commits, over_seeds, read_result, shown
 from recipes.small_pictures import save_small
 from tokenmix.environment import environment
 from tokenmix.registry import get_task
@@ -150,7 +150,7 @@ def summarise(job: str, mixer: str, results: Sequence[Mapping[str, Any]]) -> dic
         "parameters": results[0]["parameters"],
         "macs": results[0]["macs"],
         "images": results[0]["images"],
-        **seconds_and_commits(results),
+        "commits": commits(results),
         "peak_memory": statistics.median(result["peak_memory"]["process"] for result in results),
         "curves": [result["curve"] for result in results],
         "losses": [result["losses"] for result in results],
@@ -217,18 +217,17 @@ def markdown(rows: Sequence[Mapping[str, Any]], command: str) -> str:
     lines = [
         f"Made by `{command}` on {environment()['cpu']}, one thread; after the last epoch, mean ± sample standard",
         "deviation over the seeds, in brackets what the first weights score. Every mixer sees the same images in the",
-        "same order. Seconds and peak memory are of one run's process, where other programs were running too: for",
-        f"planning, not for comparing. {SECONDS_NOTE}",
+        "same order. Peak memory is of one run's process.",
     ]
     for job in JOBS:
         names, chosen = METRICS[job], [row for row in rows if row["job"] == job]
         lines += [
             "",
-            " | ".join([f"| {job}, {JOBS[job]['model']}", *names, "parameters", "images", "seconds", "peak memory |"]),
-            "|---|" + "---:|" * (len(names) + 4),
+            " | ".join([f"| {job}, {JOBS[job]['model']}", *names, "parameters", "images", "peak memory |"]),
+            "|---|" + "---:|" * (len(names) + 3),
             *(
                 f"| {row['mixer']} | " + " | ".join(_shown(row[name]) for name in names)
-                + f" | {row['parameters']:,} | {row['images']:,} | {row['seconds']:.0f} "
+                + f" | {row['parameters']:,} | {row['images']:,} "
                 f"| {row['peak_memory'] / 2**20:,.0f} MiB |"
                 for row in chosen
             ),

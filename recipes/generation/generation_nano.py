@@ -18,7 +18,7 @@ import torch.nn.functional as F
 import tyro
 from PIL import Image
 
-from recipes.over_seeds import over_seeds, read_result, seconds_and_commits, shown
+from recipes.over_seeds import commits, over_seeds, read_result, shown
 from tokenmix.cost.memory import peak_memory
 from tokenmix.cost.speed import time_interleaved
 from tokenmix.environment import environment
@@ -105,7 +105,7 @@ def summarise(data: str, attention: str, results: Sequence[dict[str, Any]]) -> d
         "attention": attention,
         "images": results[0]["images"],
         **{name: over_seeds([result["final"][name] for result in results]) for name in SCORES},
-        **seconds_and_commits(results),
+        "commits": commits(results),
     }
 
 

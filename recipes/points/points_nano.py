@@ -19,7 +19,7 @@ import torch
 import tyro
 from matplotlib.figure import Figure
 
-from recipes.over_seeds import SECONDS_NOTE, over_seeds, read_result, seconds_and_commits, shown
+from recipes.over_seeds import commits, over_seeds, read_result, shown
 from recipes.small_pictures import save_small
 from tokenmix.cost.memory import peak_memory
 from tokenmix.environment import environment
@@ -100,7 +100,7 @@ def summarise(task: str, mixer: str, results: Sequence[Mapping[str, Any]]) -> di
         "parameters": results[0]["parameters"],
         "macs": results[0]["macs"],
         "clouds": results[0]["clouds"],
-        **seconds_and_commits(results),
+        "commits": commits(results),
     }
 
 
@@ -168,16 +168,15 @@ def markdown(rows: Sequence[Mapping[str, Any]], costs: Sequence[Mapping[str, Any
         f"Made by `{command}` on {environment()['cpu']}, one thread; after the last epoch, mean ± sample standard",
         "deviation over the seeds, on moulds that were not trained on. Both mixers see the same clouds in order. "
         f"Bases: classes {BASES['point-classification']}, parts (`part_miou`) {BASES['point-segmentation']}.",
-        SECONDS_NOTE,
         "",
-        "| task | mixer | result | parameters | MACs / cloud | clouds seen | seconds |",
-        "|---|---|---|---:|---:|---:|---:|",
+        "| task | mixer | result | parameters | MACs / cloud | clouds seen |",
+        "|---|---|---|---:|---:|---:|",
     ]
     for row in rows:
         told = ", ".join(f"`{name}` {shown(value, 4)}" for name, value in row["metrics"].items())
         lines.append(
             f"| {row['task']} | {row['mixer']} | {told} | {row['parameters']:,} | {row['macs'] / 1e6:.1f} M "
-            f"| {row['clouds']:,} | {row['seconds']:.0f} |"
+            f"| {row['clouds']:,} |"
         )
     lines += [
         "",

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from torch.nn.functional import cross_entropy
 
-from recipes.over_seeds import SECONDS_NOTE, over_seeds, read_result, seconds_and_commits, shown
+from recipes.over_seeds import commits, over_seeds, read_result, shown
 from recipes.small_pictures import save_small
 from tokenmix.cost.memory import peak_memory
 from tokenmix.cost.speed import time_interleaved
@@ -133,7 +133,7 @@ def summarise(head: str, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]
         "macs": results[0]["macs"],
         "images": results[0]["images"],
         "step_bytes": step_bytes(head),
-        **seconds_and_commits(results),
+        "commits": commits(results),
     }
 
 
@@ -208,12 +208,11 @@ def markdown(found: Mapping[str, Any], command: str) -> str:
         f"(`recipes/segmentation/blue_marble_base.py`) has a mean IoU of {BASE['miou']} and an accuracy of "
         f"{BASE['accuracy']} on",
         "these tiles; the mark to beat was 0.59.",
-        "Seconds of one run, where other programs were running too: for planning, not for comparing. Memory is the",
-        f"peak of a training step of {SHARED['batch_size']} crops beyond weights and input. {SECONDS_NOTE}",
+        f"Memory is the peak of a training step of {SHARED['batch_size']} crops beyond weights and input.",
         "",
         f"| head | mean IoU, {first} | accuracy | mean IoU, {' | mean IoU, '.join(others)} "
-        "| parameters | MACs / crop | seconds | peak memory |",
-        f"|---|---:|---:|{'---:|' * len(others)}---:|---:|---:|---:|",
+        "| parameters | MACs / crop | peak memory |",
+        f"|---|---:|---:|{'---:|' * len(others)}---:|---:|---:|",
         *(_head_row(row) for row in found["heads"]),
         "",
         f"| IoU of a class, {first} | {' | '.join(found['classes'])} |",
@@ -239,7 +238,7 @@ def _head_row(row: Mapping[str, Any]) -> str:
     accuracy = shown(next(iter(row["looks"].values()))["accuracy"], 3)
     return (
         f"| {row['head']} | {' | '.join([first, accuracy, *others])} | {row['parameters']:,} "
-        f"| {row['macs'] / 1e6:.1f} M | {row['seconds']:.0f} | {row['step_bytes'] / 2**20:.0f} MiB |"
+        f"| {row['macs'] / 1e6:.1f} M | {row['step_bytes'] / 2**20:.0f} MiB |"
     )
 
 

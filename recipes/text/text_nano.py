@@ -19,7 +19,7 @@ import torch
 import tyro
 from matplotlib.figure import Figure
 
-from recipes.over_seeds import SECONDS_NOTE, over_seeds, read_result, seconds_and_commits, shown
+from recipes.over_seeds import commits, over_seeds, read_result, shown
 from recipes.small_pictures import save_small
 from recipes.text.tfidf import tfidf_baseline
 from tokenmix.environment import environment
@@ -171,7 +171,7 @@ def summarise(results: Sequence[dict[str, Any]], metric: str) -> dict[str, Any]:
         **over_seeds([result["final"][metric] for result in results]),
         "parameters": results[0]["parameters"],
         "sequences": results[0].get("sequences", results[0].get("images")),
-        **seconds_and_commits(results),
+        "commits": commits(results),
     }
 
 
@@ -258,17 +258,16 @@ def markdown(found: Mapping[str, Any], command: str) -> str:
     lines = [
         f"Made by `{command}` on {environment()['cpu']}, one thread, bf16; after the last step, mean ± sample standard",
         f"deviation over the seeds. Pretraining: {sequences:,} sequences of {SHARED['seq_len']} tokens of `english`, a",
-        f"WordPiece vocabulary of {TOKENS:,}, every model in the same order with the same masks. Seconds of one run,",
-        f"where other programs were running too: for planning, not for comparing. {SECONDS_NOTE}",
+        f"WordPiece vocabulary of {TOKENS:,}, every model in the same order with the same masks.",
         "",
         # What was found out about the results afterwards; results made again have none.
         *([found["note"], ""] if "note" in found else []),
-        "| model | perplexity, held out | parameters | seconds |",
-        "|---|---:|---:|---:|",
+        "| model | perplexity, held out | parameters |",
+        "|---|---:|---:|",
         *(_row(name, row) for name, row in found["families"].items()),
         "",
-        "| gate of gMLP | perplexity, held out | parameters | seconds |",
-        "|---|---:|---:|---:|",
+        "| gate of gMLP | perplexity, held out | parameters |",
+        "|---|---:|---:|",
         *(_row(name, row) for name, row in found["gates"].items()),
         _row("split, free instead of Toeplitz", found["free_gate"]),
         "",
@@ -294,7 +293,7 @@ def markdown(found: Mapping[str, Any], command: str) -> str:
 
 
 def _row(name: str, row: Mapping[str, Any]) -> str:
-    return f"| {name} | {shown(row, 2)} | {row['parameters']:,} | {row['seconds']:.0f} |"
+    return f"| {name} | {shown(row, 2)} | {row['parameters']:,} |"
 
 
 def main(args: Args) -> None:

@@ -36,6 +36,7 @@ def test_rows_of_the_plateau_recipe_are_cells_that_it_has(claims: Any) -> None:
     maps = [[{"distance": 0.1, "diagonality": 0.2}] * 8] * 3
     document = {
         "families": {budget: dict.fromkeys(plateau.FAMILIES, run) for budget in claims.BUDGETS},
+        "emoji": {"equal images": dict.fromkeys(plateau.FAMILIES, run)},
         "ablations": {
             name: {label: {**run, "parameters": 10 ** (1 + n), "maps": maps} for n, label in enumerate(rows)}
             for name, rows in plateau.ABLATIONS.items()

@@ -14,7 +14,6 @@ from tokenmix.train.sources import make_config
 RECIPES = Path(__file__).parents[2] / "recipes"
 # What of a recipe's results its tables are made of; no name for all of them.
 PARTS: dict[str, tuple[str, ...]] = {
-    "classification.nano_families": ("rows",),
     "text.text_nano": (),
     "points.points_nano": ("rows", "cost"),
     "generation.generation_nano": ("rows", "costs"),
@@ -45,18 +44,6 @@ def test_mean_and_spread_over_seeds(recipe: ModuleType) -> None:
     assert recipe.over_seeds([1.0, 2.0, 6.0]) == {"mean": 3.0, "deviation": 7**0.5, "runs": [1.0, 2.0, 6.0]}
     assert recipe.shown(recipe.over_seeds([1.0, 2.0, 6.0]), 2) == "3.00 ± 2.65"
     assert recipe.shown(recipe.over_seeds([0.25]), 1) == "0.2"
-
-
-@pytest.mark.parametrize("recipe", ["classification.nano_families"], indirect=True)
-def test_runs_of_other_settings_are_not_taken_for_its_own(
-    recipe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(recipe.BUDGETS, "digits", {"max_steps": 1, "limit": 64, "limit_eval": 10})
-    first = recipe.one_run(tmp_path, "digits", "vit_nano", 0)
-    assert recipe.one_run(tmp_path, "digits", "vit_nano", 0) == first
-    monkeypatch.setitem(recipe.SHARED, "lr", 1e-3)
-    with pytest.raises(UserError, match=r"digits-vit_nano-0 holds a run with lr=0\.002"):
-        recipe.one_run(tmp_path, "digits", "vit_nano", 0)
 
 
 @pytest.mark.parametrize("recipe", ["text.text_nano"], indirect=True)

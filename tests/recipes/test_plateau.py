@@ -30,7 +30,7 @@ def _recipes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_quick_form_writes_families_and_ablations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from recipes.classification import plateau
 
-    for part in ("families", "ablations"):
+    for part in ("families", "ablations", "emoji"):
         assert plateau.main(plateau.Args(out=tmp_path, part=part, seeds=(0, 1), jobs=0, quick=True))  # type: ignore[arg-type]
     lines = capsys.readouterr().out.splitlines()
     assert any("tune-gating-0.001: validation accuracy" in line and "final accuracy" in line for line in lines)
@@ -43,6 +43,7 @@ def test_the_quick_form_writes_families_and_ablations(tmp_path: Path, capsys: py
         assert all(len(row["runs"]) == len(row["validation"]) == len(row["curves"]) == 2 for row in rows.values())
     depth = found["ablations"]["depth"]["self, 8 blocks"]["maps"]
     assert [len(blocks) for blocks in depth] == [8, 8]
+    assert found["emoji"]["equal images"].keys() == {"self", "gating"}
     table = (tmp_path / "plateau.md").read_text()
     assert "| ablation: gate's start | accuracy |" in table
     assert "| gating | never | never |" in table or "| gating | " in table
