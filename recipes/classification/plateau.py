@@ -214,15 +214,15 @@ class Plateau:
         per_epoch = 1 if self.args.quick else 55_000 // SHARED["batch_size"]
         return {family: round(EPOCHS * per_epoch * cost["self"] / cost[family]) for family in self.families}
 
-    def step_seconds(self) -> dict[str, float]:
-        """Seconds of a training step, of all families in turns; measured once, so that runs can be taken up again."""
+    def timing(self) -> dict[str, Any]:
+        """Seconds of a training step of each family, in turns; measured once, so that another machine can go on."""
         file = self.runner.kept.with_name("plateau_seconds.json")  # type: ignore[union-attr]
         if not file.exists():
             config = CompareConfig().replace(
                 mixers=self.families, model_kwargs=self.net, data=self.shared["data"], device="cpu", limit=1000,
                 batch_size=self.shared["batch_size"],
             )  # fmt: skip
-            write_json(file, predict_steps(config, (1,))[1])
+            write_json(file, {"cpu": environment()["cpu"], "seconds": predict_steps(config, (1,))[1]})
         return json.loads(file.read_text())
 
     def equal_images(self, rates: Mapping[str, Mapping[str, Any]], seconds: Mapping[str, float] | None = None) -> Any:
@@ -235,7 +235,7 @@ class Plateau:
 
     def all_families(self, rates: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """The families on equal images, at equal multiply-adds, and at equal time."""
-        step_seconds = self.step_seconds()
+        step_seconds = self.timing()["seconds"]
         found: dict[str, Any] = {"equal images": self.equal_images(rates, step_seconds)}
         costs = {f: row["macs"] for f, row in found["equal images"].items()}
         for kind, cost in (("equal multiply-adds", costs), ("equal time", step_seconds)):
@@ -366,10 +366,10 @@ def draw(families: Mapping[str, Any], file: Path) -> None:
 def markdown(found: Mapping[str, Any], command: str) -> str:
     """The tables of all that is there."""
     lines = [
-        f"Made by `{command}` on {environment()['cpu']}, one thread; accuracy on the 10,000 test",
+        f"Made by `{command}`; accuracy on the 10,000 test",
         "images after the last epoch, mean ± sample standard deviation over the seeds. Learning rates were chosen on",
-        "5,000 validation images. Seconds are the steps times the time of a step, measured in turns. Rows appear once",
-        "all their seeds are trained.",
+        "5,000 validation images. Seconds are the steps times the time of a step, of all in turns on one thread of",
+        f"{found['timed_on']}. Rows appear once all their seeds are trained.",
     ]
     lines += _rates("validation accuracy", found.get("rates", {}))
     for kind, rows in found.get("families", {}).items():
@@ -443,7 +443,8 @@ def main(args: Args) -> bool:
         print("the time is over; the same command continues", flush=True)
     command = f"python -m recipes.classification.plateau --part {args.part} --seeds {','.join(map(str, args.seeds))}"
     found |= {
-        "command": command, "environment": environment(), "net": NET, "shared": SHARED,
+        "command": command, "environment": environment(), "timed_on": plateau.timing()["cpu"],
+        "net": NET, "shared": SHARED,
         "epochs": {"families": EPOCHS, "tuning": TUNING, "ablations": ABLATION}, "emoji_net": EMOJI_NET,
         "emoji_shared": EMOJI, "emoji_epochs": {"families": EMOJI_EPOCHS, "tuning": EMOJI_TUNING},
     }  # fmt: skip
