@@ -293,6 +293,7 @@ CLAIMS = (
                 kind="as good", margin=2.0, lower=True),
             *(plateau(f"width {width}", "sizes", f"gMLP, width {width}", f"self, width {width}", kind="as good",
                       margin=0.01) for width in (24, 48, 96)),
+            on_emoji("gating", "self", kind="as good", margin=0.01),
             Row("Fashion-MNIST, accuracy for ten times the parameters", PLATEAU, slope("gMLP"), slope("self"),
                 ("slope of gMLP", "slope of self-attention"), kind="as good", margin=0.01, extra="--part ablations"),
         ),
