@@ -225,13 +225,15 @@ class Plateau:
             write_json(file, {"cpu": environment()["cpu"], "seconds": predict_steps(config, (1,))[1]})
         return json.loads(file.read_text())
 
-    def equal_images(self, rates: Mapping[str, Mapping[str, Any]], seconds: Mapping[str, float] | None = None) -> Any:
+    def equal_images(
+        self, rates: Mapping[str, Mapping[str, Any]], step_seconds: Mapping[str, float] | None = None
+    ) -> dict[str, Any]:
         """The families that have a learning rate, on equal images."""
         cells = {
             f: self.over_seeds(f"{self.prefix}images-{f}", {"mixer": f}, lr=row["lr"], epochs=self.epochs)
             for f, row in rates.items()
         }
-        return self.rows(cells, seconds)
+        return self.rows(cells, step_seconds)
 
     def all_families(self, rates: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """The families on equal images, at equal multiply-adds, and at equal time."""
@@ -368,9 +370,13 @@ def markdown(found: Mapping[str, Any], command: str) -> str:
     lines = [
         f"Made by `{command}`; accuracy on the 10,000 test",
         "images after the last epoch, mean ± sample standard deviation over the seeds. Learning rates were chosen on",
-        "5,000 validation images. Seconds are the steps times the time of a step, of all in turns on one thread of",
-        f"{found['timed_on']}. Rows appear once all their seeds are trained.",
+        "5,000 validation images. Rows appear once all their seeds are trained.",
     ]
+    if "timed_on" in found:
+        lines += [
+            "Seconds are the steps times the time of a step, of all in turns on one thread of",
+            f"{found['timed_on']}.",
+        ]
     lines += _rates("validation accuracy", found.get("rates", {}))
     for kind, rows in found.get("families", {}).items():
         lines += _table(kind, rows)
@@ -387,8 +393,11 @@ def markdown(found: Mapping[str, Any], command: str) -> str:
     for name, rows in found.get("ablations", {}).items():
         lines += _table(f"ablation: {name}", rows)
     if "emoji" in found:
-        lines += ["", "Emoji, 752 test pictures of concepts that no training picture shows; 300 of the training"]
-        lines += ["pictures are the validation pictures, which may show the concepts of the others."]
+        lines += ["", f"Made by `{found['emoji']['command']}`:"]
+        lines += [
+            "emoji, 752 test pictures of concepts that no training picture shows; 300 of the training pictures are"
+        ]
+        lines += ["the validation pictures, which may show the concepts of the others."]
         lines += _rates("emoji, validation accuracy", found["emoji"]["rates"])
         lines += _table("emoji, equal images", found["emoji"]["equal images"])
     return "\n".join(lines) + "\n"
@@ -434,23 +443,22 @@ def main(args: Args) -> bool:
     file = home / "plateau.json"
     found = json.loads(file.read_text()) if file.exists() else {}
     rates = plateau.tuned()
+    command = f"python -m recipes.classification.plateau --part {args.part} --seeds {','.join(map(str, args.seeds))}"
+    about = {
+        "command": command, "environment": environment(), "net": plateau.net, "shared": plateau.shared,
+        "epochs": {"families": plateau.epochs, "tuning": plateau.tuning}, "rates": rates,
+    }  # fmt: skip
     if args.part == "emoji":
-        found["emoji"] = {"rates": rates, "equal images": plateau.equal_images(rates)}
+        found["emoji"] = {**about, "equal images": plateau.equal_images(rates)}
+    elif args.part == "ablations":
+        found |= {**about, "ablation_epochs": ABLATION, "ablations": plateau.all_ablations(rates)}
     else:
-        found["rates"] = rates
-        found[args.part] = plateau.all_families(rates) if args.part == "families" else plateau.all_ablations(rates)
+        found |= {**about, "families": plateau.all_families(rates), "timed_on": plateau.timing()["cpu"]}
     if not plateau.runner.complete:
         print("the time is over; the same command continues", flush=True)
-    command = f"python -m recipes.classification.plateau --part {args.part} --seeds {','.join(map(str, args.seeds))}"
-    found |= {
-        "command": command, "environment": environment(), "timed_on": plateau.timing()["cpu"],
-        "net": NET, "shared": SHARED,
-        "epochs": {"families": EPOCHS, "tuning": TUNING, "ablations": ABLATION}, "emoji_net": EMOJI_NET,
-        "emoji_shared": EMOJI, "emoji_epochs": {"families": EMOJI_EPOCHS, "tuning": EMOJI_TUNING},
-    }  # fmt: skip
     found = json.loads(json.dumps(found))
     write_json(file, found)
-    (home / "plateau.md").write_text(markdown(found, command))
+    (home / "plateau.md").write_text(markdown(found, found.get("command", command)))
     if "families" in found:
         draw(found["families"], args.out / "plateau.png" if args.quick else PICTURE)
     return plateau.runner.complete
