@@ -18,6 +18,7 @@ from pathlib import Path
 
 import tyro
 
+from recipes.program import STOPPED
 from tokenmix.train.config import Names
 from tokenmix.train.files import read_json, write_json
 
@@ -45,8 +46,6 @@ JOBS = (
     Job("generation", "recipes.generation.generation_nano"),
 )
 LEDGER = "recipes.claims"
-STOPPED = 3
-"""Exit code of a job, and of this program, that has to go on another time."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ same command goes on where it stopped. Writes plateau.json and .md next to it, a
 import csv
 import json
 import math
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,12 +19,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import tyro
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from recipes.cells import Cell, Runner, read_cell
 from recipes.over_seeds import over_seeds, shown
+from recipes.program import run_program
 from recipes.small_pictures import save_small
 from tokenmix.compare.compare import predict_steps
 from tokenmix.environment import environment
@@ -465,5 +464,4 @@ def main(args: Args) -> bool:
 
 
 if __name__ == "__main__":
-    # What run_all takes for a job that has to go on.
-    sys.exit(0 if main(tyro.cli(Args)) else 3)
+    run_program(main, Args)

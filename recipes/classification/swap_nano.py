@@ -17,7 +17,6 @@ digits in `--out` instead.
 import itertools
 import json
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -27,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import tyro
 
 from recipes.over_seeds import over_seeds, read_result, shown
+from recipes.program import run_program
 from tokenmix.environment import environment
 from tokenmix.registry import get_task
 from tokenmix.swap import swap_attention
@@ -345,5 +344,4 @@ def main(args: Args) -> bool:
 
 
 if __name__ == "__main__":
-    # What run_all takes for a job that has to go on.
-    sys.exit(0 if main(tyro.cli(Args)) else 3)
+    run_program(main, Args)

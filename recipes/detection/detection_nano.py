@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from recipes.over_seeds import commits, over_seeds, read_result, shown
+from recipes.program import run_program
 from recipes.small_pictures import save_small
 from tokenmix.environment import environment
 from tokenmix.registry import get_task
@@ -263,4 +263,4 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    run_program(main, Args)

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import tyro
 from PIL import Image
 
 from recipes.over_seeds import commits, over_seeds, read_result, shown
+from recipes.program import run_program
 from tokenmix.cost.memory import peak_memory
 from tokenmix.cost.speed import time_interleaved
 from tokenmix.environment import environment
@@ -216,4 +216,4 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    run_program(main, Args)

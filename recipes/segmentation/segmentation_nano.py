@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import tyro
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from torch.nn.functional import cross_entropy
 
 from recipes.over_seeds import commits, over_seeds, read_result, shown
+from recipes.program import run_program
 from recipes.small_pictures import save_small
 from tokenmix.cost.memory import peak_memory
 from tokenmix.cost.speed import time_interleaved
@@ -331,4 +331,4 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    run_program(main, Args)

@@ -9,7 +9,6 @@ docs/images/whole_map_memory.png, and the predicted map as limited-2/predicted.p
 """
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -19,12 +18,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import tyro
 from matplotlib.figure import Figure
 from PIL import Image
 from torch.distributed.device_mesh import init_device_mesh
 
 from recipes.datasets.images.blue_marble import PALETTE, turned, whole_map
+from recipes.program import run_program
 from recipes.small_pictures import save_small
 from tokenmix.environment import environment
 from tokenmix.train.distributed import distributed_info, process_group
@@ -159,5 +158,4 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    main(tyro.cli(Args))
+    run_program(main, Args)

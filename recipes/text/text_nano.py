@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import tyro
 from matplotlib.figure import Figure
 
 from recipes.over_seeds import commits, over_seeds, read_result, shown
+from recipes.program import run_program
 from recipes.small_pictures import save_small
 from recipes.text.tfidf import tfidf_baseline
 from tokenmix.environment import environment
@@ -316,4 +316,4 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    run_program(main, Args)

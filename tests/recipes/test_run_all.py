@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tokenmix.errors import UserError
+
 ROOT = Path(__file__).parents[2]
 JOB = """
 import sys, time
@@ -91,3 +93,30 @@ def test_every_job_is_a_recipe_with_the_options_it_is_given(driver: Any) -> None
         module = job.command.split()[0]
         assert (ROOT / Path(*module.split("."))).with_suffix(".py").is_file(), job.name
     assert {"{jobs}" in job.command for job in driver.JOBS} == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "said"),
+    [
+        (None, 0, ""),
+        (True, 0, ""),
+        (False, 3, ""),
+        (KeyboardInterrupt("saved; go on with this"), 130, "saved; go on with this\n"),
+        (UserError("no such file; give another"), "tokenmix: no such file; give another", ""),
+    ],
+)
+def test_a_recipe_ends_with_an_exit_code_and_without_a_traceback(
+    outcome: Any, code: Any, said: str, driver: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from recipes.program import run_program
+
+    def main(args: Any) -> bool | None:
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(sys, "argv", ["recipe", "--budget", "1"])
+    with pytest.raises(SystemExit) as ended:
+        run_program(main, driver.Args)
+    assert ended.value.code == code
+    assert capsys.readouterr().err == said
