@@ -49,7 +49,8 @@ class Target:
     """What a case has to reach.
 
     With `other`: "at most", ours takes at most `limit` times as much as the other; "at least", ours is at least `limit`
-    times as fast. Without: the quantity itself against the limit. On other devices than its own it is not judged.
+    times as fast; with a limit of 1, no slower, a tie meets it: quartiles of the rounds' ratios on both sides of 1.
+    Without: the quantity itself against the limit. On other devices than its own it is not judged.
     """
 
     direction: Direction
@@ -219,14 +220,17 @@ def ratio_of(ours: Measured, other: Measured) -> Ratio:
 
 def judge(target: Target, variants: list[Measured]) -> Verdict | None:
     """Whether a target is met; None if what it compares with is not there."""
-    median = {v.name: v.median for v in variants if v.median is not None}
-    if target.ours not in median or (target.other is not None and target.other not in median):
+    there = {v.name: v for v in variants if v.median is not None}
+    if target.ours not in there or (target.other is not None and target.other not in there):
         return None
-    value = median[target.ours]
+    value, tie = there[target.ours].median, False
+    assert value is not None
     if target.other is not None:
-        value = value / median[target.other] if target.direction == "at most" else median[target.other] / value
+        ratio = ratio_of(there[target.ours], there[target.other])
+        value = ratio.median if target.direction == "at most" else 1 / ratio.median
+        tie = target.limit == 1 and ratio.q1 <= 1 <= ratio.q3
     met = value <= target.limit if target.direction == "at most" else value >= target.limit
-    return Verdict(target.ours, target.other, target.direction, target.limit, _rounded(value), met)
+    return Verdict(target.ours, target.other, target.direction, target.limit, _rounded(value), met or tie)
 
 
 def _verdicts(targets: Iterable[Target], variants: list[Measured], device: str) -> list[Verdict]:

@@ -108,7 +108,7 @@ def _compared(name: str, row: Row, ratio: Ratio, measured: dict[str, Measured]) 
     ours, other = (_spread(measured[side], row.quantity) for side in (ratio.ours, ratio.other))
     value = f"**{ratio.median:.2f}** ({ratio.q1:.2f} to {ratio.q3:.2f})"
     target, met = _verdict(verdict, row)
-    if verdict is not None and not verdict.met:
+    if verdict is not None and _misses(verdict):
         ends = sorted((ratio.q1, ratio.q3) if verdict.direction == "at most" else (1 / ratio.q3, 1 / ratio.q1))
         met += ", within the spread" if ends[0] <= verdict.limit <= ends[1] else ""
     return (name, ratio.ours, ratio.other, ours, other, value, target, met)
@@ -122,7 +122,14 @@ def _alone(name: str, row: Row, variant: Measured) -> tuple[str, ...]:
 def _verdict(verdict: Verdict | None, row: Row) -> tuple[str, str]:
     if verdict is None:
         return "", ""
-    return _target(verdict, row), "yes" if verdict.met else f"**no**: {_value(verdict, row)}"
+    if _misses(verdict):
+        return _target(verdict, row), f"{'yes' if verdict.met else '**no**'}: {_value(verdict, row)}"
+    return _target(verdict, row), "yes"
+
+
+def _misses(v: Verdict) -> bool:
+    """Whether the median does not reach the limit, in a tie either."""
+    return v.value > v.limit if v.direction == "at most" else v.value < v.limit
 
 
 def _target(v: Verdict, row: Row) -> str:

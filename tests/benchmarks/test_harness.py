@@ -219,6 +219,19 @@ def test_a_miss_within_the_spread_is_told(limit: float, told: bool) -> None:
     assert lines_of(row)[0][-1].endswith("within the spread") == told
 
 
+@pytest.mark.parametrize("direction", ["at most", "at least"])
+@pytest.mark.parametrize(("limit", "runs", "met"), [(1.0, 0.9, True), (1.0, 1.01, False)])
+def test_no_slower_is_met_by_a_tie(direction: str, limit: float, runs: float, met: bool) -> None:
+    row = _measure(_case())
+    ours, other = row.variants
+    ours.runs, ours.median, other.runs, other.median = [runs, 1.05, 1.1], 1.05, [1.0, 1.0, 1.0], 1.0
+    target = Target(direction, limit, other="double")  # type: ignore[arg-type]
+    row.ratios = [harness.ratio_of(ours, other)]
+    row.verdicts = [verdict for verdict in [judge(target, row.variants)] if verdict]
+    assert [verdict.met for verdict in row.verdicts] == [met]
+    assert lines_of(row)[0][-1].startswith("yes: " if met else "**no**: ")
+
+
 def test_groups_have_cases_with_names_of_their_own() -> None:
     for group in GROUPS:
         cases = list({id(case): case for device in ("cpu", "cuda") for case in cases_of(group, device)}.values())

@@ -166,8 +166,12 @@ def spatial_projection(
         z = z.masked_fill(~mask.unsqueeze(-1), 0.0)
     if method == "fft":
         return toeplitz_by_fft(weight, z, causal=causal) + bias[:n, None].to(z.dtype)
-    matrix = gate_matrix(weight, n, causal=causal)
-    return torch.baddbmm(bias[:n, None], matrix.expand(size, n, n), z)
+    matrix = gate_matrix(weight, n, causal=causal).expand(size, n, n)
+    if torch.compiler.is_compiling():
+        # The compiler adds b where it multiplies by Z_1; baddbmm would write b to memory first.
+        product = torch.bmm(matrix, z)
+        return product + bias[:n, None].to(product.dtype)
+    return torch.baddbmm(bias[:n, None], matrix, z)
 
 
 def gate_matrix(weight: Tensor, n: int, *, causal: bool = False) -> Tensor:

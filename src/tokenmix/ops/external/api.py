@@ -212,8 +212,10 @@ def _map(problem: Problem) -> Tensor:
         logits = F.linear(problem.query, problem.key_memory)
         if logits.dtype in (torch.float32, torch.float64):
             # The same in two fused softmaxes. They cannot have a slot that is closed by -inf, which only a bias or
-            # float16 brings; on CUDA the first would have one block of threads for all tokens of a head.
-            return torch.softmax(torch.log_softmax(logits, dim=-2), dim=-1)
+            # float16 brings; on CUDA the first would have one block of threads for all tokens of a head. One name, so
+            # that the second writes where the logits were, which the cache still holds.
+            logits = torch.log_softmax(logits, dim=-2)
+            return torch.softmax(logits, dim=-1)
         return double_normalize(logits)
     return reference_map(
         problem.query,
