@@ -71,6 +71,7 @@ NAMES: dict[str, list[str]] = {
         "Int8ExternalAttention",
         "Int8Linear",
         "TOLERANCES",
+        "keep_freed_memory",
         "load_quantized",
         "optimize",
         "save_quantized",

@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import resource, torch
-from tokenmix.train.engine import keep_freed_memory
+from tokenmix.environment import keep_freed_memory
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(10):

@@ -5,6 +5,7 @@ from tokenmix.cpu.fused import FusedLinear
 from tokenmix.cpu.layers import Int8Linear
 from tokenmix.cpu.optimizing import TOLERANCES, load_quantized, optimize, save_quantized
 from tokenmix.cpu.stem import FoldedT2TStem
+from tokenmix.environment import keep_freed_memory
 
 __all__ = [
     "TOLERANCES",
@@ -13,6 +14,7 @@ __all__ = [
     "FusedLinear",
     "Int8ExternalAttention",
     "Int8Linear",
+    "keep_freed_memory",
     "load_quantized",
     "optimize",
     "save_quantized",

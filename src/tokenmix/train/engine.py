@@ -1,7 +1,5 @@
 """Lightning Fabric, set up for one run: device, precision, and how several processes share the work."""
 
-import ctypes
-import sys
 from typing import Any
 
 import torch
@@ -17,20 +15,6 @@ from tokenmix.errors import UserError
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.distributed import distributed_info
 from tokenmix.train.task import TaskModule
-
-# Of glibc's malloc.h; 32 MiB is the largest threshold that it takes.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-NEVER, MOST = 2**31 - 1, 32 * 2**20
-
-
-def keep_freed_memory() -> None:
-    """Let glibc keep what a training step on a CPU frees for the next one; nothing is done with other allocators.
-
-    By itself it gives the pages back and takes them again, 27,000 page faults a step with wide layers.
-    """
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "gnu_get_libc_version"):
-        libc.mallopt(M_TRIM_THRESHOLD, NEVER)
-        libc.mallopt(M_MMAP_THRESHOLD, MOST)
 
 
 class Autocast(MixedPrecision):

@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 from tokenmix.data.lookup import short_name, with_absolute_paths
-from tokenmix.environment import environment
+from tokenmix.environment import environment, keep_freed_memory
 from tokenmix.errors import UserError
 from tokenmix.layers.splitting import splittable
 from tokenmix.layers.table import get_spec
@@ -47,7 +47,7 @@ from tokenmix.train.distributed import (
     process_group,
     raise_on_all_ranks,
 )
-from tokenmix.train.engine import check_device, device_type, keep_freed_memory
+from tokenmix.train.engine import check_device, device_type
 from tokenmix.train.files import (
     DISK_ERRORS,
     LOCKS,
@@ -140,6 +140,8 @@ def evaluate(
     task, config, description = load_task(run, options)
     config = config.replace(data=data or config.data.data, device=device, limit_eval=limit or config.data.limit_eval)
     check_device(config)
+    if device_type(config) == "cpu":
+        keep_freed_memory()
     # Nothing is chosen here, and other data may have fewer training samples than the run held out.
     read = config.replace(data=with_absolute_paths(config.data.data), validation=0)
     source = type(task).load_data(read, like=description)
