@@ -8,6 +8,7 @@ from tokenmix.testing.harness import (
     NotApplicable,
     PropertyFailure,
     assert_close,
+    assert_finite_gradients,
     awake,
     call,
     exact,
@@ -110,6 +111,4 @@ def empty_row(build: Build, x: Tensor) -> None:
         raise PropertyFailure(f"a sample without any token gives {out[0].abs().max():.1e} instead of 0")
     assert_close(out[1:], expected, 1e-5, "a sample without any token changes the others")
     out.square().mean().backward()
-    for name, tensor in (("the input", given), *layer.named_parameters()):
-        if tensor.grad is not None and not torch.isfinite(tensor.grad).all():
-            raise PropertyFailure(f"a sample without any token gives {name} a gradient that is not finite")
+    assert_finite_gradients(layer, given, "a sample without any token gives {} a gradient that is not finite")
