@@ -86,10 +86,8 @@ def _arguments(
         raise UserError(f"{target} has no signature that Python can read; give a function that builds it") from error
     chosen: dict[str, Any] = {}
     for name, parameter in parameters.items():
-        required = parameter.default is parameter.empty and parameter.kind not in (
-            parameter.VAR_POSITIONAL,
-            parameter.VAR_KEYWORD,
-        )
+        starred = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        required = parameter.default is parameter.empty and not starred
         value = _guess(name, dim, num_tokens, required)
         if value is not None:
             chosen[name] = value
