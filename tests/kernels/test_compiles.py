@@ -20,8 +20,7 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from tokenmix.kernels.external_backward import backward_emit_kernel, backward_sums_kernel  # noqa: E402
 from tokenmix.kernels.external_forward import emit_kernel, merge_kernel, slot_sums_kernel  # noqa: E402
-from tokenmix.kernels.gate import launch_options  # noqa: E402
-from tokenmix.kernels.gate_kernel import gate_kernel  # noqa: E402
+from tokenmix.kernels.gate import gate_kernel, launch_options  # noqa: E402
 from tokenmix.kernels.tiles import MAX_SLOTS, backward_tiles, forward_tiles, padded_size  # noqa: E402
 
 # What a program may take at most, from the CUDA programming guide's table of compute capabilities.

@@ -282,6 +282,10 @@ def test_any_image_size(size):
     height, width = model.img_size
     assert model(torch.randn(2, 3, height, width)).shape == (2, 10)
     assert model.grid_sizes == [(-(-height // s), -(-width // s)) for s in (2, 4, 8, 16)]
+    assert model.grid_size == model.grid_sizes[-1]
+    model.prune_intermediate_layers([0, 2])
+    assert model.grid_size == model.grid_sizes[-1] == model.grid_sizes[2]
+    assert len(model.feature_info) == 3
 
 
 def test_training_goes_on_at_another_size():

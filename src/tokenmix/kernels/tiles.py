@@ -28,13 +28,10 @@ _FORWARD = {
     (128, 4): Tiles(tokens=16, columns=32, warps=8, stages=1, programs=1),
     (256, 4): Tiles(tokens=16, columns=16, warps=8, stages=1, programs=1),
 }
-_BACKWARD = {
+_BACKWARD = _FORWARD | {
     (64, 2): Tiles(tokens=64, columns=64, warps=4, stages=2, programs=2),
     (128, 2): Tiles(tokens=32, columns=64, warps=4, stages=2, programs=2),
     (256, 2): Tiles(tokens=32, columns=64, warps=8, stages=1, programs=1),
-    (64, 4): Tiles(tokens=32, columns=32, warps=8, stages=1, programs=1),
-    (128, 4): Tiles(tokens=16, columns=32, warps=8, stages=1, programs=1),
-    (256, 4): Tiles(tokens=16, columns=16, warps=8, stages=1, programs=1),
 }
 # 256 slots backward take 116 KiB; sm_86, sm_89 and sm_120 have 99. This spills.
 _BACKWARD_SMALL = _BACKWARD | {(256, 2): Tiles(tokens=32, columns=32, warps=8, stages=1, programs=1)}

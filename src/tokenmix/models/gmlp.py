@@ -98,24 +98,21 @@ class GMLP(IsotropicNet):
         a, dim = architecture, architecture.embed_dim
         stem = PatchStem(dim, img_size=img_size, patch_size=a.patch_size, in_chans=in_chans, **factory)
         num_tokens = stem.grid_size[0] * stem.grid_size[1]
-
-        def branch() -> GatedMLP:
-            return GatedMLP(
-                dim, num_tokens, expansion=a.expansion, gate=a.gate, attention_dim=a.attention_dim,
-                dropout=proj_drop_rate, **factory,
-            )  # fmt: skip
-
         rates: Any = calculate_drop_path_rates(drop_path_rate, a.depth)
+        blocks = [
+            GMLPBlock(
+                GatedMLP(
+                    dim, num_tokens, expansion=a.expansion, gate=a.gate, attention_dim=a.attention_dim,
+                    dropout=proj_drop_rate, **factory,
+                ),
+                drop_path=rate, **factory,
+            )
+            for rate in rates
+        ]  # fmt: skip
         super().__init__(
-            stem,
-            [GMLPBlock(branch(), drop_path=rate, **factory) for rate in rates],
-            num_classes=num_classes,
-            positions="none",
-            global_pool=global_pool,
-            drop_rate=drop_rate,
-            norm_eps=1e-6,
-            **factory,
-        )
+            stem, blocks, num_classes=num_classes, positions="none", global_pool=global_pool, drop_rate=drop_rate,
+            norm_eps=1e-6, **factory,
+        )  # fmt: skip
         self.mixer_name = "gating-attention" if a.attention_dim else "gating"
         if a.init not in ("timm", "torch"):
             raise unknown_name("init", a.init, ("timm", "torch"))

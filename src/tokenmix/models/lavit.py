@@ -5,7 +5,7 @@ arXiv:2406.00427. Neither code nor a layout was published: docs/models/lavit.md 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal
 
 import torch
@@ -15,9 +15,9 @@ from timm.layers.weight_init import trunc_normal_
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.models.architecture import Architecture
+from tokenmix.models.architecture import OnMaps
 from tokenmix.models.isotropic import BlockMap
-from tokenmix.models.lavit_layout import BlockCost, Mode, StageSpec, make_stages, shrunk, unpaid
+from tokenmix.models.lavit_layout import BlockCost, LaViTArchitecture, shrunk, unpaid
 from tokenmix.models.lavit_stage import LaViTStage
 from tokenmix.models.stems import pair
 from tokenmix.models.timm_interface import Classifier, check_images, make_head, record_input_size, take_indices
@@ -26,45 +26,7 @@ from tokenmix.ops.less import Scores
 torch.fx.wrap("check_images")
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaViTArchitecture(Architecture):
-    """Architecture of a LaViT.
-
-    Attributes:
-        patch_size: side of a patch of the first stage.
-        embed_dims: width D of each stage.
-        depths: blocks of each stage.
-        num_vanilla: blocks at the front of each stage that keep vanilla attention.
-        num_heads: heads of each stage.
-        key_reductions: side r of the block of tokens that makes one key and value, for each stage; less-attention needs
-            square scores, so 1 in stages that have it.
-        residuals: for each step to a next stage, whether its first block adds the scores of the one before. Both stages
-            need keys on one grid (r = 2 s before s), or no reduction.
-        mlp_ratio: hidden width of the MLPs over D.
-        less_mode: `"factored"`, or `"dense"`, the reference; the same result.
-        layer_scale: LayerScale of the branches at the start.
-    """
-
-    patch_size: int = 4
-    embed_dims: Sequence[int] = (64, 128, 320, 640)
-    depths: Sequence[int] = (3, 2, 6, 3)
-    num_vanilla: Sequence[int] = (3, 2, 2, 1)
-    num_heads: Sequence[int] = (1, 2, 5, 10)
-    key_reductions: Sequence[int] = (4, 2, 1, 1)
-    residuals: Sequence[bool] = (True, True, True)
-    mlp_ratio: float = 4.0
-    less_mode: Mode = "factored"
-    layer_scale: float = 0.1
-
-    def stages(self) -> list[StageSpec]:
-        """One spec for each stage; `UserError` where the numbers do not fit each other."""
-        return make_stages(
-            self.embed_dims, self.depths, self.num_vanilla, self.num_heads, self.key_reductions, self.residuals,
-            self.mlp_ratio,
-        )  # fmt: skip
-
-
-class LaViT(Classifier):
+class LaViT(OnMaps, Classifier):
     """Stages of vanilla attention, then less-attention, with an attention residual from stage to stage.
 
         A_1 = Q K^T / sqrt(d) + R(A of the stage before),   A_l = Psi(Theta(A_(l-1))^T)^T after the vanilla blocks
@@ -136,16 +98,6 @@ class LaViT(Classifier):
         """(height, width) of the tokens' grid in each stage."""
         return [stage.grid for stage in self.stages]  # type: ignore[misc]
 
-    @property
-    def grid_size(self) -> tuple[int, int]:
-        """(height, width) of the grid of the last stage, whose tokens `forward_features` gives."""
-        return self.grid_sizes[-1]
-
-    @property
-    def num_tokens(self) -> int:
-        """N of the last stage."""
-        return self.grid_size[0] * self.grid_size[1]
-
     def _run(self, images: Tensor, count: int | None = None) -> tuple[list[Tensor], list[Scores]]:
         """The maps of the first stages, and the scores that less-attention made in them."""
         check_images(images, self.in_chans, self.img_size)
@@ -215,8 +167,8 @@ class LaViT(Classifier):
         """
         take, last = take_indices(len(self.stages), indices)
         cut = last + 1 < len(self.stages)
-        self.stages = self.stages[: last + 1]
-        self.num_features = self.head_hidden_size = self.feature_info[last]["num_chs"]
+        self.stages, self.feature_info = self.stages[: last + 1], self.feature_info[: last + 1]
+        self.num_features = self.head_hidden_size = self.feature_info[-1]["num_chs"]
         if prune_norm or cut:
             self.norm = nn.Identity()
         if prune_head or cut:
@@ -293,11 +245,7 @@ class LaViT(Classifier):
 def _grids(size: tuple[int, int], strides: Sequence[int]) -> list[tuple[int, int]]:
     if min(size) < 1:
         raise UserError(f"image size {size[0]} x {size[1]} has no pixels; give a side of 32 or more")
-    grids = []
-    for stride in strides:
-        size = shrunk(size, stride)
-        grids.append(size)
-    return grids
+    return list(accumulate(strides, shrunk, initial=size))[1:]
 
 
 def _init_linear(module: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""The layout of a LaViT: what each stage is made of, and what each of its layers costs.
+"""The layout of a LaViT: its numbers, what each stage is made of, and what each of its layers costs.
 
 None was published; this one is ours. docs/models/lavit.md gives the reasons.
 """
@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from tokenmix.errors import UserError
+from tokenmix.models.architecture import Architecture
 
 Grid = tuple[int, int]
 Mode = Literal["factored", "dense"]
@@ -63,50 +64,69 @@ def shrunk(grid: Grid, stride: int) -> Grid:
     return -(-grid[0] // stride), -(-grid[1] // stride)
 
 
-def make_stages(
-    embed_dims: Sequence[int],
-    depths: Sequence[int],
-    num_vanilla: Sequence[int],
-    num_heads: Sequence[int],
-    key_reductions: Sequence[int],
-    residuals: Sequence[bool],
-    mlp_ratio: float,
-) -> list[StageSpec]:
-    """One spec for each stage; `UserError` where the numbers do not fit each other."""
-    count = len(embed_dims)
-    given = {"depths": depths, "num_vanilla": num_vanilla, "num_heads": num_heads, "key_reductions": key_reductions}
-    for name, values in given.items():
-        if len(values) != count:
-            raise UserError(f"{name} needs one number for each of the {count} stages of embed_dims, got {values}")
-    if len(residuals) != count - 1:
-        raise UserError(f"residuals needs {count - 1} entries, one for each step to a next stage, got {residuals}")
-    stages: list[StageSpec] = []
-    for i in range(count):
-        _check_stage(i, depths[i], num_vanilla[i], key_reductions[i])
-        carried = i > 0 and residuals[i - 1]
-        spec = StageSpec(
-            dim=embed_dims[i], depth=depths[i], num_vanilla=num_vanilla[i], num_heads=num_heads[i],
-            mlp_ratio=mlp_ratio, key_reduction=key_reductions[i],
-            residual=_residual(i, key_reductions[i - 1], key_reductions[i]) if carried else "none",
+@dataclass(frozen=True, kw_only=True)
+class LaViTArchitecture(Architecture):
+    """Architecture of a LaViT.
+
+    Attributes:
+        patch_size: side of a patch of the first stage.
+        embed_dims: width D of each stage.
+        depths: blocks of each stage.
+        num_vanilla: blocks at the front of each stage that keep vanilla attention.
+        num_heads: heads of each stage.
+        key_reductions: side r of the block of tokens that makes one key and value, for each stage; less-attention needs
+            square scores, so 1 in stages that have it.
+        residuals: for each step to a next stage, whether its first block adds the scores of the one before. Both stages
+            need keys on one grid (r = 2 s before s), or no reduction.
+        mlp_ratio: hidden width of the MLPs over D.
+        less_mode: `"factored"`, or `"dense"`, the reference; the same result.
+        layer_scale: LayerScale of the branches at the start.
+    """
+
+    patch_size: int = 4
+    embed_dims: Sequence[int] = (64, 128, 320, 640)
+    depths: Sequence[int] = (3, 2, 6, 3)
+    num_vanilla: Sequence[int] = (3, 2, 2, 1)
+    num_heads: Sequence[int] = (1, 2, 5, 10)
+    key_reductions: Sequence[int] = (4, 2, 1, 1)
+    residuals: Sequence[bool] = (True, True, True)
+    mlp_ratio: float = 4.0
+    less_mode: Mode = "factored"
+    layer_scale: float = 0.1
+
+    def stages(self) -> list[StageSpec]:
+        """One spec for each stage; `UserError` where the numbers do not fit each other."""
+        count = len(self.embed_dims)
+        for name in ("depths", "num_vanilla", "num_heads", "key_reductions"):
+            if len(values := getattr(self, name)) != count:
+                raise UserError(f"{name} needs one number for each of the {count} stages of embed_dims, got {values}")
+        if len(self.residuals) != count - 1:
+            raise UserError(
+                f"residuals needs {count - 1} entries, one for each step to a next stage, got {self.residuals}"
+            )
+        return [self._stage(i) for i in range(count)]
+
+    def _stage(self, index: int) -> StageSpec:
+        stage, depth, num_vanilla = f"stage {index + 1}", self.depths[index], self.num_vanilla[index]
+        reduction = self.key_reductions[index]
+        if not 1 <= num_vanilla <= depth:
+            raise UserError(
+                f"{stage} has depth {depth} and num_vanilla {num_vanilla}: a stage starts with 1..{depth} vanilla "
+                "blocks, whose scores the others transform"
+            )
+        if reduction < 1:
+            raise UserError(f"{stage} has key reduction {reduction}; give 1 for none, or 2, 4, ...")
+        if num_vanilla < depth and reduction > 1:
+            raise UserError(
+                f"{stage} has less-attention and key reduction {reduction}: the scores that it transforms must be "
+                f"square; give that stage key_reductions 1, or num_vanilla {depth}"
+            )
+        carried = index > 0 and self.residuals[index - 1]
+        return StageSpec(
+            dim=self.embed_dims[index], depth=depth, num_vanilla=num_vanilla, num_heads=self.num_heads[index],
+            mlp_ratio=self.mlp_ratio, key_reduction=reduction,
+            residual=_residual(index, self.key_reductions[index - 1], reduction) if carried else "none",
         )  # fmt: skip
-        stages.append(spec)
-    return stages
-
-
-def _check_stage(index: int, depth: int, num_vanilla: int, reduction: int) -> None:
-    stage = f"stage {index + 1}"
-    if not 1 <= num_vanilla <= depth:
-        raise UserError(
-            f"{stage} has depth {depth} and num_vanilla {num_vanilla}: a stage starts with 1..{depth} vanilla blocks, "
-            "whose scores the others transform"
-        )
-    if reduction < 1:
-        raise UserError(f"{stage} has key reduction {reduction}; give 1 for none, or 2, 4, ...")
-    if num_vanilla < depth and reduction > 1:
-        raise UserError(
-            f"{stage} has less-attention and key reduction {reduction}: the scores that it transforms must be square; "
-            f"give that stage key_reductions 1, or num_vanilla {depth}"
-        )
 
 
 def _residual(index: int, before: int, reduction: int) -> Literal["pooled", "kept"]:

@@ -1,6 +1,6 @@
 """Pretrained weights: where they are, in which layout, for which image size."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,11 @@ from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError
 from timm.models import PretrainedCfg, resolve_pretrained_cfg
-from torch import Tensor, nn
+from torch import Tensor
 
 from tokenmix import checkpoints
 from tokenmix.errors import UserError
+from tokenmix.models.stems import pair
 
 FILES = ("model.safetensors", "pytorch_model.bin")
 ELSEWHERE = "fetch model.safetensors where there is one and give pretrained_cfg_overlay={'file': PATH}"
@@ -78,22 +79,17 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: Any) -> dict[str, Tensor]:
     """A checkpoint from timm's loaders, in our layout and at the model's image size.
 
     Known layouts are ours, the authors' EAMLP and timm's gMLP. timm itself drops a head of other classes and adapts a
     first convolution to other channels; EAMLP has none and adapts its stem itself.
     """
     state_dict = checkpoints.rename(state_dict, model)
-    adapt: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = getattr(model, "adapt_channels", None)
-    if adapt is not None:
-        state_dict = adapt(state_dict)
+    if hasattr(model, "adapt_channels"):
+        state_dict = model.adapt_channels(state_dict)
     if not hasattr(model, "set_input_size"):
         return state_dict
-    return checkpoints.resize(state_dict, model, img_size=_saved_size(model))
-
-
-def _saved_size(model: Any) -> tuple[int, int] | None:
-    """The image size that the configuration next to the weights states, if there is one."""
+    # The image size that the configuration next to the weights states, if there is one.
     size = getattr(model, "pretrained_model_args", {}).get("img_size")
-    return (size, size) if isinstance(size, int) else None if size is None else (size[0], size[1])
+    return checkpoints.resize(state_dict, model, img_size=None if size is None else pair(size))

@@ -1,6 +1,5 @@
 """A model by name: of the registry, or of timm's."""
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import timm
@@ -36,31 +35,22 @@ def create_model(name: str, **kwargs: Any) -> nn.Module:
         raise unknown_name("model", name, MODELS.names())
     entry = MODELS[architecture]
     build = load_object(entry.build)
-    if entry.pretrained_cfg is None:
-        _check_arguments(name, build, kwargs)
-        return make_network(build, **_with_preset(entry.arguments, kwargs))
-    _check_arguments(name, build, kwargs, FACTORY)
-    register_with_timm(entry)
-    return timm.create_model(name, **kwargs)
+    in_timm = entry.pretrained_cfg is not None
+    accepted = {*flat_arguments(build), *(FACTORY if in_timm else ())}
+    unknown = sorted(set(kwargs) - accepted)
+    if unknown and not takes_any(build):
+        raise UserError(f"model {name!r} has no argument {unknown[0]!r}; it takes {', '.join(sorted(accepted))}")
+    if in_timm:
+        register_with_timm(entry)
+        return timm.create_model(name, **kwargs)
+    preset = dict(entry.arguments)
+    if "backbone" in kwargs:
+        # They are of the preset's own backbone.
+        preset.pop("backbone_kwargs", None)
+    return make_network(build, **{**preset, **kwargs})
 
 
 def create_on_meta(name: str, **kwargs: Any) -> nn.Module:
     """The model with shapes only."""
     with torch.device("meta"):
         return create_model(name, **kwargs)
-
-
-def _check_arguments(
-    name: str, build: Callable[..., Any], given: Mapping[str, Any], others: tuple[str, ...] = ()
-) -> None:
-    """Raise `UserError` for an argument that the model lacks; a builder that takes any checks them itself."""
-    accepted = {*flat_arguments(build), *others}
-    unknown = sorted(set(given) - accepted)
-    if unknown and not takes_any(build):
-        raise UserError(f"model {name!r} has no argument {unknown[0]!r}; it takes {', '.join(sorted(accepted))}")
-
-
-def _with_preset(preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The preset's arguments, and over them the caller's; `backbone_kwargs` are of the preset's own backbone."""
-    kept = {key: value for key, value in preset.items() if key != "backbone_kwargs" or "backbone" not in given}
-    return {**kept, **given}

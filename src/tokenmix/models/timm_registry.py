@@ -1,6 +1,5 @@
 """Our image classifiers in timm's registry: `timm.create_model` and all that works by name there finds them."""
 
-from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -17,7 +16,13 @@ default_cfgs: dict[str, Any] = {}
 
 
 def register_with_timm(entry: ModelEntry) -> None:
-    """Register a model that has a `pretrained_cfg`, unless that has been done."""
+    """Register a model that has a `pretrained_cfg`, unless that has been done.
+
+    timm's builder makes the preset, with the image size and number of classes of its `default_cfgs`. It is called with
+    the caller's arguments, which win, and what timm passes along: `pretrained`, `pretrained_cfg`,
+    `pretrained_cfg_overlay`, `cache_dir`, `features_only`, `out_indices`. `UserError` for weights that do not exist or
+    cannot be fetched.
+    """
     if entry.pretrained_cfg is None or entry.name in default_cfgs:
         return
     cfg = dict(entry.pretrained_cfg)
@@ -25,31 +30,20 @@ def register_with_timm(entry: ModelEntry) -> None:
     default_cfgs.update(generate_default_cfgs({f"{entry.name}.{tag}" if tag else entry.name: cfg}))
 
     def build(**kwargs: Any) -> nn.Module:
-        return _build_registered(load_object(entry.build), entry.name, entry.arguments, kwargs)
+        pretrained = kwargs.pop("pretrained", False)
+        if pretrained:
+            overlay = kwargs.get("pretrained_cfg_overlay")
+            source = resolve_pretrained_cfg(entry.name, kwargs.get("pretrained_cfg"), overlay)
+            check_source(entry.name, source, kwargs.get("cache_dir"))
+        with fetching(entry.name) if pretrained else nullcontext():
+            return build_model_with_cfg(
+                partial(make_network, load_object(entry.build)),
+                entry.name,
+                pretrained,
+                pretrained_filter_fn=checkpoint_filter_fn,
+                feature_cfg={"out_indices": 3, "feature_cls": "getter"},
+                **{**entry.arguments, **kwargs},
+            )
 
     build.__name__, build.__doc__ = entry.name, entry.about
     register_model(build)
-
-
-def _build_registered(
-    model: type[nn.Module], name: str, arguments: Mapping[str, Any], kwargs: dict[str, Any]
-) -> nn.Module:
-    """The preset `name` by timm's builder, which adds image size and number of classes of its `default_cfgs`.
-
-    `kwargs` are the caller's arguments, which win, and what timm passes along: `pretrained`, `pretrained_cfg`,
-    `pretrained_cfg_overlay`, `cache_dir`, `features_only`, `out_indices`. `UserError` for weights that do not exist or
-    cannot be fetched.
-    """
-    pretrained = kwargs.pop("pretrained", False)
-    if pretrained:
-        source = resolve_pretrained_cfg(name, kwargs.get("pretrained_cfg"), kwargs.get("pretrained_cfg_overlay"))
-        check_source(name, source, kwargs.get("cache_dir"))
-    with fetching(name) if pretrained else nullcontext():
-        return build_model_with_cfg(
-            partial(make_network, model),
-            name,
-            pretrained,
-            pretrained_filter_fn=checkpoint_filter_fn,
-            feature_cfg={"out_indices": 3, "feature_cls": "getter"},
-            **{**arguments, **kwargs},
-        )

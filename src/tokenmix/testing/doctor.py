@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -85,10 +86,8 @@ def _arguments(
         raise UserError(f"{target} has no signature that Python can read; give a function that builds it") from error
     chosen: dict[str, Any] = {}
     for name, parameter in parameters.items():
-        required = parameter.default is parameter.empty and parameter.kind not in (
-            parameter.VAR_POSITIONAL,
-            parameter.VAR_KEYWORD,
-        )
+        starred = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        required = parameter.default is parameter.empty and not starred
         value = _guess(name, dim, num_tokens, required)
         if value is not None:
             chosen[name] = value
@@ -125,8 +124,8 @@ def _shown(builder: Builder) -> str:
 
 def _example(target: str, builder: Builder, layer: nn.Module, dim: int | None, num_tokens: int | None) -> Tensor:
     """Input in the layout that the layer declares, else in the first whose shape it preserves."""
-    width = dim or _known(builder.kwargs, WIDTHS) or _attribute(layer, WIDTHS) or _first_width(layer) or DEFAULT_DIM
-    tokens = num_tokens or _known(builder.kwargs, TOKEN_COUNTS) or _attribute(layer, TOKEN_COUNTS) or DEFAULT_TOKENS
+    width = dim or _stated(WIDTHS, builder, layer) or _first_width(layer) or DEFAULT_DIM
+    tokens = num_tokens or _stated(TOKEN_COUNTS, builder, layer) or DEFAULT_TOKENS
     layouts = {"tokens": noise(BATCH, tokens, width), "2d": noise(BATCH, width, *near_square(tokens))}
     declared = getattr(getattr(layer, "capabilities", None), "layout", None)
     errors = []
@@ -146,12 +145,10 @@ def _example(target: str, builder: Builder, layer: nn.Module, dim: int | None, n
     )
 
 
-def _known(kwargs: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
-    return next((kwargs[name] for name in names if isinstance(kwargs.get(name), int)), None)
-
-
-def _attribute(layer: nn.Module, names: tuple[str, ...]) -> int | None:
-    return next((v for name in names if isinstance(v := getattr(layer, name, None), int)), None)
+def _stated(names: tuple[str, ...], builder: Builder, layer: nn.Module) -> int | None:
+    """The first whole number under one of the names: of an argument, else of an attribute."""
+    values = chain(map(builder.kwargs.get, names), (getattr(layer, name, None) for name in names))
+    return next((value for value in values if isinstance(value, int)), None)
 
 
 def _first_width(layer: nn.Module) -> int | None:

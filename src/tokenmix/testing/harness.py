@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import torch
@@ -55,7 +55,6 @@ class Traits:
     """
 
     declared: bool
-    layout: Literal["tokens", "2d"]
     mask: bool
     causal: bool
     length: Literal["any", "up-to", "fixed"] | None
@@ -67,24 +66,14 @@ class Traits:
 def traits(layer: nn.Module, build: Build, x: Tensor) -> Traits:
     """Read `capabilities` where there are any, else look at the layer."""
     given = getattr(build, "kwargs", {})
-    causal = any(bool(said) for said in (getattr(layer, "causal", False), getattr(layer, "is_causal", False)))
-    causal = causal or bool(given.get("causal", False))
+    causal = any((getattr(layer, "causal", False), getattr(layer, "is_causal", False), given.get("causal", False)))
     known = getattr(layer, "capabilities", None)
     if known is not None:
-        return Traits(
-            declared=True,
-            layout=known.layout,
-            mask=known.mask,
-            causal=causal,
-            length=known.length,
-            map=known.map,
-            equivariant=known.equivariant,
-            independent=known.independent,
-        )
+        stated = {f.name: getattr(known, f.name) for f in fields(Traits) if f.name not in ("declared", "causal")}
+        return Traits(declared=True, causal=causal, **stated)
     counts_tokens = any(name in TOKEN_COUNTS for name in given)
     return Traits(
         declared=False,
-        layout="tokens" if x.dim() == 3 else "2d",
         mask="mask" in inspect.signature(layer.forward).parameters,
         causal=causal,
         length=None if counts_tokens else "any",
@@ -176,6 +165,24 @@ def assert_close(a: Tensor, b: Tensor, tolerance: float, what: str) -> None:
     difference = gap(a, b)
     if difference > tolerance:
         raise PropertyFailure(f"{what}: difference {difference:.1e}, allowed {tolerance:.0e}")
+
+
+def assert_finite_gradients(layer: nn.Module, x: Tensor, message: str) -> None:
+    """Raise `PropertyFailure` if a gradient of the layer or the input is not finite; `{}` is where its name goes."""
+    for name, tensor in (("the input", x), *layer.named_parameters()):
+        if tensor.grad is not None and not torch.isfinite(tensor.grad).all():
+            raise PropertyFailure(message.format(name))
+
+
+def contents(value: Any) -> Iterator[Any]:
+    """Tensors and modules in a value, through lists, tuples and dicts."""
+    if isinstance(value, Tensor | nn.Module):
+        yield value
+    elif isinstance(value, dict):
+        yield from contents(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from contents(item)
 
 
 def one_line(error: Exception) -> str:

@@ -3,11 +3,10 @@
 import inspect
 import typing
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tokenmix.testing.harness import (
     Build,
@@ -18,6 +17,7 @@ from tokenmix.testing.harness import (
     call,
     fresh,
     gap,
+    to_tokens,
     traits,
 )
 
@@ -35,7 +35,7 @@ def arguments(build: Build, x: Tensor) -> None:
     tried = list(alternatives(build))
     if not tried:
         raise NotApplicable("has no argument whose other values could be guessed from its annotation")
-    default = _Behaviour.of(build, x)
+    default = _behaviour(build, x)
     ignored = []
     for name, values in tried:
         if all(_is_ignored(build, x, default, name, value) for value in values):
@@ -44,11 +44,15 @@ def arguments(build: Build, x: Tensor) -> None:
         raise PropertyFailure(f"nothing changes with {', '.join(ignored)}")
 
 
-def _is_ignored(build: Build, x: Tensor, default: "_Behaviour", name: str, value: Any) -> bool:
+def _is_ignored(build: Build, x: Tensor, default: dict[str, Tensor], name: str, value: Any) -> bool:
     try:
-        return _Behaviour.of(build, x, **{name: value}).equals(default)
+        changed = _behaviour(build, x, **{name: value})
     except Exception:  # a refusal of the value is an answer as well
         return False
+    if changed.keys() != default.keys():
+        return False
+    pairs = [(a, default[key]) for key, a in changed.items()]
+    return all(a.shape == b.shape and a.dtype == b.dtype and gap(a, b) < 1e-6 for a, b in pairs)
 
 
 def alternatives(build: Build) -> Iterator[tuple[str, list[Any]]]:
@@ -97,35 +101,18 @@ def _other_values(current: Any, hint: Any) -> list[Any]:
     return []
 
 
-@dataclass(frozen=True)
-class _Behaviour:
-    """All that can be seen of a layer: its initial state, and what it outputs once awake."""
-
-    state: dict[str, Tensor]
-    outputs: tuple[Tensor, ...]
-
-    @classmethod
-    def of(cls, build: Build, x: Tensor, **changes: Any) -> "_Behaviour":
-        state = {k: v.clone() for k, v in fresh(build, **changes).state_dict().items()}
-        return cls(state, tuple(_outputs(awake(build, **changes), build, x)))
-
-    def equals(self, other: "_Behaviour") -> bool:
-        if self.state.keys() != other.state.keys():
-            return False
-        pairs = [(v, other.state[k]) for k, v in self.state.items()] + list(zip(self.outputs, other.outputs))
-        return all(a.shape == b.shape and a.dtype == b.dtype and gap(a, b) < 1e-6 for a, b in pairs)
-
-
 @torch.no_grad()
-def _outputs(layer: nn.Module, build: Build, x: Tensor) -> Iterator[Tensor]:
-    yield call(layer, x)
+def _behaviour(build: Build, x: Tensor, **changes: Any) -> dict[str, Tensor]:
+    """All that can be seen of a layer: its initial state, what it outputs once awake, and its buffers after that."""
+    seen = {f"initial {name}": tensor.clone() for name, tensor in fresh(build, **changes).state_dict().items()}
+    layer = awake(build, **changes)
+    seen["output"] = call(layer, x)
     if traits(layer, build, x).mask:
-        places = x[0, 0].numel() if x.dim() == 4 else x.shape[1]
-        mask = torch.ones(x.shape[0], places, dtype=torch.bool)
-        mask[:, places // 2 :] = False
-        yield call(layer, x, mask)
-    yield call(layer.train(), x)
-    yield from layer.buffers()
+        mask = torch.ones(to_tokens(x).shape[:2], dtype=torch.bool)
+        mask[:, mask.shape[1] // 2 :] = False
+        seen["masked output"] = call(layer, x, mask)
+    seen["output in training mode"] = call(layer.train(), x)
+    return seen | {f"buffer {name}": tensor for name, tensor in layer.named_buffers()}
 
 
 def device_and_dtype(build: Build, x: Tensor) -> None:

@@ -1,6 +1,6 @@
 """The attention map that a layer shows is the one that it used, and is a proper one."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,7 +8,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from tokenmix.testing.harness import Build, NotApplicable, PropertyFailure, awake, call, exact, gap, to_tokens, traits
+from tokenmix.testing.harness import (
+    Build,
+    NotApplicable,
+    PropertyFailure,
+    awake,
+    call,
+    contents,
+    exact,
+    gap,
+    to_tokens,
+    traits,
+)
 
 
 def _map(layer: nn.Module, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -26,11 +37,8 @@ def map_shape(build: Build, x: Tensor) -> None:
     layer = awake(build)
     shown, known = _map(layer, x), traits(layer, build, x)
     batch, tokens = to_tokens(x).shape[:2]
-    proper = {
-        "gate": shown.shape == (tokens, tokens),
-        "tokens": shown.dim() == 4 and shown.shape[0] == batch and shown.shape[2] == tokens,
-        "slots": shown.dim() == 4 and shown.shape[0] == batch and shown.shape[2] == tokens,
-    }
+    per_head = shown.dim() == 4 and shown.shape[0] == batch and shown.shape[2] == tokens
+    proper = {"gate": shown.shape == (tokens, tokens), "tokens": per_head, "slots": per_head}
     if known.map is not None and not proper[known.map]:
         raise PropertyFailure(f"a map of {known.map} for {batch} samples, {tokens} tokens has {tuple(shown.shape)}")
     if known.map in ("tokens", "slots") and known.mask:
@@ -91,16 +99,8 @@ class _Operands(TorchFunctionMode):
         out = func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             self.tensors.append(_probabilities(*args, **kwargs))
-        self.tensors.extend(t for t in _tensors((args, out)) if t.is_floating_point())
+        self.tensors.extend(t for t in contents((args, out)) if isinstance(t, Tensor) and t.is_floating_point())
         return out
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors(item)
 
 
 def _probabilities(
@@ -110,16 +110,8 @@ def _probabilities(
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    **options: Any,
 ) -> Tensor:
-    """softmax(QK^T * scale + mask), which fused attention never writes down."""
-    factor = query.shape[-1] ** -0.5 if scale is None else scale
-    logits = query @ key.transpose(-1, -2) * factor
-    if is_causal:
-        logits = logits.masked_fill(torch.ones_like(logits, dtype=torch.bool).triu(1), float("-inf"))
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        logits = logits.masked_fill(~attn_mask, float("-inf"))
-    elif attn_mask is not None:
-        logits = logits + attn_mask
-    return logits.softmax(-1)
+    """softmax(QK^T * scale + mask), which fused attention never writes down: its output with the identity as values."""
+    identity = torch.eye(key.shape[-2]).to(value).expand(*key.shape[:-1], -1)
+    return F.scaled_dot_product_attention(query, key, identity, attn_mask, 0.0, is_causal, **options)

@@ -8,6 +8,7 @@ from tokenmix.testing.harness import (
     NotApplicable,
     PropertyFailure,
     assert_close,
+    assert_finite_gradients,
     awake,
     call,
     exact,
@@ -19,9 +20,11 @@ from tokenmix.testing.harness import (
 )
 
 
-def _with_mask(layer: nn.Module, build: Build, x: Tensor) -> None:
+def _all_true(layer: nn.Module, build: Build, x: Tensor) -> Tensor:
+    """A mask that leaves nothing out; `NotApplicable` for a layer that takes none."""
     if not traits(layer, build, x).mask:
         raise NotApplicable("takes no mask")
+    return torch.ones(to_tokens(x).shape[:2], dtype=torch.bool)
 
 
 def _check_used(layer: nn.Module, x: Tensor, mask: Tensor) -> None:
@@ -34,8 +37,7 @@ def _check_used(layer: nn.Module, x: Tensor, mask: Tensor) -> None:
 def full_mask(build: Build, x: Tensor) -> None:
     """A mask that leaves nothing out gives the output without a mask."""
     layer, x, tolerance = exact(build, x)
-    _with_mask(layer, build, x)
-    mask = torch.ones(x.shape[0], to_tokens(x).shape[1], dtype=torch.bool)
+    mask = _all_true(layer, build, x)
     assert_close(call(layer, x, mask), call(layer, x), tolerance, "an all-True mask changes the output")
 
 
@@ -48,10 +50,9 @@ def _replace(x: Tensor, places: slice, seed: int) -> Tensor:
 def polarity(build: Build, x: Tensor) -> None:
     """Tokens under False are not seen by the others; tokens under True are."""
     layer, x, tolerance = exact(build, x)
-    _with_mask(layer, build, x)
-    count = to_tokens(x).shape[1]
+    mask = _all_true(layer, build, x)
+    count = mask.shape[1]
     first, last = slice(0, count // 4), slice(count // 2, count)
-    mask = torch.ones(x.shape[0], count, dtype=torch.bool)
     mask[:, last] = False
     watched = slice(count // 4, count // 2)
     with torch.no_grad():
@@ -72,12 +73,10 @@ def polarity(build: Build, x: Tensor) -> None:
 def padding(build: Build, x: Tensor) -> None:
     """Padded tokens under a mask: the output for the others is that of the input without padding."""
     layer, x, tolerance = exact(build, x)
-    _with_mask(layer, build, x)
-    known = traits(layer, build, x)
+    mask, known = _all_true(layer, build, x), traits(layer, build, x)
     # Two rows of a map, so that a 2 x 2 pooling is cropped at its border.
-    count = to_tokens(x).shape[1]
+    count = mask.shape[1]
     kept = count - (2 * x.shape[3] if x.dim() == 4 else 3)
-    mask = torch.ones(x.shape[0], count, dtype=torch.bool)
     mask[:, kept:] = False
     with torch.no_grad():
         padded = to_tokens(call(layer, _replace(x, slice(kept, count), 5), mask))
@@ -96,8 +95,7 @@ def padding(build: Build, x: Tensor) -> None:
 def empty_row(build: Build, x: Tensor) -> None:
     """A sample without any token: finite, 0 if `capabilities` promise it, the others unchanged, gradients finite."""
     layer = awake(build)
-    _with_mask(layer, build, x)
-    mask = torch.ones(x.shape[0], to_tokens(x).shape[1], dtype=torch.bool)
+    mask = _all_true(layer, build, x)
     with torch.no_grad():
         expected = call(layer, x, mask)[1:]
     mask[0] = False
@@ -110,6 +108,4 @@ def empty_row(build: Build, x: Tensor) -> None:
         raise PropertyFailure(f"a sample without any token gives {out[0].abs().max():.1e} instead of 0")
     assert_close(out[1:], expected, 1e-5, "a sample without any token changes the others")
     out.square().mean().backward()
-    for name, tensor in (("the input", given), *layer.named_parameters()):
-        if tensor.grad is not None and not torch.isfinite(tensor.grad).all():
-            raise PropertyFailure(f"a sample without any token gives {name} a gradient that is not finite")
+    assert_finite_gradients(layer, given, "a sample without any token gives {} a gradient that is not finite")

@@ -1,7 +1,7 @@
 """Finite where numbers are large, small or half as long; and the cost that a layer states."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tokenmix.layers.counting import count_macs
 from tokenmix.testing.harness import (
@@ -9,6 +9,7 @@ from tokenmix.testing.harness import (
     NotApplicable,
     PropertyFailure,
     assert_close,
+    assert_finite_gradients,
     awake,
     call,
     to_tokens,
@@ -25,13 +26,7 @@ def finite(build: Build, x: Tensor) -> None:
             if not torch.isfinite(out).all():
                 raise PropertyFailure(f"the output for input times {scale:g} is not finite")
             out.sum().backward()
-            _finite_gradients(layer, given, scale)
-
-
-def _finite_gradients(layer: nn.Module, x: Tensor, scale: float) -> None:
-    for name, tensor in (("the input", x), *layer.named_parameters()):
-        if tensor.grad is not None and not torch.isfinite(tensor.grad).all():
-            raise PropertyFailure(f"the gradient of {name} at input times {scale:g} is not finite")
+            assert_finite_gradients(layer, given, f"the gradient of {{}} at input times {scale:g} is not finite")
 
 
 def half_precision(build: Build, x: Tensor) -> None:
@@ -55,12 +50,10 @@ def autocast(build: Build, x: Tensor) -> None:
     layer = awake(build).train()
     expected = call(awake(build).train(), x).detach()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = call(layer, x.clone().requires_grad_())
+        out = call(layer, given := x.clone().requires_grad_())
     assert_close(out, expected, 16 * torch.finfo(torch.bfloat16).eps, "under autocast the output differs")
     out.float().square().mean().backward()
-    for name, weight in layer.named_parameters():
-        if weight.grad is not None and not torch.isfinite(weight.grad).all():
-            raise PropertyFailure(f"under autocast the gradient of {name} is not finite")
+    assert_finite_gradients(layer, given, "under autocast the gradient of {} is not finite")
 
 
 def macs(build: Build, x: Tensor) -> None:

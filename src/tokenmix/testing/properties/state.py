@@ -2,13 +2,23 @@
 
 import copy
 import io
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tokenmix.testing.harness import Build, PropertyFailure, assert_close, awake, call, exact, fresh, gap, seeded
+from tokenmix.testing.harness import (
+    Build,
+    PropertyFailure,
+    assert_close,
+    assert_finite_gradients,
+    awake,
+    call,
+    contents,
+    exact,
+    fresh,
+    gap,
+    noise,
+)
 
 
 def registered(build: Build, x: Tensor) -> None:
@@ -19,22 +29,10 @@ def registered(build: Build, x: Tensor) -> None:
         for attribute, value in vars(module).items():
             if attribute in ("_parameters", "_buffers", "_modules"):
                 continue
-            for hidden in _inside(value):
+            for hidden in contents(value):
                 if id(hidden) not in known:
                     path = f"{name}.{attribute}".lstrip(".")
                     raise PropertyFailure(f"{path} holds a {type(hidden).__name__} that the layer has not registered")
-
-
-def _inside(value: Any) -> Iterator[Any]:
-    """Tensors and modules in a value, through lists, tuples and dicts."""
-    if isinstance(value, Tensor | nn.Module):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _inside(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _inside(item)
 
 
 def gradients(build: Build, x: Tensor) -> None:
@@ -44,27 +42,17 @@ def gradients(build: Build, x: Tensor) -> None:
     out = call(layer, x)
     if not out.requires_grad:
         raise PropertyFailure("the output has no gradient at all")
-    (out * _weights_for(out)).sum().backward()
+    (out * noise(*out.shape, seed=3).to(out)).sum().backward()
     for name, weight in (*layer.named_parameters(), ("the input", x)):
         if weight.requires_grad and weight.grad is None:
             raise PropertyFailure(f"{name} gets no gradient")
-        if weight.grad is not None and not torch.isfinite(weight.grad).all():
-            raise PropertyFailure(f"{name} gets a gradient that is not finite")
-
-
-def _weights_for(out: Tensor) -> Tensor:
-    with seeded(3):
-        return torch.randn_like(out)
-
-
-def _snapshot(layer: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in layer.state_dict().items()}
+    assert_finite_gradients(layer, x, "{} gets a gradient that is not finite")
 
 
 def eval_stable(build: Build, x: Tensor) -> None:
     """In eval mode a second call gives the same output, without gradients too, and leaves the state as it was."""
     layer = awake(build)
-    before, identities = _snapshot(layer), {name: id(p) for name, p in layer.named_parameters()}
+    before, identities = copy.deepcopy(layer.state_dict()), {name: id(p) for name, p in layer.named_parameters()}
     with torch.no_grad():
         first, second = call(layer, x), call(layer, x, seed=7)
     if not torch.equal(first, second):
@@ -72,10 +60,6 @@ def eval_stable(build: Build, x: Tensor) -> None:
     assert_close(call(layer, x), first, 1e-5, "with gradients enabled the output differs")
     if identities != {name: id(p) for name, p in layer.named_parameters()}:
         raise PropertyFailure("forward replaces a parameter; the optimiser keeps the old one")
-    _same_state(layer, before)
-
-
-def _same_state(layer: nn.Module, before: dict[str, Tensor]) -> None:
     after = layer.state_dict()
     if after.keys() != before.keys():
         raise PropertyFailure(f"a call in eval mode changes the state: {sorted(after.keys() ^ before.keys())[0]}")
@@ -104,20 +88,17 @@ def non_contiguous(build: Build, x: Tensor) -> None:
         assert_close(call(layer, view), expected, tolerance, "a non-contiguous input gives another output")
 
 
-def _trained(layer: nn.Module, x: Tensor) -> tuple[Tensor, nn.Module]:
-    """The layer after one step of gradient descent, and its output in eval mode."""
-    layer.train()
+def _trained(layer: nn.Module, x: Tensor) -> Tensor:
+    """The output in eval mode after one step of gradient descent."""
     layer.zero_grad()
-    with seeded():
-        out = layer(x)
+    out = call(layer.train(), x)
     if out.requires_grad:
         out.square().mean().backward()
     with torch.no_grad():
         for weight in layer.parameters():
             if weight.grad is not None:
                 weight -= 0.1 * weight.grad
-    with torch.no_grad():
-        return call(layer.eval(), x), layer
+        return call(layer.eval(), x)
 
 
 def _reloaded(layer: nn.Module, build: Build) -> nn.Module:
@@ -140,14 +121,13 @@ def copies(build: Build, x: Tensor) -> None:
     }
     with torch.no_grad():
         expected = call(original, x)
-    trained, after = _trained(original, x)
+    trained = _trained(original, x)
     for name, twin in twins.items():
         own = x.to(next((p.dtype for p in twin.parameters()), x.dtype))
         with torch.no_grad():
             assert_close(call(twin, own).to(x.dtype), expected, 1e-4, f"{name} gives another output")
-        answer, twin = _trained(twin, own)
-        assert_close(answer.to(x.dtype), trained, 1e-3, f"{name} trains differently")
-        for (key, a), b in zip(twin.named_parameters(), after.parameters(), strict=True):
+        assert_close(_trained(twin, own).to(x.dtype), trained, 1e-3, f"{name} trains differently")
+        for (key, a), b in zip(twin.named_parameters(), original.parameters(), strict=True):
             assert_close(a.to(b.dtype), b, 1e-4, f"{name} trains {key} differently")
 
 

@@ -141,9 +141,7 @@ def causality(build: Build, x: Tensor) -> None:
 def _check_causal_twin(build: Build, x: Tensor) -> None:
     try:
         twin, wide, _ = exact(build, x, causal=True)
-    except ValueError:  # a mechanism that has no causal form says so
-        return
-    except TypeError:  # a factory that does not pass the argument on
+    except (ValueError, TypeError):  # a mechanism without a causal form says so; a factory may not pass it on
         return
     _check_triangle(influence(twin, wide), causal=True)
 
