@@ -19,7 +19,7 @@ from tokenmix.train.distributed import PeerFailure, all_reduce_mean, distributed
 from tokenmix.train.files import replace_file
 from tokenmix.train.loggers import RunLogger
 from tokenmix.train.plan import Progress, TrainingPlan
-from tokenmix.train.task import TaskModule
+from tokenmix.train.task import TaskData, TaskModule
 
 
 class Recorder:
@@ -31,20 +31,23 @@ class Recorder:
     """
 
     def __init__(
-        self, run: Path, plan: TrainingPlan, progress: Progress, task: TaskModule, *,
-        log_every: int, quiet: bool, unit: str, validated: bool,
-    ) -> None:  # fmt: skip
+        self, run: Path, plan: TrainingPlan, progress: Progress, task: TaskModule, data: TaskData, *, quiet: bool
+    ) -> None:
         self.path, self.plan, self.progress, self.task = run / "metrics.csv", plan, progress, task
-        self.log_every, self.quiet, self.unit = log_every, quiet, unit
+        self.log_every, self.quiet, self.unit = task.config.loop.log_every, quiet, data.unit
         self.pending: list[dict[str, Tensor]] = []
         self.first = distributed_info().first
-        self.started = self.lr = self.rate = 0.0
+        self.started = self.lr = 0.0
         self.row_start = (progress.images, progress.train_seconds)
-        self.evaluated = task.numbers() if validated else []
+        self.evaluated = task.numbers() if data.num_validation else []
         if self.first:
             logger = task.config.loop.logger
             self.logger = None if logger is None else RunLogger(task.config, run, quiet=quiet)
-            self.board = _board(run / "tensorboard", progress.step)
+            from torch.utils.tensorboard.writer import SummaryWriter
+
+            # Points after the checkpoint, written before the kill, are hidden by purge_step.
+            purged = progress.step + 1 if progress.step else None
+            self.board = SummaryWriter(str(run / "tensorboard"), purge_step=purged)
             self.columns = _cut(self.path, progress.csv_bytes)
             progress.csv_bytes = self.path.stat().st_size
             self.file = self.path.open("a", newline="")
@@ -251,10 +254,3 @@ def _cut(path: Path, size: int) -> list[str]:
         print(f"tokenmix: {path} has lost rows from before the checkpoint; continuing without them", file=sys.stderr)
     replace_file(path, kept)
     return [column.decode() for column in columns] if kept else []
-
-
-def _board(folder: Path, step: int) -> Any:
-    from torch.utils.tensorboard.writer import SummaryWriter
-
-    # Points after the checkpoint, written before the kill, are hidden by purge_step.
-    return SummaryWriter(str(folder), purge_step=step + 1 if step else None)
