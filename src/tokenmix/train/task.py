@@ -248,7 +248,8 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
 
     def on_validation_epoch_end(self) -> None:
         """Keep the metrics as plain values, and log the numbers among them where Lightning's Trainer has loggers."""
-        self.results = {name: _plain(value) for name, value in self.scores.compute().items()}
+        values = self.scores.compute()
+        self.results = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in values.items()}
         self.log_dict({f"val_{name}": self.results[name] for name in self.numbers()})
 
     def name_classes(self, *tables: str) -> None:
@@ -273,7 +274,3 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
         total_steps = self.total_steps or int(self.trainer.estimated_stepping_batches)
         schedule = make_schedule(optimizer, optim, total_steps, epochs)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, Tensor) else value
