@@ -41,10 +41,10 @@ class Recorder:
         self.row_start = (progress.images, progress.train_seconds)
         self.evaluated = task.numbers() if data.num_validation else []
         if self.first:
-            logger = task.config.loop.logger
-            self.logger = None if logger is None else RunLogger(task.config, run, quiet=quiet)
             from torch.utils.tensorboard.writer import SummaryWriter
 
+            logger = task.config.loop.logger
+            self.logger = None if logger is None else RunLogger(task.config, run, quiet=quiet)
             # Points after the checkpoint, written before the kill, are hidden by purge_step.
             purged = progress.step + 1 if progress.step else None
             self.board = SummaryWriter(str(run / "tensorboard"), purge_step=purged)

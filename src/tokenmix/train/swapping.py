@@ -26,8 +26,8 @@ def start_and_swap(task: TaskModule, source: Path | None) -> SwapReport | None:
     if theirs is None or theirs.swap.swap is None:
         put_weights(task.model, task.initial_weights(source), source)
         return swap_mixers(task)
-    ours = dataclasses.replace(task.config.swap, train_only=theirs.swap.train_only)
-    if theirs.swap != ours:
+    ours = task.config.swap
+    if dataclasses.replace(theirs.swap, train_only=ours.train_only) != ours:
         raise UserError(
             f"{source} was trained with {_words(theirs.swap)}; give the same, or start from a run without a swap"
         )
