@@ -142,10 +142,9 @@ def resize(
     wanted, other = model.state_dict(), probe.state_dict()
     sized = [key for key in state_dict if key in wanted and wanted[key].shape != other[key].shape]
     differing = next((key for key in sized if state_dict[key].shape != wanted[key].shape), None)
-    if differing is None and img_size is None:
-        return dict(state_dict)
     if img_size is None:
-        assert differing is not None
+        if differing is None:
+            return dict(state_dict)
         img_size = _square(differing, state_dict[differing], wanted[differing], model)
     twin = copy.deepcopy(model)
     twin.set_input_size(img_size)

@@ -58,9 +58,7 @@ def diagonality_loss(scores: Tensor | Scores, form: DiagonalityForm = "hinge", m
 
 
 def _wide_matrix(scores: Scores) -> Tensor:
+    half = (torch.float16, torch.bfloat16)
+    wide = (part.float() if part is not None and part.dtype in half else part for part in scores)
     with torch.autocast(scores.query.device.type, enabled=False):
-        return Scores(*(None if part is None else _wide(part) for part in scores)).matrix()  # pyrefly: ignore[bad-argument-type]
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        return Scores(*wide).matrix()  # pyrefly: ignore[bad-argument-type]

@@ -17,19 +17,10 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from tokenmix.errors import UserError, needs, unknown_name
 
-
-class Entry(Protocol):
-    """What can be registered."""
-
-    @property
-    def name(self) -> str: ...
-
-
-E = TypeVar("E", bound=Entry)
 Target = str | Callable[..., Any]
 """A function or class, or "module:name" of one."""
 
@@ -44,7 +35,15 @@ def load_object(target: Target) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskEntry:
+class Entry:
+    """What can be registered."""
+
+    name: str
+    about: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskEntry(Entry):
     """A task.
 
     Attributes:
@@ -60,8 +59,6 @@ class TaskEntry:
             though the registry does not have it.
     """
 
-    name: str
-    about: str
     task: Target
     options: Target = "tokenmix.train.config:TaskOptions"
     optim: Target = "tokenmix.train.config:OptimConfig"
@@ -89,7 +86,7 @@ class Published:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelEntry:
+class ModelEntry(Entry):
     """A model.
 
     Attributes:
@@ -103,9 +100,7 @@ class ModelEntry:
         published: the paper's figures, which `tokenmix info` shows next to ours.
     """
 
-    name: str
     tasks: tuple[str, ...]
-    about: str
     build: Target
     arguments: Mapping[str, Any] = field(default_factory=dict)
     pretrained_cfg: Mapping[str, Any] | None = None
@@ -118,7 +113,7 @@ point clouds with a class or with parts, running text, labelled texts, questions
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataEntry:
+class DataEntry(Entry):
     """A data set, or a layout of files on the user's disk.
 
     Attributes:
@@ -136,14 +131,15 @@ class DataEntry:
         stored: names in the cache; empty if nothing is fetched.
     """
 
-    name: str
     kinds: tuple[Kind, ...]
-    about: str
     load: Target
     licence: str = "yours"
     origin: str = "your disk"
     variant: Literal["none", "path", "shards", "number", "name"] = "none"
     stored: tuple[str, ...] = ()
+
+
+E = TypeVar("E", bound=Entry)
 
 
 class Registry(Generic[E]):

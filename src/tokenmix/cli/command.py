@@ -84,7 +84,7 @@ def run_command(argv: Sequence[str] | None = None) -> int:
             load_plugin(module)
         command = parse(arguments)
         processes = processes_to_start(command.config) if isinstance(command, Train) else 1
-        return command.run() if processes == 1 else launch(processes, arguments)
+        return command.run() or 0 if processes == 1 else launch(processes, arguments)
     except UserError as error:
         return _fail(str(error))
     except ModuleNotFoundError as error:

@@ -29,14 +29,8 @@ def _mixers() -> list[dict[str, Any]]:
 
 def _short_mixer(row: dict[str, Any]) -> dict[str, Any]:
     """A mixer's row that fits a terminal; --json has all of it."""
-    return {
-        "name": row["name"],
-        "cost in N": "linear" if row["linear"] else "quadratic",
-        "length": row["length"],
-        "causal": row["causal"],
-        "map": row["map"],
-        "about": row["about"],
-    }
+    kept = {key: row[key] for key in ("length", "causal", "map", "about")}
+    return {"name": row["name"], "cost in N": "linear" if row["linear"] else "quadratic", **kept}
 
 
 def _short_data(row: dict[str, Any]) -> dict[str, Any]:

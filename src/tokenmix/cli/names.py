@@ -1,5 +1,6 @@
 """Verbs that need no run: on mixers, models and data sets by their names, and on a layer of the user's own."""
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -46,11 +47,10 @@ class List:
     json: bool = False
     """Print JSON instead of a table."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         from tokenmix.cli.listing import show
 
         show(self.what, as_json=self.json)
-        return 0
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,13 @@ class Info:
     json: bool = False
     """Print JSON instead of a table."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         from tokenmix.cli.info import info
 
         ModelConfig(model=self.model, model_kwargs=self.model_kwargs)
         asked = {"img_size": self.img_size, "num_points": self.num_points}
         sizes = {name: size for name, size in asked.items() if size is not None}
         info(self.model, sizes=sizes, model_kwargs=self.model_kwargs, as_json=self.json)
-        return 0
 
 
 @dataclass(frozen=True)
@@ -138,20 +137,16 @@ class Swap:
     json: bool = False
     """Print JSON instead of a table."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         check_mixers([self.to])
         if not Path(self.model).is_dir():
             check_models([self.model])
-        from tokenmix.cli.swap import print_swap
+        from tokenmix.cli.swap import load_model
+        from tokenmix.swap import swap_attention
 
-        return print_swap(
-            self.model,
-            self.to,
-            self.where,
-            img_size=self.img_size,
-            mixer_kwargs=self.mixer_kwargs,
-            as_json=self.json,
-        )
+        model = load_model(self.model, self.img_size)
+        report = swap_attention(model, self.to, self.where, mixer_kwargs=self.mixer_kwargs)
+        print(json.dumps({"model": self.model, **report.to_json()}, indent=2) if self.json else report)
 
 
 @dataclass(frozen=True)
@@ -185,15 +180,12 @@ class Data:
     json: bool = False
     """Print JSON instead of a table."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         if self.action == "list":
-            from tokenmix.cli.listing import show
-
-            show("data", as_json=self.json)
-            return 0
+            List("data", json=self.json).run()
+            return
         if self.name is None:
             raise UserError("tokenmix data get needs a name; see tokenmix data list")
         from tokenmix.data import fetch_data
 
         print(fetch_data(self.name))
-        return 0

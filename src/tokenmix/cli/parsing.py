@@ -10,12 +10,13 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from tokenmix.cli.errors import one_line_errors
 from tokenmix.cli.examples import EXAMPLES
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import unknown_name
 from tokenmix.train.schema import Document
 
 T = TypeVar("T")
 STYLE = (tyro.conf.OmitArgPrefixes,)
 WORDS = ConstructorRegistry()
+UNKNOWN_OPTION = functools.partial(unknown_name, "option")
 
 
 @WORDS.primitive_rule
@@ -44,7 +45,7 @@ def parse_into(kind: type[T], prog: str, args: Sequence[str], default: T | None 
         UserError: with one line, for a mistake.
     """
     given: dict[str, Any] = {} if default is None else {"default": default}
-    unknown = default.unknown_option if isinstance(default, Document) else _unknown_option
+    unknown = default.unknown_option if isinstance(default, Document) else UNKNOWN_OPTION
     with one_line_errors(_options(kind if default is None else default), unknown):
         return tyro.cli(
             kind, prog=prog, description=_described(prog, about or kind.__doc__ or ""), args=list(args), config=STYLE,
@@ -60,7 +61,7 @@ def _described(prog: str, about: str) -> str:
 
 def parse_known(kind: type[T], prog: str, args: Sequence[str]) -> T:
     """The same from only those words that the dataclass has options for."""
-    with one_line_errors(_options(kind), _unknown_option):
+    with one_line_errors(_options(kind), UNKNOWN_OPTION):
         return tyro.cli(
             kind, prog=prog, args=list(args), config=STYLE, registry=WORDS, return_unknown_args=True, add_help=False
         )[0]
@@ -72,10 +73,6 @@ def parse_verb(verbs: Mapping[str, Any], argv: Sequence[str], about: str) -> Any
         return tyro.extras.subcommand_cli_from_dict(
             dict(verbs), prog="tokenmix", description=about, args=list(argv), config=STYLE, registry=WORDS
         )
-
-
-def _unknown_option(name: str, known: Sequence[str]) -> UserError:
-    return unknown_name("option", name, known)
 
 
 def _options(kind: Any) -> list[str]:

@@ -40,7 +40,7 @@ class Train:
             raise UserError(f"the task comes first: {prog} {given.task} ..., got it after other options")
         return cls(merge_kwargs(base, given))
 
-    def run(self) -> int:
+    def run(self) -> None:
         if self.config.loop.resume is None:
             check_model_name(self.config.task, self.config.model.model)
             check_data(self.config.data.data)
@@ -52,7 +52,6 @@ class Train:
             finish_run(self.config.replace(out=run_folder(self.config)))
         else:
             train(self.config)
-        return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +75,13 @@ class Compare:
         """A comparison."""
         return cls(parse_into(CompareConfig, prog, args, CompareConfig(), cls.__doc__ or ""))
 
-    def run(self) -> int:
+    def run(self) -> None:
         check_mixers(self.config.mixers)
         for data in data_sets(self.config.data.data):
             check_data(data)
         from tokenmix.compare.compare import compare
 
         compare(self.config)
-        return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +119,7 @@ class Eval(RunCommand):
     json: bool = False
     """Print JSON instead of a table."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         if self.optimize is not None:
             from tokenmix.cpu.run import evaluate_optimized
 
@@ -133,7 +131,6 @@ class Eval(RunCommand):
 
             result = evaluate(self.run_folder, self.data, options=vars(self.options))
         _print(result, self.json)
-        return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,12 +146,11 @@ class Predict(RunCommand):
     json: bool = False
     """Print JSON instead of a table."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         check_files(self.inputs)
         from tokenmix.train.run import predict
 
         _print(predict(self.run_folder, self.inputs, self.out, options=vars(self.options)), self.json)
-        return 0
 
 
 @dataclass(frozen=True)
@@ -176,7 +172,7 @@ class Generate:
     json: bool = False
     """Print JSON instead of a table."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         read_config(self.run_folder)
         from tokenmix.tasks.generation.generate import generate
 
@@ -184,7 +180,6 @@ class Generate:
             self.run_folder, self.out, classes=self.classes, num=self.num, seed=self.seed, interpolate=self.interpolate
         )
         _print(made, self.json)
-        return 0
 
 
 @dataclass(frozen=True)
@@ -198,7 +193,7 @@ class Inspect:
     out: Path = Path("inspect")
     """Folder for figures and numbers."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         check_target(self.target)
         check_files([self.file] if self.file else [])
         from tokenmix.cli.listing import print_rows
@@ -211,7 +206,6 @@ class Inspect:
         if found.get("answer") is not None:
             print(f"prediction: {found['answer']}" + ("" if found["trained"] else " (random weights)"))
         print(f"{len(list(out.glob('*.png')))} figures and numbers.json in {out}")
-        return 0
 
 
 @dataclass(frozen=True)
@@ -227,13 +221,13 @@ class Export:
     push: str | None = None
     """With --format hub: upload the folder to this repository of the Hugging Face hub, OWNER/NAME."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         read_config(self.run_folder)
         if self.format == "hub":
             from tokenmix.train.hub import export_to_hub
 
             print(export_to_hub(self.run_folder, self.out, self.push))
-            return 0
+            return
         if self.push is not None:
             raise UserError(f"--push {self.push} goes with --format hub, got --format {self.format}")
         from tokenmix.train.export import TOLERANCE, export
@@ -241,7 +235,6 @@ class Export:
         out = export(self.run_folder, self.format, self.out)
         size = f"{out.stat().st_size / 1e6:.1f} MB"
         print(f"{out}: {self.format}, {size}, any batch size; its outputs equal PyTorch's to within {TOLERANCE:.0e}")
-        return 0
 
 
 @dataclass(frozen=True)
@@ -260,12 +253,11 @@ class TrainTokenizer:
     max_length: int = 512
     """Longest text in tokens, kept in the tokenizer's config."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         check_data(self.data)
         from tokenmix.tasks.text.tokenizer import write_tokenizer
 
         print(write_tokenizer(self.data, self.out, self.kind, self.vocab_size, self.lowercase, self.max_length))
-        return 0
 
 
 def _print(result: Any, as_json: bool) -> None:

@@ -1,9 +1,6 @@
-"""`tokenmix swap`: what a swap would change, and what it would cost. Nothing is written."""
+"""The model of `tokenmix swap`, by a name or a run folder."""
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import timm
 import torch
@@ -12,41 +9,14 @@ from torch import nn
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.models.registry import create_model, create_on_meta
 from tokenmix.registry import MODELS, get_task, list_models
-from tokenmix.swap.swap import swap_attention
 
 
-def print_swap(
-    target: str,
-    mixer: str,
-    where: str = "*",
-    *,
-    img_size: int | None = None,
-    mixer_kwargs: Mapping[str, Any] | None = None,
-    as_json: bool = False,
-) -> int:
-    """Print the report of a swap in a temporary model; returns the exit code.
-
-    Args:
-        target: a model of ours or timm's, `torchvision:NAME`, or a run folder.
-        mixer: a name of `list_mixers()`.
-        where: a glob over the names of modules.
-        img_size: side of the images that the model is built for.
-        mixer_kwargs: arguments of the mixer.
-        as_json: print JSON instead of a table.
+def load_model(target: str, img_size: int | None) -> nn.Module:
+    """A model of ours or timm's, or `torchvision:NAME`, with shapes only; or the model of a run folder.
 
     Raises:
-        UserError: no such model, or a swap that is not possible.
+        UserError: there is none, its mixer is one of its arguments, or it has no image size to choose.
     """
-    report = swap_attention(_model(target, img_size), mixer, where, mixer_kwargs=mixer_kwargs)
-    if as_json:
-        print(json.dumps({"model": target, **report.to_json()}, indent=2))
-    else:
-        print(report)
-    return 0
-
-
-def _model(target: str, img_size: int | None) -> nn.Module:
-    """The model; with shapes only unless it is a run's."""
     if Path(target).is_dir():
         if img_size is not None:
             raise UserError(f"{target} is a run with a fixed image size; omit --img-size")

@@ -108,31 +108,22 @@ def _beside(folder: Path) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-class CheckpointWriter:
-    """Writes a run's checkpoints `last` and `best`, from its first process; all of them must call each method."""
+def save_run(run: Path, checkpoint: Checkpoint, weights: Mapping[str, Tensor] | None = None) -> None:
+    """Save `last`; before that, at the end of the best epoch so far, its `weights` as the run's own, and `best`.
 
-    def __init__(self, run: Path) -> None:
-        self.run, self.last, self.best = run, run / "checkpoints" / "last", run / "checkpoints" / "best"
-
-    def save_step(self, checkpoint: Checkpoint) -> None:
-        """Save `last` within an epoch."""
-        with raise_on_all_ranks():
-            if distributed_info().first:
-                save_checkpoint(self.last, checkpoint)
-
-    def save_epoch(self, checkpoint: Checkpoint, best: Mapping[str, Tensor] | None) -> None:
-        """Save `last`; before that, if this epoch is the best, its weights `best` as the run's own, and `best`.
-
-        `last` comes at the end: a kill before it repeats the epoch and writes the others once more.
-        """
-        if best is None:
-            self.save_step(checkpoint)
+    The first process writes, and all must call this. `last` comes at the end: a kill before it repeats the epoch and
+    writes the others once more.
+    """
+    last, best = run / "checkpoints" / "last", run / "checkpoints" / "best"
+    with raise_on_all_ranks():
+        if not distributed_info().first:
             return
-        with raise_on_all_ranks():
-            if distributed_info().first:
-                save_weights(self.run / WEIGHTS, best)
-                save_checkpoint(self.best, checkpoint)
-                copy_checkpoint(self.best, self.last)
+        if weights is None:
+            save_checkpoint(last, checkpoint)
+            return
+        save_weights(run / WEIGHTS, weights)
+        save_checkpoint(best, checkpoint)
+        copy_checkpoint(best, last)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:

@@ -71,10 +71,9 @@ def _check_model_argument(name: str, value: Any) -> None:
         plain = isinstance(number, int | float) and not isinstance(number, bool)
         if name.endswith("_rate") and not (plain and 0 <= number < 1):
             raise UserError(f"{label} must be a number in [0, 1)")
-        if not plain and not (SIZES.fullmatch(name) and isinstance(number, str | dict)):
-            continue
+        size = SIZES.fullmatch(name) and (plain or isinstance(number, str | dict))
         least, most = int(name not in MAY_BE_ZERO), 10_000 if name.startswith("depth") else 1_000_000
-        if SIZES.fullmatch(name) and not (isinstance(number, int) and least <= number <= most):
+        if size and not (isinstance(number, int) and least <= number <= most):
             raise UserError(f"{label} must be a whole number in [{least}, {most}]")
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError, needs
 from tokenmix.train.files import make_folder, write_bytes
+from tokenmix.train.load import load_task
 
 TOLERANCE = 1e-4
 
@@ -22,8 +23,6 @@ def export(run: Path, file_format: Literal["onnx", "torch-export"], out: Path | 
     Raises:
         UserError: onnxruntime is not installed, `out` cannot be written, or the written model gives other outputs.
     """
-    from tokenmix.train.load import load_task
-
     task, _, _ = load_task(run)
     model, example = task.answering().eval().cpu(), task.example()
     out = out or run / {"onnx": "model.onnx", "torch-export": "model.pt2"}[file_format]

@@ -158,13 +158,9 @@ def _aside(path: Path) -> Path:
 
 def _sync_folder(folder: Path) -> None:
     # Without this a rename may be lost in a power cut; some systems cannot open a folder, and then it is not needed.
-    try:
+    with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        return
-    finally:
-        os.close(handle)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -4,43 +4,19 @@ import math
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from huggingface_hub import EvalResult, HfApi, ModelCardData
 
 from tokenmix.errors import UserError
 from tokenmix.train.files import make_folder, new_folder, read_json
+from tokenmix.train.load import load_task
 from tokenmix.train.programs import HubForm
-
-if TYPE_CHECKING:
-    from tokenmix.train.task import TaskModule
+from tokenmix.train.task import TaskModule
 
 # In the card of a folder whose repository is not known yet.
 REPOSITORY = "OWNER/NAME"
-CARD = """\
-{header}
-# {title}
-
-{about}
-
-{results}
-
-Made by
-
-```console
-{command}
-```
-
-with tokenmix {tokenmix} (commit {commit}), PyTorch {torch}, seed {seed}, in {seconds:,.0f} s of training on {machine}.
-
-## Use
-
-`pip install 'tokenmix[{extra}]'`
-
-```python
-{code}
-```
-"""
 
 
 def export_to_hub(run: Path, out: Path | None = None, push: str | None = None) -> str:
@@ -60,8 +36,6 @@ def export_to_hub(run: Path, out: Path | None = None, push: str | None = None) -
         UserError: a task whose models no library of the hub loads, a run that has not finished, a folder that is not
             empty, a model that is loaded as another, or an upload that failed.
     """
-    from tokenmix.train.load import load_task
-
     task, _, _ = load_task(run)
     form = task.hub
     if form is None:
@@ -79,12 +53,12 @@ def export_to_hub(run: Path, out: Path | None = None, push: str | None = None) -
     make_folder(out.parent)
     with new_folder(out) as partial:
         _check(task, task.save_for_hub(partial))
-        (partial / "README.md").write_text(_card(task, form, read_json(run / "result.json"), _command(run), push))
+        (partial / "README.md").write_text(_card(task, form, run, push))
     return str(out) if push is None else _upload(out, push)
 
 
 @torch.no_grad()
-def _check(task: "TaskModule", loaded: torch.nn.Module) -> None:
+def _check(task: TaskModule, loaded: torch.nn.Module) -> None:
     example = task.example().values()
     error = (loaded.eval()(*example) - task.answering().eval().cpu()(*example)).abs().max().item()
     if not error <= 1e-4:
@@ -94,46 +68,53 @@ def _check(task: "TaskModule", loaded: torch.nn.Module) -> None:
         )
 
 
-def _command(run: Path) -> str:
-    """The command line of the run, as it was typed."""
+def _card(task: TaskModule, form: HubForm, run: Path, repo: str | None) -> str:
+    result = read_json(run / "result.json")
     program, *words = read_json(run / "config.json")["command"]
-    return shlex.join([Path(program).name, *words])
-
-
-def _card(task: "TaskModule", form: HubForm, result: Mapping[str, Any], command: str, repo: str | None) -> str:
     data, name, measured = task.data, result["data"], result["environment"]
     unit = next(key.removesuffix("_per_second") for key in result if key.endswith("_per_second"))
     numbers = {key: result["metrics"][key] for key in task.numbers()}
     rows = "".join(f"| {key} | {value:.4g} |\n" for key, value in numbers.items())
     held = data.get("validation", 0)
     chosen = f"the best by {task.headline} on {held:,} {unit} held out of training" if held else "the last"
-    return CARD.format(
-        header=_header(form, result, numbers, repo),
-        title=result["model"],
-        about=(
-            f"`{result['model']}` of tokenmix for {result['task']}: {result['parameters']:,} parameters, trained on "
-            f"{data['train']:,} {unit} of `{name}` for {result['epochs']} epochs."
-        ),
-        results=(
-            f"Measured on {data['test']:,} test {unit} of `{name}`, after epoch {result['best_epoch']}, {chosen}:\n\n"
-            f"| | |\n|---|---:|\n{rows}"
-        ).rstrip(),
-        command=command,
-        tokenmix=measured["versions"].get("tokenmix"),
-        torch=measured["versions"].get("torch"),
-        commit=measured.get("commit") or "not known",
-        seed=result["seed"],
-        seconds=result["seconds"],
-        machine=", ".join(measured["gpus"]) or measured["cpu"],
-        extra=form.extra,
-        code=form.code.format(repo=repo or REPOSITORY),
+    about = (
+        f"`{result['model']}` of tokenmix for {result['task']}: {result['parameters']:,} parameters, trained on "
+        f"{data['train']:,} {unit} of `{name}` for {result['epochs']} epochs."
     )
+    where = f"Measured on {data['test']:,} test {unit} of `{name}`, after epoch {result['best_epoch']}, {chosen}"
+    versions, commit = measured["versions"], measured.get("commit") or "not known"
+    return f"""\
+{_header(form, result, numbers, repo)}
+# {result["model"]}
+
+{about}
+
+{where}:
+
+| | |
+|---|---:|
+{rows}
+Made by
+
+```console
+{shlex.join([Path(program).name, *words])}
+```
+
+with tokenmix {versions.get("tokenmix")} (commit {commit}), PyTorch {versions.get("torch")}, seed {result["seed"]}, \
+in {result["seconds"]:,.0f} s of training on {", ".join(measured["gpus"]) or measured["cpu"]}.
+
+## Use
+
+`pip install 'tokenmix[{form.extra}]'`
+
+```python
+{form.code.format(repo=repo or REPOSITORY)}
+```
+"""
 
 
 def _header(form: HubForm, result: Mapping[str, Any], numbers: Mapping[str, float], repo: str | None) -> str:
     """The card's metadata: the hub reads library, task and results from it."""
-    from huggingface_hub import EvalResult, ModelCardData
-
     results = [
         EvalResult(
             task_type=form.pipeline, dataset_type=result["data"], dataset_name=result["data"], dataset_split="test",
@@ -150,8 +131,6 @@ def _header(form: HubForm, result: Mapping[str, Any], numbers: Mapping[str, floa
 
 
 def _upload(folder: Path, repo: str) -> str:
-    from huggingface_hub import HfApi
-
     api = HfApi(library_name="tokenmix")
     try:
         address = api.create_repo(repo, exist_ok=True)

@@ -61,12 +61,6 @@ def _heed_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _report_signal(rank: int, processes: int, number: int) -> None:
-    name = signal.Signals(number).name
-    reason = " (too little memory, perhaps)" if number == signal.SIGKILL else ""
-    print(f"tokenmix: process {rank} of {processes} was ended by {name}{reason}; the others stop", file=sys.stderr)
-
-
 def _wait(running: Sequence[subprocess.Popen[bytes]], told: list[int]) -> int:
     failed, since = 0, time.monotonic()
     while any(process.poll() is None for process in running):
@@ -79,7 +73,9 @@ def _wait(running: Sequence[subprocess.Popen[bytes]], told: list[int]) -> int:
             rank, failed = next(((rank, code) for rank, code in enumerate(codes) if code), (0, 0))
             since = time.monotonic()
             if failed < 0:
-                _report_signal(rank, len(running), -failed)
+                how = signal.Signals(-failed).name + " (too little memory, perhaps)" * (-failed == signal.SIGKILL)
+                place = f"process {rank} of {len(running)}"
+                print(f"tokenmix: {place} was ended by {how}; the others stop", file=sys.stderr)
         elif time.monotonic() - since > PATIENCE:
             return failed if failed > 0 else 128 - failed
         time.sleep(0.05)

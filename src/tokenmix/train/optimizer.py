@@ -34,13 +34,10 @@ class Warmup:
         if step < self.warmup:
             return (step + 1) / (self.warmup + 1)
         if self.shape == "step":
-            return max(self.floor, _tenths(step / max(1, self.total)))
+            done = step / max(1, self.total)
+            return max(self.floor, 0.1 ** ((done >= 8 / 12) + (done >= 11 / 12)))
         done = min(1.0, (step - self.warmup) / max(1, self.total - self.warmup))
         return self.floor + (1 - self.floor) * SHAPES[self.shape](done)
-
-
-def _tenths(done: float) -> float:
-    return 0.1 ** ((done >= 8 / 12) + (done >= 11 / 12))
 
 
 SHAPES: dict[str, Callable[[float], float]] = {

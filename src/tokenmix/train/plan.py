@@ -2,7 +2,7 @@
 
 import math
 import random
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -47,10 +47,6 @@ class Progress:
     best_epoch: int | None = None
     best: dict[str, Any] = field(default_factory=dict)
     final: dict[str, Any] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        """As values for JSON."""
-        return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Any) -> "Progress":

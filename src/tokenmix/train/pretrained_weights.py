@@ -1,6 +1,7 @@
 """Weights of another run or file as the start of a model: of another size or length, or with another head."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +14,30 @@ from tokenmix.train.distributed import distributed_info
 from tokenmix.train.sources import read_description
 
 
-def initial_weights(source: Path, model: nn.Module) -> dict[str, Tensor]:
+def initial_weights(source: Path, model: Any) -> dict[str, Tensor]:
     """The weights in a safetensors file or a run folder, fitted to the model.
 
     What is learned over the tokens is interpolated to the model's image size; a head for another number of classes is
     left fresh, and a line reports it. Anything else that differs is unchanged, for `put_weights` to refuse.
     """
-    _check_channels(source, model)
+    description = read_description(source) if (source / "data.json").is_file() else {}
+    _check_channels(source, description, model)
     weights = checkpoints.rename(read_weights(source), model)
-    if hasattr(model, "starting_weights"):
-        return _started(weights, model, source)
-    if hasattr(model, "set_input_size") and not hasattr(model, "img_size"):
-        weights = _resized_by_timm(weights, model)
-    elif hasattr(model, "set_input_size") and hasattr(model, "feature_info"):
-        try:
-            weights = checkpoints.resize(weights, model, img_size=_trained_size(source))
-        except UserError as error:
-            raise UserError(f"{source}: {error}") from None
+    size = description.get("img_size")
+    trained = (size[0], size[1]) if isinstance(size, list) else None
+    try:
+        if hasattr(model, "starting_weights"):
+            # By the model's own rule, as a detector's, which takes the weights of classifiers too.
+            weights, line = model.starting_weights(weights, trained)
+            if line is not None and distributed_info().first:
+                print(f"tokenmix: {source}: {line}", file=sys.stderr)
+            return weights
+        if hasattr(model, "set_input_size") and not hasattr(model, "img_size"):
+            weights = _resized_by_timm(weights, model)
+        elif hasattr(model, "set_input_size") and hasattr(model, "feature_info"):
+            weights = checkpoints.resize(weights, model, img_size=trained)
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from None
     return _with_fresh_head(weights, model, source)
 
 
@@ -42,30 +50,8 @@ def _resized_by_timm(weights: dict[str, Tensor], model: nn.Module) -> dict[str, 
     return dict(rule(weights, model))
 
 
-def _started(weights: dict[str, Tensor], model: Any, source: Path) -> dict[str, Tensor]:
-    """By a model's own rule, as a detector's, which takes the weights of classifiers too."""
-    try:
-        fitted, line = model.starting_weights(weights, _trained_size(source))
-    except UserError as error:
-        raise UserError(f"{source}: {error}") from None
-    if line is not None and distributed_info().first:
-        print(f"tokenmix: {source}: {line}", file=sys.stderr)
-    return fitted
-
-
-def _trained_size(source: Path) -> tuple[int, int] | None:
-    """The image size that a run folder states."""
-    size = _description(source).get("img_size")
-    return (size[0], size[1]) if isinstance(size, list) else None
-
-
-def _description(source: Path) -> dict[str, Any]:
-    """A run folder's description of its data; empty for a file of weights."""
-    return read_description(source) if (source / "data.json").is_file() else {}
-
-
-def _check_channels(source: Path, model: Any) -> None:
-    theirs = _description(source).get("channels")
+def _check_channels(source: Path, description: Mapping[str, Any], model: Any) -> None:
+    theirs = description.get("channels")
     ours = getattr(model, "in_chans", theirs)
     if theirs is not None and theirs != ours:
         raise UserError(

@@ -19,7 +19,7 @@ from tokenmix.train.distributed import PeerFailure, all_reduce_mean, distributed
 from tokenmix.train.files import replace_file
 from tokenmix.train.loggers import RunLogger
 from tokenmix.train.plan import Progress, TrainingPlan
-from tokenmix.train.task import TaskModule
+from tokenmix.train.task import TaskData, TaskModule
 
 
 class Recorder:
@@ -31,20 +31,23 @@ class Recorder:
     """
 
     def __init__(
-        self, run: Path, plan: TrainingPlan, progress: Progress, task: TaskModule, *,
-        log_every: int, quiet: bool, unit: str, validated: bool,
-    ) -> None:  # fmt: skip
+        self, run: Path, plan: TrainingPlan, progress: Progress, task: TaskModule, data: TaskData, *, quiet: bool
+    ) -> None:
         self.path, self.plan, self.progress, self.task = run / "metrics.csv", plan, progress, task
-        self.log_every, self.quiet, self.unit = log_every, quiet, unit
-        self.pending: list[dict[str, Tensor]] = []
+        self.log_every, self.quiet, self.unit = task.config.loop.log_every, quiet, data.unit
+        self.pending: dict[str, list[Tensor]] = {}
         self.first = distributed_info().first
-        self.started = self.lr = self.rate = 0.0
+        self.started = self.lr = 0.0
         self.row_start = (progress.images, progress.train_seconds)
-        self.evaluated = task.numbers() if validated else []
+        self.evaluated = task.numbers() if data.num_validation else []
         if self.first:
+            from torch.utils.tensorboard.writer import SummaryWriter
+
             logger = task.config.loop.logger
             self.logger = None if logger is None else RunLogger(task.config, run, quiet=quiet)
-            self.board = _board(run / "tensorboard", progress.step)
+            # Points after the checkpoint, written before the kill, are hidden by purge_step.
+            purged = progress.step + 1 if progress.step else None
+            self.board = SummaryWriter(str(run / "tensorboard"), purge_step=purged)
             self.columns = _cut(self.path, progress.csv_bytes)
             progress.csv_bytes = self.path.stat().st_size
             self.file = self.path.open("a", newline="")
@@ -52,13 +55,11 @@ class Recorder:
 
     def state_dict(self) -> dict[str, Any]:
         """The losses that no row has yet, and from where the rate of the next row counts."""
-        kept = {k: torch.stack([p[k].float() for p in self.pending]).cpu() for k in self._names()}
-        return {"pending": kept, "row_start": list(self.row_start)}
+        return {"pending": self._columns(), "row_start": list(self.row_start)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up where `state_dict` left off."""
-        pending = state_dict["pending"]
-        self.pending = [dict(zip(pending, values)) for values in zip(*(column.unbind() for column in pending.values()))]
+        self.pending = {name: list(column) for name, column in state_dict["pending"].items()}
         self.row_start = (int(state_dict["row_start"][0]), float(state_dict["row_start"][1]))
 
     def start_clock(self) -> None:
@@ -71,7 +72,8 @@ class Recorder:
         The last batch of an epoch goes into the epoch's own row.
         """
         progress, self.lr = self.progress, lr
-        self.pending.append(logs)
+        for name, value in logs.items():
+            self.pending.setdefault(name, []).append(value)
         if progress.batch == self.plan.batches(progress.epoch):
             self.settle()
         elif progress.batch % self.plan.accumulate == 0 and progress.step % self.log_every == 0:
@@ -127,8 +129,8 @@ class Recorder:
         self.started = now
         if not self.pending:
             return
-        columns = {k: all_reduce_mean(torch.stack([p[k].float().cpu() for p in self.pending])) for k in self._names()}
-        self.pending = [dict(zip(columns, values)) for values in zip(*(column.unbind() for column in columns.values()))]
+        columns = {name: all_reduce_mean(column) for name, column in self._columns().items()}
+        self.pending = {name: list(column) for name, column in columns.items()}
         losses = columns["loss"]
         bad = (~losses.isfinite()).nonzero()
         if len(bad):
@@ -144,12 +146,12 @@ class Recorder:
             f"{what} at step {step} (learning rate {self.lr:.3g}); lower --lr, raise --warmup-steps or set --clip-grad"
         )
 
-    def _names(self) -> list[str]:
-        return list(self.pending[0]) if self.pending else []
+    def _columns(self) -> dict[str, Tensor]:
+        return {name: torch.stack([value.float().cpu() for value in batches]) for name, batches in self.pending.items()}
 
     def _train_values(self) -> dict[str, float]:
         progress = self.progress
-        means = {f"train_{k}": torch.stack([p[k].float() for p in self.pending]).mean().item() for k in self._names()}
+        means = {f"train_{name}": column.mean().item() for name, column in self._columns().items()}
         images, seconds = (now - then for now, then in zip((progress.images, progress.train_seconds), self.row_start))
         self.row_start = (progress.images, progress.train_seconds)
         self.pending.clear()
@@ -251,10 +253,3 @@ def _cut(path: Path, size: int) -> list[str]:
         print(f"tokenmix: {path} has lost rows from before the checkpoint; continuing without them", file=sys.stderr)
     replace_file(path, kept)
     return [column.decode() for column in columns] if kept else []
-
-
-def _board(folder: Path, step: int) -> Any:
-    from torch.utils.tensorboard.writer import SummaryWriter
-
-    # Points after the checkpoint, written before the kill, are hidden by purge_step.
-    return SummaryWriter(str(folder), purge_step=step + 1 if step else None)

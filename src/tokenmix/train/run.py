@@ -64,7 +64,6 @@ from tokenmix.train.loggers import check_logger
 from tokenmix.train.optimizer import check_optimizer
 from tokenmix.train.plan import (
     Progress,
-    TrainingPlan,
     check_config,
     distills_layers,
     make_plan,
@@ -74,22 +73,10 @@ from tokenmix.train.plan import (
 from tokenmix.train.sources import TOKENIZER, read_config, read_description
 from tokenmix.train.swapping import freeze_all_but, start_and_swap, swap_notes
 from tokenmix.train.task import TaskData, TaskModule
-from tokenmix.train.trainer import fit, validate
+from tokenmix.train.trainer import Session, fit, validate
 
 # What may differ when a run is resumed: where and how fast it is computed, not what.
 RESUMABLE = ("device", "workers", "threads", "grad_checkpointing", "logger")
-
-
-@dataclasses.dataclass(frozen=True)
-class Session:
-    """What a run works with."""
-
-    config: TrainConfig
-    task: TaskModule
-    data: TaskData
-    plan: TrainingPlan
-    counts: dict[str, int | None]
-    notes: list[str]
 
 
 def train(config: TrainConfig, *, quiet: bool = False) -> Path:
@@ -245,7 +232,7 @@ def _resume(run: Path, given: TrainConfig, quiet: bool) -> Path:
     if not (progress.epoch <= plan.epochs and progress.batch <= plan.batches(0) and progress.step <= plan.total_steps):
         raise UserError(f"{run} stopped at a step beyond its config; restore config.json and meta.json from a copy")
     if not quiet:
-        batch = f"{plan.processes} x {session.config.loop.batch_size} {session.data.unit}"
+        batch = f"{plan.processes} x {session.task.config.loop.batch_size} {session.data.unit}"
         print(
             f"tokenmix: {run} continues from step {progress.step} of {plan.total_steps}, {batch} a step",
             file=sys.stderr,
@@ -319,7 +306,7 @@ def _prepare(config: TrainConfig, start: Path | None = None) -> Session:
     # Counted while the model is whole: fsdp will cut it into parts.
     counts = {"parameters": sum(p.numel() for p in task.model.parameters()), "macs": task.macs()}
     warmup = warmup_note(config, plan)
-    return Session(config, task, data, plan, counts, [*swap_notes(report), *([warmup] if warmup else [])])
+    return Session(task, data, plan, counts, [*swap_notes(report), *([warmup] if warmup else [])])
 
 
 def _load_teacher(task: DistillingTask) -> DistillingTask:
@@ -348,11 +335,10 @@ def _checkpoint_blocks(model: nn.Module) -> None:
 
 
 def _work(run: Path, session: Session, progress: Progress, state: dict[str, Any] | None, quiet: bool) -> Path:
-    config, plan = session.config, session.plan
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     with _one_line_errors(run):
-        best, final = fit(session.task, session.data, config, run, plan, progress, state, quiet=quiet)
+        best, final = fit(session, run, progress, state, quiet=quiet)
         result = _result(session, progress, best, final)
         with raise_on_all_ranks():
             if distributed_info().first:
@@ -360,19 +346,20 @@ def _work(run: Path, session: Session, progress: Progress, state: dict[str, Any]
     if not quiet:
         headline, unit = session.task.headline, session.data.unit
         print(
-            f"test {headline} {result['metrics'][headline]:.4f} (epoch {result['best_epoch']} of {plan.epochs}), "
-            f"{result['seconds']:.1f} s of training, {result[f'{unit}_per_second']:,.0f} {unit}/s; run folder {run}"
+            f"test {headline} {result['metrics'][headline]:.4f} "
+            f"(epoch {result['best_epoch']} of {session.plan.epochs}), {result['seconds']:.1f} s of training, "
+            f"{result[f'{unit}_per_second']:,.0f} {unit}/s; run folder {run}"
         )
     return run
 
 
 def _result(session: Session, progress: Progress, best: dict[str, Any], final: dict[str, Any]) -> dict[str, Any]:
-    unit = session.data.unit
+    config, unit = session.task.config, session.data.unit
     return {
-        "task": session.config.task,
-        "model": session.config.model.model,
-        "data": session.config.data.data,
-        "seed": session.config.loop.seed,
+        "task": config.task,
+        "model": config.model.model,
+        "data": config.data.data,
+        "seed": config.loop.seed,
         "metrics": best,
         "final": final,
         "validation": progress.best,

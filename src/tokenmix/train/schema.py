@@ -24,25 +24,20 @@ WORDS: dict[type, str] = {
 class Range:
     """Annotation of a number's range; of a list, the range of each of its numbers."""
 
-    least: float | None = None
-    above: float | None = None
-    most: float | None = None
-    below: float | None = None
+    least: float = -math.inf
+    above: float = -math.inf
+    most: float = math.inf
+    below: float = math.inf
 
     def __contains__(self, value: float) -> bool:
-        return not (
-            (self.least is not None and value < self.least)
-            or (self.above is not None and value <= self.above)
-            or (self.most is not None and value > self.most)
-            or (self.below is not None and value >= self.below)
-        )
+        return self.least <= value <= self.most and self.above < value < self.below
 
     def __str__(self) -> str:
-        low = f"[{self.least:g}" if self.least is not None else f"({self.above:g}" if self.above is not None else ""
-        high = f"{self.most:g}]" if self.most is not None else f"{self.below:g})" if self.below is not None else ""
+        low = f"[{self.least:g}" if self.least > -math.inf else f"({self.above:g}" if self.above > -math.inf else ""
+        high = f"{self.most:g}]" if self.most < math.inf else f"{self.below:g})" if self.below < math.inf else ""
         if low and high:
             return f"in {low}, {high}"
-        if self.above is not None:
+        if self.above > -math.inf:
             return "a positive number" if self.above == 0 else f"more than {self.above:g}"
         return f"at least {self.least:g}" if low else f"at most {high[:-1]}"
 
@@ -115,9 +110,8 @@ class Document:
     def flat(self) -> dict[str, Any]:
         """All leaves by name."""
         leaves: dict[str, Any] = {}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            leaves |= _leaves(value) if isinstance(value, Part) else {field.name: value}
+        for name, value in vars(self).items():
+            leaves |= vars(value) if isinstance(value, Part) else {name: value}
         return leaves
 
     def replace(self, **values: Any) -> Self:
@@ -128,11 +122,10 @@ class Document:
         """
         given = self._opened(values)
         parts = {}
-        for field in dataclasses.fields(self):
-            part = getattr(self, field.name)
+        for name, part in vars(self).items():
             if isinstance(part, Part):
-                own = {name: given.pop(name) for name in _leaves(part) if name in given}
-                parts[field.name] = dataclasses.replace(part, **own) if own else part
+                own = {key: given.pop(key) for key in vars(part) if key in given}
+                parts[name] = dataclasses.replace(part, **own) if own else part
         return dataclasses.replace(self, **parts, **given)
 
     def _opened(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,8 +135,8 @@ class Document:
             part = getattr(self, name, None)
             if isinstance(part, Part) and isinstance(value, Mapping):
                 for key in value:
-                    if key not in _leaves(part):
-                        raise self.unknown_option(key, _leaves(part))
+                    if key not in vars(part):
+                        raise self.unknown_option(key, vars(part))
                 given |= value
             elif name in self.flat():
                 given[name] = value
@@ -154,7 +147,3 @@ class Document:
     def unknown_option(self, name: str, known: Iterable[str]) -> UserError:
         """The error for an unknown option, with the nearest known ones."""
         return unknown_name("option", name, known)
-
-
-def _leaves(part: Part) -> dict[str, Any]:
-    return {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}

@@ -1,7 +1,7 @@
 """Weights to start from, and mixers that are swapped in, as a run's config states them."""
 
+import dataclasses
 from pathlib import Path
-from typing import Any
 
 from tokenmix.errors import UserError
 from tokenmix.swap import SwapReport, swap_attention
@@ -26,17 +26,14 @@ def start_and_swap(task: TaskModule, source: Path | None) -> SwapReport | None:
     if theirs is None or theirs.swap.swap is None:
         put_weights(task.model, task.initial_weights(source), source)
         return swap_mixers(task)
-    if _layers(theirs.swap) != _layers(task.config.swap):
+    ours = task.config.swap
+    if dataclasses.replace(theirs.swap, train_only=ours.train_only) != ours:
         raise UserError(
             f"{source} was trained with {_words(theirs.swap)}; give the same, or start from a run without a swap"
         )
     report = swap_mixers(task)
     put_weights(task.model, task.initial_weights(source), source)
     return report
-
-
-def _layers(swap: SwapConfig) -> tuple[Any, ...]:
-    return swap.swap, swap.swap_where, swap.swap_kwargs
 
 
 def _words(swap: SwapConfig) -> str:

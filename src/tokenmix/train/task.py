@@ -14,10 +14,13 @@ from typing import Any, ClassVar, Literal
 import lightning as L
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import parallelize_module
 from torchmetrics import MetricCollection
 
 from tokenmix.data.lookup import with_absolute_paths
 from tokenmix.errors import UserError
+from tokenmix.parallel import TokenParallel
 from tokenmix.train.config import TeacherOptions, TrainConfig
 from tokenmix.train.optimizer import make_optimizer, make_schedule
 from tokenmix.train.pretrained_weights import initial_weights
@@ -231,8 +234,6 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
 
     def shard(self, mesh: DeviceMesh) -> None:
         """Shard every block's parameters, and the rest, over the processes; blocks are gathered when used."""
-        from torch.distributed.fsdp import fully_shard
-
         for block in [block for name, blocks in self.model.named_modules() if name.endswith("blocks")
                       for block in blocks.children()]:  # fmt: skip
             fully_shard(block, mesh=mesh)
@@ -240,15 +241,12 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
 
     def split_tokens(self, mesh: DeviceMesh) -> None:
         """Split the tokens of each image over the processes of a mesh, see `tokenmix.parallel.TokenParallel`."""
-        from torch.distributed.tensor.parallel import parallelize_module
-
-        from tokenmix.parallel import TokenParallel
-
         parallelize_module(self.model, mesh, TokenParallel())
 
     def on_validation_epoch_end(self) -> None:
         """Keep the metrics as plain values, and log the numbers among them where Lightning's Trainer has loggers."""
-        self.results = {name: _plain(value) for name, value in self.scores.compute().items()}
+        values = self.scores.compute()
+        self.results = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in values.items()}
         self.log_dict({f"val_{name}": self.results[name] for name in self.numbers()})
 
     def name_classes(self, *tables: str) -> None:
@@ -273,7 +271,3 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
         total_steps = self.total_steps or int(self.trainer.estimated_stepping_batches)
         schedule = make_schedule(optimizer, optim, total_steps, epochs)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, Tensor) else value

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from tokenmix.train.checkpoint import Checkpoint, CheckpointWriter, read_weights
+from tokenmix.train.checkpoint import Checkpoint, read_weights, save_run
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.distillation import DistillingTask
 from tokenmix.train.distributed import (
@@ -35,16 +36,27 @@ from tokenmix.train.record import ProgressBar, Recorder
 from tokenmix.train.task import TaskData, TaskModule
 
 
+@dataclass(frozen=True)
+class Session:
+    """What a run works with.
+
+    Attributes:
+        task: what is learned, with the run's config; its `configure_optimizers` is called once it is on its device.
+        data: this process's part of the data.
+        plan: how many batches make a step and an epoch.
+        counts: parameters and multiply-adds, as in the run's result.
+        notes: lines to print before the first step.
+    """
+
+    task: TaskModule
+    data: TaskData
+    plan: TrainingPlan
+    counts: dict[str, int | None]
+    notes: list[str]
+
+
 def fit(
-    task: TaskModule,
-    data: TaskData,
-    config: TrainConfig,
-    run: Path,
-    plan: TrainingPlan,
-    progress: Progress,
-    state: dict[str, Any] | None,
-    *,
-    quiet: bool,
+    session: Session, run: Path, progress: Progress, state: dict[str, Any] | None, *, quiet: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Train from the position `progress` to the end of the plan, leaving checkpoints and logs in the run folder.
 
@@ -52,12 +64,9 @@ def fit(
     the last one's.
     """
     with raise_on_all_ranks():
-        recorder = Recorder(
-            run, plan, progress, task, log_every=config.loop.log_every, quiet=quiet, unit=data.unit,
-            validated=data.num_validation > 0,
-        )  # fmt: skip
+        recorder = Recorder(run, session.plan, progress, session.task, session.data, quiet=quiet)
     with closing(recorder), _expected_warnings_ignored(), listen() as request:
-        loop = TrainingLoop(task, data, config, plan, progress, recorder, CheckpointWriter(run), request)
+        loop = TrainingLoop(session, run, progress, recorder, request)
         if state is not None:
             loop.load_state_dict(state)
         with ProgressBar(recorder, shown=not quiet and sys.stderr.isatty()) as bar:
@@ -79,23 +88,20 @@ class TrainingLoop:
     """One process's part of a run: epochs of batches, each followed by a validation and a checkpoint; then the test.
 
     Args:
-        task: what is learned; its `configure_optimizers` is called once it is on its device.
-        data: this process's part of the data.
-        config: the run's config.
-        plan: how many batches make a step and an epoch.
+        session: task, data and plan.
+        run: its folder, for checkpoints.
         progress: position of the run, which is updated.
         recorder: writes metrics.csv.
-        checkpoints: writes the run's checkpoints.
         request: whether the run was asked to stop.
     """
 
     def __init__(
-        self, task: TaskModule, data: TaskData, config: TrainConfig, plan: TrainingPlan, progress: Progress,
-        recorder: Recorder, checkpoints: CheckpointWriter, request: StopRequest,
-    ) -> None:  # fmt: skip
-        self.task, self.data, self.config, self.plan, self.progress = task, data, config, plan, progress
-        self.recorder, self.checkpoints, self.request = recorder, checkpoints, request
-        task.total_steps = plan.total_steps
+        self, session: Session, run: Path, progress: Progress, recorder: Recorder, request: StopRequest
+    ) -> None:
+        task, config = session.task, session.task.config
+        self.task, self.data, self.plan, self.config = task, session.data, session.plan, config
+        self.folder, self.progress, self.recorder, self.request = run, progress, recorder, request
+        task.total_steps = self.plan.total_steps
         self.fabric = make_fabric(config, task)
         self.precision = self.fabric.strategy.precision
         self.module = self.fabric.setup_module(task)
@@ -187,7 +193,7 @@ class TrainingLoop:
             return
         asked = stopping()
         if asked or progress.step % self.config.loop.checkpoint_every == 0:
-            self.checkpoints.save_step(self.checkpoint())
+            save_run(self.folder, self.checkpoint())
         if asked:
             raise Interrupted
 
@@ -207,7 +213,7 @@ class TrainingLoop:
         best = final = self.task.results
         if self.progress.best_epoch != self.progress.epoch:
             with raise_on_all_ranks():
-                weights = read_weights(self.checkpoints.run)
+                weights = read_weights(self.folder)
             load_full_state_dict(self.task.model, weights)
             self._evaluate(self.data.test_batches(batch_size=self.plan.batch_size))
             best = self.task.results
@@ -227,7 +233,7 @@ class TrainingLoop:
         """Save `last`, and `best` if this epoch is the best so far."""
         checkpoint, progress = self.checkpoint(), self.progress
         evaluated = checkpoint.weights if self.ema is None else self.ema.weights()
-        self.checkpoints.save_epoch(checkpoint, evaluated if progress.best_epoch == progress.epoch else None)
+        save_run(self.folder, checkpoint, evaluated if progress.best_epoch == progress.epoch else None)
         if self.request.ask()() and progress.step < self.plan.total_steps:
             raise Interrupted
 
@@ -246,7 +252,7 @@ class TrainingLoop:
             "recorder": self.recorder.state_dict(),
             "average": self.ema.state_dict() if self.ema else None,
         }
-        return Checkpoint(weights, state, {"format": 1, "progress": self.progress.as_dict()})
+        return Checkpoint(weights, state, {"format": 1, "progress": asdict(self.progress)})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from the `state` of a checkpoint; the model has its weights already."""
