@@ -14,8 +14,8 @@ from tokenmix.cost.ceilings import Ceilings, measure_ceilings
 from tokenmix.cost.cost import CostRow, CostTable, cost_table, exponent
 from tokenmix.cost.cost_report import CostRequest, print_costs, sentences
 from tokenmix.cost.crossover import Crossover, Ends, faster_ranges, find_crossover, measured_crossover
-from tokenmix.cost.random_input import layer_for, mixer_with_input
 from tokenmix.cost.speed import Timing
+from tokenmix.cost.target import layer_for, mixer_with_input
 from tokenmix.errors import UserError
 from tokenmix.layers.base import near_square
 from tokenmix.layers.table import list_mixers

@@ -20,7 +20,7 @@ from tokenmix.cost.cost import SPREAD, CostRow, CostTable, Precision, cost_table
 from tokenmix.cost.crossover import Ends
 from tokenmix.cost.speed import Timing
 from tokenmix.cost.target import are_mixers
-from tokenmix.cost.units import count, milliseconds, size
+from tokenmix.cost.units import count, milliseconds, size, to_markdown
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
 from tokenmix.train.files import make_folder, replace_file, write_json
@@ -116,19 +116,14 @@ def markdown(table: CostTable) -> str:
     parts = [
         "# Costs",
         f"{_title(table)}. Measured on {measured}.",
-        _markdown_table([_axis(table), *COSTS], costs),
+        to_markdown(["name", _axis(table), *COSTS], costs),
         f"Rates of a forward pass; {_ceiling_line(table)}.",
-        _markdown_table([_axis(table), *RATES], rates),
+        to_markdown(["name", _axis(table), *RATES], rates),
         f"Warning: {table.warning}." if table.warning else "",
         notes,
         "![Time and memory over size](cost.svg)",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| name | {' | '.join(headings)} |", f"|---|{'---:|' * len(headings)}"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def _rich(table: CostTable, title: str, headings: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:
