@@ -34,9 +34,9 @@ def ratio(value: float, reference: float) -> str:
     return f"{value / reference:.2g}×"
 
 
-def spread(mean: float, deviation: float | None, digits: int = 4) -> str:
+def spread(mean: float, deviation: float | None) -> str:
     """`0.8123 ± 0.0040`; the mean alone when there was one run."""
-    return f"{mean:.{digits}f}" if deviation is None else f"{mean:.{digits}f} ± {deviation:.{digits}f}"
+    return f"{mean:.4f}" if deviation is None else f"{mean:.4f} ± {deviation:.4f}"
 
 
 def to_markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
