@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenmix.compare.charts import Series, line_chart, place_labels, ticks
+from tokenmix.compare.charts import Series, heatmap, line_chart, place_labels, ticks
 from tokenmix.compare.columns import cells, columns, markdown_table
-from tokenmix.compare.heatmap import heatmap
 from tokenmix.compare.map_figures import ExampleMaps
 from tokenmix.compare.notes import budget_sentence, finding_sentence, notes
 from tokenmix.compare.report import write_report

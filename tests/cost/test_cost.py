@@ -12,10 +12,10 @@ from tokenmix.cli import main
 from tokenmix.cost import cost, cost_report
 from tokenmix.cost.ceilings import Ceilings, measure_ceilings
 from tokenmix.cost.cost import CostRow, CostTable, cost_table, exponent
-from tokenmix.cost.cost_report import CostRequest, print_costs, sentences
+from tokenmix.cost.cost_report import print_costs, sentences
 from tokenmix.cost.crossover import Crossover, Ends, faster_ranges, find_crossover, measured_crossover
-from tokenmix.cost.random_input import layer_for, mixer_with_input
 from tokenmix.cost.speed import Timing
+from tokenmix.cost.target import layer_for, mixer_with_input
 from tokenmix.errors import UserError
 from tokenmix.layers.base import near_square
 from tokenmix.layers.table import list_mixers
@@ -154,9 +154,9 @@ def test_sizes_pass_a_progress_bar_as_they_are_measured():
 
 
 def test_folder_has_a_document_of_the_schema_a_page_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    request = CostRequest(("external",), tokens=(16, 64), dim=16, out=tmp_path / "out")
-    assert print_costs(request) == 0
-    assert sorted(file.name for file in request.out.iterdir()) == ["cost.json", "cost.md", "cost.png", "cost.svg"]
+    out = tmp_path / "out"
+    assert print_costs(("external",), tokens=(16, 64), dim=16, out=out) == 0
+    assert sorted(file.name for file in out.iterdir()) == ["cost.json", "cost.md", "cost.png", "cost.svg"]
     _check_document(json.loads((tmp_path / "out" / "cost.json").read_text()))
     page = (tmp_path / "out" / "cost.md").read_text()
     assert page.count("| external | 64 |") == 2
@@ -264,7 +264,7 @@ def test_a_file_in_the_place_of_the_folder_is_told_before_measuring(tmp_path: Pa
     (tmp_path / "file").write_text("mine")
     monkeypatch.setattr(cost_report, "cost_table", lambda *args, **kwargs: pytest.fail("measured"))
     with pytest.raises(UserError, match=r"cannot make the folder .*file"):
-        print_costs(CostRequest(("external",), tokens=(16,), out=tmp_path / "file"))
+        print_costs(("external",), tokens=(16,), out=tmp_path / "file")
 
 
 def test_device_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch):
@@ -281,7 +281,7 @@ def test_command_prints_table_and_sentences(capsys: pytest.CaptureFixture[str]):
     out = capsys.readouterr().out
     assert "from N = 289" in out
     assert "bound by" in out
-    assert print_costs(CostRequest(("external",), tokens=(16,), dim=16, as_json=True)) == 0
+    assert print_costs(("external",), tokens=(16,), dim=16, as_json=True) == 0
     document = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in document["rows"]] == ["self", "external"]
 

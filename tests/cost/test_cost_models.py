@@ -67,8 +67,8 @@ def test_models_are_measured_at_the_sizes_asked_for():
 
 
 def test_own_size_is_taken_if_none_is_given():
-    assert ModelTarget("gmlp_small", CPU, torch.float32).own_size() == 224
-    assert ModelTarget("mobilenetv3_small_100", CPU, torch.float32).own_size() == 224
+    assert ModelTarget("gmlp_small", CPU, torch.float32).default_sizes() == [224]
+    assert ModelTarget("mobilenetv3_small_100", CPU, torch.float32).default_sizes() == [224]
 
 
 # Of fewer tokens self-attention writes its map in tiles, inside an operator: scratch, which is not estimated.

@@ -6,7 +6,7 @@ import pytest
 from tokenmix.cost import cost
 from tokenmix.cost.ceilings import Ceilings
 from tokenmix.cost.cost import cost_table
-from tokenmix.cost.cost_report import CostRequest, markdown, print_costs
+from tokenmix.cost.cost_report import markdown, print_costs
 from tokenmix.cost.other_work import OtherWork
 
 ALLOWED = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -59,7 +59,7 @@ def test_cost_warns_of_a_busy_machine(monkeypatch: pytest.MonkeyPatch, capsys: p
     table = cost_table(["external"], [16, 32], 16, repeats=1)
     assert "other programs took 1000000.0 of" in table.warning
     assert f"Warning: {table.warning}." in markdown(table)
-    assert print_costs(CostRequest(("external",), tokens=(16,), dim=16)) == 0
+    assert print_costs(("external",), tokens=(16,), dim=16) == 0
     assert f"warning: {table.warning}" in capsys.readouterr().err
     monkeypatch.setattr(cost.OtherWork, "cpus", lambda _: 0.0)
     assert cost_table(["external"], [16], 16, repeats=1).warning == ""

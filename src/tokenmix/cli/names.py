@@ -113,10 +113,8 @@ class Cost:
                 raise UserError(f"--table {self.table} measures nothing: leave out all but --json")
             return published_costs.print_requirements(as_json=self.json)
         return cost_report.print_costs(
-            cost_report.CostRequest(
-                self.names, self.tokens, self.img_size, self.dim, self.device, self.dtype, self.threads, self.out,
-                self.json,
-            )
+            self.names, tokens=self.tokens, img_size=self.img_size, dim=self.dim, device=self.device,
+            precision=self.dtype, threads=self.threads, out=self.out, as_json=self.json,
         )  # fmt: skip
 
 

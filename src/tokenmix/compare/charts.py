@@ -1,12 +1,16 @@
-"""Charts as inline SVG: their colours come from the page's style sheet, so they follow light and dark."""
+"""Charts and matrices as inline SVG: their colours come from the page's style sheet, so they follow light and dark."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 440, 280
 LEFT, RIGHT, TOP, BOTTOM = 66, 14, 12, 42
+
+CELL = 24
+WRITTEN_UP_TO = 12
+"""Counts are written into the cells of matrices up to this many classes."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +36,16 @@ class Point:
 
 @dataclass(frozen=True)
 class Axis:
-    """Linear or logarithmic mapping of values to pixels, with its ticks."""
+    """Linear or logarithmic mapping of values to pixels, with its label, its ticks and how their values are written."""
 
+    label: str
+    text: Callable[[float], str]
     low: float
     high: float
     start: float
     end: float
-    log: bool = False
-    marks: list[float] = field(default_factory=list)
+    marks: list[float]
+    log: bool
 
     def __call__(self, value: float) -> float:
         low, high, value = (math.log(v) if self.log else v for v in (self.low, self.high, value))
@@ -57,14 +63,16 @@ def ticks(low: float, high: float, wanted: int = 6) -> list[float]:
     return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def _axis(values: Sequence[float], start: float, end: float, *, log: bool = False, from_zero: bool = False) -> Axis:
+def _axis(label: str, text: Callable[[float], str], values: Sequence[float], *, across: bool, log: bool) -> Axis:
+    """Over the width, linear from 0; or over the height."""
     low, high = min(values), max(values)
     if log:
         low, high = low / 1.25, high * 1.25
-        return Axis(low, high, start, end, True, _log_ticks(low, high))
-    pad = (high - low) * 0.06 or abs(high) * 0.05 or 1.0
-    low, high = (0.0 if from_zero else low - pad), high + pad
-    return Axis(low, high, start, end, marks=ticks(low, high))
+    else:
+        pad = (high - low) * 0.06 or abs(high) * 0.05 or 1.0
+        low, high = (0.0 if across else low - pad), high + pad
+    start, end = (LEFT, WIDTH - RIGHT) if across else (HEIGHT - BOTTOM, TOP)
+    return Axis(label, text, low, high, start, end, _log_ticks(low, high) if log else ticks(low, high), log)
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
@@ -89,18 +97,17 @@ def line_chart(
     drawn = [s for s in series if len(s.xs)]
     if not drawn:
         return '<p class="empty">No curve to draw: no run finished, or nothing was held out for validation.</p>'
-    x = _axis([v for s in drawn for v in s.xs], LEFT, WIDTH - RIGHT, log=log, from_zero=True)
-    y = _axis([v for s in drawn for v in s.ys], HEIGHT - BOTTOM, TOP, log=log)
-    body = "".join(_line(s, x, y, y_text) for s in drawn)
-    return _svg(_frame(x, y, x_label, y_label, x_text, y_text) + body, f"{y_label} against {x_label}")
+    x = _axis(x_label, x_text, [v for s in drawn for v in s.xs], across=True, log=log)
+    y = _axis(y_label, y_text, [v for s in drawn for v in s.ys], across=False, log=log)
+    return _chart(x, y, [_line(s, x, y) for s in drawn])
 
 
-def _line(series: Series, x: Axis, y: Axis, y_text: Callable[[float], str]) -> str:
+def _line(series: Series, x: Axis, y: Axis) -> str:
     places = [(x(a), y(b)) for a, b in zip(series.xs, series.ys)]
     path = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
     few = len(places) <= 40
     shown = list(zip(places, series.ys)) if few else [(places[-1], series.ys[-1])]
-    dots = "".join(marker(series.index, *place, f"{series.name}: {y_text(value)}") for place, value in shown)
+    dots = "".join(marker(series.index, *place, f"{series.name}: {y.text(value)}") for place, value in shown)
     return f'<g class="{_class(series.index)}"><polyline points="{path}"/>{dots}</g>'
 
 
@@ -115,29 +122,24 @@ def scatter_chart(
     """Points with their names next to them, on a logarithmic x axis; `levels` are horizontal lines by their name."""
     if not points:
         return '<p class="empty">No run finished: there is no point to draw.</p>'
-    x = _axis([p.x for p in points], LEFT, WIDTH - RIGHT, log=True)
     levels = levels or {}
     heights = [p.y + side * (p.error or 0) for p in points for side in (-1, 1)]
-    y = _axis([*heights, *levels.values()], HEIGHT - BOTTOM, TOP)
-    places = [(x(p.x), y(p.y)) for p in points]
-    labels = place_labels(places, [p.name for p in points])
-    body = "".join(
-        _dot(point, place, label, y, f"{x_text(point.x)}, {y_text(point.y)}")
-        for point, place, label in zip(points, places, labels)
-    )
-    lines = "".join(
+    x = _axis(x_label, x_text, [p.x for p in points], across=True, log=True)
+    y = _axis(y_label, y_text, [*heights, *levels.values()], across=False, log=False)
+    labels = place_labels([(x(p.x), y(p.y)) for p in points], [p.name for p in points])
+    lines = [
         f'<path class="level" d="M{LEFT},{y(value):.1f}H{WIDTH - RIGHT}"/>'
         + _text(WIDTH - RIGHT, y(value) - 4, f"{name} {y_text(value)}", "end")
         for name, value in levels.items()
-    )
-    return _svg(_frame(x, y, x_label, y_label, x_text, y_text) + lines + body, f"{y_label} against {x_label}")
+    ]
+    return _chart(x, y, lines + [_dot(point, x, y, label) for point, label in zip(points, labels)])
 
 
-def _dot(point: Point, place: tuple[float, float], label: tuple[float, float], y: Axis, told: str) -> str:
-    (a, b), error = place, point.error or 0.0
+def _dot(point: Point, x: Axis, y: Axis, label: tuple[float, float]) -> str:
+    a, error = x(point.x), point.error or 0.0
     bar = f'<path class="bar" d="M{a:.1f},{y(point.y - error):.1f}V{y(point.y + error):.1f}"/>' if error else ""
-    name = _text(label[0], label[1], point.name, "start", "label")
-    return f'<g class="{_class(point.index)}">{bar}{marker(point.index, a, b, f"{point.name}: {told}")}{name}</g>'
+    dot = marker(point.index, a, y(point.y), f"{point.name}: {x.text(point.x)}, {y.text(point.y)}")
+    return f'<g class="{_class(point.index)}">{bar}{dot}{_text(*label, point.name, "start", "label")}</g>'
 
 
 def place_labels(places: Sequence[tuple[float, float]], names: Sequence[str]) -> list[tuple[float, float]]:
@@ -179,20 +181,19 @@ def marker(index: int, x: float, y: float, told: str = "") -> str:
     return f'<g class="m" transform="translate({x:.1f},{y:.1f})">{shapes[(index + index // 8) % len(shapes)]}{hint}</g>'
 
 
-def _frame(
-    x: Axis, y: Axis, x_label: str, y_label: str, x_text: Callable[[float], str], y_text: Callable[[float], str]
-) -> str:
+def _chart(x: Axis, y: Axis, drawn: Sequence[str]) -> str:
     floor, middle = HEIGHT - BOTTOM, (TOP + HEIGHT - BOTTOM) / 2
     parts = [f'<path class="axis" d="M{LEFT},{TOP}V{floor}H{WIDTH - RIGHT}"/>']
     for mark in y.marks:
         place = y(mark)
         parts.append(f'<path class="grid-line" d="M{LEFT},{place:.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(_text(LEFT - 6, place + 4, y_text(mark), "end"))
+        parts.append(_text(LEFT - 6, place + 4, y.text(mark), "end"))
     for mark in x.marks:
-        parts.append(_text(x(mark), floor + 16, x_text(mark), "middle"))
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x_label, "middle", "name"))
-    parts.append(f'<g transform="translate(11,{middle}) rotate(-90)">{_text(0, 0, y_label, "middle", "name")}</g>')
-    return "".join(parts)
+        parts.append(_text(x(mark), floor + 16, x.text(mark), "middle"))
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x.label, "middle", "name"))
+    parts.append(f'<g transform="translate(11,{middle}) rotate(-90)">{_text(0, 0, y.label, "middle", "name")}</g>')
+    box, title = f"0 0 {WIDTH} {HEIGHT}", escape(f"{y.label} against {x.label}")
+    return f'<svg class="chart" viewBox="{box}" role="img" aria-label="{title}">{"".join([*parts, *drawn])}</svg>'
 
 
 def _class(index: int) -> str:
@@ -204,5 +205,31 @@ def _text(x: float, y: float, text: str, anchor: str, kind: str = "tick") -> str
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _svg(body: str, title: str) -> str:
-    return f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{body}</svg>'
+def heatmap(counts: Sequence[Sequence[int]], names: Sequence[str]) -> str:
+    """Rows are true classes, columns predictions; a cell's strength is the square root of its share of the row."""
+    short = [name if len(name) <= 13 else f"{name[:12]}…" for name in names]
+    margin = 8 + 6.2 * max(map(len, short))
+    side = len(names) * CELL
+    parts = [f'<rect class="box" x="{margin:.0f}" y="{margin:.0f}" width="{side}" height="{side}"/>']
+    for i, name in enumerate(short):
+        middle = margin + (i + 0.5) * CELL + 4
+        parts.append(f'<text x="{margin - 6:.0f}" y="{middle:.0f}" text-anchor="end">{escape(name)}</text>')
+        parts.append(f'<text transform="translate({middle:.0f},{margin - 6:.0f}) rotate(-90)">{escape(name)}</text>')
+    for i, row in enumerate(counts):
+        parts += [_count_cell(i, j, number, sum(row), names, margin) for j, number in enumerate(row) if number]
+    box = f"0 0 {margin + side + 2:.0f} {margin + side + 2:.0f}"
+    return f'<svg class="heat" viewBox="{box}" role="img" aria-label="confusion matrix">{"".join(parts)}</svg>'
+
+
+def _count_cell(i: int, j: int, number: int, total: int, names: Sequence[str], margin: float) -> str:
+    x, y, share = margin + j * CELL, margin + i * CELL, number / total
+    kind = "right" if i == j else "wrong"
+    # The square root lets a share of a few percent be seen next to the diagonal.
+    strength = f'fill-opacity="{share**0.5:.2f}"'
+    rect = f'<rect class="{kind}" x="{x:.0f}" y="{y:.0f}" width="{CELL}" height="{CELL}" {strength}/>'
+    text = ""
+    if len(names) <= WRITTEN_UP_TO:
+        on = " on" if share > 0.35 else ""
+        text = f'<text class="n{on}" x="{x + CELL / 2:.0f}" y="{y + CELL / 2 + 3:.0f}">{number}</text>'
+    told = escape(f"{names[i]} taken for {names[j]}: {number} of {total}")
+    return f"<g>{rect}{text}<title>{told}</title></g>"

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from tokenmix.compare.results import Results, Variant
 from tokenmix.cost.speed import Timing
-from tokenmix.cost.units import count, milliseconds, ratio, size, spread
+from tokenmix.cost.units import count, milliseconds, ratio, size, spread, to_markdown
 from tokenmix.data.lookup import short_name
 
 
@@ -103,11 +103,8 @@ def rich_table(results: Results) -> Table:
 def markdown_table(results: Results) -> str:
     """For a README: a row for each variant, the best of a column bold, the ratio to self-attention in brackets."""
     headings = ["mixer", *(column.heading for column in columns(results))]
-    lines = [f"| {' | '.join(headings)} |", f"|---|{'---:|' * (len(headings) - 1)}"]
-    for variant in results.variants:
-        shown = [_markdown_cell(cell) for cell in cells(results, variant)]
-        lines.append(f"| {' | '.join([variant.mixer, *shown])} |")
-    return "\n".join(lines)
+    rows = [[variant.mixer, *map(_markdown_cell, cells(results, variant))] for variant in results.variants]
+    return to_markdown(headings, rows)
 
 
 def _markdown_cell(cell: Cell) -> str:

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +11,22 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from torch import nn
 
 from tokenmix.compare.columns import markdown_table, rich_table
 from tokenmix.compare.examples import make_examples
 from tokenmix.compare.grid import choose_cells, copy_runs, merge_settings, split_grid, write_grid
 from tokenmix.compare.notes import budget_sentence, failed_runs, finding_sentence, notes, uncertainty
 from tokenmix.compare.report import write_report
-from tokenmix.compare.results import Growth, Results, Run, Variant
-from tokenmix.compare.variant_costs import VariantCost, measure_growth, measure_steps, measure_variants
+from tokenmix.compare.results import Results, Run
+from tokenmix.compare.variant_costs import measure_steps, measure_variants
 from tokenmix.compare.variant_runs import claim_folder, mixer_of, plan_runs, read_run
-from tokenmix.cost.crossover import find_crossover
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
 from tokenmix.grid.cells import Cell, Engine
 from tokenmix.grid.engines import in_turn, make_engine
 from tokenmix.layers.table import get_spec
 from tokenmix.registry import get_task
-from tokenmix.train.config import CompareConfig, TrainConfig
+from tokenmix.train.config import CompareConfig
 from tokenmix.train.files import one_writer, replace_file
 from tokenmix.train.plan import check_config, make_plan
 from tokenmix.train.task import TaskData, TaskModule
@@ -107,8 +105,7 @@ def _prepare(name: str, config: CompareConfig, out: Path) -> Comparison:
     check_config(cells[0].config)
     data = task.load_data(cells[0].config)
     make_plan(cells[0].config, data.num_train)
-    variants = {mixer: _new_variant(cell.config, data) for mixer, cell in _first_of_each(cells).items()}
-    return Comparison(name, config, out, data, variants, cells)
+    return Comparison(name, config, out, data, _new_variants(cells, data), cells)
 
 
 Runs = Sequence[tuple[Cell, Run]]
@@ -141,7 +138,7 @@ def predict_steps(config: CompareConfig, threads: Sequence[int]) -> tuple[int, d
     first, before = cells[0].config, torch.get_num_threads()
     data = get_task(config.task).load_data(first)
     batch = next(iter(data.train_batches(batch_size=config.loop.batch_size, epoch=0, start=0)))
-    variants = {mixer: _new_variant(cell.config, data) for mixer, cell in _first_of_each(cells).items()}
+    variants = _new_variants(cells, data)
     mixer = next(iter(variants))
 
     def measured(number: int, some: Mapping[str, TaskModule]) -> dict[str, float]:
@@ -167,15 +164,18 @@ def _first_of_each(cells: Iterable[Cell]) -> dict[str, Cell]:
     return first
 
 
-def _new_variant(config: TrainConfig, data: TaskData) -> TaskModule:
-    """A fresh variant, built before any training so that a wrong argument is reported at once."""
-    task, description = get_task(config.task), data.describe()
-    model = task.model_from_config(config, description)
-    if getattr(model, "mixer_name", None) != config.model.model_kwargs["mixer"]:
-        raise UserError(
-            f"{config.model.model!r} does not take a mixer; compare in mixer_nano or another isotropic skeleton"
-        )
-    return task(model, config, description)
+def _new_variants(cells: Sequence[Cell], data: TaskData) -> dict[str, TaskModule]:
+    """A fresh variant for each mixer, built before any training so that a wrong argument is reported at once."""
+    variants = {}
+    for mixer, cell in _first_of_each(cells).items():
+        config, task, description = cell.config, get_task(cell.config.task), data.describe()
+        model = task.model_from_config(config, description)
+        if getattr(model, "mixer_name", None) != mixer:
+            raise UserError(
+                f"{config.model.model!r} does not take a mixer; compare in mixer_nano or another isotropic skeleton"
+            )
+        variants[mixer] = task(model, config, description)
+    return variants
 
 
 def _train_all(cells: Sequence[Cell], engine: Engine, console: Console) -> dict[str, str]:
@@ -236,14 +236,14 @@ def _measure(one: Comparison, runs: Runs, baseline: Mapping[str, float]) -> tupl
     variants = {mixer: one.variants[mixer] for mixer in first}
     batch_size = max(1, config.loop.batch_size // config.optim.accumulate)
     batch = next(iter(one.data.train_batches(batch_size=batch_size, epoch=0, start=0)))
-    costs = measure_variants(variants, batch, train_config, device)
-    growth = measure_growth({mixer: module.model for mixer, module in variants.items()}, device)
+    measured = measure_variants(variants, batch, train_config, device)
     finished = _first_of_each(cell for cell, run in runs if run.status == "finished")
     trained = {mixer: load_run(cell.folder)[0] for mixer, cell in finished.items()}
     images = getattr(one.data, "images", None)
     description = one.data.describe()
     examples, shown = make_examples(trained, images, description) if images is not None else ([], [])
     task = get_task(config.task)
+    model: Any = next(iter(variants.values())).model
     results = Results(
         command=repeat_command(config),
         metric=task.headline,
@@ -251,36 +251,19 @@ def _measure(one: Comparison, runs: Runs, baseline: Mapping[str, float]) -> tupl
         config=config.flat(),
         data=description,
         classes=list(description.get("classes", [])),
-        skeleton=_skeleton(next(iter(variants.values())).model),
+        skeleton={"tokens": model.num_tokens, "dim": model.embed_dim, "depth": len(model.blocks)},
         images=make_plan(train_config, one.data.num_train).total_steps * config.loop.batch_size,
         step_batch=batch_size,
         device=str(device),
         environment=environment(),
         variants=[
-            _variant(mixer, module.model, costs[mixer], growth[mixer], runs) for mixer, module in variants.items()
+            replace(variant, runs=[run for cell, run in runs if mixer_of(cell) == variant.mixer])
+            for variant in measured
         ],
         examples=examples,
         baseline=dict(baseline),
     )
     return results, shown
-
-
-def _skeleton(model: nn.Module) -> dict[str, int]:
-    return {"tokens": model.num_tokens, "dim": model.embed_dim, "depth": len(model.blocks)}  # type: ignore[dict-item, arg-type]
-
-
-def _variant(mixer: str, model: nn.Module, cost: VariantCost, growth: Growth, runs: Runs) -> Variant:
-    layer = model.blocks[-1].mixer  # type: ignore[index, union-attr]
-    heads = getattr(layer, "num_heads", None)
-    crossover = None if mixer == "self" else str(find_crossover(mixer, layer.dim, num_heads=heads))
-    return Variant(
-        mixer=mixer,
-        about=get_spec(mixer).about,
-        crossover=crossover,
-        growth=growth,
-        runs=[run for cell, run in runs if mixer_of(cell) == mixer],
-        **{field.name: getattr(cost, field.name) for field in fields(VariantCost)},
-    )
 
 
 def _markdown(results: Results) -> str:

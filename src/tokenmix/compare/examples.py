@@ -40,7 +40,14 @@ def make_examples(
     right = torch.stack([a.argmax(-1) == labels for a in answers.values()])
     chosen = choose_images(right, labels, number)
     maps = {name: _maps_of(model, inputs[chosen]) for name, model in models.items()}
-    examples = [_example(int(places[i]), int(labels[i]), i, answers, images.classes) for i in chosen]
+    examples = [
+        Example(
+            index=int(places[i]),
+            label=images.classes[int(labels[i])],
+            answers={name: (images.classes[int(p[i].argmax())], float(p[i].max())) for name, p in answers.items()},
+        )
+        for i in chosen
+    ]
     shown = [
         ExampleMaps(
             index=int(places[i]),
@@ -81,10 +88,3 @@ def _one_per_class(order: Sequence[int], labels: Tensor, number: int, chosen: li
             if len(chosen) < number and i not in chosen and (int(labels[i]) not in seen or not new_class):
                 chosen.append(i)
     return chosen
-
-
-def _example(place: int, label: int, i: int, answers: Mapping[str, Tensor], classes: Sequence[str]) -> Example:
-    tops = {name: probabilities[i].max(-1) for name, probabilities in answers.items()}
-    return Example(
-        place, classes[label], {name: (classes[int(top.indices)], float(top.values)) for name, top in tops.items()}
-    )

@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenmix.compare.report import write_page
 from tokenmix.compare.results import Results
 from tokenmix.compare.variant_runs import FREE
-from tokenmix.cost.units import spread
+from tokenmix.cost.units import spread, to_markdown
 from tokenmix.data.lookup import data_sets, short_name
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.grid.cells import Cell
@@ -142,10 +142,9 @@ def write_grid(results: Mapping[str, Results], out: Path) -> Path:
     """
     mixers = dict.fromkeys(variant.mixer for one in results.values() for variant in one.variants)
     rows = [(mixer, [_entry(one, mixer) for one in results.values()]) for mixer in mixers]
-    links = [f"[{name}]({name}/results.md)" for name in results]
-    lines = [f"| mixer | {' | '.join(links)} |", f"|---|{'---:|' * len(links)}"]
-    lines += [f"| {mixer} | {' | '.join(f'**{t}**' if best else t for t, best in row)} |" for mixer, row in rows]
-    replace_file(out / "results.md", "\n".join([*lines, ""]).encode())
+    headings = ["mixer", *(f"[{name}]({name}/results.md)" for name in results)]
+    cells = [[mixer, *(f"**{text}**" if best else text for text, best in row)] for mixer, row in rows]
+    replace_file(out / "results.md", f"{to_markdown(headings, cells)}\n".encode())
     metric = next(iter(results.values())).metric
     return write_page(out / "report.html", "grid.html", metric=metric, results=results, rows=rows)
 

@@ -60,22 +60,15 @@ def _shared_image(name: str, image: Tensor) -> str:
 
 def _map_figure(name: str, tile: Tile, label: str) -> str:
     """One tile over the image."""
-    drawn = _tile(name, tile)
-    return f'<svg class="strip" viewBox="0 0 {SIDE} {SIDE}" role="img" aria-label="{escape(label)}">{drawn}</svg>'
-
-
-def _tile(name: str, tile: Tile) -> str:
     values = tile.values.numpy().astype(float)
     source = _png(_signed(values) if tile.signed else _share(values, tile.on_image))
     under = (
         f'<use href="#{name}" class="under"/>' if tile.on_image else '<rect class="paper" width="100" height="100"/>'
     )
     over = f'<image class="map" width="{SIDE}" height="{SIDE}" preserveAspectRatio="none" href="{source}"/>'
-    return f"{under}{over}{_mark(tile)}<title>{escape(_told(tile))}</title>"
-
-
-def _told(tile: Tile) -> str:
-    return f"{tile.label}: {tile.values.min():.3g} to {tile.values.max():.3g}"
+    hint = escape(f"{tile.label}: {tile.values.min():.3g} to {tile.values.max():.3g}")
+    drawn = f"{under}{over}{_mark(tile)}<title>{hint}</title>"
+    return f'<svg class="strip" viewBox="0 0 {SIDE} {SIDE}" role="img" aria-label="{escape(label)}">{drawn}</svg>'
 
 
 def _mark(tile: Tile) -> str:

@@ -1,43 +1,33 @@
 """The figures of a report: learning curves, cost, confusion matrices."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from statistics import fmean
 
-from tokenmix.compare.charts import Point, Series, line_chart, scatter_chart
+from tokenmix.compare.charts import Point, Series, heatmap, line_chart, scatter_chart
 from tokenmix.compare.columns import Column
-from tokenmix.compare.heatmap import heatmap
 from tokenmix.compare.results import Curve, Results, Variant
 from tokenmix.cost.units import count, milliseconds
 
 
 def learning_curves(results: Results) -> list[str]:
     """Score and loss, each over the images seen and over the seconds, as SVG."""
-
-    def drawn(pick: str, over: str, x_label: str, y_label: str, x_text: Callable[[float], str]) -> str:
-        series = [_mean_series(i, variant, pick, over) for i, variant in enumerate(results.variants)]
-        return line_chart(series, x_label, y_label, x_text, _short)
-
-    images, seconds = (
-        ("images", "training images seen", count),
-        ("seconds", "seconds of training", lambda v: f"{v:,.4g}"),
-    )
-    score, loss = ("score_curve", f"validation {results.metric}"), ("loss_curve", "training loss")
-    return [drawn(pick, over, x, y, text) for pick, y in (score, loss) for over, x, text in (images, seconds)]
+    images, seconds = ("training images seen", count), ("seconds of training", lambda v: f"{v:,.4g}")
+    charts = []
+    for pick, y_label in (("score_curve", f"validation {results.metric}"), ("loss_curve", "training loss")):
+        for over, (x_label, x_text) in (("images", images), ("seconds", seconds)):
+            series = [_mean_series(i, variant, pick, over) for i, variant in enumerate(results.variants)]
+            charts.append(line_chart(series, x_label, y_label, x_text, _short))
+    return charts
 
 
 def _mean_series(index: int, variant: Variant, pick: str, over: str) -> Series:
     """The mean over seeds, point by point, as far as every finished run has points."""
     curves: list[Curve] = [getattr(run, pick) for run in variant.runs if run.status == "finished"]
-    xs, ys = ([_mean(v) for v in zip(*(getattr(curve, name) for curve in curves))] for name in (over, "values"))
+    xs, ys = ([fmean(v) for v in zip(*(getattr(curve, name) for curve in curves))] for name in (over, "values"))
     return Series(variant.mixer, index, xs, ys)
 
 
 def _short(value: float) -> str:
     return f"{value:.4g}"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def growth_charts(results: Results) -> list[str]:
@@ -69,21 +59,11 @@ def cost_charts(results: Results) -> list[str]:
     ]
 
 
-@dataclass(frozen=True)
-class Bar:
-    """One variant's bar: its length in percent of the longest."""
-
-    mixer: str
-    index: int
-    percent: float
-    text: str
-
-
-def bars(results: Results, column: Column) -> list[Bar]:
-    """A column as bars, of the variants that have it."""
+def bars(results: Results, column: Column) -> list[tuple[str, int, float, str]]:
+    """A column as bars, of the variants that have it: mixer, index, length in percent of the longest, and text."""
     values = [(i, variant.mixer, column.value(variant)) for i, variant in enumerate(results.variants)]
     largest = max((v for _, _, v in values if v is not None), default=0) or 1
-    return [Bar(mixer, i, 100 * v / largest, column.text(v)) for i, mixer, v in values if v is not None]
+    return [(mixer, i, 100 * v / largest, column.text(v)) for i, mixer, v in values if v is not None]
 
 
 def confusions(results: Results) -> list[tuple[str, str]]:

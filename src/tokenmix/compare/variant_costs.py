@@ -2,16 +2,18 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tokenmix.compare.results import Growth
+from tokenmix.compare.results import Growth, Variant
+from tokenmix.cost.crossover import find_crossover
 from tokenmix.cost.memory import peak_memory
 from tokenmix.cost.speed import Timing, time_interleaved
-from tokenmix.cost.target import targets_for
+from tokenmix.cost.target import mixer_with_input
+from tokenmix.layers.base import count_parameters
+from tokenmix.layers.table import get_spec
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.optimizer import make_optimizer
 from tokenmix.train.task import TaskModule
@@ -22,20 +24,6 @@ TOKENS = (64, 256, 1024, 4096)
 """Numbers of tokens at which layers are measured: 64 is a small image, 4,096 one of 1,024 pixels in patches of 16."""
 
 
-@dataclass(frozen=True)
-class VariantCost:
-    """Counts, times in seconds, peaks in bytes above weights, optimiser and input (None where they cannot be had)."""
-
-    parameters: int
-    macs: int
-    mixer_parameters: int
-    mixer_macs: int
-    latency: Timing
-    step: Timing
-    step_memory: int | None
-    inference_memory: int | None
-
-
 class _Bench:
     """One variant with a batch and an optimiser of its own."""
 
@@ -44,7 +32,9 @@ class _Bench:
     ) -> None:
         dtype = torch.bfloat16 if config.loop.precision == "bf16" else None
         self.module, self.config, self.device = module.to(device, dtype), config, device
-        self.batch = {name: _to(value, device, dtype) for name, value in batch.items()}
+        self.batch = {
+            name: value.to(device, dtype if value.is_floating_point() else None) for name, value in batch.items()
+        }
         self.optimizer = make_optimizer(self.module.model, config.optim)
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -66,14 +56,10 @@ class _Bench:
         self.optimizer.zero_grad(set_to_none=True)
 
 
-def _to(value: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
-    return value.to(device, dtype if value.is_floating_point() else None)
-
-
 def measure_variants(
     variants: Mapping[str, TaskModule], batch: Mapping[str, Tensor], config: TrainConfig, device: torch.device
-) -> dict[str, VariantCost]:
-    """Measure new variants on one training batch; their weights change.
+) -> list[Variant]:
+    """Count and measure new variants, which have no runs yet, on one training batch; their weights change.
 
     Args:
         variants: a task module for each mixer.
@@ -91,10 +77,20 @@ def measure_variants(
         bench.module.train()
     step = _time({name: bench.step for name, bench in benches.items()}, device)
     memory = {name: _peak(bench.step, device) for name, bench in benches.items()}
-    return {
-        name: VariantCost(*_counts(module.model), latency[name], step[name], memory[name], inference[name])
+    growth = _measure_growth({name: module.model for name, module in variants.items()}, device)
+    return [
+        Variant(
+            mixer=name,
+            about=get_spec(name).about,
+            **_counts(name, module.model),
+            latency=latency[name],
+            step=step[name],
+            step_memory=memory[name],
+            inference_memory=inference[name],
+            growth=growth[name],
+        )
         for name, module in variants.items()
-    }
+    ]
 
 
 def measure_steps(
@@ -106,16 +102,18 @@ def measure_steps(
     return {name: t.median for name, t in time_interleaved(steps, repeats=5, warmup=1, device=device).items()}
 
 
-def measure_growth(variants: Mapping[str, nn.Module], device: torch.device) -> dict[str, Growth]:
+def _measure_growth(variants: Mapping[str, nn.Module], device: torch.device) -> dict[str, Growth]:
     """One layer of each variant, of its width and heads, over numbers of tokens."""
     layers = {name: model.blocks[-1].mixer for name, model in variants.items()}  # type: ignore[index, union-attr]
     first: Any = next(iter(layers.values()))
     heads = {n for layer in layers.values() if (n := getattr(layer, "num_heads", None))}
-    kwargs = {"num_heads": heads.pop()} if len(heads) == 1 else {}
-    targets = targets_for(list(layers), dim=first.dim, device=device, dtype=torch.float32, kwargs=kwargs)
+    kwargs: dict[str, Any] = {"num_heads": heads.pop()} if len(heads) == 1 else {}
     found = {name: Growth() for name in layers}
     for n in TOKENS:
-        calls = {target.name: target.build(n).forward for target in targets if target.name in found}
+        calls = {
+            name: mixer_with_input(name, first.dim, n, device=device, dtype=torch.float32, **kwargs).forward
+            for name in layers
+        }
         timings = time_interleaved(calls, repeats=5, warmup=1, device=device)
         for name, call in calls.items():
             found[name].tokens.append(n)
@@ -135,9 +133,14 @@ def _peak(fn: Any, device: torch.device) -> int | None:
     return peak_memory(fn, device) if device.type in ("cpu", "cuda") else None
 
 
-def _counts(model: nn.Module) -> tuple[int, int, int, int]:
-    """Parameters and multiply-adds of one image, of the network and of its mixers alone."""
-    mixers = [block.mixer for block in model.blocks]  # type: ignore[union-attr]
-    parameters = sum(p.numel() for p in model.parameters())
-    inside = sum(p.numel() for mixer in mixers for p in mixer.parameters())  # type: ignore[union-attr]
-    return parameters, model.macs(), inside, sum(m.macs(model.num_tokens) for m in mixers)  # type: ignore[operator]
+def _counts(name: str, model: Any) -> dict[str, Any]:
+    """Of the network and of its mixers alone, for one image; and where the mixer is cheaper than self-attention."""
+    mixers = [block.mixer for block in model.blocks]
+    heads = getattr(mixers[-1], "num_heads", None)
+    return {
+        "parameters": count_parameters(model),
+        "macs": model.macs(),
+        "mixer_parameters": sum(map(count_parameters, mixers)),
+        "mixer_macs": sum(mixer.macs(model.num_tokens) for mixer in mixers),
+        "crossover": None if name == "self" else str(find_crossover(name, mixers[-1].dim, num_heads=heads)),
+    }

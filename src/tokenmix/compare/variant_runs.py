@@ -71,7 +71,8 @@ def read_run(cell: Cell, failure: str, metric: str, out: Path) -> Run:
 
 
 def _read_run(cell: Cell, failure: str, metric: str, out: Path) -> Run:
-    rows = _metrics(cell.folder / "metrics.csv")
+    file = cell.folder / "metrics.csv"
+    rows = list(csv.DictReader(file.read_text().splitlines())) if file.exists() else []
     run = Run(
         seed=cell.config.loop.seed,
         folder=cell.folder.relative_to(out).as_posix(),
@@ -92,13 +93,6 @@ def _read_run(cell: Cell, failure: str, metric: str, out: Path) -> Run:
         images_per_second=result[f"{_unit(result)}_per_second"],
         confusion=result["final"].get("confusion"),
     )
-
-
-def _metrics(file: Path) -> list[dict[str, str]]:
-    if not file.exists():
-        return []
-    with file.open(newline="") as lines:
-        return list(csv.DictReader(lines))
 
 
 def _curve(rows: Sequence[dict[str, Any]], column: str) -> Curve:

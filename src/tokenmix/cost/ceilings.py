@@ -1,12 +1,12 @@
 """Measured peaks of this machine: bytes and multiply-adds per second with the threads in use."""
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
+
+from tokenmix.cost.speed import time_interleaved
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 SIDE = {"cpu": 1536, "cuda": 8192}
@@ -35,7 +35,7 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     """
     size = _array_bytes(device)
     a, b, c = (torch.ones(size // 4, device=device) for _ in range(3))
-    triad = _least_seconds(lambda: torch.add(a, b, alpha=2.0, out=c), device)
+    triad = _least_seconds(partial(torch.add, a, b, alpha=2.0, out=c), device)
     side, product = SIDE[device.type] // 8, 0.0
     while product < LONG and side < SIDE[device.type]:
         side *= 2
@@ -58,15 +58,6 @@ def _bytes(text: str) -> int:
     return int(number) << {"K": 10, "M": 20, "G": 30}[unit] if unit in "KMG" else int(text)
 
 
-def _least_seconds(fn: Callable[[], object], device: torch.device) -> float:
-    found = []
-    for _ in range(REPEATS + 1):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        start = time.perf_counter()
-        fn()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        found.append(time.perf_counter() - start)
-    # The first run also maps the pages.
-    return min(found[1:])
+def _least_seconds(fn: partial[object], device: torch.device) -> float:
+    # The first run, which is not timed, also maps the pages.
+    return min(time_interleaved({"": fn}, repeats=REPEATS, warmup=1, device=device)[""].runs)

@@ -1,6 +1,7 @@
 """Costs of mixers or models as their input grows: parameters, multiply-adds, memory and time on this machine."""
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -335,5 +336,4 @@ def exponent(seconds: Mapping[int, float]) -> float | None:
     if len(upper) < 2:
         return None
     xs, ys = [math.log(n) for n in upper], [math.log(seconds[n]) for n in upper]
-    x_mean, y_mean = sum(xs) / len(xs), sum(ys) / len(ys)
-    return sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys)) / sum((x - x_mean) ** 2 for x in xs)
+    return statistics.linear_regression(xs, ys).slope

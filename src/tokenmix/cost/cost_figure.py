@@ -1,9 +1,9 @@
 """Time and memory over size on logarithmic axes: one line per name, the reference dashed, crossings marked."""
 
-import math
-from itertools import chain, pairwise
+from itertools import chain
 from typing import BinaryIO, Literal
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
@@ -75,19 +75,10 @@ def _mark_crossings(axes: Axes, table: CostTable) -> None:
     for i, name in enumerate(table.names):
         for crossing in chain.from_iterable(table.faster.get(name) or ()):
             if crossing is not None:
-                _ring(axes, crossing, _between(reference, crossing), COLOURS[i % len(COLOURS)])
-
-
-def _ring(axes: Axes, place: int, height: float, colour: str) -> None:
-    axes.plot(place, height, "o", markersize=13, markerfacecolor="none", color=colour)
-    axes.annotate(f"{place:,}", (place, height), xytext=(9, -11), textcoords="offset points", fontsize=9, color=colour)
-
-
-def _between(points: list[tuple[int, float]], place: int) -> float:
-    """The height of a line on logarithmic axes."""
-    (x0, y0), (x1, y1) = next((a, b) for a, b in pairwise(points) if a[0] <= place <= b[0])
-    share = math.log(place / x0) / math.log(x1 / x0)
-    return y0 * (y1 / y0) ** share
+                place = crossing, float(np.exp(np.interp(np.log(crossing), *np.log(reference).T)))
+                style = {"color": COLOURS[i % len(COLOURS)]}
+                axes.plot(*place, "o", markersize=13, markerfacecolor="none", **style)
+                axes.annotate(f"{crossing:,}", place, (9, -11), textcoords="offset points", fontsize=9, **style)
 
 
 def _finish(axes: Axes, table: CostTable, label: str) -> None:

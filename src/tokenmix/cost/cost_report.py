@@ -5,7 +5,6 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from tokenmix.cost.cost import SPREAD, CostRow, CostTable, Precision, cost_table
 from tokenmix.cost.crossover import Ends
 from tokenmix.cost.speed import Timing
 from tokenmix.cost.target import are_mixers
-from tokenmix.cost.units import count, milliseconds, size
+from tokenmix.cost.units import count, milliseconds, size, to_markdown
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
 from tokenmix.train.files import make_folder, replace_file, write_json
@@ -32,44 +31,43 @@ BOUND = 0.25
 """From this share of a ceiling on, that ceiling is named as what holds a forward pass."""
 
 
-@dataclass(frozen=True)
-class CostRequest:
-    """What `tokenmix cost` was asked for."""
-
-    names: tuple[str, ...]
-    tokens: tuple[int, ...] | None = None
-    img_size: tuple[int, ...] | None = None
-    dim: int | None = None
-    device: str = "cpu"
-    precision: Precision = "fp32"
-    threads: int | None = None
-    out: Path | None = None
-    as_json: bool = False
-
-
-def print_costs(request: CostRequest) -> int:
+def print_costs(
+    names: tuple[str, ...],
+    *,
+    tokens: tuple[int, ...] | None = None,
+    img_size: tuple[int, ...] | None = None,
+    dim: int | None = None,
+    device: str = "cpu",
+    precision: Precision = "fp32",
+    threads: int | None = None,
+    out: Path | None = None,
+    as_json: bool = False,
+) -> int:
     """`tokenmix cost`: print the tables, or JSON, and write the folder asked for; returns the exit code."""
-    if not request.names:
+    if not names:
         raise UserError("nothing to measure: name mixers or models, or ask for the paper's table with --table eanet")
-    if request.threads is not None:
+    if threads is not None:
         cpus = os.cpu_count() or 1
-        if not 1 <= request.threads <= cpus:
-            raise UserError(f"threads must be at least 1 and at most the {cpus} CPUs here, got {request.threads}")
-        torch.set_num_threads(request.threads)
-    sizes = _sizes(request)
-    if request.out is not None:
+        if not 1 <= threads <= cpus:
+            raise UserError(f"threads must be at least 1 and at most the {cpus} CPUs here, got {threads}")
+        torch.set_num_threads(threads)
+    mixers = are_mixers(names)
+    if (img_size if mixers else tokens) is not None:
+        kind, right, wrong = ("mixer", "--tokens", "--img-size") if mixers else ("model", "--img-size", "--tokens")
+        raise UserError(f"{names[0]!r} is a {kind}: give {right} instead of {wrong}")
+    if out is not None:
         # Reported before minutes are spent on measuring.
-        make_folder(request.out)
+        make_folder(out)
     shown = Console(stderr=True)
     table = cost_table(
-        request.names, sizes, request.dim, device=request.device, precision=request.precision,
+        names, tokens if mixers else img_size, dim, device=device, precision=precision,
         track=partial(track, description="measuring", console=shown, transient=True, disable=not shown.is_terminal),
     )  # fmt: skip
-    if request.out is not None:
-        write_cost(table, request.out)
+    if out is not None:
+        write_cost(table, out)
     if table.warning:
         print(f"warning: {table.warning}", file=sys.stderr)
-    if request.as_json:
+    if as_json:
         print(json.dumps(table.to_json(), indent=2))
         return 0
     console = Console()
@@ -78,19 +76,9 @@ def print_costs(request: CostRequest) -> int:
     console.print(_rich(table, ceilings, RATES, [_rates(table, row) for row in table.rows]))
     for line in [*sentences(table), *footnotes(table)]:
         console.print(line, highlight=False, markup=False)
-    if request.out is not None:
-        print(f"cost.json, cost.md, cost.png and cost.svg in {request.out}")
+    if out is not None:
+        print(f"cost.json, cost.md, cost.png and cost.svg in {out}")
     return 0
-
-
-def _sizes(request: CostRequest) -> tuple[int, ...] | None:
-    """Numbers of tokens or sides of images, whichever the names go with."""
-    mixers = are_mixers(request.names)
-    wrong, right = ("--img-size", "--tokens") if mixers else ("--tokens", "--img-size")
-    if (request.img_size if mixers else request.tokens) is not None:
-        kind = "mixer" if mixers else "model"
-        raise UserError(f"{request.names[0]!r} is a {kind}: give {right} instead of {wrong}")
-    return request.tokens if mixers else request.img_size
 
 
 def write_cost(table: CostTable, folder: Path) -> None:
@@ -116,19 +104,14 @@ def markdown(table: CostTable) -> str:
     parts = [
         "# Costs",
         f"{_title(table)}. Measured on {measured}.",
-        _markdown_table([_axis(table), *COSTS], costs),
+        to_markdown(["name", _axis(table), *COSTS], costs),
         f"Rates of a forward pass; {_ceiling_line(table)}.",
-        _markdown_table([_axis(table), *RATES], rates),
+        to_markdown(["name", _axis(table), *RATES], rates),
         f"Warning: {table.warning}." if table.warning else "",
         notes,
         "![Time and memory over size](cost.svg)",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| name | {' | '.join(headings)} |", f"|---|{'---:|' * len(headings)}"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def _rich(table: CostTable, title: str, headings: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:

@@ -1,12 +1,13 @@
 """At which numbers of tokens one mixer is cheaper than another."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from tokenmix.cost.random_input import layer_for
+from tokenmix.cost.target import layer_for
 
 Ends = tuple[int | None, int | None]
 
@@ -49,25 +50,15 @@ def find_crossover(name: str, dim: int, *, reference: str = "self", **kwargs: An
 
     grid = sorted({round(2 ** (i / 2)) for i in range(2 * LIMIT.bit_length() - 1)})
     edges = [1] if cheaper(1) else []
-    for low, high in pairwise(grid):
-        if cheaper(low) != cheaper(high):
-            edges.append(_first_change(cheaper, low, high))
+    for (low, before), (high, after) in pairwise((n, cheaper(n)) for n in grid):
+        if before != after:
+            # It changes once between neighbours of the grid.
+            between = range(low + 1, high + 1)
+            edges.append(between[bisect_left(between, True, key=lambda n, before=before: cheaper(n) != before)])
     ends: list[int | None] = [edge - 1 for edge in edges[1::2]]
     if len(edges) % 2:
         ends.append(None)
     return Crossover(tuple(zip(edges[::2], ends)))
-
-
-def _first_change(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """The smallest n in (low, high] where `holds` differs from its value at low, if it changes once."""
-    at_low = holds(low)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if holds(middle) == at_low:
-            low = middle
-        else:
-            high = middle
-    return high
 
 
 def measured_crossover(seconds: Mapping[int, float], reference: Mapping[int, float]) -> int | None:

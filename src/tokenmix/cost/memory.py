@@ -5,6 +5,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 
 import torch
 from torch.autograd.profiler import profile
@@ -51,11 +52,7 @@ def _peak_cpu(fn: Callable[[], object]) -> int:
     assert watch.kineto_results is not None
     events = [e for e in watch.kineto_results.events() if e.name() == "[memory]"]
     sizes = sorted((e.start_ns(), e.nbytes()) for e in events)  # pyrefly: ignore[missing-attribute]
-    held = peak = 0
-    for _, size in sizes:
-        held += size
-        peak = max(peak, held)
-    return peak
+    return max(accumulate((size for _, size in sizes), initial=0))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from torch.func import functional_call
 
 from tokenmix.cost.estimate import Pass, overflowed
 from tokenmix.errors import UserError, unknown_name
+from tokenmix.layers.base import count_parameters
 from tokenmix.layers.table import list_mixers
 from tokenmix.models.registry import create_model, create_on_meta
 from tokenmix.registry import MODELS, get_task, list_models
@@ -39,7 +40,7 @@ class ModelWithInput:
 
     def parameters(self) -> int:
         """Learned numbers."""
-        return sum(p.numel() for p in self.model.parameters())
+        return count_parameters(self.model)
 
     def macs(self) -> int:
         """From our equations; of another's model counted."""
@@ -63,15 +64,11 @@ class ModelTarget:
     """By size: needed by the counts and by each pass whose memory is estimated."""
 
     def default_sizes(self) -> list[int]:
-        """The model's own size only."""
-        return [self.own_size()]
-
-    def own_size(self) -> int:
-        """The side that the model is made for."""
+        """The side that the model is made for only."""
         if self.name in MODELS:
-            return _own(create_on_meta(self.name))[0]
+            return [_own(create_on_meta(self.name))[0]]
         config = timm.get_pretrained_cfg(self.name)
-        return int(config.input_size[1]) if config is not None else 224
+        return [int(config.input_size[1]) if config is not None else 224]
 
     def build(self, size: int) -> ModelWithInput:
         """The model with one random image, of a size whose memory was estimated to fit."""
@@ -81,17 +78,14 @@ class ModelTarget:
     def outline(self, size: int) -> ModelWithInput:
         """The model and an image with shapes only; `UserError` if it does not take images of that size."""
         if size not in self.outlines:
-            self.outlines[size] = self._outlined(size)
+            try:
+                model = self._model(size, "meta").to(self.dtype).eval()
+                made = ModelWithInput(model, self._example(model, size, "meta"))
+                made.forward()
+            except (AssertionError, ValueError, RuntimeError) as error:
+                raise _wrong_size(self.name, size, error) from None
+            self.outlines[size] = made
         return self.outlines[size]
-
-    def _outlined(self, size: int) -> ModelWithInput:
-        try:
-            model = self._model(size, "meta").to(self.dtype).eval()
-            made = ModelWithInput(model, self._example(model, size, "meta"))
-            made.forward()
-        except (AssertionError, ValueError, RuntimeError) as error:
-            raise _wrong_size(self.name, size, error) from None
-        return made
 
     def dry_run(self, size: int, which: Pass) -> Callable[[], Callable[[], object]]:
         """Weights of the model's shapes and one pass with them.

@@ -1,6 +1,7 @@
-"""Numbers as people read them."""
+"""Numbers and tables as people read them."""
 
 import math
+from collections.abc import Sequence
 
 
 def count(number: float) -> str:
@@ -33,6 +34,12 @@ def ratio(value: float, reference: float) -> str:
     return f"{value / reference:.2g}×"
 
 
-def spread(mean: float, deviation: float | None, digits: int = 4) -> str:
+def spread(mean: float, deviation: float | None) -> str:
     """`0.8123 ± 0.0040`; the mean alone when there was one run."""
-    return f"{mean:.{digits}f}" if deviation is None else f"{mean:.{digits}f} ± {deviation:.{digits}f}"
+    return f"{mean:.4f}" if deviation is None else f"{mean:.4f} ± {deviation:.4f}"
+
+
+def to_markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown: names on the left, numbers aligned on the right."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (headings, *rows)]
+    return "\n".join([lines[0], f"|---|{'---:|' * (len(headings) - 1)}", *lines[1:]])

@@ -38,20 +38,16 @@ def toeplitz_share(matrix: Tensor) -> float:
 def gate_numbers(model: Any) -> list[dict[str, Any]]:
     """Of each block that has a gate: its kind, the share above, and the root mean square of W."""
     return [
-        {
-            "block": i,
-            "gate": layer.mixer.gating.gate,
-            "toeplitz_share": toeplitz_share(_matrix(layer)),
-            "rms": float(_matrix(layer).square().mean().sqrt()),
-        }
-        for i, layer in enumerate(model.base_model.layers)
-        if hasattr(layer.mixer, "gating")
+        {"block": i, "gate": kind, "toeplitz_share": toeplitz_share(w), "rms": float(w.square().mean().sqrt())}
+        for i, kind, w in _gates(model)
     ]
 
 
-def _matrix(layer: Any) -> Tensor:
-    gating = layer.mixer.gating
-    return gating.matrix(gating.num_tokens).detach().float()
+def _gates(model: Any) -> list[tuple[int, str, Tensor]]:
+    """Number, kind of gate and W of each block that has a gate."""
+    mixers = [(i, layer.mixer) for i, layer in enumerate(model.base_model.layers)]
+    gatings = [(i, mixer.gating) for i, mixer in mixers if hasattr(mixer, "gating")]
+    return [(i, gating.gate, gating.matrix(gating.num_tokens).detach().float()) for i, gating in gatings]
 
 
 def inspect_text(task: TextTask, title: str, given: str | None, out: Path) -> Path:
@@ -66,9 +62,8 @@ def inspect_text(task: TextTask, title: str, given: str | None, out: Path) -> Pa
         raise UserError(f"{title} has no gates, and its attention depends on the text: give a sentence")
     make_folder(out)
     if numbers:
-        gated = [layer for layer in model.base_model.layers if hasattr(layer.mixer, "gating")]
         titles = [f"block {row['block']}: {row['toeplitz_share']:.3f}" for row in numbers]
-        draw_matrices([_matrix(layer) for layer in gated], titles, f"{title}: gates", out / "gates.png")
+        draw_matrices([w for _, _, w in _gates(model)], titles, f"{title}: gates", out / "gates.png")
     if given is not None:
         _draw_attention(task, model, given, title, out)
     told = {"target": title, "text": given, "blocks": numbers}

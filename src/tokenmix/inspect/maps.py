@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import MapKind, Mixer, near_square
+from tokenmix.layers.base import Mixer, near_square
 from tokenmix.models import BlockMap
 
 
@@ -55,14 +55,11 @@ def _watched(model: nn.Module, images: Tensor) -> list[BlockMap]:
 
 def _note(name: str, found: list[BlockMap]) -> Callable[..., None]:
     def hook(mixer: Mixer, args: tuple[Any, ...], kwargs: dict[str, Any], _out: Tensor) -> None:
-        given = dict(zip(("x", "mask"), args)) | kwargs
-        if mixer.capabilities.map is not None:
-            found.append(_block_map(name, mixer, mixer.capabilities.map, given["x"], given.get("mask")))
+        given, kind = dict(zip(("x", "mask"), args)) | kwargs, mixer.capabilities.map
+        if kind is not None:
+            x = given["x"]
+            used = mixer.attention_map(x, given.get("mask"))
+            grid = (int(x.shape[-2]), int(x.shape[-1])) if x.dim() == 4 else near_square(used.shape[-2])
+            found.append(BlockMap(name, kind, used, grid))
 
     return hook
-
-
-def _block_map(name: str, mixer: Mixer, kind: MapKind, x: Tensor, mask: Tensor | None) -> BlockMap:
-    used = mixer.attention_map(x, mask)
-    grid = (int(x.shape[-2]), int(x.shape[-1])) if x.dim() == 4 else near_square(used.shape[-2])
-    return BlockMap(name, kind, used, grid)

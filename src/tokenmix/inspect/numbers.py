@@ -48,6 +48,7 @@ def map_numbers(maps: list[BlockMap]) -> list[MapNumbers]:
 
 def _numbers(block: BlockMap, previous: BlockMap | None) -> MapNumbers:
     rows = _rows(block)
+    square = block.kind != "slots" and rows.shape[-1] == rows.shape[-2]
     return MapNumbers(
         name=block.name,
         kind=block.kind,
@@ -55,7 +56,7 @@ def _numbers(block: BlockMap, previous: BlockMap | None) -> MapNumbers:
         entropy=_entropy(rows).mean().item() / math.log(max(2, rows.shape[-1])),
         effective_columns=_entropy(rows.mean(-2)).exp().mean().item(),
         saturation=rows.amax(-1).mean().item(),
-        diagonality=_diagonality(rows) if block.kind != "slots" else None,
+        diagonality=rows.diagonal(dim1=-2, dim2=-1).mean().item() if square else None,
         distance=None if previous is None else _distance(rows, _rows(previous)),
     )
 
@@ -70,12 +71,6 @@ def _rows(block: BlockMap) -> Tensor:
 
 def _entropy(p: Tensor) -> Tensor:
     return -torch.xlogy(p, p).sum(-1)
-
-
-def _diagonality(rows: Tensor) -> float | None:
-    if rows.shape[-1] != rows.shape[-2]:
-        return None
-    return rows.diagonal(dim1=-2, dim2=-1).mean().item()
 
 
 def _distance(rows: Tensor, previous: Tensor) -> float | None:

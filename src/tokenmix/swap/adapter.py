@@ -87,9 +87,9 @@ class AttentionAdapter(ABC):
     def read(self, module: nn.Module) -> AttentionWeights:
         """What the module holds; `SwapError` if no mixer can replace it."""
 
-    def run(self, module: nn.Module, tokens: Tensor) -> None:
-        """Call the module on tokens (B, N, D)."""
-        module(tokens)
+    def example(self, module: nn.Module, tokens: Tensor) -> tuple[Any, ...]:
+        """The arguments of a call of the module on tokens (B, N, D)."""
+        return (tokens,)
 
     @abstractmethod
     def observe(self, module: nn.Module, arguments: Mapping[str, Any]) -> ObservedCall:
@@ -131,19 +131,20 @@ def from_added(mask: Tensor) -> Tensor:
     return taking_part
 
 
-def shared_mask(mask: Tensor | None, num_tokens: int) -> Tensor | None:
-    """A mask of pairs (B, 1, 1 or N, N), of SDPA's polarity, as one of tokens (B, N), True = the token takes part.
+def shared_mask(mask: Tensor | None, x: Tensor) -> Tensor | None:
+    """A mask of pairs (B, 1, 1 or N, N), of SDPA's polarity, as one of the tokens of x (B, N), True = it takes part.
 
     Raises:
         UserError: a mask that is not the same for every query, which only a map of pairs can honour.
     """
     if mask is None:
         return None
+    num_tokens = x.shape[1]
     fits = mask.dim() == 4 and mask.shape[1] == 1 and mask.shape[2] in (1, num_tokens) and mask.shape[3] == num_tokens
     if not fits or not (mask.shape[2] == 1 or bool((mask == mask[:, :, :1]).all())):
         raise UserError(
             f"the attention mask {tuple(mask.shape)} masks pairs of tokens; a mixer can only mask tokens: "
             f"give (B, 1, 1, {num_tokens}), or (B, 1, {num_tokens}, {num_tokens}) with equal rows"
         )
-    row = mask[:, 0, 0]
+    row = mask[:, 0, 0].expand(x.shape[0], -1)
     return row if row.dtype == torch.bool else from_added(row)

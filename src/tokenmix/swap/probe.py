@@ -75,7 +75,8 @@ def probe_model(
     probe = Probe()
     with ExitStack() as stack:
         for module, adapter in attentions:
-            stack.enter_context(_watched(module, adapter, probe.calls.setdefault(id(module), [])))
+            calls = probe.calls.setdefault(id(module), [])
+            stack.enter_context(watch_calls(module, calls, _observer(module, adapter)))
         try:
             probe.macs = model_macs(model, example)
         except Exception as error:  # whatever a stranger's forward pass may raise
@@ -83,9 +84,8 @@ def probe_model(
     return probe
 
 
-@contextmanager
-def _watched(module: nn.Module, adapter: AttentionAdapter, calls: list[ObservedCall]) -> Iterator[None]:
-    """What the adapter observes of each call of the module."""
+def _observer(module: nn.Module, adapter: AttentionAdapter) -> Callable[..., ObservedCall]:
+    """For `watch_calls`: what the adapter observes of a call of the module."""
 
     def note(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], _: Any) -> ObservedCall:
         function = module.forward if method == "__call__" else getattr(module, method)
@@ -93,8 +93,7 @@ def _watched(module: nn.Module, adapter: AttentionAdapter, calls: list[ObservedC
         bound.apply_defaults()
         return adapter.observe(module, bound.arguments)
 
-    with watch_calls(module, calls, note):
-        yield
+    return note
 
 
 @contextmanager
@@ -130,38 +129,21 @@ def model_macs(model: nn.Module, inputs: Sequence[Any]) -> int:
     # Detached, for the counter follows whatever needs a gradient into the backward pass, which there is not.
     tensors = {name: t.detach().to("meta") for name, t in chain(model.named_parameters(), model.named_buffers())}
     given: Any = map_aggregate(tuple(inputs), lambda x: x.to("meta") if isinstance(x, Tensor) else x)
-    with _evaluating(model):
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
         return count_macs(functional_call, model, tensors, given)[1]
+    finally:
+        for module in training:
+            module.training = True
 
 
 def count_alone(module: nn.Module, adapter: AttentionAdapter, dim: int, num_tokens: int) -> int:
     """Multiply-adds of one attention: from our equations, or counted on tokens only."""
     if isinstance(module, Mixer):
         return module.macs(num_tokens)
-    tokens = torch.zeros(1, num_tokens, dim, dtype=next(module.parameters()).dtype)
-    return model_macs(_Alone(module, adapter), (tokens,))
-
-
-class _Alone(nn.Module):
-    """An attention as a model of its own."""
-
-    def __init__(self, module: nn.Module, adapter: AttentionAdapter) -> None:
-        super().__init__()
-        self.module, self.adapter = module, adapter
-
-    def forward(self, x: Tensor) -> None:
-        self.adapter.run(self.module, x)
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
+    tokens = torch.zeros(1, num_tokens, dim, dtype=next(module.parameters()).dtype, device="meta")
+    return model_macs(module, adapter.example(module, tokens))
 
 
 def check_runs(model: nn.Module, example: Sequence[Any], undo: Callable[[], None]) -> int:

@@ -77,11 +77,8 @@ class SwapReport:
             tokens = "?" if row.num_tokens is None else f"{row.num_tokens:,}"
             table.append((row.name, tokens, *_costs(row), *([_kept(row)] if differing else [])))
         table.append(("whole model", "", *_costs(self), *([""] if differing else [])))
-        return "\n".join([self._title(), "", *_aligned(table), "", *self._lines()])
-
-    def _title(self) -> str:
         kinds = ", ".join(dict.fromkeys(row.before for row in self.rows))
-        return f"{kinds} -> {self.mixer}"
+        return "\n".join([f"{kinds} -> {self.mixer}", "", *_aligned(table), "", *self._lines()])
 
     def _lines(self) -> list[str]:
         reasons = dict.fromkeys(

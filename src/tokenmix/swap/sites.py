@@ -78,15 +78,11 @@ def _nothing(model: nn.Module) -> UserError:
     others = [
         f"{name} ({type(m).__module__}.{type(m).__name__})"
         for name, m in model.named_modules()
-        if _looks_like_attention(m)
+        if any(word in type(m).__name__.lower() for word in ("attention", "attn"))
     ]
     seen = f"what it has is {_listed(others)}" if others else "it has nothing called attention"
     kinds = "; ".join(adapter.about for adapter in ADAPTERS)
     return UserError(f"{type(model).__name__} has no attention that can be swapped: {seen}; looked for: {kinds}")
-
-
-def _looks_like_attention(module: nn.Module) -> bool:
-    return any(word in type(module).__name__.lower() for word in ("attention", "attn"))
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -35,8 +35,7 @@ class MixerInTimm(nn.Module):
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """Tokens (B, N, D) to the same; a mask (B, 1, 1, N), True = the token takes part."""
         check_causal(self.mixer, is_causal)
-        mask = shared_mask(attn_mask, x.shape[1])
-        return self.mixer(x, None if mask is None else mask.expand(x.shape[0], -1))
+        return self.mixer(x, shared_mask(attn_mask, x))
 
 
 class TimmAdapter(AttentionAdapter):

@@ -112,10 +112,10 @@ class TorchAdapter(AttentionAdapter):
             attention_dropout=module.dropout, remark="it attended to a key of its own as well" if own_keys else "",
         )  # fmt: skip
 
-    def run(self, module: nn.Module, tokens: Tensor) -> None:
-        """Call it on tokens only."""
+    def example(self, module: nn.Module, tokens: Tensor) -> tuple[Any, ...]:
+        """One tensor for all three, without a mask, and no weights wanted."""
         x = tokens if getattr(module, "batch_first", True) else tokens.transpose(0, 1)
-        module(x, x, x, need_weights=False)
+        return x, x, x, None, False
 
     def observe(self, module: nn.Module, arguments: Mapping[str, Any]) -> ObservedCall:
         """Other keys than queries and masks of pairs cannot be honoured."""

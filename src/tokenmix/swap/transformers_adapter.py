@@ -45,8 +45,7 @@ class MixerInTransformers(nn.Module):
                 "output_attentions=True, and swapped layers have no attentions in transformers' form; call "
                 "attention_map(x) of the layer's mixer"
             )
-        mask = shared_mask(attention_mask, hidden_states.shape[1])
-        return self.mixer(hidden_states, None if mask is None else mask.expand(hidden_states.shape[0], -1)), None
+        return self.mixer(hidden_states, shared_mask(attention_mask, hidden_states)), None
 
 
 class TransformersAdapter(AttentionAdapter):

@@ -35,7 +35,7 @@ def keep_weights(old: AttentionWeights, mixer: Mixer) -> KeptWeights:
     if rule is None:
         return KeptWeights((), f"{type(mixer).__name__} has no place for the projections of attention")
     kept = rule(old, mixer)
-    return kept if not old.remark else KeptWeights(kept.names, f"{kept.why}; {old.remark}" if kept.why else old.remark)
+    return KeptWeights(kept.names, "; ".join(filter(None, (kept.why, old.remark))))
 
 
 def _self(old: AttentionWeights, mixer: SelfAttention) -> KeptWeights:
