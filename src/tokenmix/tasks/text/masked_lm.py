@@ -13,7 +13,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from tokenmix.data.split import validation_size
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data import PackedText, load_text, tokenized
-from tokenmix.tasks.text.models.heads import GMLPForMaskedLM
+from tokenmix.tasks.text.models.heads import NO_LABEL, GMLPForMaskedLM
 from tokenmix.tasks.text.task import (
     DistillingTextTask,
     Sentence,
@@ -27,7 +27,6 @@ from tokenmix.train.config import TrainConfig
 from tokenmix.train.metrics import CrossEntropy, Perplexity
 from tokenmix.train.programs import HubForm
 
-NO_LABEL = -100
 BEST = 5
 
 
