@@ -127,9 +127,8 @@ class TextTask(TaskModule):
     def check(cls, config: TrainConfig, batch_size: int) -> None:
         """The model's name and its arguments, before any text is read."""
         check_model(config.task, config.model.model)
-        for name in config.model.model_kwargs:
+        for name, value in config.model.model_kwargs.items():
             if name in FROM_DATA:
-                value = config.model.model_kwargs[name]
                 raise UserError(f"model argument {name}={value!r} is set by the data; use {FROM_DATA[name]}")
         create_config(config.model.model, **config.model.model_kwargs)
 

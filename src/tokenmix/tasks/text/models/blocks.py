@@ -111,11 +111,6 @@ class SelfAttentionLayer(GradientCheckpointingLayer):
         return self.mixer.macs(num_tokens) + 2 * num_tokens * self.mixer.dim * self.hidden
 
 
-def create_layer(config: GMLPConfig) -> GMLPLayer | SelfAttentionLayer:
-    """The block that the config asks for."""
-    return GMLPLayer(config) if config.mixer == "gating" else SelfAttentionLayer(config)
-
-
 class GMLPEmbeddings(nn.Module):
     """E[word] + T[segment] + P[position], the last two if the config has them; dropout.
 

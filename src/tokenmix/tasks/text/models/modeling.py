@@ -13,9 +13,9 @@ from transformers.utils.generic import can_return_tuple
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.spatial_gating import SpatialGatingUnit
-from tokenmix.tasks.text.models.blocks import GMLPEmbeddings, GMLPLayer, SelfAttentionLayer, create_layer
+from tokenmix.tasks.text.models.blocks import GMLPEmbeddings, GMLPLayer, SelfAttentionLayer
 from tokenmix.tasks.text.models.config import GMLPConfig
-from tokenmix.tasks.text.models.padding import first_token, read_mask, rotate, rotate_back
+from tokenmix.tasks.text.models.padding import read_mask, rotate, rotate_back
 from tokenmix.tasks.text.models.positions import PlaceRule, RelativePositions, resize_gated_mlp, resize_positions
 
 
@@ -119,7 +119,8 @@ class GMLPModel(GMLPPreTrainedModel):
     def __init__(self, config: GMLPConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config)
         self.embeddings = GMLPEmbeddings(config)
-        self.layers = nn.ModuleList([create_layer(config) for _ in range(config.num_hidden_layers)])
+        block = GMLPLayer if config.mixer == "gating" else SelfAttentionLayer
+        self.layers = nn.ModuleList([block(config) for _ in range(config.num_hidden_layers)])
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if add_pooling_layer else None
         self.post_init()
@@ -151,8 +152,11 @@ class GMLPModel(GMLPPreTrainedModel):
         mask = read_mask(attention_mask, size, length)
         if self.config.padding == "unmasked":
             mask = None
-        start = None if mask is None else first_token(mask)
-        mask = None if mask is None else rotate(mask, start)
+        start = None
+        if mask is not None:
+            # Where each row's first token is; 0 for a row without any.
+            start = mask.int().argmax(dim=1)
+            mask = rotate(mask, start)
         x = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, start)
         states, attentions, gates = [], [], []
         want_maps = self.config.output_attentions if output_attentions is None else output_attentions

@@ -34,11 +34,6 @@ def read_mask(attention_mask: Tensor | None, size: int, length: int) -> Tensor |
     return None if not in_graph and mask.device.type == "cpu" and bool(mask.all()) else mask
 
 
-def first_token(mask: Tensor) -> Tensor:
-    """(B,): where the first token of each row of mask (B, N) is; 0 for a row without any."""
-    return mask.int().argmax(dim=1)
-
-
 def rotate(x: Tensor, places: Tensor | None, dims: Sequence[int] = (1,)) -> Tensor:
     """x with row b rotated along each of `dims` so that the element at `places[b]` comes first; x itself for None.
 
