@@ -139,7 +139,6 @@ class GMLPEmbeddings(nn.Module):
 
         Words come as ids (B, N) or as vectors (B, N, D).
         """
-        self._check(token_type_ids, position_ids)
         if inputs_embeds is None:
             x = self.word_embeddings(rotate(cast(Tensor, input_ids), start))
         else:
@@ -147,22 +146,20 @@ class GMLPEmbeddings(nn.Module):
         if self.token_type_embeddings is not None:
             table = self.token_type_embeddings
             x = x + (table.weight[0] if token_type_ids is None else table(rotate(token_type_ids, start)))
+        elif token_type_ids is not None:
+            raise UserError(
+                "token_type_ids for a model without segments (type_vocab_size=0); leave them out, with a tokenizer of "
+                "model_input_names=['input_ids', 'attention_mask']"
+            )
         if self.position_embeddings is not None:
             table = self.position_embeddings
             if position_ids is None:
                 x = x + table.weight[: x.shape[1]]
             else:  # transformers gives one row (1, N) for all samples, or one for each.
                 x = x + table(rotate(position_ids.expand(x.shape[:2]), start))
-        return self.dropout(x)
-
-    def _check(self, token_type_ids: Tensor | None, position_ids: Tensor | None) -> None:
-        if token_type_ids is not None and self.token_type_embeddings is None:
-            raise UserError(
-                "token_type_ids for a model without segments (type_vocab_size=0); leave them out, with a tokenizer of "
-                "model_input_names=['input_ids', 'attention_mask']"
-            )
-        if position_ids is not None and self.position_embeddings is None:
+        elif position_ids is not None:
             raise UserError(
                 "position_ids for a model without position embeddings: a gate's positions are those of the sequence; "
                 "leave them out, or build the model with positions='learned'"
             )
+        return self.dropout(x)

@@ -110,7 +110,7 @@ class GMLPModel(GMLPPreTrainedModel):
 
     Raises:
         UserError: a longer sequence, both or neither of ids and embeddings, a mask of another shape, `position_ids` or
-            `token_type_ids` for a model that has no such embeddings.
+            `token_type_ids` for a model that has no such embeddings, another keyword.
 
     A position of a gate is counted from the first token that the mask leaves in, so padding may be on either side.
     The paper does not mask padding: `config.padding="unmasked"`.
