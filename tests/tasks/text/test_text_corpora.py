@@ -87,6 +87,7 @@ BAD = {
     "head.csv": ("csv:{}#t", b"t,u\n", "has no rows"),
     "wide.csv": ("csv:{}#t", b"t,u\n1,2,3\n", "line 2 has 3 fields, the header 2"),
     "short.csv": ("csv:{}#t", b"t,u\n1\n", "line 2 has 1 fields, the header 2"),
+    "twice.csv": ("csv:{}#t", b"t,t\n1\n", "line 2 has 1 fields, the header 2"),
 }
 
 

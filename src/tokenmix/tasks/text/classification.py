@@ -1,6 +1,7 @@
 """Text classification: one label, or one number, for each text or pair of texts."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -67,12 +68,9 @@ class TextClassification(DistillingTextTask):
                 )
         tokenizer = tokenizer_for(config, [*texts.train.texts, *(texts.train.pairs or ())])
         length = config.options.seq_len if like is None else int(like["seq_len"])
-        train, test, held = (
-            None if part is None else EncodedText(part, tokenizer, max_length=length)
-            for part in (texts.train, texts.test, texts.validation)
-        )
-        assert train is not None
-        assert test is not None
+        encoded = partial(EncodedText, tokenizer=tokenizer, max_length=length)
+        train, test = encoded(texts.train), encoded(texts.test)
+        held = None if texts.validation is None else encoded(texts.validation)
         description = {
             "classes": texts.classes, "pairs": texts.train.pairs is not None, "cut": train.cut + test.cut,
             "source": texts.source,

@@ -13,7 +13,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from tokenmix.data.split import validation_size
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data import PackedText, load_text, tokenized
-from tokenmix.tasks.text.models.heads import GMLPForMaskedLM
+from tokenmix.tasks.text.models.heads import NO_LABEL, GMLPForMaskedLM
 from tokenmix.tasks.text.task import (
     DistillingTextTask,
     Sentence,
@@ -27,7 +27,6 @@ from tokenmix.train.config import TrainConfig
 from tokenmix.train.metrics import CrossEntropy, Perplexity
 from tokenmix.train.programs import HubForm
 
-NO_LABEL = -100
 BEST = 5
 
 
@@ -124,20 +123,16 @@ class MaskedLM(DistillingTextTask):
         return answers
 
     def _encode(self, sentence: Sentence, tokenizer: Any) -> Tensor:
-        ids = tokenizer(sentence.text, return_tensors="pt")["input_ids"]
+        text = sentence.text
+        shown = repr(text if len(text) <= 60 else f"{text[:57]}...")
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
         if not (ids == tokenizer.mask_token_id).any():
             raise UserError(
-                f"{sentence.where}: no {tokenizer.mask_token} in {_short(sentence.text)!r}; write it where a word "
-                "should be predicted"
+                f"{sentence.where}: no {tokenizer.mask_token} in {shown}; write it where a word should be predicted"
             )
         longest = int(self.data["seq_len"])
         if ids.shape[1] > longest:
             raise UserError(
-                f"{sentence.where}: {_short(sentence.text)!r} has {ids.shape[1]} tokens and the model takes {longest}; "
-                "cut it"
+                f"{sentence.where}: {shown} has {ids.shape[1]} tokens and the model takes {longest}; cut it"
             )
         return ids
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."

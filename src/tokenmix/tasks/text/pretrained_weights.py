@@ -25,7 +25,12 @@ def initial_text_weights(source: Path, model: Any) -> dict[str, Tensor]:
     weights = {key: value for key, value in given.items() if key.startswith(body)}
     if not weights:
         raise UserError(f"{source} holds no text model: none of its tensors begins with {body!r}")
-    _check_vocabulary(source, weights, own, body)
+    words = f"{body}embeddings.word_embeddings.weight"
+    if words in weights and len(weights[words]) != len(own[words]):
+        raise UserError(
+            f"{source} was trained with a vocabulary of {len(weights[words]):,} tokens and this tokenizer has "
+            f"{len(own[words]):,}; give its own by --tokenizer {source / 'tokenizer'}"
+        )
     weights = _fitted(weights, own)
     fresh = []
     for key, value in own.items():
@@ -41,15 +46,6 @@ def initial_text_weights(source: Path, model: Any) -> dict[str, Tensor]:
     if fresh and distributed_info().first:
         print(f"tokenmix: the body is that of {source}, the head starts fresh: {', '.join(fresh)}", file=sys.stderr)
     return weights
-
-
-def _check_vocabulary(source: Path, weights: dict[str, Tensor], own: dict[str, Tensor], body: str) -> None:
-    key = f"{body}embeddings.word_embeddings.weight"
-    if key in weights and len(weights[key]) != len(own[key]):
-        raise UserError(
-            f"{source} was trained with a vocabulary of {len(weights[key]):,} tokens and this tokenizer has "
-            f"{len(own[key]):,}; give its own by --tokenizer {source / 'tokenizer'}"
-        )
 
 
 def _fitted(weights: dict[str, Tensor], own: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -59,12 +60,7 @@ class QuestionAnswering(TextTask):
         length = config.options.seq_len if like is None else int(like["seq_len"])
         stride = config.options.doc_stride if like is None else int(like["doc_stride"])
         kept, held = hold_out(torch.zeros(len(data.train)), config.data.validation, config.data.limit)
-
-        def encoded(questions: Sequence[Question]) -> EncodedQuestions:
-            return EncodedQuestions(
-                questions, tokenizer, max_length=length, stride=stride, max_question=_longest_question(length)
-            )
-
+        encoded = partial(_encoded, tokenizer=tokenizer, length=length, stride=stride)
         description = {"doc_stride": stride, "unanswerable": data.unanswerable, "source": data.source}
         return TextData(
             encoded([data.train[i] for i in kept]), WholeQuestions(encoded(data.test)),
@@ -99,12 +95,13 @@ class QuestionAnswering(TextTask):
         as JSON, or for files in SQuAD's layout. `margin` is the score of the answer minus that of no answer.
         """
         self.eval()
-        length = int(self.data["seq_len"])
-        asked = _questions(inputs)
-        parts = EncodedQuestions(
-            asked, self.tokenizer(), max_length=length, stride=int(self.data["doc_stride"]),
-            max_question=_longest_question(length),
-        )  # fmt: skip
+        asked: list[Question] = []
+        for given in inputs:
+            if str(given).endswith(".json"):
+                asked += read_squad(Path(given))
+            else:
+                asked += map(_question, read_sentences([given]))
+        parts = _encoded(asked, self.tokenizer(), int(self.data["seq_len"]), int(self.data["doc_stride"]))
         whole, answers = WholeQuestions(parts), []
         for numbers in torch.arange(len(asked)).split(AT_ONCE):
             batch = whole.read(numbers, 0)
@@ -130,20 +127,10 @@ class QuestionAnswering(TextTask):
         return context[span.begin : span.end].strip()
 
 
-def _longest_question(length: int) -> int:
-    """A sixth of the window, as 64 of BERT's 384."""
-    return max(1, length // 6)
-
-
-def _questions(inputs: Sequence[str | Path]) -> list[Question]:
-    found = []
-    for given in inputs:
-        if str(given).endswith(".json"):
-            found += read_squad(Path(given))
-            continue
-        for sentence in read_sentences([given]):
-            found.append(_question(sentence))
-    return found
+def _encoded(questions: Sequence[Question], tokenizer: Any, length: int, stride: int) -> EncodedQuestions:
+    """In windows of `length`, of which a question takes a sixth at most, as 64 of BERT's 384."""
+    longest = max(1, length // 6)
+    return EncodedQuestions(questions, tokenizer, max_length=length, stride=stride, max_question=longest)
 
 
 def _question(line: Sentence) -> Question:

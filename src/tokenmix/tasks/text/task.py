@@ -127,9 +127,8 @@ class TextTask(TaskModule):
     def check(cls, config: TrainConfig, batch_size: int) -> None:
         """The model's name and its arguments, before any text is read."""
         check_model(config.task, config.model.model)
-        for name in config.model.model_kwargs:
+        for name, value in config.model.model_kwargs.items():
             if name in FROM_DATA:
-                value = config.model.model_kwargs[name]
                 raise UserError(f"model argument {name}={value!r} is set by the data; use {FROM_DATA[name]}")
         create_config(config.model.model, **config.model.model_kwargs)
 
@@ -238,7 +237,11 @@ def read_sentences(inputs: Sequence[str | Path]) -> list[Sentence]:
     found = []
     for given in inputs:
         if _is_file(given):
-            found += _lines(Path(given))
+            path = Path(given)
+            lines = [line.strip() for line in read_lines(path)]
+            if not any(lines):
+                raise UserError(f"{path} holds no sentence; write one on each line")
+            found += [Sentence(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line]
         elif not str(given).strip():
             raise UserError("an empty text has no prediction; give a sentence, or a file of sentences")
         else:
@@ -258,10 +261,3 @@ def _is_file(given: str | Path) -> bool:
     if named and not there:
         raise UserError(f"no file {given}; give a file of sentences, or a sentence")
     return there
-
-
-def _lines(path: Path) -> list[Sentence]:
-    kept = [Sentence(line.strip(), f"{path}:{i}") for i, line in enumerate(read_lines(path), 1) if line.strip()]
-    if not kept:
-        raise UserError(f"{path} holds no sentence; write one on each line")
-    return kept

@@ -57,11 +57,17 @@ def train_tokenizer(
     least = 256 + len(SPECIAL) if kind == "bpe" else len(SPECIAL) + 1
     if vocab_size < least:
         raise UserError(f"a vocabulary of {vocab_size} is too small for {kind}; give {least} or more")
-    documents = _documents(texts)
+    if isinstance(texts, str):
+        from tokenmix.tasks.text.data import load_text
+
+        texts = load_text(texts).train
+    # Gone through more than once; a corpus is streamed anew each time.
+    documents = list(texts) if isinstance(texts, Iterator) else texts
     if not any(document.strip() for document in documents):
         raise UserError("there is no text to train a tokenizer on; give a file or corpus that holds some")
     make = {"bpe": _bpe, "wordpiece": _wordpiece, "unigram": _unigram}[kind]
-    return _wrapped(make(documents, vocab_size, lowercase == "yes"), max_length)
+    settings = {"vocab_size": vocab_size, "special_tokens": list(SPECIAL), "show_progress": sys.stderr.isatty()}
+    return _wrapped(make(documents, lowercase == "yes", settings), max_length)
 
 
 def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> Path:
@@ -124,16 +130,7 @@ def check_new(folder: Path) -> None:
         raise UserError(f"{folder} exists and is not empty; give another folder for the tokenizer, or remove it")
 
 
-def _documents(texts: str | Iterable[str]) -> Iterable[str]:
-    if isinstance(texts, str):
-        from tokenmix.tasks.text.data import load_text
-
-        return load_text(texts).train
-    # Gone through more than once; a corpus is streamed anew each time.
-    return list(texts) if isinstance(texts, Iterator) else texts
-
-
-def _bpe(documents: Iterable[str], vocab_size: int, lowercase: bool) -> "Tokenizer":
+def _bpe(documents: Iterable[str], lowercase: bool, settings: dict[str, Any]) -> "Tokenizer":
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -141,36 +138,27 @@ def _bpe(documents: Iterable[str], vocab_size: int, lowercase: bool) -> "Tokeniz
     tokenizer.normalizer = normalizers.Sequence(steps)  # type: ignore[assignment]
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)  # type: ignore[assignment]
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(SPECIAL),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=sys.stderr.isatty(),
-    )
+    trainer = trainers.BpeTrainer(initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), **settings)
     tokenizer.train_from_iterator(documents, trainer=trainer)
     return tokenizer
 
 
-def _wordpiece(documents: Iterable[str], vocab_size: int, lowercase: bool) -> "Tokenizer":
+def _wordpiece(documents: Iterable[str], lowercase: bool, settings: dict[str, Any]) -> "Tokenizer":
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     kept = _alphabet(documents, normalizer)
     inner = [f"##{character}" for character in kept]
-    if vocab_size < (least := len(SPECIAL) + 2 * len(kept)):
+    vocab_size, least = settings["vocab_size"], len(SPECIAL) + 2 * len(kept)
+    if vocab_size < least:
         raise UserError(f"a vocabulary of {vocab_size} is too small for {len(kept)} characters; give {least} or more")
     draft = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     draft.normalizer = normalizer  # type: ignore[assignment]
     draft.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment]
     # The library numbers ##a, ##b, ... as it meets them in a hash table, and ties between merges go by number: named
     # beforehand, as if they were special, they have the same numbers in every process.
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[*SPECIAL, *inner],
-        initial_alphabet=kept,
-        limit_alphabet=len(kept),
-        show_progress=sys.stderr.isatty(),
-    )
+    settings = {**settings, "special_tokens": [*SPECIAL, *inner]}
+    trainer = trainers.WordPieceTrainer(initial_alphabet=kept, limit_alphabet=len(kept), **settings)
     draft.train_from_iterator(documents, trainer=trainer)
     tokenizer = Tokenizer(models.WordPiece(vocab=draft.get_vocab(), unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = draft.normalizer, draft.pre_tokenizer
@@ -178,7 +166,7 @@ def _wordpiece(documents: Iterable[str], vocab_size: int, lowercase: bool) -> "T
     return tokenizer
 
 
-def _unigram(documents: Iterable[str], vocab_size: int, lowercase: bool) -> "Tokenizer":
+def _unigram(documents: Iterable[str], lowercase: bool, settings: dict[str, Any]) -> "Tokenizer":
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.Unigram())
@@ -187,13 +175,7 @@ def _unigram(documents: Iterable[str], vocab_size: int, lowercase: bool) -> "Tok
     tokenizer.normalizer = normalizers.Sequence(steps)  # type: ignore[assignment]
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()  # type: ignore[assignment]
     tokenizer.decoder = decoders.Metaspace()  # type: ignore[assignment]
-    trainer = trainers.UnigramTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(SPECIAL),
-        unk_token="[UNK]",
-        show_progress=sys.stderr.isatty(),
-    )
-    tokenizer.train_from_iterator(documents, trainer=trainer)
+    tokenizer.train_from_iterator(documents, trainer=trainers.UnigramTrainer(unk_token="[UNK]", **settings))
     return tokenizer
 
 

@@ -20,7 +20,6 @@ from tokenmix.data.remote import origin
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data.files import (
     TEST_SHARE,
-    Table,
     choose_test,
     digest_of,
     find_parts,
@@ -89,12 +88,8 @@ def load_column(request: DataRequest) -> Corpus:
     """A column of a table, a document a row; rows without text are left out."""
     table = open_table(request)
     column = ",".join(table.columns) or "text"
-    train, test = (Documents(partial(_column, table, column, side)) for side in (False, True))
+    train, test = (Documents(partial(table.texts, column, side)) for side in (False, True))
     return Corpus(request.spec, train, test, f"{table.source}, column {column!r}", digest_of(table.files, column))
-
-
-def _column(table: Table, column: str, test: bool) -> Iterator[str]:
-    return (text for text in table.texts(column, test) if text.strip())
 
 
 def load_text_files(request: DataRequest) -> Corpus:

@@ -77,11 +77,6 @@ def read_lines(path: Path) -> Iterator[str]:
             offset += len(line)
 
 
-def read_rows(path: Path, kind: str) -> Iterator[Row]:
-    """The rows of a table, jsonl, csv or parquet, one at a time."""
-    return {"jsonl": _json_rows, "csv": _csv_rows, "parquet": _parquet_rows}[kind](path)
-
-
 def _json_rows(path: Path) -> Iterator[Row]:
     for number, line in enumerate(read_lines(path), 1):
         if not line.strip():
@@ -99,23 +94,16 @@ def _json_rows(path: Path) -> Iterator[Row]:
 def _csv_rows(path: Path) -> Iterator[Row]:
     # Fields of a whole document are common; the library's own limit is 128 KiB.
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-    reader = csv.DictReader(read_lines(path))
+    reader = csv.reader(read_lines(path))
     try:
-        for row in reader:
+        header = next(reader, [])
+        for fields in filter(None, reader):
             where = f"{path}, line {reader.line_num}"
-            if None in row or None in row.values():
-                given = sum(value is not None for key, value in row.items() if key is not None) + len(
-                    row.get(None) or ()
-                )
-                yield (
-                    where,
-                    UserError(
-                        f"{where} has {given} fields, the header {len(reader.fieldnames or ())}; "
-                        "quote fields that contain the separator"
-                    ),
-                )
+            if len(fields) == len(header):
+                yield where, dict(zip(header, fields))
             else:
-                yield where, row
+                told = f"{where} has {len(fields)} fields, the header {len(header)}"
+                yield where, UserError(f"{told}; quote fields that contain the separator")
     except csv.Error as error:
         raise UserError(f"{path}, line {reader.line_num}: {error}; write the table again as RFC 4180 CSV") from None
 
@@ -158,10 +146,10 @@ class Table:
     left_out: LeftOut = field(default_factory=LeftOut)
 
     def texts(self, column: str, test: bool) -> Iterator[str]:
-        """The texts of a column in the rows for training or testing."""
+        """The texts of a column in the rows for training or testing, without blank ones."""
         alone = len(self.parts) == 1
         for (text,), _ in self._read(0 if alone else int(test), (column,)):
-            if not alone or is_test(text) == test:
+            if text.strip() and (not alone or is_test(text) == test):
                 yield text
 
     def labelled(self, columns: Sequence[str]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
@@ -181,18 +169,17 @@ class Table:
         """
         usable, waiting = False, list[tuple[str, UserError]]()
         for where, row in self.parts[part]():
+            values = None
             try:
                 values = _values(where, row, columns, label)
+                usable = True
             except UserError as reason:
-                values = None
                 waiting.append((where, reason))
-            if values is None and not usable and len(waiting) < TRIED:
-                continue
-            if values is None and not usable:
+            if usable:
+                while waiting:
+                    self.left_out.add(*map(str, waiting.pop(0)))
+            elif len(waiting) == TRIED:
                 break
-            usable = True
-            while waiting:
-                self.left_out.add(*map(str, waiting.pop(0)))
             if values is not None:
                 yield values
         if not usable:
@@ -245,7 +232,8 @@ def open_table(request: DataRequest) -> Table:
             raise UserError(f"{path} has no train.{kind} with a test.{kind}; name the file, or add them")
     else:
         files, source = (check_file(path),), f"{source}, a tenth of the rows held out"
-    return Table(request.spec, tuple(partial(read_rows, file, kind) for file in files), columns, source, files)
+    rows = {"jsonl": _json_rows, "csv": _csv_rows, "parquet": _parquet_rows}[kind]
+    return Table(request.spec, tuple(partial(rows, file) for file in files), columns, source, files)
 
 
 def _open_hub(request: DataRequest, place: str, columns: tuple[str, ...]) -> Table:

@@ -151,16 +151,7 @@ class PackedText(Sequences):
         """The batch of these sequences in an epoch; for testing of any."""
         epoch = epoch if self.part == "train" else 0
         ids, units = self._windows(indices, epoch)
-        inputs, labels = mask_tokens(
-            ids,
-            units,
-            share=self.share,
-            mask_id=self.mask,
-            ordinary=self.ordinary,
-            seed=self.seed,
-            epoch=epoch,
-            indices=indices,
-        )
+        inputs, labels = self._masked(ids, units, indices, epoch)
         return {"input_ids": inputs, "attention_mask": (ids != self.pad).long(), "labels": labels, "index": indices}
 
     def _windows(self, indices: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
@@ -179,6 +170,27 @@ class PackedText(Sequences):
         units = torch.from_numpy(np.array(places, dtype=np.int64))
         return whole, units.masked_fill(torch.isin(whole, self.special), -1)
 
+    def _masked(self, ids: Tensor, units: Tensor, indices: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of masked language modelling.
+
+        Each unit, a token or a word, is chosen with probability `share`. Of the tokens of chosen units 80 % become the
+        mask, 10 % an ordinary token drawn evenly, and 10 % stay; labels are the ids at chosen positions and -100
+        elsewhere.
+
+        Paper: Devlin et al., "BERT", arXiv:1810.04805, section 3.1. Shapes: ids and units int64 (B, N), units -1 where
+        a position is never chosen; indices (B,). BERT hides exactly 15 % of a sequence, here it is so on average.
+        """
+        rows = hash_indices(self.seed, epoch, indices, SEQUENCE)[:, None]
+        chosen = (_uniform(self.seed, epoch, rows, units.numpy(), CHOICE) < self.share) & (units >= 0).numpy()
+        places = np.broadcast_to(np.arange(self.length), ids.shape)
+        action = _uniform(self.seed, epoch, rows, places, ACTION)
+        drawn = (_uniform(self.seed, epoch, rows, places, RANDOM) * len(self.ordinary)).astype(np.int64)
+        picked = torch.from_numpy(chosen)
+        labels = torch.where(picked, ids, IGNORED)
+        inputs = torch.where(picked & torch.from_numpy(action < 0.8), self.mask, ids)
+        other = self.ordinary[torch.from_numpy(drawn)]
+        return torch.where(picked & torch.from_numpy(action >= 0.9), other, inputs), labels
+
     def _shift(self, epoch: int) -> int:
         room = len(self.tokens) - len(self) * self.window
         if self.part == "test" or room <= 0:
@@ -195,38 +207,6 @@ def _id(tokenizer: "PreTrainedTokenizerFast", name: str) -> int:
             "train-tokenizer"
         )
     return value
-
-
-def mask_tokens(
-    ids: Tensor,
-    units: Tensor,
-    *,
-    share: float,
-    mask_id: int,
-    ordinary: Tensor,
-    seed: int,
-    epoch: int,
-    indices: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of masked language modelling.
-
-    Each unit, a token or a word, is chosen with probability `share`. Of the tokens of chosen units 80 % become the
-    mask, 10 % an ordinary token drawn evenly, and 10 % stay; labels are the ids at chosen positions and -100 elsewhere.
-
-    Paper: Devlin et al., "BERT", arXiv:1810.04805, section 3.1. Shapes: ids and units int64 (B, N), units -1 where a
-    position is never chosen; ordinary (V,); indices (B,). BERT hides exactly 15 % of a sequence, here it is so on
-    average.
-    """
-    batch, tokens = ids.shape
-    rows = hash_indices(seed, epoch, indices, SEQUENCE)[:, None]
-    chosen = (_uniform(seed, epoch, rows, units.numpy(), CHOICE) < share) & (units >= 0).numpy()
-    places = np.broadcast_to(np.arange(tokens), (batch, tokens))
-    action = _uniform(seed, epoch, rows, places, ACTION)
-    drawn = (_uniform(seed, epoch, rows, places, RANDOM) * len(ordinary)).astype(np.int64)
-    picked = torch.from_numpy(chosen)
-    labels = torch.where(picked, ids, IGNORED)
-    inputs = torch.where(picked & torch.from_numpy(action < 0.8), mask_id, ids)
-    return torch.where(picked & torch.from_numpy(action >= 0.9), ordinary[torch.from_numpy(drawn)], inputs), labels
 
 
 def _uniform(seed: int, epoch: int, rows: np.ndarray, places: np.ndarray, purpose: int) -> np.ndarray:

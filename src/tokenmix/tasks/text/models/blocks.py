@@ -11,13 +11,15 @@ from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.layers.spatial_gating import GateKind
 from tokenmix.ops.gating import GateVariant
 from tokenmix.tasks.text.models.config import GMLPConfig
-from tokenmix.tasks.text.models.padding import from_start, map_as_given, map_from_start
+from tokenmix.tasks.text.models.padding import rotate, rotate_back
 from tokenmix.tasks.text.models.positions import RelativePositions
 
 # What a block returns with its maps: tokens, the attention map in the given positions, and the gate's matrix. Each
 # row of the tokens is turned so that the token at `start` is the first; the map is turned back before it is used, since
 # what a model returns must be what its result was made of: else no gradient reaches it.
 WithMaps = tuple[Tensor, Tensor | None, Tensor | None]
+# The dimensions of a map (B, H, N, N) that are rotated as the tokens are.
+MAP_DIMS = (2, 3)
 
 
 class GMLPLayer(GradientCheckpointingLayer):
@@ -48,10 +50,11 @@ class GMLPLayer(GradientCheckpointingLayer):
         x = self.norm(hidden_states)
         if not want_maps:
             return hidden_states + self.mixer(x, mask)
-        attention = None
+        attention = weights = None
         if self.mixer.tiny_attention is not None:
-            attention = map_as_given(self.mixer.tiny_attention_map(x, mask), start)
-        out = hidden_states + self.mixer(x, mask, attention=map_from_start(attention, start))
+            attention = rotate_back(self.mixer.tiny_attention_map(x, mask), start, MAP_DIMS)
+            weights = rotate(attention, start, MAP_DIMS)
+        out = hidden_states + self.mixer(x, mask, attention=weights)
         return out, attention, self.mixer.attention_map(x, mask)
 
     def macs(self, num_tokens: int) -> int:
@@ -84,33 +87,28 @@ class SelfAttentionLayer(GradientCheckpointingLayer):
         With `want_maps` also the map (B, H, N, N), and no gate.
         """
         x = self.norm(hidden_states)
-        if not isinstance(self.mixer, SelfAttention):
-            # Another mixer was swapped in, which takes no bias of positions.
+        attention = weights = None
+        if isinstance(self.mixer, SelfAttention):
+            bias = None if self.relative is None else self.relative(x.shape[1]).to(x.dtype)
             if want_maps:
-                raise UserError(
-                    f"output_attentions=True, and {type(self.mixer).__name__} replaced the attention; call its "
-                    "attention_map"
-                )
-            hidden_states = hidden_states + self.mixer(x, mask)
-            return hidden_states + self.mlp(self.mlp_norm(hidden_states))
-        bias = self._bias(x)
-        attention = map_as_given(self.mixer.mix_map(x, None, mask, residual=bias), start) if want_maps else None
-        weights = map_from_start(attention, start)
-        hidden_states = hidden_states + self.mixer.mix(x, None, mask, residual=bias, weights=weights)[0]
+                attention = rotate_back(self.mixer.mix_map(x, None, mask, residual=bias), start, MAP_DIMS)
+                weights = rotate(attention, start, MAP_DIMS)
+            mixed = self.mixer.mix(x, None, mask, residual=bias, weights=weights)[0]
+        elif want_maps:
+            raise UserError(
+                f"output_attentions=True, and {type(self.mixer).__name__} replaced the attention; call its "
+                "attention_map"
+            )
+        else:
+            # Another mixer was swapped in, which takes no bias of positions.
+            mixed = self.mixer(x, mask)
+        hidden_states = hidden_states + mixed
         out = hidden_states + self.mlp(self.mlp_norm(hidden_states))
         return (out, attention, None) if want_maps else out
-
-    def _bias(self, x: Tensor) -> Tensor | None:
-        return None if self.relative is None else self.relative(x.shape[1]).to(x.dtype)
 
     def macs(self, num_tokens: int) -> int:
         """Multiply-adds of one sample."""
         return self.mixer.macs(num_tokens) + 2 * num_tokens * self.mixer.dim * self.hidden
-
-
-def create_layer(config: GMLPConfig) -> GMLPLayer | SelfAttentionLayer:
-    """The block that the config asks for."""
-    return GMLPLayer(config) if config.mixer == "gating" else SelfAttentionLayer(config)
 
 
 class GMLPEmbeddings(nn.Module):
@@ -141,32 +139,27 @@ class GMLPEmbeddings(nn.Module):
 
         Words come as ids (B, N) or as vectors (B, N, D).
         """
-        self._check(token_type_ids, position_ids)
         if inputs_embeds is None:
-            x = self.word_embeddings(from_start(cast(Tensor, input_ids), start))
+            x = self.word_embeddings(rotate(cast(Tensor, input_ids), start))
         else:
-            x = from_start(inputs_embeds, start)
+            x = rotate(inputs_embeds, start)
         if self.token_type_embeddings is not None:
             table = self.token_type_embeddings
-            x = x + (table.weight[0] if token_type_ids is None else table(from_start(token_type_ids, start)))
-        if self.position_embeddings is not None:
-            table = self.position_embeddings
-            x = x + (table.weight[: x.shape[1]] if position_ids is None else table(_places(position_ids, x, start)))
-        return self.dropout(x)
-
-    def _check(self, token_type_ids: Tensor | None, position_ids: Tensor | None) -> None:
-        if token_type_ids is not None and self.token_type_embeddings is None:
+            x = x + (table.weight[0] if token_type_ids is None else table(rotate(token_type_ids, start)))
+        elif token_type_ids is not None:
             raise UserError(
                 "token_type_ids for a model without segments (type_vocab_size=0); leave them out, with a tokenizer of "
                 "model_input_names=['input_ids', 'attention_mask']"
             )
-        if position_ids is not None and self.position_embeddings is None:
+        if self.position_embeddings is not None:
+            table = self.position_embeddings
+            if position_ids is None:
+                x = x + table.weight[: x.shape[1]]
+            else:  # transformers gives one row (1, N) for all samples, or one for each.
+                x = x + table(rotate(position_ids.expand(x.shape[:2]), start))
+        elif position_ids is not None:
             raise UserError(
                 "position_ids for a model without position embeddings: a gate's positions are those of the sequence; "
                 "leave them out, or build the model with positions='learned'"
             )
-
-
-def _places(position_ids: Tensor, x: Tensor, start: Tensor | None) -> Tensor:
-    """transformers gives one row (1, N) for all samples, or one for each."""
-    return from_start(position_ids.expand(x.shape[0], x.shape[1]), start)
+        return self.dropout(x)

@@ -67,28 +67,23 @@ class GMLPForMaskedLM(GMLPPreTrainedModel):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
         **kwargs: Any,
     ) -> GMLPMaskedLMOutput:
         """Logits, and with labels (B, N) the mean cross-entropy where they are not -100.
 
-        `num_items_in_batch` is the one further keyword: what the trainer divides the loss by.
+        Further keywords: `output_hidden_states` and `output_attentions` as in `GMLPModel`, and `num_items_in_batch`,
+        what the trainer divides the loss by.
         """
-        _check_keywords(kwargs)
-        out = self.gmlp(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, output_hidden_states,
-            output_attentions, return_dict=True,
-        )  # fmt: skip
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        out = self.gmlp(*inputs, **kwargs, return_dict=True)
         features = out.last_hidden_state
         if labels is not None and self.config.predict == "labelled":
             labelled = labels != NO_LABEL
             logits, labels = self.lm_head(features[labelled]), labels[labelled]
         else:
             logits = self.lm_head(features)
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
+        vocab_size = self.config.vocab_size
+        loss = None if labels is None else self.loss_function(logits, labels, vocab_size=vocab_size, **kwargs)
         return GMLPMaskedLMOutput(
             loss=loss, logits=logits, hidden_states=out.hidden_states, attentions=out.attentions, gates=out.gates
         )
@@ -126,16 +121,11 @@ class GMLPForSequenceClassification(GMLPPreTrainedModel):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
         **kwargs: Any,
     ) -> GMLPClassifierOutput:
         """Logits, and with labels (B,), (B, L) for many labels, the loss; keywords as in `GMLPForMaskedLM`."""
-        _check_keywords(kwargs)
-        out = self.gmlp(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, output_hidden_states,
-            output_attentions, return_dict=True,
-        )  # fmt: skip
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        out = self.gmlp(*inputs, **kwargs, return_dict=True)
         logits = self.classifier(self.dropout(out.pooler_output))
         loss = None
         if labels is not None:
@@ -176,18 +166,13 @@ class GMLPForQuestionAnswering(GMLPPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
         **kwargs: Any,
     ) -> GMLPQuestionAnsweringOutput:
         """Start and end logits, and with both positions (B,) the loss; keywords as in `GMLPForMaskedLM`."""
-        _check_keywords(kwargs)
         if (start_positions is None) != (end_positions is None):
             raise UserError("the loss needs start_positions and end_positions; give both or neither")
-        out = self.gmlp(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, output_hidden_states,
-            output_attentions, return_dict=True,
-        )  # fmt: skip
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        out = self.gmlp(*inputs, **kwargs, return_dict=True)
         start_logits, end_logits = self.qa_outputs(out.last_hidden_state).unbind(-1)
         loss = None
         if start_positions is not None:
@@ -200,9 +185,3 @@ class GMLPForQuestionAnswering(GMLPPreTrainedModel):
     def macs(self, num_tokens: int) -> int:
         """Multiply-adds of one sequence."""
         return self.gmlp.macs(num_tokens) + num_tokens * self.qa_outputs.weight.numel()
-
-
-def _check_keywords(keywords: dict[str, Any]) -> None:
-    unknown = [name for name in keywords if name != "num_items_in_batch"]
-    if unknown:
-        raise UserError(f"the model has no argument {unknown[0]!r}; it keeps no cache and has no decoder")

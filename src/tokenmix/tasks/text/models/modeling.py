@@ -13,9 +13,9 @@ from transformers.utils.generic import can_return_tuple
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.spatial_gating import SpatialGatingUnit
-from tokenmix.tasks.text.models.blocks import GMLPEmbeddings, GMLPLayer, SelfAttentionLayer, create_layer
+from tokenmix.tasks.text.models.blocks import GMLPEmbeddings, GMLPLayer, SelfAttentionLayer
 from tokenmix.tasks.text.models.config import GMLPConfig
-from tokenmix.tasks.text.models.padding import as_given, first_token, from_start, read_mask, rotate
+from tokenmix.tasks.text.models.padding import read_mask, rotate, rotate_back
 from tokenmix.tasks.text.models.positions import PlaceRule, RelativePositions, resize_gated_mlp, resize_positions
 
 
@@ -110,7 +110,7 @@ class GMLPModel(GMLPPreTrainedModel):
 
     Raises:
         UserError: a longer sequence, both or neither of ids and embeddings, a mask of another shape, `position_ids` or
-            `token_type_ids` for a model that has no such embeddings.
+            `token_type_ids` for a model that has no such embeddings, another keyword.
 
     A position of a gate is counted from the first token that the mask leaves in, so padding may be on either side.
     The paper does not mask padding: `config.padding="unmasked"`.
@@ -119,7 +119,8 @@ class GMLPModel(GMLPPreTrainedModel):
     def __init__(self, config: GMLPConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config)
         self.embeddings = GMLPEmbeddings(config)
-        self.layers = nn.ModuleList([create_layer(config) for _ in range(config.num_hidden_layers)])
+        block = GMLPLayer if config.mixer == "gating" else SelfAttentionLayer
+        self.layers = nn.ModuleList([block(config) for _ in range(config.num_hidden_layers)])
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.pooler = nn.Linear(config.hidden_size, config.hidden_size) if add_pooling_layer else None
         self.post_init()
@@ -138,14 +139,23 @@ class GMLPModel(GMLPPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
+        **kwargs: Any,
     ) -> GMLPModelOutput:
-        """Features of ids (B, N), or of embeddings (B, N, D); transformers' arguments."""
+        """Features of ids (B, N), or of embeddings (B, N, D); transformers' arguments.
+
+        The one further keyword is `num_items_in_batch`, which belongs to the loss of the models with a head.
+        """
+        unknown = [name for name in kwargs if name != "num_items_in_batch"]
+        if unknown:
+            raise UserError(f"the model has no argument {unknown[0]!r}; it keeps no cache and has no decoder")
         size, length = self._check_input(input_ids, inputs_embeds)
         mask = read_mask(attention_mask, size, length)
         if self.config.padding == "unmasked":
             mask = None
-        start = None if mask is None else first_token(mask)
-        if mask is not None and start is not None:
+        start = None
+        if mask is not None:
+            # Where each row's first token is; 0 for a row without any.
+            start = mask.int().argmax(dim=1)
             mask = rotate(mask, start)
         x = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, start)
         states, attentions, gates = [], [], []
@@ -154,15 +164,15 @@ class GMLPModel(GMLPPreTrainedModel):
         for layer in self.blocks():
             if want_states:
                 # On from what is returned, turned again: otherwise no gradient would reach it.
-                states.append(as_given(x, start))
-                x = from_start(states[-1], start)
+                states.append(rotate_back(x, start))
+                x = rotate(states[-1], start)
             if want_maps:
                 x, attention, gate = layer(x, mask, start, want_maps=True)
                 attentions.append(attention)
                 gates.append(gate)
             else:
                 x = layer(x, mask)
-        last = as_given(self.norm(x), start)
+        last = rotate_back(self.norm(x), start)
         return GMLPModelOutput(
             last_hidden_state=last,
             pooler_output=None if self.pooler is None else torch.tanh(self.pooler(_first(last, start))),
