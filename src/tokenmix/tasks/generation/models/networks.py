@@ -14,18 +14,6 @@ from tokenmix.tasks.generation.models.norm import ConditionalBatchNorm2d, orthog
 BOTTOM = 4
 
 
-class _Network(nn.Module):
-    """Blocks, and attention after one of them if there is any."""
-
-    blocks: nn.ModuleList
-    attention: Mixer | None
-    attention_after: int
-
-    def attend(self, x: Tensor, number: int) -> Tensor:
-        """What follows the block of this number, counted from 1."""
-        return x if self.attention is None or number != self.attention_after else self.attention(x)
-
-
 class GeneratorBlock(nn.Module):
     """Conditional norm, ReLU, twice the sides, 3 x 3; conditional norm, ReLU, 3 x 3; next to it a 1 x 1 shortcut."""
 
@@ -43,17 +31,12 @@ class GeneratorBlock(nn.Module):
         # A 1 x 1 convolution before the doubling gives the same as after it, for a quarter of the work.
         return out + _doubled(self.shortcut(x))
 
-    def macs(self, pixels: int) -> int:
-        """Multiply-adds of the convolutions, for that many pixels that come in."""
-        width_out, width_in = self.conv2.out_channels, self.conv1.in_channels
-        return 4 * pixels * 9 * width_out * (width_in + width_out) + pixels * width_in * width_out
-
 
 def _doubled(x: Tensor) -> Tensor:
     return F.interpolate(x, scale_factor=2.0, mode="nearest")
 
 
-class Generator(_Network):
+class Generator(nn.Module):
     """Images of a class from noise.
 
         x = W z, 4 x 4;  x = block_i(x, class), i = 1 ...;  x = attention(x) after one of them;
@@ -109,23 +92,15 @@ class Generator(_Network):
         """The image of each noise and class."""
         x = self.start(noise).unflatten(1, (self.widths[0], BOTTOM, BOTTOM))
         for number, block in enumerate(self.blocks, 1):
-            x = self.attend(block(x, labels), number)
+            x = block(x, labels)
+            if self.attention is not None and number == self.attention_after:
+                x = self.attention(x)
         return self.last(F.relu(self.norm(x))).tanh()
 
     @property
     def attention_side(self) -> int:
         """Side of the map after the block that attention follows."""
         return BOTTOM * 2**self.attention_after
-
-    def macs(self) -> int:
-        """Multiply-adds of one image: projections, convolutions and attention."""
-        total = self.latent_dim * self.widths[0] * BOTTOM**2
-        for number, block in enumerate(self.blocks):
-            assert isinstance(block, GeneratorBlock)
-            total += block.macs((BOTTOM * 2**number) ** 2)
-        if self.attention is not None:
-            total += self.attention.macs(self.attention_side**2)
-        return total + self.img_size**2 * 9 * self.widths[-1] * self.channels
 
 
 class DiscriminatorBlock(nn.Module):
@@ -146,14 +121,8 @@ class DiscriminatorBlock(nn.Module):
             out, x = F.avg_pool2d(out, 2), F.avg_pool2d(x, 2)
         return out + self.shortcut(x)
 
-    def macs(self, pixels: int) -> int:
-        """Multiply-adds of the convolutions, for that many pixels that come in."""
-        width_in, width_out = self.conv1.in_channels, self.conv1.out_channels
-        shortcut = 0 if isinstance(self.shortcut, nn.Identity) else width_in * width_out
-        return pixels * 9 * width_out * (width_in + width_out) + pixels // (4 if self.halves else 1) * shortcut
 
-
-class Discriminator(_Network):
+class Discriminator(nn.Module):
     """The score of an image and its class: a projection discriminator.
 
         h = sum over pixels of relu(blocks(image));  score = w h + b + e_class h
@@ -197,17 +166,8 @@ class Discriminator(_Network):
         """The score of each image as one of its class."""
         x = images
         for number, block in enumerate(self.blocks, 1):
-            x = self.attend(block(x), number)
+            x = block(x)
+            if self.attention is not None and number == self.attention_after:
+                x = self.attention(x)
         features = F.relu(x).sum((2, 3))
         return self.score(features).squeeze(1) + (self.classes(labels) * features).sum(1)
-
-    def macs(self, img_size: int) -> int:
-        """Multiply-adds of one image of this side: convolutions, attention and scores."""
-        total, side = 0, img_size
-        for number, block in enumerate(self.blocks, 1):
-            assert isinstance(block, DiscriminatorBlock)
-            total += block.macs(side**2)
-            side //= 2 if block.halves else 1
-            if self.attention is not None and number == self.attention_after:
-                total += self.attention.macs(side**2)
-        return total + 2 * self.score.in_features
