@@ -9,8 +9,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from tokenmix import create_model, list_models
 from tokenmix.errors import UserError
 from tokenmix.tasks.generation.models import create_gan
-from tokenmix.tasks.generation.models.networks import DiscriminatorBlock, GeneratorBlock
-from tokenmix.tasks.generation.models.norm import ConditionalBatchNorm2d, orthogonal_start, spectral
+from tokenmix.tasks.generation.models.networks import (
+    ConditionalBatchNorm2d,
+    DiscriminatorBlock,
+    GeneratorBlock,
+    orthogonal_start,
+    spectral,
+)
 
 
 def count(module: nn.Module) -> int:

@@ -11,8 +11,7 @@ from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.layers.counting import count_macs, on_meta
 from tokenmix.layers.external import ExternalAttention2d
 from tokenmix.layers.sagan import SAGANAttention2d
-from tokenmix.tasks.generation.models.networks import Discriminator, Generator
-from tokenmix.tasks.generation.models.norm import spectral
+from tokenmix.tasks.generation.models.networks import Discriminator, Generator, spectral
 from tokenmix.tasks.generation.presets import GANS, Attention
 
 Variant = Literal["official", "paper", "compact"]
