@@ -73,7 +73,7 @@ def test_multiply_adds_are_those_that_run(size):
 )
 def test_multiply_adds_are_those_by_equation(name, size, generator, discriminator):
     """Nine, or one, for each pixel of an output and each pair of its channels; the attention's own; the scores."""
-    gan = create_gan(name, img_size=size, device="meta")
+    gan = create_gan(name, img_size=size)
     assert [row.macs for row in gan.cost_table()] == [generator, discriminator]
     assert gan.macs() == generator
 
