@@ -9,8 +9,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from tokenmix import create_model, list_models
 from tokenmix.errors import UserError
 from tokenmix.tasks.generation.models import create_gan
-from tokenmix.tasks.generation.models.networks import DiscriminatorBlock, GeneratorBlock
-from tokenmix.tasks.generation.models.norm import ConditionalBatchNorm2d, orthogonal_start, spectral
+from tokenmix.tasks.generation.models.networks import (
+    ConditionalBatchNorm2d,
+    DiscriminatorBlock,
+    GeneratorBlock,
+    orthogonal_start,
+    spectral,
+)
 
 
 def count(module: nn.Module) -> int:
@@ -53,6 +58,24 @@ def test_multiply_adds_are_those_that_run(size):
         gan.discriminator(images, labels)
     # The product with the class's embedding is elementwise to the counter.
     assert counted.get_total_flops() == 2 * (rows["discriminator"] - gan.discriminator.score.in_features)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "generator", "discriminator"),
+    [
+        ("sagan_nano", 32, 35_225_600, 23_027_968),
+        ("sagan_nano", 128, 634_388_480, 335_741_440),
+        ("eagan_nano", 32, 36_143_104, 23_945_472),
+        ("eagan_nano", 128, 570_425_344, 302_973_440),
+        ("resnet_gan_nano", 32, 34_570_240, 22_372_608),
+        ("resnet_gan_nano", 128, 545_259_520, 292_487_680),
+    ],
+)
+def test_multiply_adds_are_those_by_equation(name, size, generator, discriminator):
+    """Nine, or one, for each pixel of an output and each pair of its channels; the attention's own; the scores."""
+    gan = create_gan(name, img_size=size)
+    assert [row.macs for row in gan.cost_table()] == [generator, discriminator]
+    assert gan.macs() == generator
 
 
 def test_conditional_norm_is_batch_norm_with_the_gain_and_shift_of_the_class():

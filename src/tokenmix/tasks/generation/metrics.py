@@ -31,17 +31,12 @@ def frechet_distance(real: Tensor, fake: Tensor) -> Tensor:
     """
     if min(len(real), len(fake)) < 2:
         raise UserError(f"a covariance needs two images or more, got {len(real)} real and {len(fake)} generated")
-    (mean, spread), (other_mean, other_spread) = (_moments(features.double()) for features in (real, fake))
+    real, fake = real.double(), fake.double()
+    spread, other_spread = torch.cov(real.mT), torch.cov(fake.mT)
     levels, axes = torch.linalg.eigh(spread)
     root = (axes * levels.clamp_min(0).sqrt()) @ axes.mT
     shared = torch.linalg.eigvalsh(root @ other_spread @ root).clamp_min(0).sqrt().sum()
-    return (mean - other_mean).square().sum() + spread.trace() + other_spread.trace() - 2 * shared
-
-
-def _moments(features: Tensor) -> tuple[Tensor, Tensor]:
-    mean = features.mean(0)
-    centred = features - mean
-    return mean, centred.mT @ centred / (len(features) - 1)
+    return (real.mean(0) - fake.mean(0)).square().sum() + spread.trace() + other_spread.trace() - 2 * shared
 
 
 def kernel_distance(real: Tensor, fake: Tensor) -> Tensor:

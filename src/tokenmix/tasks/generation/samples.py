@@ -44,16 +44,11 @@ def strips(gan: nn.Module, latent_dim: int, classes: Tensor, count: int, *, seed
 
 def save_grid(images: Tensor, columns: int, path: Path) -> Path:
     """Write images (n, C, H, W) in -1 .. 1 row by row as one PNG."""
-    grid = make_grid(images.float().cpu().add(1).div(2).clamp(0, 1), nrow=columns, padding=2, pad_value=1.0)
-    return _save(grid, path)
+    return save_image(make_grid(images.float().cpu(), nrow=columns, padding=2, pad_value=1.0), path)
 
 
 def save_image(image: Tensor, path: Path) -> Path:
     """Write one image (C, H, W) in -1 .. 1 as a PNG, grey if it has one channel."""
-    return _save(image.float().cpu().add(1).div(2).clamp(0, 1), path)
-
-
-def _save(image: Tensor, path: Path) -> Path:
-    levels = image.mul(255).round().byte().permute(1, 2, 0).numpy()
+    levels = image.float().cpu().add(1).div(2).clamp(0, 1).mul(255).round().byte().permute(1, 2, 0).numpy()
     Image.fromarray(levels[..., 0] if levels.shape[2] == 1 else levels).save(path)
     return path

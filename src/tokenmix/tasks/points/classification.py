@@ -67,7 +67,7 @@ class PointClassification(PointTask, DistillingTask):
         self.eval()
         classes, answers = self.data["classes"], []
         for file in inputs:
-            found = self.read(file)
-            probabilities = self.vote(self.model, found.points)[0].exp()
-            answers.append({"file": found.file, **likeliest(probabilities, classes, points=len(found.cloud.points))})
+            cloud, points, _ = self.read(file)
+            probabilities = self.vote(self.model, points)[0].exp()
+            answers.append({"file": cloud.name, **likeliest(probabilities, classes, points=len(cloud.points))})
         return answers

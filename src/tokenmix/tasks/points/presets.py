@@ -1,8 +1,7 @@
 """Point models by name: the paper's sizes, the same with external attention, and small ones for short runs."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tokenmix.registry import MODELS, ModelEntry, Published
@@ -48,20 +47,16 @@ class PointPreset:
     drop_rate: float = 0.5
 
 
-def _also(preset: PointPreset, about: str, **changes: Any) -> PointPreset:
-    return dataclasses.replace(preset, about=about, **changes)
-
-
 _PCT = PointPreset("class", "PCT with neighbour embedding")
 _NAIVE = PointPreset("class", "PCT point by point (NPCT)", embedding="naive", dim=128)
-_PARTS = _also(_NAIVE, "PCT for parts, point by point as released", answers="parts")
+_PARTS = replace(_NAIVE, about="PCT for parts, point by point as released", answers="parts")
 _NANO = PointPreset(
     "class", "PCT at nano size", dim=64, stem_dim=32, stage_dims=(48, 64), centres=(128, 64), num_neighbours=16,
     fuse_dim=256, head_dims=(128, 64), drop_rate=0.3,
 )  # fmt: skip
-_NANO_NAIVE = _also(_NANO, "NPCT at nano size", embedding="naive")
-_NANO_PARTS = _also(
-    _NANO, "PCT for parts at nano size, every point with its neighbours", answers="parts", centres="all",
+_NANO_NAIVE = replace(_NANO, about="NPCT at nano size", embedding="naive")
+_NANO_PARTS = replace(
+    _NANO, about="PCT for parts at nano size, every point with its neighbours", answers="parts", centres="all",
     stage_dims=(32, 64), num_neighbours=12,
 )  # fmt: skip
 
@@ -69,13 +64,13 @@ POINT_MODELS: dict[str, PointPreset] = {
     "pct_cls": _PCT,
     "pct_naive_cls": _NAIVE,
     "pct_part": _PARTS,
-    "eapct_cls": _also(_PCT, "PCT with external attention in its four layers", mixer="external"),
-    "eapct_part": _also(_PARTS, "PCT for parts with external attention in its four layers", mixer="external"),
+    "eapct_cls": replace(_PCT, about="PCT with external attention in its four layers", mixer="external"),
+    "eapct_part": replace(_PARTS, about="PCT for parts with external attention in its four layers", mixer="external"),
     "pct_cls_nano": _NANO,
     "pct_naive_cls_nano": _NANO_NAIVE,
     "pct_part_nano": _NANO_PARTS,
-    "eapct_cls_nano": _also(_NANO, "external attention at nano size", mixer="external"),
-    "eapct_part_nano": _also(_NANO_PARTS, "external attention for parts at nano size", mixer="external"),
+    "eapct_cls_nano": replace(_NANO, about="external attention at nano size", mixer="external"),
+    "eapct_part_nano": replace(_NANO_PARTS, about="external attention for parts at nano size", mixer="external"),
 }
 """By name. The first two have the parameter counts that were reported for them (test_point_models.py)."""
 

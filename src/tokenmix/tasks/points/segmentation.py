@@ -12,10 +12,10 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardInd
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.ops.points import nearest_neighbours
-from tokenmix.tasks.points.data import NO_PART, write_ply
+from tokenmix.tasks.points.data import NO_PART, Cloud, write_ply
 from tokenmix.tasks.points.metrics import CategoryIoU, cloud_iou
 from tokenmix.tasks.points.output import colors_of, draw_cloud
-from tokenmix.tasks.points.task import CloudFile, PointTask
+from tokenmix.tasks.points.task import PointTask
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.metrics import CrossEntropy
 
@@ -99,46 +99,46 @@ class PointSegmentation(PointTask):
         """The same, with each cloud as a coloured PLY and an image."""
         answers = []
         for number, given in enumerate(inputs):
-            found, category, guessed, parts = self._answer(given)
-            told = self._told(found, category, guessed, parts)
-            stem = f"{number:04d}-{Path(found.file).stem}" if len(inputs) > 1 else Path(found.file).stem
-            cloud = write_ply(out / f"{stem}-parts.ply", found.cloud.points, colors_of(parts))
+            cloud, category, guessed, parts = self._answer(given)
+            stem = f"{number:04d}-{Path(cloud.name).stem}" if len(inputs) > 1 else Path(cloud.name).stem
+            coloured = write_ply(out / f"{stem}-parts.ply", cloud.points, colors_of(parts))
             names = {self.data["part_names"][i]: i for i in parts.unique().tolist()}
-            picture = draw_cloud(out / f"{stem}-parts.png", found.cloud.points, parts, names)
-            answers.append({**told, "cloud": str(cloud), "picture": str(picture)})
+            picture = draw_cloud(out / f"{stem}-parts.png", cloud.points, parts, names)
+            told = self._told(cloud, category, guessed, parts)
+            answers.append({**told, "cloud": str(coloured), "picture": str(picture)})
         return answers
 
     @torch.no_grad()
-    def _answer(self, given: str | Path) -> tuple[CloudFile, str, bool, Tensor]:
-        """The file, its category, whether that was guessed, and the part of each of its points."""
+    def _answer(self, given: str | Path) -> tuple[Cloud, str, bool, Tensor]:
+        """The cloud, its category, whether that was guessed, and the part of each of its points."""
         self.eval()
         classes: list[str] = self.data["classes"]
         name, told, file = str(given).partition("=")
         if told and name not in classes and not Path(str(given)).exists():
             raise unknown_name("category", name, classes)
         known = told and name in classes
-        found = self.read(file if known else given)
+        cloud, given_points, places = self.read(file if known else given)
         tried = [classes.index(name)] if known else range(len(classes))
         best: tuple[float, int, Tensor] | None = None
         for place in tried:
-            label = torch.tensor([place], device=found.points.device)
-            scores = self.vote(lambda cloud, label=label: self.model(cloud, label), found.points)
+            label = torch.tensor([place], device=given_points.device)
+            scores = self.vote(lambda points, label=label: self.model(points, label), given_points)
             scores = self._among(scores, label)
             sure, parts = scores.max(-1)
             if best is None or sure.mean().item() > best[0]:
                 best = (sure.mean().item(), place, parts[0])
         assert best is not None
         # A point that the model was not given has the part of the nearest one that it was.
-        points = found.cloud.points[None]
-        nearest = nearest_neighbours(points, points[:, found.places], 1)[0, :, 0]
-        return found, classes[best[1]], not known and len(classes) > 1, best[2].cpu()[nearest]
+        points = cloud.points[None]
+        nearest = nearest_neighbours(points, points[:, places], 1)[0, :, 0]
+        return cloud, classes[best[1]], not known and len(classes) > 1, best[2].cpu()[nearest]
 
-    def _told(self, found: CloudFile, category: str, guessed: bool, parts: Tensor) -> dict[str, Any]:
+    def _told(self, cloud: Cloud, category: str, guessed: bool, parts: Tensor) -> dict[str, Any]:
         names: list[str] = self.data["part_names"]
         shares = torch.bincount(parts, minlength=len(names)) / len(parts)
         there = {name: round(share, 4) for name, share in zip(names, shares.tolist()) if share}
         return {
-            "file": found.file,
+            "file": cloud.name,
             "category": category,
             "category_from": "guess" if guessed else "given",
             "points": len(parts),

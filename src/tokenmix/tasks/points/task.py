@@ -1,7 +1,7 @@
 """Shared by the two tasks on point clouds: data, options, voting, clouds from files."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -31,23 +31,6 @@ FROM_DATA = {
     "num_categories": "--data",
     "in_chans": "--features xyz",
 }
-
-
-@dataclass(frozen=True)
-class CloudFile:
-    """A cloud to predict.
-
-    Attributes:
-        file: where it is.
-        cloud: all of its points, put into the unit ball.
-        points: (1, n, C), those that the model is given.
-        places: (n,), their indices among all points.
-    """
-
-    file: str
-    cloud: Cloud
-    points: Tensor
-    places: Tensor
 
 
 class PointTask(TaskModule):
@@ -152,12 +135,15 @@ class PointTask(TaskModule):
         """Logarithms of the mean probabilities of the options' votes."""
         return predict_with_tta(answer, points, self.options.votes, self.options.vote_scale)
 
-    def read(self, file: str | Path) -> CloudFile:
-        """A file as the model takes it: in the unit ball, and of a large cloud some points, by a fixed draw."""
+    def read(self, file: str | Path) -> tuple[Cloud, Tensor, Tensor]:
+        """The cloud of a file, in the unit ball; the points (1, n, C) that the model is given, and their indices (n,).
+
+        Of a large cloud those are some of the points, by a fixed draw.
+        """
         cloud, count = unit_ball(read_points(file, centred=True)), int(self.data["num_points"])
         drawn = torch.from_numpy(np.random.default_rng(0).permutation(len(cloud.points))[:count])
         points = point_features(cloud, self.data["features"])[drawn]
-        return CloudFile(str(file), cloud, points[None].to(next(self.model.parameters())), drawn)
+        return replace(cloud, name=str(file)), points[None].to(next(self.model.parameters())), drawn
 
 
 AUGMENTATION = ("scale", "shift", "point_dropout")

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.layers.base import Mixer
+from tokenmix.layers.base import Mixer, count_parameters
+from tokenmix.layers.counting import count_macs, on_meta
 from tokenmix.layers.external import ExternalAttention2d
 from tokenmix.layers.sagan import SAGANAttention2d
-from tokenmix.tasks.generation.models.networks import Discriminator, Generator
-from tokenmix.tasks.generation.models.norm import spectral
-from tokenmix.tasks.generation.presets import GANS, Attention, GANPreset
+from tokenmix.tasks.generation.models.networks import Discriminator, Generator, spectral
+from tokenmix.tasks.generation.presets import GANS, Attention
 
 Variant = Literal["official", "paper", "compact"]
 ATTENTIONS = get_args(Attention)
@@ -61,11 +61,16 @@ class GAN(nn.Module):
         return names.get(type(self.generator.attention), "none")
 
     def cost_table(self) -> list[NetworkRow]:
-        """What each network has and takes."""
-        macs = {"generator": self.generator.macs(), "discriminator": self.discriminator.macs(self.img_size[0])}
+        """What each network has and takes, counted on the meta device."""
+        twin, label = on_meta(self), torch.zeros(1, dtype=torch.int64, device="meta")
+        noise = torch.empty(1, self.generator.latent_dim, device="meta")
+        image, generating = count_macs(twin.generator, noise, label)
+        _, judging = count_macs(twin.discriminator, image, label)
+        # The product with the class's embedding is elementwise to the counter.
+        judging += self.discriminator.score.in_features
         return [
-            NetworkRow(name, sum(p.numel() for p in getattr(self, name).parameters()), count)
-            for name, count in macs.items()
+            NetworkRow("generator", count_parameters(self.generator), generating),
+            NetworkRow("discriminator", count_parameters(self.discriminator), judging),
         ]
 
     def keep_average(self) -> "GAN":
@@ -95,7 +100,7 @@ class GAN(nn.Module):
 
     def macs(self) -> int:
         """Multiply-adds of one image that is generated."""
-        return self.generator.macs()
+        return self.cost_table()[0].macs
 
 
 def create_gan(
@@ -136,15 +141,36 @@ def create_gan(
         raise unknown_name("GAN", name, GANS)
     preset = GANS[name]
     kind = preset.attention if attention is None else attention
-    _check_options(preset, num_classes, img_size, channels, kind, variant, num_slots, width, latent_dim)
+    if img_size not in preset.layouts:
+        raise UserError(f"a GAN makes images of 32, 64 or 128 px, got {img_size}; give --img-size 32")
+    if channels not in (1, 3):
+        raise UserError(f"an image has 1 or 3 channels, got {channels}")
+    if kind not in ATTENTIONS:
+        raise unknown_name("attention", kind, ATTENTIONS)
+    if variant is not None and kind != "sagan":
+        raise UserError(f"variant={variant!r} only applies to SAGAN's attention, this GAN has {kind!r}; leave it out")
+    if num_slots is not None and kind != "external":
+        raise UserError(
+            f"num_slots={num_slots} only applies to external attention, this GAN has {kind!r}; leave it out"
+        )
+    for what, number in (("num_classes", num_classes), ("width", width), ("latent_dim", latent_dim)):
+        if number is not None and not (isinstance(number, int) and number >= 1):
+            raise UserError(f"{what} must be a whole number of at least 1, got {number!r}")
     layout, unit = preset.layouts[img_size], width or preset.width
     place = {"device": device, "dtype": dtype}
     generator_widths, discriminator_widths = (
         [unit * n for n in units] for units in (layout.generator, layout.discriminator)
     )
 
-    def block(channels: int) -> Mixer | None:
-        return _attention(kind, channels, variant or "official", num_slots or 64, **place)
+    def block(dim: int) -> Mixer | None:
+        if kind == "none":
+            return None
+        if kind == "sagan":
+            return SAGANAttention2d(dim, variant=variant or "official", spectral_norm=True, **place)
+        external = ExternalAttention2d(dim, num_slots=num_slots or 64, **place)
+        spectral(external.conv1)
+        spectral(external.conv2)
+        return external
 
     shared: dict[str, Any] = {"num_classes": num_classes, "channels": channels, **place}
     after_g, after_d = layout.after
@@ -158,44 +184,3 @@ def create_gan(
             attention_after=after_d, **shared,
         ),
     )  # fmt: skip
-
-
-def _attention(kind: str, channels: int, variant: Variant, num_slots: int, **place: Any) -> Mixer | None:
-    if kind == "none":
-        return None
-    if kind == "sagan":
-        return SAGANAttention2d(channels, variant=variant, spectral_norm=True, **place)
-    block = ExternalAttention2d(channels, num_slots=num_slots, **place)
-    spectral(block.conv1)
-    spectral(block.conv2)
-    return block
-
-
-def _check_options(
-    preset: GANPreset,
-    num_classes: int,
-    img_size: int,
-    channels: int,
-    attention: str,
-    variant: str | None,
-    num_slots: int | None,
-    width: int | None,
-    latent_dim: int | None,
-) -> None:
-    if img_size not in preset.layouts:
-        raise UserError(f"a GAN makes images of 32, 64 or 128 px, got {img_size}; give --img-size 32")
-    if channels not in (1, 3):
-        raise UserError(f"an image has 1 or 3 channels, got {channels}")
-    if attention not in ATTENTIONS:
-        raise unknown_name("attention", attention, ATTENTIONS)
-    if variant is not None and attention != "sagan":
-        raise UserError(
-            f"variant={variant!r} only applies to SAGAN's attention, this GAN has {attention!r}; leave it out"
-        )
-    if num_slots is not None and attention != "external":
-        raise UserError(
-            f"num_slots={num_slots} only applies to external attention, this GAN has {attention!r}; leave it out"
-        )
-    for what, number in (("num_classes", num_classes), ("width", width), ("latent_dim", latent_dim)):
-        if number is not None and not (isinstance(number, int) and number >= 1):
-            raise UserError(f"{what} must be a whole number of at least 1, got {number!r}")

@@ -1,29 +1,76 @@
-"""The two networks of SAGAN: images of a class from noise, and the score of an image as one of its class."""
+"""The two networks of SAGAN, image of a class from noise and score of an image as one of its class, and their norms."""
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+from torch.nn.utils.parametrize import is_parametrized
 
 from tokenmix.layers.base import Mixer
-from tokenmix.tasks.generation.models.norm import ConditionalBatchNorm2d, orthogonal_start, spectral
 
 BOTTOM = 4
+Layer = TypeVar("Layer", bound=nn.Module)
+
+# Of power iteration, after which the estimate of a first weight's largest singular value is good to a few per cent.
+STARTING_STEPS = 15
 
 
-class _Network(nn.Module):
-    """Blocks, and attention after one of them if there is any."""
+def spectral(layer: Layer) -> Layer:
+    """The layer with its weight divided by its largest singular value; one step of power iteration a training pass."""
+    parametrizations.spectral_norm(layer)
+    return layer
 
-    blocks: nn.ModuleList
-    attention: Mixer | None
-    attention_after: int
 
-    def attend(self, x: Tensor, number: int) -> Tensor:
-        """What follows the block of this number, counted from 1."""
-        return x if self.attention is None or number != self.attention_after else self.attention(x)
+@torch.no_grad()
+def orthogonal_start(network: nn.Module) -> None:
+    """Draw every convolution, projection and embedding orthogonal, biases 0, and let power iteration follow.
+
+    Reading a weight in training mode takes a step of power iteration. Without, the vectors that spectral norm keeps
+    would be those of the weight before, and its estimate far too small.
+    """
+    for layer in network.modules():
+        if not isinstance(layer, nn.Conv2d | nn.Linear | nn.Embedding):
+            continue
+        normed = is_parametrized(layer, "weight")
+        weight: Any = layer.parametrizations["weight"].original if normed else layer.weight  # type: ignore[index]
+        if weight.is_meta:
+            continue
+        nn.init.orthogonal_(weight)
+        if getattr(layer, "bias", None) is not None:
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+        for _ in range(STARTING_STEPS if normed else 0):
+            _ = layer.weight
+
+
+class ConditionalBatchNorm2d(nn.Module):
+    """Batch norm whose gain and shift are learned for each class.
+
+        y = g_c (x - mean) / sqrt(var + eps) + s_c
+
+    Paper: de Vries et al., Modulating early visual processing by language, arXiv 1707.00683; as in SAGAN, gains start
+    at 1 and shifts at 0, in every class alike.
+
+    Shapes: x (B, C, H, W) and labels (B,) int64 to (B, C, H, W).
+    """
+
+    def __init__(
+        self, channels: int, num_classes: int, *, device: Any = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        place = {"device": device, "dtype": dtype}
+        self.norm = nn.BatchNorm2d(channels, affine=False, **place)
+        # Parameters and not embeddings: an orthogonal start is for what multiplies a signal.
+        self.gain = nn.Parameter(torch.ones(num_classes, channels, **place))
+        self.shift = nn.Parameter(torch.zeros(num_classes, channels, **place))
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        """Normalise x, then scale and shift each sample as its class asks."""
+        gain, shift = self.gain[labels], self.shift[labels]
+        return torch.addcmul(shift[:, :, None, None], self.norm(x), gain[:, :, None, None])
 
 
 class GeneratorBlock(nn.Module):
@@ -43,17 +90,12 @@ class GeneratorBlock(nn.Module):
         # A 1 x 1 convolution before the doubling gives the same as after it, for a quarter of the work.
         return out + _doubled(self.shortcut(x))
 
-    def macs(self, pixels: int) -> int:
-        """Multiply-adds of the convolutions, for that many pixels that come in."""
-        width_out, width_in = self.conv2.out_channels, self.conv1.in_channels
-        return 4 * pixels * 9 * width_out * (width_in + width_out) + pixels * width_in * width_out
-
 
 def _doubled(x: Tensor) -> Tensor:
     return F.interpolate(x, scale_factor=2.0, mode="nearest")
 
 
-class Generator(_Network):
+class Generator(nn.Module):
     """Images of a class from noise.
 
         x = W z, 4 x 4;  x = block_i(x, class), i = 1 ...;  x = attention(x) after one of them;
@@ -109,23 +151,15 @@ class Generator(_Network):
         """The image of each noise and class."""
         x = self.start(noise).unflatten(1, (self.widths[0], BOTTOM, BOTTOM))
         for number, block in enumerate(self.blocks, 1):
-            x = self.attend(block(x, labels), number)
+            x = block(x, labels)
+            if self.attention is not None and number == self.attention_after:
+                x = self.attention(x)
         return self.last(F.relu(self.norm(x))).tanh()
 
     @property
     def attention_side(self) -> int:
         """Side of the map after the block that attention follows."""
         return BOTTOM * 2**self.attention_after
-
-    def macs(self) -> int:
-        """Multiply-adds of one image: projections, convolutions and attention."""
-        total = self.latent_dim * self.widths[0] * BOTTOM**2
-        for number, block in enumerate(self.blocks):
-            assert isinstance(block, GeneratorBlock)
-            total += block.macs((BOTTOM * 2**number) ** 2)
-        if self.attention is not None:
-            total += self.attention.macs(self.attention_side**2)
-        return total + self.img_size**2 * 9 * self.widths[-1] * self.channels
 
 
 class DiscriminatorBlock(nn.Module):
@@ -146,14 +180,8 @@ class DiscriminatorBlock(nn.Module):
             out, x = F.avg_pool2d(out, 2), F.avg_pool2d(x, 2)
         return out + self.shortcut(x)
 
-    def macs(self, pixels: int) -> int:
-        """Multiply-adds of the convolutions, for that many pixels that come in."""
-        width_in, width_out = self.conv1.in_channels, self.conv1.out_channels
-        shortcut = 0 if isinstance(self.shortcut, nn.Identity) else width_in * width_out
-        return pixels * 9 * width_out * (width_in + width_out) + pixels // (4 if self.halves else 1) * shortcut
 
-
-class Discriminator(_Network):
+class Discriminator(nn.Module):
     """The score of an image and its class: a projection discriminator.
 
         h = sum over pixels of relu(blocks(image));  score = w h + b + e_class h
@@ -197,17 +225,8 @@ class Discriminator(_Network):
         """The score of each image as one of its class."""
         x = images
         for number, block in enumerate(self.blocks, 1):
-            x = self.attend(block(x), number)
+            x = block(x)
+            if self.attention is not None and number == self.attention_after:
+                x = self.attention(x)
         features = F.relu(x).sum((2, 3))
         return self.score(features).squeeze(1) + (self.classes(labels) * features).sum(1)
-
-    def macs(self, img_size: int) -> int:
-        """Multiply-adds of one image of this side: convolutions, attention and scores."""
-        total, side = 0, img_size
-        for number, block in enumerate(self.blocks, 1):
-            assert isinstance(block, DiscriminatorBlock)
-            total += block.macs(side**2)
-            side //= 2 if block.halves else 1
-            if self.attention is not None and number == self.attention_after:
-                total += self.attention.macs(side**2)
-        return total + 2 * self.score.in_features

@@ -55,6 +55,23 @@ class LBR(nn.Module):
         return num_tokens * self.linear.in_features * self.linear.out_features
 
 
+class LBRs(nn.ModuleList):
+    """`LBR` layers one after the other, of these widths from the input on."""
+
+    def __init__(self, *widths: int, device: Any = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__(LBR(before, after, device=device, dtype=dtype) for before, after in pairwise(widths))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map the features of x as each `LBR` does."""
+        for layer in self:
+            x = layer(x, mask)
+        return x
+
+    def macs(self, num_tokens: int) -> int:
+        """Those of the layers."""
+        return sum(layer.macs(num_tokens) for layer in self)  # type: ignore[operator]
+
+
 class Embedded(NamedTuple):
     """Tokens of a cloud.
 
@@ -86,14 +103,12 @@ class NaiveEmbedding(nn.Module):
     def __init__(self, in_chans: int, dim: int, *, device: Any = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.dim = dim
-        self.layers = nn.ModuleList(LBR(width, dim, device=device, dtype=dtype) for width in (in_chans, dim))
+        self.layers = LBRs(in_chans, dim, dim, device=device, dtype=dtype)
 
     def forward(self, points: Tensor, mask: Tensor | None = None) -> Embedded:
         """points (B, N, in_chans) to N tokens."""
-        x = zero_masked(points, mask)
-        for layer in self.layers:
-            x = layer(x, mask)
-        return Embedded(zero_masked(x, mask), points[..., :3], mask, None)
+        tokens = self.layers(zero_masked(points, mask), mask)
+        return Embedded(zero_masked(tokens, mask), points[..., :3], mask, None)
 
     def num_tokens(self, num_points: int) -> int:
         """As many as points."""
@@ -101,7 +116,7 @@ class NaiveEmbedding(nn.Module):
 
     def macs(self, num_points: int) -> int:
         """Multiply-adds of one cloud."""
-        return _total(self.layers, num_points)
+        return self.layers.macs(num_points)
 
 
 class NeighbourEmbedding(nn.Module):
@@ -146,30 +161,35 @@ class NeighbourEmbedding(nn.Module):
         place = {"device": device, "dtype": dtype}
         self.dim, self.skip_dim, self.num_neighbours = dim, stage_dims[-1], num_neighbours
         self.centres = None if centres == "all" else tuple(centres)
-        self.stem = nn.ModuleList(LBR(width, stem_dim, **place) for width in (in_chans, stem_dim))
-        widths = [stem_dim, *stage_dims]
-        self.stages = nn.ModuleList(
-            nn.ModuleList(LBR(inside, after, **place) for inside in (2 * before, after))
-            for before, after in pairwise(widths)
-        )
-        self.entry = nn.ModuleList(LBR(width, dim, **place) for width in (self.skip_dim, dim))
+        self.stem = LBRs(in_chans, stem_dim, stem_dim, **place)
+        widths = pairwise((stem_dim, *stage_dims))
+        self.stages = nn.ModuleList(LBRs(2 * before, after, after, **place) for before, after in widths)
+        self.entry = LBRs(self.skip_dim, dim, dim, **place)
 
     def forward(self, points: Tensor, mask: Tensor | None = None) -> Embedded:
         """points (B, N, in_chans) to the tokens of the last stage's centres, in an order of their own if sampled."""
         # By their own order, so that no choice between equals depends on the place in the array.
-        order = sort_points(points, mask=mask)
+        order, given = sort_points(points, mask=mask), mask
         points, mask = gather_points(points, order), None if mask is None else mask.gather(1, order)
         points = zero_masked(points, mask)
+        x, places = self.stem(points, mask), points[..., :3]
         if self.centres is None:
-            return self._finish(*_in_order(order.argsort(1), *self._every(points, mask)))
-        chosen = farthest_points(points, self.centres[0], mask=mask)
-        x, places, taking = self._stem(points, mask), points[..., :3], mask
-        for i, (stage, count) in enumerate(zip(self.stages, self.centres)):
-            index = chosen.places if i == 0 else torch.arange(count, device=x.device).expand(x.shape[0], -1)
-            kept = _needed(chosen.mask[:, :count])
-            x, places = self._stage(stage, x, places, index, taking, kept)
-            taking = kept
-        return self._finish(x, places, taking)
+            # All points remain: the neighbours are the same in every stage.
+            index = torch.arange(points.shape[1], device=x.device).expand(x.shape[0], -1)
+            near = nearest_neighbours(places, places, self.num_neighbours, mask=mask)
+            for stage in self.stages:
+                x = stage(group_points(x, index, near), mask).amax(2)
+            back = order.argsort(1)
+            x, places, mask = gather_points(x, back), gather_points(places, back), given
+        else:
+            chosen = farthest_points(points, self.centres[0], mask=mask)
+            for i, (stage, count) in enumerate(zip(self.stages, self.centres)):
+                index = chosen.places if i == 0 else torch.arange(count, device=x.device).expand(x.shape[0], -1)
+                middle, kept = gather_points(places, index), _needed(chosen.mask[:, :count])
+                near = nearest_neighbours(middle, places, self.num_neighbours, mask=mask)
+                x = stage(group_points(x, index, near), kept).amax(2)
+                places, mask = middle, kept
+        return Embedded(zero_masked(self.entry(x, mask), mask), places, mask, zero_masked(x, mask))
 
     def num_tokens(self, num_points: int) -> int:
         """Those of the last stage."""
@@ -177,59 +197,15 @@ class NeighbourEmbedding(nn.Module):
 
     def macs(self, num_points: int) -> int:
         """Multiply-adds of one cloud; distances are not counted."""
-        total = _total(self.stem, num_points)
-        for i, stage in enumerate(self.stages):
-            count = num_points if self.centres is None else self.centres[i]
-            total += _total(stage, count * self.num_neighbours)
-        return total + _total(self.entry, self.num_tokens(num_points))
-
-    def _stem(self, points: Tensor, mask: Tensor | None) -> Tensor:
-        x = points
-        for layer in self.stem:
-            x = layer(x, mask)
-        return x
-
-    def _every(self, points: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """All points remain: the neighbours are the same in every stage."""
-        x, places = self._stem(points, mask), points[..., :3]
-        index = torch.arange(points.shape[1], device=points.device).expand(points.shape[0], -1)
-        near = nearest_neighbours(places, places, self.num_neighbours, mask=mask)
-        for stage in self.stages:
-            x = _local(stage, group_points(x, index, near), mask)
-        return x, places, mask
-
-    def _stage(
-        self, stage: Any, x: Tensor, places: Tensor, index: Tensor, mask: Tensor | None, kept: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        middle = gather_points(places, index)
-        near = nearest_neighbours(middle, places, self.num_neighbours, mask=mask)
-        return _local(stage, group_points(x, index, near), kept), middle
-
-    def _finish(self, x: Tensor, places: Tensor, mask: Tensor | None) -> Embedded:
-        tokens = x
-        for layer in self.entry:
-            tokens = layer(tokens, mask)
-        return Embedded(zero_masked(tokens, mask), places, mask, zero_masked(x, mask))
-
-
-def _in_order(order: Tensor, x: Tensor, places: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    mask = None if mask is None else mask.gather(1, order)
-    return gather_points(x, order), gather_points(places, order), mask
+        stages: Any = self.stages
+        counts = [num_points] * len(stages) if self.centres is None else self.centres
+        grouped = sum(stage.macs(count * self.num_neighbours) for stage, count in zip(stages, counts))
+        return self.stem.macs(num_points) + grouped + self.entry.macs(self.num_tokens(num_points))
 
 
 def _needed(mask: Tensor) -> Tensor | None:
     """None for a mask that leaves nothing out, which spares statistics under one; a graph has to be ready for any."""
     return mask if torch.compiler.is_compiling() or mask.is_meta or not mask.all() else None
-
-
-def _local(stage: Any, groups: Tensor, mask: Tensor | None) -> Tensor:
-    for layer in stage:
-        groups = layer(groups, mask)
-    return groups.amax(2)
-
-
-def _total(layers: Any, rows: int) -> int:
-    return sum(layer.macs(rows) for layer in layers)
 
 
 def _check_stages(stage_dims: Sequence[int], centres: Sequence[int] | str, num_neighbours: int) -> None:

@@ -109,10 +109,6 @@ class PCT(nn.Module):
             outs.append(x)
         return self.fuse(torch.cat([*outs, *([] if skip is None else [skip])], -1), mask), mask
 
-    def macs(self, num_points: int) -> int:
-        """Multiply-adds of one cloud."""
-        return sum(row.macs for row in self.cost_table(num_points))
-
     def cost_table(self, num_points: int) -> list[PartCost]:
         """Parameters and multiply-adds of the parts for a cloud of that many points."""
         n = self.embedding.num_tokens(num_points)
