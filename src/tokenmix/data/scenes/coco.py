@@ -7,12 +7,14 @@ kept: they are background. The val part is for testing.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torchvision.ops import clip_boxes_to_image
 
 from tokenmix.data.images.image_set import Skipped
 from tokenmix.data.lookup import DataRequest
@@ -94,14 +96,11 @@ class CocoScenes(Scenes):
             return no_objects(size if self.with_masks else None)
         boxes = torch.tensor([a["bbox"] for a in found], dtype=torch.float32)
         boxes[:, 2:] += boxes[:, :2]
-        boxes[:, 0::2] = boxes[:, 0::2].clamp(0, size[1])
-        boxes[:, 1::2] = boxes[:, 1::2].clamp(0, size[0])
         labels, crowd = [self.labels[a["category_id"]] for a in found], [bool(a.get("iscrowd", 0)) for a in found]
-        objects = objects_of_boxes(boxes, labels, crowd)
+        objects = objects_of_boxes(clip_boxes_to_image(boxes, size), labels, crowd)
         if not self.with_masks:
             return objects
-        masks = torch.stack([self._mask(a, size, index) for a in found])
-        return Objects(objects.boxes, objects.labels, masks, objects.crowd)
+        return replace(objects, masks=torch.stack([self._mask(a, size, index) for a in found]))
 
     def _mask(self, annotation: dict[str, Any], size: tuple[int, int], index: int) -> Tensor:
         try:
