@@ -28,8 +28,7 @@ from tokenmix.registry import MODELS, list_models
 from tokenmix.tasks.classes import class_metrics, likeliest
 from tokenmix.tasks.classification.options import ClassificationOptions
 from tokenmix.tasks.fitting import check_own, incompatible_model_error
-from tokenmix.tasks.images import image_data, image_view
-from tokenmix.tasks.summary import summarize_image_model
+from tokenmix.tasks.images import ImageTask, channel_columns, image_data, image_view
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.distillation import DistillingTask
 from tokenmix.train.programs import HubForm, View
@@ -53,7 +52,7 @@ classes = model.pretrained_cfg["label_names"]""",
 FROM_DATA = {"num_classes": "--data", "in_chans": "--data", "img_size": "--img-size"}
 
 
-class ImageClassification(DistillingTask):
+class ImageClassification(ImageTask, DistillingTask):
     """One label for each image: cross-entropy with label smoothing, and timm's Mixup and CutMix if asked for.
 
     With `diagonality` the diagonality loss is added, on the scores that the model's `forward_with_scores` hands
@@ -65,7 +64,6 @@ class ImageClassification(DistillingTask):
     tables: ClassVar[frozenset[str]] = frozenset({"confusion"})
     hub: ClassVar[HubForm | None] = HUB
     options: ClassificationOptions
-    looks_at: ClassVar[Literal["images", "text", "nothing"]] = "images"
     comparison: ClassVar[str | None] = None
     has_example_input: ClassVar[bool] = True
 
@@ -126,11 +124,6 @@ class ImageClassification(DistillingTask):
             raise UserError(f"distill_from=layers only uses the loss over layers; leave {unread} out")
         make_augment(options.augment, seed=0, flip=True, fill=None, color_jitter=options.color_jitter)
         Erase(options.reprob, 0)
-
-    @classmethod
-    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Its parts, and the published figures."""
-        return summarize_image_model(name, sizes, model_kwargs)
 
     @classmethod
     def example_input(cls, model: nn.Module, size: int, *, device: torch.device | str, dtype: torch.dtype) -> Tensor:
@@ -256,7 +249,7 @@ class ImageClassification(DistillingTask):
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
         """Label, its probability, and the five most probable classes of each file."""
         self.eval()
-        mean, std = (torch.tensor(self.data[key]).view(-1, 1, 1) for key in ("mean", "std"))
+        mean, std = channel_columns(self.data["mean"]), channel_columns(self.data["std"])
         size = tuple(self.data["img_size"])
         answers = []
         for file in map(Path, inputs):

@@ -14,6 +14,7 @@ from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
+from tokenmix.errors import UserError
 from tokenmix.models.architecture import Architecture
 from tokenmix.tasks.detection.models.backbones import Backbone
 
@@ -58,6 +59,28 @@ class Answers(Architecture):
     score: float = 0.05
     nms: float = 0.5
     detections: int = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageScale(Architecture):
+    """The size that images are resized to, by torchvision's transform.
+
+    Attributes:
+        min_size: the shorter side; several to draw from in training.
+        max_size: what the longer side may be at most.
+        multiple: of what a batch's sides are multiples, by padding below and to the right.
+    """
+
+    min_size: int | Sequence[int] = 800
+    max_size: int = 1333
+    multiple: int = 32
+
+    def arguments(self) -> dict[str, Any]:
+        """As torchvision's detectors take them; `UserError` for sizes that no image can have."""
+        sides = (self.min_size,) if isinstance(self.min_size, int) else tuple(self.min_size)
+        if not sides or min(sides) < 1 or self.max_size < max(sides):
+            raise UserError(f"min_size={sides} and max_size={self.max_size} are not possible; give 1 <= min <= max")
+        return {"min_size": sides, "max_size": self.max_size, "size_divisible": self.multiple}
 
 
 class Pyramid(nn.Module):
