@@ -61,11 +61,7 @@ def draw_objects(image: Tensor, found: Mapping[str, Tensor], classes: Sequence[s
     colors = [class_color(label) for label in found["labels"].tolist()]
     if "masks" in found:
         image = draw_segmentation_masks(image, found["masks"].cpu(), alpha=0.45, colors=colors)  # type: ignore[arg-type]
-    scores: list[float | None] = found["scores"].tolist() if "scores" in found else [None] * len(colors)
-    names = [
-        classes[label] if score is None else f"{classes[label]} {score:.2f}"
-        for label, score in zip(found["labels"].tolist(), scores, strict=True)
-    ]
+    names = [f"{classes[label]} {score:.2f}" for label, score, _ in _objects(found)]
     # Names over dozens of boxes hide what is in them.
     shown = names if len(names) <= 20 and min(image.shape[1:]) >= 200 else None
     width = 1 if min(image.shape[1:]) < 400 else 2

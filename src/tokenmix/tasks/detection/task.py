@@ -204,19 +204,15 @@ def _augment(config: TrainConfig, options: ObjectOptions, data: SceneData) -> Ob
 def _describe(config: TrainConfig, data: SceneData, like: Mapping[str, Any] | None) -> dict[str, Any]:
     """What the run folder keeps."""
     mean, std = IMAGENET if config.model.model_kwargs.get("pretrained_backbone") else (data.mean, data.std)
-    side = config.options.img_size or _argument(config.model.model, "img_size")
+    entry = MODELS[config.model.model]
+    known = {**flat_arguments(load_object(entry.build)), **entry.arguments}
+    side = config.options.img_size or known["img_size"]
     own = {"mean": list(mean), "std": list(std), "img_size": [side, side]}
     kept = own if like is None else {key: like[key] for key in own}
     return {
         "classes": list(data.classes), "channels": 3, **kept, "category_ids": data.notes.get("category_ids"),
         "source": data.source, "skipped": [f"{one.path}: {one.reason}" for one in data.skipped],
     }  # fmt: skip
-
-
-def _argument(model: str, name: str) -> Any:
-    """What a model gives its builder, or the builder's own value."""
-    entry = MODELS[model]
-    return entry.arguments.get(name, flat_arguments(load_object(entry.build))[name])
 
 
 def _fixed_size(model: str) -> bool:

@@ -14,7 +14,7 @@ from tokenmix.models.architecture import OnMaps, PartCost
 from tokenmix.models.isotropic import BlockMap
 from tokenmix.models.stems import pair
 from tokenmix.tasks.detection.models.backbones import Backbone
-from tokenmix.tasks.detection.models.networks import Answers, HeadSizes, ImageScale, Kind, Pyramid, build_network
+from tokenmix.tasks.detection.models.networks import Answers, HeadSizes, ImageScale, Kind, build_network
 
 Target = Mapping[str, Tensor]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -72,10 +72,8 @@ class Detector(OnMaps, nn.Module):
         self.num_classes, self.img_size, self.sizes = num_classes, img_size, sizes
         self.mean, self.std, self.fixed_size = tuple(mean), tuple(std), fixed_size
         self.background = 0 if kind == "retinanet" else 1
-        with torch.device(device or torch.get_default_device()):
-            pyramid = Pyramid(body, sizes)
         self.net: Any = build_network(
-            kind, pyramid, sizes, num_classes=num_classes, answers=answers, device=device,
+            kind, body, sizes, num_classes=num_classes, answers=answers, device=device,
             resize={**resize.arguments(), "image_mean": list(mean), "image_std": list(std)},
         )  # fmt: skip
         self.mixer_name, self.in_chans = body.mixer_name, 3

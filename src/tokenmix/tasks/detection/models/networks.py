@@ -112,7 +112,7 @@ class Pyramid(nn.Module):
 
 def build_network(
     kind: Kind,
-    pyramid: Pyramid,
+    body: Backbone,
     sizes: HeadSizes,
     *,
     num_classes: int,
@@ -124,59 +124,43 @@ def build_network(
 
     Args:
         kind: RetinaNet, Faster R-CNN or Mask R-CNN.
-        pyramid: what gives the maps.
-        sizes: of the heads.
+        body: what gives the maps.
+        sizes: of pyramid and heads.
         num_classes: without background.
         answers: of evaluation.
         resize: arguments of torchvision's transform: sizes, mean and std.
         device: of the weights.
     """
     with torch.device(device or torch.get_default_device()):
+        pyramid, anchors = Pyramid(body, sizes), AnchorGenerator(sizes.sides(), (RATIOS,) * len(sizes.anchors))
         if kind == "retinanet":
             return RetinaNet(
-                pyramid, num_classes, anchor_generator=_anchors(sizes), score_thresh=answers.score,
+                pyramid, num_classes, anchor_generator=anchors, score_thresh=answers.score,
                 nms_thresh=answers.nms, detections_per_img=answers.detections, **resize,
             )  # fmt: skip
-        shared = {**_proposals(sizes), **_boxes(sizes, pyramid, num_classes + 1, answers), **resize}
+        levels, (training, testing) = [str(i) for i in range(len(body.widths))], sizes.proposals
+        shared = {
+            "rpn_anchor_generator": anchors,
+            "rpn_head": RPNHead(sizes.width, anchors.num_anchors_per_location()[0]),
+            "rpn_pre_nms_top_n_train": training,
+            "rpn_post_nms_top_n_train": training,
+            "rpn_pre_nms_top_n_test": testing,
+            "rpn_post_nms_top_n_test": testing,
+            "rpn_batch_size_per_image": sizes.anchors_learnt,
+            "box_roi_pool": MultiScaleRoIAlign(levels, 7, 2),
+            "box_head": TwoMLPHead(sizes.width * 49, sizes.hidden),
+            "box_predictor": FastRCNNPredictor(sizes.hidden, num_classes + 1),
+            "box_score_thresh": answers.score,
+            "box_nms_thresh": answers.nms,
+            "box_detections_per_img": answers.detections,
+            "box_batch_size_per_image": sizes.boxes_learnt,
+            **resize,
+        }
         if kind == "faster-rcnn":
             return FasterRCNN(pyramid, **shared)
         return MaskRCNN(
             pyramid, **shared,
-            mask_roi_pool=MultiScaleRoIAlign(_levels(pyramid), 14, 2),
+            mask_roi_pool=MultiScaleRoIAlign(levels, 14, 2),
             mask_head=MaskRCNNHeads(sizes.width, list(sizes.mask), 1),
             mask_predictor=MaskRCNNPredictor(sizes.mask[-1], sizes.mask[-1], num_classes + 1),
         )  # fmt: skip
-
-
-def _anchors(sizes: HeadSizes) -> AnchorGenerator:
-    return AnchorGenerator(sizes.sides(), (RATIOS,) * len(sizes.anchors))
-
-
-def _levels(pyramid: Pyramid) -> list[str]:
-    return [str(i) for i in range(len(pyramid.body.widths))]
-
-
-def _proposals(sizes: HeadSizes) -> dict[str, Any]:
-    anchors = _anchors(sizes)
-    training, testing = sizes.proposals
-    return {
-        "rpn_anchor_generator": anchors,
-        "rpn_head": RPNHead(sizes.width, anchors.num_anchors_per_location()[0]),
-        "rpn_pre_nms_top_n_train": training,
-        "rpn_post_nms_top_n_train": training,
-        "rpn_pre_nms_top_n_test": testing,
-        "rpn_post_nms_top_n_test": testing,
-        "rpn_batch_size_per_image": sizes.anchors_learnt,
-    }
-
-
-def _boxes(sizes: HeadSizes, pyramid: Pyramid, num_classes: int, answers: Answers) -> dict[str, Any]:
-    return {
-        "box_roi_pool": MultiScaleRoIAlign(_levels(pyramid), 7, 2),
-        "box_head": TwoMLPHead(sizes.width * 49, sizes.hidden),
-        "box_predictor": FastRCNNPredictor(sizes.hidden, num_classes),
-        "box_score_thresh": answers.score,
-        "box_nms_thresh": answers.nms,
-        "box_detections_per_img": answers.detections,
-        "box_batch_size_per_image": sizes.boxes_learnt,
-    }
