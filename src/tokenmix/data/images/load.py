@@ -8,7 +8,6 @@ from typing import Any, TypeGuard
 
 import torch
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from torch import Tensor
 
 from tokenmix.data.images.decode import size_of
 from tokenmix.data.images.image_set import CHANNELS, CROP_PCT, ImageSet, LazyImages, Skipped, channel_statistics
@@ -78,7 +77,11 @@ class ImageData:
             "spec": self.spec,
             "source": self.source,
             "classes": self.classes,
-            "counts": {part: self._counts(images.labels) for part, images in parts.items() if images is not None},
+            "counts": {
+                part: dict(zip(self.classes, torch.bincount(images.labels, minlength=len(self.classes)).tolist()))
+                for part, images in parts.items()
+                if images is not None
+            },
             "channels": self.channels,
             "img_size": list(self.img_size),
             "mean": list(self.mean),
@@ -92,9 +95,6 @@ class ImageData:
                 {"path": os.fsencode(s.path).decode("utf-8", "replace"), "reason": s.reason} for s in self.skipped[:20]
             ],
         }
-
-    def _counts(self, labels: Tensor) -> dict[str, int]:
-        return dict(zip(self.classes, torch.bincount(labels, minlength=len(self.classes)).tolist()))
 
 
 def load_images(

@@ -124,7 +124,10 @@ def load_coco(request: DataRequest) -> SceneData:
     if train.categories != test.categories:
         raise UserError(f"{train.path} and {test.path} have different categories; both splits must have the same")
     for part, purpose in ((train, "learn from"), (test, "evaluate on")):
-        _check_any(part, purpose)
+        known = [entry for found in part.annotations for entry in found]
+        if all(entry.get("iscrowd") for entry in known):
+            beside = " that are no crowd" if known else ""
+            raise UserError(f"{part.path} has no annotations with an area{beside}, so there is nothing to {purpose}")
     dropped = {**train.dropped, **test.dropped}
     return SceneData(
         spec=request.spec,
@@ -158,13 +161,6 @@ def _check_distinct(entries: Sequence[Mapping[str, Any]], key: str, name: str, p
     value, count = Counter(entry[name] for entry in entries).most_common(1)[0] if entries else (None, 0)
     if count > 1:
         raise UserError(f"{path} has {count} {key} of the {name} {value}; each needs its own")
-
-
-def _check_any(part: CocoScenes, purpose: str) -> None:
-    known = [entry for found in part.annotations for entry in found]
-    if all(entry.get("iscrowd") for entry in known):
-        beside = " that are no crowd" if known else ""
-        raise UserError(f"{part.path} has no annotations with an area{beside}, so there is nothing to {purpose}")
 
 
 def _has_area(box: Sequence[float], image: Mapping[str, Any]) -> bool:
