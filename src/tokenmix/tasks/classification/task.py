@@ -29,7 +29,7 @@ from tokenmix.registry import MODELS, list_models
 from tokenmix.tasks.classes import class_metrics, likeliest
 from tokenmix.tasks.classification.options import ClassificationOptions
 from tokenmix.tasks.fitting import check_own, incompatible_model_error
-from tokenmix.tasks.images import ImageTask, channel_columns, image_data, image_view
+from tokenmix.tasks.images import ImageTask, image_data, image_view
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.distillation import DistillingTask
 from tokenmix.train.programs import HubForm, View
@@ -134,8 +134,9 @@ class ImageClassification(ImageTask, DistillingTask):
 
     @classmethod
     def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
-        """The middle of the image."""
-        return image_view(read_image(file, data["channels"], tuple(data["img_size"])), data["mean"], data["std"])
+        """The middle of the image, as much of it as predictions are made of."""
+        image = read_image(file, data["channels"], tuple(data["img_size"]), crop_pct=data.get("crop_pct", 1.0))
+        return image_view(image, data["mean"], data["std"])
 
     @classmethod
     @torch.no_grad()
@@ -249,14 +250,10 @@ class ImageClassification(ImageTask, DistillingTask):
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
         """Label, its probability, and the five most probable classes of each file."""
         self.eval()
-        mean, std = channel_columns(self.data["mean"]), channel_columns(self.data["std"])
-        size = tuple(self.data["img_size"])
         answers = []
         for file in map(Path, inputs):
-            image = read_image(file, self.data["channels"], size, crop_pct=self.data.get("crop_pct", 1.0))
-            image = image.float().div(255).sub(mean).div(std)
-            weight = next(self.model.parameters())
-            probabilities = self.model(image[None].to(weight)).float().softmax(-1)[0]
+            image = self.view(self.model, file, self.data).inputs.to(next(self.model.parameters()))
+            probabilities = self.model(image).float().softmax(-1)[0]
             answers.append({"file": str(file), **likeliest(probabilities, self.classes)})
         return answers
 
