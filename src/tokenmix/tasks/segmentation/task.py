@@ -187,7 +187,8 @@ class SemanticSegmentation(ImageTask):
         optim = self.config.optim
         groups: Any = _groups(self.model, optim, self.options.bias_lr)
         optimizer = make_optimizer(groups, optim)
-        schedule = make_schedule(optimizer, optim, self.total_steps, self.config.loop.epochs)
+        total_steps = self.total_steps or int(self.trainer.estimated_stepping_batches)
+        schedule = make_schedule(optimizer, optim, total_steps, self.config.loop.epochs)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def example(self) -> dict[str, Tensor]:
