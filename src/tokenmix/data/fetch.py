@@ -82,7 +82,10 @@ def apt_package(package: str, folder: Path) -> tuple[Path, str]:
         run_client([apt, *options, "download", package], folder)
     except FetchError:
         # A fresh machine has no package lists; private ones need no root.
-        options += _private_lists(folder / "apt")
+        lists, cache = folder / "apt" / "lists", folder / "apt" / "cache"
+        (lists / "partial").mkdir(parents=True)
+        (cache / "archives" / "partial").mkdir(parents=True)
+        options += ["-o", f"Dir::State::Lists={lists}", "-o", f"Dir::Cache={cache}"]
         run_client([apt, *options, "update"], folder)
         run_client([apt, *options, "download", package], folder)
     archives = sorted(folder.glob(f"{package}_*.deb"))
@@ -91,13 +94,6 @@ def apt_package(package: str, folder: Path) -> tuple[Path, str]:
     root = folder / "root"
     run_client([dpkg, "-x", str(archives[-1]), str(root)], folder)
     return root, urllib.parse.unquote(archives[-1].stem.split("_")[1])
-
-
-def _private_lists(folder: Path) -> list[str]:
-    lists, cache = folder / "lists", folder / "cache"
-    (lists / "partial").mkdir(parents=True)
-    (cache / "archives" / "partial").mkdir(parents=True)
-    return ["-o", f"Dir::State::Lists={lists}", "-o", f"Dir::Cache={cache}"]
 
 
 def find_program(name: str) -> str:

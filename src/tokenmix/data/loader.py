@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from tokenmix.errors import UserError
 Key = tuple[int, Tensor]
 
 
+@dataclass(kw_only=True, eq=False)
 class EpochSampler(Sampler[Key]):
     """Keys (epoch, indices) of the batches of one epoch for one of `world_size` processes.
 
@@ -24,21 +26,15 @@ class EpochSampler(Sampler[Key]):
     and none comes twice.
     """
 
-    def __init__(
-        self,
-        dataset: IndexedDataset,
-        *,
-        batch_size: int,
-        shuffle: bool,
-        seed: int,
-        drop_last: bool,
-        start_batch: int,
-        rank: int,
-        world_size: int,
-    ) -> None:
-        self.dataset, self.batch_size, self.shuffle, self.seed = dataset, batch_size, shuffle, seed
-        self.drop_last, self.start_batch, self.rank, self.world_size = drop_last, start_batch, rank, world_size
-        self.epoch = 0
+    dataset: IndexedDataset
+    batch_size: int
+    shuffle: bool
+    seed: int
+    drop_last: bool
+    start_batch: int
+    rank: int
+    world_size: int
+    epoch: int = 0
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch whose order comes next; Lightning calls it before each one."""
@@ -129,8 +125,8 @@ def make_loader(
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, got {batch_size}")
     sampler = EpochSampler(
-        dataset, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last, start_batch=start_batch,
-        rank=rank, world_size=world_size,
+        dataset=dataset, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last,
+        start_batch=start_batch, rank=rank, world_size=world_size,
     )  # fmt: skip
     if drop_last and not len(sampler):
         raise UserError(

@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -53,18 +53,15 @@ def _fetch_into(path: Path, fetch: Callable[[Path], Stored]) -> Stored:
         # apt's download helper is another user and must reach the folder.
         os.chmod(folder, 0o755)
         tensors, notes = fetch(Path(folder))
-        _write_stored(tensors, notes, Path(folder) / "stored", path)
+        written = Path(folder) / "stored"
+        save_file(tensors, written, metadata=notes)
+        # safetensors writes for its owner alone; a cache may be shared.
+        written.chmod(0o644)
+        with written.open("rb") as file:
+            os.fsync(file.fileno())
+        written.replace(path)
     log(f"{path.stem} is now in {path}")
     return tensors, notes
-
-
-def _write_stored(tensors: Mapping[str, Tensor], notes: Mapping[str, str], beside: Path, path: Path) -> None:
-    save_file(dict(tensors), beside, metadata=dict(notes))
-    # safetensors writes for its owner alone; a cache may be shared.
-    beside.chmod(0o644)
-    with beside.open("rb") as file:
-        os.fsync(file.fileno())
-    beside.replace(path)
 
 
 def _read_stored(path: Path) -> Stored | None:

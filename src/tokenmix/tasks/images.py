@@ -1,8 +1,8 @@
-"""Shared by the image tasks: reading a user's files, showing an image under a map, and sliding windows."""
+"""Shared by the image tasks: hooks, reading a user's files, showing an image under a map, and sliding windows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -11,11 +11,24 @@ from torch.nn import functional as F
 from tokenmix.data.images import ImageData, ImageSamples
 from tokenmix.data.images.decode import UnreadableImage, decode_stored
 from tokenmix.errors import UserError
+from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.programs import View
+from tokenmix.train.task import TaskModule
 from tokenmix.train.task_data import IndexedData
 
 LONGEST = 1000
+
+
+class ImageTask(TaskModule):
+    """A task whose models take images, which `inspect` can show; `info` prints their parts."""
+
+    looks_at: ClassVar[Literal["images", "text", "nothing"]] = "images"
+
+    @classmethod
+    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Its parts, and the published figures."""
+        return summarize_image_model(name, sizes, model_kwargs)
 
 
 def stored_images(files: Sequence[str | Path]) -> Iterator[tuple[Path, Tensor]]:

@@ -11,6 +11,7 @@ from PIL import Image
 from sklearn.metrics import confusion_matrix, log_loss, top_k_accuracy_score
 from torch import Tensor, nn
 
+from tokenmix.data.images import read_image
 from tokenmix.errors import UserError
 from tokenmix.tasks.classification.task import ImageClassification
 from tokenmix.train.sources import make_config
@@ -125,6 +126,23 @@ def test_a_convolutional_model_of_timm(tmp_path):
     ImageClassification.check(config, 10)
     model = ImageClassification.build_model(config, {**description, "img_size": [32, 32]})
     assert model(torch.zeros(2, 1, 32, 32)).shape == (2, 10)
+
+
+def test_inspect_shows_the_crop_that_predictions_are_made_of(tmp_path):
+    file = tmp_path / "a.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 16), dtype=np.uint8)).save(file)
+    classifier = task()
+    classifier.data = {**DESCRIPTION, "crop_pct": 0.25}
+    seen: list[Tensor] = []
+    classifier.model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    (row,) = classifier.predict([file])
+    assert row["label"] in DESCRIPTION["classes"]
+    shown, inputs = ImageClassification.view(classifier.model, file, classifier.data)
+    wanted = read_image(file, 1, (2, 2), crop_pct=0.25) / 255
+    assert not torch.equal(wanted, read_image(file, 1, (2, 2)) / 255)
+    assert torch.equal(shown, wanted)
+    assert torch.equal(inputs, wanted[None])
+    assert torch.equal(seen[0], wanted[None])
 
 
 @pytest.mark.parametrize(

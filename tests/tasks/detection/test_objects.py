@@ -301,7 +301,8 @@ def test_answers_as_rows_pictures_and_cocos_results(kind: str, runs: dict[str, P
 def test_objects_are_drawn_in_the_colours_of_their_classes():
     image = torch.full((3, 240, 240), 90, dtype=torch.uint8)
     boxes = torch.tensor([[20.0, 20, 80, 80], [120, 120, 200, 200]])
-    drawn = draw_objects(image, {"boxes": boxes, "labels": torch.tensor([3, 11])}, list("abcdefghijkl"))
+    found = {"boxes": boxes, "labels": torch.tensor([3, 11]), "scores": torch.tensor([0.9, 0.8])}
+    drawn = draw_objects(image, found, list("abcdefghijkl"))
     assert drawn[:, 80, 50].tolist() == list(class_color(3))
     assert drawn[:, 200, 160].tolist() == list(class_color(11)) == list(class_color(1))
     assert drawn[:, 10, 150].tolist() == [90, 90, 90]

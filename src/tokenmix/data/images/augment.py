@@ -6,6 +6,7 @@ has the same augmentation.
 
 import re
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,7 @@ class ShiftFlip:
 def shift_and_flip(images: Tensor, down: Tensor, right: Tensor, flips: Tensor, fill: int | None) -> Tensor:
     """Each uint8 image mirrored where `flips`, then moved by its own (down, right); `fill` or the edge comes in."""
     height, width = images.shape[-2:]
-    reach_down, reach_right = _reach(down), _reach(right)
+    reach_down, reach_right = (int(shift.abs().max()) if len(shift) else 0 for shift in (down, right))
     around = ((0, 0), (0, 0), (reach_down, reach_down), (reach_right, reach_right))
     pixels = images.numpy()
     padded = np.pad(pixels, around, "edge") if fill is None else np.pad(pixels, around, constant_values=fill)
@@ -103,10 +104,6 @@ def shift_and_flip(images: Tensor, down: Tensor, right: Tensor, flips: Tensor, f
         window = image[:, top : top + height, left : left + width]
         target[:] = window[..., ::-1] if flipped else window
     return torch.from_numpy(out)
-
-
-def _reach(shift: Tensor) -> int:
-    return int(shift.abs().max()) if len(shift) else 0
 
 
 class AutoAugment:
@@ -147,21 +144,16 @@ def _make_transform(policy: str, size: int, fill: int | None) -> Transform:
         wrong = [section for section in sections if not SECTION.fullmatch(section)]
         if wrong:
             raise ValueError(f"unknown section {wrong[0]!r}")
-        transform = MAKERS.get(kind, timm_augment.auto_augment_transform)(policy, hints)
+        transform: Any = MAKERS.get(kind, timm_augment.auto_augment_transform)(policy, hints)
     except (AssertionError, ValueError, KeyError) as error:
         raise UserError(
             f"timm cannot read the augmentation {policy!r} ({error}); an example is rand-m9-mstd0.5-inc1"
         ) from None
-    for operation in _operations(transform):
+    operations = transform.ops if hasattr(transform, "ops") else chain(*transform.policy)
+    for operation in operations:
         if operation.aug_fn is timm_augment.posterize:
             operation.aug_fn = _posterize
     return transform
-
-
-def _operations(transform: Any) -> list[Any]:
-    if hasattr(transform, "ops"):
-        return list(transform.ops)
-    return [operation for chain in transform.policy for operation in chain]
 
 
 def _posterize(image: Image.Image, bits: int, **options: Any) -> Image.Image:

@@ -174,19 +174,15 @@ def _eight_bit(image: Image.Image, high: float) -> Image.Image:
     if image.mode.startswith("I"):
         levels = np.asarray(image).astype(np.float64) / 257
     elif image.mode == "F":
-        levels = _float_levels(np.asarray(image, dtype=np.float64), high)
+        levels = np.asarray(image, dtype=np.float64)
+        if not np.isfinite(levels).all():
+            raise UnreadableImage("holds NaN or infinite values")
+        if (low := levels.min()) < 0 or high > 255:
+            raise UnreadableImage(f"holds values from {low:g} to {high:g}, outside of 0..1 and of 0..255")
+        levels = levels * 255 if high <= 1 else levels
     else:
         return image
     return Image.fromarray(levels.round().clip(0, 255).astype(np.uint8))
-
-
-def _float_levels(values: np.ndarray, high: float) -> np.ndarray:
-    if not np.isfinite(values).all():
-        raise UnreadableImage("holds NaN or infinite values")
-    if values.min() < 0 or high > 255:
-        low = values.min()
-        raise UnreadableImage(f"holds values from {low:g} to {high:g}, outside of 0..1 and of 0..255")
-    return values * 255 if high <= 1 else values
 
 
 def _opaque(image: Image.Image) -> Image.Image:

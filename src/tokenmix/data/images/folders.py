@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -95,7 +94,10 @@ def load_folder(request: DataRequest) -> LoadedImages:
     train, test, classes = _find(folder)
     in_memory = (len(train) + len(test)) * CHANNELS * size[0] * size[1] <= MEMORY_BYTES
     images, readable, skipped = _read_all(train, size, "training", in_memory=in_memory)
-    _check_classes(images, classes, skipped)
+    counts = torch.bincount(images.labels, minlength=len(classes)).tolist()
+    if empty := [name for name, count in zip(classes, counts) if not count]:
+        left_out = f" ({len(skipped)} unreadable, the first: {skipped[0].path} {skipped[0].reason})" if skipped else ""
+        raise UserError(f"there are no images of class {empty[0]!r}{left_out}; {NO_IMAGES}")
     if test:
         tested, _, more = _read_all(test, size, "test", in_memory=in_memory)
         skipped += more
@@ -170,14 +172,6 @@ def _read_all(
         return FileImages(readable, size), readable, skipped
     labels = torch.tensor([label for _, label in readable], dtype=torch.int64)
     return InMemoryImages(images[kept] if skipped else images, labels, flip=True, fill=None), readable, skipped
-
-
-def _check_classes(images: ImageSet, classes: list[str], bad: Sequence[Skipped]) -> None:
-    counts = torch.bincount(images.labels, minlength=len(classes)).tolist()
-    empty = [name for name, count in zip(classes, counts) if not count]
-    if empty:
-        left_out = f" ({len(bad)} unreadable, the first: {bad[0].path} {bad[0].reason})" if bad else ""
-        raise UserError(f"there are no images of class {empty[0]!r}{left_out}; {NO_IMAGES}")
 
 
 def _digest(path: str) -> bytes:

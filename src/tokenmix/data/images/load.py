@@ -8,7 +8,6 @@ from typing import Any, TypeGuard
 
 import torch
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from torch import Tensor
 
 from tokenmix.data.images.decode import size_of
 from tokenmix.data.images.image_set import CHANNELS, CROP_PCT, ImageSet, LazyImages, Skipped, channel_statistics
@@ -72,12 +71,17 @@ class ImageData:
 
     def describe(self) -> dict[str, Any]:
         """What a run folder's data.json keeps; only JSON types."""
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
         return {
             "name": self.name,
             "spec": self.spec,
             "source": self.source,
             "classes": self.classes,
-            "counts": {part: self._counts(labels) for part, labels in self._parts()},
+            "counts": {
+                part: dict(zip(self.classes, torch.bincount(images.labels, minlength=len(self.classes)).tolist()))
+                for part, images in parts.items()
+                if images is not None
+            },
             "channels": self.channels,
             "img_size": list(self.img_size),
             "mean": list(self.mean),
@@ -86,20 +90,11 @@ class ImageData:
             "fill": self.train.fill,
             "crop_pct": self.crop_pct,
             "skipped": len(self.skipped),
-            "skipped_first": [{"path": _printable(s.path), "reason": s.reason} for s in self.skipped[:20]],
+            # Bytes of a path that are not UTF-8 would make a JSON that other readers refuse.
+            "skipped_first": [
+                {"path": os.fsencode(s.path).decode("utf-8", "replace"), "reason": s.reason} for s in self.skipped[:20]
+            ],
         }
-
-    def _parts(self) -> list[tuple[str, Tensor]]:
-        held = [] if self.validation is None else [("validation", self.validation.labels)]
-        return [("train", self.train.labels), *held, ("test", self.test.labels)]
-
-    def _counts(self, labels: Tensor) -> dict[str, int]:
-        return dict(zip(self.classes, torch.bincount(labels, minlength=len(self.classes)).tolist()))
-
-
-def _printable(path: str) -> str:
-    """A path whose bytes are not UTF-8 would make a JSON that other readers refuse."""
-    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def load_images(

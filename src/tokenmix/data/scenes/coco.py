@@ -7,12 +7,14 @@ kept: they are background. The val part is for testing.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torchvision.ops import clip_boxes_to_image
 
 from tokenmix.data.images.image_set import Skipped
 from tokenmix.data.lookup import DataRequest
@@ -94,14 +96,11 @@ class CocoScenes(Scenes):
             return no_objects(size if self.with_masks else None)
         boxes = torch.tensor([a["bbox"] for a in found], dtype=torch.float32)
         boxes[:, 2:] += boxes[:, :2]
-        boxes[:, 0::2] = boxes[:, 0::2].clamp(0, size[1])
-        boxes[:, 1::2] = boxes[:, 1::2].clamp(0, size[0])
         labels, crowd = [self.labels[a["category_id"]] for a in found], [bool(a.get("iscrowd", 0)) for a in found]
-        objects = objects_of_boxes(boxes, labels, crowd)
+        objects = objects_of_boxes(clip_boxes_to_image(boxes, size), labels, crowd)
         if not self.with_masks:
             return objects
-        masks = torch.stack([self._mask(a, size, index) for a in found])
-        return Objects(objects.boxes, objects.labels, masks, objects.crowd)
+        return replace(objects, masks=torch.stack([self._mask(a, size, index) for a in found]))
 
     def _mask(self, annotation: dict[str, Any], size: tuple[int, int], index: int) -> Tensor:
         try:
@@ -125,7 +124,10 @@ def load_coco(request: DataRequest) -> SceneData:
     if train.categories != test.categories:
         raise UserError(f"{train.path} and {test.path} have different categories; both splits must have the same")
     for part, purpose in ((train, "learn from"), (test, "evaluate on")):
-        _check_any(part, purpose)
+        known = [entry for found in part.annotations for entry in found]
+        if all(entry.get("iscrowd") for entry in known):
+            beside = " that are no crowd" if known else ""
+            raise UserError(f"{part.path} has no annotations with an area{beside}, so there is nothing to {purpose}")
     dropped = {**train.dropped, **test.dropped}
     return SceneData(
         spec=request.spec,
@@ -159,13 +161,6 @@ def _check_distinct(entries: Sequence[Mapping[str, Any]], key: str, name: str, p
     value, count = Counter(entry[name] for entry in entries).most_common(1)[0] if entries else (None, 0)
     if count > 1:
         raise UserError(f"{path} has {count} {key} of the {name} {value}; each needs its own")
-
-
-def _check_any(part: CocoScenes, purpose: str) -> None:
-    known = [entry for found in part.annotations for entry in found]
-    if all(entry.get("iscrowd") for entry in known):
-        beside = " that are no crowd" if known else ""
-        raise UserError(f"{part.path} has no annotations with an area{beside}, so there is nothing to {purpose}")
 
 
 def _has_area(box: Sequence[float], image: Mapping[str, Any]) -> bool:

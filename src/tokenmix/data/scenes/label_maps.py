@@ -182,12 +182,9 @@ class PairScenes(Scenes):
         return classes.byte()
 
 
-def numbers_table(classes: Mapping[int, int], length: int = 256) -> Tensor:
+def numbers_table(classes: Mapping[int, int]) -> Tensor:
     """The table of `PairScenes` that knows these numbers and no others."""
-    table = torch.full((length,), OUT_OF_RANGE, dtype=torch.int64)
-    for number, label in classes.items():
-        table[number] = label
-    return table
+    return torch.tensor([classes.get(number, OUT_OF_RANGE) for number in range(256)])
 
 
 def _read_numbers(path: Path) -> Tensor:

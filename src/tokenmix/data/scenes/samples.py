@@ -158,7 +158,7 @@ def left_over(boxes: Tensor, objects: Objects, masks: Tensor | None, min_size: f
         boxes[keep] = masks_to_boxes(masks[keep]) + torch.tensor([0.0, 0.0, 1.0, 1.0])
     sides = boxes[:, 2:] - boxes[:, :2]
     keep &= (sides > 0).all(1) & (sides >= min_size).all(1)
-    return Objects(boxes[keep], objects.labels[keep], None if masks is None else masks[keep], objects.crowd[keep])
+    return Objects(boxes, objects.labels, masks, objects.crowd).kept(keep)
 
 
 # After that many unreadable scenes in a row the set itself must be wrong.
@@ -290,14 +290,8 @@ class ObjectSamples(SceneSamples):
         if self.augment is None:
             objects = left_over(objects.boxes, objects, objects.masks, 0.0)
         else:
-            image, objects = self.augment(image, _without_crowds(objects), epoch, index)
+            image, objects = self.augment(image, objects.kept(~objects.crowd), epoch, index)
         return image.float() / 255, _target(objects, scene)
-
-
-def _without_crowds(objects: Objects) -> Objects:
-    keep = ~objects.crowd
-    masks = None if objects.masks is None else objects.masks[keep]
-    return Objects(objects.boxes[keep], objects.labels[keep], masks, objects.crowd[keep])
 
 
 def _target(objects: Objects, scene: Scene) -> dict[str, Tensor]:

@@ -39,6 +39,11 @@ class Objects:
     masks: Tensor | None
     crowd: Tensor
 
+    def kept(self, keep: Tensor) -> "Objects":
+        """Those of them that `keep`, bool (M,), marks."""
+        masks = None if self.masks is None else self.masks[keep]
+        return Objects(self.boxes[keep], self.labels[keep], masks, self.crowd[keep])
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -155,28 +160,23 @@ def objects_of_boxes(
 ) -> Objects:
     """Objects of which only boxes are known, (M, 4) left, top, right, bottom."""
     corners = torch.as_tensor(boxes, dtype=torch.float32).reshape(-1, 4)
-    return Objects(corners, _int(labels), None, _crowd(crowd, len(corners)))
+    return _objects(corners, labels, None, crowd)
 
 
 def objects_of_masks(masks: Tensor, labels: Tensor | list[int], crowd: list[bool] | None = None) -> Objects:
     """Objects by their masks, bool (M, H, W), each with a pixel or more; the boxes end after the last pixel."""
     boxes = masks_to_boxes(masks).float() + torch.tensor([0.0, 0.0, 1.0, 1.0])
-    return Objects(boxes.reshape(-1, 4), _int(labels), masks, _crowd(crowd, len(masks)))
+    return _objects(boxes, labels, masks, crowd)
 
 
 def no_objects(size: tuple[int, int] | None) -> Objects:
     """None of them, with masks of this size (height, width) if one is given."""
-    none = objects_of_boxes(torch.empty(0, 4), [])
-    masks = None if size is None else torch.empty((0, *size), dtype=torch.bool)
-    return Objects(none.boxes, none.labels, masks, none.crowd)
+    return _objects(torch.empty(0, 4), [], None if size is None else torch.empty((0, *size), dtype=torch.bool), None)
 
 
-def _int(labels: Tensor | list[int]) -> Tensor:
-    return torch.as_tensor(labels, dtype=torch.int64)
-
-
-def _crowd(crowd: list[bool] | None, count: int) -> Tensor:
-    return torch.zeros(count, dtype=torch.bool) if crowd is None else torch.tensor(crowd, dtype=torch.bool)
+def _objects(boxes: Tensor, labels: Tensor | list[int], masks: Tensor | None, crowd: list[bool] | None) -> Objects:
+    marked = torch.tensor([False] * len(boxes) if crowd is None else crowd, dtype=torch.bool)
+    return Objects(boxes, torch.as_tensor(labels, dtype=torch.int64), masks, marked)
 
 
 def bit_palette(count: int) -> list[tuple[int, int, int]]:

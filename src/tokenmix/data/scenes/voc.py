@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torchvision.ops import clip_boxes_to_image
 
 from tokenmix.data.images.image_set import Skipped
 from tokenmix.data.lookup import DataRequest
@@ -27,7 +28,6 @@ from tokenmix.data.scenes.scenes import (
     bit_palette,
     folder_in,
     lines_of,
-    no_objects,
     objects_of_boxes,
     objects_of_masks,
     read_stored,
@@ -131,8 +131,6 @@ class MaskScenes(PairScenes):
         owners, classes = scene.classes, self.classes.labels(index, scene.image)
         assert owners is not None
         numbers = [number for number in owners.unique().tolist() if number]
-        if not numbers:
-            return replace(scene, classes=None, objects=no_objects((owners.shape[0], owners.shape[1])))
         masks = owners == torch.tensor(numbers).view(-1, 1, 1)
         labels = [self._label(classes[mask], number, index) for mask, number in zip(masks, numbers, strict=True)]
         return replace(scene, classes=None, objects=objects_of_masks(masks, labels))
@@ -182,8 +180,7 @@ class BoxScenes(Scenes):
         corners = torch.tensor(boxes.corners, dtype=torch.float32).reshape(-1, 4)
         if (corners < -1).any() or (corners[:, 2] > size[1] + 1).any() or (corners[:, 3] > size[0] + 1).any():
             raise UserError(f"{path} has a box beyond its {size[1]} x {size[0]} pixels; correct its annotation")
-        corners[:, 0::2] = corners[:, 0::2].clamp(0, size[1])
-        corners[:, 1::2] = corners[:, 1::2].clamp(0, size[0])
+        corners = clip_boxes_to_image(corners, size)
         objects = objects_of_boxes(corners, [OBJECTS.index(name) for name in boxes.names], boxes.difficult)
         return Scene(image, str(path), objects=objects, key=index)
 

@@ -1,7 +1,8 @@
 """Image classification: cross-entropy, accuracy, confusion matrix."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -16,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
-from tokenmix.data.images import ImageData, load_images, make_augment, read_image
+from tokenmix.data.images import load_images, make_augment, read_image
 from tokenmix.data.images.augment import Erase
 from tokenmix.errors import UserError
 from tokenmix.layers.less_attention import LessAttention
@@ -28,8 +29,7 @@ from tokenmix.registry import MODELS, list_models
 from tokenmix.tasks.classes import class_metrics, likeliest
 from tokenmix.tasks.classification.options import ClassificationOptions
 from tokenmix.tasks.fitting import check_own, incompatible_model_error
-from tokenmix.tasks.images import image_data, image_view
-from tokenmix.tasks.summary import summarize_image_model
+from tokenmix.tasks.images import ImageTask, image_data, image_view
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.distillation import DistillingTask
 from tokenmix.train.programs import HubForm, View
@@ -53,7 +53,7 @@ classes = model.pretrained_cfg["label_names"]""",
 FROM_DATA = {"num_classes": "--data", "in_chans": "--data", "img_size": "--img-size"}
 
 
-class ImageClassification(DistillingTask):
+class ImageClassification(ImageTask, DistillingTask):
     """One label for each image: cross-entropy with label smoothing, and timm's Mixup and CutMix if asked for.
 
     With `diagonality` the diagonality loss is added, on the scores that the model's `forward_with_scores` hands
@@ -65,7 +65,6 @@ class ImageClassification(DistillingTask):
     tables: ClassVar[frozenset[str]] = frozenset({"confusion"})
     hub: ClassVar[HubForm | None] = HUB
     options: ClassificationOptions
-    looks_at: ClassVar[Literal["images", "text", "nothing"]] = "images"
     comparison: ClassVar[str | None] = None
     has_example_input: ClassVar[bool] = True
 
@@ -91,7 +90,11 @@ class ImageClassification(DistillingTask):
             validation=config.data.validation, seed=config.loop.seed, crop_pct=options.crop_pct,
         )  # fmt: skip
         if like is not None:
-            _check_like(config.data.data, images, like)
+            check_names(config.data.data, images.classes, like["classes"])
+            if images.channels != like["channels"]:
+                raise UserError(
+                    f"{config.data.data!r} has {images.channels} channels, the run was trained on {like['channels']}"
+                )
         mean, std = (images.mean, images.std) if like is None else (like["mean"], like["std"])
         augment = {name: getattr(options, name) for name in ("augment", "color_jitter", "reprob")}
         return image_data(images, config, mean, std, **augment)
@@ -100,15 +103,10 @@ class ImageClassification(DistillingTask):
     def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
         """The model of that name, with as many classes and channels and as large as the data."""
         check_own(config.model.model_kwargs, FROM_DATA)
-        given = {"num_classes": len(data["classes"]), "in_chans": data["channels"], "img_size": tuple(data["img_size"])}
-        try:
-            return create_model(config.model.model, **given, **config.model.model_kwargs)
-        except TypeError as error:
-            # Of timm's models the convolutional ones have no such argument: they take images of any size.
-            if config.model.model in MODELS or "img_size" not in str(error):
-                raise
-            del given["img_size"]
-            return create_model(config.model.model, **given, **config.model.model_kwargs)
+        given: dict[str, Any] = {"num_classes": len(data["classes"]), "in_chans": data["channels"]}
+        build = partial(create_model, config.model.model, **given, **config.model.model_kwargs)
+        size = tuple(data["img_size"])
+        return build(img_size=size) if config.model.model in MODELS else _of_size(build, size)
 
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:
@@ -128,11 +126,6 @@ class ImageClassification(DistillingTask):
         Erase(options.reprob, 0)
 
     @classmethod
-    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Its parts, and the published figures."""
-        return summarize_image_model(name, sizes, model_kwargs)
-
-    @classmethod
     def example_input(cls, model: nn.Module, size: int, *, device: torch.device | str, dtype: torch.dtype) -> Tensor:
         """A square image of noise."""
         first = next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 3)
@@ -141,8 +134,9 @@ class ImageClassification(DistillingTask):
 
     @classmethod
     def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
-        """The middle of the image."""
-        return image_view(read_image(file, data["channels"], tuple(data["img_size"])), data["mean"], data["std"])
+        """The middle of the image, as much of it as predictions are made of."""
+        image = read_image(file, data["channels"], tuple(data["img_size"]), crop_pct=data.get("crop_pct", 1.0))
+        return image_view(image, data["mean"], data["std"])
 
     @classmethod
     @torch.no_grad()
@@ -208,12 +202,12 @@ class ImageClassification(DistillingTask):
     def _diagonality(self, layers: Sequence[Scores]) -> Tensor:
         """The mean over the layers of the hinge, the sum of the printed form, as the article adds them."""
         form = self.options.diagonality_form
+        loss: Any = diagonality_loss
         if self.config.loop.grad_checkpointing:
             # Else every layer's N x N maps would be kept for the backward pass, though its block's are not.
-            losses = [checkpoint(diagonality_loss, scores, form, use_reentrant=False) for scores in layers]
-        else:
-            losses = [diagonality_loss(scores, form) for scores in layers]
-        return torch.stack(losses).sum() if form == "printed" else torch.stack(losses).mean()  # type: ignore[arg-type]
+            loss = partial(checkpoint, diagonality_loss, use_reentrant=False)
+        losses = torch.stack([loss(scores, form) for scores in layers])
+        return losses.sum() if form == "printed" else losses.mean()
 
     def shard(self, mesh: DeviceMesh) -> None:
         """As for every task; `forward_with_scores` gathers the parts as `forward` does."""
@@ -256,14 +250,10 @@ class ImageClassification(DistillingTask):
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
         """Label, its probability, and the five most probable classes of each file."""
         self.eval()
-        mean, std = (torch.tensor(self.data[key]).view(-1, 1, 1) for key in ("mean", "std"))
-        size = tuple(self.data["img_size"])
         answers = []
         for file in map(Path, inputs):
-            image = read_image(file, self.data["channels"], size, crop_pct=self.data.get("crop_pct", 1.0))
-            image = image.float().div(255).sub(mean).div(std)
-            weight = next(self.model.parameters())
-            probabilities = self.model(image[None].to(weight)).float().softmax(-1)[0]
+            image = self.view(self.model, file, self.data).inputs.to(next(self.model.parameters()))
+            probabilities = self.model(image).float().softmax(-1)[0]
             answers.append({"file": str(file), **likeliest(probabilities, self.classes)})
         return answers
 
@@ -274,14 +264,19 @@ def _pretrained(name: str, data: Mapping[str, Any]) -> nn.Module:
         raise UserError(f"no run folder {name} to distill from, and no timm model of that name")
     if timm.is_model(name):
         check_source(name, resolve_pretrained_cfg(name))
-    size: dict[str, Any] = {"img_size": tuple(data["img_size"])}
     with fetching(name):
-        try:
-            return timm.create_model(name, pretrained=True, in_chans=data["channels"], **size)
-        except TypeError as error:
-            if "img_size" not in str(error):
-                raise
-            return timm.create_model(name, pretrained=True, in_chans=data["channels"])
+        build = partial(timm.create_model, name, pretrained=True, in_chans=data["channels"])
+        return _of_size(build, tuple(data["img_size"]))
+
+
+def _of_size(build: Callable[..., nn.Module], size: tuple[int, ...]) -> nn.Module:
+    """A model of timm's; its convolutional ones have no such argument: they take images of any size."""
+    try:
+        return build(img_size=size)
+    except TypeError as error:
+        if "img_size" not in str(error):
+            raise
+        return build()
 
 
 def _check_scores(model: nn.Module, config: TrainConfig) -> None:
@@ -292,9 +287,3 @@ def _check_scores(model: nn.Module, config: TrainConfig) -> None:
             f"{config.model.model!r} returns none; omit it, or give --model lavit_nano or --model mixer_nano "
             "--model-kwargs mixer=less"
         )
-
-
-def _check_like(spec: str, images: ImageData, like: Mapping[str, Any]) -> None:
-    check_names(spec, images.classes, like["classes"])
-    if images.channels != like["channels"]:
-        raise UserError(f"{spec!r} has {images.channels} channels, the run was trained on {like['channels']}")

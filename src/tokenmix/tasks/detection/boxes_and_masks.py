@@ -4,11 +4,10 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import MetricCollection
 
 from tokenmix.errors import UserError
-from tokenmix.tasks.detection.metrics import NUMBERS, AveragePrecision
 from tokenmix.tasks.detection.task import ObjectTask
+from tokenmix.tasks.images import channel_columns
 
 
 class Detection(ObjectTask):
@@ -17,15 +16,6 @@ class Detection(ObjectTask):
     tables: ClassVar[frozenset[str]] = frozenset({"per_class"})
     comparison: ClassVar[str | None] = "--model retinanet_nano --model-kwargs mixer=none, then self, then external"
     want: ClassVar[Literal["boxes", "masks"]] = "boxes"
-
-    def metrics(self) -> MetricCollection:
-        """The numbers of `AveragePrecision`."""
-        boxes = AveragePrecision("bbox", num_classes=len(self.data["classes"]), count=self.options.detections)
-        return MetricCollection({"map": boxes}, compute_groups=False)
-
-    def numbers(self) -> list[str]:
-        """Those that are logged."""
-        return list(NUMBERS)
 
     def example(self) -> dict[str, Tensor]:
         """Two images of noise, of the size at which RetinaNet looks."""
@@ -47,15 +37,6 @@ class InstanceSegmentation(ObjectTask):
     tables: ClassVar[frozenset[str]] = frozenset({"per_class", "box_per_class"})
     comparison: ClassVar[str | None] = "--model mask_rcnn_nano --model-kwargs mixer=none, then self, then external"
     want: ClassVar[Literal["boxes", "masks"]] = "masks"
-
-    def metrics(self) -> MetricCollection:
-        """The numbers of `AveragePrecision`, of masks and of boxes."""
-        masks = AveragePrecision("segm", num_classes=len(self.data["classes"]), count=self.options.detections)
-        return MetricCollection({"map": masks}, compute_groups=False)
-
-    def numbers(self) -> list[str]:
-        """Those that are logged."""
-        return [*NUMBERS, *(f"box_{name}" for name in NUMBERS)]
 
     def example(self) -> dict[str, Any]:
         """Not to be had."""
@@ -79,9 +60,8 @@ class AllAnchors(nn.Module):
     def __init__(self, detector: Any) -> None:
         super().__init__()
         self.net: Any = detector.net
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (detector.mean, detector.std))
-        self.register_buffer("mean", mean)
-        self.register_buffer("std", std)
+        self.register_buffer("mean", channel_columns(detector.mean))
+        self.register_buffer("std", channel_columns(detector.std))
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, 3, H, W) to (B, A, 4 + classes)."""

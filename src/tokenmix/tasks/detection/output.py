@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from PIL import Image, ImageColor
+from PIL import ImageColor
 from torch import Tensor
+from torchvision.ops import box_convert
 from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
 from tokenmix.data.scenes.coco import encode_mask
@@ -35,9 +35,9 @@ def object_rows(file: str, found: Mapping[str, Tensor], classes: Sequence[str]) 
     rows = []
     for i, (label, score, box) in enumerate(_objects(found)):
         row = {"file": file, "label": classes[label], "score": round(score, 4), "box": [round(v, 1) for v in box]}
-        rows.append({**row, **({"pixels": int(found["masks"][i].sum())} if "masks" in found else {})})
-    empty: dict[str, Any] = {"file": file, "label": None, "score": None, "box": None}
-    return rows or [{**empty, **({"pixels": None} if "masks" in found else {})}]
+        rows.append(row | ({"pixels": int(found["masks"][i].sum())} if "masks" in found else {}))
+    names = ("label", "score", "box", "pixels")[: 4 if "masks" in found else 3]
+    return rows or [{"file": file, **dict.fromkeys(names)}]
 
 
 def coco_results(
@@ -61,24 +61,14 @@ def draw_objects(image: Tensor, found: Mapping[str, Tensor], classes: Sequence[s
     colors = [class_color(label) for label in found["labels"].tolist()]
     if "masks" in found:
         image = draw_segmentation_masks(image, found["masks"].cpu(), alpha=0.45, colors=colors)  # type: ignore[arg-type]
-    scores: list[float | None] = found["scores"].tolist() if "scores" in found else [None] * len(colors)
-    names = [
-        classes[label] if score is None else f"{classes[label]} {score:.2f}"
-        for label, score in zip(found["labels"].tolist(), scores, strict=True)
-    ]
+    names = [f"{classes[label]} {score:.2f}" for label, score, _ in _objects(found)]
     # Names over dozens of boxes hide what is in them.
     shown = names if len(names) <= 20 and min(image.shape[1:]) >= 200 else None
     width = 1 if min(image.shape[1:]) < 400 else 2
     return draw_bounding_boxes(image, found["boxes"].cpu(), labels=shown, colors=colors, width=width)  # type: ignore[arg-type]
 
 
-def save_picture(image: Tensor, file: Path) -> None:
-    """Write a uint8 image (3, H, W)."""
-    Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).save(file)
-
-
 def _objects(found: Mapping[str, Tensor]) -> list[tuple[int, float, list[float]]]:
     """Label, score and box as left, top, width, height."""
-    boxes = found["boxes"].detach().cpu().float()
-    sized = torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1)
-    return list(zip(found["labels"].tolist(), found["scores"].tolist(), sized.tolist(), strict=True))
+    boxes = box_convert(found["boxes"].detach().cpu().float(), "xyxy", "xywh").tolist()
+    return list(zip(found["labels"].tolist(), found["scores"].tolist(), boxes, strict=True))

@@ -7,24 +7,24 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torchmetrics import MetricCollection
+from torchvision.transforms.functional import to_pil_image
 
-from tokenmix.data.images.image_set import Skipped
 from tokenmix.data.indexed import subset
 from tokenmix.data.scenes import ObjectAugment, ObjectSamples, SceneData, hold_out_scenes, load_scenes, repeated
 from tokenmix.errors import UserError
 from tokenmix.models.architecture import flat_arguments
 from tokenmix.models.registry import create_model
 from tokenmix.registry import MODELS, load_object
+from tokenmix.tasks.detection.metrics import NUMBERS, AveragePrecision
 from tokenmix.tasks.detection.models.detector import IMAGENET
 from tokenmix.tasks.detection.options import ObjectOptions
-from tokenmix.tasks.detection.output import coco_results, draw_objects, image_numbers, object_rows, save_picture
+from tokenmix.tasks.detection.output import coco_results, draw_objects, image_numbers, object_rows
 from tokenmix.tasks.detection.tiling import Found, find_in_windows
 from tokenmix.tasks.fitting import check_model, check_own
-from tokenmix.tasks.images import channel_columns, check_stems, shown_image, stored_images
-from tokenmix.tasks.summary import summarize_image_model
+from tokenmix.tasks.images import ImageTask, channel_columns, check_stems, shown_image, stored_images
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.programs import View
-from tokenmix.train.task import TaskModule
 from tokenmix.train.task_data import IndexedData, check_names
 
 # What other options say of a detector.
@@ -36,7 +36,7 @@ FROM_ELSEWHERE = {
 }  # fmt: skip
 
 
-class ObjectTask(TaskModule):
+class ObjectTask(ImageTask):
     """A torchvision detector, trained on the sum of its own losses.
 
     Crowd regions are not trained on, and detections in them are not counted as wrong, as in COCO.
@@ -46,7 +46,6 @@ class ObjectTask(TaskModule):
     direction: ClassVar[Literal["max", "min"]] = "max"
     options: ObjectOptions
     writes: ClassVar[bool] = True
-    looks_at: ClassVar[Literal["images", "text", "nothing"]] = "images"
     want: ClassVar[Literal["boxes", "masks"]]
 
     @classmethod
@@ -91,11 +90,6 @@ class ObjectTask(TaskModule):
             )
 
     @classmethod
-    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Its parts, and the published figures."""
-        return summarize_image_model(name, sizes, model_kwargs)
-
-    @classmethod
     def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
         """The whole image at the detector's own scale."""
         detector: Any = model
@@ -115,10 +109,21 @@ class ObjectTask(TaskModule):
         targets = [{**target, "iscrowd": target["iscrowd"].long()} for target in batch["targets"]]
         self.scores.update(self.find(batch["images"]), targets)
 
+    def metrics(self) -> MetricCollection:
+        """The numbers of `AveragePrecision`, of boxes, or of masks and under `box_*` of their boxes."""
+        iou: Literal["bbox", "segm"] = "segm" if self.want == "masks" else "bbox"
+        found = AveragePrecision(iou, num_classes=len(self.data["classes"]), count=self.options.detections)
+        return MetricCollection({"map": found}, compute_groups=False)
+
+    def numbers(self) -> list[str]:
+        """Those that are logged."""
+        prefixes = ("", "box_") if self.want == "masks" else ("",)
+        return [f"{prefix}{name}" for prefix in prefixes for name in NUMBERS]
+
     def on_validation_epoch_end(self) -> None:
         """Keep the metrics as plain values, those of the classes by name."""
         super().on_validation_epoch_end()
-        self.name_classes(*(name for name in self.results if name.endswith("per_class")))
+        self.name_classes(*self.tables)
 
     @torch.no_grad()
     def find(self, images: Sequence[Tensor]) -> list[Found]:
@@ -150,7 +155,7 @@ class ObjectTask(TaskModule):
             rows += self._rows(file, found)
             results += coco_results(found, image_id=number, file=file.name, category_ids=ids)
             picture = draw_objects(image, self._shown(found), self.data["classes"])
-            save_picture(picture, out / f"{file.stem}-overlay.png")
+            to_pil_image(picture).save(out / f"{file.stem}-overlay.png")
         (out / "results.json").write_text(json.dumps(results) + "\n")
         return rows
 
@@ -199,23 +204,15 @@ def _augment(config: TrainConfig, options: ObjectOptions, data: SceneData) -> Ob
 def _describe(config: TrainConfig, data: SceneData, like: Mapping[str, Any] | None) -> dict[str, Any]:
     """What the run folder keeps."""
     mean, std = IMAGENET if config.model.model_kwargs.get("pretrained_backbone") else (data.mean, data.std)
-    side = config.options.img_size or _argument(config.model.model, "img_size")
+    entry = MODELS[config.model.model]
+    known = {**flat_arguments(load_object(entry.build)), **entry.arguments}
+    side = config.options.img_size or known["img_size"]
     own = {"mean": list(mean), "std": list(std), "img_size": [side, side]}
     kept = own if like is None else {key: like[key] for key in own}
     return {
         "classes": list(data.classes), "channels": 3, **kept, "category_ids": data.notes.get("category_ids"),
-        "source": data.source, "skipped": [_skipped(one) for one in data.skipped],
+        "source": data.source, "skipped": [f"{one.path}: {one.reason}" for one in data.skipped],
     }  # fmt: skip
-
-
-def _skipped(one: Skipped) -> str:
-    return f"{one.path}: {one.reason}"
-
-
-def _argument(model: str, name: str) -> Any:
-    """What a model gives its builder, or the builder's own value."""
-    entry = MODELS[model]
-    return entry.arguments.get(name, flat_arguments(load_object(entry.build))[name])
 
 
 def _fixed_size(model: str) -> bool:

@@ -80,14 +80,8 @@ def _merged(boxes: Tensor, scores: Tensor, labels: Tensor, cut: Tensor, nms: flo
 
 def _share(boxes: Tensor, others: Tensor) -> Tensor:
     """The share of each box (M,) inside each other (K,): (M, K)."""
-    corners = torch.cat(
-        [
-            torch.maximum(boxes[:, None, :2], others[None, :, :2]),
-            torch.minimum(boxes[:, None, 2:], others[None, :, 2:]),
-        ],
-        dim=2,
-    )
-    common = (corners[..., 2:] - corners[..., :2]).clamp(min=0).prod(2)
+    starts = torch.maximum(boxes[:, None, :2], others[None, :, :2])
+    common = (torch.minimum(boxes[:, None, 2:], others[None, :, 2:]) - starts).clamp(min=0).prod(2)
     return common / (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(1, keepdim=True).clamp(min=1e-6)
 
 

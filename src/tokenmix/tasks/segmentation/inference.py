@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -26,9 +27,7 @@ def pixel_logits(model: Segmenter, images: Tensor, how: Inference, height: int |
     Raises:
         UserError: the whole image is asked for and the model takes only one size, or windows that leave gaps.
     """
-    looks = [
-        (scale, mirrored) for scale in how.scales for mirrored in ((False, True) if how.mirror == "yes" else (False,))
-    ]
+    looks = list(product(how.scales, (False, True) if how.mirror == "yes" else (False,)))
     if looks == [(1.0, False)]:
         return _look(model, images, how, height)
     total: Tensor | None = None

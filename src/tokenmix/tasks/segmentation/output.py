@@ -8,6 +8,7 @@ from typing import Any
 
 from PIL import Image
 from torch import Tensor
+from torchvision.transforms.functional import to_pil_image
 
 from tokenmix.data.scenes.coco import encode_mask
 
@@ -27,13 +28,8 @@ def run_lengths(classes: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
         return []
     chosen = {label: classes == label for label in classes.unique().tolist()}
     return [
-        {
-            "category_id": label,
-            "category": names[label],
-            "area": int(mask.sum()),
-            "segmentation": encode_mask(mask),
-        }
-        for label, mask in chosen.items()
+        {"category_id": i, "category": names[i], "area": int(mask.sum()), "segmentation": encode_mask(mask)}
+        for i, mask in chosen.items()
     ]
 
 
@@ -59,8 +55,7 @@ def write_answer(
     picture.putpalette([level for colour in palette for level in colour])
     files = [stem.with_name(f"{stem.name}{end}") for end in ("-mask.png", "-overlay.png", ".json")]
     picture.save(files[0])
-    photograph = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
-    Image.blend(photograph, picture.convert("RGB"), VEIL).save(files[1])
+    Image.blend(to_pil_image(image), picture.convert("RGB"), VEIL).save(files[1])
     colors = {names[label]: "#{:02x}{:02x}{:02x}".format(*palette[label]) for label in classes.unique().tolist()}
     told = {**answer, "colors": colors, "masks": run_lengths(classes, names)}
     files[2].write_text(json.dumps(told, indent=1) + "\n")

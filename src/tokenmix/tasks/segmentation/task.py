@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
@@ -18,17 +17,15 @@ from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
 from tokenmix.models.registry import create_model
 from tokenmix.tasks.fitting import check_model, check_own
-from tokenmix.tasks.images import both_sides, check_stems, image_view, stored_images
+from tokenmix.tasks.images import ImageTask, both_sides, channel_columns, check_stems, image_view, stored_images
 from tokenmix.tasks.segmentation.inference import pixel_logits
 from tokenmix.tasks.segmentation.loss import pixel_entropy, soft_iou_loss
 from tokenmix.tasks.segmentation.metrics import NUMBERS, PixelEntropy, PixelScores
 from tokenmix.tasks.segmentation.options import SegmentationOptions
 from tokenmix.tasks.segmentation.output import shares, write_answer
-from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.config import OptimConfig, TrainConfig
-from tokenmix.train.optimizer import check_optimizer, make_schedule
+from tokenmix.train.optimizer import make_optimizer, make_schedule
 from tokenmix.train.programs import View
-from tokenmix.train.task import TaskModule
 from tokenmix.train.task_data import IndexedData, check_names
 
 FROM_DATA = {"num_classes": "--data", "img_size": "--crop"}
@@ -77,7 +74,7 @@ class PixelData(IndexedData):
                 samples.rows = rows
 
 
-class SemanticSegmentation(TaskModule):
+class SemanticSegmentation(ImageTask):
     """A class for each pixel, by cross-entropy over the pixels that are not of the ignored class, and by soft IoU.
 
     With several processes the loss is that over the pixels of all, however many of each are ignored. The released code
@@ -89,7 +86,6 @@ class SemanticSegmentation(TaskModule):
     tables: ClassVar[frozenset[str]] = frozenset({"class_iou"})
     options: SegmentationOptions
     writes: ClassVar[bool] = True
-    looks_at: ClassVar[Literal["images", "text", "nothing"]] = "images"
     comparison: ClassVar[str | None] = "--model eanet_seg_nano --model-kwargs mixer=none, then self, then external"
 
     @classmethod
@@ -121,11 +117,6 @@ class SemanticSegmentation(TaskModule):
     def check(cls, config: TrainConfig, batch_size: int) -> None:
         """The model's name, before any data is fetched."""
         check_model(config.task, config.model.model)
-
-    @classmethod
-    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Its parts, and the published figures."""
-        return summarize_image_model(name, sizes, model_kwargs)
 
     @classmethod
     def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
@@ -194,11 +185,10 @@ class SemanticSegmentation(TaskModule):
         if self.options.bias_lr == 1.0:
             return super().configure_optimizers()
         optim = self.config.optim
-        check_optimizer(optim.opt, optim.opt_eps)
-        eps: dict[str, Any] = {} if optim.opt_eps is None else {"eps": optim.opt_eps}
-        groups = _groups(self.model, optim, self.options.bias_lr)
-        optimizer = create_optimizer_v2(groups, opt=optim.opt, lr=optim.lr, weight_decay=0.0, **eps)
-        schedule = make_schedule(optimizer, optim, self.total_steps, self.config.loop.epochs)
+        groups: Any = _groups(self.model, optim, self.options.bias_lr)
+        optimizer = make_optimizer(groups, optim)
+        total_steps = self.total_steps or int(self.trainer.estimated_stepping_batches)
+        schedule = make_schedule(optimizer, optim, total_steps, self.config.loop.epochs)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def example(self) -> dict[str, Tensor]:
@@ -215,7 +205,7 @@ class SemanticSegmentation(TaskModule):
         weight, height = next(model.parameters()), None
         if self.options.in_one_pass:
             height, image = image.shape[1], model.own_rows(image, 1)
-        mean, std = (torch.tensor(self.data[key]).view(-1, 1, 1) for key in ("mean", "std"))
+        mean, std = channel_columns(self.data["mean"]), channel_columns(self.data["std"])
         pixels = image.float().div_(255).sub_(mean).div_(std)[None].to(weight)
         return pixel_logits(model, pixels, self.options, height)[0].argmax(0).cpu()
 
@@ -237,10 +227,8 @@ class SemanticSegmentation(TaskModule):
         self.eval()
         for file, image in stored_images(inputs):
             classes = self.answer(image)
-            told = {
-                "file": str(file), "size": list(classes.shape), "shares": shares(classes, self.data["classes"])
-            }  # fmt: skip
-            yield image, classes, told
+            found = shares(classes, self.data["classes"])
+            yield image, classes, {"file": str(file), "size": list(classes.shape), "shares": found}
 
 
 def _check_learnable(data: SceneData, crops: int, limit: int | None) -> None:

@@ -10,8 +10,8 @@ from tokenmix.models.architecture import Architecture
 from tokenmix.models.context import ContextName
 from tokenmix.models.stems import pair
 from tokenmix.tasks.detection.models.backbones import LaViTBackbone, Norm, ResNetBackbone
-from tokenmix.tasks.detection.models.detector import IMAGENET, Detector, Resize
-from tokenmix.tasks.detection.models.networks import Answers, HeadSizes, Kind
+from tokenmix.tasks.detection.models.detector import IMAGENET, Detector
+from tokenmix.tasks.detection.models.networks import Answers, HeadSizes, ImageScale, Kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +32,6 @@ class DetectorArchitecture(Architecture):
     backbone_kwargs: Mapping[str, Any] | None = None
     levels: Sequence[int]
 
-    def sizes(self) -> HeadSizes:
-        """Of pyramid and heads."""
-        return HeadSizes(**self.heads or {})
-
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetDetectorArchitecture(DetectorArchitecture):
@@ -55,26 +51,6 @@ class LaViTDetectorArchitecture(DetectorArchitecture):
 
     backbone: str = "lavit_tiny"
     levels: Sequence[int] = (0, 1, 2, 3)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageScale(Architecture):
-    """The size that images are resized to.
-
-    Attributes:
-        min_size: the shorter side; several to draw from in training.
-        max_size: what the longer side may be at most.
-        multiple: of what a batch's sides are multiples, by padding.
-    """
-
-    min_size: int | Sequence[int] = 800
-    max_size: int = 1333
-    multiple: int = 32
-
-    def resize(self) -> Resize:
-        """The detector's transform."""
-        sides = (self.min_size,) if isinstance(self.min_size, int) else tuple(self.min_size)
-        return Resize(sides, self.max_size, self.multiple)
 
 
 def resnet_detector(
@@ -101,7 +77,7 @@ def resnet_detector(
         device=device,
     )  # fmt: skip
     return Detector(
-        a.kind, body, a.sizes(), num_classes=num_classes, resize=scale.resize(), fixed_size=False,
+        a.kind, body, HeadSizes(**a.heads or {}), num_classes=num_classes, resize=scale, fixed_size=False,
         img_size=pair(img_size), answers=answers, mean=image_mean, std=image_std, device=device,
     )  # fmt: skip
 
@@ -116,7 +92,10 @@ def lavit_detector(
     image_std: Sequence[float] = IMAGENET[1],
     device: Any = None,
 ) -> Detector:
-    """A detector over `LaViTBackbone`: images are brought into a square of `img_size`, see `Resize.square`."""
+    """A detector over `LaViTBackbone`, which takes only one size.
+
+    The longer side of an image becomes that of the square, and the rest is padded, so that nothing is stretched.
+    """
     a, size = architecture, pair(img_size)
     if size[0] != size[1]:
         raise UserError(
@@ -125,7 +104,8 @@ def lavit_detector(
     body = LaViTBackbone(
         backbone=a.backbone, backbone_kwargs=a.backbone_kwargs, img_size=size, levels=a.levels, device=device
     )
+    square = ImageScale(min_size=size[0], max_size=size[0], multiple=size[0])
     return Detector(
-        a.kind, body, a.sizes(), num_classes=num_classes, resize=Resize.square(size[0]), fixed_size=True,
+        a.kind, body, HeadSizes(**a.heads or {}), num_classes=num_classes, resize=square, fixed_size=True,
         img_size=size, answers=answers, mean=image_mean, std=image_std, device=device,
     )  # fmt: skip

@@ -14,39 +14,13 @@ from tokenmix.models.architecture import OnMaps, PartCost
 from tokenmix.models.isotropic import BlockMap
 from tokenmix.models.stems import pair
 from tokenmix.tasks.detection.models.backbones import Backbone
-from tokenmix.tasks.detection.models.networks import Answers, HeadSizes, Kind, Pyramid, build_network
+from tokenmix.tasks.detection.models.networks import Answers, HeadSizes, ImageScale, Kind, build_network
 
 Target = Mapping[str, Tensor]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 DEFAULT = Answers()
 # What depends on the number of classes, by the end of its name.
 CLASS_LAYERS = ("cls_logits", "cls_score", "bbox_pred", "mask_fcn_logits")
-
-
-class Resize:
-    """Resize images to the size at which they are processed, as torchvision's transform.
-
-    The shorter side becomes `shorter` (in training one of several), the longer at most `longer`, and a batch is padded
-    below and to the right to multiples of `multiple`. `square` is the rule of a backbone that takes only one size: the
-    longer side becomes that of the square, and the rest is padded, so that nothing is stretched.
-    """
-
-    def __init__(self, shorter: Sequence[int], longer: int, multiple: int) -> None:
-        if not shorter or min(shorter) < 1 or longer < max(shorter):
-            raise UserError(f"min_size={tuple(shorter)} and max_size={longer} are not possible; give 1 <= min <= max")
-        self.shorter, self.longer, self.multiple = tuple(shorter), longer, multiple
-
-    @classmethod
-    def square(cls, side: int) -> "Resize":
-        """Into the corner of a square."""
-        return cls((side,), side, side)
-
-    def arguments(self, mean: Sequence[float], std: Sequence[float]) -> dict[str, Any]:
-        """As torchvision's detectors take them."""
-        return {
-            "min_size": self.shorter, "max_size": self.longer, "size_divisible": self.multiple,
-            "image_mean": list(mean), "image_std": list(std),
-        }  # fmt: skip
 
 
 class Detector(OnMaps, nn.Module):
@@ -83,7 +57,7 @@ class Detector(OnMaps, nn.Module):
         sizes: HeadSizes,
         *,
         num_classes: int,
-        resize: Resize,
+        resize: ImageScale,
         fixed_size: bool,
         img_size: tuple[int, int],
         answers: Answers = DEFAULT,
@@ -98,11 +72,9 @@ class Detector(OnMaps, nn.Module):
         self.num_classes, self.img_size, self.sizes = num_classes, img_size, sizes
         self.mean, self.std, self.fixed_size = tuple(mean), tuple(std), fixed_size
         self.background = 0 if kind == "retinanet" else 1
-        with torch.device(device or torch.get_default_device()):
-            pyramid = Pyramid(body, sizes)
         self.net: Any = build_network(
-            kind, pyramid, sizes, num_classes=num_classes, answers=answers,
-            resize=resize.arguments(mean, std), device=device,
+            kind, body, sizes, num_classes=num_classes, answers=answers, device=device,
+            resize={**resize.arguments(), "image_mean": list(mean), "image_std": list(std)},
         )  # fmt: skip
         self.mixer_name, self.in_chans = body.mixer_name, 3
 

@@ -14,6 +14,7 @@ from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
+from tokenmix.errors import UserError
 from tokenmix.models.architecture import Architecture
 from tokenmix.tasks.detection.models.backbones import Backbone
 
@@ -60,6 +61,28 @@ class Answers(Architecture):
     detections: int = 100
 
 
+@dataclass(frozen=True, kw_only=True)
+class ImageScale(Architecture):
+    """The size that images are resized to, by torchvision's transform.
+
+    Attributes:
+        min_size: the shorter side; several to draw from in training.
+        max_size: what the longer side may be at most.
+        multiple: of what a batch's sides are multiples, by padding below and to the right.
+    """
+
+    min_size: int | Sequence[int] = 800
+    max_size: int = 1333
+    multiple: int = 32
+
+    def arguments(self) -> dict[str, Any]:
+        """As torchvision's detectors take them; `UserError` for sizes that no image can have."""
+        sides = (self.min_size,) if isinstance(self.min_size, int) else tuple(self.min_size)
+        if not sides or min(sides) < 1 or self.max_size < max(sides):
+            raise UserError(f"min_size={sides} and max_size={self.max_size} are not possible; give 1 <= min <= max")
+        return {"min_size": sides, "max_size": self.max_size, "size_divisible": self.multiple}
+
+
 class Pyramid(nn.Module):
     """A backbone and the feature pyramid over its maps: images to maps of one width, by name.
 
@@ -89,7 +112,7 @@ class Pyramid(nn.Module):
 
 def build_network(
     kind: Kind,
-    pyramid: Pyramid,
+    body: Backbone,
     sizes: HeadSizes,
     *,
     num_classes: int,
@@ -101,59 +124,43 @@ def build_network(
 
     Args:
         kind: RetinaNet, Faster R-CNN or Mask R-CNN.
-        pyramid: what gives the maps.
-        sizes: of the heads.
+        body: what gives the maps.
+        sizes: of pyramid and heads.
         num_classes: without background.
         answers: of evaluation.
         resize: arguments of torchvision's transform: sizes, mean and std.
         device: of the weights.
     """
     with torch.device(device or torch.get_default_device()):
+        pyramid, anchors = Pyramid(body, sizes), AnchorGenerator(sizes.sides(), (RATIOS,) * len(sizes.anchors))
         if kind == "retinanet":
             return RetinaNet(
-                pyramid, num_classes, anchor_generator=_anchors(sizes), score_thresh=answers.score,
+                pyramid, num_classes, anchor_generator=anchors, score_thresh=answers.score,
                 nms_thresh=answers.nms, detections_per_img=answers.detections, **resize,
             )  # fmt: skip
-        shared = {**_proposals(sizes), **_boxes(sizes, pyramid, num_classes + 1, answers), **resize}
+        levels, (training, testing) = [str(i) for i in range(len(body.widths))], sizes.proposals
+        shared = {
+            "rpn_anchor_generator": anchors,
+            "rpn_head": RPNHead(sizes.width, anchors.num_anchors_per_location()[0]),
+            "rpn_pre_nms_top_n_train": training,
+            "rpn_post_nms_top_n_train": training,
+            "rpn_pre_nms_top_n_test": testing,
+            "rpn_post_nms_top_n_test": testing,
+            "rpn_batch_size_per_image": sizes.anchors_learnt,
+            "box_roi_pool": MultiScaleRoIAlign(levels, 7, 2),
+            "box_head": TwoMLPHead(sizes.width * 49, sizes.hidden),
+            "box_predictor": FastRCNNPredictor(sizes.hidden, num_classes + 1),
+            "box_score_thresh": answers.score,
+            "box_nms_thresh": answers.nms,
+            "box_detections_per_img": answers.detections,
+            "box_batch_size_per_image": sizes.boxes_learnt,
+            **resize,
+        }
         if kind == "faster-rcnn":
             return FasterRCNN(pyramid, **shared)
         return MaskRCNN(
             pyramid, **shared,
-            mask_roi_pool=MultiScaleRoIAlign(_levels(pyramid), 14, 2),
+            mask_roi_pool=MultiScaleRoIAlign(levels, 14, 2),
             mask_head=MaskRCNNHeads(sizes.width, list(sizes.mask), 1),
             mask_predictor=MaskRCNNPredictor(sizes.mask[-1], sizes.mask[-1], num_classes + 1),
         )  # fmt: skip
-
-
-def _anchors(sizes: HeadSizes) -> AnchorGenerator:
-    return AnchorGenerator(sizes.sides(), (RATIOS,) * len(sizes.anchors))
-
-
-def _levels(pyramid: Pyramid) -> list[str]:
-    return [str(i) for i in range(len(pyramid.body.widths))]
-
-
-def _proposals(sizes: HeadSizes) -> dict[str, Any]:
-    anchors = _anchors(sizes)
-    training, testing = sizes.proposals
-    return {
-        "rpn_anchor_generator": anchors,
-        "rpn_head": RPNHead(sizes.width, anchors.num_anchors_per_location()[0]),
-        "rpn_pre_nms_top_n_train": training,
-        "rpn_post_nms_top_n_train": training,
-        "rpn_pre_nms_top_n_test": testing,
-        "rpn_post_nms_top_n_test": testing,
-        "rpn_batch_size_per_image": sizes.anchors_learnt,
-    }
-
-
-def _boxes(sizes: HeadSizes, pyramid: Pyramid, num_classes: int, answers: Answers) -> dict[str, Any]:
-    return {
-        "box_roi_pool": MultiScaleRoIAlign(_levels(pyramid), 7, 2),
-        "box_head": TwoMLPHead(sizes.width * 49, sizes.hidden),
-        "box_predictor": FastRCNNPredictor(sizes.hidden, num_classes),
-        "box_score_thresh": answers.score,
-        "box_nms_thresh": answers.nms,
-        "box_detections_per_img": answers.detections,
-        "box_batch_size_per_image": sizes.boxes_learnt,
-    }

@@ -59,9 +59,9 @@ class Segmenter(OnMaps, nn.Module, ABC):
 
     Args:
         backbone: module of maps, see `make_backbone`.
-        context: a mixer on maps, or the identity.
-        classifier: the last convolution.
-        name: what `mixer_name` says of `context`.
+        architecture: block and widths of this one.
+        num_classes: classes of a pixel.
+        drop_rate: dropout of whole channels before the classifier.
         img_size: size for which `macs` counts; that of the backbone if it takes no other.
         in_chans: channels of the image.
         upsampling: bilinear from the coarse grid to the pixels: `"corners"` lays the outer centres on each other, as
@@ -76,20 +76,23 @@ class Segmenter(OnMaps, nn.Module, ABC):
     def __init__(
         self,
         backbone: Any,
-        context: nn.Module,
-        classifier: nn.Conv2d,
+        architecture: SegmenterArchitecture,
         *,
-        name: str,
+        num_classes: int,
+        drop_rate: float,
         img_size: int | tuple[int, int],
         in_chans: int,
         upsampling: Upsampling,
+        factory: Mapping[str, Any],
     ) -> None:
         super().__init__()
         if upsampling not in get_args(Upsampling):
             raise unknown_name("upsampling", upsampling, get_args(Upsampling))
-        self.backbone, self.context, self.classifier = backbone, context, classifier
-        self.mixer_name, self.img_size, self.in_chans = name, pair(img_size), in_chans
-        self.num_classes, self.upsampling = classifier.out_channels, upsampling
+        self.backbone, self.context = backbone, architecture.context(factory)
+        self.classifier = nn.Conv2d(architecture.head_width, num_classes, 1, **factory)
+        self.drop = nn.Dropout2d(drop_rate)
+        self.mixer_name, self.img_size, self.in_chans = architecture.mixer, pair(img_size), in_chans
+        self.num_classes, self.upsampling = num_classes, upsampling
         self.feature_info = list(backbone.feature_info.get_dicts())
 
     @property
@@ -170,16 +173,13 @@ class Segmenter(OnMaps, nn.Module, ABC):
         else:
             maps, backbone = self.meta_maps(), self.own.macs()
         _, head = count_macs(twin.decode, maps)
-        mixing = block.macs(self._places(maps)) if isinstance(block, Mixer) else 0
+        mixing = block.macs(maps[-1][0, 0].numel()) if isinstance(block, Mixer) else 0
         parts = [count_parameters(self.backbone), count_parameters(self.context)]
         return [
             PartCost("backbone", parts[0], backbone),
             PartCost("block", parts[1], mixing),
             PartCost("head", count_parameters(self) - sum(parts), head),
         ]
-
-    def _places(self, maps: list[Tensor]) -> int:
-        return maps[-1].shape[2] * maps[-1].shape[3]
 
     def warnings(self) -> list[str]:
         """What `tokenmix info` warns of."""

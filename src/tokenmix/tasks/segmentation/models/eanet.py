@@ -86,15 +86,13 @@ class EANetSegmenter(Segmenter):
             a.backbone, output_stride=a.output_stride, stem=a.stem, in_chans=in_chans, pretrained=pretrained_backbone,
             kwargs=a.backbone_kwargs or {}, factory=factory,
         )  # fmt: skip
-        context = a.context(factory)
-        classifier = nn.Conv2d(a.head_width, num_classes, 1, **factory)
         super().__init__(
-            maps, context, classifier, name=a.mixer, img_size=img_size, in_chans=in_chans, upsampling=upsampling
-        )
+            maps, a, num_classes=num_classes, drop_rate=drop_rate, img_size=img_size, in_chans=in_chans,
+            upsampling=upsampling, factory=factory,
+        )  # fmt: skip
         self.feature_info[-1]["reduction"] = a.output_stride
         self.reduce = _conv_norm_relu(self.feature_info[-1]["num_chs"], a.width, **factory)
         self.head = _conv_norm_relu(a.width, a.head_width, **factory)
-        self.drop = nn.Dropout2d(drop_rate)
 
     def check_token_parallel(self, size: int) -> None:
         """Raise `UserError` unless images of `img_size` can be split over `size` processes."""

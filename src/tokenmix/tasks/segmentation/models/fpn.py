@@ -70,18 +70,16 @@ class FPNSegmenter(Segmenter):
         a = architecture
         given = {"in_chans": in_chans, **_own_arguments(a.backbone, img_size), **(a.backbone_kwargs or {})}
         maps = make_backbone(a.backbone, pretrained=pretrained_backbone, kwargs=given, factory=factory)
-        context = a.context(factory)
-        classifier = nn.Conv2d(a.head_width, num_classes, 1, **factory)
         super().__init__(
-            maps, context, classifier, name=a.mixer, img_size=img_size, in_chans=in_chans, upsampling=upsampling
-        )
+            maps, a, num_classes=num_classes, drop_rate=drop_rate, img_size=img_size, in_chans=in_chans,
+            upsampling=upsampling, factory=factory,
+        )  # fmt: skip
         if self.own is not None and a.mixer == "none":
             self.mixer_name = getattr(self.own, "mixer_name", a.mixer)
         self.levels = _levels([entry["reduction"] for entry in self.feature_info], a.backbone)
         chosen = [self.feature_info[i] for i in self.levels]
         self.laterals = nn.ModuleList(nn.Conv2d(entry["num_chs"], a.width, 1, **factory) for entry in chosen)
         self.ups = nn.ModuleList(_ladder(a.width, a.head_width, entry["reduction"], factory) for entry in chosen)
-        self.drop = nn.Dropout2d(drop_rate)
 
     def before_context(self, maps: list[Tensor]) -> Tensor:
         """The coarsest map at the width of the pyramid."""
