@@ -11,6 +11,7 @@ from torchvision.models.detection import (
 
 from tokenmix import create_model, list_models
 from tokenmix.errors import UserError
+from tokenmix.tasks.detection.models.backbones import LaViTBackbone
 
 THEIRS = {
     "retinanet_resnet50": (retinanet_resnet50_fpn, 91),
@@ -122,6 +123,14 @@ def test_lavit_takes_images_of_any_size_in_the_corner_of_its_square():
     assert images.image_sizes[1] == (64, 16)
     found = model([torch.rand(3, 40, 100)])[0]
     assert len(found["boxes"]) == 5
+
+
+def test_levels_of_a_lavit_are_counted_before_the_others_are_dropped():
+    net = LaViTBackbone(backbone="lavit_nano", img_size=(64, 64), levels=(0, -2))
+    maps = net(torch.rand(1, 3, 64, 64))
+    assert net.levels == [0, 2]
+    assert [64 // side for side in (maps[0].shape[-1], maps[1].shape[-1])] == net.reductions
+    assert net.reductions[1] == 4 * net.reductions[0]
 
 
 def test_a_lavit_of_another_size_keeps_its_weights_by_interpolation():

@@ -176,10 +176,10 @@ class LaViTBackbone(Backbone):
             raise UserError(f"backbone {backbone!r} is not a LaViT; give one of {', '.join(list_models('lavit*'))}")
         net = create_model(backbone, num_classes=0, img_size=img_size, **(backbone_kwargs or {}), device=device)
         assert isinstance(net, LaViT)
-        self.net, self.levels = net, list(levels)
-        net.prune_intermediate_layers(self.levels, prune_norm=True)
-        self.widths = [net.feature_info[i]["num_chs"] for i in levels]
-        self.reductions = [net.feature_info[i]["reduction"] for i in levels]
+        # Counted from the first stage: pruning may take away what -1 means.
+        self.net, self.levels = net, net.prune_intermediate_layers(list(levels), prune_norm=True)
+        self.widths = [net.feature_info[i]["num_chs"] for i in self.levels]
+        self.reductions = [net.feature_info[i]["reduction"] for i in self.levels]
         self.norms = nn.ModuleList(LayerNorm2d(width, device=device) for width in self.widths)
         self.mixer_name = net.mixer_name
 
