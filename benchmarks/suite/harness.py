@@ -204,7 +204,7 @@ def _rounded(value: float) -> float:
 
 
 def _ratios(variants: list[Measured]) -> list[Ratio]:
-    """Each of ours against each that is not ours: of the medians, with the quartiles of the ratios in each round."""
+    """Each of ours against each that is not ours: median and quartiles of the ratios in each round."""
     there = [v for v in variants if v.status == "measured"]
     pairs = [(a, b) for a in there if a.role == "ours" for b in there if b.role != "ours"]
     return [ratio_of(a, b) for a, b in pairs]
@@ -212,10 +212,8 @@ def _ratios(variants: list[Measured]) -> list[Ratio]:
 
 def ratio_of(ours: Measured, other: Measured) -> Ratio:
     """Ours over the other."""
-    assert ours.median is not None
-    assert other.median
     spread = Timing.of([a / b for a, b in zip(ours.runs, other.runs, strict=True)])
-    return Ratio(ours.name, other.name, *(_rounded(v) for v in (ours.median / other.median, spread.q1, spread.q3)))
+    return Ratio(ours.name, other.name, *(_rounded(v) for v in (spread.median, spread.q1, spread.q3)))
 
 
 def judge(target: Target, variants: list[Measured]) -> Verdict | None:

@@ -5,6 +5,7 @@ import math
 import types
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tokenmix.errors import UserError
@@ -56,7 +57,7 @@ class Measured:
 
 @dataclass
 class Ratio:
-    """Ours over the other: of the medians, and the quartiles of the ratios of each round."""
+    """Ours over the other: median and quartiles of the ratios in each round."""
 
     ours: str
     other: str
@@ -186,18 +187,17 @@ def _check_row(row: Row, where: str) -> None:
     right = row.correctness.passed == within(row.correctness.error, row.correctness.bound)
     right &= (row.status == "measured") == row.correctness.passed
     right &= bool(row.variants) == (row.status == "measured")
-    median = {}
+    runs = {v.name: v.runs for v in row.variants}
     for v in row.variants:
         right &= (v.status == "measured") == (v.median is not None) == bool(v.runs)
         if v.median is not None and v.q1 is not None and v.q3 is not None:
             right &= min(v.runs) <= v.q1 <= v.median <= v.q3 <= max(v.runs)
-            median[v.name] = v.median
     for ratio in row.ratios:
-        right &= math.isclose(ratio.median, median[ratio.ours] / median[ratio.other], rel_tol=1e-3)
+        of_rounds = [a / b for a, b in zip(runs[ratio.ours], runs[ratio.other], strict=True)]
+        right &= math.isclose(ratio.median, median(of_rounds), rel_tol=1e-3)
     ties = {(ratio.ours, ratio.other) for ratio in row.ratios if ratio.q1 <= 1 <= ratio.q3}
     for v in row.verdicts:
         reached = v.value <= v.limit if v.direction == "at most" else v.value >= v.limit
-        # In results before 2026-11-25 a tie did not meet "no slower".
-        right &= v.met == reached or (v.met and v.limit == 1 and (v.ours, v.other) in ties)
+        right &= v.met == (reached or (v.limit == 1 and (v.ours, v.other) in ties))
     if not right:
         raise UserError(f"{where} contradicts itself; measure it again")

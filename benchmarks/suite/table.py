@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterable, Sequence
+from statistics import median
 
 from suite.groups import GROUPS
 from suite.results import Measured, Quantity, Ratio, Results, Row, Verdict
@@ -146,11 +147,12 @@ def _value(v: Verdict, row: Row) -> str:
 
 def _bound(v: Verdict, row: Row) -> str:
     """How many times as fast the row's floor is as the other, for a target of the form "at least"; "" without one."""
-    median = {m.name: m.median for m in row.variants if m.median is not None}
-    floors = [m.median for m in row.variants if m.role == "floor" and m.median]
+    runs = {m.name: m.runs for m in row.variants}
+    floors = [m.runs for m in row.variants if m.role == "floor" and m.runs]
     if v.direction != "at least" or v.other is None or not floors:
         return ""
-    return f"; the floor alone would be {median[v.other] / max(floors):.4g} ×"
+    bound = min(median(a / b for a, b in zip(runs[v.other], floor, strict=True)) for floor in floors)
+    return f"; the floor alone would be {bound:.4g} ×"
 
 
 def _spread(v: Measured, quantity: Quantity) -> str:

@@ -189,8 +189,8 @@ def test_the_page_tells_losses_and_failures() -> None:
 def test_a_miss_that_the_floor_alone_would_not_reach_is_told() -> None:
     row = _measure(_case(name="lost", targets=(Target("at least", 2.0, other="double"),)))
     ours, floor = row.variants
-    ours.median, floor.median = 3.0, 2.0
-    row.variants.append(replace(ours, name="peer", role="peer", median=3.0))
+    ours.runs, ours.median, floor.runs, floor.median = [3.0, 6.0], 4.5, [2.0, 4.0], 3.0
+    row.variants.append(replace(ours, name="peer", role="peer"))
     verdict = judge(Target("at least", 2.0, other="peer"), row.variants)
     assert verdict is not None
     row.verdicts = [verdict]
@@ -230,6 +230,12 @@ def test_no_slower_is_met_by_a_tie(direction: str, limit: float, runs: float, me
     row.verdicts = [verdict for verdict in [judge(target, row.variants)] if verdict]
     assert [verdict.met for verdict in row.verdicts] == [met]
     assert lines_of(row)[0][-1].startswith("yes: " if met else "**no**: ")
+
+
+def test_the_ratio_compares_calls_of_one_round() -> None:
+    ours, other = _measure(_case()).variants
+    ours.runs, ours.median, other.runs, other.median = [1.0, 2.0, 3.0], 2.0, [3.0, 1.0, 2.0], 2.0
+    assert harness.ratio_of(ours, other).median == 1.5
 
 
 def test_groups_have_cases_with_names_of_their_own() -> None:
