@@ -132,7 +132,7 @@ class Args:
     out: Path = Path("runs/swap")
     """Folder of the run folders."""
     seeds: Numbers = (0, 1, 2)
-    """Seeds, separated by commas; the first ones are finished first."""
+    """Seeds, separated by commas."""
     hours: float | None = None
     """Start no further run after this long; the same command continues."""
     jobs: int = 1
@@ -160,21 +160,21 @@ class Cell:
 
 
 def cells(plan: Plan, seeds: Sequence[int]) -> Iterator[Cell]:
-    """All of them, the first seed's before the second's, and short ones before long ones."""
-    for seed in seeds:
-        for steps, mixer, layers in itertools.product(plan.steps, plan.mixers, plan.layers):
-            # Nothing has been trained at step 0, so the ways are one.
-            # Whether a frozen body pays shows within a thousand steps.
-            ways = [way for way in WAYS["all"] if way != "mixers first" or steps <= 1000]
-            for way in ways if steps else ways[:1]:
-                yield Cell(mixer, layers, "all", way, steps, seed)
-        for steps, mixer, labels in itertools.product(plan.apart, plan.mixers, ("none", "few")):
-            for way in WAYS[labels]:
-                yield Cell(mixer, "all", labels, way, steps, seed)
+    """All of them: short ones before long ones, then by seed."""
+    for steps, layers, seed, mixer in itertools.product(plan.steps, plan.layers, seeds, plan.mixers):
+        # Nothing has been trained at step 0, so the ways are one.
+        # Whether a frozen body pays shows within a thousand steps.
+        ways = [way for way in WAYS["all"] if way != "mixers first" or steps <= 1000]
+        for way in ways if steps else ways[:1]:
+            yield Cell(mixer, layers, "all", way, steps, seed)
+        if layers == "all" and steps in plan.apart:
+            for labels in ("none", "few"):
+                for way in WAYS[labels]:
+                    yield Cell(mixer, "all", labels, way, steps, seed)
 
 
 def stages(cell: Cell, plan: Plan, teacher: Path) -> list[dict[str, Any]]:
-    """The options of the cell's runs, one after the other."""
+    """The options of the cell's runs, one after the other; only the last is evaluated on all test images."""
     layers: dict[str, Any] = {"teacher": str(teacher), "distill_from": "layers"}
     labelled: dict[str, Any] = {"limit": plan.few} if cell.labels == "few" else {}
     ways: dict[str, list[dict[str, Any]]] = {
@@ -188,7 +188,8 @@ def stages(cell: Cell, plan: Plan, teacher: Path) -> list[dict[str, Any]]:
     }
     chosen = ways[cell.way]
     parts = [cell.steps] if len(chosen) == 1 else [cell.steps // 2, cell.steps - cell.steps // 2]
-    return [{**plan.student, **stage, "max_steps": steps, "seed": cell.seed} for stage, steps in zip(chosen, parts)]
+    options = [{**plan.student, **stage, "max_steps": steps, "seed": cell.seed} for stage, steps in zip(chosen, parts)]
+    return [*({"limit_eval": 250, **first} for first in options[:-1]), options[-1]]
 
 
 def measure(cell: Cell, plan: Plan, teacher: Path, out: Path) -> tuple[Cell, float]:
