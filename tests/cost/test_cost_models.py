@@ -145,7 +145,7 @@ def test_the_table_has_counts_of_ours_and_no_remembered_figures(capsys):
     assert (untied.parameters, tied.parameters) == (591_360, 558_592)
     assert untied.macs == tied.macs
     assert tied.macs / 1e9 == pytest.approx(9.66, abs=0.005)
-    assert print_requirements(as_json=False) == 0
+    print_requirements(as_json=False)
     printed = capsys.readouterr().out
     assert "All figures are counted from our layers" in printed
     assert not any(name in printed for name in ("remembered", "[M]", "DANet", "APC", "ACF", "79.5"))

@@ -104,15 +104,16 @@ class Cost:
     json: bool = False
     """Print JSON instead of a table."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         check_models(self.names, or_mixers=True)
         from tokenmix.cost import cost_report, published_costs
 
         if self.table is not None:
             if self != Cost(table=self.table, json=self.json):
                 raise UserError(f"--table {self.table} measures nothing: leave out all but --json")
-            return published_costs.print_requirements(as_json=self.json)
-        return cost_report.print_costs(
+            published_costs.print_requirements(as_json=self.json)
+            return
+        cost_report.print_costs(
             self.names, tokens=self.tokens, img_size=self.img_size, dim=self.dim, device=self.device,
             precision=self.dtype, threads=self.threads, out=self.out, as_json=self.json,
         )  # fmt: skip

@@ -42,8 +42,8 @@ def print_costs(
     threads: int | None = None,
     out: Path | None = None,
     as_json: bool = False,
-) -> int:
-    """`tokenmix cost`: print the tables, or JSON, and write the folder asked for; returns the exit code."""
+) -> None:
+    """`tokenmix cost`: print the tables, or JSON, and write the folder asked for."""
     if not names:
         raise UserError("nothing to measure: name mixers or models, or ask for the paper's table with --table eanet")
     if threads is not None:
@@ -69,7 +69,7 @@ def print_costs(
         print(f"warning: {table.warning}", file=sys.stderr)
     if as_json:
         print(json.dumps(table.to_json(), indent=2))
-        return 0
+        return
     console = Console()
     heading, ceilings = _title(table), _ceiling_line(table)
     console.print(_rich(table, heading, COSTS, [_costs(row) for row in table.rows]))
@@ -78,7 +78,6 @@ def print_costs(
         console.print(line, highlight=False, markup=False)
     if out is not None:
         print(f"cost.json, cost.md, cost.png and cost.svg in {out}")
-    return 0
 
 
 def write_cost(table: CostTable, folder: Path) -> None:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from tokenmix.cost.units import count
 from tokenmix.layers import ExternalAttention2d, SAGANAttention2d, SelfAttention
-from tokenmix.layers.base import Mixer
+from tokenmix.layers.base import Mixer, count_parameters
 
 CHANNELS, SIDE = 512, 128
 SIZE = "an input of 1 x 512 x 128 x 128, as in the table of Guo et al., arXiv 2105.02358"
@@ -44,16 +44,15 @@ def eanet_requirements() -> list[Requirement]:
 def _row(name: str, layer: Mixer) -> Requirement:
     # The other projections have no biases; ours of self-attention has one after the output.
     without = layer.proj.bias.numel() if isinstance(layer, SelfAttention) else 0
-    parameters = sum(p.numel() for p in layer.parameters()) - without
-    return Requirement(name, type(layer).__name__, parameters, layer.macs(SIDE * SIDE))
+    return Requirement(name, type(layer).__name__, count_parameters(layer) - without, layer.macs(SIDE * SIDE))
 
 
-def print_requirements(*, as_json: bool) -> int:
-    """`tokenmix cost --table eanet`; returns the exit code."""
+def print_requirements(*, as_json: bool) -> None:
+    """`tokenmix cost --table eanet`."""
     rows = eanet_requirements()
     if as_json:
         print(json.dumps({"schema": 2, "size": SIZE, "trust": TRUST, "rows": [asdict(r) for r in rows]}, indent=2))
-        return 0
+        return
     table = Table(title=f"For {SIZE}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("mechanism", "params", "MACs"):
         table.add_column(heading, justify="left" if heading == "mechanism" else "right")
@@ -62,4 +61,3 @@ def print_requirements(*, as_json: bool) -> int:
     console = Console()
     console.print(table)
     console.print(TRUST, highlight=False, markup=False)
-    return 0

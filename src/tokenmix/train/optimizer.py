@@ -58,8 +58,11 @@ def check_optimizer(name: str, eps: float | None = None) -> None:
         raise UserError(f"optimiser {name!r} has no epsilon; leave opt_eps={eps} out")
 
 
-def make_optimizer(model: nn.Module, optim: OptimConfig) -> Optimizer:
-    """timm's optimiser of that name; no decay on biases, norms, and what `model.no_weight_decay()` names."""
+def make_optimizer(model: nn.Module | list[dict[str, Any]], optim: OptimConfig) -> Optimizer:
+    """timm's optimiser of that name.
+
+    A model's biases, norms, and what `model.no_weight_decay()` names, have no decay; groups keep their own.
+    """
     check_optimizer(optim.opt, optim.opt_eps)
     try:
         options: dict[str, Any] = {} if optim.opt_eps is None else {"eps": optim.opt_eps}

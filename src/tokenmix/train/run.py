@@ -31,6 +31,7 @@ from torch import nn
 from tokenmix.data.lookup import short_name, with_absolute_paths
 from tokenmix.environment import environment, keep_freed_memory
 from tokenmix.errors import UserError
+from tokenmix.layers.base import count_parameters
 from tokenmix.layers.splitting import splittable
 from tokenmix.layers.table import get_spec
 from tokenmix.ops.token_shard import rows_of
@@ -304,7 +305,7 @@ def _prepare(config: TrainConfig, start: Path | None = None) -> Session:
     # What its settings do not allow is reported here, by one process and before anything is written.
     data.train_batches(batch_size=plan.batch_size, epoch=0, start=0)
     # Counted while the model is whole: fsdp will cut it into parts.
-    counts = {"parameters": sum(p.numel() for p in task.model.parameters()), "macs": task.macs()}
+    counts = {"parameters": count_parameters(task.model), "macs": task.macs()}
     warmup = warmup_note(config, plan)
     return Session(task, data, plan, counts, [*swap_notes(report), *([warmup] if warmup else [])])
 

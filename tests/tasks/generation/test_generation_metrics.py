@@ -91,6 +91,12 @@ def test_inception_is_torch_fidelitys(tmp_path, monkeypatch):
     assert set(metrics) == {"fid", "kid", "inception_score"}
 
 
+def test_frechet_distance_of_a_single_feature():
+    real, fake = torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0], [9.0]])
+    # Means 1 and 5, deviations sqrt(2) and sqrt(32): 16 + (4 - 1)^2 * 2.
+    assert frechet_distance(real, fake).item() == pytest.approx(34)
+
+
 def test_frechet_distance_where_a_covariance_is_singular():
     real = torch.randn(5, 30, dtype=torch.float64)
     assert frechet_distance(real, real).item() == pytest.approx(0, abs=1e-5)

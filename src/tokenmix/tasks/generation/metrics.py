@@ -32,7 +32,8 @@ def frechet_distance(real: Tensor, fake: Tensor) -> Tensor:
     if min(len(real), len(fake)) < 2:
         raise UserError(f"a covariance needs two images or more, got {len(real)} real and {len(fake)} generated")
     real, fake = real.double(), fake.double()
-    spread, other_spread = torch.cov(real.mT), torch.cov(fake.mT)
+    # The covariance of a single feature is a number.
+    spread, other_spread = (torch.atleast_2d(torch.cov(x.mT)) for x in (real, fake))
     levels, axes = torch.linalg.eigh(spread)
     root = (axes * levels.clamp_min(0).sqrt()) @ axes.mT
     shared = torch.linalg.eigvalsh(root @ other_spread @ root).clamp_min(0).sqrt().sum()

@@ -185,8 +185,7 @@ class SemanticSegmentation(ImageTask):
         if self.options.bias_lr == 1.0:
             return super().configure_optimizers()
         optim = self.config.optim
-        groups: Any = _groups(self.model, optim, self.options.bias_lr)
-        optimizer = make_optimizer(groups, optim)
+        optimizer = make_optimizer(_groups(self.model, optim, self.options.bias_lr), optim)
         total_steps = self.total_steps or int(self.trainer.estimated_stepping_batches)
         schedule = make_schedule(optimizer, optim, total_steps, self.config.loop.epochs)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
