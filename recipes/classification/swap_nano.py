@@ -294,23 +294,26 @@ def markdown(found: Mapping[str, Any]) -> str:
 
 
 def draw(rows: Sequence[Mapping[str, Any]], teacher: float, file: Path) -> None:
-    """Accuracy over steps: a panel for each mixer, a line for each way, all layers swapped and all labels given."""
+    """Accuracy over steps: a panel for each mixer, a line for each way, all layers swapped and all labels given.
+
+    Untrained networks, far below the others, are in the tables only.
+    """
     from matplotlib.figure import Figure
 
-    chosen = [row for row in rows if row["labels"] == "all" and row["layers"] == "all"]
-    mixers = list(dict.fromkeys(row["mixer"] for row in chosen))
+    chosen = [row for row in rows if row["labels"] == "all" and row["layers"] == "all" and row["steps"]]
+    mixers, ticks = (list(dict.fromkeys(row[name] for row in chosen)) for name in ("mixer", "steps"))
     figure = Figure(figsize=(2.6 * len(mixers), 2.8), layout="constrained")
     for axis, mixer in zip(figure.subplots(1, len(mixers), sharey=True, squeeze=False)[0], mixers, strict=True):
-        for way in WAYS["all"]:
-            points = sorted(
-                (row["steps"], row["mean"], row["deviation"] or 0.0)
+        for number, way in enumerate(WAYS["all"]):
+            # Next to each other, as ways of equal accuracy would cover each other.
+            points = [
+                (ticks.index(row["steps"]) + 0.08 * number, row["mean"], row["deviation"] or 0.0)
                 for row in chosen
-                if row["mixer"] == mixer and (row["way"] == way or row["steps"] == 0)
-            )
-            steps, means, deviations = zip(*points, strict=True)
-            axis.errorbar(steps, means, deviations, marker="o", markersize=3, label=way)
+                if row["mixer"] == mixer and row["way"] == way
+            ]
+            axis.errorbar(*zip(*sorted(points), strict=True), marker="o", markersize=3, linewidth=0.8, label=way)
         axis.axhline(teacher, color="grey", linewidth=0.8, linestyle="--")
-        axis.set_xscale("symlog", linthresh=50)
+        axis.set_xticks(range(len(ticks)), [f"{steps:,}" for steps in ticks])
         axis.set_title(mixer, fontsize=9)
         axis.set_xlabel("steps")
     figure.axes[0].set_ylabel("accuracy")
