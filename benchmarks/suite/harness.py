@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from suite.place import Place
-from suite.results import Correctness, Direction, Measured, Quantity, Ratio, Role, Row, Verdict, within
+from suite.results import Correctness, Direction, Measured, Quantity, Ratio, Role, Row, Verdict, of_rounds, within
 from tokenmix.cost import Timing
 from tokenmix.errors import UserError
 
@@ -212,7 +212,7 @@ def _ratios(variants: list[Measured]) -> list[Ratio]:
 
 def ratio_of(ours: Measured, other: Measured) -> Ratio:
     """Ours over the other."""
-    spread = Timing.of([a / b for a, b in zip(ours.runs, other.runs, strict=True)])
+    spread = Timing.of(of_rounds(ours, other))
     return Ratio(ours.name, other.name, *(_rounded(v) for v in (spread.median, spread.q1, spread.q3)))
 
 

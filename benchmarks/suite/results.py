@@ -55,6 +55,11 @@ class Measured:
     why: str
 
 
+def of_rounds(ours: Measured, other: Measured) -> list[float]:
+    """Ours over the other in each round."""
+    return [a / b for a, b in zip(ours.runs, other.runs, strict=True)]
+
+
 @dataclass
 class Ratio:
     """Ours over the other: median and quartiles of the ratios in each round."""
@@ -187,14 +192,13 @@ def _check_row(row: Row, where: str) -> None:
     right = row.correctness.passed == within(row.correctness.error, row.correctness.bound)
     right &= (row.status == "measured") == row.correctness.passed
     right &= bool(row.variants) == (row.status == "measured")
-    runs = {v.name: v.runs for v in row.variants}
+    named = {v.name: v for v in row.variants}
     for v in row.variants:
         right &= (v.status == "measured") == (v.median is not None) == bool(v.runs)
         if v.median is not None and v.q1 is not None and v.q3 is not None:
             right &= min(v.runs) <= v.q1 <= v.median <= v.q3 <= max(v.runs)
     for ratio in row.ratios:
-        of_rounds = [a / b for a, b in zip(runs[ratio.ours], runs[ratio.other], strict=True)]
-        right &= math.isclose(ratio.median, median(of_rounds), rel_tol=1e-3)
+        right &= math.isclose(ratio.median, median(of_rounds(named[ratio.ours], named[ratio.other])), rel_tol=1e-3)
     ties = {(ratio.ours, ratio.other) for ratio in row.ratios if ratio.q1 <= 1 <= ratio.q3}
     for v in row.verdicts:
         reached = v.value <= v.limit if v.direction == "at most" else v.value >= v.limit

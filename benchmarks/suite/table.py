@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from suite.groups import GROUPS
-from suite.results import Measured, Quantity, Ratio, Results, Row, Verdict
+from suite.results import Measured, Quantity, Ratio, Results, Row, Verdict, of_rounds
 
 __all__ = ["lines_of", "page"]
 
@@ -147,12 +147,11 @@ def _value(v: Verdict, row: Row) -> str:
 
 def _bound(v: Verdict, row: Row) -> str:
     """How many times as fast the row's floor is as the other, for a target of the form "at least"; "" without one."""
-    runs = {m.name: m.runs for m in row.variants}
-    floors = [m.runs for m in row.variants if m.role == "floor" and m.runs]
+    floors = [m for m in row.variants if m.role == "floor" and m.runs]
     if v.direction != "at least" or v.other is None or not floors:
         return ""
-    bound = min(median(a / b for a, b in zip(runs[v.other], floor, strict=True)) for floor in floors)
-    return f"; the floor alone would be {bound:.4g} ×"
+    other = next(m for m in row.variants if m.name == v.other)
+    return f"; the floor alone would be {min(median(of_rounds(other, floor)) for floor in floors):.4g} ×"
 
 
 def _spread(v: Measured, quantity: Quantity) -> str:

@@ -263,10 +263,14 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
             return super().optimizers(use_pl_optimizer)
         return prepared if len(prepared) > 1 else prepared[0]
 
+    def parameter_groups(self) -> nn.Module | list[dict[str, Any]]:
+        """What `make_optimizer` takes: the model, or groups with rates and decays of their own."""
+        return self.model
+
     def configure_optimizers(self) -> Any:
         """timm's optimiser, with the recipe's schedule after linear warm-up, step by step."""
         optim, epochs = self.config.optim, self.config.loop.epochs
-        optimizer = make_optimizer(self.model, optim)
+        optimizer = make_optimizer(self.parameter_groups(), optim)
         # Lightning's own Trainer knows how many there will be.
         total_steps = self.total_steps or int(self.trainer.estimated_stepping_batches)
         schedule = make_schedule(optimizer, optim, total_steps, epochs)

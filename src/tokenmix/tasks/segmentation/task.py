@@ -24,7 +24,6 @@ from tokenmix.tasks.segmentation.metrics import NUMBERS, PixelEntropy, PixelScor
 from tokenmix.tasks.segmentation.options import SegmentationOptions
 from tokenmix.tasks.segmentation.output import shares, write_answer
 from tokenmix.train.config import OptimConfig, TrainConfig
-from tokenmix.train.optimizer import make_optimizer, make_schedule
 from tokenmix.train.programs import View
 from tokenmix.train.task_data import IndexedData, check_names
 
@@ -180,15 +179,11 @@ class SemanticSegmentation(ImageTask):
                 f"{self.data['ignore']}, so nothing can be measured; give masks with classes"
             )
 
-    def configure_optimizers(self) -> Any:
+    def parameter_groups(self) -> nn.Module | list[dict[str, Any]]:
         """As for every task, with a rate of its own for biases if asked for."""
         if self.options.bias_lr == 1.0:
-            return super().configure_optimizers()
-        optim = self.config.optim
-        optimizer = make_optimizer(_groups(self.model, optim, self.options.bias_lr), optim)
-        total_steps = self.total_steps or int(self.trainer.estimated_stepping_batches)
-        schedule = make_schedule(optimizer, optim, total_steps, self.config.loop.epochs)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+            return super().parameter_groups()
+        return _groups(self.model, self.config.optim, self.options.bias_lr)
 
     def example(self) -> dict[str, Tensor]:
         """Two crops of noise."""
