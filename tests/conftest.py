@@ -17,10 +17,14 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """A million objects are imported and collected, which stay: to look through them for garbage takes seconds."""
+    """A million objects are imported and collected, which stay: to look through them for garbage takes seconds.
+
+    So does a look after every 700 new objects, Python's default, through what the tests themselves keep.
+    """
     gc.disable()
     yield
     gc.freeze()
+    gc.set_threshold(20_000, 10, 20)
     gc.enable()
 
 

@@ -1,5 +1,6 @@
 """The documentation is true: its code runs, its commands exist, its links lead somewhere, the site builds offline."""
 
+import functools
 import importlib
 import inspect
 import os
@@ -56,7 +57,7 @@ def blocks(page: Path, *languages: str) -> Iterator[tuple[int, str, str]]:
             yield text.count("\n", 0, match.start()) + 2, match[2].strip(), match[3]
 
 
-def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
+def commands(page: Path) -> Iterator[tuple[int, tuple[str, ...]]]:
     """The tokenmix commands of a page, in its console blocks and in its running text."""
     text = page.read_text()
     shell = [(line, block.replace("\\\n", " ")) for line, _, block in blocks(page, "console", "bash")]
@@ -68,7 +69,7 @@ def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
     for line, command in found:
         words = shlex.split(command, comments=True)
         if words and words[0] == "tokenmix":
-            yield line, words[1:]
+            yield line, tuple(words[1:])
 
 
 # What a page adds for the reader's own code is gone when the page ends.
@@ -95,7 +96,8 @@ def test_commands_exist(page):
             assert not misuse(words), f"{page}:{line} tokenmix {' '.join(words)}: {misuse(words)}"
 
 
-def misuse(words: list[str]) -> str:
+@functools.cache
+def misuse(words: tuple[str, ...]) -> str:
     """What the command's own parser says against it; a run folder that a page names may be of any task."""
     said = ""
     for task in list_tasks():
@@ -103,7 +105,7 @@ def misuse(words: list[str]) -> str:
             for module in (runs, sources):
                 patch.setattr(module, "read_config", lambda run, task=task: make_config(task))
             try:
-                cli.parse(words)
+                cli.parse(list(words))
             except UserError as error:
                 said = str(error)
             except SystemExit as stop:
@@ -111,7 +113,7 @@ def misuse(words: list[str]) -> str:
             else:
                 return ""
     # A verb alone, in running text, names it and leaves its arguments out.
-    return "" if words[1:] == [] and words[0] in cli.VERBS else said
+    return "" if not words[1:] and words[0] in cli.VERBS else said
 
 
 @pytest.mark.parametrize("page", PAGES, ids=identifier)

@@ -34,7 +34,22 @@ def command(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("cli") / "run"
-    assert main(["train", "image-classification", "--model", "vit_nano", *BUDGET, "--out", str(out)]) == 0
+    assert (
+        main(
+            [
+                "train",
+                "image-classification",
+                "--model",
+                "vit_nano",
+                "--model-kwargs",
+                "depth=1",
+                *BUDGET,
+                "--out",
+                str(out),
+            ]
+        )
+        == 0
+    )
     return out
 
 

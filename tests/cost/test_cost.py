@@ -25,7 +25,6 @@ TOP = Ceilings(1e10, 1e11, 1, "float32", 1 << 20, 64)
 
 @pytest.fixture(autouse=True)
 def _known_ceilings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cost, "SAMPLE", 0.0)
     monkeypatch.setattr(cost, "SPREAD", math.inf)
     if "ceilings" not in request.node.name:
         monkeypatch.setattr(cost, "measure_ceilings", lambda device, dtype: TOP)

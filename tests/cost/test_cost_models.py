@@ -25,7 +25,6 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def _known_ceilings(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cost, "SAMPLE", 0.0)
     monkeypatch.setattr(cost, "SPREAD", math.inf)
     monkeypatch.setattr(cost, "measure_ceilings", lambda *_: Ceilings(1e10, 1e11, 1, "float32", 1 << 20, 64))
 

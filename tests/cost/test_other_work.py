@@ -54,7 +54,6 @@ def test_where_the_system_does_not_tell_nothing_is_said(tmp_path: Path, text: st
 
 def test_cost_warns_of_a_busy_machine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(cost, "measure_ceilings", lambda *_: Ceilings(1e10, 1e11, 1, "float32", 1 << 20, 64))
-    monkeypatch.setattr(cost, "SAMPLE", 0.0)
     monkeypatch.setattr(cost.OtherWork, "cpus", lambda _: 1e6)
     table = cost_table(["external"], [16, 32], 16, repeats=1)
     assert "other programs took 1000000.0 of" in table.warning

@@ -267,5 +267,10 @@ def test_tables_in_a_folder_at_a_url_by_datasets(server: LoopbackS3, tmp_path: P
     assert (there.train.texts, there.test.texts) == (here.train.texts, here.test.texts)
     assert torch.equal(there.train.labels, here.train.labels)
     assert not any(map(len, server.faults.values()))
+
+
+@pytest.mark.slow  # `datasets` asks for two hundred patterns of names.
+@pytest.mark.usefixtures("server")
+def test_an_empty_folder_at_a_url_by_datasets():
     with pytest.raises(UserError, match=r"hf:s3://bucket/nothing#text cannot be read \(EmptyDatasetError"):
         load_text("hf:s3://bucket/nothing#text")

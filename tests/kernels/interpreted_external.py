@@ -154,6 +154,7 @@ def test_the_operators_are_registered_as_torch_wants() -> None:
         torch.library.opcheck(kernels.external_forward, args)
 
 
+@pytest.mark.slow
 def test_compiles_without_a_break() -> None:
     inputs = external_inputs(1, 2, 18, 8, 6, 5, dtype=torch.float32)
     compiled = torch.compile(fused, fullgraph=True, backend="eager")

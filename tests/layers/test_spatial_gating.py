@@ -175,7 +175,7 @@ def test_half_types(gate, dtype):
     torch.testing.assert_close(mixed.float(), exact, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.one_fast
+@pytest.mark.slow
 @pytest.mark.parametrize("gate", GATES)
 def test_compiles_without_a_graph_break(gate):
     unit = _shaken(SpatialGatingUnit(8, 6, gate=gate, causal=True))

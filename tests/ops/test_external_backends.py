@@ -121,6 +121,7 @@ def test_the_second_derivative_of_the_tiles() -> None:
     assert gradgradcheck(lambda *t: call(list(t), mask=mask, backend="tiled"), tensors)
 
 
+@pytest.mark.slow
 def test_one_graph_with_tiles() -> None:
     torch.compiler.reset()
     layer = MultiHeadExternalAttention(16, num_heads=4, num_slots=8, backend="tiled")

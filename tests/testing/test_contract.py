@@ -12,7 +12,7 @@ from tokenmix.testing.properties.graphs import compiled
 
 EVERY = {**CASES, **VARIANTS}
 # One capture costs more than all other properties together; of a layer with several rows in the table one is fast.
-CAPTURED = {*CASES} - {"self-double", "external-softmax", "gating-toeplitz", "gating-attention"}
+CAPTURED = {*CASES} - {"self-double", "external-softmax", "external-2d", "gating-toeplitz", "gating-attention"}
 SLOW = {(name, row) for name in {*EVERY} - CAPTURED for row in ("compile", "export")}
 
 

@@ -35,7 +35,7 @@ class _Bench:
         self.batch = {
             name: value.to(device, dtype if value.is_floating_point() else None) for name, value in batch.items()
         }
-        self.optimizer = make_optimizer(self.module.model, config.optim)
+        self.optimizer = make_optimizer(self.module.parameter_groups(), config.optim)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         mixed = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(self.config.loop.precision)

@@ -25,7 +25,7 @@ def count(module: nn.Module) -> int:
 @pytest.mark.one_fast
 @pytest.mark.parametrize(("size", "classes", "published"), [(32, 10, 4_386_308), (64, 200, 13_387_396)])
 def test_the_generator_has_the_published_parameters(size, classes, published):
-    assert count(create_gan("sagan", num_classes=classes, img_size=size, device="meta").generator) == published
+    assert count(create_gan("sagan", num_classes=classes, img_size=size).generator) == published
 
 
 @pytest.mark.parametrize("size", [32, *(pytest.param(size, marks=pytest.mark.slow) for size in (64, 128))])
@@ -66,9 +66,9 @@ def test_multiply_adds_are_those_that_run(size):
         ("sagan_nano", 32, 35_225_600, 23_027_968),
         ("sagan_nano", 128, 634_388_480, 335_741_440),
         ("eagan_nano", 32, 36_143_104, 23_945_472),
-        ("eagan_nano", 128, 570_425_344, 302_973_440),
+        pytest.param("eagan_nano", 128, 570_425_344, 302_973_440, marks=pytest.mark.slow),
         ("resnet_gan_nano", 32, 34_570_240, 22_372_608),
-        ("resnet_gan_nano", 128, 545_259_520, 292_487_680),
+        pytest.param("resnet_gan_nano", 128, 545_259_520, 292_487_680, marks=pytest.mark.slow),
     ],
 )
 def test_multiply_adds_are_those_by_equation(name, size, generator, discriminator):

@@ -60,7 +60,7 @@ def config(folder: Path, task: str, out: Path, **changes) -> TrainConfig:
 @pytest.fixture(scope="module", params=["point-classification", "point-segmentation"])
 def run(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / request.param
-    return runs.train(config(folder, request.param, out, epochs=20), quiet=True)
+    return runs.train(config(folder, request.param, out, epochs=12), quiet=True)
 
 
 def result(run: Path) -> dict:
