@@ -34,22 +34,8 @@ def command(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("cli") / "run"
-    assert (
-        main(
-            [
-                "train",
-                "image-classification",
-                "--model",
-                "vit_nano",
-                "--model-kwargs",
-                "depth=1",
-                *BUDGET,
-                "--out",
-                str(out),
-            ]
-        )
-        == 0
-    )
+    shallow = ["--model", "vit_nano", "--model-kwargs", "depth=1"]
+    assert main(["train", "image-classification", *shallow, *BUDGET, "--out", str(out)]) == 0
     return out
 
 

@@ -6,7 +6,7 @@ from tokenmix.compare import variant_costs
 from tokenmix.cost.speed import time_interleaved
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def _short_timings():
     """Nobody reads the times that are measured here, so that one of each is enough."""
 

@@ -31,7 +31,6 @@ def _ceilings(macs_per_second: float) -> Callable[..., Ceilings]:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cost, "SAMPLE", 0.0)
     monkeypatch.setattr(cost, "SPREAD", math.inf)
     monkeypatch.setattr(cost, "measure_ceilings", _ceilings(1e11))
 

@@ -30,8 +30,8 @@ def _recipes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_quick_form_writes_families_and_ablations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from recipes.classification import plateau
 
-    for part, seeds in (("families", (0, 1)), ("ablations", (0,)), ("emoji", (0,))):
-        assert plateau.main(plateau.Args(out=tmp_path, part=part, seeds=seeds, jobs=0, quick=True))  # type: ignore[arg-type]
+    for part in ("families", "ablations", "emoji"):
+        assert plateau.main(plateau.Args(out=tmp_path, part=part, seeds=(0, 1), jobs=0, quick=True))  # type: ignore[arg-type]
     lines = capsys.readouterr().out.splitlines()
     assert any("tune-gating-0.001: validation accuracy" in line and "final accuracy" in line for line in lines)
     found = json.loads((tmp_path / "plateau.json").read_text())
@@ -42,14 +42,14 @@ def test_the_quick_form_writes_families_and_ablations(tmp_path: Path, capsys: py
         assert rows.keys() == {"self", "gating"}
         assert all(len(row["runs"]) == len(row["validation"]) == len(row["curves"]) == 2 for row in rows.values())
     depth = found["ablations"]["depth"]["self, 8 blocks"]["maps"]
-    assert [len(blocks) for blocks in depth] == [8]
+    assert [len(blocks) for blocks in depth] == [8, 8]
     assert found["emoji"]["equal images"].keys() == {"self", "gating"}
     table = (tmp_path / "plateau.md").read_text()
     assert "| ablation: gate's start | accuracy |" in table
     assert "| gating | never | never |" in table or "| gating | " in table
     assert (tmp_path / "plateau.png").exists()
     # Nothing is trained a second time.
-    plateau.main(plateau.Args(out=tmp_path, part="ablations", seeds=(0,), jobs=0, quick=True))
+    plateau.main(plateau.Args(out=tmp_path, part="ablations", seeds=(0, 1), jobs=0, quick=True))
     assert capsys.readouterr().out == ""
 
 

@@ -63,7 +63,7 @@ def test_what_is_missing_is_run_in_order_and_then_the_ledger(driver: Any, tmp_pa
 
 def test_the_end_of_the_time_saves_what_runs(driver: Any, tmp_path: Path) -> None:
     jobs = (driver.Job("long", "toy_job long 600 0"), driver.Job("next", "toy_job next 0 0"))
-    args = driver.Args(budget=2 / 3600, out=tmp_path / "all")
+    args = driver.Args(budget=4 / 3600, out=tmp_path / "all")
     assert driver.run_all(args, jobs, "toy_job ledger 0 0") == driver.STOPPED
     assert log(tmp_path) in (
         ["long started", "long saved", "ledger started"],
