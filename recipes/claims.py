@@ -235,7 +235,7 @@ CLAIMS = (
         (
             *families("multihead-external", "external", BUDGETS),
             on_emoji("multihead-external", "external"),
-            plateau("4 heads or 1, the same widths", "heads", "4 heads", "1 heads"),
+            plateau("4 heads or 1, the same widths", "heads", "4 heads", "1 head"),
         ),
     ),
     Claim(

@@ -106,10 +106,8 @@ ABLATIONS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     # Last, since multi-head external attention takes four times as long.
     "heads": {
         "4 heads": ("multihead-external", {"mixer": "multihead-external"}),
-        **{
-            f"{heads} heads": ("multihead-external", {"mixer": "multihead-external", "num_heads": heads})
-            for heads in (1, 8)
-        },
+        "1 head": ("multihead-external", {"mixer": "multihead-external", "num_heads": 1}),
+        "8 heads": ("multihead-external", {"mixer": "multihead-external", "num_heads": 8}),
     },
     "memories": {
         "shared by heads": ("multihead-external", {"mixer": "multihead-external"}),
