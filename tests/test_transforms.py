@@ -78,14 +78,24 @@ def test_is_as_the_table_says(row: str, column: int) -> None:
     assert (found - wanted).abs().max() < 1e-6 * wanted.abs().max()
 
 
+@pytest.mark.parametrize("row", table())
+def test_double_backward_under_autocast(row: str) -> None:
+    """Where autocast does not reach q, k and v before a fused kernel, its result is of another type than they."""
+    layer, x = build(row)
+    wanted, along = double_backward(layer, x)[0], noise(*x.shape, seed=3)
+    layer, x = layer.float(), x.float().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = layer(x)
+    gradient = torch.autograd.grad(out.float().square().sum(), x, create_graph=True)[0]
+    found = torch.autograd.grad((gradient * along).sum(), x)[0]
+    # bfloat16 leaves up to 14 % (sagan); a term that is missing is of the size of the whole.
+    assert (found - wanted).norm() < 0.25 * wanted.norm()
+
+
 @pytest.mark.parametrize("row", [row for row, cells in table().items() if cells[1] == "yes"])
 def test_derivatives_of_torch_func(row: str) -> None:
     """Second derivatives both ways, and gradients of several batches at once."""
     layer, x = build(row)
-    if row == "offset" + CHUNKED:
-        with pytest.raises(RuntimeError, match="saved tensor hooks"):
-            torch.func.grad(lambda x: layer(x).sum())(x)
-        return
     along = noise(*x.shape, seed=3).double()
     gradient = torch.func.grad(lambda x: layer(x).square().sum())
     wanted = slope(gradient, x, along)

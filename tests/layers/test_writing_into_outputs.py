@@ -11,9 +11,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from cases import CASES, DIM, VARIANTS, Case, builder, example
-from tokenmix.layers import MultiHeadExternalAttention
-from tokenmix.testing.harness import awake
+from cases import BATCH, CASES, DIM, GRID, NUM_TOKENS, VARIANTS, Case, builder, example
+from tokenmix.layers import MultiHeadExternalAttention, create_mixer
+from tokenmix.layers.base import GridMixer
+from tokenmix.models.reduced_attention import ReducedAttention
+from tokenmix.testing.harness import awake, noise
 
 BARE = {"query_projection": False, "output_projection": False, "num_slots": 10}
 EVERY = {
@@ -26,6 +28,8 @@ EVERY = {
     "multihead-external-wide": Case(MultiHeadExternalAttention, {"dim": DIM, "num_heads": 1, "expansion": 1}),
     "simplified-projected": Case("simplified", {"output_projection": True}),
     "gating-linear": Case("gating", {"variant": "linear"}),
+    "on-a-grid": Case(lambda dim: GridMixer(create_mixer("sagan", dim), GRID), {"dim": DIM}),
+    "reduced": Case(ReducedAttention, {"dim": DIM, "grid": GRID, "reduction": 2, "num_heads": 4}),
 }
 
 
@@ -48,7 +52,8 @@ def gradients(layer: nn.Module, x: Tensor, *, in_place: bool) -> dict[str, Tenso
 
 @pytest.mark.parametrize("name", [name for name in EVERY if name != "external-2d"])
 def test_gradients(name: str, mesh: DeviceMesh) -> None:
-    build, x = builder(EVERY[name]), example(EVERY[name])
+    build = builder(EVERY[name])
+    x = noise(BATCH, NUM_TOKENS, DIM) if name == "on-a-grid" else example(EVERY[name])
     expected = gradients(awake(build).train(), x, in_place=False)
     sharded = awake(build).train()
     fully_shard(sharded, mesh=mesh, reshard_after_forward=True)

@@ -186,7 +186,7 @@ class GridMixer(Mixer):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mix tokens (B, N, D) as a map (B, D, h, w)."""
-        return self.inner(self._map(x), mask).flatten(2).transpose(1, 2)
+        return finish(self.inner(self._map(x), mask).flatten(2).transpose(1, 2), None)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The inner mixer's map."""

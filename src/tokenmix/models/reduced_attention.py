@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Capabilities, Mixer, check_tokens
+from tokenmix.layers.base import Capabilities, Mixer, check_tokens, finish
 from tokenmix.layers.self_attention import check_heads
 from tokenmix.models.lavit_layout import Grid, shrunk
 from tokenmix.ops.attention import attention, attention_probabilities
@@ -62,7 +62,7 @@ class ReducedAttention(Mixer):
         """`forward`, and the pre-softmax scores in factors; `residual` (B, H, N, S) is added to them."""
         query, key, value = self._heads(x, mask)
         out = attention(query, key, value, bias=residual, scale=1.0)
-        return self.proj(out.transpose(1, 2).flatten(2)), Scores(query, key, residual)
+        return finish(self.proj(out.transpose(1, 2).flatten(2)), None), Scores(query, key, residual)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The map (B, H, N, S): which blocks a token looks at."""

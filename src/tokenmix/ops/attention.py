@@ -166,7 +166,11 @@ def _written_gradients(
     causal: bool,
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of query, key, value and bias, as expressions that can be differentiated again."""
+    """Gradients of query, key, value and bias, as expressions that can be differentiated again.
+
+    In the query's type: under autocast the kernel has cast what it got, and `grad` is of the type that it gave.
+    """
+    grad, key, value = (x.to(query.dtype) for x in (grad, key, value))
     shares = attention_probabilities(query, key, mask=mask, key_mask=key_mask, bias=bias, causal=causal, scale=scale)
     back = grad @ value.mT
     scores = shares * (back - (shares * back).sum(-1, keepdim=True))

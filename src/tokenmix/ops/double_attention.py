@@ -39,15 +39,24 @@ def double_attention(
         raise UserError(f"chunk_size must be at least 1, got {chunk_size}")
     wide = [x.float() if x.dtype in HALF_TYPES else x for x in (query, key, value)]
     query_, key_, value_ = wide[0] * scale, wide[1], wide[2]
-    again = torch.is_grad_enabled() and (query_.requires_grad or key_.requires_grad)
-    offsets = [
-        checkpoint(_offset, query_, part, mask, use_reentrant=False) if again else _offset(query_, part, mask)
-        for part in key_.split(chunk_size, dim=2)
-    ]
-    offset = torch.cat(offsets, -1).unsqueeze(-1)  # type: ignore[arg-type]
-    ones = torch.ones_like(query_[..., :1])
-    out = attention(torch.cat([query_, ones], -1), torch.cat([key_, -offset], -1), value_, mask=mask, scale=1.0)
+    with torch.autocast(query.device.type, enabled=False):
+        offsets = [_offset_again(query_, part, mask) for part in key_.split(chunk_size, dim=2)]
+        offset = torch.cat(offsets, -1).unsqueeze(-1)
+        ones = torch.ones_like(query_[..., :1])
+        out = attention(torch.cat([query_, ones], -1), torch.cat([key_, -offset], -1), value_, mask=mask, scale=1.0)
     return out.to(query.dtype)
+
+
+def _offset_again(query: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
+    """`_offset`, computed again in the backward pass; the transforms of torch.func cannot, and keep the logits."""
+    if not (torch.is_grad_enabled() and (query.requires_grad or keys.requires_grad)):
+        return _offset(query, keys, mask)
+    try:
+        return checkpoint(_offset, query, keys, mask, use_reentrant=False)  # type: ignore[return-value]
+    except RuntimeError as error:
+        if torch.compiler.is_compiling() or "saved tensor hooks" not in str(error):
+            raise
+        return _offset(query, keys, mask)
 
 
 def _offset(query: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
