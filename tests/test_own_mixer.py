@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 import tokenmix
+from tokenmix.cost.target import mixer_with_input
 from tokenmix.errors import UserError
 from tokenmix.layers import create_mixer
 from tokenmix.testing.doctor import doctor
@@ -60,6 +61,46 @@ class Uncounted(Shift):
 
 class Unmapped(Shift):
     capabilities = Capabilities(map="tokens", mask=False)
+
+
+class Pooled(Shift):
+    def forward(self, x, mask=None):
+        return self.value(x).mean(1, keepdim=True)
+
+
+class Pair(Shift):
+    def forward(self, x, mask=None):
+        return self.value(x), mask
+
+
+class Maskless(Shift):
+    def forward(self, x):
+        return self.value(x)
+
+
+class Wide(Shift):
+    def forward(self, x, mask=None):
+        return self.value(x.repeat(1, 1, 2))
+
+
+class Unbuilt(Shift):
+    def __init__(self, dim, window):
+        super().__init__(dim)
+
+
+class Raising(Shift):
+    def __init__(self, dim):
+        raise KeyError("window")
+
+
+class Open(Shift):
+    def __init__(self, dim, **options):
+        super().__init__(dim)
+        self.options = options
+
+
+class Stated(Shift):
+    capabilities = {"map": None}
 
 
 tokenmix.register_mixer("mean", Mean)
@@ -129,6 +170,57 @@ def test_a_missing_method_is_named(package: Path, capsys) -> None:
     words = ["train", "image-classification", "--model", "mixer_nano", *TINY, "--out", "own", "--model-kwargs", *NARROW]
     assert "Uncounted has no method macs(num_tokens)" in refused(capsys, *words, "mixer=toy_layers:Uncounted")
     assert not Path("own").exists()
+
+
+@pytest.mark.parametrize(
+    ("mixer", "message"),
+    [
+        ("Pooled", "Pooled turns (2, 16, 16) into (2, 1, 16); return a tensor of the shape"),
+        ("Pair", "Pair turns (2, 16, 16) into tuple"),
+        (
+            "Maskless",
+            "forward of 'toy_layers:Maskless' cannot be called with x and mask; write forward(self, x, mask=None)",
+        ),
+        ("Wide", "does not run with Wide: RuntimeError: mat1 and mat2"),
+        ("Unmapped", "Unmapped has no method attention_map(x, mask=None)"),
+        ("Uncounted", "Uncounted has no method macs(num_tokens)"),
+        ("Unbuilt", "cannot be built with these arguments: TypeError: Unbuilt.__init__() missing 1 required"),
+        ("Raising", "cannot be built with these arguments: KeyError: 'window'"),
+        ("Stated", "is not a mixer: derive its class from tokenmix.layers.Mixer and state its capabilities"),
+    ],
+)
+def test_a_mistake_is_one_line_before_any_training(package: Path, capsys, mixer: str, message: str) -> None:
+    words = ["train", "image-classification", "--model", "mixer_nano", *TINY, "--out", "own", "--model-kwargs", *NARROW]
+    assert message in refused(capsys, *words, f"mixer=toy_layers:{mixer}")
+    compared = ["compare", "--mixers", f"self,toy_layers:{mixer}", *TINY, "--model-kwargs", "depth=2", "embed_dim=16"]
+    assert message in refused(capsys, *compared, "--out", "out")
+    assert not list(Path().glob("*/*.json"))
+    if mixer in ("Unbuilt", "Raising", "Stated", "Maskless"):
+        assert message in refused(capsys, "swap", "vit_nano", "--to", f"toy_layers:{mixer}")
+        assert message in refused(capsys, "cost", f"toy_layers:{mixer}", "--tokens", "16")
+
+
+def test_arguments_of_any_name_and_costs_in_half_precision(package: Path) -> None:
+    assert create_mixer("toy_layers:Open", 8, window=3).options == {"window": 3}
+    target = mixer_with_input("toy_layers:Shift", 8, 4, device="cpu", dtype=torch.bfloat16)
+    assert target.forward().dtype == torch.bfloat16
+
+
+def test_a_file_that_names_it_does_not_import_it(package: Path, capsys) -> None:
+    words = ["train", "image-classification", "--model", "mixer_nano", *TINY, "--model-kwargs", *NARROW]
+    printed(capsys, *words, "mixer=toy_layers:Shift", "--out", "own")
+    Path("own.toml").write_text('model = "mixer_nano"\nmodel_kwargs = {mixer = "toy_layers:Shift"}\n')
+    reading = (
+        ["eval", "own"],
+        ["train", "image-classification", "--recipe", "own.toml"],
+        ["swap", "own", "--to", "self"],
+    )
+    for verb in reading:
+        module = sys.modules.pop("toy_layers")
+        assert "names code, toy_layers:Shift, which is not imported" in refused(capsys, *verb)
+        assert "toy_layers" not in sys.modules
+        sys.modules["toy_layers"] = module
+    printed(capsys, "eval", "own")
 
 
 def test_in_the_current_folder(package: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:

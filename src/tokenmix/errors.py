@@ -6,6 +6,7 @@ traceback.
 """
 
 import difflib
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -66,6 +67,14 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
     return UserError(f"unknown {kind} {name!r}; {hint}")
+
+
+def one_line(error: BaseException) -> str:
+    """An error's class and message; without one, the function that raised it."""
+    text = " ".join(str(error).split())
+    if not text and error.__traceback__ is not None:
+        text = f"in {traceback.extract_tb(error.__traceback__)[-1].name}()"
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
 
 
 def printable(text: str) -> str:

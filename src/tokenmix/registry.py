@@ -19,7 +19,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-from tokenmix.errors import UserError, needs, unknown_name
+from tokenmix.errors import UserError, needs, one_line, unknown_name
 
 Target = str | Callable[..., Any]
 """A function or class, or "module:name" of one."""
@@ -273,8 +273,7 @@ def import_object(target: str) -> Callable[..., Any]:
         raise UserError(f"cannot import {module_name!r}: {hint}") from error
     except (Exception, SystemExit) as error:
         raise UserError(
-            f"importing {module_name!r} fails with {type(error).__name__}: {' '.join(str(error).split())[:300]}; "
-            "python -c 'import ...' shows where"
+            f"importing {module_name!r} fails with {one_line(error)}; python -c 'import ...' shows where"
         ) from error
     if not hasattr(module, name):
         public = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]

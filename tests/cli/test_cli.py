@@ -307,6 +307,8 @@ assert not {{'torch', 'timm', 'lightning', 'transformers'}} & set(sys.modules)
         ("train detection --cropp 4", "unknown option of detection '--cropp'; did you mean --crop or"),
         ("train detection --augment rand-m9", "--augment cannot be 'rand-m9'; give one of none, light"),
         ("train --lr fast", "--lr takes FLOAT: could not convert string to float: 'fast'"),
+        ("train --logger csv", "--logger takes none|{wandb,mlflow}: got 'csv'"),
+        ("train --distill 0.5", "distill=0.5 needs a teacher; give --teacher RUN, or leave it out"),
         ("train --lr nan", "lr must be a finite number, got nan"),
         ("train --devices 0", "devices must be at least 1, or none; got 0"),
         ("train --lr", "--lr takes FLOAT; give a value"),

@@ -15,7 +15,7 @@ from tokenmix.errors import UserError
 from tokenmix.layers import Mixer
 from tokenmix.testing import PROPERTIES
 from tokenmix.testing.doctor import doctor, print_report
-from verbs import refused
+from verbs import printed, refused
 
 SIZES: Any = {"dim": 32, "num_tokens": 16}
 
@@ -119,7 +119,7 @@ def test_takes_a_function_that_builds_the_layer(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("planted", "'planted' is not of the form module:Class"),
+        ("extrnal", "unknown mixer 'extrnal'; did you mean external.*; a layer of yours is module:Class"),
         ("no_such_module:Layer", "cannot import 'no_such_module': no module 'no_such_module'"),
         ("sound:Soundd", r"unknown class in module 'sound': 'Soundd'; did you mean Sound"),
         ("torch.nn:Bilinear", "needs the argument 'in1_features', which the doctor cannot guess"),
@@ -148,17 +148,17 @@ def test_a_layer_that_cannot_be_built_or_imported(tmp_path: Path, monkeypatch: p
 
 def test_exit_code_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert print_report("planted:UnusedKey", 32, 16, json=True) == 1
-    printed = json.loads(capsys.readouterr().out)
-    assert printed["failed"] == ["gradients"]
-    assert {v["status"] for v in printed["verdicts"]} >= {"pass", "FAIL"}
+    report = json.loads(capsys.readouterr().out)
+    assert report["failed"] == ["gradients"]
+    assert {v["status"] for v in report["verdicts"]} >= {"pass", "FAIL"}
 
 
 def test_the_table_names_property_reason_and_usual_cause(capsys: pytest.CaptureFixture[str]) -> None:
     doctor("planted:InvertedMask", only={"shape", "mask-polarity"}, **SIZES).print()
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "mask-polarity" in printed
-    assert "FAIL" in printed
-    assert "1 passed, 1 failed, 0 skipped: mask-polarity" in printed
+    text = " ".join(capsys.readouterr().out.split())
+    assert "mask-polarity" in text
+    assert "FAIL" in text
+    assert "1 passed, 1 failed, 0 skipped: mask-polarity" in text
 
 
 def test_as_a_command_in_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -166,6 +166,8 @@ def test_as_a_command_in_the_users_folder(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert "MissingLayer" in refused(capsys, "doctor", "users_layers:MissingLayer")
+    assert "did you mean simplified" in refused(capsys, "doctor", "simplfied")
+    assert json.loads(printed(capsys, "doctor", "simplified", "--json"))["failed"] == []
 
 
 def test_leaves_the_callers_random_state_alone() -> None:

@@ -102,3 +102,4 @@ def test_a_tracker_that_is_missing_or_cannot_start_is_one_line(
     error = capsys.readouterr().err.splitlines()[-1]
     assert "--logger mlflow cannot start" in error
     assert "set MLFLOW_TRACKING_URI to a server" in error
+    assert not (tmp_path / "run").exists(), "the corrected command starts"

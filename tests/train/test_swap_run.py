@@ -16,6 +16,7 @@ from tokenmix.train import trainer
 from tokenmix.train.checkpoint import read_weights
 from tokenmix.train.config import SwapConfig
 from tokenmix.train.export import export
+from tokenmix.train.hub import export_to_hub
 from tokenmix.train.load import load_run
 from tokenmix.train.run import evaluate, predict, train
 from tokenmix.train.sources import make_config
@@ -42,6 +43,10 @@ def test_weights_carry_over_and_the_folder_rebuilds_the_model(teacher: Path, tmp
     run = swapped(teacher, tmp_path / "run", swap_where="blocks.1.*", **STILL)
     model, config, _ = load_run(run)
     assert config.model.model == TIMM["model"], "the model is that of --init-from"
+    with pytest.raises(
+        UserError, match="loads a model of vit_tiny_patch16_224 with external swapped in; upload the run"
+    ):
+        export_to_hub(run)
     layer = model.get_submodule("blocks.1.attn")
     assert isinstance(layer, MixerInTimm)
     assert isinstance(layer.mixer, ExternalAttention)

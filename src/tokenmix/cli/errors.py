@@ -49,6 +49,7 @@ def _error(event: Any, known: Sequence[str], unknown: Callable[[str, Sequence[st
             return UserError(event.message)
         # Of an option with several types each has its reason, in a line of its own; the last is that of the value.
         reason = re.split(r"'>: |\)\]: ", event.message.splitlines()[-1])[-1]
+        reason = re.sub(r".*: \['(.*)'\] does not match choices .*", r"got '\1'", reason)
         return UserError(f"{_name(event.argument)} takes {event.argument.lowered.metavar}: {reason}")
     if isinstance(event, events.InvalidChoice):
         return UserError(f"{_name(event.argument)} cannot be {event.value!r}; give one of {', '.join(event.choices)}")

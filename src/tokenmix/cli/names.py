@@ -162,7 +162,8 @@ class Doctor:
     """Print JSON instead of a table."""
 
     def run(self) -> int:
-        import_object(self.target)
+        if ":" in self.target:
+            import_object(self.target)
         from tokenmix.testing.doctor import print_report
 
         return print_report(self.target, self.dim, self.num_tokens, self.json)

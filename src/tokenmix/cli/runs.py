@@ -38,6 +38,7 @@ class Train:
         given = parse_into(TrainConfig, prog, args, base, cls.__doc__ or "")
         if given.task not in (base.task, task):
             raise UserError(f"the task comes first: {prog} {given.task} ..., got it after other options")
+        given.options.check_given(word[2:].partition("=")[0].replace("-", "_") for word in args)
         return cls(merge_kwargs(base, given))
 
     def run(self) -> None:

@@ -29,6 +29,7 @@ from tokenmix.registry import get_task
 from tokenmix.train.config import CompareConfig
 from tokenmix.train.files import one_writer, replace_file
 from tokenmix.train.plan import check_config, make_plan
+from tokenmix.train.swapping import check_own_mixers
 from tokenmix.train.task import TaskData, TaskModule
 
 
@@ -165,7 +166,7 @@ def _first_of_each(cells: Iterable[Cell]) -> dict[str, Cell]:
 
 
 def _new_variants(cells: Sequence[Cell], data: TaskData) -> dict[str, TaskModule]:
-    """A fresh variant for each mixer, built before any training so that a wrong argument is reported at once."""
+    """A fresh variant for each mixer, built and counted before any training so that a mistake is reported at once."""
     variants = {}
     for mixer, cell in _first_of_each(cells).items():
         config, task, description = cell.config, get_task(cell.config.task), data.describe()
@@ -175,6 +176,8 @@ def _new_variants(cells: Sequence[Cell], data: TaskData) -> dict[str, TaskModule
                 f"{config.model.model!r} does not take a mixer; compare in mixer_nano or another isotropic skeleton"
             )
         variants[mixer] = task(model, config, description)
+        check_own_mixers(variants[mixer])
+        variants[mixer].macs()
     return variants
 
 

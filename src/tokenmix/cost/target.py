@@ -118,7 +118,9 @@ def mixer_with_input(
 ) -> MixerWithInput:
     """Build a mixer and random input for it. In a stack whose layers pass scores on, the layer before is run once."""
     kwargs = {**kwargs, "device": device, "dtype": dtype}
-    spec, layer = get_spec(name), layer_for(name, dim, num_tokens, **kwargs)
+    spec = get_spec(name)
+    # A mixer of the user's may be built without device and type.
+    layer = layer_for(name, dim, num_tokens, **kwargs).to(device=device, dtype=dtype)
     x = torch.randn(1, num_tokens, dim, device=device, dtype=dtype)
     if layer.capabilities.layout == "2d":
         x = x.transpose(1, 2).unflatten(2, near_square(num_tokens)).contiguous()

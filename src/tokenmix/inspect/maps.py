@@ -29,7 +29,8 @@ def attention_maps(model: nn.Module, images: Tensor) -> list[BlockMap]:
     if not maps:
         raise UserError(
             f"{type(model).__name__} has no token mixer with a map that was called, so there is none to show; "
-            "take a model of `tokenmix list models`, or put a layer of tokenmix.layers into yours"
+            "take a model of `tokenmix list models`, put a layer of tokenmix.layers into yours, or give a mixer of "
+            "yours whose capabilities say map=None an attention_map"
         )
     return maps
 

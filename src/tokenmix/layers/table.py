@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenmix.errors import UserError, unknown_name
-from tokenmix.layers.base import Mixer
+from tokenmix.errors import UserError, one_line, unknown_name
+from tokenmix.layers.base import Capabilities, Mixer
 from tokenmix.layers.external import ExternalAttention, ExternalAttention2d
 from tokenmix.layers.gated_mlp import GatedMLP
 from tokenmix.layers.less_attention import LessAttention
@@ -98,11 +98,18 @@ def register_mixer(name: str, layer: type[Mixer], about: str = "", **fixed: Any)
 
 
 def _spec(name: str, layer: Any, about: str = "", fixed: Mapping[str, Any] | None = None) -> MixerSpec:
-    if not (isinstance(layer, type) and issubclass(layer, Mixer) and hasattr(layer, "capabilities")):
+    stated = getattr(layer, "capabilities", None)
+    if not (isinstance(layer, type) and issubclass(layer, Mixer) and isinstance(stated, Capabilities | property)):
         raise UserError(
             f"{name!r} is not a mixer: derive its class from tokenmix.layers.Mixer and state its capabilities, for "
             "example Capabilities(map=None) if it has no attention map"
         )
+    try:
+        inspect.signature(layer.forward).bind("self", "x", "mask")
+    except TypeError as error:
+        raise UserError(
+            f"forward of {name!r} cannot be called with x and mask; write forward(self, x, mask=None)"
+        ) from error
     return MixerSpec(layer, about or (inspect.getdoc(layer) or "").partition("\n")[0], fixed or {})
 
 
@@ -134,14 +141,18 @@ def create_mixer(name: str, dim: int, *, num_tokens: int | None = None, **kwargs
 
 
 def build_mixer(layer: type[Mixer], label: str, dim: int, num_tokens: int | None, kwargs: Mapping[str, Any]) -> Mixer:
-    """Call a layer's constructor with checked arguments."""
+    """Call a layer's constructor with checked arguments; `UserError` if it cannot be called with them."""
     parameters = inspect.signature(layer).parameters
     unknown = sorted(set(kwargs) - set(parameters))
-    if unknown:
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         accepted = ", ".join(p for p in parameters if p not in ("dim", "num_tokens"))
         raise UserError(f"{label} has no argument {unknown[0]!r}; it takes {accepted}")
-    if "num_tokens" not in parameters:
-        return layer(dim, **kwargs)
-    if num_tokens is None:
+    takes_number = "num_tokens" in parameters
+    if takes_number and num_tokens is None:
         raise UserError(f"{label} learns a matrix over tokens: give num_tokens, for example num_tokens=196")
-    return layer(dim, num_tokens, **kwargs)
+    try:
+        return layer(dim, num_tokens, **kwargs) if takes_number else layer(dim, **kwargs)
+    except UserError:
+        raise
+    except Exception as error:  # whatever a constructor of the user's, or a value of a wrong type, may raise
+        raise UserError(f"{label} cannot be built with these arguments: {one_line(error)}") from error

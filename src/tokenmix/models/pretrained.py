@@ -13,15 +13,17 @@ from timm.models import PretrainedCfg, resolve_pretrained_cfg
 from torch import Tensor
 
 from tokenmix import checkpoints
-from tokenmix.errors import UserError
+from tokenmix.errors import UserError, one_line
 from tokenmix.models.stems import pair
 
 FILES = ("model.safetensors", "pytorch_model.bin")
 ELSEWHERE = "fetch model.safetensors where there is one and give pretrained_cfg_overlay={'file': PATH}"
 
 
-def check_source(name: str, cfg: PretrainedCfg, cache_dir: str | Path | None = None) -> None:
-    """Raise `UserError` if there are no weights, or if they lie on the hub and it cannot be reached.
+def check_source(
+    name: str, cfg: PretrainedCfg, cache_dir: str | Path | None = None, elsewhere: str = ELSEWHERE
+) -> None:
+    """Raise `UserError` if there are no weights, or if they lie on the hub and it cannot be reached: then `elsewhere`.
 
     One short question is asked first, because the download itself repeats its attempts for most of a minute.
     """
@@ -38,22 +40,22 @@ def check_source(name: str, cfg: PretrainedCfg, cache_dir: str | Path | None = N
     try:
         HfApi().model_info(repo, timeout=10)
     except HfHubHTTPError as error:
-        raise UserError(f"the weights of {name} were not found at {repo} on the hub: {_line(error)}") from error
+        raise UserError(f"the weights of {name} were not found at {repo} on the hub: {one_line(error)}") from error
     except Exception as error:
         # Which errors a missing network raises depends on the hub's HTTP library and on proxies.
         raise UserError(
-            f"the weights of {name} are in {repo} on huggingface.co, which cannot be reached ({_line(error)}): connect "
-            f"to the internet, or {ELSEWHERE}"
+            f"the weights of {name} are in {repo} on huggingface.co, which cannot be reached ({one_line(error)}): "
+            f"connect to the internet, or {elsewhere}"
         ) from error
 
 
 @contextmanager
-def fetching(name: str) -> Iterator[None]:
+def fetching(name: str, elsewhere: str = ELSEWHERE) -> Iterator[None]:
     """Errors of a file or a download as a `UserError`."""
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise UserError(f"the weights of {name} could not be read ({_line(error)}): {ELSEWHERE}") from error
+        raise UserError(f"the weights of {name} could not be read ({one_line(error)}): {elsewhere}") from error
 
 
 def timm_model(name: str, *, pretrained: bool, **kwargs: Any) -> Any:
@@ -72,11 +74,6 @@ def timm_resnet(name: str, *, pretrained: bool, **kwargs: Any) -> Any:
             f"backbone {name!r} is not one of timm's ResNets; give one of timm.list_models(module='resnet')"
         )
     return timm_model(name, pretrained=pretrained, **kwargs)
-
-
-def _line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: Any) -> dict[str, Tensor]:

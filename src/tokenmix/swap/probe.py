@@ -5,7 +5,6 @@ Nothing is computed there and no memory is taken. Attention runs as plain produc
 
 import functools
 import inspect
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.fx.node import map_aggregate
 
-from tokenmix.errors import UserError
+from tokenmix.errors import MissingMethod, UserError, one_line
 from tokenmix.layers.base import Mixer
 from tokenmix.layers.counting import count_macs
 from tokenmix.swap.adapter import AttentionAdapter, ObservedCall
@@ -80,7 +79,7 @@ def probe_model(
         try:
             probe.macs = model_macs(model, example)
         except Exception as error:  # whatever a stranger's forward pass may raise
-            return Probe(note=f"its forward pass on the example fails with {_summary_of(error)}")
+            return Probe(note=f"its forward pass on the example fails with {one_line(error)}")
     return probe
 
 
@@ -150,15 +149,12 @@ def check_runs(model: nn.Module, example: Sequence[Any], undo: Callable[[], None
     """Multiply-adds of a model that was changed; if it no longer runs, the change is undone and an error raised."""
     try:
         return model_macs(model, example)
+    except MissingMethod:
+        undo()
+        raise
     except Exception as error:
         undo()
         raise UserError(
-            f"the model does not run with the mixer, so the swap was undone: {_summary_of(error)}; layers that pass "
+            f"the model does not run with the mixer, so the swap was undone: {one_line(error)}; layers that pass "
             "scores to each other must be swapped together"
         ) from error
-
-
-def _summary_of(error: Exception) -> str:
-    # An assertion often says nothing; then where it stands does.
-    where = f"in {traceback.extract_tb(error.__traceback__)[-1].name}()"
-    return f"{type(error).__name__} {' '.join(str(error).split()) or where}"

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError
+from tokenmix.errors import UserError, one_line, unknown_name
 from tokenmix.layers.base import near_square
 from tokenmix.layers.table import MIXERS
 from tokenmix.registry import import_object
-from tokenmix.testing.harness import TOKEN_COUNTS, Builder, fresh, noise, one_line
+from tokenmix.testing.harness import TOKEN_COUNTS, Builder, fresh, noise
 from tokenmix.testing.report import Report, examine
 
 WIDTHS = (
@@ -63,6 +63,8 @@ def doctor(
         UserError: the target cannot be imported, built or run.
     """
     spec = MIXERS.get(target)
+    if spec is None and ":" not in target:
+        raise UserError(f"{unknown_name('mixer', target, MIXERS)}; a layer of yours is module:Class")
     make, fixed = (import_object(target), {}) if spec is None else (spec.layer, spec.fixed)
     builder = Builder(make, _arguments(target, make, dim, num_tokens, {**fixed, **kwargs}))
     try:

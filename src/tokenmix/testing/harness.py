@@ -183,9 +183,3 @@ def contents(value: Any) -> Iterator[Any]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from contents(item)
-
-
-def one_line(error: Exception) -> str:
-    """Its class and the first line of its message."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}"

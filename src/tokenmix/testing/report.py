@@ -7,8 +7,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from tokenmix.errors import unknown_name
-from tokenmix.testing.harness import Build, NotApplicable, PropertyFailure, one_line
+from tokenmix.errors import one_line, unknown_name
+from tokenmix.testing.harness import Build, NotApplicable, PropertyFailure
 from tokenmix.testing.properties import PROPERTIES
 
 Status = Literal["pass", "FAIL", "skipped"]

@@ -202,6 +202,9 @@ class TaskOptions(Part):
 
     evaluation: ClassVar[type[Part]] = Part
 
+    def check_given(self, names: Iterable[str]) -> None:
+        """Raise `UserError` if an option among those that were given, by name, needs another one."""
+
     def for_evaluation(self) -> Part:
         """Those of these options that `eval` and `predict` take."""
         return self.evaluation(**{field.name: getattr(self, field.name) for field in fields(self.evaluation)})
@@ -225,12 +228,14 @@ class TeacherOptions(TaskOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        others = [field for field in fields(TeacherOptions) if field.name != "teacher"]
-        changed = [field.name for field in others if getattr(self, field.name) != field.default]
-        if self.teacher is None and changed:
-            raise UserError(
-                f"{changed[0]}={getattr(self, changed[0])!r} needs a teacher; give --teacher RUN, or leave it out"
-            )
+        self.check_given(field.name for field in fields(TeacherOptions) if getattr(self, field.name) != field.default)
+
+    def check_given(self, names: Iterable[str]) -> None:
+        """As there: distillation needs a teacher."""
+        own = {field.name for field in fields(TeacherOptions)} - {"teacher"}
+        name = next((name for name in names if name in own), None)
+        if self.teacher is None and name is not None:
+            raise UserError(f"{name}={getattr(self, name)!r} needs a teacher; give --teacher RUN, or leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmix.errors import UserError
+from tokenmix.layers.table import get_spec
 from tokenmix.registry import get_task
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.distributed import (
@@ -16,6 +17,7 @@ from tokenmix.train.distributed import (
     raise_on_all_ranks,
 )
 from tokenmix.train.files import latest_complete_checkpoint, one_writer
+from tokenmix.train.recipes import own_mixers
 from tokenmix.train.run import train
 from tokenmix.train.sources import read_config, saved_config
 
@@ -38,6 +40,8 @@ def finish_run(config: TrainConfig, *, quiet: bool = False) -> Path:
     run = config.loop.out
     if run is None:
         raise UserError("a run that can be resumed needs a folder; give out")
+    for name in own_mixers(config):
+        get_spec(name)
     try:
         with process_group(config.loop.device):
             # The first process decides, since it also removes.

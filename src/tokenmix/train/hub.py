@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from huggingface_hub import EvalResult, HfApi, ModelCardData
 
-from tokenmix.errors import UserError
+from tokenmix.errors import UserError, one_line
 from tokenmix.train.files import make_folder, new_folder, read_json
 from tokenmix.train.load import load_task
 from tokenmix.train.programs import HubForm
@@ -33,14 +33,17 @@ def export_to_hub(run: Path, out: Path | None = None, push: str | None = None) -
         The folder, or the address of the repository.
 
     Raises:
-        UserError: a task whose models no library of the hub loads, a run that has not finished, a folder that is not
-            empty, a model that is loaded as another, or an upload that failed.
+        UserError: a task whose models no library of the hub loads, a run with a swap, which no library records, a run
+            that has not finished, a folder that is not empty, a model that is loaded as another, or an upload that
+            failed.
     """
     task, _, _ = load_task(run)
     form = task.hub
-    if form is None:
+    swapped = task.config.swap.swap
+    if form is None or swapped is not None:
+        what = task.config.task if form is None else f"{task.config.model.model} with {swapped} swapped in"
         raise UserError(
-            f"no library of the hub loads a model of {task.config.task}; upload the run folder itself: hf upload "
+            f"no library of the hub loads a model of {what}; upload the run folder itself: hf upload "
             f"{push or REPOSITORY} {run} --exclude 'checkpoints/*'; tokenmix predict takes what hf download leaves"
         )
     if not (run / "result.json").is_file():
@@ -137,9 +140,8 @@ def _upload(folder: Path, repo: str) -> str:
         api.upload_folder(repo_id=address.repo_id, folder_path=folder, commit_message="Model by tokenmix export")
     except Exception as error:
         # Of the hub, of HTTP, of the network: they have no common class.
-        text = " ".join(str(error).split())
         raise UserError(
-            f"{folder} was written but could not be uploaded to {repo} ({type(error).__name__}: {text}); give "
+            f"{folder} was written but could not be uploaded to {repo} ({one_line(error)}); give "
             f"OWNER/NAME, log in with hf auth login, and upload it: hf upload {repo} {folder}"
         ) from error
     return str(address)

@@ -10,7 +10,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from tokenmix.errors import UserError, needs
+from tokenmix.errors import UserError, needs, one_line
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.files import read_json, write_json
 
@@ -50,8 +50,7 @@ class RunLogger:
                 self.logger.log_hyperparams({name: str(value) for name, value in config.flat().items()})
             write_json(file, {"logger": kind, "id": str(self.logger.version)})
         except Exception as error:  # Each tracker has its own types for a missing login and a missing network.
-            line = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            raise UserError(f"--logger {kind} cannot start ({line}); {REMEDIES[kind]}") from error
+            raise UserError(f"--logger {kind} cannot start ({one_line(error)}); {REMEDIES[kind]}") from error
 
     def log(self, values: dict[str, float], step: int) -> None:
         """A row; names as in TensorBoard."""

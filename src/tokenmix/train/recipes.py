@@ -1,5 +1,6 @@
 """Recipes: the options of a run in a TOML file, by file or by name. Options given as well override them."""
 
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -36,14 +37,30 @@ def load_recipe(name: str) -> TrainConfig:
 
 
 def read_document(values: Any, where: str) -> TrainConfig:
-    """A config from the values of a file, by name or in tables by part; `UserError` names the file."""
+    """A config from the values of a file, by name or in tables by part; `UserError` names the file.
+
+    A file may be a stranger's: a mixer "module:Class" in it is refused unless the module has been imported.
+    """
     task = values.get("task", TrainConfig.task) if isinstance(values, dict) else None
     if not isinstance(task, str):
         raise UserError(f"{where} is damaged: it has no task; restore it from a copy")
     try:
-        return default_config(task).replace(**values)
+        config = default_config(task).replace(**values)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
+    for name in own_mixers(config):
+        if (module := name.partition(":")[0]) not in sys.modules:
+            raise UserError(
+                f"{where} names code, {name}, which is not imported for a file's sake; if you trust it: "
+                f"tokenmix --import {module} VERB ..., in Python import {module}"
+            )
+    return config
+
+
+def own_mixers(config: TrainConfig) -> list[str]:
+    """The mixers that a config names as "module:Class"."""
+    named = [config.swap.swap, *(value for key, value in config.model.model_kwargs.items() if "mixer" in key)]
+    return [name for name in named if isinstance(name, str) and ":" in name]
 
 
 def merge_kwargs(recipe: TrainConfig, given: TrainConfig) -> TrainConfig:

@@ -71,8 +71,8 @@ from tokenmix.train.plan import (
     seed_everything,
     warmup_note,
 )
-from tokenmix.train.sources import TOKENIZER, read_config, read_description
-from tokenmix.train.swapping import freeze_all_but, start_and_swap, swap_notes
+from tokenmix.train.sources import read_config, read_description
+from tokenmix.train.swapping import check_own_mixers, freeze_all_but, start_and_swap, swap_notes
 from tokenmix.train.task import TaskData, TaskModule
 from tokenmix.train.trainer import Session, fit, validate
 
@@ -202,13 +202,13 @@ def _start(config: TrainConfig, quiet: bool) -> Path:
                 session = _prepare(config, config.loop.init_from)
                 if distributed_info().first:
                     _write_setup(run, config, session)
+            for note in () if quiet else session.notes:
+                print(f"tokenmix: {note}", file=sys.stderr)
+            return _work(run, session, Progress(), None, quiet)
         except BaseException:
-            if distributed_info().first:
-                _remove_unstarted(run)
+            if distributed_info().first and not _has_begun(run):
+                shutil.rmtree(run, ignore_errors=True)
             raise
-        for note in () if quiet else session.notes:
-            print(f"tokenmix: {note}", file=sys.stderr)
-        return _work(run, session, Progress(), None, quiet)
 
 
 def _check_empty(run: Path) -> None:
@@ -290,6 +290,7 @@ def _prepare(config: TrainConfig, start: Path | None = None) -> Session:
     seed_everything(config.loop.seed, 0, 0)
     task = kind(kind.model_from_config(config, description), config, description)
     report = start_and_swap(task, start)
+    check_own_mixers(task)
     swapped = [] if report is None else [row.name for row in report.rows]
     if isinstance(task, DistillingTask) and task.options.teacher is not None:
         task.learn_from(_load_teacher(task), data, swapped)
@@ -400,13 +401,10 @@ def _merged(given: TrainConfig, saved: TrainConfig, run: Path) -> TrainConfig:
     return saved.replace(**changes)
 
 
-def _remove_unstarted(run: Path) -> None:
-    """Remove the folder of a run that could not start, so that the same command can be repeated."""
-    for name in ("config.json", "data.json", *LOCKS):
-        (run / name).unlink(missing_ok=True)
-    shutil.rmtree(run / TOKENIZER, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        run.rmdir()
+def _has_begun(run: Path) -> bool:
+    """Whether a row or a checkpoint was written; a folder without is removed, so that the command can be repeated."""
+    rows = run / "metrics.csv"
+    return (run / "checkpoints").exists() or (rows.exists() and rows.stat().st_size > 0)
 
 
 @contextmanager

@@ -1,9 +1,14 @@
-"""Weights to start from, and mixers that are swapped in, as a run's config states them."""
+"""Weights to start from and mixers that are swapped in, as a run's config states them; mixers of the user's own."""
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
-from tokenmix.errors import UserError
+import torch
+from torch import Tensor
+
+from tokenmix.errors import UserError, one_line
+from tokenmix.layers.base import Mixer
 from tokenmix.swap import SwapReport, swap_attention
 from tokenmix.train.checkpoint import put_weights
 from tokenmix.train.config import SwapConfig
@@ -49,6 +54,40 @@ def swap_mixers(task: TaskModule) -> SwapReport | None:
     return swap_attention(
         task.model, swap.swap, swap.swap_where, mixer_kwargs=swap.swap_kwargs, example_inputs=task.swap_example()
     )
+
+
+@torch.no_grad()
+def check_own_mixers(task: TaskModule) -> None:
+    """Run the task's new model once if it has mixers from outside tokenmix, before anything is written or trained.
+
+    Raises:
+        UserError: a method of one is missing or fails, or it returns another shape than it was given.
+    """
+    own = [m for m in task.model.modules() if isinstance(m, Mixer) and not type(m).__module__.startswith("tokenmix.")]
+    if not own or type(task).example is TaskModule.example:
+        return
+    hooks = [mixer.register_forward_hook(_check_shape) for mixer in own]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            task.answering().eval()(*task.example().values())
+    except UserError:
+        raise
+    except Exception as error:
+        names = ", ".join(sorted({type(mixer).__name__ for mixer in own}))
+        raise UserError(f"the model does not run with {names}: {one_line(error)}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+        task.train()
+
+
+def _check_shape(mixer: Mixer, args: tuple[Any, ...], out: Any) -> None:
+    x, name = args[0], type(mixer).__name__
+    if not isinstance(out, Tensor) or out.shape != x.shape:
+        got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise UserError(f"{name} turns {tuple(x.shape)} into {got}; return a tensor of the shape that it is given")
+    if mixer.capabilities.map is not None and type(mixer).attention_map is Mixer.attention_map:
+        mixer.attention_map(x)
 
 
 def swap_notes(report: SwapReport | None) -> list[str]:

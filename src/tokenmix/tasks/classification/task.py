@@ -261,10 +261,14 @@ class ImageClassification(ImageTask, DistillingTask):
 def _pretrained(name: str, data: Mapping[str, Any]) -> nn.Module:
     """A pretrained model of timm's, for images of the data's channels and size if it has one."""
     if not (timm.is_model(name) or name.startswith(("hf-hub:", "local-dir:"))):
-        raise UserError(f"no run folder {name} to distill from, and no timm model of that name")
+        raise UserError(
+            f"no run folder {name} to distill from, and no timm model of that name; give the folder of a run, a name "
+            "of timm's, hf-hub:OWNER/NAME or local-dir:FOLDER"
+        )
+    elsewhere = "give local-dir:FOLDER of its config.json and model.safetensors, fetched where there is a connection"
     if timm.is_model(name):
-        check_source(name, resolve_pretrained_cfg(name))
-    with fetching(name):
+        check_source(name, resolve_pretrained_cfg(name), elsewhere=elsewhere)
+    with fetching(name, elsewhere):
         build = partial(timm.create_model, name, pretrained=True, in_chans=data["channels"])
         return _of_size(build, tuple(data["img_size"]))
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError
+from tokenmix.errors import UserError, one_line
 from tokenmix.testing.harness import (
     Build,
     NotApplicable,
@@ -18,7 +18,6 @@ from tokenmix.testing.harness import (
     exact,
     gap,
     noise,
-    one_line,
     size_like,
     to_tokens,
     traits,
