@@ -1,7 +1,8 @@
 """The subject of a table of costs: a mixer at some number of tokens, or a model at some image size."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -119,8 +120,8 @@ def mixer_with_input(
     """Build a mixer and random input for it. In a stack whose layers pass scores on, the layer before is run once."""
     kwargs = {**kwargs, "device": device, "dtype": dtype}
     spec = get_spec(name)
-    # A mixer of the user's may be built without device and type.
-    layer = layer_for(name, dim, num_tokens, **kwargs).to(device=device, dtype=dtype)
+    with _as_default(device, dtype):
+        layer = layer_for(name, dim, num_tokens, **kwargs)
     x = torch.randn(1, num_tokens, dim, device=device, dtype=dtype)
     if layer.capabilities.layout == "2d":
         x = x.transpose(1, 2).unflatten(2, near_square(num_tokens)).contiguous()
@@ -130,6 +131,18 @@ def mixer_with_input(
         with torch.no_grad():
             carry = leader.mix(x)[1]
     return MixerWithInput(layer, x, carry)
+
+
+@contextmanager
+def _as_default(device: torch.device | str | None, dtype: torch.dtype | None) -> Iterator[None]:
+    """For a mixer of the user's that is built without device and type."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype or before)
+    try:
+        with torch.device(device or "cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _known(layer: type[Mixer], offered: Mapping[str, Any]) -> dict[str, Any]:
