@@ -203,7 +203,7 @@ class TaskOptions(Part):
     evaluation: ClassVar[type[Part]] = Part
 
     def check_given(self, names: Iterable[str]) -> None:
-        """Raise `UserError` if an option among those that were given, by name, needs another one."""
+        """Raise `UserError` if an option that was given on the command line, by name, needs another one."""
 
     def for_evaluation(self) -> Part:
         """Those of these options that `eval` and `predict` take."""

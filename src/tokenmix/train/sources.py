@@ -31,9 +31,7 @@ def make_config(
     """
     base = base_config(task, recipe, resume, None if "model" in values else values.get("init_from"))
     values |= {} if resume is None else {"resume": resume}
-    config = merge_kwargs(base, base.replace(**values))
-    config.options.check_given(values)
-    return config
+    return merge_kwargs(base, base.replace(**values))
 
 
 def base_config(task: str | None, recipe: str | None, resume: Path | None, init_from: Path | None) -> TrainConfig:
