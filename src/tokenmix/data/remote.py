@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from tokenmix.data.fetch import log
-from tokenmix.errors import UserError, missing_extra
+from tokenmix.errors import UserError, missing_extra, one_line
 
 # The folder of copies in the cache.
 COPIES = "remote"
@@ -155,5 +155,4 @@ def _one_line(url: str) -> Iterator[None]:
         missing = missing_extra(url, cause) if isinstance(cause, ModuleNotFoundError) else None
         if missing is not None:
             raise missing from None
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise UserError(f"{url} cannot be read ({reason}); check address, network and credentials") from None
+        raise UserError(f"{url} cannot be read ({one_line(error)}); check address, network and credentials") from None

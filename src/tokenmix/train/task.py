@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torchmetrics import MetricCollection
 
 from tokenmix.data.lookup import with_absolute_paths
-from tokenmix.errors import UserError
+from tokenmix.errors import UserError, one_line
 from tokenmix.parallel import TokenParallel
 from tokenmix.train.config import TeacherOptions, TrainConfig
 from tokenmix.train.optimizer import make_optimizer, make_schedule
@@ -93,7 +93,7 @@ def built_with(model: str, given: Mapping[str, Any]) -> Iterator[None]:
             raise
         listed = " ".join(f"{name}={value!r}" for name, value in given.items())
         raise UserError(
-            f"{model} cannot be built with --model-kwargs {listed} ({type(error).__name__}: {error}); give other values"
+            f"{model} cannot be built with --model-kwargs {listed} ({one_line(error)}); give other values"
         ) from None
 
 
