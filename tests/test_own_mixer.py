@@ -59,6 +59,11 @@ class Uncounted(Shift):
     macs = Mixer.macs
 
 
+class Countless(Shift):
+    def macs(self, num_tokens):
+        return None
+
+
 class Unmapped(Shift):
     capabilities = Capabilities(map="tokens", mask=False)
 
@@ -184,6 +189,7 @@ def test_a_missing_method_is_named(package: Path, capsys) -> None:
         ("Wide", "does not run with Wide: RuntimeError: mat1 and mat2"),
         ("Unmapped", "Unmapped has no method attention_map(x, mask=None)"),
         ("Uncounted", "Uncounted has no method macs(num_tokens)"),
+        ("Countless", "macs of Countless returned None; return a whole number"),
         ("Unbuilt", "cannot be built with these arguments: TypeError: Unbuilt.__init__() missing 1 required"),
         ("Raising", "cannot be built with these arguments: KeyError: 'window'"),
         ("Stated", "is not a mixer: derive its class from tokenmix.layers.Mixer and state its capabilities"),
@@ -195,9 +201,10 @@ def test_a_mistake_is_one_line_before_any_training(package: Path, capsys, mixer:
     compared = ["compare", "--mixers", f"self,toy_layers:{mixer}", *TINY, "--model-kwargs", "depth=2", "embed_dim=16"]
     assert message in refused(capsys, *compared, "--out", "out")
     assert not list(Path().glob("*/*.json"))
-    if mixer in ("Unbuilt", "Raising", "Stated", "Maskless"):
-        assert message in refused(capsys, "swap", "vit_nano", "--to", f"toy_layers:{mixer}")
-        assert message in refused(capsys, "cost", f"toy_layers:{mixer}", "--tokens", "16")
+    # Of other shapes and widths there.
+    message = message.partition(" (2, 16, 16)")[0].removesuffix("mat1 and mat2")
+    assert message in refused(capsys, "swap", "vit_nano", "--to", f"toy_layers:{mixer}")
+    assert message in refused(capsys, "cost", f"toy_layers:{mixer}", "--tokens", "16", "--dim", "16")
 
 
 def test_arguments_of_any_name_and_costs_in_half_precision(package: Path) -> None:

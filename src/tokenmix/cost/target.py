@@ -12,6 +12,7 @@ from torch import Tensor
 from tokenmix.cost.estimate import Pass
 from tokenmix.errors import MissingExtra, UserError, needs, unknown_name
 from tokenmix.layers.base import Mixer, count_parameters, near_square
+from tokenmix.layers.own import checked_own_mixers, own_mixers
 from tokenmix.layers.table import build_mixer, create_mixer, get_spec, is_mixer, list_mixers
 from tokenmix.ops.less import Scores
 
@@ -90,7 +91,11 @@ class MixerTarget:
 
     def outline(self, size: int) -> Measurable:
         """The layer and its input with shapes only, to be counted."""
-        return mixer_with_input(self.name, self.dim, size, device="meta", dtype=self.dtype, **self.kwargs)
+        built = mixer_with_input(self.name, self.dim, size, device="meta", dtype=self.dtype, **self.kwargs)
+        if own_mixers(built.layer):
+            with checked_own_mixers(built.layer):
+                built.forward()
+        return built
 
     def build(self, size: int) -> Measurable:
         """The layer with one sample of that many tokens."""

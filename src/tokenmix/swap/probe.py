@@ -19,6 +19,7 @@ from torch.fx.node import map_aggregate
 from tokenmix.errors import MissingMethod, UserError, one_line
 from tokenmix.layers.base import Mixer
 from tokenmix.layers.counting import count_macs
+from tokenmix.layers.own import OwnMixerError, checked_own_mixers
 from tokenmix.swap.adapter import AttentionAdapter, ObservedCall
 
 
@@ -148,8 +149,9 @@ def count_alone(module: nn.Module, adapter: AttentionAdapter, dim: int, num_toke
 def check_runs(model: nn.Module, example: Sequence[Any], undo: Callable[[], None]) -> int:
     """Multiply-adds of a model that was changed; if it no longer runs, the change is undone and an error raised."""
     try:
-        return model_macs(model, example)
-    except MissingMethod:
+        with checked_own_mixers(model):
+            return model_macs(model, example)
+    except (MissingMethod, OwnMixerError):
         undo()
         raise
     except Exception as error:

@@ -9,6 +9,7 @@ from torch import nn
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import GridMixer, Mixer, count_parameters
+from tokenmix.layers.own import count_of
 from tokenmix.layers.table import build_mixer
 from tokenmix.swap.adapter import AttentionWeights, SwapError, is_causal
 from tokenmix.swap.probe import Probe, count_alone
@@ -158,7 +159,7 @@ def _row(site: AttentionSite, old: AttentionWeights, request: SwapRequest, mixer
         parameters_before=count_parameters(site.module),
         parameters_after=count_parameters(mixer),
         macs_before=sum(alone[n] for n in counts) if counts else None,
-        macs_after=sum(mixer.macs(n) for n in counts) if counts else None,
+        macs_after=sum(count_of(mixer, n) for n in counts) if counts else None,
         kept=kept.names,
         why=why,
     )

@@ -2,13 +2,11 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from tokenmix.errors import UserError, one_line
-from tokenmix.layers.base import Mixer
+from tokenmix.errors import UserError
+from tokenmix.layers.own import checked_own_mixers, own_mixers
 from tokenmix.swap import SwapReport, swap_attention
 from tokenmix.train.checkpoint import put_weights
 from tokenmix.train.config import SwapConfig
@@ -61,33 +59,13 @@ def check_own_mixers(task: TaskModule) -> None:
     """Run the task's new model once if it has mixers from outside tokenmix, before anything is written or trained.
 
     Raises:
-        UserError: a method of one is missing or fails, or it returns another shape than it was given.
+        UserError: as `checked_own_mixers`.
     """
-    own = [m for m in task.model.modules() if isinstance(m, Mixer) and not type(m).__module__.startswith("tokenmix.")]
-    if not own or type(task).example is TaskModule.example:
+    if not own_mixers(task.model) or type(task).example is TaskModule.example:
         return
-    hooks = [mixer.register_forward_hook(_check_shape) for mixer in own]
-    try:
-        with torch.random.fork_rng(devices=[]):
-            task.answering().eval()(*task.example().values())
-    except UserError:
-        raise
-    except Exception as error:
-        names = ", ".join(sorted({type(mixer).__name__ for mixer in own}))
-        raise UserError(f"the model does not run with {names}: {one_line(error)}") from error
-    finally:
-        for hook in hooks:
-            hook.remove()
-        task.train()
-
-
-def _check_shape(mixer: Mixer, args: tuple[Any, ...], out: Any) -> None:
-    x, name = args[0], type(mixer).__name__
-    if not isinstance(out, Tensor) or out.shape != x.shape:
-        got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise UserError(f"{name} turns {tuple(x.shape)} into {got}; return a tensor of the shape that it is given")
-    if mixer.capabilities.map is not None and type(mixer).attention_map is Mixer.attention_map:
-        mixer.attention_map(x)
+    with checked_own_mixers(task.model), torch.random.fork_rng(devices=[]):
+        task.answering().eval()(*task.example().values())
+    task.train()
 
 
 def swap_notes(report: SwapReport | None) -> list[str]:
