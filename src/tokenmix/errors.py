@@ -34,7 +34,11 @@ class UserError(ValueError):
     """A mistake of the user's: the offending value and the remedy, in one line."""
 
 
-class MissingMethod(UserError, NotImplementedError):
+class OwnMixerError(UserError):
+    """What is wrong with a mixer of the user's own."""
+
+
+class MissingMethod(OwnMixerError, NotImplementedError):
     """A method that a layer of the user's has to have, by its signature."""
 
 

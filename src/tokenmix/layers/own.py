@@ -6,12 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError, one_line
+from tokenmix.errors import OwnMixerError, UserError, one_line
 from tokenmix.layers.base import Mixer
-
-
-class OwnMixerError(UserError):
-    """What is wrong with a mixer from outside tokenmix."""
 
 
 def own_mixers(model: nn.Module) -> list[Mixer]:
@@ -24,8 +20,8 @@ def checked_own_mixers(model: nn.Module) -> Iterator[None]:
     """Check each call of such a mixer in the block; without one nothing is different.
 
     Raises:
-        MissingMethod: a method of one is missing.
-        OwnMixerError: one fails, its macs are not a whole number, or it returns another shape than it was given.
+        OwnMixerError: a method of one is missing or fails, its macs are not a whole number, or it returns another
+            shape than it was given.
     """
     own = own_mixers(model)
     hooks = [mixer.register_forward_hook(_check_call) for mixer in own]

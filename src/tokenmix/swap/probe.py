@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.fx.node import map_aggregate
 
-from tokenmix.errors import MissingMethod, UserError, one_line
+from tokenmix.errors import OwnMixerError, UserError, one_line
 from tokenmix.layers.base import Mixer
 from tokenmix.layers.counting import count_macs
-from tokenmix.layers.own import OwnMixerError, checked_own_mixers
+from tokenmix.layers.own import checked_own_mixers
 from tokenmix.swap.adapter import AttentionAdapter, ObservedCall
 
 
@@ -151,7 +151,7 @@ def check_runs(model: nn.Module, example: Sequence[Any], undo: Callable[[], None
     try:
         with checked_own_mixers(model):
             return model_macs(model, example)
-    except (MissingMethod, OwnMixerError):
+    except OwnMixerError:
         undo()
         raise
     except Exception as error:
