@@ -12,7 +12,7 @@ from typing import Any
 from recipes.over_seeds import read_result
 from tokenmix.grid import cells as grid
 from tokenmix.grid.engines import in_processes, in_turn
-from tokenmix.train.files import write_json
+from tokenmix.files import write_json
 from tokenmix.train.finish import finish_run
 from tokenmix.train.sources import make_config
 

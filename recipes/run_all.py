@@ -20,7 +20,7 @@ import tyro
 
 from recipes.program import STOPPED
 from tokenmix.train.config import Names
-from tokenmix.train.files import read_json, write_json
+from tokenmix.files import read_json, write_json
 
 ROOT = Path(__file__).parents[1]
 

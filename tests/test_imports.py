@@ -16,21 +16,22 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = {"torch", "torchvision", "timm", "lightning", "transformers", "matplotlib", "sklearn", "torchmetrics"}
 
 MECHANISMS = {"ops", "losses", "layers", "parallel", "checkpoints", "models"}
-LEAVES = {"errors", "environment", "registry"}
+LEAVES = {"errors", "files", "environment", "registry"}
 BELOW = {
     "errors": set(),
     "environment": set(),
-    "registry": {"errors"},
+    "files": {"errors"},
+    "registry": {"errors", "files"},
     "ops": {"errors", "kernels"},
     "kernels": {"errors"},
     "losses": {"errors", "ops"},
     "layers": {"errors", "ops", "registry"},
     "parallel": {"errors", "ops", "layers"},
-    "checkpoints": {"errors"},
-    "models": {"errors", "ops", "layers", "checkpoints", "registry"},
-    "data": {"errors", "registry"},
-    "testing": {"errors", "ops", "layers", "registry"},
-    "swap": {"errors", "layers"},
+    "checkpoints": {"errors", "files"},
+    "models": {"errors", "files", "ops", "layers", "checkpoints", "registry"},
+    "data": {"errors", "files", "registry"},
+    "testing": {"errors", "files", "ops", "layers", "registry"},
+    "swap": {"errors", "files", "layers"},
     "train": {*LEAVES, *MECHANISMS, "data", "swap"},
 }
 BELOW["tasks"] = BELOW["train"] | {"train"}

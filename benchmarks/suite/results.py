@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tokenmix.errors import UserError
-from tokenmix.train.files import make_folder, replace_file
+from tokenmix.files import make_folder, replace_file
 
 __all__ = ["SCHEMA", "Correctness", "Direction", "Measured", "Quantity", "Ratio", "Results", "Role", "Row", "Verdict"]
 __all__ += ["read_results", "within", "write_results"]

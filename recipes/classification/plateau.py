@@ -31,7 +31,7 @@ from tokenmix.environment import environment
 from tokenmix.inspect.numbers import map_numbers
 from tokenmix.registry import get_task
 from tokenmix.train.config import CompareConfig, Numbers
-from tokenmix.train.files import write_json
+from tokenmix.files import write_json
 from tokenmix.train.load import load_run
 
 HERE = Path(__file__).parent

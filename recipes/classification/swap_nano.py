@@ -33,7 +33,7 @@ from tokenmix.environment import environment
 from tokenmix.registry import get_task
 from tokenmix.swap import swap_attention
 from tokenmix.train.config import Numbers
-from tokenmix.train.files import read_json, write_json
+from tokenmix.files import read_json, write_json
 from tokenmix.train.finish import finish_run
 from tokenmix.train.load import load_task
 from tokenmix.train.sources import make_config

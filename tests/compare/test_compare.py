@@ -21,7 +21,7 @@ from tokenmix.compare.variant_runs import plan_runs, read_run
 from tokenmix.errors import UserError
 from tokenmix.grid.cells import finish_cell
 from tokenmix.train.config import CompareConfig, TrainConfig
-from tokenmix.train.files import one_writer
+from tokenmix.files import one_writer
 
 TINY = {"embed_dim": 16, "depth": 2, "num_heads": 2}
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from tokenmix.errors import UserError
 from tokenmix.train import checkpoint as checkpoints
-from tokenmix.train import files
+from tokenmix import files
 from tokenmix.train.checkpoint import (
     Checkpoint,
     copy_checkpoint,

@@ -15,7 +15,7 @@ import torch
 from tokenmix.errors import UserError
 from tokenmix.train import trainer
 from tokenmix.train.checkpoint import read_checkpoint, read_weights, save_weights
-from tokenmix.train.files import one_writer
+from tokenmix.files import one_writer
 from tokenmix.train.run import evaluate, train
 from tokenmix.train.sources import make_config
 
@@ -133,7 +133,7 @@ def test_weights_of_others_need_no_checksum(tmp_path: Path):
 WRITER = """
 import sys
 from pathlib import Path
-from tokenmix.train.files import one_writer
+from tokenmix.files import one_writer
 with one_writer(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

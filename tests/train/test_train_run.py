@@ -311,7 +311,7 @@ def test_refused_permission_is_one_line(tmp_path, monkeypatch):
     def refused(path: Path, data: bytes) -> None:
         raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    monkeypatch.setattr("tokenmix.train.files.write_bytes", refused)
+    monkeypatch.setattr("tokenmix.files.write_bytes", refused)
     with pytest.raises(DiskError, match=r"Permission denied: .*config\.json.*--out"):
         train(config(tmp_path / "run"))
     assert not (tmp_path / "run").exists()

@@ -10,6 +10,7 @@ import tokenmix
 from tokenmix.data.lookup import parse_spec
 from tokenmix.data.remote import is_url
 from tokenmix.errors import UserError, unknown_name
+from tokenmix.files import user_path
 from tokenmix.registry import MODELS, list_models
 from tokenmix.tasks.classification.presets import may_be_timms, timm_names
 from tokenmix.train.sources import read_config
@@ -25,7 +26,7 @@ def check_data(spec: str) -> None:
     # Columns of a table come after its path; a pattern is expanded by the reader.
     path = variant.partition("#")[0]
     local = entry.variant == "path" and not is_url(path) and not re.search(r"[*?\[{,]", path)
-    if local and not Path(path).expanduser().exists():
+    if local and not user_path(path).exists():
         raise UserError(f"{path} does not exist; give --data {entry.about}")
 
 
@@ -70,7 +71,7 @@ def check_files(words: Iterable[str]) -> None:
     """Raise `UserError` for a word that names a file, by its suffix, which does not exist; a sentence names none."""
     for word in words:
         path = word.rpartition("=")[2]
-        if FILE.fullmatch(path) and not Path(path).expanduser().exists() and not Path(word).exists():
+        if FILE.fullmatch(path) and not user_path(path).exists() and not Path(word).exists():
             raise UserError(f"no file {path}; give one that exists")
 
 

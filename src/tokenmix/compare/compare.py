@@ -27,7 +27,7 @@ from tokenmix.grid.engines import in_turn, make_engine
 from tokenmix.layers.table import get_spec
 from tokenmix.registry import get_task
 from tokenmix.train.config import CompareConfig
-from tokenmix.train.files import one_writer, replace_file
+from tokenmix.files import one_writer, replace_file
 from tokenmix.train.plan import check_config, make_plan
 from tokenmix.train.swapping import check_own_mixers
 from tokenmix.train.task import TaskData, TaskModule

@@ -15,7 +15,7 @@ from tokenmix.errors import UserError, unknown_name
 from tokenmix.grid.cells import Cell
 from tokenmix.registry import list_models
 from tokenmix.train.config import CompareConfig, EngineConfig
-from tokenmix.train.files import LOCKS, replace_file
+from tokenmix.files import LOCKS, replace_file
 from tokenmix.train.finish import finish_run
 from tokenmix.train.sources import read_part
 

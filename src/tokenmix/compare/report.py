@@ -19,7 +19,7 @@ from tokenmix.compare.map_figures import ExampleMaps, example_figure
 from tokenmix.compare.notes import budget_sentence, finding_sentence, notes
 from tokenmix.compare.report_figures import bars, confusions, cost_charts, growth_charts, learning_curves
 from tokenmix.compare.results import Results
-from tokenmix.train.files import replace_file
+from tokenmix.files import replace_file
 
 
 def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps] = ()) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenmix.cost.speed import Timing
 from tokenmix.errors import UserError
-from tokenmix.train.files import write_json
+from tokenmix.files import write_json
 
 SCHEMA = 3
 

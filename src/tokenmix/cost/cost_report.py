@@ -22,7 +22,7 @@ from tokenmix.cost.target import are_mixers
 from tokenmix.cost.units import count, milliseconds, size, to_markdown
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
-from tokenmix.train.files import make_folder, replace_file, write_json
+from tokenmix.files import make_folder, replace_file, write_json
 
 COSTS = ("params", "MACs", "fwd ms", "step ms", "fwd mem", "step mem")
 RATES = ("GMAC/s", "of peak", "GB/s", "of peak", "bound by")

@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenmix.data.remote import is_url, local_copies
 from tokenmix.errors import UserError, unknown_name
+from tokenmix.files import user_path
 from tokenmix.registry import DATA_SETS, DataEntry, Kind, load_object
 
 
@@ -66,7 +67,7 @@ def parse_spec(spec: str, kind: Kind | None = None) -> tuple[DataEntry, str]:
         raise UserError(f"no data given; give --data with one of {_usable(able)}")
     if name not in DATA_SETS:
         layouts = [entry.name for entry in able if entry.variant == "path"]
-        if layouts and Path(spec).expanduser().exists():
+        if layouts and user_path(spec).exists():
             others = f", or {', '.join(f'{layout}:' for layout in layouts[1:])} before it" * (len(layouts) > 1)
             raise UserError(f"unknown data set {spec!r}; for what is at that path give {layouts[0]}:{spec}{others}")
         raise unknown_name("data set", name, [entry.name for entry in able])
@@ -126,7 +127,7 @@ def data_sets(specs: str) -> list[str]:
 
 def local_path(address: str, root: Path | None = None) -> Path:
     """A path; of the file at a URL its copy in the cache, which is fetched if need be."""
-    return local_copies([address], cache_root(root))[0] if is_url(address) else Path(address).expanduser()
+    return local_copies([address], cache_root(root))[0] if is_url(address) else user_path(address)
 
 
 def with_absolute_paths(spec: str) -> str:
@@ -136,7 +137,7 @@ def with_absolute_paths(spec: str) -> str:
         return spec
     # Shards are two patterns: for training, and for testing.
     paths = variant.split(",") if DATA_SETS[name].variant == "shards" else [variant]
-    full = (path if is_url(path) else str(Path(path).expanduser().absolute()) for path in paths)
+    full = (path if is_url(path) else str(user_path(path).absolute()) for path in paths)
     return f"{name}:{','.join(full)}"
 
 
@@ -146,7 +147,7 @@ def short_name(spec: str) -> str:
     if not variant:
         return name
     # Columns of a table follow its path.
-    path = Path(variant.partition("#")[0].split(",")[0]).expanduser().absolute()
+    path = user_path(variant.partition("#")[0].split(",")[0]).absolute()
     shards = name in DATA_SETS and DATA_SETS[name].variant == "shards"
     return f"{name}-{path.parent.name if shards else path.name}"
 
@@ -154,7 +155,7 @@ def short_name(spec: str) -> str:
 def cache_root(root: str | Path | None = None) -> Path:
     """The folder of fetched data: `root`, else $TOKENMIX_DATA, else ~/.cache/tokenmix/data."""
     chosen = root or os.environ.get("TOKENMIX_DATA") or Path.home() / ".cache" / "tokenmix" / "data"
-    return Path(chosen).expanduser()
+    return user_path(chosen)
 
 
 def stored_path(name: str, root: str | Path | None = None) -> Path:

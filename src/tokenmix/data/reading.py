@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from tokenmix.data.fetch import log
 from tokenmix.errors import UserError
+from tokenmix.files import read_bytes
 
 NAMED = 10
 
@@ -45,7 +46,7 @@ def check_file(path: Path) -> Path:
 def read_file(path: Path) -> bytes:
     """The content of a file; `UserError` if it is not a regular file, cannot be read, or is empty."""
     try:
-        return check_file(path).read_bytes()
+        return read_bytes(check_file(path))
     except OSError as error:
         raise UserError(f"cannot read {path} ({error.strerror}); give a readable file") from None
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from tokenmix.errors import UserError
 from tokenmix.inspect.pictures import draw_matrices
 from tokenmix.tasks.text.task import TextTask, read_sentences
-from tokenmix.train.files import make_folder
+from tokenmix.files import make_folder
 
 
 def toeplitz_share(matrix: Tensor) -> float:

@@ -14,7 +14,7 @@ from tokenmix.inspect.pictures import draw_depth, draw_tiles
 from tokenmix.inspect.tiles import tiles_of
 from tokenmix.models.registry import create_model
 from tokenmix.registry import MODELS, get_task, list_models
-from tokenmix.train.files import make_folder
+from tokenmix.files import make_folder
 from tokenmix.train.load import load_task
 from tokenmix.train.task import TaskModule
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.train.distributed import distributed_info, raise_on_all_ranks
-from tokenmix.train.files import (
+from tokenmix.files import (
     latest_complete_checkpoint,
     read_json,
     replace_file,

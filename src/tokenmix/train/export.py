@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError, needs
-from tokenmix.train.files import make_folder, write_bytes
+from tokenmix.files import make_folder, write_bytes
 from tokenmix.train.load import load_task
 
 TOLERANCE = 1e-4

@@ -16,7 +16,7 @@ from tokenmix.train.distributed import (
     process_group,
     raise_on_all_ranks,
 )
-from tokenmix.train.files import latest_complete_checkpoint, one_writer
+from tokenmix.files import latest_complete_checkpoint, one_writer
 from tokenmix.train.recipes import own_mixers
 from tokenmix.train.run import train
 from tokenmix.train.sources import read_config, saved_config

@@ -10,7 +10,7 @@ import torch
 from huggingface_hub import EvalResult, HfApi, ModelCardData
 
 from tokenmix.errors import UserError, one_line
-from tokenmix.train.files import make_folder, new_folder, read_json
+from tokenmix.files import make_folder, new_folder, read_json
 from tokenmix.train.load import load_task
 from tokenmix.train.programs import HubForm
 from tokenmix.train.task import TaskModule

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenmix.errors import UserError, needs, one_line
 from tokenmix.train.config import TrainConfig
-from tokenmix.train.files import read_json, write_json
+from tokenmix.files import read_json, write_json
 
 ID = "logger.json"
 PROJECT = "tokenmix"

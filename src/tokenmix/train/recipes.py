@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmix.errors import UserError, unknown_name
+from tokenmix.files import user_path
 from tokenmix.train.config import TrainConfig, default_config
 
 # In the wheel, and next to src/ in a checkout.
@@ -73,7 +74,7 @@ def merge_kwargs(recipe: TrainConfig, given: TrainConfig) -> TrainConfig:
 
 
 def _find(name: str) -> Path:
-    given = Path(name).expanduser()
+    given = user_path(name)
     by_name = (path for home in HOMES for path in home.rglob("*.toml") if path.stem == name)
     candidates = [given, Path(f"{given}.toml"), *by_name]
     found = next((path for path in candidates if path.is_file()), None)

@@ -49,7 +49,7 @@ from tokenmix.train.distributed import (
     raise_on_all_ranks,
 )
 from tokenmix.train.engine import check_device, device_type
-from tokenmix.train.files import (
+from tokenmix.files import (
     DISK_ERRORS,
     LOCKS,
     DiskError,

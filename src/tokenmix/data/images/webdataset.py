@@ -31,6 +31,7 @@ from tokenmix.data.reading import parse_json
 from tokenmix.data.remote import glob_urls, is_url, local_copies, local_copy_if_any, origin
 from tokenmix.data.store import Names, fetched
 from tokenmix.errors import UserError
+from tokenmix.files import user_path
 
 USAGE = "give --data wds:PATH/train-{000000..000009}.tar,PATH/val-{000000..000001}.tar"
 MOST_SHARDS = 1_000_000
@@ -60,7 +61,7 @@ def expand(pattern: str, root: Path | None = None) -> list[Path]:
 
     Of a pattern of URLs their copies in the cache `root`.
     """
-    whole = pattern if is_url(pattern) else str(Path(pattern).expanduser())
+    whole = pattern if is_url(pattern) else str(user_path(pattern))
     names = list(islice(_expand(whole), MOST_SHARDS + 1))
     if len(names) > MOST_SHARDS:
         raise UserError(f"wds:{pattern}: these are more than {MOST_SHARDS} shards; {USAGE}")

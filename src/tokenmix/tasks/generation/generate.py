@@ -11,7 +11,7 @@ from tokenmix.errors import UserError
 from tokenmix.tasks.generation.classes import check_class_names
 from tokenmix.tasks.generation.samples import noise_of, save_grid, save_image, strips
 from tokenmix.tasks.generation.task import ImageGeneration
-from tokenmix.train.files import make_folder
+from tokenmix.files import make_folder
 from tokenmix.train.load import load_task
 
 COLUMNS = 8

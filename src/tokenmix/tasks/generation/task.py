@@ -12,6 +12,7 @@ from torchmetrics import Metric, MetricCollection
 
 from tokenmix.data.images import load_images
 from tokenmix.errors import UserError
+from tokenmix.files import user_path
 from tokenmix.models.registry import create_model
 from tokenmix.tasks.fitting import check_model, check_own
 from tokenmix.tasks.generation.classes import keep_classes
@@ -113,7 +114,7 @@ class ImageGeneration(TaskModule):
         config, judge = super().with_absolute_paths(config), config.options.features
         if judge is None or judge == INCEPTION:
             return config
-        return config.replace(features=str(Path(judge).expanduser().absolute()))
+        return config.replace(features=str(user_path(judge).absolute()))
 
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tokenmix.errors import UserError
-from tokenmix.train.files import new_folder
+from tokenmix.files import new_folder, user_path
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -76,7 +76,7 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> Path:
     Raises:
         UserError: a folder that holds anything already.
     """
-    folder = Path(folder).expanduser()
+    folder = user_path(folder)
     check_new(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(folder) as partial:
@@ -95,7 +95,7 @@ def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerFast":
     """
     from transformers import PreTrainedTokenizerFast
 
-    path = Path(folder).expanduser()
+    path = user_path(folder)
     if not path.is_dir():
         raise UserError(f"there is no tokenizer folder {str(path)!r}; make one: tokenmix train-tokenizer --out {path}")
     missing = [name for name in ("tokenizer.json", "tokenizer_config.json") if not (path / name).is_file()]
@@ -118,7 +118,7 @@ def write_tokenizer(
     data: str, out: Path, kind: TokenizerKind, vocab_size: int, lowercase: Literal["yes", "no"], max_length: int
 ) -> str:
     """Train, write, and print one line about the result."""
-    check_new(out.expanduser())
+    check_new(user_path(out))
     tokenizer = train_tokenizer(data, kind, vocab_size, lowercase=lowercase, max_length=max_length)
     folder = save_tokenizer(tokenizer, out)
     return f"{kind} tokenizer with {len(tokenizer):,} pieces, trained on the training part of {data}, is in {folder}"

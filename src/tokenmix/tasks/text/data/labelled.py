@@ -14,6 +14,7 @@ from tokenmix.data.lookup import DataRequest, load_data
 from tokenmix.data.reading import check_file
 from tokenmix.data.split import hold_out, limited
 from tokenmix.errors import UserError, unknown_name
+from tokenmix.files import user_path
 from tokenmix.tasks.text.data.corpus import Corpus, load_column
 from tokenmix.tasks.text.data.files import Table, open_table, read_lines
 
@@ -152,7 +153,7 @@ def _usual_columns(table: Table) -> tuple[str, ...]:
 def load_glue(request: DataRequest) -> LabelledData:
     """`glue:PATH/SST-2`, or `glue:PATH#SST-2` if the folder has another name; #MNLI-MM tests on the mismatched part."""
     place, _, named = request.variant.partition("#")
-    folder = Path(place).expanduser()
+    folder = user_path(place)
     names = {name.lower(): name for name in GLUE}
     wanted = named or folder.name
     if wanted.lower() not in names:

@@ -1,4 +1,8 @@
-"""Atomic writes: a kill or a full disk at any instant leaves the old file or the new one, never a part."""
+"""Files on the user's disk: one writer for all that the package writes, and readers that open regular files only.
+
+A file is written under a random name next to its place and renamed, so that a reader sees the old file or the new one,
+never a part, and a link at either name is never followed.
+"""
 
 import contextlib
 import errno
@@ -7,14 +11,13 @@ import os
 import re
 import shutil
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-from filelock import FileLock, Timeout
+from typing import Any, BinaryIO
 
 from tokenmix.errors import UserError
 
@@ -33,6 +36,50 @@ DISK_ERRORS = {
 def disk_remedy(error: OSError) -> str:
     """What a user can do about it."""
     return DISK_ERRORS.get(error.errno or 0, "give another place with --out")
+
+
+def user_path(text: str | Path) -> Path:
+    """A path that a user typed, with `~` expanded; `UserError` if there is no such user."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise UserError(f"{text}: there is no such user's home; give the whole path") from None
+
+
+def inside(root: Path, name: str) -> Path:
+    """`root / name`, where the name comes from data: `UserError` unless the result is inside the root."""
+    path = root / name
+    if "\0" in name or not path.resolve().is_relative_to(root.resolve()) or path.resolve() == root.resolve():
+        raise UserError(f"the name {name!r} leaves the folder {root}; rename the file")
+    return path
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """A regular file, open to be read. A pipe is refused instead of waited for, as are folders, devices and sockets.
+
+    Raises:
+        UserError: the path is something else than a regular file.
+        OSError: the file cannot be opened.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise UserError(f"{path} is a folder, a pipe or a device, not a file; copy its content into one")
+    return os.fdopen(handle, "rb")
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a regular file."""
+    with open_regular(path) as file:
+        return file.read()
+
+
+def read_text(path: Path) -> str:
+    """The content of a regular file as UTF-8, without a byte order mark; `UserError` if it is in another encoding."""
+    try:
+        return read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not UTF-8; save it in this encoding") from None
 
 
 class DiskError(OSError, UserError):
@@ -61,6 +108,8 @@ def one_writer(folder: Path) -> Iterator[None]:
         UserError: another process holds it; the message says which. Or the folder, which may be a stranger's, has a
             link in it, through which another place would be written.
     """
+    from filelock import FileLock, Timeout
+
     link = next((path for path in folder.rglob("*") if path.is_symlink()), None)
     if link is not None:
         raise UserError(f"{link} is a link to {os.readlink(link)}, where nothing is written; put the files themselves")
@@ -69,7 +118,7 @@ def one_writer(folder: Path) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
-        holder = writer.read_text() if writer.is_file() else "another process"
+        holder = read_text(writer) if writer.is_file() else "another process"
         raise UserError(
             f"{folder} is being written by {holder}; wait for it, or give another folder by --out"
         ) from None
@@ -78,7 +127,7 @@ def one_writer(folder: Path) -> Iterator[None]:
     try:
         with contextlib.suppress(OSError):  # The lock holds without the line for whom it keeps out.
             began = time.strftime("%Y-%m-%d %H:%M:%S")
-            writer.write_text(f"process {os.getpid()} on {socket.gethostname()} since {began}")
+            replace_file(writer, f"process {os.getpid()} on {socket.gethostname()} since {began}".encode())
         yield
     finally:
         with contextlib.suppress(OSError):  # The folder may be gone.
@@ -87,22 +136,45 @@ def one_writer(folder: Path) -> Iterator[None]:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file and wait until it is on the disk."""
-    with path.open("wb") as file:
+    """Write a file in a folder of our own and wait until it is on the disk; a link is never followed."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, 0o666), "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Write under another name and rename."""
-    beside = path.with_name(f".{path.name}.partial")
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A new empty file next to `path` to write into; at the end it is on the disk and renamed to `path`.
+
+    After an error nothing is left of it. For writers that take a path; `replace_file` is for bytes.
+    """
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".partial-", suffix=path.suffix)  # O_EXCL, O_NOFOLLOW
+    os.close(handle)
+    partial = Path(name)
     try:
-        write_bytes(beside, data)
-        beside.replace(path)
+        yield partial
+        with open_regular(partial) as file:
+            os.fchmod(file.fileno(), 0o666 & ~_umask())
+            os.fsync(file.fileno())
+        partial.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
     _sync_folder(path.parent)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file under another name and rename."""
+    with replacing(path) as partial:
+        write_bytes(partial, data)
+
+
+def _umask() -> int:
+    # The only way to ask is to set it.
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -115,7 +187,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """The value in a JSON file."""
-    return json.loads(path.read_text())
+    return json.loads(read_text(path))
 
 
 @contextmanager
