@@ -33,11 +33,11 @@ from tokenmix.data.images.augment import make_augment
 from tokenmix.data.images.samples import normalize
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
+from tokenmix.files import disk_remedy, make_folder, replace_file
 from tokenmix.models import create_model
 from tokenmix.train import train
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.distributed import broadcast_object, distributed_info, process_group
-from tokenmix.files import disk_remedy, make_folder, replace_file
 from tokenmix.train.optimizer import make_optimizer
 from tokenmix.train.record import ProgressBar
 from tokenmix.train.sources import make_config

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from recipes.over_seeds import read_result
+from tokenmix.files import write_json
 from tokenmix.grid import cells as grid
 from tokenmix.grid.engines import in_processes, in_turn
-from tokenmix.files import write_json
 from tokenmix.train.finish import finish_run
 from tokenmix.train.sources import make_config
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import tyro
 
 from recipes.program import STOPPED
-from tokenmix.train.config import Names
 from tokenmix.files import read_json, write_json
+from tokenmix.train.config import Names
 
 ROOT = Path(__file__).parents[1]
 

@@ -28,10 +28,10 @@ from recipes.program import run_program
 from recipes.small_pictures import save_small
 from tokenmix.compare.compare import predict_steps
 from tokenmix.environment import environment
+from tokenmix.files import write_json
 from tokenmix.inspect.numbers import map_numbers
 from tokenmix.registry import get_task
 from tokenmix.train.config import CompareConfig, Numbers
-from tokenmix.files import write_json
 from tokenmix.train.load import load_run
 
 HERE = Path(__file__).parent

@@ -30,10 +30,10 @@ import torch
 from recipes.over_seeds import over_seeds, read_result, shown
 from recipes.program import run_program
 from tokenmix.environment import environment
+from tokenmix.files import read_json, write_json
 from tokenmix.registry import get_task
 from tokenmix.swap import swap_attention
 from tokenmix.train.config import Numbers
-from tokenmix.files import read_json, write_json
 from tokenmix.train.finish import finish_run
 from tokenmix.train.load import load_task
 from tokenmix.train.sources import make_config

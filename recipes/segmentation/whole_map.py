@@ -26,8 +26,8 @@ from recipes.datasets.images.blue_marble import PALETTE, turned, whole_map
 from recipes.program import run_program
 from recipes.small_pictures import save_small
 from tokenmix.environment import environment
-from tokenmix.train.distributed import distributed_info, process_group
 from tokenmix.files import write_json
+from tokenmix.train.distributed import distributed_info, process_group
 from tokenmix.train.load import load_task
 
 HERE = Path(__file__).parent

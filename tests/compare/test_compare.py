@@ -19,9 +19,9 @@ from tokenmix.compare.examples import choose_images
 from tokenmix.compare.results import load_results
 from tokenmix.compare.variant_runs import plan_runs, read_run
 from tokenmix.errors import UserError
+from tokenmix.files import one_writer
 from tokenmix.grid.cells import finish_cell
 from tokenmix.train.config import CompareConfig, TrainConfig
-from tokenmix.files import one_writer
 
 TINY = {"embed_dim": 16, "depth": 2, "num_heads": 2}
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+from tokenmix import files
 from tokenmix.errors import UserError
 from tokenmix.train import checkpoint as checkpoints
-from tokenmix import files
 from tokenmix.train.checkpoint import (
     Checkpoint,
     copy_checkpoint,

@@ -13,9 +13,9 @@ import safetensors.torch
 import torch
 
 from tokenmix.errors import UserError
+from tokenmix.files import one_writer
 from tokenmix.train import trainer
 from tokenmix.train.checkpoint import read_checkpoint, read_weights, save_weights
-from tokenmix.files import one_writer
 from tokenmix.train.run import evaluate, train
 from tokenmix.train.sources import make_config
 

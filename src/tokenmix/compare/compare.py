@@ -22,12 +22,12 @@ from tokenmix.compare.variant_costs import measure_steps, measure_variants
 from tokenmix.compare.variant_runs import claim_folder, mixer_of, plan_runs, read_run
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
+from tokenmix.files import one_writer, replace_file
 from tokenmix.grid.cells import Cell, Engine
 from tokenmix.grid.engines import in_turn, make_engine
 from tokenmix.layers.table import get_spec
 from tokenmix.registry import get_task
 from tokenmix.train.config import CompareConfig
-from tokenmix.files import one_writer, replace_file
 from tokenmix.train.plan import check_config, make_plan
 from tokenmix.train.swapping import check_own_mixers
 from tokenmix.train.task import TaskData, TaskModule

@@ -12,10 +12,10 @@ from tokenmix.compare.variant_runs import FREE
 from tokenmix.cost.units import spread, to_markdown
 from tokenmix.data.lookup import data_sets, short_name
 from tokenmix.errors import UserError, unknown_name
+from tokenmix.files import LOCKS, replace_file
 from tokenmix.grid.cells import Cell
 from tokenmix.registry import list_models
 from tokenmix.train.config import CompareConfig, EngineConfig
-from tokenmix.files import LOCKS, replace_file
 from tokenmix.train.finish import finish_run
 from tokenmix.train.sources import read_part
 

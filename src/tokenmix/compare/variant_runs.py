@@ -9,9 +9,9 @@ from typing import Any
 
 from tokenmix.compare.results import Curve, Run
 from tokenmix.errors import UserError
+from tokenmix.files import LOCKS, make_folder, write_json
 from tokenmix.grid.cells import Cell
 from tokenmix.train.config import BudgetConfig, CompareConfig, EngineConfig, LoopConfig, TrainConfig
-from tokenmix.files import LOCKS, make_folder, write_json
 from tokenmix.train.sources import read_part
 
 FREE = (

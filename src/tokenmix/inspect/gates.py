@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from tokenmix.errors import UserError
+from tokenmix.files import make_folder
 from tokenmix.inspect.pictures import draw_matrices
 from tokenmix.tasks.text.task import TextTask, read_sentences
-from tokenmix.files import make_folder
 
 
 def toeplitz_share(matrix: Tensor) -> float:

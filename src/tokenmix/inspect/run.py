@@ -8,13 +8,13 @@ from typing import Any
 from torch import nn
 
 from tokenmix.errors import UserError
+from tokenmix.files import make_folder
 from tokenmix.inspect.maps import attention_maps
 from tokenmix.inspect.numbers import map_numbers
 from tokenmix.inspect.pictures import draw_depth, draw_tiles
 from tokenmix.inspect.tiles import tiles_of
 from tokenmix.models.registry import create_model
 from tokenmix.registry import MODELS, get_task, list_models
-from tokenmix.files import make_folder
 from tokenmix.train.load import load_task
 from tokenmix.train.task import TaskModule
 

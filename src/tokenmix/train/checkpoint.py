@@ -23,7 +23,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.train.distributed import distributed_info, raise_on_all_ranks
 from tokenmix.files import (
     latest_complete_checkpoint,
     read_json,
@@ -32,6 +31,7 @@ from tokenmix.files import (
     write_bytes,
     write_json,
 )
+from tokenmix.train.distributed import distributed_info, raise_on_all_ranks
 from tokenmix.train.plan import Progress
 
 WEIGHTS, STATE, META = "model.safetensors", "state.pt", "meta.json"

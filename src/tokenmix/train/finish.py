@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmix.errors import UserError
+from tokenmix.files import latest_complete_checkpoint, one_writer
 from tokenmix.layers.table import get_spec
 from tokenmix.registry import get_task
 from tokenmix.train.config import TrainConfig
@@ -16,7 +17,6 @@ from tokenmix.train.distributed import (
     process_group,
     raise_on_all_ranks,
 )
-from tokenmix.files import latest_complete_checkpoint, one_writer
 from tokenmix.train.recipes import own_mixers
 from tokenmix.train.run import train
 from tokenmix.train.sources import read_config, saved_config

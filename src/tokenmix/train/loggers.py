@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenmix.errors import UserError, needs, one_line
-from tokenmix.train.config import TrainConfig
 from tokenmix.files import read_json, write_json
+from tokenmix.train.config import TrainConfig
 
 ID = "logger.json"
 PROJECT = "tokenmix"

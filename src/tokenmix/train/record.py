@@ -15,8 +15,8 @@ from rich.progress import Progress as RichProgress
 from torch import Tensor
 
 from tokenmix.errors import UserError
-from tokenmix.train.distributed import PeerFailure, all_reduce_mean, distributed_info
 from tokenmix.files import replace_file
+from tokenmix.train.distributed import PeerFailure, all_reduce_mean, distributed_info
 from tokenmix.train.loggers import RunLogger
 from tokenmix.train.plan import Progress, TrainingPlan
 from tokenmix.train.task import TaskData, TaskModule

@@ -31,6 +31,16 @@ from torch import nn
 from tokenmix.data.lookup import short_name, with_absolute_paths
 from tokenmix.environment import environment, keep_freed_memory
 from tokenmix.errors import UserError
+from tokenmix.files import (
+    DISK_ERRORS,
+    LOCKS,
+    DiskError,
+    latest_complete_checkpoint,
+    make_folder,
+    one_writer,
+    read_json,
+    write_json,
+)
 from tokenmix.layers.base import count_parameters
 from tokenmix.layers.splitting import splittable
 from tokenmix.layers.table import get_spec
@@ -49,16 +59,6 @@ from tokenmix.train.distributed import (
     raise_on_all_ranks,
 )
 from tokenmix.train.engine import check_device, device_type
-from tokenmix.files import (
-    DISK_ERRORS,
-    LOCKS,
-    DiskError,
-    latest_complete_checkpoint,
-    make_folder,
-    one_writer,
-    read_json,
-    write_json,
-)
 from tokenmix.train.interrupt import Interrupted
 from tokenmix.train.load import load_task
 from tokenmix.train.loggers import check_logger

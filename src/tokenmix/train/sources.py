@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tokenmix.errors import UserError
+from tokenmix.files import read_json
 from tokenmix.registry import list_models
 from tokenmix.train.config import TrainConfig, default_config
-from tokenmix.files import read_json
 from tokenmix.train.recipes import load_recipe, merge_kwargs, read_document
 from tokenmix.train.schema import Range, fitted
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from tokenmix.errors import UserError
+from tokenmix.files import make_folder
 from tokenmix.tasks.generation.classes import check_class_names
 from tokenmix.tasks.generation.samples import noise_of, save_grid, save_image, strips
 from tokenmix.tasks.generation.task import ImageGeneration
-from tokenmix.files import make_folder
 from tokenmix.train.load import load_task
 
 COLUMNS = 8
