@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from cases import BATCH, CASES, DIM, GRID, NUM_TOKENS, VARIANTS, Case, builder, example
 from tokenmix.layers import MultiHeadExternalAttention, create_mixer
 from tokenmix.layers.base import GridMixer
-from tokenmix.models.reduced_attention import ReducedAttention
+from tokenmix.models.lavit import ReducedAttention
 from tokenmix.testing.harness import awake, noise
 
 BARE = {"query_projection": False, "output_projection": False, "num_slots": 10}

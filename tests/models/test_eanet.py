@@ -6,8 +6,7 @@ import torch
 
 from tokenmix import UserError, create_model
 from tokenmix.checkpoints import convert
-from tokenmix.models import EANet, EANetArchitecture
-from tokenmix.models.architecture import make_network
+from tokenmix.models import EANet
 
 BLOCK = 2 * 2048**2 + 2048 + 2 * 64 * 2048 + 2 * 2048
 """Both projections, the first one's bias, both memories and the BatchNorm, at the width of a ResNet's last stage."""
@@ -26,7 +25,7 @@ def test_segmentation_block_has_the_published_count() -> None:
     """The released block at 512 channels; two memories, or one as in the paper's 0.55 M."""
     for tie, count in (("none", 591_360), ("hard", 558_592)):
         widths = {"channels": (64, 128, 256, 512)}
-        model = EANet(EANetArchitecture(backbone="resnet18", backbone_kwargs=widths, tie=tie), device="meta")
+        model = EANet(backbone="resnet18", backbone_kwargs=widths, tie=tie, device="meta")
         block = model.blocks[0].mixer
         assert sum(p.numel() for p in block.parameters()) == count
         assert block.macs(128 * 128) == 128 * 128 * (2 * 512**2 + 2 * 512 * 64)
@@ -107,7 +106,7 @@ def test_learns() -> None:
 
 
 def test_the_authors_block_loads_into_its_place() -> None:
-    model = EANet(EANetArchitecture(backbone="resnet18"), img_size=64, num_classes=3)
+    model = EANet(backbone="resnet18", img_size=64, num_classes=3)
     block = model.blocks[0].mixer
     shapes = {
         "conv1.weight": (512, 512, 1, 1), "conv1.bias": (512,), "linear_0.weight": (64, 512, 1),
@@ -135,4 +134,4 @@ def test_the_authors_block_loads_into_its_place() -> None:
 )
 def test_mistakes(kwargs, message) -> None:
     with pytest.raises(UserError, match=message):
-        make_network(EANet, **{"backbone": "resnet18", "device": "meta", **kwargs})
+        EANet(**{"backbone": "resnet18", "device": "meta", **kwargs})

@@ -12,7 +12,7 @@ from tokenmix import UserError, create_model
 from tokenmix.checkpoints import resize
 from tokenmix.layers import AttentionResidual, LessAttention
 from tokenmix.losses import diagonality_loss
-from tokenmix.models.reduced_attention import ReducedAttention
+from tokenmix.models.lavit import ReducedAttention
 from tokenmix.ops import Scores, resize_score_transform
 
 

@@ -8,13 +8,12 @@ from torch.utils.flop_counter import FlopCounterMode
 import tokenmix
 from tokenmix import UserError, create_model, list_mixers, list_models
 from tokenmix.models import MixerNet
-from tokenmix.models.architecture import make_network
 
 
 def net(mixer: str, **kwargs) -> MixerNet:
     torch.manual_seed(0)
     defaults = {"img_size": 8, "patch_size": 2, "embed_dim": 32, "depth": 3, "num_classes": 5}
-    return make_network(MixerNet, mixer=mixer, **{**defaults, **kwargs})
+    return MixerNet(mixer=mixer, **{**defaults, **kwargs})
 
 
 @pytest.mark.parametrize("mixer", list_mixers())

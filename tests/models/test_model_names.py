@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import timm
 
-from tokenmix import list_models
+import tokenmix
+from tokenmix import UserError, list_models
+from tokenmix.models import GMLP
 from tokenmix.models.registry import create_on_meta
 from tokenmix.registry import MODELS, TASKS
 from tokenmix.text import PRESETS, create_config, describe
@@ -161,3 +163,17 @@ def test_the_documented_table_is_counted() -> None:
             assert paper == f"{PRESETS[name].parameters} M"
             ours = summary["preset's GFLOPs"]
             assert (flops, published) == (f"{ours:.1f}", str(PRESETS[name].flops))
+
+
+def test_the_class_and_both_factories_take_the_same_arguments() -> None:
+    given: dict[str, Any] = {"depth": 2, "embed_dim": 16, "img_size": 32, "num_classes": 3, "device": "meta"}
+    direct = GMLP(**given)
+    shapes = {key: value.shape for key, value in direct.state_dict().items()}
+    for create in (tokenmix.create_model, timm.create_model):
+        named = create("gmlp_tiny", **given)
+        assert {key: value.shape for key, value in named.state_dict().items()} == shapes
+
+
+def test_an_unknown_argument_is_named_with_those_that_exist() -> None:
+    with pytest.raises(UserError, match=r"has no argument 'wide'; it takes attention_dim, .*depth, .*num_classes"):
+        tokenmix.create_model("gmlp_tiny", wide=1)

@@ -84,10 +84,10 @@ def test_a_backbone_of_the_cache_starts_the_network(tmp_path, monkeypatch) -> No
 
     monkeypatch.setattr(pretrained, "try_to_load_from_cache", lambda *args, **kwargs: str(tmp_path))
     monkeypatch.setattr(timm, "create_model", from_file)
-    from tokenmix.models import EANet, EANetArchitecture
+    from tokenmix.models import EANet
 
     images = IMAGES[..., :64, :64]
-    model = EANet(EANetArchitecture(backbone="resnet18"), pretrained_backbone=True)
+    model = EANet(backbone="resnet18", pretrained_backbone=True)
     assert torch.equal(logits(model, images), logits(backbone, images))
 
 

@@ -1,6 +1,7 @@
 """Another image size: the skeletons follow, checkpoints follow, and a trained network still knows what it sees."""
 
 import copy
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 from tokenmix import UserError, create_model, list_mixers, list_models
 from tokenmix.checkpoints import resize
 from tokenmix.layers import GatedMLP, LessAttention, SpatialGatingUnit
-from tokenmix.models import GMLP, GMLPArchitecture, MixerNet, MixerNetArchitecture
+from tokenmix.models import GMLP, MixerNet
 from tokenmix.ops import resize_gate
 
 NANO = list_models("*_nano", task="image-classification")
@@ -59,8 +60,8 @@ def test_the_same_size_changes_nothing(name) -> None:
 
 @pytest.mark.parametrize("mixer", list_mixers())
 def test_every_mixer_follows_or_says_why_not(mixer) -> None:
-    architecture = MixerNetArchitecture(mixer=mixer, embed_dim=16, depth=2, patch_size=4)
-    model = loud(MixerNet(architecture, img_size=16, num_classes=3))
+    given: Any = {"mixer": mixer, "embed_dim": 16, "depth": 2, "patch_size": 4}
+    model = loud(MixerNet(**given, img_size=16, num_classes=3))
     if mixer == "gating-toeplitz":
         with pytest.raises(UserError, match="use a dense gate"):
             model.set_input_size(24)
@@ -72,8 +73,8 @@ def test_every_mixer_follows_or_says_why_not(mixer) -> None:
 
 
 def test_frozen_type_and_module_attributes_stay() -> None:
-    architecture = GMLPArchitecture(patch_size=4, embed_dim=16, depth=2, expansion=2.0)
-    model = GMLP(architecture, img_size=32, dtype=torch.float64, num_classes=3)
+    given: Any = {"patch_size": 4, "embed_dim": 16, "depth": 2, "expansion": 2.0}
+    model = GMLP(**given, img_size=32, dtype=torch.float64, num_classes=3)
     gating = model.blocks[0].mixer.gating
     gating.weight.requires_grad_(False)
     model.set_input_size(40)
@@ -169,8 +170,8 @@ def test_a_trained_gate_still_knows_digits_at_another_size() -> None:
     pixels = torch.from_numpy(digits.images).float().div(8).sub(1).unsqueeze(1)
     labels, generator = torch.from_numpy(digits.target), torch.Generator().manual_seed(0)
     small, large = (F.interpolate(pixels, size=side, mode="bilinear", antialias=True) for side in (14, 16))
-    architecture = GMLPArchitecture(patch_size=2, embed_dim=32, depth=2, expansion=4.0)
-    model = GMLP(architecture, img_size=14, in_chans=1, num_classes=10)
+    given: Any = {"patch_size": 2, "embed_dim": 32, "depth": 2, "expansion": 4.0}
+    model = GMLP(**given, img_size=14, in_chans=1, num_classes=10)
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
     for _ in range(12):
         for index in torch.randperm(1400, generator=generator).split(100):

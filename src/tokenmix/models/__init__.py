@@ -6,13 +6,12 @@ Importing this package registers the image classifiers of the registry with timm
 from tokenmix.errors import needs
 
 with needs("tokenmix.models"):
-    from tokenmix.models.architecture import Architecture
-    from tokenmix.models.eamlp import EAMLP, EAMLPArchitecture
-    from tokenmix.models.eanet import EANet, EANetArchitecture
-    from tokenmix.models.gmlp import GMLP, GMLPArchitecture
+    from tokenmix.models.eamlp import EAMLP
+    from tokenmix.models.eanet import EANet
+    from tokenmix.models.gmlp import GMLP
     from tokenmix.models.isotropic import BlockMap, IsotropicNet, MixerBlock
-    from tokenmix.models.lavit import LaViT, LaViTArchitecture
-    from tokenmix.models.mixer_net import MixerNet, MixerNetArchitecture
+    from tokenmix.models.lavit import LaViT
+    from tokenmix.models.mixer_net import MixerNet
     from tokenmix.models.registry import create_model
     from tokenmix.models.timm_registry import register_with_timm
     from tokenmix.registry import MODELS, list_models
@@ -20,18 +19,12 @@ with needs("tokenmix.models"):
 __all__ = [
     "EAMLP",
     "GMLP",
-    "Architecture",
     "BlockMap",
-    "EAMLPArchitecture",
     "EANet",
-    "EANetArchitecture",
-    "GMLPArchitecture",
     "IsotropicNet",
     "LaViT",
-    "LaViTArchitecture",
     "MixerBlock",
     "MixerNet",
-    "MixerNetArchitecture",
     "create_model",
     "list_models",
     "register_with_timm",

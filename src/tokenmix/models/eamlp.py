@@ -6,7 +6,6 @@ arXiv:2105.02358. The released code calls the models T2t_vit_7, _14 and _19.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -20,7 +19,6 @@ from torch.nn import functional as F
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.memory import Memory
 from tokenmix.layers.multihead_external import MultiHeadExternalAttention
-from tokenmix.models.architecture import Architecture
 from tokenmix.models.isotropic import IsotropicNet, MixerBlock
 from tokenmix.models.stems import Stem, pair
 from tokenmix.ops.external.api import external_attention
@@ -155,11 +153,14 @@ class T2TStem(Stem):
         return blocks + self.grid_size[0] * self.grid_size[1] * self.project.in_features * self.dim
 
 
-@dataclass(frozen=True, kw_only=True)
-class EAMLPArchitecture(Architecture):
-    """Architecture of an EAMLP.
+class EAMLP(IsotropicNet):
+    """EAMLP: class token, fixed sinusoid positions, pre-norm blocks of multi-head external attention and MLP.
 
-    Attributes:
+    Args:
+        img_size: side of the image, or (height, width).
+        in_chans: channels of the image.
+        num_classes: width of the head; 0 for none.
+        global_pool: `"token"` for the class token, `"avg"`, or `""` for all tokens.
         embed_dim: width D of the tokens.
         depth: number of blocks.
         num_heads: base heads; the attention widens D by 4 and has 4 times as many.
@@ -168,27 +169,6 @@ class EAMLPArchitecture(Architecture):
         num_splits: unfoldings of the stem, 3 for 1/16 of the sides, 2 for 1/4.
         norm: `"layer"`, or `"batch"` for the BatchNorm form that the author reports for EAMLP-7.
         init: `"paper"`, the start of the released code; `"torch"`, that of the layers, which learns faster at first.
-    """
-
-    embed_dim: int = 256
-    depth: int = 7
-    num_heads: int = 4
-    num_slots: int = 64
-    mlp_ratio: float = 2.0
-    num_splits: Literal[2, 3] = 3
-    norm: Literal["layer", "batch"] = "layer"
-    init: Literal["paper", "torch"] = "paper"
-
-
-class EAMLP(IsotropicNet):
-    """EAMLP: class token, fixed sinusoid positions, pre-norm blocks of multi-head external attention and MLP.
-
-    Args:
-        architecture: the numbers of this one.
-        img_size: side of the image, or (height, width).
-        in_chans: channels of the image.
-        num_classes: width of the head; 0 for none.
-        global_pool: `"token"` for the class token, `"avg"`, or `""` for all tokens.
         drop_rate: dropout before the head.
         proj_drop_rate: dropout in the blocks' MLPs.
         attn_drop_rate: dropout of the maps and after the projections in the stem; the released stem has 0.1.
@@ -197,12 +177,19 @@ class EAMLP(IsotropicNet):
 
     def __init__(
         self,
-        architecture: EAMLPArchitecture,
         *,
         img_size: int | tuple[int, int] = 224,
         in_chans: int = 3,
         num_classes: int = 1000,
         global_pool: Literal["token", "avg", ""] = "token",
+        embed_dim: int = 256,
+        depth: int = 7,
+        num_heads: int = 4,
+        num_slots: int = 64,
+        mlp_ratio: float = 2.0,
+        num_splits: Literal[2, 3] = 3,
+        norm: Literal["layer", "batch"] = "layer",
+        init: Literal["paper", "torch"] = "paper",
         drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
@@ -211,26 +198,35 @@ class EAMLP(IsotropicNet):
         dtype: torch.dtype | None = None,
     ) -> None:
         factory = {"device": device, "dtype": dtype}
-        a, dim = architecture, architecture.embed_dim
         stem = T2TStem(
-            dim, img_size=img_size, in_chans=in_chans, num_splits=a.num_splits, dropout=attn_drop_rate, **factory
+            embed_dim, img_size=img_size, in_chans=in_chans, num_splits=num_splits, dropout=attn_drop_rate, **factory
         )
-        rates: Any = calculate_drop_path_rates(drop_path_rate, a.depth)
+        rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
         blocks = [
             MixerBlock(
-                MultiHeadExternalAttention(dim, num_heads=a.num_heads, num_slots=a.num_slots, **factory),
-                mlp_ratio=a.mlp_ratio, drop=proj_drop_rate, drop_path=rate, norm=a.norm, **factory,
+                MultiHeadExternalAttention(embed_dim, num_heads=num_heads, num_slots=num_slots, **factory),
+                mlp_ratio=mlp_ratio,
+                drop=proj_drop_rate,
+                drop_path=rate,
+                norm=norm,
+                **factory,
             )
             for rate in rates
-        ]  # fmt: skip
+        ]
         super().__init__(
-            stem, blocks, num_classes=num_classes, positions="sinusoid", class_token=True, global_pool=global_pool,
-            drop_rate=drop_rate, **factory,
-        )  # fmt: skip
+            stem,
+            blocks,
+            num_classes=num_classes,
+            positions="sinusoid",
+            class_token=True,
+            global_pool=global_pool,
+            drop_rate=drop_rate,
+            **factory,
+        )
         self.mixer_name = "multihead-external"
-        if a.init not in ("paper", "torch"):
-            raise unknown_name("init", a.init, ("paper", "torch"))
-        if a.init == "paper":
+        if init not in ("paper", "torch"):
+            raise unknown_name("init", init, ("paper", "torch"))
+        if init == "paper":
             self.init_weights()
 
     @torch.no_grad()

@@ -5,7 +5,6 @@ arXiv:2105.02358.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -16,8 +15,8 @@ from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.counting import count_macs, on_meta
 from tokenmix.layers.external import ExternalAttention2d
 from tokenmix.layers.memory import Tie
-from tokenmix.models.architecture import Architecture, OnMaps
 from tokenmix.models.isotropic import BlockMap, mix
+from tokenmix.models.maps import OnMaps
 from tokenmix.models.pretrained import timm_resnet
 from tokenmix.models.stems import pair
 from tokenmix.models.timm_interface import Classifier, record_input_size, take_indices
@@ -37,26 +36,6 @@ class EABlock(nn.Module):
         return mix(self.mixer, x)[0]
 
 
-@dataclass(frozen=True, kw_only=True)
-class EANetArchitecture(Architecture):
-    """Architecture of an EANet classifier.
-
-    Attributes:
-        backbone: name of a ResNet of timm's.
-        backbone_kwargs: arguments of its constructor.
-        stem: `"large"`, that of the ResNet, which quarters the sides at once; `"small"`, one 3 x 3 convolution that
-            keeps them, for images of 28 to 64 px.
-        num_slots: memory slots.
-        tie: how the two memories are tied, see `ExternalAttention2d`.
-    """
-
-    backbone: str = "resnet50"
-    backbone_kwargs: Mapping[str, Any] | None = None
-    stem: Literal["large", "small"] = "large"
-    num_slots: int = 64
-    tie: Tie = "none"
-
-
 class EANet(OnMaps, Classifier):
     """A ResNet of timm's, the EANet block on its last map, mean over the map, a linear head.
 
@@ -69,7 +48,12 @@ class EANet(OnMaps, Classifier):
     identity, and weights of a plain ResNet keep their outputs.
 
     Args:
-        architecture: the ResNet and the block of this one.
+        backbone: name of a ResNet of timm's.
+        backbone_kwargs: arguments of its constructor.
+        stem: `"large"`, that of the ResNet, which quarters the sides at once; `"small"`, one 3 x 3 convolution that
+            keeps them, for images of 28 to 64 px.
+        num_slots: memory slots.
+        tie: how the two memories are tied, see `ExternalAttention2d`.
         pretrained_backbone: start from timm's weights of the backbone.
         img_size: side of the images, or (height, width), for which `macs` counts; any size runs.
         in_chans: channels of the image.
@@ -87,8 +71,12 @@ class EANet(OnMaps, Classifier):
 
     def __init__(
         self,
-        architecture: EANetArchitecture,
         *,
+        backbone: str = "resnet50",
+        backbone_kwargs: Mapping[str, Any] | None = None,
+        stem: Literal["large", "small"] = "large",
+        num_slots: int = 64,
+        tie: Tie = "none",
         pretrained_backbone: bool = False,
         img_size: int | tuple[int, int] = 224,
         in_chans: int = 3,
@@ -100,23 +88,27 @@ class EANet(OnMaps, Classifier):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        a = architecture
-        if a.stem not in ("large", "small"):
-            raise unknown_name("stem", a.stem, ("large", "small"))
+        if stem not in ("large", "small"):
+            raise unknown_name("stem", stem, ("large", "small"))
         _check_unpooled(global_pool, num_classes)
         factory = {"device": device, "dtype": dtype}
         given = {
-            "in_chans": in_chans, "num_classes": num_classes, "global_pool": self.checked_pool(global_pool),
-            "drop_rate": drop_rate, "drop_path_rate": drop_path_rate, **(a.backbone_kwargs or {}), **factory,
-        }  # fmt: skip
-        self.backbone = timm_resnet(a.backbone, pretrained=pretrained_backbone, **given)
-        if a.stem == "small":
+            "in_chans": in_chans,
+            "num_classes": num_classes,
+            "global_pool": self.checked_pool(global_pool),
+            "drop_rate": drop_rate,
+            "drop_path_rate": drop_path_rate,
+            **(backbone_kwargs or {}),
+            **factory,
+        }
+        self.backbone = timm_resnet(backbone, pretrained=pretrained_backbone, **given)
+        if stem == "small":
             _shrink_stem(self.backbone, in_chans, factory)
         self.in_chans, self.num_classes, self.global_pool = in_chans, num_classes, global_pool
         self.num_features = self.head_hidden_size = self.embed_dim = self.backbone.num_features
         self.feature_info = [{**entry, "module": f"backbone.{entry['module']}"} for entry in self.backbone.feature_info]
         self.feature_info[-1]["module"] = "blocks.0"
-        mixer = ExternalAttention2d(self.num_features, num_slots=a.num_slots, tie=a.tie, **factory)
+        mixer = ExternalAttention2d(self.num_features, num_slots=num_slots, tie=tie, **factory)
         nn.init.zeros_(mixer.norm.weight)
         self.blocks = nn.ModuleList([EABlock(mixer)])
         self.mixer_name = "external-2d"

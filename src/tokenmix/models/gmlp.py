@@ -3,7 +3,6 @@
 Paper: Liu, Dai, So, Le, "Pay Attention to MLPs", 2021, arXiv:2105.08050.
 """
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 
 from tokenmix.errors import unknown_name
 from tokenmix.layers.gated_mlp import GatedMLP
-from tokenmix.models.architecture import Architecture
 from tokenmix.models.isotropic import IsotropicNet, mix
 from tokenmix.models.stems import PatchStem
 from tokenmix.ops.less import Scores
@@ -43,38 +41,21 @@ class GMLPBlock(nn.Module):
         return self.mixer.macs(num_tokens)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GMLPArchitecture(Architecture):
-    """Architecture of a gMLP.
+class GMLP(IsotropicNet):
+    """gMLP, and with `attention_dim` aMLP.
 
-    Attributes:
+    Args:
+        img_size: side of the image, or (height, width); a multiple of the patch.
         patch_size: side of a patch.
+        in_chans: channels of the image.
+        num_classes: width of the head; 0 for none.
+        global_pool: `"avg"`, or `""` for the tokens themselves.
         embed_dim: width D of the tokens.
         depth: number of blocks.
         expansion: d_ffn / D, the width between U and the gate.
         attention_dim: width of tiny attention's one head; 0 for none.
         gate: `"dense"` as in the paper's vision models, or `"toeplitz"`.
         init: `"timm"`, since the paper prints none; `"torch"`, that of the layers, which learns faster at first.
-    """
-
-    patch_size: int = 16
-    embed_dim: int = 256
-    depth: int = 30
-    expansion: float = 6.0
-    attention_dim: int = 0
-    gate: Literal["dense", "toeplitz"] = "dense"
-    init: Literal["timm", "torch"] = "timm"
-
-
-class GMLP(IsotropicNet):
-    """gMLP, and with `attention_dim` aMLP.
-
-    Args:
-        architecture: the numbers of this one.
-        img_size: side of the image, or (height, width); a multiple of the patch.
-        in_chans: channels of the image.
-        num_classes: width of the head; 0 for none.
-        global_pool: `"avg"`, or `""` for the tokens themselves.
         drop_rate: dropout before the head.
         proj_drop_rate: dropout in the branches.
         drop_path_rate: stochastic depth of the last block, linear in depth.
@@ -82,12 +63,18 @@ class GMLP(IsotropicNet):
 
     def __init__(
         self,
-        architecture: GMLPArchitecture,
         *,
         img_size: int | tuple[int, int] = 224,
+        patch_size: int = 16,
         in_chans: int = 3,
         num_classes: int = 1000,
         global_pool: Literal["avg", ""] = "avg",
+        embed_dim: int = 256,
+        depth: int = 30,
+        expansion: float = 6.0,
+        attention_dim: int = 0,
+        gate: Literal["dense", "toeplitz"] = "dense",
+        init: Literal["timm", "torch"] = "timm",
         drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
@@ -95,28 +82,27 @@ class GMLP(IsotropicNet):
         dtype: torch.dtype | None = None,
     ) -> None:
         factory = {"device": device, "dtype": dtype}
-        a, dim = architecture, architecture.embed_dim
-        stem = PatchStem(dim, img_size=img_size, patch_size=a.patch_size, in_chans=in_chans, **factory)
+        stem = PatchStem(embed_dim, img_size=img_size, patch_size=patch_size, in_chans=in_chans, **factory)
         num_tokens = stem.grid_size[0] * stem.grid_size[1]
-        rates: Any = calculate_drop_path_rates(drop_path_rate, a.depth)
+        branch: Any = {"expansion": expansion, "gate": gate, "attention_dim": attention_dim, "dropout": proj_drop_rate}
+        rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
         blocks = [
-            GMLPBlock(
-                GatedMLP(
-                    dim, num_tokens, expansion=a.expansion, gate=a.gate, attention_dim=a.attention_dim,
-                    dropout=proj_drop_rate, **factory,
-                ),
-                drop_path=rate, **factory,
-            )
-            for rate in rates
-        ]  # fmt: skip
+            GMLPBlock(GatedMLP(embed_dim, num_tokens, **branch, **factory), drop_path=rate, **factory) for rate in rates
+        ]
         super().__init__(
-            stem, blocks, num_classes=num_classes, positions="none", global_pool=global_pool, drop_rate=drop_rate,
-            norm_eps=1e-6, **factory,
-        )  # fmt: skip
-        self.mixer_name = "gating-attention" if a.attention_dim else "gating"
-        if a.init not in ("timm", "torch"):
-            raise unknown_name("init", a.init, ("timm", "torch"))
-        if a.init == "timm":
+            stem,
+            blocks,
+            num_classes=num_classes,
+            positions="none",
+            global_pool=global_pool,
+            drop_rate=drop_rate,
+            norm_eps=1e-6,
+            **factory,
+        )
+        self.mixer_name = "gating-attention" if attention_dim else "gating"
+        if init not in ("timm", "torch"):
+            raise unknown_name("init", init, ("timm", "torch"))
+        if init == "timm":
             self.init_weights()
 
     @torch.no_grad()

@@ -1,29 +1,449 @@
 """LaViT: a pyramid of four stages in which the later blocks of a stage transform the scores of the earlier ones.
 
 Paper: Zhang, Liu, Lin, He, "You Only Need Less Attention at Each Stage in Vision Transformers", CVPR 2024,
-arXiv:2406.00427. Neither code nor a layout was published: docs/models/lavit.md says what is whose.
+arXiv:2406.00427. Neither code nor a layout was published; this one is ours. docs/models/lavit.md gives the reasons.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.fx
-from timm.layers.drop import calculate_drop_path_rates
+from timm.layers.drop import DropPath, calculate_drop_path_rates
+from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.layers.weight_init import trunc_normal_
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
-from tokenmix.models.architecture import OnMaps
-from tokenmix.models.isotropic import BlockMap
-from tokenmix.models.lavit_layout import BlockCost, LaViTArchitecture, shrunk, unpaid
-from tokenmix.models.lavit_stage import LaViTStage
+from tokenmix.layers.attention_residual import AttentionResidual
+from tokenmix.layers.base import Capabilities, Mixer, check_tokens, finish, replace_parameter
+from tokenmix.layers.less_attention import LessAttention
+from tokenmix.layers.self_attention import SelfAttention, check_heads
+from tokenmix.models.isotropic import BlockMap, mix
+from tokenmix.models.maps import OnMaps
 from tokenmix.models.stems import pair
 from tokenmix.models.timm_interface import Classifier, check_images, make_head, record_input_size, take_indices
+from tokenmix.ops.attention import attention, attention_probabilities
 from tokenmix.ops.less import Scores
 
 torch.fx.wrap("check_images")
+torch.fx.wrap("mix")
+torch.fx.wrap("padded_image")
+
+
+Grid = tuple[int, int]
+Mode = Literal["factored", "dense"]
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """One stage.
+
+    Attributes:
+        dim: width D.
+        depth: number of blocks.
+        num_vanilla: blocks at the front with vanilla attention; the others have less-attention.
+        num_heads: heads H.
+        mlp_ratio: hidden width of the MLP over D.
+        key_reduction: side r of the block of tokens that makes one key and value of vanilla attention.
+        residual: whether the stage before passes its scores to the first layer, and what becomes of its keys then.
+    """
+
+    dim: int
+    depth: int
+    num_vanilla: int
+    num_heads: int
+    mlp_ratio: float
+    key_reduction: int
+    residual: Literal["none", "pooled", "kept"]
+
+    @property
+    def dense(self) -> bool:
+        """Whether what less-attention transforms, and the next stage gets, has a part of full rank.
+
+        Only the first layer adds the residual. Each vanilla layer makes scores of its own, so a second one ends it.
+        """
+        return self.residual != "none" and self.num_vanilla == 1
+
+
+class BlockCost(NamedTuple):
+    """What the attention of one block costs on one image. Stages and blocks count from 1.
+
+    `vanilla` is what a vanilla layer of that stage takes, which a less-attention layer replaces.
+    """
+
+    stage: int
+    block: int
+    kind: Literal["reduced", "vanilla", "less"]
+    num_tokens: int
+    macs: int
+    vanilla: int
+
+
+def shrunk(grid: Grid, stride: int) -> Grid:
+    """The grid after a convolution with kernel and stride `stride`: what is left over is padded with zeros."""
+    return -(-grid[0] // stride), -(-grid[1] // stride)
+
+
+def stage_specs(
+    embed_dims: Sequence[int],
+    depths: Sequence[int],
+    num_vanilla: Sequence[int],
+    num_heads: Sequence[int],
+    key_reductions: Sequence[int],
+    residuals: Sequence[bool],
+    mlp_ratio: float,
+) -> list[StageSpec]:
+    """One spec for each stage; `UserError` where the arguments of `LaViT` do not fit each other."""
+    count, given = len(embed_dims), {"depths": depths, "num_vanilla": num_vanilla, "num_heads": num_heads}
+    for name, values in {**given, "key_reductions": key_reductions}.items():
+        if len(values) != count:
+            raise UserError(f"{name} needs one number for each of the {count} stages of embed_dims, got {values}")
+    if len(residuals) != count - 1:
+        raise UserError(f"residuals needs {count - 1} entries, one for each step to a next stage, got {residuals}")
+    specs = []
+    for i, (dim, depth, vanilla, heads, reduction) in enumerate(
+        zip(embed_dims, depths, num_vanilla, num_heads, key_reductions, strict=True)
+    ):
+        stage = f"stage {i + 1}"
+        if not 1 <= vanilla <= depth:
+            raise UserError(
+                f"{stage} has depth {depth} and num_vanilla {vanilla}: a stage starts with 1..{depth} vanilla "
+                "blocks, whose scores the others transform"
+            )
+        if reduction < 1:
+            raise UserError(f"{stage} has key reduction {reduction}; give 1 for none, or 2, 4, ...")
+        if vanilla < depth and reduction > 1:
+            raise UserError(
+                f"{stage} has less-attention and key reduction {reduction}: the scores that it transforms must be "
+                f"square; give that stage key_reductions 1, or num_vanilla {depth}"
+            )
+        residual = _residual_keys(i, key_reductions[i - 1], reduction) if i and residuals[i - 1] else "none"
+        specs.append(StageSpec(dim, depth, vanilla, heads, mlp_ratio, reduction, residual))
+    return specs
+
+
+def _residual_keys(index: int, before: int, reduction: int) -> Literal["pooled", "kept"]:
+    """Both stages must see the same keys, or each all of its own tokens."""
+    if before == 2 * reduction:
+        return "kept"
+    if before == reduction == 1:
+        return "pooled"
+    raise UserError(
+        f"no attention residual from stage {index} to {index + 1}: with key reductions {before} and {reduction} "
+        f"their keys are on different grids; give {2 * reduction} and {reduction}, or residuals[{index - 1}] = False"
+    )
+
+
+def less_macs(spec: StageSpec, num_tokens: int, index: int, mode: Mode) -> int:
+    """Multiply-adds of the less-attention layer with `index` such layers before it in its stage.
+
+    Each adds two columns to the factors, which heads share until attention; a part of full rank takes a dense
+    transform, and the biases join that. Without gradients on a CPU the columns may take fewer, as a map.
+    """
+    n, heads = num_tokens, spec.num_heads
+    width = spec.dim // heads
+    values = 2 * n * spec.dim**2 + n**2 * spec.dim
+    if mode == "dense":
+        product = n**2 * heads * width if index == 0 else 0
+        return values + product + 2 * heads * n**3
+    mixing = 2 * n**2 * heads * width
+    if spec.dense:
+        return values + mixing + 2 * heads * n**3 + n**2 * heads * width
+    columns = 2 * index
+    return values + mixing + 2 * n**2 * columns + n**2 * heads * (width + columns + 2)
+
+
+def unpaid(costs: Sequence[BlockCost], stages: Sequence[StageSpec], mode: Mode) -> list[str]:
+    """A line for each stage with less-attention layers that take no fewer multiply-adds than vanilla ones would."""
+    lines = []
+    for number, spec in enumerate(stages, 1):
+        rows = [row for row in costs if row.stage == number and row.kind == "less" and row.macs >= row.vanilla]
+        if rows:
+            lines.append(
+                f"stage {number}: {len(rows)} of {spec.depth - spec.num_vanilla} less-attention layers do not pay at "
+                f"{rows[0].num_tokens} tokens, {max(row.macs for row in rows) / 1e6:.4g} M multiply-adds against "
+                f"{rows[0].vanilla / 1e6:.4g} M of a vanilla layer; {_remedy(spec, rows, mode)}"
+            )
+    return lines
+
+
+def _remedy(spec: StageSpec, rows: Sequence[BlockCost], mode: Mode) -> str:
+    first = rows[0]
+    if mode == "dense" and less_macs(spec, first.num_tokens, 0, "factored") < first.vanilla:
+        return "less_mode='factored' gives the same and does"
+    second = replace(spec, num_vanilla=2)
+    if spec.dense and spec.depth > 2 and less_macs(second, first.num_tokens, 0, "factored") < first.vanilla:
+        return "num_vanilla 2 there ends the residual's part of full rank before them"
+    paying = first.block - 1 - spec.num_vanilla
+    return f"num_vanilla {spec.depth - paying} there keeps them vanilla"
+
+
+def padded_image(image: Tensor, stride: int) -> Tensor:
+    """Maps (B, C, H, W) with zeros below and to the right, up to multiples of the stride."""
+    bottom, right = -image.shape[-2] % stride, -image.shape[-1] % stride
+    return F.pad(image, (0, right, 0, bottom)) if bottom or right else image
+
+
+class ReducedAttention(Mixer):
+    """Attention in which every r x r block of the grid makes one key and one value.
+
+        K, V = LN(DWConv_r(X)) W_kv,   out = concat_h [ softmax(Q_h K_h^T / sqrt(d) + R) V_h ] W_o
+
+    The idea is that of PVT (Wang et al., arXiv 2102.12122), whose convolution is full; this one is depthwise, takes the
+    mean at the start and costs next to nothing.
+
+    Shape:
+        x (B, N, D) to (B, N, D), tokens row by row on `grid`; the map (B, H, N, S) with S blocks.
+    """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(map="slots", mask=False, length="fixed", equivariant=False)
+
+    def __init__(self, dim: int, grid: Grid, *, num_heads: int, reduction: int, **factory: Any) -> None:
+        super().__init__()
+        self.dim, self.grid, self.num_heads, self.reduction = dim, grid, num_heads, reduction
+        self.head_dim = check_heads(dim, num_heads)
+        self.q = nn.Linear(dim, dim, **factory)
+        self.reduce = nn.Conv2d(dim, dim, reduction, reduction, groups=dim, **factory)
+        self.norm = nn.LayerNorm(dim, **factory)
+        self.kv = nn.Linear(dim, 2 * dim, **factory)
+        self.proj = nn.Linear(dim, dim, **factory)
+        nn.init.constant_(self.reduce.weight, reduction**-2)
+        nn.init.zeros_(self.reduce.bias)  # type: ignore[arg-type]
+
+    @property
+    def num_keys(self) -> int:
+        """S, blocks of the grid."""
+        height, width = shrunk(self.grid, self.reduction)
+        return height * width
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Mix tokens (B, N, D) that fill the grid; there is no mask."""
+        return self.mix(x, None, mask)[0]
+
+    def mix(
+        self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None, *, residual: Tensor | None = None
+    ) -> tuple[Tensor, Scores | None]:
+        """`forward`, and the pre-softmax scores in factors; `residual` (B, H, N, S) is added to them."""
+        query, key, value = self._heads(x, mask)
+        out = attention(query, key, value, bias=residual, scale=1.0)
+        return finish(self.proj(out.transpose(1, 2).flatten(2)), None), Scores(query, key, residual)
+
+    def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The map (B, H, N, S): which blocks a token looks at."""
+        return self.mix_map(x, None, mask)
+
+    def mix_map(
+        self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None, *, residual: Tensor | None = None
+    ) -> Tensor:
+        """The map that `mix` used on the same arguments."""
+        query, key, _ = self._heads(x, mask)
+        return attention_probabilities(query, key, bias=residual, scale=1.0)
+
+    def set_grid(self, old: Sequence[int], new: Sequence[int]) -> None:
+        """Treat the tokens as a grid of the new size."""
+        self.grid = (new[0], new[1])
+
+    def macs(self, num_tokens: int) -> int:
+        """2 N D^2 for q and output, N D for the reduction, 2 S D^2 for k and v, 2 N S D for the attention."""
+        keys, area = self.num_keys, self.reduction**2
+        return 2 * (num_tokens + keys) * self.dim**2 + (area + 2 * num_tokens) * keys * self.dim
+
+    def _heads(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        check_tokens(self, x)
+        if mask is not None:
+            raise UserError("ReducedAttention makes keys of whole blocks of the image and takes no mask")
+        image = padded_image(x.transpose(1, 2).unflatten(2, self.grid), self.reduction)
+        blocks = self.norm(self.reduce(image).flatten(2).transpose(1, 2))
+        key, value = self.kv(blocks).unflatten(2, (2, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
+        query = self.q(x).unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2)
+        return query * self.head_dim**-0.5, key, value
+
+
+class LaViTBlock(nn.Module):
+    """x + s1 * mixer(norm(x)), then x + s2 * mlp(norm(x)), with LayerScale s1, s2."""
+
+    def __init__(
+        self, mixer: Mixer, *, mlp_ratio: float, layer_scale: float, drop: float, drop_path: float, **factory: Any
+    ) -> None:
+        super().__init__()
+        dim = mixer.dim
+        self.hidden = int(dim * mlp_ratio)
+        self.norm1, self.norm2 = nn.LayerNorm(dim, **factory), nn.LayerNorm(dim, **factory)
+        self.mixer = mixer
+        self.mlp = nn.Sequential(
+            nn.Linear(dim, self.hidden, **factory), nn.GELU(), nn.Linear(self.hidden, dim, **factory), nn.Dropout(drop)
+        )
+        self.scale1 = nn.Parameter(torch.full((dim,), layer_scale, **factory))
+        self.scale2 = nn.Parameter(torch.full((dim,), layer_scale, **factory))
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor, carry: Scores | None, residual: Tensor | None) -> tuple[Tensor, Scores]:
+        """Tokens and the scores of the block before, to the same for the block after; the residual joins the scores."""
+        out, scores = mix(self.mixer, self.norm1(x), carry, **_given(residual))
+        assert scores is not None
+        x = x + self.drop_path(self.scale1 * out)
+        return x + self.drop_path(self.scale2 * self.mlp(self.norm2(x))), scores
+
+    def map(self, x: Tensor, carry: Scores | None, residual: Tensor | None) -> Tensor:
+        """The map that `forward` used on the same arguments."""
+        return self.mixer.mix_map(self.norm1(x), carry, **_given(residual))
+
+
+def _given(residual: Tensor | None) -> dict[str, Any]:
+    """Only vanilla attention, the first of a stage, has an argument for it."""
+    return {} if residual is None else {"residual": residual}
+
+
+@torch.fx.wrap
+def _residual(layer: AttentionResidual, scores: Scores, height: int, width: int) -> Tensor:
+    return layer(scores, (height, width))
+
+
+class LaViTStage(nn.Module):
+    """A convolution that shrinks the grid, LayerNorm, learned positions, then the blocks.
+
+    Shape:
+        maps (B, C, H, W) to (B, D, ceil(H / stride), ceil(W / stride)).
+    """
+
+    def __init__(
+        self,
+        spec: StageSpec,
+        before: StageSpec | None,
+        in_dim: int,
+        grid: Grid,
+        *,
+        stride: int,
+        less_mode: Mode,
+        layer_scale: float,
+        drop: float,
+        drop_path: Sequence[float],
+        **factory: Any,
+    ) -> None:
+        super().__init__()
+        self.spec, self.before, self.stride = spec, before, stride
+        self.less_mode: Mode = less_mode
+        self.grid, self.grad_checkpointing = grid, False
+        self.embed = nn.Conv2d(in_dim, spec.dim, stride, stride, **factory)
+        self.norm = nn.LayerNorm(spec.dim, **factory)
+        self.pos_embed = nn.Parameter(torch.empty(1, grid[0] * grid[1], spec.dim, **factory))
+        trunc_normal_(self.pos_embed, std=0.02)
+        self.residual = None
+        if before is not None and spec.residual != "none":
+            self.residual = AttentionResidual(before.num_heads, spec.num_heads, keys=spec.residual, **factory)
+        self.blocks = nn.ModuleList(
+            LaViTBlock(
+                self._mixer(i, **factory),
+                mlp_ratio=spec.mlp_ratio,
+                layer_scale=layer_scale,
+                drop=drop,
+                drop_path=rate,
+                **factory,
+            )
+            for i, rate in enumerate(drop_path)
+        )
+
+    def _mixer(self, index: int, **factory: Any) -> Mixer:
+        spec = self.spec
+        heads: dict[str, Any] = {"num_heads": spec.num_heads, **factory}
+        if index >= spec.num_vanilla:
+            return LessAttention(spec.dim, self.num_tokens, scores_from="previous", mode=self.less_mode, **heads)
+        if spec.key_reduction > 1:
+            return ReducedAttention(spec.dim, self.grid, reduction=spec.key_reduction, **heads)
+        return SelfAttention(spec.dim, **heads)
+
+    @property
+    def num_tokens(self) -> int:
+        """N, positions of the grid."""
+        return self.grid[0] * self.grid[1]
+
+    def _start(self, image: Tensor, carry: Scores | None) -> tuple[Tensor, Tensor | None]:
+        """Tokens with positions, and the residual made of the scores of the stage before."""
+        x = self.embed(padded_image(image, self.stride)).flatten(2).transpose(1, 2)
+        if self.residual is None or carry is None:
+            return self.norm(x) + self.pos_embed, None
+        return self.norm(x) + self.pos_embed, _residual(self.residual, carry, image.shape[-2], image.shape[-1])
+
+    def forward(self, image: Tensor, carry: Scores | None) -> tuple[Tensor, Scores, list[Scores]]:
+        """The stage's map, its last scores, and those that its less-attention layers made."""
+        x, residual = self._start(image, carry)
+        transformed: list[Scores] = []
+        for block in self.blocks:
+            if self.grad_checkpointing and torch.is_grad_enabled():
+                x, carry = checkpoint(block, x, carry, residual, use_reentrant=False)  # type: ignore[misc]
+            else:
+                x, carry = block(x, carry, residual)
+            assert carry is not None
+            if isinstance(block.mixer, LessAttention):
+                transformed.append(carry)
+            residual = None
+        assert carry is not None
+        return x.transpose(1, 2).unflatten(2, self.grid), carry, transformed
+
+    def maps(self, image: Tensor, carry: Scores | None, name: str) -> list[BlockMap]:
+        """The map of each block on the input that `forward` would get."""
+        x, residual = self._start(image, carry)
+        maps = []
+        for i, block in enumerate(self.blocks):
+            mixer: Mixer = block.mixer  # type: ignore[assignment]
+            used = block.map(x, carry, residual)  # type: ignore[operator]
+            maps.append(BlockMap(f"{name}.blocks.{i}.mixer", mixer.map_kind(), used, self.grid))
+            x, carry = block(x, carry, residual)
+            residual = None
+        return maps
+
+    @torch.no_grad()
+    def set_grid(self, grid: Grid) -> None:
+        """Set the grid of the maps: positions, Theta and Psi are interpolated."""
+        old = self.grid
+        if grid == old:
+            return
+        self.grid = grid
+        table = resample_abs_pos_embed(self.pos_embed.detach(), list(grid), list(old), 0)
+        replace_parameter(self, "pos_embed", table)
+        for block in self.blocks:
+            block.mixer.set_grid(old, grid)  # type: ignore[operator, union-attr]
+
+    def costs(self, number: int) -> list[BlockCost]:
+        """The attention of each block, in a stage of that number."""
+        n, spec = self.num_tokens, self.spec
+        vanilla = self.blocks[0].mixer.macs(n)  # type: ignore[operator, union-attr]
+        kind: Literal["reduced", "vanilla"] = "reduced" if spec.key_reduction > 1 else "vanilla"
+        rows = [BlockCost(number, i + 1, kind, n, vanilla, vanilla) for i in range(spec.num_vanilla)]
+        for i in range(spec.depth - spec.num_vanilla):
+            macs = less_macs(spec, n, i, self.less_mode)
+            rows.append(BlockCost(number, spec.num_vanilla + i + 1, "less", n, macs, vanilla))
+        return rows
+
+    def macs(self, grid_before: Grid) -> int:
+        """Multiply-adds of the whole stage on one image whose map has that grid."""
+        spec, n = self.spec, self.num_tokens
+        mlps = spec.depth * 2 * n * spec.dim * self.blocks[0].hidden  # type: ignore[operator]
+        embed = n * spec.dim * self.embed.in_channels * self.stride**2
+        return int(embed + mlps + sum(row.macs for row in self.costs(0)) + self._residual_macs(grid_before))
+
+    def _residual_macs(self, grid_before: Grid) -> int:
+        if self.residual is None or self.before is None:
+            return 0
+        before, n = self.before, self.num_tokens
+        behind = before.depth - before.num_vanilla
+        keys = shrunk(self.grid, self.spec.key_reduction)
+        num_keys = keys[0] * keys[1]
+        only_dense = behind > 0 and self.less_mode == "dense"
+        columns = 0 if before.dense else 2 * behind
+        width = 0 if only_dense else before.dim // before.num_heads + columns
+        macs = self.residual.macs(grid_before, width, num_keys)
+        if not only_dense and not before.dense:
+            return macs
+        rest = 4 * n * before.num_heads
+        if self.residual.keys == "kept":
+            return macs + rest * num_keys
+        return macs + rest * (grid_before[0] * grid_before[1] + n)
 
 
 class LaViT(OnMaps, Classifier):
@@ -35,11 +455,22 @@ class LaViT(OnMaps, Classifier):
     What does not divide is padded with zeros below and to the right: any image size works, and sides round up.
 
     Args:
-        architecture: the numbers of this one.
         img_size: side of the image, or (height, width).
+        patch_size: side of a patch of the first stage.
         in_chans: channels of the image.
         num_classes: width of the head; 0 for none.
         global_pool: `"avg"`, or `""` for the tokens themselves.
+        embed_dims: width D of each stage.
+        depths: blocks of each stage.
+        num_vanilla: blocks at the front of each stage that keep vanilla attention.
+        num_heads: heads of each stage.
+        key_reductions: side r of the block of tokens that makes one key and value, for each stage; less-attention needs
+            square scores, so 1 in stages that have it.
+        residuals: for each step to a next stage, whether its first block adds the scores of the one before. Both stages
+            need keys on one grid (r = 2 s before s), or no reduction.
+        mlp_ratio: hidden width of the MLPs over D.
+        less_mode: `"factored"`, or `"dense"`, the reference; the same result.
+        layer_scale: LayerScale of the branches at the start.
         drop_rate: dropout before the head.
         proj_drop_rate: dropout after the MLPs.
         drop_path_rate: stochastic depth of the last block, linear in depth.
@@ -55,12 +486,21 @@ class LaViT(OnMaps, Classifier):
 
     def __init__(
         self,
-        architecture: LaViTArchitecture,
         *,
         img_size: int | tuple[int, int] = 224,
+        patch_size: int = 4,
         in_chans: int = 3,
         num_classes: int = 1000,
         global_pool: Literal["avg", ""] = "avg",
+        embed_dims: Sequence[int] = (64, 128, 320, 640),
+        depths: Sequence[int] = (3, 2, 6, 3),
+        num_vanilla: Sequence[int] = (3, 2, 2, 1),
+        num_heads: Sequence[int] = (1, 2, 5, 10),
+        key_reductions: Sequence[int] = (4, 2, 1, 1),
+        residuals: Sequence[bool] = (True, True, True),
+        mlp_ratio: float = 4.0,
+        less_mode: Mode = "factored",
+        layer_scale: float = 0.1,
         drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
@@ -69,19 +509,27 @@ class LaViT(OnMaps, Classifier):
     ) -> None:
         super().__init__()
         factory = {"device": device, "dtype": dtype}
-        specs, patch_size, width = architecture.stages(), architecture.patch_size, architecture.embed_dims[-1]
+        specs = stage_specs(embed_dims, depths, num_vanilla, num_heads, key_reductions, residuals, mlp_ratio)
+        width = embed_dims[-1]
         self.img_size, self.in_chans, self.patch_size = pair(img_size), in_chans, patch_size
-        self.less_mode = architecture.less_mode
+        self.less_mode = less_mode
         strides = [patch_size] + [2] * (len(specs) - 1)
-        rates: Any = calculate_drop_path_rates(drop_path_rate, list(architecture.depths), stagewise=True)
+        rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
         self.stages = nn.ModuleList(
             LaViTStage(
-                spec, specs[i - 1] if i else None, specs[i - 1].dim if i else in_chans, grid, stride=strides[i],
-                less_mode=self.less_mode, layer_scale=architecture.layer_scale, drop=proj_drop_rate,
-                drop_path=rates[i], **factory,
+                spec,
+                specs[i - 1] if i else None,
+                specs[i - 1].dim if i else in_chans,
+                grid,
+                stride=strides[i],
+                less_mode=less_mode,
+                layer_scale=layer_scale,
+                drop=proj_drop_rate,
+                drop_path=rates[i],
+                **factory,
             )
             for i, (spec, grid) in enumerate(zip(specs, _grids(self.img_size, strides), strict=True))
-        )  # fmt: skip
+        )
         self.num_classes, self.num_features, self.head_hidden_size = num_classes, width, width
         self.global_pool = self.checked_pool(global_pool)
         self.norm: nn.Module = nn.LayerNorm(width, **factory)

@@ -1,5 +1,6 @@
 """A model by name: of the registry, or of timm's."""
 
+import inspect
 from typing import Any
 
 import timm
@@ -7,15 +8,20 @@ import torch
 from torch import nn
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.models.architecture import flat_arguments, make_network, takes_any
 from tokenmix.models.timm_registry import register_with_timm
 from tokenmix.registry import MODELS, load_object
 
 # Arguments of timm's factory, next to those of a model.
 FACTORY = (
-    "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir", "features_only",
-    "out_indices", "feature_cls",
-)  # fmt: skip
+    "pretrained",
+    "pretrained_cfg",
+    "pretrained_cfg_overlay",
+    "checkpoint_path",
+    "cache_dir",
+    "features_only",
+    "out_indices",
+    "feature_cls",
+)
 
 
 def create_model(name: str, **kwargs: Any) -> nn.Module:
@@ -36,9 +42,10 @@ def create_model(name: str, **kwargs: Any) -> nn.Module:
     entry = MODELS[architecture]
     build = load_object(entry.build)
     in_timm = entry.pretrained_cfg is not None
-    accepted = {*flat_arguments(build), *(FACTORY if in_timm else ())}
+    parameters = inspect.signature(build).parameters
+    accepted = {*parameters, *(FACTORY if in_timm else ())}
     unknown = sorted(set(kwargs) - accepted)
-    if unknown and not takes_any(build):
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         raise UserError(f"model {name!r} has no argument {unknown[0]!r}; it takes {', '.join(sorted(accepted))}")
     if in_timm:
         register_with_timm(entry)
@@ -47,7 +54,7 @@ def create_model(name: str, **kwargs: Any) -> nn.Module:
     if "backbone" in kwargs:
         # They are of the preset's own backbone.
         preset.pop("backbone_kwargs", None)
-    return make_network(build, **{**preset, **kwargs})
+    return build(**{**preset, **kwargs})
 
 
 def create_on_meta(name: str, **kwargs: Any) -> nn.Module:

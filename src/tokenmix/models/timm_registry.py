@@ -1,13 +1,11 @@
 """Our image classifiers in timm's registry: `timm.create_model` and all that works by name there finds them."""
 
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model, resolve_pretrained_cfg
 from torch import nn
 
-from tokenmix.models.architecture import make_network
 from tokenmix.models.pretrained import check_source, checkpoint_filter_fn, fetching
 from tokenmix.registry import ModelEntry, load_object
 
@@ -37,7 +35,7 @@ def register_with_timm(entry: ModelEntry) -> None:
             check_source(entry.name, source, kwargs.get("cache_dir"))
         with fetching(entry.name) if pretrained else nullcontext():
             return build_model_with_cfg(
-                partial(make_network, load_object(entry.build)),
+                load_object(entry.build),
                 entry.name,
                 pretrained,
                 pretrained_filter_fn=checkpoint_filter_fn,

@@ -1,5 +1,6 @@
 """What detection and instance segmentation share: their data, their detector, its losses, and its predictions."""
 
+import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,6 @@ from torchvision.transforms.functional import to_pil_image
 from tokenmix.data.indexed import subset
 from tokenmix.data.scenes import ObjectAugment, ObjectSamples, SceneData, hold_out_scenes, load_scenes, repeated
 from tokenmix.errors import UserError
-from tokenmix.models.architecture import flat_arguments
 from tokenmix.models.registry import create_model
 from tokenmix.registry import MODELS, load_object
 from tokenmix.tasks.detection.metrics import NUMBERS, AveragePrecision
@@ -205,8 +205,8 @@ def _describe(config: TrainConfig, data: SceneData, like: Mapping[str, Any] | No
     """What the run folder keeps."""
     mean, std = IMAGENET if config.model.model_kwargs.get("pretrained_backbone") else (data.mean, data.std)
     entry = MODELS[config.model.model]
-    known = {**flat_arguments(load_object(entry.build)), **entry.arguments}
-    side = config.options.img_size or known["img_size"]
+    default = inspect.signature(load_object(entry.build)).parameters["img_size"].default
+    side = config.options.img_size or entry.arguments.get("img_size", default)
     own = {"mean": list(mean), "std": list(std), "img_size": [side, side]}
     kept = own if like is None else {key: like[key] for key in own}
     return {
@@ -217,7 +217,7 @@ def _describe(config: TrainConfig, data: SceneData, like: Mapping[str, Any] | No
 
 def _fixed_size(model: str) -> bool:
     """Whether it takes only squares of one size."""
-    return "min_size" not in flat_arguments(load_object(MODELS[model].build))
+    return "min_size" not in inspect.signature(load_object(MODELS[model].build)).parameters
 
 
 def _sizes(config: TrainConfig, options: ObjectOptions) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from tokenmix import checkpoints
 from tokenmix.errors import UserError
 from tokenmix.layers.base import count_parameters
 from tokenmix.layers.counting import count_macs, on_meta
-from tokenmix.models.architecture import OnMaps, PartCost
 from tokenmix.models.isotropic import BlockMap
+from tokenmix.models.maps import OnMaps, PartCost
 from tokenmix.models.stems import pair
 from tokenmix.tasks.detection.models.backbones import Backbone
 from tokenmix.tasks.detection.models.networks import Answers, HeadSizes, ImageScale, Kind, build_network
@@ -73,9 +73,14 @@ class Detector(OnMaps, nn.Module):
         self.mean, self.std, self.fixed_size = tuple(mean), tuple(std), fixed_size
         self.background = 0 if kind == "retinanet" else 1
         self.net: Any = build_network(
-            kind, body, sizes, num_classes=num_classes, answers=answers, device=device,
+            kind,
+            body,
+            sizes,
+            num_classes=num_classes,
+            answers=answers,
+            device=device,
             resize={**resize.arguments(), "image_mean": list(mean), "image_std": list(std)},
-        )  # fmt: skip
+        )
         self.mixer_name, self.in_chans = body.mixer_name, 3
 
     @property
@@ -191,9 +196,10 @@ class Detector(OnMaps, nn.Module):
         if classifier:
             return {**own, **named}, "pyramid and heads start fresh: the weights are a classifier's"
         other = {
-            key: own[key] for key, value in named.items()
+            key: own[key]
+            for key, value in named.items()
             if key in own and value.shape != own[key].shape and key.split(".")[-2] in CLASS_LAYERS
-        }  # fmt: skip
+        }
         line = f"the layers of the classes start fresh: theirs are not for {self.num_classes}" if other else None
         return {**named, **other}, line
 

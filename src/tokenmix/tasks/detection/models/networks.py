@@ -15,7 +15,6 @@ from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 
 from tokenmix.errors import UserError
-from tokenmix.models.architecture import Architecture
 from tokenmix.tasks.detection.models.backbones import Backbone
 
 Kind = Literal["retinanet", "faster-rcnn", "mask-rcnn"]
@@ -53,7 +52,7 @@ class HeadSizes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answers(Architecture):
+class Answers:
     """Which boxes a detector returns: scores above `score`, after NMS at `nms`, at most `detections` of an image."""
 
     score: float = 0.05
@@ -62,7 +61,7 @@ class Answers(Architecture):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageScale(Architecture):
+class ImageScale:
     """The size that images are resized to, by torchvision's transform.
 
     Attributes:
@@ -94,8 +93,10 @@ class Pyramid(nn.Module):
         super().__init__()
         self.body, self.out_channels = body, sizes.width
         extra = {
-            "p6p7": lambda: LastLevelP6P7(sizes.width, sizes.width), "pool": LastLevelMaxPool, "none": lambda: None
-        }[sizes.extra]()  # fmt: skip
+            "p6p7": lambda: LastLevelP6P7(sizes.width, sizes.width),
+            "pool": LastLevelMaxPool,
+            "none": lambda: None,
+        }[sizes.extra]()
         self.fpn = FeaturePyramidNetwork(list(body.widths), sizes.width, extra_blocks=extra)
         self.half_type: torch.dtype | None = None
 
@@ -135,9 +136,14 @@ def build_network(
         pyramid, anchors = Pyramid(body, sizes), AnchorGenerator(sizes.sides(), (RATIOS,) * len(sizes.anchors))
         if kind == "retinanet":
             return RetinaNet(
-                pyramid, num_classes, anchor_generator=anchors, score_thresh=answers.score,
-                nms_thresh=answers.nms, detections_per_img=answers.detections, **resize,
-            )  # fmt: skip
+                pyramid,
+                num_classes,
+                anchor_generator=anchors,
+                score_thresh=answers.score,
+                nms_thresh=answers.nms,
+                detections_per_img=answers.detections,
+                **resize,
+            )
         levels, (training, testing) = [str(i) for i in range(len(body.widths))], sizes.proposals
         shared = {
             "rpn_anchor_generator": anchors,
@@ -159,8 +165,9 @@ def build_network(
         if kind == "faster-rcnn":
             return FasterRCNN(pyramid, **shared)
         return MaskRCNN(
-            pyramid, **shared,
+            pyramid,
+            **shared,
             mask_roi_pool=MultiScaleRoIAlign(levels, 14, 2),
             mask_head=MaskRCNNHeads(sizes.width, list(sizes.mask), 1),
             mask_predictor=MaskRCNNPredictor(sizes.mask[-1], sizes.mask[-1], num_classes + 1),
-        )  # fmt: skip
+        )

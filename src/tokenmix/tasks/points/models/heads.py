@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tokenmix.errors import UserError
 from tokenmix.layers.base import count_parameters
 from tokenmix.layers.masked_norm import MaskedBatchNorm
-from tokenmix.models.architecture import PartCost
+from tokenmix.models.maps import PartCost
 from tokenmix.tasks.points.models.embedding import LBR
 from tokenmix.tasks.points.models.pct import PCT
 

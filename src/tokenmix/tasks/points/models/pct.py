@@ -11,7 +11,7 @@ from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.layers.offset_attention import Offset, OffsetAttention
 from tokenmix.layers.table import create_mixer, get_spec
-from tokenmix.models.architecture import PartCost
+from tokenmix.models.maps import PartCost
 from tokenmix.tasks.points.models.embedding import LBR, NaiveEmbedding, NeighbourEmbedding
 from tokenmix.tasks.points.presets import Position
 

@@ -4,13 +4,11 @@ from tokenmix.errors import needs
 
 with needs("tokenmix.tasks.segmentation.models"):
     from tokenmix.tasks.segmentation.models.base import Segmenter
-    from tokenmix.tasks.segmentation.models.eanet import EANetSegmenter, EANetSegmenterArchitecture
-    from tokenmix.tasks.segmentation.models.fpn import FPNSegmenter, FPNSegmenterArchitecture
+    from tokenmix.tasks.segmentation.models.eanet import EANetSegmenter
+    from tokenmix.tasks.segmentation.models.fpn import FPNSegmenter
 
 __all__ = [
     "EANetSegmenter",
-    "EANetSegmenterArchitecture",
     "FPNSegmenter",
-    "FPNSegmenterArchitecture",
     "Segmenter",
 ]

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
@@ -12,44 +11,13 @@ from torch.nn import functional as F
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.layers.counting import count_macs, on_meta
-from tokenmix.layers.memory import Tie
-from tokenmix.models.architecture import Architecture, OnMaps, PartCost
-from tokenmix.models.context import ContextName, make_context
+from tokenmix.models.context import ContextName
 from tokenmix.models.isotropic import BlockMap
+from tokenmix.models.maps import OnMaps, PartCost
 from tokenmix.models.stems import pair
-from tokenmix.ops.external.api import Normalization
 from tokenmix.ops.token_shard import TokenShard
 
 Upsampling = Literal["corners", "pixels"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SegmenterArchitecture(Architecture):
-    """What makes one segmenter, of either family.
-
-    Attributes:
-        backbone: name of a model of timm's, and for a pyramid of ours.
-        backbone_kwargs: arguments of its constructor.
-        mixer: `"external"`; `"self"`, the same block of self-attention; `"none"`.
-        num_slots, tie, normalization, chunk_size: of external attention, see `ExternalAttention2d`; 64 slots, no tie,
-            double normalisation and all pixels at once if not given.
-        width, head_width: channels around the block, and before the classifier.
-    """
-
-    backbone: str
-    backbone_kwargs: Mapping[str, Any] | None = None
-    mixer: ContextName
-    num_slots: int | None = None
-    tie: Tie | None = None
-    normalization: Normalization | None = None
-    chunk_size: int | None = None
-    width: int
-    head_width: int
-
-    def context(self, factory: Mapping[str, Any]) -> nn.Module:
-        """The block of attention."""
-        names = ("num_slots", "tie", "normalization", "chunk_size")
-        return make_context(self.mixer, self.width, {name: getattr(self, name) for name in names}, factory)
 
 
 class Segmenter(OnMaps, nn.Module, ABC):
@@ -59,7 +27,9 @@ class Segmenter(OnMaps, nn.Module, ABC):
 
     Args:
         backbone: module of maps, see `make_backbone`.
-        architecture: block and widths of this one.
+        context: the attention block, of `make_context`.
+        mixer: its name.
+        head_width: channels before the classifier.
         num_classes: classes of a pixel.
         drop_rate: dropout of whole channels before the classifier.
         img_size: size for which `macs` counts; that of the backbone if it takes no other.
@@ -76,8 +46,10 @@ class Segmenter(OnMaps, nn.Module, ABC):
     def __init__(
         self,
         backbone: Any,
-        architecture: SegmenterArchitecture,
+        context: nn.Module,
         *,
+        mixer: ContextName,
+        head_width: int,
         num_classes: int,
         drop_rate: float,
         img_size: int | tuple[int, int],
@@ -88,10 +60,10 @@ class Segmenter(OnMaps, nn.Module, ABC):
         super().__init__()
         if upsampling not in get_args(Upsampling):
             raise unknown_name("upsampling", upsampling, get_args(Upsampling))
-        self.backbone, self.context = backbone, architecture.context(factory)
-        self.classifier = nn.Conv2d(architecture.head_width, num_classes, 1, **factory)
+        self.backbone, self.context = backbone, context
+        self.classifier = nn.Conv2d(head_width, num_classes, 1, **factory)
         self.drop = nn.Dropout2d(drop_rate)
-        self.mixer_name, self.img_size, self.in_chans = architecture.mixer, pair(img_size), in_chans
+        self.mixer_name, self.img_size, self.in_chans = mixer, pair(img_size), in_chans
         self.num_classes, self.upsampling = num_classes, upsampling
         self.feature_info = list(backbone.feature_info.get_dicts())
 

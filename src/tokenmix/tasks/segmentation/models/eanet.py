@@ -1,6 +1,6 @@
 """EANet for segmentation: a dilated ResNet, one block of external attention, a classifier for each pixel."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -11,34 +11,28 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
+from tokenmix.layers.memory import Tie
 from tokenmix.layers.splitting import check_mixer, split_batch_norm, split_convolution, split_mixer, split_pooling
-from tokenmix.models.context import ContextName
+from tokenmix.models.context import ContextName, make_context
+from tokenmix.ops.external.api import Normalization
 from tokenmix.ops.token_shard import TokenShard, check_rows
 from tokenmix.tasks.segmentation.models.backbones import make_dilated
-from tokenmix.tasks.segmentation.models.base import Segmenter, SegmenterArchitecture, Upsampling
+from tokenmix.tasks.segmentation.models.base import Segmenter, Upsampling
 
 SPLITTABLE = {
-    nn.Conv2d, nn.BatchNorm2d, nn.MaxPool2d, nn.ReLU, nn.Dropout2d, nn.Identity, nn.Sequential, DropPath,
-    FeatureListNet, BasicBlock, Bottleneck,
-}  # fmt: skip
+    nn.Conv2d,
+    nn.BatchNorm2d,
+    nn.MaxPool2d,
+    nn.ReLU,
+    nn.Dropout2d,
+    nn.Identity,
+    nn.Sequential,
+    DropPath,
+    FeatureListNet,
+    BasicBlock,
+    Bottleneck,
+}
 """What can be split by rows; a subclass or another module may mix rows in a way of its own."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EANetSegmenterArchitecture(SegmenterArchitecture):
-    """Architecture of an EANet segmenter; `backbone` is a convolutional model of timm's that can be dilated.
-
-    Attributes:
-        stem: `"large"`, the backbone's own; `"small"`, see `make_dilated`.
-        output_stride: pixels on a side that become one position of the map: 8 or 16 as published; 4 with a small stem.
-    """
-
-    backbone: str = "resnet50s"
-    stem: Literal["large", "small"] = "large"
-    output_stride: int = 8
-    mixer: ContextName = "external"
-    width: int = 512
-    head_width: int = 256
 
 
 class EANetSegmenter(Segmenter):
@@ -55,7 +49,14 @@ class EANetSegmenter(Segmenter):
     Shapes: images (B, in_chans, H, W), any H and W, to logits (B, num_classes, H, W).
 
     Args:
-        architecture: backbone, block and widths of this one; with `mixer="none"` it is a plain FCN.
+        backbone: name of a convolutional model of timm's that can be dilated.
+        backbone_kwargs: arguments of its constructor.
+        stem: `"large"`, the backbone's own; `"small"`, see `make_dilated`.
+        output_stride: pixels on a side that become one position of the map: 8 or 16 as published; 4 with a small stem.
+        mixer: `"external"`; `"self"`, the same block of self-attention; `"none"`.
+        width, head_width: channels around the block, and before the classifier.
+        num_slots, tie, normalization, chunk_size: of external attention, see `ExternalAttention2d`; 64 slots, no tie,
+            double normalisation and all pixels at once if not given.
         num_classes: classes of a pixel.
         pretrained_backbone: start from timm's weights of the backbone.
         drop_rate: dropout of whole channels before the classifier.
@@ -69,8 +70,18 @@ class EANetSegmenter(Segmenter):
 
     def __init__(
         self,
-        architecture: EANetSegmenterArchitecture,
         *,
+        backbone: str = "resnet50s",
+        backbone_kwargs: Mapping[str, Any] | None = None,
+        stem: Literal["large", "small"] = "large",
+        output_stride: int = 8,
+        mixer: ContextName = "external",
+        width: int = 512,
+        head_width: int = 256,
+        num_slots: int | None = None,
+        tie: Tie | None = None,
+        normalization: Normalization | None = None,
+        chunk_size: int | None = None,
         num_classes: int = 21,
         pretrained_backbone: bool = False,
         drop_rate: float = 0.1,
@@ -81,18 +92,32 @@ class EANetSegmenter(Segmenter):
         dtype: torch.dtype | None = None,
     ) -> None:
         factory = {"device": device, "dtype": dtype}
-        a = architecture
         maps = make_dilated(
-            a.backbone, output_stride=a.output_stride, stem=a.stem, in_chans=in_chans, pretrained=pretrained_backbone,
-            kwargs=a.backbone_kwargs or {}, factory=factory,
-        )  # fmt: skip
+            backbone,
+            output_stride=output_stride,
+            stem=stem,
+            in_chans=in_chans,
+            pretrained=pretrained_backbone,
+            kwargs=backbone_kwargs or {},
+            factory=factory,
+        )
+        options = {"num_slots": num_slots, "tie": tie, "normalization": normalization, "chunk_size": chunk_size}
+        context = make_context(mixer, width, options, factory)
         super().__init__(
-            maps, a, num_classes=num_classes, drop_rate=drop_rate, img_size=img_size, in_chans=in_chans,
-            upsampling=upsampling, factory=factory,
-        )  # fmt: skip
-        self.feature_info[-1]["reduction"] = a.output_stride
-        self.reduce = _conv_norm_relu(self.feature_info[-1]["num_chs"], a.width, **factory)
-        self.head = _conv_norm_relu(a.width, a.head_width, **factory)
+            maps,
+            context,
+            mixer=mixer,
+            head_width=head_width,
+            num_classes=num_classes,
+            drop_rate=drop_rate,
+            img_size=img_size,
+            in_chans=in_chans,
+            upsampling=upsampling,
+            factory=factory,
+        )
+        self.feature_info[-1]["reduction"] = output_stride
+        self.reduce = _conv_norm_relu(self.feature_info[-1]["num_chs"], width, **factory)
+        self.head = _conv_norm_relu(width, head_width, **factory)
 
     def check_token_parallel(self, size: int) -> None:
         """Raise `UserError` unless images of `img_size` can be split over `size` processes."""

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,23 +9,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenmix.errors import UserError
-from tokenmix.models.context import ContextName
+from tokenmix.layers.memory import Tie
+from tokenmix.models.context import ContextName, make_context
 from tokenmix.models.registry import create_model
+from tokenmix.ops.external.api import Normalization
 from tokenmix.registry import list_models
 from tokenmix.tasks.segmentation.models.backbones import make_backbone
-from tokenmix.tasks.segmentation.models.base import Segmenter, SegmenterArchitecture, Upsampling
+from tokenmix.tasks.segmentation.models.base import Segmenter, Upsampling
 
 FINEST = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class FPNSegmenterArchitecture(SegmenterArchitecture):
-    """Architecture of a semantic FPN; `width` is the channels of the block on its coarsest level."""
-
-    backbone: str = "resnet50"
-    mixer: ContextName = "none"
-    width: int = 256
-    head_width: int = 128
 
 
 class FPNSegmenter(Segmenter):
@@ -41,7 +32,12 @@ class FPNSegmenter(Segmenter):
     Shapes: images (B, in_chans, H, W) to logits (B, num_classes, H, W); a backbone of ours takes `img_size` alone.
 
     Args:
-        architecture: backbone, block and widths of this one.
+        backbone: name of a model of timm's, or of an image classifier of ours.
+        backbone_kwargs: arguments of its constructor.
+        mixer: `"external"`; `"self"`, the same block of self-attention; `"none"`.
+        width, head_width: channels around the block, and before the classifier.
+        num_slots, tie, normalization, chunk_size: of external attention, see `ExternalAttention2d`; 64 slots, no tie,
+            double normalisation and all pixels at once if not given.
         num_classes: classes of a pixel.
         pretrained_backbone: start from the backbone's weights.
         drop_rate: dropout of whole channels before the classifier.
@@ -55,8 +51,16 @@ class FPNSegmenter(Segmenter):
 
     def __init__(
         self,
-        architecture: FPNSegmenterArchitecture,
         *,
+        backbone: str = "resnet50",
+        backbone_kwargs: Mapping[str, Any] | None = None,
+        mixer: ContextName = "none",
+        width: int = 256,
+        head_width: int = 128,
+        num_slots: int | None = None,
+        tie: Tie | None = None,
+        normalization: Normalization | None = None,
+        chunk_size: int | None = None,
         num_classes: int = 21,
         pretrained_backbone: bool = False,
         drop_rate: float = 0.1,
@@ -67,19 +71,28 @@ class FPNSegmenter(Segmenter):
         dtype: torch.dtype | None = None,
     ) -> None:
         factory = {"device": device, "dtype": dtype}
-        a = architecture
-        given = {"in_chans": in_chans, **_own_arguments(a.backbone, img_size), **(a.backbone_kwargs or {})}
-        maps = make_backbone(a.backbone, pretrained=pretrained_backbone, kwargs=given, factory=factory)
+        given = {"in_chans": in_chans, **_own_arguments(backbone, img_size), **(backbone_kwargs or {})}
+        maps = make_backbone(backbone, pretrained=pretrained_backbone, kwargs=given, factory=factory)
+        options = {"num_slots": num_slots, "tie": tie, "normalization": normalization, "chunk_size": chunk_size}
+        context = make_context(mixer, width, options, factory)
         super().__init__(
-            maps, a, num_classes=num_classes, drop_rate=drop_rate, img_size=img_size, in_chans=in_chans,
-            upsampling=upsampling, factory=factory,
-        )  # fmt: skip
-        if self.own is not None and a.mixer == "none":
-            self.mixer_name = getattr(self.own, "mixer_name", a.mixer)
-        self.levels = _levels([entry["reduction"] for entry in self.feature_info], a.backbone)
+            maps,
+            context,
+            mixer=mixer,
+            head_width=head_width,
+            num_classes=num_classes,
+            drop_rate=drop_rate,
+            img_size=img_size,
+            in_chans=in_chans,
+            upsampling=upsampling,
+            factory=factory,
+        )
+        if self.own is not None and mixer == "none":
+            self.mixer_name = getattr(self.own, "mixer_name", mixer)
+        self.levels = _levels([entry["reduction"] for entry in self.feature_info], backbone)
         chosen = [self.feature_info[i] for i in self.levels]
-        self.laterals = nn.ModuleList(nn.Conv2d(entry["num_chs"], a.width, 1, **factory) for entry in chosen)
-        self.ups = nn.ModuleList(_ladder(a.width, a.head_width, entry["reduction"], factory) for entry in chosen)
+        self.laterals = nn.ModuleList(nn.Conv2d(entry["num_chs"], width, 1, **factory) for entry in chosen)
+        self.ups = nn.ModuleList(_ladder(width, head_width, entry["reduction"], factory) for entry in chosen)
 
     def before_context(self, maps: list[Tensor]) -> Tensor:
         """The coarsest map at the width of the pyramid."""
