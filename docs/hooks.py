@@ -8,7 +8,7 @@ from nbconvert import MarkdownExporter
 
 __all__ = ["on_files"]
 
-DOCUMENTS = ("CHANGELOG.md", "CONTRIBUTING.md", "DESIGN.md", "LOG.md", "SECURITY.md")
+DOCUMENTS = ("CHANGELOG.md", "CONTRIBUTING.md", "DESIGN.md", "SECURITY.md")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -12,7 +12,7 @@ OUT = Path("demo")
 SECONDS = 240.0
 """Of training, for all variants together; measuring and the baseline take about another minute."""
 # Patches of 7 pixels, so that two minutes are enough to see each of the 60,000 images; no augmentation, since in so few
-# epochs it only slows learning (LOG.md, 2026-11-21).
+# epochs it only slows learning (dev/LOG.md, 2026-11-21).
 SHARED: dict[str, Any] = {
     "model_kwargs": {"patch_size": 7},
     "batch_size": 64,

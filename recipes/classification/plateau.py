@@ -42,7 +42,7 @@ NET: dict[str, Any] = {"patch_size": 7, "embed_dim": 64, "depth": 4}
 SHARED: dict[str, Any] = {
     "data": "fashion-mnist", "model": "mixer_nano", "batch_size": 128, "validation": 5000, "threads": 1,
     "device": "cpu", "log_every": 1000, "checkpoint_every": 1000,
-    # Mirrored and shifted, self-attention has 0.825 after four epochs; as they are, 0.872 (LOG.md).
+    # Mirrored and shifted, self-attention has 0.825 after four epochs; as they are, 0.872 (dev/LOG.md).
     "augment": "none",
 }  # fmt: skip
 # 3,008 training pictures, 64 tokens; after 45 epochs self-attention's validation loss falls no further.

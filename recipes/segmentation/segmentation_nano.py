@@ -43,7 +43,7 @@ IMAGES = HERE.parents[1] / "docs" / "images"
 BACKBONE = {"layers": (1, 1, 1, 1), "channels": (16, 24, 32, 64)}
 NETWORK: dict[str, Any] = {"backbone": "resnet18", "backbone_kwargs": BACKBONE, "stem": "small", "output_stride": 4}
 # Small crops from anywhere in large tiles: what is learnt from larger ones, or from tiles as they lie, is the map of
-# the training longitudes (LOG.md).
+# the training longitudes (dev/LOG.md).
 CROP, TILE = 112, 450
 SCALES = (0.5, 0.7, 1.0)
 SHARED: dict[str, Any] = {

@@ -53,7 +53,7 @@ def test_help_is_quick_and_light():
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "compare" in done.stdout
-    assert time.perf_counter() - start < 20  # a hang, not a slow machine: the speed itself is in LOG.md
+    assert time.perf_counter() - start < 20  # a hang, not a slow machine: the speed itself is in dev/LOG.md
 
 
 @pytest.mark.slow

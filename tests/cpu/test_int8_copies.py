@@ -36,7 +36,7 @@ def test_what_becomes_int8_in_a_gmlp() -> None:
     assert isinstance(mixer.proj_in, Int8Linear)
     assert mixer.proj_in.act == "gelu"
     assert isinstance(mixer.act, nn.Identity)
-    assert isinstance(mixer.gating, SpatialGatingUnit), "its product in int8 took longer (LOG.md, 2026-11-24)"
+    assert isinstance(mixer.gating, SpatialGatingUnit), "its product in int8 took longer (dev/LOG.md, 2026-11-24)"
     assert isinstance(eight.head, nn.Linear), "a head after the pooling stays float32"
 
 

@@ -19,7 +19,7 @@ BATCH = 8
 
 BOUND = 0.03
 """Error of a logit relative to the largest: 8 bits in every layer, of weights that were drawn and not trained. What
-it costs in accuracy is measured on trained networks (LOG.md)."""
+it costs in accuracy is measured on trained networks (dev/LOG.md)."""
 
 
 def _bare_gmlp(model: nn.Module, batch: int) -> Callable[[], None]:

@@ -19,7 +19,7 @@ Folding = ExternalAttention | MultiHeadExternalAttention
 
 GROUP = 2**20
 """Numbers worked on together, 4 MiB. Products of a quarter of that have too few rows; with three times as many the time
-may go to fresh memory pages (LOG.md, 2026-11-22)."""
+may go to fresh memory pages (dev/LOG.md, 2026-11-22)."""
 
 
 class Map(NamedTuple):

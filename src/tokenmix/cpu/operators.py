@@ -43,7 +43,7 @@ def require_operators(dtype: Dtype) -> None:
 def has_fused_linear() -> bool:
     """Whether float32 products go to oneDNN: on AMD's CPUs with AVX-512, which PyTorch's MKL does not use there.
 
-    On AMD's others and on Intel's, MKL is as fast or faster (LOG.md, 2026-11-22).
+    On AMD's others and on Intel's, MKL is as fast or faster (dev/LOG.md, 2026-11-22).
     """
     found = torch.cpu.get_capabilities()
     amd = "AMD" in str(found.get("cpu_name")) and bool(found.get("avx512_f"))

@@ -12,7 +12,7 @@ from tokenmix.train.run import evaluate
 from tokenmix.train.task import TaskData, TaskModule
 
 CALIBRATION = 128
-"""Training images that fix the ranges; with 16 the accuracy was the same to 0.001 (LOG.md, 2026-11-21)."""
+"""Training images that fix the ranges; with 16 the accuracy was the same to 0.001 (dev/LOG.md, 2026-11-21)."""
 
 
 def evaluate_optimized(run: Path, data: str | None = None, *, dtype: Dtype, limit: int | None = None) -> dict[str, Any]:

@@ -183,7 +183,7 @@ class IsotropicNet(Classifier):
         if kind == "learned":
             self.pos_embed = nn.Parameter(torch.empty(1, self.num_tokens, self.embed_dim, **factory))
             # As large as the tokens of a fresh stem: at ViT's 0.02 a short training hardly sees where a token lies
-            # (LOG.md, 2026-11-21: 0.70 against 0.77 after 12,000 images).
+            # (dev/LOG.md, 2026-11-21: 0.70 against 0.77 after 12,000 images).
             trunc_normal_(self.pos_embed, std=0.5)
         else:
             table = sinusoid_table(self.num_tokens, self.embed_dim, **factory) if kind == "sinusoid" else None

@@ -9,15 +9,15 @@ from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import user_path
 from tokenmix.train.config import TrainConfig, default_config
 
-# In the wheel, and next to src/ in a checkout.
-HOMES = (Path(__file__).parents[1] / "recipes", Path(__file__).parents[3] / "recipes")
+# Next to src/ in a checkout; the wheel has none.
+HOME = Path(__file__).parents[3] / "recipes"
 # What a run itself decides.
 NOT_HERE = ("out", "resume", "recipe")
 
 
 def list_recipes() -> list[str]:
     """The recipes that can be given by name."""
-    return sorted({path.stem for home in HOMES for path in home.rglob("*.toml")})
+    return sorted({path.stem for path in HOME.rglob("*.toml")})
 
 
 def load_recipe(name: str) -> TrainConfig:
@@ -75,9 +75,11 @@ def merge_kwargs(recipe: TrainConfig, given: TrainConfig) -> TrainConfig:
 
 def _find(name: str) -> Path:
     given = user_path(name)
-    by_name = (path for home in HOMES for path in home.rglob("*.toml") if path.stem == name)
+    by_name = (path for path in HOME.rglob("*.toml") if path.stem == name)
     candidates = [given, Path(f"{given}.toml"), *by_name]
     found = next((path for path in candidates if path.is_file()), None)
     if found is None:
+        if not list_recipes():
+            raise UserError(f"no recipe file {name!r}; give a TOML file (recipes by name need a checkout of tokenmix)")
         raise unknown_name("recipe", name, list_recipes())
     return found

@@ -22,7 +22,7 @@ from tokenmix.ops.external.tiles import Heads, HeadsBackward
 
 TILE_ENTRIES = 2**20
 """Entries of the map that are worked on at a time: 4 MiB in float32. Smaller tiles, which the second caches hold,
-lose more to products of fewer rows than they gain (LOG.md)."""
+lose more to products of fewer rows than they gain (dev/LOG.md)."""
 
 
 def stream_external(*args: Any) -> Tensor:
