@@ -1,19 +1,26 @@
-"""One image file to one uint8 tensor: every bit depth, palette, alpha, orientation; broken files are named."""
+"""One image file to one uint8 tensor: every bit depth, palette, alpha, orientation; broken files are named.
+
+Memory is that of the decoded file in Pillow, 4 bytes a pixel at most, and of the result; all that lies between is made a
+part at a time.
+"""
 
 import contextlib
 import io
+import math
 import os
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image
 from torch import Tensor
 
 from tokenmix.errors import UserError
+from tokenmix.files import open_regular
 
 Box = tuple[float, float, float, float]
 
@@ -27,6 +34,26 @@ MAX_PIXELS = 500_000_000
 LARGE_PIXELS = 1 << 24
 # What is converted at a time.
 PART_PIXELS = 1 << 20
+# Each pixel of a result is resampled from at least as many pixels a side; more are averaged before.
+REDUCING_GAP = 3
+# Of an image, the area in pixels a side that a random part of 8 % must keep for the target, if the image is large.
+SMALLEST_PART = 0.25
+# By the number in EXIF.
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+SIDEWAYS = (TURNS[5], TURNS[6], TURNS[7], TURNS[8])
+PNG = b"\x89PNG\r\n\x1a\n"
+# The chunks of a PNG that its pixels and its orientation need; of texts those that may hold the orientation.
+PIXEL_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"eXIf")
+ORIENTED_TEXTS = (b"XML:com.adobe.xmp\0\0", b"Raw profile type exif\0")
+LONGEST_TEXT = 1 << 16
 _pillow_limit, _one_large = threading.Lock(), threading.Lock()
 
 
@@ -60,66 +87,167 @@ def read_image(path: str | Path, channels: int, img_size: int | tuple[int, int],
 def decode(source: str | Path | bytes, channels: int, size: tuple[int, int], *, crop_pct: float = 1.0) -> Tensor:
     """`read_image` of a file or of a file's bytes that raises `UnreadableImage`."""
     with _opened(source) as image:
+        turn = _turn(image)
+        height, width = size[::-1] if turn in SIDEWAYS else size
         # A JPEG can be decoded at an eighth of its size; twice the target keeps the quality of the resizing.
-        image.draft(None, (round(2 * size[1] / crop_pct), round(2 * size[0] / crop_pct)))
-        image = _plain(ImageOps.exif_transpose(image), channels)
-        box = _cover(image.size, size, crop_pct)
-        return _tensor(image.resize((size[1], size[0]), Image.Resampling.BICUBIC, box=box, reducing_gap=3), channels)
+        image.draft(None, (round(2 * width / crop_pct), round(2 * height / crop_pct)))
+        small = _resized(image, channels, (width, height), _cover(image.size, (height, width), crop_pct))
+        return _tensor(small if turn is None else small.transpose(turn), channels)
 
 
 def decode_part(
     source: str | Path | bytes,
     channels: int,
     size: tuple[int, int],
-    choose: Callable[[Image.Image], tuple[Box, Image.Resampling]],
+    choose: Callable[[tuple[int, int]], tuple[Box, Image.Resampling]],
 ) -> Tensor:
-    """The part of an image that `choose` picks, resized to `size`; raises `UnreadableImage`."""
+    """The part that `choose` picks of an image of this (width, height), resized to `size`.
+
+    A large JPEG is decoded at a part of its size, as far as the smallest random part allows.
+
+    Raises:
+        UnreadableImage: the file cannot be decoded.
+    """
     with _opened(source) as image:
-        image = _plain(ImageOps.exif_transpose(image), channels)
-        box, resampling = choose(image)
-        return _tensor(image.crop(box).resize((size[1], size[0]), resampling), channels)  # type: ignore[arg-type]
+        turn = _turn(image)
+        if image.width * image.height > LARGE_PIXELS:
+            least = round(2 * max(size) / SMALLEST_PART)
+            image.draft(None, (least, least))
+        upright = image if turn is None else image.transpose(turn)
+        box, resampling = choose(upright.size)
+        part = _plain(upright, channels, box=tuple(map(int, box)))  # type: ignore[arg-type]
+        return _tensor(part.resize((size[1], size[0]), resampling), channels)
 
 
 def decode_stored(source: str | Path | bytes) -> Tensor:
     """An image as it is stored, uint8 (3, H, W), not turned by EXIF: masks and boxes count pixels so."""
     with _opened(source) as image:
-        return _tensor(_plain(image, 3), 3)
+        return _tensor(image, 3)
 
 
 def decode_numbers(source: str | Path | bytes) -> Tensor:
-    """The values of an image's pixels (H, W), uint8 or of more bits int64: palette indices, or grey levels."""
+    """The values of an image's pixels (H, W), uint8 or of more bits int64: palette indices, or stored grey levels.
+
+    Pillow stretches grey levels of 2 and 4 bits, and those below another largest value of PGM, to 8 or 16 bits. That is
+    undone here: class 3 of 4 is stored as 3.
+    """
     with _opened(source) as image:
         if image.mode not in ("P", "L", "1") and not image.mode.startswith("I"):
             raise UnreadableImage(
                 f"is a picture of mode {image.mode}, with no class numbers in it; give a palette or grey"
             )
+        top = _largest_level(image)
         values = np.array(image)
+        whole = 65535 if values.itemsize > 1 else 255
+        if image.mode != "P" and top not in (None, whole):
+            values = np.rint(np.arange(whole + 1) * (top / whole)).astype(values.dtype)[values]
         return torch.from_numpy(values.astype(np.int64 if values.itemsize > 1 else np.uint8, copy=False))
 
 
-def _plain(image: Image.Image, channels: int) -> Image.Image:
-    """The image in 8 bits on white: grey for one channel, or if it is; else RGB.
+def _largest_level(image: Image.Image) -> int | None:
+    """The grey level that is stored as white, where Pillow stretches the levels; None where it does not."""
+    args = image.tile[0].args if image.tile else ()
+    raw, *rest = args if isinstance(args, tuple) else (args,)
+    if image.format == "PPM":
+        return int(rest[-1]) if rest else None
+    bits = str(raw).partition("L;")[2][:1]
+    return 2 ** int(bits) - 1 if bits in ("2", "4") else None
 
-    A part after the other, since levels as floats and layers of transparency take many times what is kept.
+
+def stored_size(source: str | Path | bytes) -> tuple[int, int]:
+    """(height, width) of an image as it is stored, from its head; raises `UnreadableImage`."""
+    with _opened(source) as image:
+        return image.height, image.width
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """How EXIF turns the image for display; None if it does not, or is damaged: nothing else of it is needed."""
+    if image.format == "PNG":
+        image.load()  # Its EXIF may come after the pixels, whose errors are not suppressed.
+    with contextlib.suppress(Exception):
+        return TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
+    return None
+
+
+def _resized(image: Image.Image, channels: int, size: tuple[int, int], box: Box) -> Image.Image:
+    """The box of an image at another (width, height), bicubic and antialiased, as `_plain`.
+
+    As Pillow's `reducing_gap`, but without a copy of a large image in 8 bits.
+    """
+    scale = [(box[i + 2] - box[i]) / size[i] for i in range(2)]
+    factor = tuple(max(1, int(side / REDUCING_GAP)) for side in scale)
+    if factor == (1, 1):
+        return _plain(image, channels).resize(size, Image.Resampling.BICUBIC, box=box)
+    # Of a bicubic filter, half a pixel less than its support.
+    reach = [1.5 * side for side in scale]
+    low = [max(0, int(box[i] - reach[i])) for i in range(2)]
+    high = [min(image.size[i], math.ceil(box[i + 2] + reach[i])) for i in range(2)]
+    reduced = _plain(image, channels, box=(low[0], low[1], high[0], high[1]), factor=(factor[0], factor[1]))
+    left, top, right, bottom = ((box[i] - low[i % 2]) / factor[i % 2] for i in range(4))
+    return reduced.resize(size, Image.Resampling.BICUBIC, box=(left, top, right, bottom))
+
+
+def _plain(
+    image: Image.Image,
+    channels: int,
+    *,
+    box: tuple[int, int, int, int] | None = None,
+    factor: tuple[int, int] = (1, 1),
+) -> Image.Image:
+    """The box of an image in 8 bits on white: grey for one channel, or if it is; else RGB.
+
+    `factor` pixels (width, height) are averaged to one.
+    """
+    left, top, right, bottom = box or (0, 0, *image.size)
+    parts = _parts(image, channels, (left, top, right, bottom), factor)
+    first = next(parts)
+    size = -(-(right - left) // factor[0]), -(-(bottom - top) // factor[1])
+    if first.size == size:
+        return first
+    whole, row = Image.new(first.mode, size), first.height
+    whole.paste(first, (0, 0))
+    for part in parts:
+        whole.paste(part, (0, row))
+        row += part.height
+    return whole
+
+
+def _parts(
+    image: Image.Image, channels: int, box: tuple[int, int, int, int], factor: tuple[int, int] = (1, 1)
+) -> Iterator[Image.Image]:
+    """`_plain` as its parts from top to bottom.
+
+    Levels as floats and layers of transparency take many times what is kept.
     """
     if channels not in (1, 3):
         raise UserError(f"images have 1 or 3 channels here, not {channels}")
     clear = image.mode in TRANSPARENT or "transparency" in image.info
     grey = channels == 1 or image.mode in ("1", "L", "F") or image.mode.startswith("I")
     mode = "L" if grey and (channels == 1 or not clear) else "RGB"
-    if image.mode == mode and not clear:
-        return image
+    if image.mode == mode and not clear and factor == (1, 1) and box == (0, 0, *image.size):
+        yield image
+        return
     high: Any = image.getextrema()[1] if image.mode == "F" else 0
-    whole, rows = Image.new(mode, image.size), max(1, PART_PIXELS // image.width)
-    for top in range(0, image.height, rows):
-        part = image.crop((0, top, image.width, min(top + rows, image.height)))
-        whole.paste(_opaque(_eight_bit(part, high)).convert(mode), (0, top))
-    return whole
+    left, top, right, bottom = box
+    rows = max(1, PART_PIXELS // ((right - left) * factor[1])) * factor[1]
+    for row in range(top, bottom, rows):
+        part = image.crop((left, row, right, min(row + rows, bottom)))
+        part = _opaque(_eight_bit(part, high)).convert(mode)
+        yield part if factor == (1, 1) else part.reduce(factor)
 
 
 def _tensor(image: Image.Image, channels: int) -> Tensor:
-    array = np.array(image if channels == 1 else image.convert("RGB"), dtype=np.uint8)
-    return torch.from_numpy(array.reshape(image.height, image.width, channels)).permute(2, 0, 1).contiguous()
+    pixels = torch.empty(channels, image.height, image.width, dtype=torch.uint8)
+    row = 0
+    for part in _parts(image, channels, (0, 0, *image.size)):
+        rows = max(1, PART_PIXELS // part.width)
+        for top in range(0, part.height, rows):
+            strip = part.crop((0, top, part.width, min(top + rows, part.height)))
+            array = np.array(strip if channels == 1 else strip.convert("RGB"), dtype=np.uint8)
+            array = array.reshape(strip.height, strip.width, channels)
+            pixels[:, row : row + strip.height] = torch.from_numpy(array).permute(2, 0, 1)
+            row += strip.height
+    return pixels
 
 
 def probe(path: str | Path) -> None:
@@ -130,27 +258,39 @@ def probe(path: str | Path) -> None:
 
 @contextlib.contextmanager
 def _opened(source: str | Path | bytes) -> Iterator[Image.Image]:
-    try:
-        if not isinstance(source, bytes) and os.path.isdir(source):
-            raise UnreadableImage("is a folder")
-        if (len(source) if isinstance(source, bytes) else os.path.getsize(source)) == 0:
-            raise UnreadableImage("is empty (0 bytes)")
-        with _open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(_file(source))
+            if file.seek(0, os.SEEK_END) == 0:
+                raise UnreadableImage("is empty (0 bytes)")
+            image = stack.enter_context(_open(_needed(file)))
             if image.width * image.height > MAX_PIXELS:
                 raise UnreadableImage(f"has {image.width} x {image.height} pixels, more than {MAX_PIXELS:,}")
-            with _one_large if image.width * image.height > LARGE_PIXELS else contextlib.nullcontext():
-                yield image
-    except UnreadableImage:
-        raise
-    except FileNotFoundError:
-        raise UnreadableImage("does not exist") from None
-    except PermissionError:
-        raise UnreadableImage("may not be read by this user") from None
-    except Image.UnidentifiedImageError:
-        raise UnreadableImage("is not an image of a known format") from None
-    # Decoders meet damaged data with any exception: OSError, SyntaxError, struct.error, ValueError, zlib.error, ...
-    except Exception as error:
-        raise UnreadableImage(_reason(error)) from None
+            if image.width * image.height > LARGE_PIXELS:
+                stack.enter_context(_one_large)
+                stack.enter_context(_unlimited())
+            yield image
+        except (UnreadableImage, UserError):
+            raise
+        except FileNotFoundError:
+            raise UnreadableImage("does not exist") from None
+        except PermissionError:
+            raise UnreadableImage("may not be read by this user") from None
+        except Image.UnidentifiedImageError:
+            raise UnreadableImage("is not an image of a known format") from None
+        # Decoders meet damaged data with any exception: OSError, SyntaxError, struct.error, ValueError, zlib.error, ...
+        except Exception as error:
+            raise UnreadableImage(_reason(error)) from None
+
+
+def _file(source: str | Path | bytes) -> BinaryIO:
+    if isinstance(source, bytes):
+        return io.BytesIO(source)
+    try:
+        return open_regular(Path(source))
+    except UserError:
+        what = "a folder" if os.path.isdir(source) else "a pipe or a device"
+        raise UnreadableImage(f"is {what}, not a file") from None
 
 
 def _reason(error: Exception) -> str:
@@ -158,15 +298,74 @@ def _reason(error: Exception) -> str:
     return f"is truncated ({text})" if "truncated" in text.lower() else f"cannot be decoded ({text})"
 
 
-def _open(source: str | Path | io.BytesIO) -> Image.Image:
+def _open(file: BinaryIO) -> Image.Image:
     """Open without Pillow's own limit, which is a setting of the whole process and warns at 89 million pixels."""
     Image.init()
     with _pillow_limit:
         limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
-            return Image.open(source, formats=[name for name in FORMATS if name in Image.OPEN])
+            return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
         finally:
             Image.MAX_IMAGE_PIXELS = limit
+
+
+@contextlib.contextmanager
+def _unlimited() -> Iterator[None]:
+    """The same while the pixels are decoded; only one thread at a time is here."""
+    with _pillow_limit:
+        limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+    try:
+        yield
+    finally:
+        with _pillow_limit:
+            Image.MAX_IMAGE_PIXELS = limit
+
+
+def _needed(file: BinaryIO) -> BinaryIO:
+    """The file; of a PNG only the chunks of its pixels: texts, profiles and animations cannot make it unreadable."""
+    file.seek(0)
+    spans, skipped = [(0, len(PNG))], False
+    if file.read(len(PNG)) == PNG:
+        while len(head := file.read(8)) == 8:
+            start, (length, kind) = file.tell(), struct.unpack(">I4s", head)
+            text = length <= LONGEST_TEXT and kind in (b"iTXt", b"tEXt", b"zTXt") and file.read(32)
+            if kind in PIXEL_CHUNKS or (text and text.startswith(ORIENTED_TEXTS)):
+                spans.append((start - 8, start + length + 4))
+            else:
+                skipped = True
+            file.seek(start + length + 4)
+    file.seek(0)
+    return io.BufferedReader(_Spans(file, spans)) if skipped else file
+
+
+class _Spans(io.RawIOBase):
+    """Spans (start, stop) of a file, one after the other."""
+
+    def __init__(self, file: BinaryIO, spans: list[tuple[int, int]]) -> None:
+        self._file, self._spans = file, spans
+        self._ends = np.cumsum([stop - start for start, stop in spans])
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: int(self._ends[-1])}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        place = int(np.searchsorted(self._ends, self._at, side="right"))
+        if place == len(self._spans):
+            return 0
+        left = int(self._ends[place]) - self._at
+        self._file.seek(self._spans[place][1] - left)
+        data = self._file.read(min(left, len(buffer)))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
 
 
 def _eight_bit(image: Image.Image, high: float) -> Image.Image:
@@ -199,5 +398,6 @@ def _cover(size: tuple[int, int], target: tuple[int, int], share: float) -> Box:
     width, height = size
     scale = share * min(width / target[1], height / target[0])
     box_width, box_height = scale * target[1], scale * target[0]
-    left, top = (width - box_width) / 2, (height - box_height) / 2
+    # By rounding, the box may be wider than the image.
+    left, top = max(0.0, (width - box_width) / 2), max(0.0, (height - box_height) / 2)
     return left, top, min(left + box_width, width), min(top + box_height, height)

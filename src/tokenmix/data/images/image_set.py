@@ -158,8 +158,9 @@ class LazyImages(ImageSet):
         return stacked, torch.tensor(kept, dtype=torch.int64)
 
 
-def _random_part(image: Image.Image) -> tuple[Box, Image.Resampling]:
+def _random_part(size: tuple[int, int]) -> tuple[Box, Image.Resampling]:
     """timm's: 8 % to 100 % of the area at aspect ratios of 3/4 to 4/3, resized in one of two ways."""
+    image = torch.empty(1, size[1], size[0], device="meta")
     top, left, height, width = RandomResizedCropAndInterpolation.get_params(image, (0.08, 1.0), (3 / 4, 4 / 3))
     resampling = random.choice((Image.Resampling.BILINEAR, Image.Resampling.BICUBIC))
     return (left, top, left + width, top + height), resampling
