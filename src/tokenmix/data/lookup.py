@@ -23,6 +23,7 @@ class DataRequest:
         root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if None.
         seed: of training samples that are composed on the fly; what is for testing never depends on it.
         img_size: (height, width) of labelled images; the set's own if None.
+        channels: of labelled images, 1 or 3; the set's own if None.
     """
 
     name: str
@@ -31,6 +32,7 @@ class DataRequest:
     root: Path | None = None
     seed: int = 0
     img_size: tuple[int, int] | None = None
+    channels: int | None = None
 
     @property
     def spec(self) -> str:
@@ -88,11 +90,12 @@ def _usable(entries: Iterable[DataEntry]) -> str:
 
 
 def load_data(
-    spec: str, kind: Kind, *, root: Path | None = None, seed: int = 0, img_size: tuple[int, int] | None = None
+    spec: str, kind: Kind, *, root: Path | None = None, seed: int = 0, img_size: tuple[int, int] | None = None,
+    channels: int | None = None,
 ) -> Any:
     """What the reader of a data set returns for this kind; `UserError` as `parse_spec`, and the reader's own."""
     entry, variant = parse_spec(spec, kind)
-    return load_object(entry.load)(DataRequest(entry.name, variant, kind, root, seed, img_size))
+    return load_object(entry.load)(DataRequest(entry.name, variant, kind, root, seed, img_size, channels))
 
 
 def fetch_data(spec: str, root: Path | None = None) -> str:

@@ -160,6 +160,12 @@ def stored_size(source: str | Path | bytes) -> tuple[int, int]:
         return image.height, image.width
 
 
+def picture_endings() -> set[str]:
+    """The endings of files of the formats that are read, such as .jpg, in lower case."""
+    Image.init()
+    return {ending for ending, name in Image.EXTENSION.items() if name in FORMATS}
+
+
 def _turn(image: Image.Image) -> Image.Transpose | None:
     """How EXIF turns the image for display; None if it does not, or is damaged: nothing else of it is needed."""
     if image.format == "PNG":

@@ -1,8 +1,10 @@
 """Sets of images with labels, all of one size: in memory, or decoded each time they are read."""
 
+import contextlib
 import copy
 import random
-from collections.abc import Callable, Iterable
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from tokenmix.data.images.decode import Box, UnreadableImage, decode, decode_part
+from tokenmix.data.fetch import log
+from tokenmix.data.images.decode import Box, UnreadableImage, decode, decode_part, stored_size
 from tokenmix.data.indexed import shared_permutation
 from tokenmix.data.reading import LeftOut
 from tokenmix.data.seeding import hash_indices, restored_random_state, seed_all
@@ -25,6 +28,8 @@ CHANNELS = 3
 CROP_PCT = 0.875
 # Of `hash_indices`.
 RANDOM_CROP = 1
+# Images whose sizes are looked at, and by how much the median may be scaled down without a word.
+SIZES_SEEN, SHRINKING = 16, 2
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,31 @@ class Skipped:
 
     path: str
     reason: str
+
+
+def log_skipped(skipped: Sequence[Skipped], unit: str, where: str = "") -> None:
+    """Count on stderr what was left out, and name the first three."""
+    if skipped:
+        first = "; ".join(f"{s.path} {s.reason}" for s in skipped[:3])
+        more = "; …" * (len(skipped) > 3)
+        log(f"{len(skipped)} {unit}{'s' * (len(skipped) > 1)}{where} left out: {first}{more}")
+
+
+def warn_of_shrinking(source: Callable[[int], Path | bytes], count: int, size: tuple[int, int]) -> None:
+    """Say on stderr if `size` shows less than half of the pixels a side that the images have."""
+    found: list[tuple[int, int]] = []
+    for index in {place * count // SIZES_SEEN for place in range(SIZES_SEEN)} if count else ():
+        with contextlib.suppress(UnreadableImage):
+            found.append(stored_size(source(index)))
+    if not found:
+        return
+    height, width = sorted(found, key=min)[len(found) // 2]
+    scale = statistics.median(min(h / size[0], w / size[1]) for h, w in found)
+    if scale > SHRINKING:
+        log(
+            f"photographs of {height} x {width} px are scaled down by {scale:.1f} to {size[0]} x {size[1]} px; "
+            "give a larger --img-size to keep more of them"
+        )
 
 
 class ImageSet(Dataset[tuple[Tensor, int]]):
@@ -104,14 +134,15 @@ class LazyImages(ImageSet):
     Attributes:
         photographs: of any size, so that training takes a random part of each, and testing the centre.
         crop_pct: share of an image that testing keeps.
+        channels: 3, or 1 for grey.
         places: number of each image among those that the set was made of.
     """
 
     in_memory = False
     flip, fill = True, None
 
-    def __init__(self, labels: Tensor, size: tuple[int, int], *, photographs: bool) -> None:
-        self.labels, self.size, self.photographs = labels, size, photographs
+    def __init__(self, labels: Tensor, size: tuple[int, int], *, channels: int, photographs: bool) -> None:
+        self.labels, self.size, self.channels, self.photographs = labels, size, channels, photographs
         self.crop_pct = CROP_PCT if photographs else 1.0
         self.places = torch.arange(len(labels))
         self._left_out = LeftOut()
@@ -132,7 +163,7 @@ class LazyImages(ImageSet):
 
     def pixels(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         return self._decoded(
-            indices, lambda index: decode(self.source(index), CHANNELS, self.size, crop_pct=self.crop_pct)
+            indices, lambda index: decode(self.source(index), self.channels, self.size, crop_pct=self.crop_pct)
         )
 
     def random_crops(self, indices: Tensor, seed: int, epoch: int) -> tuple[Tensor, Tensor]:
@@ -141,7 +172,7 @@ class LazyImages(ImageSet):
 
         def part(index: int) -> Tensor:
             seed_all(int(bits[index]))
-            return decode_part(self.source(index), CHANNELS, self.size, _random_part)
+            return decode_part(self.source(index), self.channels, self.size, _random_part)
 
         with restored_random_state():
             return self._decoded(indices, part)
@@ -154,7 +185,7 @@ class LazyImages(ImageSet):
                 kept.append(index)
             except UnreadableImage as reason:
                 self._left_out.add(index, f"{self.name(index)} {reason}")
-        stacked = torch.stack(images) if images else torch.empty(0, CHANNELS, *self.size, dtype=torch.uint8)
+        stacked = torch.stack(images) if images else torch.empty(0, self.channels, *self.size, dtype=torch.uint8)
         return stacked, torch.tensor(kept, dtype=torch.int64)
 
 
@@ -175,6 +206,19 @@ def resize_images(images: Tensor, size: tuple[int, int] | None) -> Tensor:
         for part in images.split(1024)
     ]
     return torch.cat(parts)
+
+
+def with_channels(images: ImageSet, channels: int | None) -> ImageSet:
+    """Images in memory with another number of channels: grey thrice, or the brightness of colours; else unchanged."""
+    if channels is None or not isinstance(images, InMemoryImages) or images.images.shape[1] == channels:
+        return images
+    pixels = images.images
+    if channels == 3:
+        made = pixels.expand(-1, 3, -1, -1).contiguous()
+    else:
+        weights = torch.tensor((0.299, 0.587, 0.114)).view(3, 1, 1)
+        made = torch.cat([(part * weights).sum(1, keepdim=True).round_().byte() for part in pixels.split(1024)])
+    return InMemoryImages(made, images.labels, flip=images.flip, fill=images.fill)
 
 
 def channel_statistics(parts: Iterable[Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:

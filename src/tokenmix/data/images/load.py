@@ -1,8 +1,9 @@
 """Labelled images by name."""
 
 import os
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -10,7 +11,7 @@ import torch
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from tokenmix.data.images.decode import size_of
-from tokenmix.data.images.image_set import CHANNELS, CROP_PCT, ImageSet, LazyImages, Skipped, channel_statistics
+from tokenmix.data.images.image_set import CROP_PCT, ImageSet, LazyImages, Skipped, channel_statistics, with_channels
 from tokenmix.data.lookup import load_data, short_name
 from tokenmix.data.split import hold_out, limited
 from tokenmix.errors import UserError
@@ -106,6 +107,7 @@ def load_images(
     validation: int | None = 0,
     seed: int = 0,
     crop_pct: float | None = None,
+    channels: int | None = None,
     root: Path | None = None,
 ) -> ImageData:
     """Training and test images of a data set.
@@ -123,20 +125,25 @@ def load_images(
         validation: hold out this many training images; a tenth of those used if None. `limit` is taken of the others.
         seed: chooses the images that `limit` keeps, nothing else.
         crop_pct: share of a photograph's centre that testing keeps, 0.875 if not given; for imagefolder and wds alone.
+        channels: 3, or 1 for grey; the set's own if not given, 3 for the user's own files.
         root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if not given.
 
     Raises:
         UserError: unknown set, unusable folder, or a data set that cannot be obtained.
     """
     size = None if img_size is None else size_of(img_size)
-    loaded: LoadedImages = load_data(spec, "images", root=root, img_size=size)
+    if channels not in (None, 1, 3):
+        raise UserError(f"channels must be 1 or 3, got {channels}")
+    loaded: LoadedImages = load_data(spec, "images", root=root, img_size=size, channels=channels)
+    parts = {"train": loaded.train, "test": loaded.test}
+    loaded = replace(loaded, **{name: with_channels(images, channels) for name, images in parts.items()})
     kept, held = hold_out(loaded.train.labels, validation, limit)
     test, whole = loaded.test, loaded.train.subset(kept) if len(held) else loaded.train
     test = limited(test, test.labels, limit_eval, 0)
     train, held_out = limited(whole, whole.labels, limit, seed), loaded.train.subset(held) if len(held) else None
     share = _set_crop(spec, [part for part in (train, test, held_out) if part is not None], crop_pct)
     mean, std = _statistics(train)
-    channels, height, width = (CHANNELS, *train.size) if isinstance(train, LazyImages) else train[0][0].shape
+    channels, height, width = (train.channels, *train.size) if isinstance(train, LazyImages) else train[0][0].shape
     return ImageData(
         spec=spec,
         train=train,
@@ -173,7 +180,9 @@ def _statistics(images: ImageSet) -> tuple[tuple[float, ...], tuple[float, ...]]
     """Those of ImageNet for photographs; else measured, on all images in memory or on evenly spread ones."""
     if _photographs(images):
         # Nothing is decoded at the start.
-        return IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+        both = (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
+        mean, std = both if images.channels == 3 else ((statistics.mean(values),) for values in both)
+        return mean, std
     places = torch.arange(len(images))
     if not images.in_memory and len(images) > STATISTICS_SAMPLE:
         places = torch.linspace(0, len(images) - 1, STATISTICS_SAMPLE).long()

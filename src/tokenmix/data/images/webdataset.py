@@ -23,22 +23,27 @@ import torch
 from torch import Tensor
 
 from tokenmix.data.fetch import log
-from tokenmix.data.images.decode import UnreadableImage
-from tokenmix.data.images.image_set import LazyImages, Skipped
+from tokenmix.data.images.decode import UnreadableImage, picture_endings
+from tokenmix.data.images.image_set import CHANNELS, LazyImages, Skipped, log_skipped, warn_of_shrinking
 from tokenmix.data.images.load import LoadedImages
 from tokenmix.data.lookup import DataRequest, cache_root
 from tokenmix.data.reading import parse_json
 from tokenmix.data.remote import glob_urls, is_url, local_copies, local_copy_if_any, origin
 from tokenmix.data.store import Names, fetched
 from tokenmix.errors import UserError
-from tokenmix.files import user_path
+from tokenmix.files import open_regular, read_text, user_path
 
 USAGE = "give --data wds:PATH/train-{000000..000009}.tar,PATH/val-{000000..000001}.tar"
 MOST_SHARDS = 1_000_000
+# Of several pictures of a sample the first of these is taken, else the first of another format that is read.
 PICTURES = ("jpg", "jpeg", "png", "webp", "ppm")
 BLOCK = 512
-# More would be a damaged label, and a head of that many rows.
+# Labels from here on are damaged, or need a classes.txt, unless there are more samples.
+UNNAMED_CLASSES = 1000
+# A head has a row for each class, however many are named.
 MOST_CLASSES = 1_000_000
+# A change of what the index keeps makes cached ones void.
+INDEX = 2
 SIZE = (224, 224)
 # Samples among which the next one is drawn: about four shards of ImageNet's usual size.
 BUFFER = 5000
@@ -54,6 +59,7 @@ class Found(NamedTuple):
     size: int = 0
     label: int = 0
     wrong: str = ""
+    again: bool = False
 
 
 def expand(pattern: str, root: Path | None = None) -> list[Path]:
@@ -87,35 +93,38 @@ def _scan_all(paths: Sequence[Path]) -> tuple[dict[str, Tensor], dict[str, str]]
     with ThreadPoolExecutor(8) as pool:
         shards = list(pool.map(_scan, paths))
     good = [(place, found) for place, shard in enumerate(shards) for found in shard if not found.wrong]
-    wrong = [
-        (f"{path}: {found.name}", found.wrong) for path, shard in zip(paths, shards) for found in shard if found.wrong
-    ]
+    named = [(f"{path}: {found.name}", found) for path, shard in zip(paths, shards) for found in shard]
     columns = {name: [getattr(found, name) for _, found in good] for name in ("offset", "size", "label")}
     columns["shard"] = [place for place, _ in good]
     tensors = {name: torch.tensor(values, dtype=torch.int64) for name, values in columns.items()}
     names = Names.of(found.name for _, found in good)
-    return {**tensors, "text": names.text, "ends": names.ends}, {"skipped": json.dumps(wrong)}
+    notes = {
+        "skipped": [(name, found.wrong) for name, found in named if found.wrong],
+        "again": [name for name, found in named if found.again],
+    }
+    return {**tensors, "text": names.text, "ends": names.ends}, {key: json.dumps(value) for key, value in notes.items()}
 
 
 def _scan(path: Path) -> list[Found]:
     """The samples of one shard, from its headers and labels; `UserError` if it is cut off or damaged."""
-    members: dict[str, dict[str, tuple[int, int]]] = {}
+    members: dict[str, list[dict[str, tuple[int, int]]]] = {}
     last, problem, offset = "the beginning", "is truncated", 0
     try:
-        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+        with open_regular(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
                 folder, _, base = member.name.rpartition("/")
                 key, _, ending = base.partition(".")
                 if member.isfile() and key and not member.issparse():
-                    members.setdefault(f"{folder}/{key}" if folder else key, {})[ending.lower()] = (
-                        member.offset_data,
-                        member.size,
-                    )
+                    _add(members.setdefault(f"{folder}/{key}" if folder else key, []), ending.lower(), member)
                 last = member.name
             offset = tar.offset
             # A tar ends with blocks of zeros; the library takes a damaged header for an end as well.
             if (end := os.pread(file.fileno(), BLOCK, offset)) == bytes(BLOCK):
-                return [_sample(key, parts, file.fileno()) for key, parts in members.items()]
+                return [
+                    _sample(key, parts, file.fileno())._replace(again=place > 0)
+                    for key, samples in members.items()
+                    for place, parts in enumerate(samples)
+                ]
             problem = "is truncated" if len(end) < BLOCK else "is damaged"
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
@@ -126,8 +135,18 @@ def _scan(path: Path) -> list[Found]:
     raise UserError(f"the shard {path} {problem} after {last}; fetch or write it again")
 
 
+def _add(samples: list[dict[str, tuple[int, int]]], ending: str, member: tarfile.TarInfo) -> None:
+    """Put a file into the first sample of its key that has none of this ending: a key may come again."""
+    place = next((parts for parts in samples if ending not in parts), None)
+    if place is None:
+        samples.append(place := {})
+    place[ending] = (member.offset_data, member.size)
+
+
 def _sample(key: str, parts: dict[str, tuple[int, int]], handle: int) -> Found:
-    picture = next((parts[ending] for ending in PICTURES if ending in parts), None)
+    readable = picture_endings()
+    endings = [*PICTURES, *(ending for ending in parts if f".{ending}" in readable)]
+    picture = next((parts[ending] for ending in endings if ending in parts), None)
     if picture is None:
         return Found(key, wrong=f"has no picture, only .{', .'.join(sorted(parts))}")
     if picture[1] == 0:
@@ -144,15 +163,23 @@ def _sample(key: str, parts: dict[str, tuple[int, int]], handle: int) -> Found:
 def _label(parts: dict[str, tuple[int, int]], handle: int) -> int:
     """The number in .cls, else "label" in .json."""
 
-    def text(ending: str) -> Any:
+    def text(ending: str) -> str:
         offset, size = parts[ending]
-        return os.pread(handle, size, offset).decode()
+        return os.pread(handle, size, offset).decode("utf-8-sig")
 
     if "cls" in parts:
-        return int(text("cls"))
+        return _whole(text("cls"))
     if "json" in parts:
-        return int(parse_json(text("json"), ".json")["label"])
+        return _whole(parse_json(text("json"), ".json")["label"])
     raise ValueError("neither .cls nor .json")
+
+
+def _whole(value: Any) -> int:
+    """A whole number, also as text or written 1.0; `ValueError` for any other."""
+    written = str(value).strip() if isinstance(value, int | float | str) else ""
+    if isinstance(value, bool) or not re.fullmatch(r"[+-]?[0-9]+(\.0*)?", written):
+        raise ValueError(f"{str(value)[:40]!r} is not a whole number")
+    return int(written.partition(".")[0])
 
 
 class ShardImages(LazyImages):
@@ -161,21 +188,26 @@ class ShardImages(LazyImages):
     Args:
         paths: the shards, whose index is taken from the cache if none of them has changed since.
         size: (height, width) of the images.
+        channels: 3, or 1 for grey.
         root: the cache.
 
     Attributes:
         skipped: what is not a sample.
+        again: names of samples whose key came before in their shard.
     """
 
-    def __init__(self, paths: Sequence[Path], size: tuple[int, int], root: Path | None = None) -> None:
+    def __init__(
+        self, paths: Sequence[Path], size: tuple[int, int], channels: int = CHANNELS, root: Path | None = None
+    ) -> None:
         self._open: OrderedDict[int, int] = OrderedDict()
         marks = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-        digest = hashlib.blake2b(json.dumps(marks).encode(), digest_size=12).hexdigest()
+        digest = hashlib.blake2b(json.dumps([INDEX, marks]).encode(), digest_size=12).hexdigest()
         index, notes = fetched(f"shards/index-of-{paths[0].stem}-{digest}", root, lambda folder: _scan_all(paths))
-        super().__init__(index["label"], size, photographs=True)
+        super().__init__(index["label"], size, channels=channels, photographs=True)
         self.paths, self.names = paths, Names(index["text"], index["ends"])
         self.shard, self.offset, self.length = index["shard"], index["offset"], index["size"]
         self.skipped = [Skipped(*pair) for pair in json.loads(notes["skipped"])]
+        self.again: list[str] = json.loads(notes["again"])
 
     def name(self, index: int) -> str:
         place = int(self.places[index])
@@ -259,11 +291,12 @@ def load_webdataset(request: DataRequest) -> LoadedImages:
     if not 1 <= len(patterns) <= 2:
         raise UserError(f"wds needs one pattern of shards, or two, got {request.variant!r}; {USAGE}")
     paths = [expand(pattern, request.root) for pattern in patterns]
-    sets = [ShardImages(part, request.img_size or SIZE, request.root) for part in paths]
+    size, channels = request.img_size or SIZE, request.channels or CHANNELS
+    sets = [ShardImages(part, size, channels, request.root) for part in paths]
     skipped = [one for images in sets for one in images.skipped]
-    if skipped:
-        first = "; ".join(f"{s.path} {s.reason}" for s in skipped[:3])
-        log(f"{len(skipped)} sample{'s' * (len(skipped) > 1)} left out: {first}{'; …' * (len(skipped) > 3)}")
+    log_skipped(skipped, "sample")
+    if again := [name for images in sets for name in images.again]:
+        log(f"{len(again)} keys come again in their shard, the first {again[0]}; all samples are kept")
     for images, part in zip(sets, paths):
         if not len(images):
             raise UserError(f"{part[0]} and the other shards hold no sample with an image and a .cls or .json label")
@@ -273,16 +306,29 @@ def load_webdataset(request: DataRequest) -> LoadedImages:
     source = f"wds: {sum(map(len, paths))} shards in {place}, read where they lie"
     names = f"{place}/classes.txt"
     named = local_copy_if_any(names, cache) if is_url(place) else Path(names)
-    count = 1 + max(int(part.labels.max()) for part in (train, test))
-    return LoadedImages(train, test, _classes(named, count), source, skipped)
+    classes = _classes(named, sets)
+    warn_of_shrinking(train.source, len(train), size)
+    return LoadedImages(train, test, classes, source, skipped)
 
 
-def _classes(file: Path | None, count: int) -> list[str]:
+def _classes(file: Path | None, sets: Sequence[ShardImages]) -> list[str]:
+    """The names in classes.txt, else the numbers; `UserError` for a label beyond them, or beyond what is plausible."""
+    last = max(sets, key=lambda images: int(images.labels.max()))
+    count = 1 + int(last.labels.max())
+    where = f"{last.name(int(last.labels.argmax()))} has the label {count - 1}"
     if file is None or not file.is_file():
+        most = max(UNNAMED_CLASSES, sum(map(len, sets)))
+        if count > most:
+            raise UserError(
+                f"{where}, and there are {sum(map(len, sets))} samples; correct it, or name the classes in a "
+                "classes.txt next to the shards, one line per class"
+            )
         return [str(label) for label in range(max(count, 2))]
-    names = [line.strip() for line in file.read_text().splitlines() if line.strip()]
+    names = [line.strip() for line in read_text(file).splitlines() if line.strip()]
     if len(names) < count:
-        raise UserError(f"{file} names {len(names)} classes, the labels go up to {count - 1}; give one line per class")
+        raise UserError(
+            f"{file} names {len(names)} classes, the labels go up to {count - 1} ({where}); give one line per class"
+        )
     return names
 
 
