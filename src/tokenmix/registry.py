@@ -129,6 +129,7 @@ class DataEntry(Entry):
         variant: what follows the name and a colon. A path must; patterns of shards must; a number or a name, which the
             reader checks, may.
         stored: names in the cache; empty if nothing is fetched.
+        img_size: side of labelled images in pixels, unless another is asked for; None if only the reader knows it.
     """
 
     kinds: tuple[Kind, ...]
@@ -137,6 +138,7 @@ class DataEntry(Entry):
     origin: str = "your disk"
     variant: Literal["none", "path", "shards", "number", "name"] = "none"
     stored: tuple[str, ...] = ()
+    img_size: int | None = None
 
 
 E = TypeVar("E", bound=Entry)

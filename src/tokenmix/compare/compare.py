@@ -30,7 +30,7 @@ from tokenmix.registry import get_task
 from tokenmix.train.config import CompareConfig
 from tokenmix.train.plan import check_config, make_plan
 from tokenmix.train.swapping import check_own_mixers
-from tokenmix.train.task import TaskData, TaskModule
+from tokenmix.train.task import TaskData, TaskModule, input_sizes
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,12 @@ def _measure(one: Comparison, runs: Runs, baseline: Mapping[str, float]) -> tupl
         config=config.flat(),
         data=description,
         classes=list(description.get("classes", [])),
-        skeleton={"tokens": model.num_tokens, "dim": model.embed_dim, "depth": len(model.blocks)},
+        skeleton={
+            "tokens": model.num_tokens,
+            "dim": model.embed_dim,
+            "depth": len(model.blocks),
+            **input_sizes(model),
+        },  # fmt: skip
         images=make_plan(train_config, one.data.num_train).total_steps * config.loop.batch_size,
         step_batch=batch_size,
         device=str(device),

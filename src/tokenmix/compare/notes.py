@@ -4,6 +4,7 @@ import math
 
 from tokenmix.compare.results import Results, Variant
 from tokenmix.cost.units import ratio
+from tokenmix.train.task import size_note
 
 
 def budget_sentence(results: Results) -> str:
@@ -12,9 +13,11 @@ def budget_sentence(results: Results) -> str:
     augment = "no augmentation" if config["augment"] == "none" else f"augmentation {config['augment']}"
     seeds = config["seeds"]
     order = f"for the same seed ({', '.join(map(str, seeds))})" if len(seeds) > 1 else f"(seed {seeds[0]})"
+    sizes = f"{size_note(skeleton)}, " if "img_size" in skeleton else ""
+    tokens = "" if "num_tokens" in skeleton else f", {skeleton['tokens']} tokens"
     return (
-        f"Every variant is {config['model']} (width {skeleton['dim']}, {skeleton['depth']} blocks, "
-        f"{skeleton['tokens']} tokens) and differs from the others only in its mixer. Each was trained on the same "
+        f"Every variant is {config['model']} ({sizes}width {skeleton['dim']}, {skeleton['depth']} blocks{tokens}) and differs "
+        "from the others only in its mixer. Each was trained on the same "
         f"{results.training_images():,} images, {results.images:,} counting repeats, in the same order {order}, in "
         f"batches of {config['batch_size']}, with {config['opt']}, peak learning rate {config['lr']:g}, "
         f"{config['schedule']} schedule, weight decay {config['weight_decay']:g} and {augment}. "

@@ -115,7 +115,7 @@ class Results:
         metric: name of the headline metric; `higher` says whether more is better.
         config: the resolved configuration.
         data: the data's own description (data.json).
-        skeleton: tokens, width and depth of the variants' common skeleton.
+        skeleton: tokens, width and depth of the variants' common skeleton; for images their size and the patch size.
         images: training images that each variant sees, one seen twice counted twice.
         step_batch: images of the training step and of the inference pass that were timed and watched.
         device: where it was trained and measured.
@@ -128,7 +128,7 @@ class Results:
     config: dict[str, Any]
     data: dict[str, Any]
     classes: list[str]
-    skeleton: dict[str, int]
+    skeleton: dict[str, Any]
     images: int
     step_batch: int
     device: str

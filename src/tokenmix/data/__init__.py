@@ -34,6 +34,8 @@ LAYOUTS: tuple[tuple[str, tuple[Kind, ...], str, str], ...] = (
     ),
 )
 """The user's own files: name, kinds, what follows name:PATH, and the reader."""
+SIDES = {"folder": 64, "imagefolder": 224, "wds": 224}
+"""Pixels a side of labelled images, unless --img-size is given."""
 
 DATA_SETS.register(
     DataEntry(
@@ -44,6 +46,7 @@ DATA_SETS.register(
         licence="MIT",
         origin="publisher, else Debian dataset-fashion-mnist",
         stored=("fashion-mnist",),
+        img_size=28,
     ),
     DataEntry(
         name="digits",
@@ -52,6 +55,7 @@ DATA_SETS.register(
         load="tokenmix.data.images.named_sets:load_digits",
         licence="BSD-3-Clause",
         origin="embedded in scikit-learn",
+        img_size=8,
     ),
     *(
         DataEntry(
@@ -60,6 +64,7 @@ DATA_SETS.register(
             about=f"{name}:PATH{about}",
             load=f"tokenmix.data.{load}",
             variant="shards" if name == "wds" else "path",
+            img_size=SIDES.get(name),
         )
         for name, kinds, about, load in LAYOUTS
     ),

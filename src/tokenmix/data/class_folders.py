@@ -79,7 +79,11 @@ def class_files(
                     heapq.heappush(waiting, (entry.is_symlink(), entry.path, label))
     taken |= {os.path.realpath(path) for path, _ in items} if linked else set()
     # A link to nothing is kept, for the reader to name.
-    items += [item for item in sorted(linked) if not os.path.exists(item[0]) or not is_taken(item[0], os.path.realpath(item[0]))]
+    items += [
+        item
+        for item in sorted(linked)
+        if not os.path.exists(item[0]) or not is_taken(item[0], os.path.realpath(item[0]))
+    ]
     return sorted(items, key=lambda item: (item[1], os.path.dirname(item[0]).split(os.sep), item[0]))
 
 

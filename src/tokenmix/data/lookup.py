@@ -90,11 +90,17 @@ def _usable(entries: Iterable[DataEntry]) -> str:
 
 
 def load_data(
-    spec: str, kind: Kind, *, root: Path | None = None, seed: int = 0, img_size: tuple[int, int] | None = None,
+    spec: str,
+    kind: Kind,
+    *,
+    root: Path | None = None,
+    seed: int = 0,
+    img_size: tuple[int, int] | None = None,
     channels: int | None = None,
 ) -> Any:
     """What the reader of a data set returns for this kind; `UserError` as `parse_spec`, and the reader's own."""
     entry, variant = parse_spec(spec, kind)
+    img_size = img_size or (None if entry.img_size is None else (entry.img_size, entry.img_size))
     return load_object(entry.load)(DataRequest(entry.name, variant, kind, root, seed, img_size, channels))
 
 

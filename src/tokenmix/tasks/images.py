@@ -14,6 +14,7 @@ from tokenmix.errors import UserError
 from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.programs import View
+from tokenmix.train.sources import read_description
 from tokenmix.train.task import TaskModule
 from tokenmix.train.task_data import IndexedData
 
@@ -52,6 +53,16 @@ def check_stems(files: Sequence[str | Path]) -> None:
                 "rename one, or predict them separately"
             )
         seen[stem] = file
+
+
+def with_size_of_start(config: TrainConfig) -> TrainConfig:
+    """The config with the image size of the run folder that it starts from, if no other is given."""
+    start = config.loop.init_from
+    if start is None or config.options.img_size is not None or not (start / "data.json").is_file():
+        return config
+    size = read_description(start).get("img_size")
+    square = isinstance(size, list) and size[0] == size[1]
+    return config.replace(img_size=size[0]) if square else config
 
 
 def image_data(

@@ -56,7 +56,7 @@ def _check_channels(source: Path, description: Mapping[str, Any], model: Any) ->
     if theirs is not None and theirs != ours:
         raise UserError(
             f"{source} was trained on images of {theirs} channel(s) and this data has {ours}; "
-            f"start from a run with {ours}, or without --init-from"
+            f"start from a run with {ours}, or without --init-from, or read images so with --in-chans {theirs}"
         )
 
 

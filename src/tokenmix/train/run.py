@@ -73,7 +73,7 @@ from tokenmix.train.plan import (
 )
 from tokenmix.train.sources import read_config, read_description
 from tokenmix.train.swapping import check_own_mixers, freeze_all_but, start_and_swap, swap_notes
-from tokenmix.train.task import TaskData, TaskModule
+from tokenmix.train.task import TaskData, TaskModule, input_sizes, size_note
 from tokenmix.train.trainer import Session, fit, validate
 
 # What may differ when a run is resumed: where and how fast it is computed, not what.
@@ -306,9 +306,11 @@ def _prepare(config: TrainConfig, start: Path | None = None) -> Session:
     # What its settings do not allow is reported here, by one process and before anything is written.
     data.train_batches(batch_size=plan.batch_size, epoch=0, start=0)
     # Counted while the model is whole: fsdp will cut it into parts.
-    counts = {"parameters": count_parameters(task.model), "macs": task.macs()}
+    sizes = input_sizes(task.model, task.data.get("img_size"))
+    counts = {"parameters": count_parameters(task.model), "macs": task.macs(), **sizes}
     warmup = warmup_note(config, plan)
-    return Session(task, data, plan, counts, [*swap_notes(report), *([warmup] if warmup else [])])
+    notes = [*([size_note(sizes)] if sizes else []), *swap_notes(report), *([warmup] if warmup else [])]
+    return Session(task, data, plan, counts, notes)
 
 
 def _load_teacher(task: DistillingTask) -> DistillingTask:

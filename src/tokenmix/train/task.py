@@ -97,6 +97,36 @@ def built_with(model: str, given: Mapping[str, Any]) -> Iterator[None]:
         ) from None
 
 
+def input_sizes(model: Any, img_size: Sequence[int] | None = None) -> dict[str, Any]:
+    """`img_size` (height, width), `patch_size` and `num_tokens` of a model of images, as far as it has them.
+
+    Several stages have a list of `num_tokens`.
+    """
+    stem, embed = getattr(model, "stem", None), getattr(model, "patch_embed", None)  # ours, timm's
+    size = getattr(model, "img_size", None) or getattr(embed, "img_size", None) or img_size
+    patch = next((p for p in (getattr(part, "patch_size", None) for part in (model, stem, embed)) if p), None)
+    tokens: Any = [height * width for height, width in getattr(model, "grid_sizes", ())]
+    tokens = tokens or getattr(model, "num_tokens", None)
+    if tokens is None and hasattr(embed, "num_patches"):
+        tokens = embed.num_patches + (getattr(model, "num_prefix_tokens", 0) or 0)
+    if size is None:
+        return {}
+    patch = patch[0] if isinstance(patch, Sequence) else patch
+    found = {"img_size": list(size), "patch_size": patch, "num_tokens": tokens}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def size_note(sizes: Mapping[str, Any]) -> str:
+    """What `input_sizes` found, as a line."""
+    words = ["images of {} x {} px".format(*sizes["img_size"])]
+    if "patch_size" in sizes:
+        words.append(f"patches of {sizes['patch_size']} px")
+    if "num_tokens" in sizes:
+        tokens = sizes["num_tokens"]
+        words.append(f"{', then '.join(map(str, tokens)) if isinstance(tokens, list) else tokens} tokens")
+    return ", ".join(words)
+
+
 class TaskModule(ProgramHooks, L.LightningModule, ABC):
     """A network with its loss and metrics; `ProgramHooks` has the hooks for the other verbs.
 

@@ -44,14 +44,14 @@ class Session:
         task: what is learned, with the run's config; its `configure_optimizers` is called once it is on its device.
         data: this process's part of the data.
         plan: how many batches make a step and an epoch.
-        counts: parameters and multiply-adds, as in the run's result.
+        counts: parameters, multiply-adds and sizes, as in the run's result.
         notes: lines to print before the first step.
     """
 
     task: TaskModule
     data: TaskData
     plan: TrainingPlan
-    counts: dict[str, int | None]
+    counts: dict[str, Any]
     notes: list[str]
 
 

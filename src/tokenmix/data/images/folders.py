@@ -19,16 +19,20 @@ from tokenmix.data.class_folders import (
 )
 from tokenmix.data.images.decode import UnreadableImage, decode, picture_endings, probe
 from tokenmix.data.images.image_set import (
-    CHANNELS, ImageSet, InMemoryImages, LazyImages, Skipped, log_skipped, warn_of_shrinking,
-)  # fmt: skip
+    CHANNELS,
+    ImageSet,
+    InMemoryImages,
+    LazyImages,
+    Skipped,
+    log_skipped,
+    warn_of_shrinking,
+)
 from tokenmix.data.images.load import LoadedImages
 from tokenmix.data.lookup import DataRequest
 from tokenmix.data.store import Names
 from tokenmix.errors import UserError
 from tokenmix.files import open_regular
 
-FOLDER_SIZE = (64, 64)
-PHOTOGRAPH_SIZE = (224, 224)
 # Decoded images up to this many bytes are kept in memory; larger sets are read from their files batch by batch.
 MEMORY_BYTES = 2 << 30
 NOT_IMAGES = ("thumbs.db", "desktop.ini")
@@ -54,7 +58,8 @@ class FileImages(LazyImages):
 
 def load_imagefolder(request: DataRequest) -> LoadedImages:
     """The photographs of a folder in ImageNet's layout, by their endings; none is decoded before it is needed."""
-    folder, size = request.path, request.img_size or PHOTOGRAPH_SIZE
+    folder, size = request.path, request.img_size
+    assert size is not None  # The registry has one.
     train, test = folder / "train", first_folder(folder, ("val", "validation", "test"))
     if not train.is_dir() or test is None:
         missing = "val" if train.is_dir() else "train"
@@ -93,7 +98,8 @@ def load_folder(request: DataRequest) -> LoadedImages:
     train/ and test/ (or val/) are taken where they are there; else a fifth of each class is kept for testing, chosen by
     the files' contents: the same files give the same split, and copies of one file stay on one side.
     """
-    folder, size, channels = request.path, request.img_size or FOLDER_SIZE, request.channels or CHANNELS
+    folder, size, channels = request.path, request.img_size, request.channels or CHANNELS
+    assert size is not None  # The registry has one.
     train, test, classes = _find(folder)
     in_memory = (len(train) + len(test)) * channels * size[0] * size[1] <= MEMORY_BYTES
     images, readable, skipped = _read_all(train, size, channels, "training", in_memory=in_memory)

@@ -44,7 +44,6 @@ UNNAMED_CLASSES = 1000
 MOST_CLASSES = 1_000_000
 # A change of what the index keeps makes cached ones void.
 INDEX = 2
-SIZE = (224, 224)
 # Samples among which the next one is drawn: about four shards of ImageNet's usual size.
 BUFFER = 5000
 TEST_SHARE = 0.2
@@ -291,7 +290,8 @@ def load_webdataset(request: DataRequest) -> LoadedImages:
     if not 1 <= len(patterns) <= 2:
         raise UserError(f"wds needs one pattern of shards, or two, got {request.variant!r}; {USAGE}")
     paths = [expand(pattern, request.root) for pattern in patterns]
-    size, channels = request.img_size or SIZE, request.channels or CHANNELS
+    size, channels = request.img_size, request.channels or CHANNELS
+    assert size is not None  # The registry has one.
     sets = [ShardImages(part, size, channels, request.root) for part in paths]
     skipped = [one for images in sets for one in images.skipped]
     log_skipped(skipped, "sample")

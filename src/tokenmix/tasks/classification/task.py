@@ -19,6 +19,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from tokenmix.data.images import load_images, make_augment, read_image
 from tokenmix.data.images.augment import Erase
+from tokenmix.data.lookup import parse_spec
 from tokenmix.errors import UserError
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.losses import diagonality_loss
@@ -29,11 +30,12 @@ from tokenmix.registry import MODELS, list_models
 from tokenmix.tasks.classes import class_metrics, likeliest
 from tokenmix.tasks.classification.options import ClassificationOptions
 from tokenmix.tasks.fitting import check_own, incompatible_model_error
-from tokenmix.tasks.images import ImageTask, image_data, image_view
+from tokenmix.tasks.images import ImageTask, image_data, image_view, with_size_of_start
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.distillation import DistillingTask
 from tokenmix.train.programs import HubForm, View
-from tokenmix.train.task import TaskData
+from tokenmix.train.recipes import own_mixers
+from tokenmix.train.task import TaskData, input_sizes
 from tokenmix.train.task_data import IndexedData, check_names
 
 STATS = ("mean", "std")
@@ -50,7 +52,7 @@ transform = timm.data.create_transform(**timm.data.resolve_model_data_config(mod
 logits = model(transform(image)[None])  # of a PIL image: RGB, or L for a model of one channel
 classes = model.pretrained_cfg["label_names"]""",
 )
-FROM_DATA = {"num_classes": "--data", "in_chans": "--data", "img_size": "--img-size"}
+FROM_DATA = {"num_classes": "--data", "in_chans": "--in-chans", "img_size": "--img-size"}
 
 
 class ImageClassification(ImageTask, DistillingTask):
@@ -88,6 +90,7 @@ class ImageClassification(ImageTask, DistillingTask):
         images = load_images(
             config.data.data, img_size=size, limit=config.data.limit, limit_eval=config.data.limit_eval,
             validation=config.data.validation, seed=config.loop.seed, crop_pct=options.crop_pct,
+            channels=options.in_chans,
         )  # fmt: skip
         if like is not None:
             check_names(config.data.data, images.classes, like["classes"])
@@ -109,6 +112,11 @@ class ImageClassification(ImageTask, DistillingTask):
         return build(img_size=size) if config.model.model in MODELS else _of_size(build, size)
 
     @classmethod
+    def with_absolute_paths(cls, config: TrainConfig) -> TrainConfig:
+        """Also with the image size of the run that it starts from."""
+        return with_size_of_start(super().with_absolute_paths(config))
+
+    @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:
         """Mixup pairs the images of a batch; a model's name is looked up before any data is fetched."""
         ours = {*list_models(task="image-classification"), *list_models(task=config.task)}
@@ -119,6 +127,7 @@ class ImageClassification(ImageTask, DistillingTask):
             raise UserError(
                 f"mixup and cutmix pair the images of a batch: {batch_size} is odd; give an even --batch-size"
             )
+        _check_image_size(cls, config)
         unread = next((name for name in ("mixup", "cutmix", "diagonality") if getattr(options, name)), None)
         if options.distill_from == "layers" and unread is not None:
             raise UserError(f"distill_from=layers only uses the loss over layers; leave {unread} out")
@@ -281,6 +290,29 @@ def _of_size(build: Callable[..., nn.Module], size: tuple[int, ...]) -> nn.Modul
         if "img_size" not in str(error):
             raise
         return build()
+
+
+def _check_image_size(task: type[ImageClassification], config: TrainConfig) -> None:
+    """Build the model with shapes only, before any image is read; `UserError` if the size does not fit its patches."""
+    side = config.options.img_size or parse_spec(config.data.data, "images")[0].img_size
+    if side is None or own_mixers(config):
+        return  # A mixer of the user's own may need more than shapes.
+    description = {"classes": ["0", "1"], "channels": config.options.in_chans or 3, "img_size": [side, side]}
+    if config.model.model in MODELS:
+        with torch.device("meta"):
+            task.model_from_config(config, description)
+        return
+    try:
+        with torch.device("meta"):
+            model = task.build_model(config, description)
+    except Exception:  # Not all models of timm's can be built with shapes only; this one fails later, or does not.
+        return
+    patch = input_sizes(model).get("patch_size")
+    if patch is not None and side % patch:
+        near = max(1, round(side / patch)) * patch
+        raise UserError(
+            f"image size {side} is not a multiple of {config.model.model}'s patch size {patch}; give --img-size {near}"
+        )
 
 
 def _check_scores(model: nn.Module, config: TrainConfig) -> None:

@@ -21,7 +21,7 @@ from tokenmix.tasks.generation.metrics import ThumbnailFrechet
 from tokenmix.tasks.generation.models import GAN
 from tokenmix.tasks.generation.options import GenerationOptions
 from tokenmix.tasks.generation.samples import noise_of, save_grid, strips
-from tokenmix.tasks.images import image_data
+from tokenmix.tasks.images import image_data, with_size_of_start
 from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.task import TaskModule
@@ -110,8 +110,8 @@ class ImageGeneration(TaskModule):
 
     @classmethod
     def with_absolute_paths(cls, config: Any) -> Any:
-        """The path of the judge as well as that of the data."""
-        config, judge = super().with_absolute_paths(config), config.options.features
+        """The path of the judge as well as that of the data, and the size of images of the run that it starts from."""
+        config, judge = with_size_of_start(super().with_absolute_paths(config)), config.options.features
         if judge is None or judge == INCEPTION:
             return config
         return config.replace(features=str(user_path(judge).absolute()))
