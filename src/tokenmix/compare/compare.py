@@ -259,7 +259,7 @@ def _measure(one: Comparison, runs: Runs, baseline: Mapping[str, float]) -> tupl
             "dim": model.embed_dim,
             "depth": len(model.blocks),
             **input_sizes(model),
-        },  # fmt: skip
+        },
         images=make_plan(train_config, one.data.num_train).total_steps * config.loop.batch_size,
         step_batch=batch_size,
         device=str(device),

@@ -16,8 +16,8 @@ def budget_sentence(results: Results) -> str:
     sizes = f"{size_note(skeleton)}, " if "img_size" in skeleton else ""
     tokens = "" if "num_tokens" in skeleton else f", {skeleton['tokens']} tokens"
     return (
-        f"Every variant is {config['model']} ({sizes}width {skeleton['dim']}, {skeleton['depth']} blocks{tokens}) and differs "
-        "from the others only in its mixer. Each was trained on the same "
+        f"Every variant is {config['model']} ({sizes}width {skeleton['dim']}, {skeleton['depth']} blocks{tokens}) and "
+        "differs from the others only in its mixer. Each was trained on the same "
         f"{results.training_images():,} images, {results.images:,} counting repeats, in the same order {order}, in "
         f"batches of {config['batch_size']}, with {config['opt']}, peak learning rate {config['lr']:g}, "
         f"{config['schedule']} schedule, weight decay {config['weight_decay']:g} and {augment}. "

@@ -1,14 +1,19 @@
 """One file to one tensor: depths, modes, orientation, and every kind of broken file."""
 
+import io
+import os
+import struct
 import tracemalloc
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps, PngImagePlugin
 
 from tokenmix.data.images import read_image
+from tokenmix.data.images.decode import _cover, decode, decode_numbers, decode_part, stored_size
 from tokenmix.errors import UserError
 
 
@@ -84,6 +89,182 @@ def test_orientation(tmp_path: Path):
     out = read(image, tmp_path / "a.png", exif=exif)
     assert (out[:, :, 4:] == 255).all()
     assert (out[:, :, :4] == 0).all()
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_every_turn(turn: int):
+    """A smooth picture, so that the order of resizing and turning does not matter."""
+    corners = Image.fromarray(np.random.default_rng(0).integers(0, 256, (3, 3, 3), dtype=np.uint8))
+    image, exif, file = corners.resize((60, 36), Image.Resampling.BICUBIC), Image.Exif(), io.BytesIO()
+    exif[0x0112] = turn
+    image.save(file, "png", exif=exif)
+    upright = ImageOps.exif_transpose(Image.open(file))
+    expected = np.asarray(upright.resize((10, 8), Image.Resampling.BICUBIC, box=_cover(upright.size, (8, 10), 1.0)))
+    found = decode(file.getvalue(), 3, (8, 10)).permute(1, 2, 0).numpy()
+    assert np.abs(found.astype(int) - expected).max() <= 2
+    box = (5, 3, 25, 19)
+    part = decode_part(file.getvalue(), 3, (8, 10), lambda size: (box, Image.Resampling.BICUBIC))
+    assert np.array_equal(
+        part.permute(1, 2, 0).numpy(), np.asarray(upright.crop(box).resize((10, 8), Image.Resampling.BICUBIC))
+    )
+
+
+def jpeg_with_exif(*entries: tuple[int, int, int, bytes]) -> bytes:
+    """A picture that is red in its upper half, with these tags: number, type, count and value."""
+    file, picture = io.BytesIO(), np.zeros((40, 60, 3), np.uint8)
+    picture[:20] = (200, 30, 30)
+    Image.fromarray(picture).save(file, "jpeg", quality=95)
+    tags = b"".join(struct.pack("<HHI", *tag[:3]) + tag[3] for tag in entries)
+    exif = b"Exif\0\0II*\0" + struct.pack("<IH", 8, len(entries)) + tags + bytes(4)
+    raw = file.getvalue()
+    return raw[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + raw[2:]
+
+
+QUARTER = (0x0112, 3, 1, struct.pack("<HH", 6, 0))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        (0x011A, 2, 3, b"72\0\0"),  # a resolution as text
+        (0x0132, 3, 1, b"ab\0\0"),  # a date as a number
+        (0x8769, 4, 1, b"\xff\xff\xff\xff"),  # a directory after the end
+        (0x9286, 7, 2**31, b"\0\0\0\0"),  # a comment of 2 GB
+    ],
+)
+def test_damaged_exif_costs_no_picture_and_no_turn(damaged: tuple[int, int, int, bytes]):
+    image = decode(jpeg_with_exif(QUARTER, damaged), 3, (60, 40))
+    assert abs(int(image[0, 5, 35]) - 200) < 8
+    assert int(image[0, 5, 5]) < 8
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")
+@pytest.mark.parametrize(
+    "value", [(0x0112, 2, 3, b"up\0\0"), (0x0112, 3, 1, b"\x63\0\0\0"), (0x0112, 9, 1, b"\xff" * 4)]
+)
+def test_an_orientation_that_is_none_turns_nothing(value: tuple[int, int, int, bytes]):
+    assert abs(int(decode(jpeg_with_exif(value), 3, (40, 60))[0, 5, 5]) - 200) < 8
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(values: np.ndarray, depth: int, *more: bytes, palette: bool = False, after: bytes = b"") -> bytes:
+    """A PNG of these grey levels or palette indices of `depth` bits, with more chunks before and after its pixels."""
+    head = struct.pack(">IIBBBBB", values.shape[1], values.shape[0], depth, 3 if palette else 0, 0, 0, 0)
+    rows = [f"{''.join(f'{v:0{depth}b}' for v in row):0<{-(-len(row) * depth // 8) * 8}}" for row in values]
+    raw = b"".join(b"\0" + int(row, 2).to_bytes(len(row) // 8, "big") for row in rows)
+    colours = [chunk(b"PLTE", bytes(3 * 2**depth))] if palette else []
+    parts = [chunk(b"IHDR", head), *more, *colours, chunk(b"IDAT", zlib.compress(raw)), after, chunk(b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+LONG = zlib.compress(bytes(3_000_000))
+USELESS = {
+    "a long text": chunk(b"zTXt", b"workflow\0\0" + LONG),
+    "a long international text": chunk(b"iTXt", b"workflow\0\1\0\0\0" + LONG),
+    "a long profile": chunk(b"iCCP", b"ICC\0\0" + LONG),
+    "a cut resolution": chunk(b"pHYs", b"\0"),
+    "a text with a wrong checksum": chunk(b"tEXt", b"a\0b")[:-4] + bytes(4),
+}
+
+
+@pytest.mark.parametrize("what", USELESS)
+def test_what_no_pixel_needs_makes_no_png_unreadable(what: str):
+    values = np.arange(64).reshape(8, 8) * 4
+    for file in (png(values, 8, USELESS[what]), png(values, 8, after=USELESS[what])):
+        assert torch.equal(decode(file, 1, (8, 8))[0], torch.from_numpy(values.astype(np.uint8)))
+
+
+def test_damaged_pixels_are_still_refused(tmp_path: Path):
+    file = png(np.arange(64).reshape(8, 8), 8, USELESS["a long text"])
+    place = file.index(b"IDAT") + 8
+    (tmp_path / "a.png").write_bytes(file[:place] + b"\xff\xff" + file[place + 2 :])
+    with pytest.raises(UserError, match=r"a\.png cannot be decoded"):
+        read_image(tmp_path / "a.png", 1, 8)
+    (tmp_path / "a.png").write_bytes(file[: place + 5])
+    with pytest.raises(UserError, match=r"a\.png (is truncated|cannot be decoded)"):
+        read_image(tmp_path / "a.png", 1, 8)
+
+
+def test_a_text_may_hold_the_orientation():
+    xmp = '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf tiff:Orientation="3"/></x:xmpmeta>'
+    file, info = io.BytesIO(), PngImagePlugin.PngInfo()
+    info.add_itxt("XML:com.adobe.xmp", xmp)
+    Image.fromarray(np.uint8([[1, 2], [3, 4]])).save(file, "png", pnginfo=info)
+    assert decode(file.getvalue(), 1, (2, 2)).flatten().tolist() == [4, 3, 2, 1]
+
+
+@pytest.mark.parametrize("palette", [False, True])
+@pytest.mark.parametrize("depth", [1, 2, 4, 8])
+def test_class_numbers_are_those_that_are_stored(depth: int, palette: bool):
+    values = np.arange(44).reshape(4, 11) % min(2**depth, 30)
+    file = png(values, depth, palette=palette)
+    assert np.array_equal(decode_numbers(file).numpy(), values)
+
+
+@pytest.mark.parametrize(("most", "kind"), [(3, "P2"), (3, "P5"), (200, "P5"), (255, "P5"), (1000, "P5"), (1000, "P2")])
+def test_class_numbers_of_pgm(most: int, kind: str):
+    values = np.arange(12).reshape(3, 4) * most // 11
+    text = f"{kind} 4 3 {most}\n".encode()
+    plain = " ".join(map(str, values.ravel())).encode()
+    file = text + (plain if kind == "P2" else values.astype(">u2" if most > 255 else np.uint8).tobytes())
+    assert np.array_equal(decode_numbers(file).numpy(), values)
+
+
+def test_a_large_image_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A PNG of 20,000 x 20,000 px took 4 GB, since turning it by nothing made a copy."""
+    monkeypatch.setattr("tokenmix.data.images.decode.PART_PIXELS", 10_000)
+    made, before = [0], Image.Image._new
+    monkeypatch.setattr(Image.Image, "_new", lambda self, im: made.append(im.size[0] * im.size[1]) or before(self, im))
+    for mode in ("RGB", "L", "P", "RGBA", "CMYK"):
+        Image.new(mode, (500, 700)).save(tmp_path / "a.tif")
+        made[:] = [0]
+        read_image(tmp_path / "a.tif", 3, 16)
+        assert max(made) <= 20_000, mode
+
+
+def test_large_jpegs_are_decoded_at_a_part_of_their_size(monkeypatch: pytest.MonkeyPatch):
+    file, seen = io.BytesIO(), []
+    Image.new("RGB", (800, 1600), "red").save(file, "jpeg")
+    monkeypatch.setattr("tokenmix.data.images.decode.LARGE_PIXELS", 1000)
+
+    def choose(size: tuple[int, int]):
+        seen.append(size)
+        return (0, 0, *size), Image.Resampling.BICUBIC
+
+    assert decode_part(file.getvalue(), 3, (8, 8), choose).shape == (3, 8, 8)
+    assert seen == [(100, 200)]
+
+
+def test_pillows_limit_is_lifted_while_pixels_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    monkeypatch.setattr("tokenmix.data.images.decode.LARGE_PIXELS", 50)
+    Image.new("RGB", (40, 40), "red").save(tmp_path / "a.tif", compression="tiff_lzw", tile=(32, 32))
+    assert read_image(tmp_path / "a.tif", 3, 8)[0].min() == 255
+    assert Image.MAX_IMAGE_PIXELS == 100
+
+
+def test_every_size_has_a_box_within_the_image():
+    """By rounding, a box may begin before the image, which Pillow refuses."""
+    rng = np.random.default_rng(0)
+    for width, height, *size in rng.integers(1, 400, (5000, 4)).tolist():
+        left, top, right, bottom = _cover((width, height), tuple(size), 1.0)
+        assert 0 <= left < right <= width
+        assert 0 <= top < bottom <= height
+
+
+def test_size_of_a_file(tmp_path: Path):
+    Image.new("L", (30, 20)).save(tmp_path / "a.png")
+    assert stored_size(tmp_path / "a.png") == (20, 30)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path):
+    os.mkfifo(tmp_path / "a.png")
+    with pytest.raises(UserError, match=r"a\.png is a pipe or a device"):
+        read_image(tmp_path / "a.png", 3, 8)
 
 
 def test_float_levels(tmp_path: Path):

@@ -177,3 +177,35 @@ def test_empty_test_folder(image_folder: Make):
     (folder / "test" / "cat").mkdir(parents=True)
     with pytest.raises(UserError, match=r"no images in .*test"):
         load(folder)
+
+
+def test_grey_and_named_sets_in_colour(image_folder: Make):
+    grey = load(image_folder(count=4), channels=1)
+    assert (grey.channels, grey.train[0][0].shape) == (1, (1, 8, 8))
+    colour = load_images("digits", channels=3)
+    assert torch.equal(colour.train[5][0], load_images("digits").train[5][0].expand(3, 8, 8))
+    assert colour.channels == len(colour.mean) == 3
+
+
+def test_a_link_multiplies_nothing(image_folder: Make):
+    folder = image_folder(count=10)
+    (folder / "cat" / "up").symlink_to("..")
+    data = load(folder)
+    assert data.describe()["counts"] == {"train": {"cat": 8, "dog": 8}, "test": {"cat": 2, "dog": 2}}
+
+
+def test_training_takes_nothing_of_the_test_folder_by_a_link(image_folder: Make):
+    image_folder(count=3, part="train")
+    folder = image_folder(count=2, part="test")
+    (folder / "train" / "cat" / "more").symlink_to("../../test/cat")
+    (folder / "test" / "dog" / "more").symlink_to("../../train/dog")
+    data = load(folder)
+    assert (len(data.train), len(data.test)) == (6, 4)
+
+
+def test_shrinking_is_said(image_folder: Make, capsys: pytest.CaptureFixture[str]):
+    folder = image_folder(count=4)
+    load(folder, img_size=8)
+    assert "scaled down" not in capsys.readouterr().err
+    load(folder, img_size=4)
+    assert "photographs of 16 x 20 px are scaled down by 4.0 to 4 x 4 px" in capsys.readouterr().err

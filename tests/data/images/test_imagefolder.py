@@ -13,7 +13,6 @@ from timm.data.transforms import RandomResizedCropAndInterpolation
 from timm.data.transforms_factory import transforms_imagenet_eval
 
 from tokenmix.data.images import ImageData, ImageSamples, load_images, read_image
-from tokenmix.data.images import decode as decoding
 from tokenmix.data.images.augment import Erase
 from tokenmix.data.images.image_set import RANDOM_CROP, LazyImages
 from tokenmix.data.loader import make_loader
@@ -71,10 +70,12 @@ def test_layout(imagenet: Path):
 
 
 def test_nothing_is_decoded_at_the_start(imagenet: Path, monkeypatch: pytest.MonkeyPatch):
-    opened, before = [], decoding._opened
-    monkeypatch.setattr(decoding, "_opened", lambda source: opened.append(source) or before(source))
+    decoded, before = [], Image.core.new
+    monkeypatch.setattr(Image.core, "new", lambda *args: decoded.append(args) or before(*args))
     load(imagenet)
-    assert not opened
+    assert not decoded
+    assert len(batches(load(imagenet)))
+    assert decoded
 
 
 def test_testing_sees_the_centre(imagenet: Path):
@@ -163,7 +164,9 @@ def test_what_breaks_is_left_out_named_and_counted(imagenet: Path, capsys: pytes
     for _ in range(2):
         assert sorted(by_index(batches(data, shuffle=False))) == [0, 2, 3, 4, 5, 6, 7, 9, 10, 11]
     said = capsys.readouterr().err
-    assert said.count("left out") == 2
+    assert [s.path.rpartition("/")[2] for s in data.skipped] == ["notes.txt"]
+    assert "1 file of" in said
+    assert said.count("left out") == 3
     assert "n03_0.JPEG is truncated" in said
     assert "(2 so far)" in said
 
@@ -198,3 +201,38 @@ def test_crop_is_for_photographs():
         load_images("digits", crop_pct=0.9)
     with pytest.raises(UserError, match="imagefolder needs a path"):
         load_images("imagefolder:")
+
+
+def test_every_format_that_is_read_is_found_by_its_ending(imagenet: Path):
+    kinds = {
+        "jfif": "jpeg",
+        "jpe": "jpeg",
+        "avif": "avif",
+        "pgm": "ppm",
+        "jp2": "jpeg2000",
+        "TIF": "tiff",
+    }
+    for ending, kind in kinds.items():
+        picture(1, (40, 30)).convert("L").save(imagenet / "train" / "n01" / f"more.{ending}", kind)
+    (imagenet / "train" / "n01" / "more.heic").touch()
+    (imagenet / "train" / "n01" / "more").touch()
+    data = load(imagenet)
+    assert len(data.train) == 12 + len(kinds)
+    assert len(batches(data, batch_size=1, shuffle=False)) == 12 + len(kinds)
+    assert sorted(s.path.rpartition("/")[2] for s in data.skipped) == ["more", "more.heic"]
+    assert data.describe()["skipped"] == 2
+
+
+def test_grey_photographs(imagenet: Path):
+    data = load(imagenet, channels=1)
+    assert (data.channels, len(data.mean), data.train[0][0].shape) == (1, 1, (1, 24, 24))
+    assert batches(data)[0]["image"].shape == (4, 1, 24, 24)
+    with pytest.raises(UserError, match="channels must be 1 or 3, got 2"):
+        load(imagenet, channels=2)
+
+
+def test_photographs_that_lose_most_of_their_pixels_are_said(imagenet: Path, capsys: pytest.CaptureFixture[str]):
+    load(imagenet, img_size=32)
+    assert "scaled down" not in capsys.readouterr().err
+    load(imagenet, img_size=16)
+    assert "px are scaled down by 2.9 to 16 x 16 px; give a larger --img-size" in capsys.readouterr().err

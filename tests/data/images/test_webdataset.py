@@ -253,6 +253,72 @@ def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert with_absolute_paths("digits") == short_name("digits") == "digits"
 
 
+def shard(path: Path, labels: list[bytes], ending: str = "cls") -> str:
+    write(path, [m for i, text in enumerate(labels) for m in ((f"{i}.png", encoded(i)), (f"{i}.{ending}", text))])
+    return f"wds:{path},{path}"
+
+
+def test_a_key_that_comes_again_loses_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A writer that was started again and appended, and one that wrote all pictures before the labels."""
+    first = [("a.png", encoded(1)), ("a.cls", b"0"), ("b.png", encoded(2)), ("b.cls", b"1")]
+    again = [("a.png", encoded(3)), ("a.cls", b"1")]
+    spec = f"wds:{write(tmp_path / 'a.tar', first + again)},{write(tmp_path / 'b.tar', first)}"
+    for _ in range(2):  # Also from the cached index.
+        data = load_images(spec, img_size=16)
+        assert {(int(image[0, 0, 0]), label) for image, label in data.train} == {(1, 0), (3, 1), (2, 1)}
+        assert f"1 keys come again in their shard, the first {tmp_path}/a.tar: a" in capsys.readouterr().err
+    mixed = [m for m in first + again if "png" in m[0]] + [m for m in first + again if "cls" in m[0]]
+    data = load_images(f"wds:{write(tmp_path / 'c.tar', mixed)},{tmp_path}/b.tar", img_size=16)
+    assert {(int(image[0, 0, 0]), label) for image, label in data.train} == {(1, 0), (3, 1), (2, 1)}
+    lonely = load_images(f"wds:{write(tmp_path / 'd.tar', [*first, ('a.png', encoded(3))])},{tmp_path}/b.tar")
+    assert ["d.tar: a" in s.path and "no label" not in s.path for s in lonely.skipped] == [True]
+
+
+@pytest.mark.parametrize("ending", ["cls", "json"])
+def test_labels_are_whole_numbers(tmp_path: Path, ending: str):
+    good, bad = ["1", "0", "1.0", "2.", " 2\n", '"2"'], ["0.9", "-0.5", "true", "[1]", "1e-1", '"1_0"', '"x"', "null"]
+    good = good if ending == "json" else good[:5]
+    good.remove("2." if ending == "json" else " 2\n")
+    texts = [text if ending == "cls" else f'{{"label": {text}}}' for text in (*good, *bad)]
+    data = load_images(shard(tmp_path / "a.tar", [text.encode() for text in texts], ending), img_size=8)
+    assert data.train.labels.tolist() == [int(float(text.strip(' "\n'))) for text in good]
+    assert len(data.skipped) == 2 * len(bad)
+    assert all("whole number" in s.reason for s in data.skipped)
+
+
+def test_a_label_beyond_what_is_plausible_is_one_line(tmp_path: Path):
+    spec = shard(tmp_path / "a.tar", [b"0", b"1", b"999999"])
+    with pytest.raises(UserError, match=r"a\.tar: 2 has the label 999999, and there are 6 samples; .* classes\.txt"):
+        load_images(spec, img_size=8)
+    assert len(load_images(shard(tmp_path / "b.tar", [b"0", b"999"]), img_size=8).classes) == 1000
+    (tmp_path / "classes.txt").write_text("\n".join(f"c{i}" for i in range(1200)))
+    assert len(load_images(shard(tmp_path / "b.tar", [b"0", b"1199"]), img_size=8).classes) == 1200
+
+
+@pytest.mark.parametrize("content", ["caf\xe9\nth\xe9\n".encode("latin-1"), "cat\ndog\n".encode("utf-16")])
+def test_names_in_another_encoding_are_one_line(tmp_path: Path, content: bytes):
+    (tmp_path / "classes.txt").write_bytes(content)
+    with pytest.raises(UserError, match=r"classes\.txt is not UTF-8"):
+        load_images(shard(tmp_path / "a.tar", [b"0", b"1"]), img_size=8)
+
+
+def test_a_byte_order_mark_is_no_letter(tmp_path: Path):
+    (tmp_path / "classes.txt").write_bytes(b"\xef\xbb\xbfcat\r\ndog\r\n")
+    spec = shard(tmp_path / "a.tar", [b"\xef\xbb\xbf0", b"1"])
+    assert load_images(spec, img_size=8).classes == ["cat", "dog"]
+
+
+def test_pictures_of_every_format_that_is_read(tmp_path: Path):
+    kinds = {"jfif": "jpeg", "avif": "avif", "tiff": "tiff", "bmp": "bmp", "gif": "gif", "jp2": "jpeg2000"}
+    members = [(f"{e}.{x}", d) for e, kind in kinds.items() for x, d in ((e, encoded(9, kind)), ("cls", b"0"))]
+    both = [("z.png", encoded(1)), ("z.jpg", encoded(200, "jpeg")), ("z.cls", b"1")]
+    write(tmp_path / "a.tar", [*members, *both])
+    data = load_images(f"wds:{tmp_path}/a.tar,{tmp_path}/a.tar", img_size=16)
+    assert len(data.train) == len(kinds) + 1
+    assert not data.skipped
+    assert data.train[len(kinds)][0][0].float().mean() > 190
+
+
 def header(name: str, size: int, kind: bytes = b"0") -> bytes:
     info = tarfile.TarInfo(name)
     info.size, info.type = size, kind

@@ -1,7 +1,7 @@
 """One image file to one uint8 tensor: every bit depth, palette, alpha, orientation; broken files are named.
 
-Memory is that of the decoded file in Pillow, 4 bytes a pixel at most, and of the result; all that lies between is made a
-part at a time.
+Memory is that of the decoded file in Pillow, 4 bytes a pixel at most, and of the result. Steps between the
+two work on a part at a time.
 """
 
 import contextlib

@@ -1,0 +1,77 @@
+"""Files by class: links are followed, and nothing is taken twice."""
+
+from pathlib import Path
+
+import pytest
+
+from tokenmix.data.class_folders import class_files
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two classes of two files each, and a folder with one file outside."""
+    for place in ("set/a/0", "set/a/1", "set/b/0", "set/b/1", "pool/deep/0"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).touch()
+    return tmp_path / "set"
+
+
+def found(folder: Path) -> list[tuple[str, int]]:
+    items = class_files(folder, ["a", "b"], lambda name: name != "unwanted")
+    return [(str(Path(path).relative_to(folder)), label) for path, label in items]
+
+
+OWN = [("a/0", 0), ("a/1", 0), ("b/0", 1), ("b/1", 1)]
+
+
+@pytest.mark.parametrize(
+    ("link", "target"),
+    [
+        ("a/up", ".."),
+        ("a/up", "../.."),
+        ("a/self", "."),
+        ("a/other", "../b"),
+        ("a/2", "0"),
+        ("a/2", "../b/1"),
+        ("a/root", "/"),
+        ("c", "a"),
+    ],
+)
+def test_another_way_to_what_is_taken(folder: Path, link: str, target: str, capsys: pytest.CaptureFixture[str]):
+    (folder / link).symlink_to(target)
+    classes = sorted({"a", "b", Path(link).parts[0]})
+    items = class_files(folder, classes, lambda name: True)
+    assert [(str(Path(path).relative_to(folder)), label) for path, label in items] == OWN
+    assert f"left out: {folder / link}, a" in capsys.readouterr().err
+
+
+def test_links_to_elsewhere_are_followed_once(folder: Path, capsys: pytest.CaptureFixture[str]):
+    (folder / "a" / "pool").symlink_to("../../pool")
+    (folder / "b" / "pool").symlink_to("../../pool/deep")
+    (folder / "b" / "2").symlink_to("../../pool/deep/0")
+    assert found(folder) == [*OWN[:2], ("a/pool/deep/0", 0), *OWN[2:]]
+    assert capsys.readouterr().err.count("left out") == 2
+
+
+def test_two_links_that_lead_to_each_other_end(folder: Path, tmp_path: Path):
+    for here, there in (("x", "y"), ("y", "x")):
+        (tmp_path / here).mkdir()
+        (tmp_path / here / "0").touch()
+        (tmp_path / here / "there").symlink_to(f"../{there}")
+        (folder / "a" / here).symlink_to(f"../../{here}")
+    assert found(folder) == [*OWN[:2], ("a/x/0", 0), ("a/x/there/0", 0), *OWN[2:]]
+
+
+def test_a_link_into_what_is_hidden_or_unwanted_is_a_file_of_its_own(folder: Path):
+    for name in (".store", ".1", "unwanted"):
+        (folder / "a" / name).touch()
+        (folder / "a" / f"to{name}").symlink_to(name)
+    (folder / "a" / "nothing").symlink_to("missing")
+    assert found(folder)[2:-2] == [("a/nothing", 0), ("a/to.1", 0), ("a/to.store", 0), ("a/tounwanted", 0)]
+
+
+def test_a_farm_of_links(folder: Path, tmp_path: Path):
+    for place in range(3):
+        (tmp_path / "pool" / f"x{place}").touch()
+        (folder / "ab"[place % 2] / f"x{place}").symlink_to(tmp_path / "pool" / f"x{place}")
+    assert len(found(folder)) == 7
