@@ -385,4 +385,6 @@ def test_the_bar_counts_from_one_and_shows_what_the_log_has(tmp_path, monkeypatc
 
 def test_no_bar_without_a_terminal(tmp_path, capfd):
     train(config(tmp_path / "run", epochs=1))
-    assert capfd.readouterr().err.startswith("epoch 1/1  step 3/3  loss")
+    sizes, epoch = capfd.readouterr().err.splitlines()
+    assert sizes == "tokenmix: images of 8 x 8 px, patches of 2 px, 16 tokens"
+    assert epoch.startswith("epoch 1/1  step 3/3  loss")

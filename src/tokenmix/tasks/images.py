@@ -61,8 +61,9 @@ def with_size_of_start(config: TrainConfig) -> TrainConfig:
     if start is None or config.options.img_size is not None or not (start / "data.json").is_file():
         return config
     size = read_description(start).get("img_size")
-    square = isinstance(size, list) and size[0] == size[1]
-    return config.replace(img_size=size[0]) if square else config
+    if not isinstance(size, list) or size[0] != size[1]:
+        return config
+    return config.replace(img_size=size[0])
 
 
 def image_data(

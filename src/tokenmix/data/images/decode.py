@@ -139,14 +139,15 @@ def decode_numbers(source: str | Path | bytes) -> Tensor:
         top = _largest_level(image)
         values = np.array(image)
         whole = 65535 if values.itemsize > 1 else 255
-        if image.mode != "P" and top not in (None, whole):
+        if image.mode != "P" and top is not None and top != whole:
             values = np.rint(np.arange(whole + 1) * (top / whole)).astype(values.dtype)[values]
         return torch.from_numpy(values.astype(np.int64 if values.itemsize > 1 else np.uint8, copy=False))
 
 
 def _largest_level(image: Image.Image) -> int | None:
     """The grey level that is stored as white, where Pillow stretches the levels; None where it does not."""
-    args = image.tile[0].args if image.tile else ()
+    tiles: Any = getattr(image, "tile", None)
+    args = tiles[0].args if tiles else ()
     raw, *rest = args if isinstance(args, tuple) else (args,)
     if image.format == "PPM":
         return int(rest[-1]) if rest else None
@@ -171,7 +172,7 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
     if image.format == "PNG":
         image.load()  # Its EXIF may come after the pixels, whose errors are not suppressed.
     with contextlib.suppress(Exception):
-        return TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
+        return TURNS[image.getexif()[ExifTags.Base.Orientation]]
     return None
 
 

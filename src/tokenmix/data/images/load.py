@@ -135,8 +135,8 @@ def load_images(
     if channels not in (None, 1, 3):
         raise UserError(f"channels must be 1 or 3, got {channels}")
     loaded: LoadedImages = load_data(spec, "images", root=root, img_size=size, channels=channels)
-    parts = {"train": loaded.train, "test": loaded.test}
-    loaded = replace(loaded, **{name: with_channels(images, channels) for name, images in parts.items()})
+    train, test = (with_channels(images, channels) for images in (loaded.train, loaded.test))
+    loaded = replace(loaded, train=train, test=test)
     kept, held = hold_out(loaded.train.labels, validation, limit)
     test, whole = loaded.test, loaded.train.subset(kept) if len(held) else loaded.train
     test = limited(test, test.labels, limit_eval, 0)
