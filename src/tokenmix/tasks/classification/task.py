@@ -19,14 +19,13 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from tokenmix.data.images import load_images, make_augment, read_image
 from tokenmix.data.images.augment import Erase
-from tokenmix.data.lookup import parse_spec
 from tokenmix.errors import UserError
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.losses import diagonality_loss
 from tokenmix.models import create_model
 from tokenmix.models.pretrained import check_source, fetching
 from tokenmix.ops.less import Scores
-from tokenmix.registry import MODELS, list_models
+from tokenmix.registry import DATA_SETS, MODELS, list_models
 from tokenmix.tasks.classes import class_metrics, likeliest
 from tokenmix.tasks.classification.options import ClassificationOptions
 from tokenmix.tasks.fitting import check_own, incompatible_model_error
@@ -294,7 +293,8 @@ def _of_size(build: Callable[..., nn.Module], size: tuple[int, ...]) -> nn.Modul
 
 def _check_image_size(task: type[ImageClassification], config: TrainConfig) -> None:
     """Build the model with shapes only, before any image is read; `UserError` if the size does not fit its patches."""
-    side = config.options.img_size or parse_spec(config.data.data, "images")[0].img_size
+    name = config.data.data.partition(":")[0]
+    side = config.options.img_size or (DATA_SETS[name].img_size if name in DATA_SETS else None)
     if side is None or own_mixers(config):
         return  # A mixer of the user's own may need more than shapes.
     description = {"classes": ["0", "1"], "channels": config.options.in_chans or 3, "img_size": [side, side]}
