@@ -18,6 +18,7 @@ from tokenmix.registry import list_models
 from tokenmix.train.config import CompareConfig, EngineConfig
 from tokenmix.train.finish import finish_run
 from tokenmix.train.sources import read_part
+from tokenmix.trust import from_file
 
 FILES = ("grid.json", "compare.json")
 """What says which grid, or which comparison, a folder is of."""
@@ -108,7 +109,7 @@ def _settings(folder: Path) -> CompareConfig:
     file = next((name for name in FILES if (folder / name).is_file()), None)
     if file is None:
         raise UserError(f"{folder} holds no comparison; give folders that tokenmix compare has written")
-    return CompareConfig().replace(**{**read_part(folder, file), "out": folder})
+    return CompareConfig().replace(**{**from_file(read_part(folder, file)), "out": folder})
 
 
 def copy_runs(folders: Sequence[Path], cells: Sequence[Cell]) -> None:

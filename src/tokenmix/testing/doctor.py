@@ -12,6 +12,7 @@ from tokenmix.errors import UserError, one_line, unknown_name
 from tokenmix.layers.base import near_square
 from tokenmix.layers.table import MIXERS
 from tokenmix.registry import import_object
+from tokenmix.trust import from_caller
 from tokenmix.testing.harness import TOKEN_COUNTS, Builder, fresh, noise
 from tokenmix.testing.report import Report, examine
 
@@ -41,6 +42,7 @@ def print_report(target: str, dim: int | None = None, num_tokens: int | None = N
     return 1 if report.failed else 0
 
 
+@from_caller
 def doctor(
     target: str,
     *,

@@ -16,7 +16,7 @@ from typing import Any
 
 from tokenmix.data.lookup import DataRequest, cache_root, local_path
 from tokenmix.data.reading import LeftOut, check_file, parse_json
-from tokenmix.data.remote import is_url, origin
+from tokenmix.data.remote import check_scheme, is_url, origin
 from tokenmix.errors import UserError, needs
 
 Row = tuple[str, dict[str, Any] | UserError]
@@ -241,6 +241,8 @@ def _open_hub(request: DataRequest, place: str, columns: tuple[str, ...]) -> Tab
     name, _, config = (place, "", "") if is_url(place) else place.partition(":")
     if not name:
         raise UserError("hf needs a name: give --data hf:NAME, hf:NAME:CONFIG or hf:NAME#text,label")
+    if is_url(name):
+        check_scheme(name)
     datasets = import_datasets(request.spec)
     try:
         kind, settings = _found_at(name, datasets) if is_url(name) else (name, {})
