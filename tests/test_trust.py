@@ -18,6 +18,8 @@ from tokenmix.errors import UserError
 from tokenmix.files import read_json, write_json
 from tokenmix.grid.cells import Cell, finish_cell
 from tokenmix.layers import create_mixer
+from tokenmix.tasks.generation.features import RunFeatures
+from tokenmix.tasks.text.data import load_text
 from tokenmix.train.config import CompareConfig
 from tokenmix.train.load import load_run
 from tokenmix.train.recipes import load_recipe
@@ -112,8 +114,10 @@ def test_a_run_folder_names_no_code(strange: Path, capsys, part: str, values: di
         if words[0] == "inspect":
             Path("x.png").touch()
         assert named in refused(capsys, *words), words
-    with pytest.raises(UserError, match=named.partition(", ")[2]):
-        load_run(strange)
+    assert named in refused(capsys, "swap", "run", "--to", "self")
+    for load in (load_run, RunFeatures):
+        with pytest.raises(UserError, match=named.partition(", ")[2]):
+            load(strange)
 
 
 def test_a_resumed_run_names_no_code_and_no_teacher(strange: Path, capsys) -> None:
@@ -182,6 +186,16 @@ def test_a_file_names_no_address(strange: Path, capsys, monkeypatch: pytest.Monk
         assert "a file names a place on the network" in refused(capsys, "eval", "run")
         with pytest.raises(UserError, match="a file names a place on the network"):
             evaluate(strange)
+
+
+def test_the_data_card_of_a_folder_names_no_address(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("text\n" + "a word\n" * 20)
+    card = '---\nconfigs:\n- config_name: default\n  data_files: "{}"\n---\n'
+    for address in ("http://127.0.0.1:1/x.csv", "memory://x.csv", "/etc/passwd"):
+        (tmp_path / "README.md").write_text(card.format(address))
+        assert set(load_text(f"hf:{tmp_path}#text", root=tmp_path / "cache").train) == {"a word"}
+    with pytest.raises(UserError, match="a folder has no configurations"):
+        load_text(f"hf:{tmp_path}:default#text", root=tmp_path / "cache")
 
 
 @pytest.mark.parametrize("scheme", ["local", "file", "memory", "github", "ftp", "http", "s3a", "zip"])

@@ -89,8 +89,9 @@ def texts(value: Any) -> Iterator[str]:
 
 def is_typed(text: str) -> bool:
     """Whether the text is typed: a word, or what separators enclose in one, as in mixer=my:Class or a,b."""
+    words = _typed.get() or frozenset()
     whole = re.compile(rf"(?:^|(?<=[=,:\s'\"(\[{{])){re.escape(text)}(?=$|[,#\s'\")\]}}])")
-    return any(whole.search(word) for word in _typed.get() or ())
+    return text in words or any(whole.search(word) for word in words)
 
 
 def check_typed(text: str, what: str, done: str, remedy: str = "give it as a word of your command") -> None:
@@ -100,7 +101,7 @@ def check_typed(text: str, what: str, done: str, remedy: str = "give it as a wor
         text: the name or the address.
         what: what the text names.
         done: what is not done with it.
-        remedy: how a user who trusts the file can go on.
+        remedy: how a user who trusts the file continues.
     """
     if not is_typed(text):
         raise UserError(f"a file names {what}, {text}, which is not {done} for its sake; if you trust it, {remedy}")

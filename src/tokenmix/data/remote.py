@@ -77,7 +77,7 @@ def reaching() -> Iterator[None]:
 
 def check_address(address: str) -> None:
     """`UserError` for a place on the network that a file names, and the user does not."""
-    check_typed(address, "a place on the network", "read", "name it yourself, in a command with --data")
+    check_typed(address, "a place on the network", "read", "give the data yourself with --data")
 
 
 @from_caller

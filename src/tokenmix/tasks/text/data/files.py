@@ -241,11 +241,15 @@ def _open_hub(request: DataRequest, place: str, columns: tuple[str, ...]) -> Tab
     name, _, config = (place, "", "") if is_url(place) else place.partition(":")
     if not name:
         raise UserError("hf needs a name: give --data hf:NAME, hf:NAME:CONFIG or hf:NAME#text,label")
+    folder = Path(name).is_dir()
     if is_url(name):
         check_scheme(name)
+    if folder and config:
+        raise UserError(f"{request.spec}: a folder has no configurations; give the folder of the files of {config!r}")
     datasets = import_datasets(request.spec)
     try:
-        kind, settings = _found_at(name, datasets) if is_url(name) else (name, {})
+        # The data card of a folder could name other places, on the network too.
+        kind, settings = _found_at(name, datasets) if folder or is_url(name) else (name, {})
         splits = datasets.load_dataset(kind, config or None, cache_dir=str(_hub_cache(name, request.root)), **settings)
     except Exception as error:  # Errors of the network, the hub, files and formats have no common class.
         told = " ".join(f"{type(error).__name__}: {error.__cause__ or error}".split())[:300]
@@ -260,10 +264,10 @@ def _open_hub(request: DataRequest, place: str, columns: tuple[str, ...]) -> Tab
     return Table(request.spec, parts, columns, source, files, dict(splits["train"].features))
 
 
-def _found_at(url: str, datasets: Any) -> tuple[str, dict[str, Any]]:
-    """The builder for the files in a folder at a URL, and its arguments: `load_dataset` takes names and paths only."""
-    found = datasets.data_files.get_data_patterns(url)
-    files = datasets.data_files.DataFilesDict.from_patterns(found, base_path=url)
+def _found_at(folder: str, datasets: Any) -> tuple[str, dict[str, Any]]:
+    """The builder for the files in a folder or at its URL, and its arguments, without what its data card says."""
+    found = datasets.data_files.get_data_patterns(folder)
+    files = datasets.data_files.DataFilesDict.from_patterns(found, base_path=folder)
     kind, settings = datasets.load.infer_module_for_data_files(files)
     return kind, {"data_files": files, **settings}
 
