@@ -12,9 +12,9 @@ from tokenmix.errors import UserError, one_line, unknown_name
 from tokenmix.layers.base import near_square
 from tokenmix.layers.table import MIXERS
 from tokenmix.registry import import_object
-from tokenmix.trust import from_caller
 from tokenmix.testing.harness import TOKEN_COUNTS, Builder, fresh, noise
 from tokenmix.testing.report import Report, examine
+from tokenmix.trust import from_caller
 
 WIDTHS = (
     "dim",
