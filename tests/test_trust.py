@@ -1,5 +1,6 @@
 """Text that a file holds is never code, a model's place or an address; text that the user typed is."""
 
+import importlib
 import json
 import shutil
 import sys
@@ -176,8 +177,9 @@ def test_a_file_names_no_address(strange: Path, capsys, monkeypatch: pytest.Monk
     def reach(*args: Any, **kwargs: Any) -> None:
         raise Reached(*args)
 
-    monkeypatch.setattr("fsspec.core.url_to_fs", reach)
     monkeypatch.setattr("datasets.load_dataset", reach)
+    # After datasets, whose import copies the name.
+    monkeypatch.setattr("fsspec.core.url_to_fs", reach)
     kind = "images" if spec.startswith("wds") else "corpus"
     with typed(FromFile(spec)), pytest.raises(UserError, match="a file names a place on the network"):
         load_data(spec, kind)
@@ -190,12 +192,15 @@ def test_a_file_names_no_address(strange: Path, capsys, monkeypatch: pytest.Monk
 
 def test_the_data_card_of_a_folder_names_no_address(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("text\n" + "a word\n" * 20)
-    card = '---\nconfigs:\n- config_name: default\n  data_files: "{}"\n---\n'
-    for address in ("http://127.0.0.1:1/x.csv", "memory://x.csv", "/etc/passwd"):
-        (tmp_path / "README.md").write_text(card.format(address))
-        assert set(load_text(f"hf:{tmp_path}#text", root=tmp_path / "cache").train) == {"a word"}
-    with pytest.raises(UserError, match="a folder has no configurations"):
-        load_text(f"hf:{tmp_path}:default#text", root=tmp_path / "cache")
+    settings = 'configs:\n- config_name: default\n  data_files:\n  - split: train\n    path: ["{}"]\n'
+    for address in ("http://127.0.0.1:1/x.csv", "memory\\x3a//x.csv", "zip://x::y", "/etc/passwd", "../*/train.csv"):
+        for card, text in (("README.md", f"---\n{settings}---\n"), (".huggingface.yaml", settings)):
+            (tmp_path / card).write_text(text.format(address))
+            with pytest.raises(UserError, match=r"the data card of .* names .*, outside of the folder"):
+                load_text(f"hf:{tmp_path}#text", root=tmp_path / "cache")
+            (tmp_path / card).unlink()
+    (tmp_path / "README.md").write_text(f"---\n{settings.format('train.csv')}---\n")
+    assert set(load_text(f"hf:{tmp_path}#text", root=tmp_path / "cache").train) == {"a word"}
 
 
 @pytest.mark.parametrize("scheme", ["local", "file", "memory", "github", "ftp", "http", "s3a", "zip"])
@@ -218,6 +223,7 @@ def test_a_copy_stays_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         def invalidate_cache(self) -> None:
             pass
 
+    importlib.import_module("datasets")  # Its import would copy what is patched here.
     monkeypatch.setattr("fsspec.core.url_to_fs", lambda url, **options: (Store(), url))
     file, cache = tmp_path / "file.csv", tmp_path / "cache"
     file.write_text("old")

@@ -58,7 +58,7 @@ def typed(*values: Any) -> Iterator[None]:
     """Trust the text in these values in the block. An outer entry point wins: what it was given decides."""
     words = _typed.get()
     if words is None:
-        words = frozenset(text for text in texts(values) if not isinstance(text, FromFile))
+        words = frozenset(text for text in texts_in(values) if not isinstance(text, FromFile))
     with only_typed(words):
         yield
 
@@ -74,17 +74,17 @@ def from_caller(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def texts(value: Any) -> Iterator[str]:
+def texts_in(value: Any) -> Iterator[str]:
     """All text in a value, a list, a table, a config, and what is in those."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        yield from texts(tuple(value.values()))
+        yield from texts_in(tuple(value.values()))
     elif isinstance(value, tuple | list):
         for item in value:
-            yield from texts(item)
+            yield from texts_in(item)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from texts(vars(value))
+        yield from texts_in(vars(value))
 
 
 def is_typed(text: str) -> bool:

@@ -1,5 +1,6 @@
 """Data at URLs: the samples, order and runs of local files, through a server that cuts connections and answers 500."""
 
+import importlib
 import io
 import json
 import sys
@@ -186,6 +187,7 @@ def test_a_kill_while_fetching_leaves_no_part(monkeypatch: pytest.MonkeyPatch, t
             Path(copy).write_bytes(b"par")
             raise Killed
 
+    importlib.import_module("datasets")  # Its import would copy what is patched here.
     monkeypatch.setattr("fsspec.core.url_to_fs", lambda url, **options: (Dying(), f"{folder}/train-0.tar"))
     with pytest.raises(Killed):
         local_copies(["s3://bucket/set/train-0.tar"], tmp_path)

@@ -15,7 +15,7 @@ from torch import Tensor
 from tokenmix import checkpoints
 from tokenmix.errors import UserError, one_line
 from tokenmix.models.stems import pair
-from tokenmix.trust import check_typed, texts
+from tokenmix.trust import check_typed, texts_in
 
 FILES = ("model.safetensors", "pytorch_model.bin")
 ELSEWHERE = "fetch model.safetensors where there is one and give pretrained_cfg_overlay={'file': PATH}"
@@ -68,7 +68,7 @@ def by_timm(name: str, **kwargs: Any) -> Any:
     if ":" in name:
         check_typed(name, "a model's place", "opened")
     for key in PLACES:
-        for text in texts(kwargs.get(key)):
+        for text in texts_in(kwargs.get(key)):
             check_typed(text, f"a place of weights, {key}", "opened")
     return timm.create_model(name, **kwargs)
 

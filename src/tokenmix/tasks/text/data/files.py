@@ -17,7 +17,9 @@ from typing import Any
 from tokenmix.data.lookup import DataRequest, cache_root, local_path
 from tokenmix.data.reading import LeftOut, check_file, parse_json
 from tokenmix.data.remote import check_scheme, is_url, origin
-from tokenmix.errors import UserError, needs
+from tokenmix.errors import UserError, needs, one_line
+from tokenmix.files import read_text
+from tokenmix.trust import texts_in
 
 Row = tuple[str, dict[str, Any] | UserError]
 """Its location, as "FILE, line 7", and its values by column, or why it has none."""
@@ -241,15 +243,13 @@ def _open_hub(request: DataRequest, place: str, columns: tuple[str, ...]) -> Tab
     name, _, config = (place, "", "") if is_url(place) else place.partition(":")
     if not name:
         raise UserError("hf needs a name: give --data hf:NAME, hf:NAME:CONFIG or hf:NAME#text,label")
-    folder = Path(name).is_dir()
+    datasets = import_datasets(request.spec)
     if is_url(name):
         check_scheme(name)
-    if folder and config:
-        raise UserError(f"{request.spec}: a folder has no configurations; give the folder of the files of {config!r}")
-    datasets = import_datasets(request.spec)
+    elif Path(name).is_dir():
+        _check_card(Path(name))
     try:
-        # The data card of a folder could name other places, on the network too.
-        kind, settings = _found_at(name, datasets) if folder or is_url(name) else (name, {})
+        kind, settings = _found_at(name, datasets) if is_url(name) else (name, {})
         splits = datasets.load_dataset(kind, config or None, cache_dir=str(_hub_cache(name, request.root)), **settings)
     except Exception as error:  # Errors of the network, the hub, files and formats have no common class.
         told = " ".join(f"{type(error).__name__}: {error.__cause__ or error}".split())[:300]
@@ -264,10 +264,26 @@ def _open_hub(request: DataRequest, place: str, columns: tuple[str, ...]) -> Tab
     return Table(request.spec, parts, columns, source, files, dict(splits["train"].features))
 
 
-def _found_at(folder: str, datasets: Any) -> tuple[str, dict[str, Any]]:
-    """The builder for the files in a folder or at its URL, and its arguments, without what its data card says."""
-    found = datasets.data_files.get_data_patterns(folder)
-    files = datasets.data_files.DataFilesDict.from_patterns(found, base_path=folder)
+def _check_card(folder: Path) -> None:
+    """`UserError` if the data card of a folder names files elsewhere, which `datasets` would read or fetch."""
+    import yaml
+    from huggingface_hub import DatasetCard
+
+    card, settings = folder / "README.md", folder / ".huggingface.yaml"
+    try:
+        told = DatasetCard(read_text(card)).data.to_dict() if card.exists() else {}
+        told |= (yaml.safe_load(read_text(settings)) if settings.exists() else None) or {}
+    except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"the data card of {folder} cannot be read ({one_line(error)}); remove it") from None
+    for text in texts_in(told.get("configs")):
+        if "://" in text or "::" in text or text.startswith(("/", "~")) or ".." in Path(text).parts:
+            raise UserError(f"the data card of {folder} names {text}, outside of the folder; remove it from the card")
+
+
+def _found_at(url: str, datasets: Any) -> tuple[str, dict[str, Any]]:
+    """The builder for the files in a folder at a URL, and its arguments: `load_dataset` takes names and paths only."""
+    found = datasets.data_files.get_data_patterns(url)
+    files = datasets.data_files.DataFilesDict.from_patterns(found, base_path=url)
     kind, settings = datasets.load.infer_module_for_data_files(files)
     return kind, {"data_files": files, **settings}
 
