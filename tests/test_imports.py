@@ -16,21 +16,22 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = {"torch", "torchvision", "timm", "lightning", "transformers", "matplotlib", "sklearn", "torchmetrics"}
 
 MECHANISMS = {"ops", "losses", "layers", "parallel", "checkpoints", "models"}
-LEAVES = {"errors", "files", "environment", "registry"}
+LEAVES = {"errors", "files", "environment", "registry", "trust"}
 BELOW = {
     "errors": set(),
     "environment": set(),
     "files": {"errors"},
-    "registry": {"errors", "files"},
+    "trust": {"errors"},
+    "registry": {"errors", "files", "trust"},
     "ops": {"errors", "kernels"},
     "kernels": {"errors"},
     "losses": {"errors", "ops"},
-    "layers": {"errors", "ops", "registry"},
+    "layers": {"errors", "ops", "registry", "trust"},
     "parallel": {"errors", "ops", "layers"},
     "checkpoints": {"errors", "files"},
-    "models": {"errors", "files", "ops", "layers", "checkpoints", "registry"},
-    "data": {"errors", "files", "registry"},
-    "testing": {"errors", "files", "ops", "layers", "registry"},
+    "models": {"errors", "files", "ops", "layers", "checkpoints", "registry", "trust"},
+    "data": {"errors", "files", "registry", "trust"},
+    "testing": {"errors", "files", "ops", "layers", "registry", "trust"},
     "swap": {"errors", "files", "layers"},
     "train": {*LEAVES, *MECHANISMS, "data", "swap"},
 }

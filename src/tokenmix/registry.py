@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from tokenmix.errors import UserError, needs, one_line, unknown_name
+from tokenmix.trust import check_typed
 
 Target = str | Callable[..., Any]
 """A function or class, or "module:name" of one."""
@@ -227,7 +228,7 @@ def load_plugin(module: str) -> None:
         if module.endswith(".py"):
             _import_file(Path(module))
         else:
-            _search_here()
+            _search_here(module)
             importlib.import_module(module)
     except UserError:
         raise
@@ -248,27 +249,33 @@ def _import_file(file: Path) -> None:
         raise UserError(f"{file} would hide the module {file.stem!r}; give the file another name")
     if file.stem in sys.modules:
         return
-    # Its own folder is searched as for `python FILE`, also when "module:Class" is imported later.
-    sys.path.insert(0, str(file.parent))
+    # Its own folder is searched for its neighbours, and last: a file random.py there does not replace the library's.
+    sys.path.append(str(file.parent))
     importlib.import_module(file.stem)
 
 
-def _search_here() -> None:
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+def _search_here(module: str) -> None:
+    """Search the current folder for a module that is nowhere else, and after every other folder."""
+    top = module.partition(".")[0]
+    here = os.getcwd()
+    if top not in sys.modules and here not in sys.path and importlib.util.find_spec(top) is None:
+        sys.path.append(here)
 
 
 def import_object(target: str) -> Callable[..., Any]:
-    """The user's class or function that `module:name` means; the current folder is searched as well.
+    """The user's class or function that `module:name` means; the current folder is searched last.
 
     Raises:
-        UserError: it cannot be imported, or cannot be called.
+        UserError: a file names it and its module has not been imported; it cannot be imported, or cannot be called.
     """
     module_name, _, name = target.partition(":")
     if not module_name or not name:
         raise UserError(f"{target!r} is not of the form module:Class, for example my_layers:MyAttention")
-    _search_here()
+    if module_name not in sys.modules:
+        remedy = f"tokenmix --import {module_name} VERB ..., in Python import {module_name}"
+        check_typed(target, "code", "imported", remedy)
     try:
+        _search_here(module_name)
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         hint = f"no module {error.name!r} here or in the environment; run from the folder that holds it or install it"

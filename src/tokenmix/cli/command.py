@@ -18,6 +18,7 @@ from tokenmix.cli.runs import Compare, Eval, Export, Generate, Inspect, Predict,
 from tokenmix.errors import UserError, missing_extra, printable
 from tokenmix.registry import load_plugin
 from tokenmix.train.launch import launch, processes_to_start
+from tokenmix.trust import only_typed
 
 MOST_SHOWN = 2000
 ABOUT = (
@@ -80,11 +81,12 @@ def run_command(argv: Sequence[str] | None = None) -> int:
         print(f"tokenmix {__version__}, torch {version('torch')}, Python {platform.python_version()}")
         return 0
     try:
-        for module in split_imports(arguments)[0]:
-            load_plugin(module)
-        command = parse(arguments)
-        processes = processes_to_start(command.config) if isinstance(command, Train) else 1
-        return command.run() or 0 if processes == 1 else launch(processes, arguments)
+        with only_typed(frozenset(arguments)):
+            for module in split_imports(arguments)[0]:
+                load_plugin(module)
+            command = parse(arguments)
+            processes = processes_to_start(command.config) if isinstance(command, Train) else 1
+            return command.run() or 0 if processes == 1 else launch(processes, arguments)
     except UserError as error:
         return _fail(str(error))
     except ModuleNotFoundError as error:

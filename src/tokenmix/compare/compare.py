@@ -31,6 +31,7 @@ from tokenmix.train.config import CompareConfig
 from tokenmix.train.plan import check_config, make_plan
 from tokenmix.train.swapping import check_own_mixers
 from tokenmix.train.task import TaskData, TaskModule, input_sizes
+from tokenmix.trust import from_caller
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Comparison:
     cells: list[Cell]
 
 
+@from_caller
 def compare(config: CompareConfig, *, quiet: bool = False, baseline: Mapping[str, float] | None = None) -> Path:
     """Train, measure and report; returns the folder of report.html, results.json and results.md.
 
@@ -133,6 +135,7 @@ def _report(one: Comparison, runs: Runs, baseline: Mapping[str, float], console:
     return results
 
 
+@from_caller
 def predict_steps(config: CompareConfig, threads: Sequence[int]) -> tuple[int, dict[str, float]]:
     """The number of threads with which the first variant trains fastest here, and the seconds of a step of each."""
     cells = plan_runs(config, Path())

@@ -12,12 +12,13 @@ from tokenmix.compare.variant_runs import FREE
 from tokenmix.cost.units import spread, to_markdown
 from tokenmix.data.lookup import data_sets, short_name
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.files import LOCKS, replace_file
+from tokenmix.files import LOCKS, inside, replace_file
 from tokenmix.grid.cells import Cell
 from tokenmix.registry import list_models
 from tokenmix.train.config import CompareConfig, EngineConfig
 from tokenmix.train.finish import finish_run
 from tokenmix.train.sources import read_part
+from tokenmix.trust import from_file
 
 FILES = ("grid.json", "compare.json")
 """What says which grid, or which comparison, a folder is of."""
@@ -46,7 +47,8 @@ def split_grid(config: CompareConfig) -> tuple[Path, dict[str, tuple[CompareConf
         name = f"{short_name(data)}-{model.rpartition('_')[2]}"
         if name in found:
             raise UserError(f"two data sets are called {short_name(data)}; compare on them one after the other")
-        found[name] = config.replace(data=data, model=model, sizes=(), out=out / name), out / name
+        folder = inside(out, name)
+        found[name] = config.replace(data=data, model=model, sizes=(), out=folder), folder
     return out, found
 
 
@@ -108,7 +110,7 @@ def _settings(folder: Path) -> CompareConfig:
     file = next((name for name in FILES if (folder / name).is_file()), None)
     if file is None:
         raise UserError(f"{folder} holds no comparison; give folders that tokenmix compare has written")
-    return CompareConfig().replace(**{**read_part(folder, file), "out": folder})
+    return CompareConfig().replace(**{**from_file(read_part(folder, file)), "out": folder})
 
 
 def copy_runs(folders: Sequence[Path], cells: Sequence[Cell]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenmix.compare.results import Curve, Run
 from tokenmix.errors import UserError
-from tokenmix.files import LOCKS, make_folder, write_json
+from tokenmix.files import LOCKS, inside, make_folder, write_json
 from tokenmix.grid.cells import Cell
 from tokenmix.train.config import BudgetConfig, CompareConfig, EngineConfig, LoopConfig, TrainConfig
 from tokenmix.train.sources import read_part
@@ -29,7 +29,7 @@ def plan_runs(config: CompareConfig, out: Path, name: str = "") -> list[Cell]:
         Cell(
             f"{name}{'/' * bool(name)}{mixer}-seed{seed}",
             TrainConfig(
-                **shared, loop=LoopConfig(**budget, seed=seed, out=out / "runs" / f"{mixer}-seed{seed}")
+                **shared, loop=LoopConfig(**budget, seed=seed, out=inside(out / "runs", f"{mixer}-seed{seed}"))
             ).replace(model_kwargs={**config.model.model_kwargs, "mixer": mixer}),
         )
         for seed in dict.fromkeys(config.seeds)

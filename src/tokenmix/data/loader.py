@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from tokenmix.data.indexed import IndexedDataset
 from tokenmix.errors import UserError
+from tokenmix.trust import safe_children
 
 Key = tuple[int, Tensor]
 
@@ -85,6 +86,11 @@ class EpochLoader(DataLoader[Any]):
             # Without one of its own, each pass would draw from the global random state and break bit-equal resuming.
             generator=torch.Generator(),
         )
+
+    def __iter__(self) -> Any:
+        # Python starts the workers as new interpreters where it does not fork.
+        with safe_children():
+            return super().__iter__()
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, on which the order and the samples depend."""

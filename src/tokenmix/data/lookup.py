@@ -1,15 +1,17 @@
 """Data sets by what follows --data: `name` or `name:variant`; nothing here imports PyTorch."""
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenmix.data.remote import is_url, local_copies
+from tokenmix.data.remote import check_address, is_url, local_copies, reaching
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import user_path
 from tokenmix.registry import DATA_SETS, DataEntry, Kind, load_object
+from tokenmix.trust import from_caller
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ def _usable(entries: Iterable[DataEntry]) -> str:
     return ", ".join(f"{entry.name}{':PATH' * (entry.variant in ('path', 'shards'))}" for entry in entries)
 
 
+@from_caller
 def load_data(
     spec: str,
     kind: Kind,
@@ -98,10 +101,20 @@ def load_data(
     img_size: tuple[int, int] | None = None,
     channels: int | None = None,
 ) -> Any:
-    """What the reader of a data set returns for this kind; `UserError` as `parse_spec`, and the reader's own."""
+    """What the reader of a data set returns for this kind.
+
+    Raises:
+        UserError: as `parse_spec`; a URL, or a set of the Hugging Face hub, that a file names; and the reader's own.
+    """
     entry, variant = parse_spec(spec, kind)
     img_size = img_size or (None if entry.img_size is None else (entry.img_size, entry.img_size))
-    return load_object(entry.load)(DataRequest(entry.name, variant, kind, root, seed, img_size, channels))
+    if entry.name == "hf":
+        check_address(spec.partition("#")[0])
+    for piece in re.split("[,#]", variant):
+        if "://" in piece or "::" in piece:
+            check_address(piece)
+    with reaching():
+        return load_object(entry.load)(DataRequest(entry.name, variant, kind, root, seed, img_size, channels))
 
 
 def fetch_data(spec: str, root: Path | None = None) -> str:
@@ -134,6 +147,7 @@ def data_sets(specs: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+@from_caller
 def local_path(address: str, root: Path | None = None) -> Path:
     """A path; of the file at a URL its copy in the cache, which is fetched if need be."""
     return local_copies([address], cache_root(root))[0] if is_url(address) else user_path(address)

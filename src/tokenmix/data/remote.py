@@ -1,8 +1,8 @@
-"""Files at URLs (s3://, gs://, hf://, https://): fetched by fsspec into the cache, and read from there.
+"""Files at URLs (https://, s3://, gs://, hf://): fetched by fsspec into the cache, and read from there.
 
 fsspec's file systems list, sign, fetch and retry; their options come from their own environment variables and fsspec's
-configuration. This module decides where a copy is kept and when it is current. A copy is written under another name and
-renamed, so it is never a part of a file.
+configuration. This module decides which addresses may be read, where a copy is kept and when it is current. A copy is
+written under another name and renamed, so it is never a part of a file.
 """
 
 import errno
@@ -11,18 +11,26 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from tokenmix.data.fetch import log
 from tokenmix.errors import UserError, missing_extra, one_line
+from tokenmix.files import inside, read_text, replace_file
+from tokenmix.trust import check_typed, from_caller
 
+SCHEMES = ("https", "s3", "gs", "hf")
+"""fsspec has others, which read and write this machine's files or chain one address in another."""
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+"""Hosts that http:// may name: it is neither encrypted nor signed."""
 # The folder of copies in the cache.
 COPIES = "remote"
 # Files that are fetched at a time.
 CONCURRENT = 8
 # s3fs 2026.9 resumes a body that was cut, but not where it reads one file by several requests.
-OPTIONS = {"s3": {"max_concurrency": 1}, "s3a": {"max_concurrency": 1}}
+OPTIONS = {"s3": {"max_concurrency": 1}}
 # What changes with a file's content in its description: by S3 and HTTP, Google, Hugging Face, and local disks.
 VERSION = ("ETag", "Last-Modified", "etag", "generation", "blob_id", "mtime", "size")
 
@@ -45,7 +53,8 @@ class RemoteFile(NamedTuple):
     @property
     def current(self) -> bool:
         """Whether the copy is of this version."""
-        return self.copy.is_file() and self.mark.is_file() and self.mark.read_text() == self.version
+        there = self.copy.is_file() and self.mark.is_file() and not self.copy.is_symlink()
+        return there and read_text(self.mark) == self.version
 
 
 def is_url(address: str) -> bool:
@@ -53,6 +62,25 @@ def is_url(address: str) -> bool:
     return re.match(r"[a-z][a-z0-9+.-]*://", address) is not None
 
 
+_reaching: ContextVar[bool] = ContextVar("reaching", default=False)
+
+
+@contextmanager
+def reaching() -> Iterator[None]:
+    """The block reads a data set whose addresses are checked, so it may derive others from them."""
+    before = _reaching.set(True)
+    try:
+        yield
+    finally:
+        _reaching.reset(before)
+
+
+def check_address(address: str) -> None:
+    """`UserError` for a place on the network that a file names, and the user does not."""
+    check_typed(address, "a place on the network", "read", "give the data yourself with --data")
+
+
+@from_caller
 def glob_urls(pattern: str) -> list[str]:
     """The URLs that a pattern with * or ? matches, in order."""
     system, path = _file_system(pattern)
@@ -60,6 +88,7 @@ def glob_urls(pattern: str) -> list[str]:
         return sorted(system.unstrip_protocol(name) for name in system.glob(path))
 
 
+@from_caller
 def local_copies(urls: Sequence[str], cache: Path) -> list[Path]:
     """Copies in the cache of the files at these URLs; what is missing or has changed is fetched, by one process.
 
@@ -87,6 +116,7 @@ def local_copies(urls: Sequence[str], cache: Path) -> list[Path]:
     return [file.copy for file in files]
 
 
+@from_caller
 def local_copy_if_any(url: str, cache: Path) -> Path | None:
     """The copy in the cache of the file at a URL; None if there is no such file."""
     system, path = _file_system(url)
@@ -105,11 +135,33 @@ def origin(path: Path, cache: Path) -> str:
     return f"{protocol}://{'/'.join(parts)}"
 
 
-def _file_system(url: str) -> tuple[Any, str]:
-    """The file system of a URL, and the path in it."""
+def check_scheme(url: str) -> None:
+    """`UserError` for a URL of a scheme that is none of `SCHEMES`, and for one with steps upwards or others in it."""
     protocol, _, place = url.partition("://")
     if not is_url(url) or "::" in url or ".." in PurePosixPath(place).parts or "#" in place:
         raise UserError(f"{url!r} is not a plain URL; give one such as s3://BUCKET/FOLDER/FILE")
+    if protocol not in SCHEMES and not (protocol == "http" and _host(url) in LOOPBACK):
+        known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        raise UserError(f"{url}: {protocol}:// is not read; give a path, or a URL that begins with one of {known}")
+
+
+def _host(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    """The file system of a URL, and the path in it.
+
+    Raises:
+        UserError: a file names the URL, it is refused by `check_scheme`, or it cannot be reached.
+    """
+    if not _reaching.get():
+        check_address(url)
+    check_scheme(url)
+    protocol = url.partition("://")[0]
     from fsspec.core import url_to_fs
 
     with _one_line(url):
@@ -127,7 +179,7 @@ def _describe(place: tuple[str, Any, str], cache: Path) -> RemoteFile:
         raise UserError(f"{url} is a folder; give the URL of a file, shards (wds:), or tables in a folder (hf:)")
     version = " ".join(f"{key}={info[key]}" for key in VERSION if info.get(key) is not None)
     protocol, _, name = url.partition("://")
-    return RemoteFile(url, system, path, cache / COPIES / protocol / name, version, info.get("size") or 0)
+    return RemoteFile(url, system, path, inside(cache / COPIES / protocol, name), version, info.get("size") or 0)
 
 
 def _fetch(file: RemoteFile) -> None:
@@ -137,7 +189,7 @@ def _fetch(file: RemoteFile) -> None:
         with _one_line(file.url):
             file.system.get_file(file.path, str(fetched))
         fetched.replace(file.copy)
-    file.mark.write_text(file.version)
+    replace_file(file.mark, file.version.encode())
 
 
 @contextmanager

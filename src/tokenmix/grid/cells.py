@@ -10,6 +10,7 @@ from tokenmix.errors import UserError
 from tokenmix.registry import imported_plugins, load_plugin
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.finish import finish_run
+from tokenmix.trust import only_typed, typed_words
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,14 @@ class Cell:
         name: for messages and `--only`, unique in the grid.
         config: the run, with its folder in `out`.
         plugins: what `--import` named; imported in whichever process trains the cell.
+        typed: the text that is trusted, in whichever process trains the cell; if None, that of its config that is not
+            of a file.
     """
 
     name: str
     config: TrainConfig
     plugins: tuple[str, ...] = field(default_factory=imported_plugins)
+    typed: frozenset[str] | None = field(default_factory=typed_words)
 
     @property
     def folder(self) -> Path:
@@ -60,7 +64,8 @@ def finish_cell(cell: Cell) -> Outcome:
             # A kill came before the run had begun.
             shutil.rmtree(cell.folder)
         error_file.unlink(missing_ok=True)
-        finish_run(cell.config, quiet=True)
+        with only_typed(cell.typed):
+            finish_run(cell.config, quiet=True)
     except OSError as error:
         return error
     except UserError as error:

@@ -18,6 +18,7 @@ import torch
 from tokenmix.errors import needs
 from tokenmix.grid.cells import Cell, Engine, Outcome, Outcomes, finish_cell
 from tokenmix.train.config import EngineConfig
+from tokenmix.trust import safe_children
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -81,7 +82,8 @@ def in_processes(cells: Sequence[Cell], jobs: int, seconds: float | None = None)
 def _in_own_process(cell: Cell, threads: int, started: list[BaseProcess]) -> Outcome:
     ours, theirs = SPAWN.Pipe(duplex=False)
     process = SPAWN.Process(target=_work, args=(theirs, cell, threads))
-    process.start()
+    with safe_children():
+        process.start()
     started.append(process)
     theirs.close()
     try:

@@ -1,5 +1,6 @@
 """Cells as tasks of a Ray cluster."""
 
+import contextlib
 import functools
 import logging
 import os
@@ -13,6 +14,7 @@ from ray.exceptions import RayError, RayTaskError
 from tokenmix.errors import UserError
 from tokenmix.grid.cells import Cell, Engine, Outcome, Outcomes, finish_cell
 from tokenmix.train.config import EngineConfig
+from tokenmix.trust import safe_children
 
 RETRIES = 3
 NO_ANSWER = "no Ray cluster answers at {}; start one with ray start --head, and give the address that it prints"
@@ -33,7 +35,9 @@ def connect(config: EngineConfig) -> Engine:
         _check_address(config.address)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
-            ray.init(address=config.address, log_to_driver=False, logging_level=logging.ERROR)
+            # Ray has its workers search the current folder before the libraries'.
+            with safe_children(), contextlib.chdir("/"):
+                ray.init(address=config.address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise UserError(f"{NO_ANSWER.format(config.address)} ({str(error).strip().splitlines()[0]})") from None
     needed = {"CPU": config.run_cpus or 1, "GPU": config.run_gpus or 0}

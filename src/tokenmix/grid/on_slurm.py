@@ -1,6 +1,8 @@
 """Cells as an array job of Slurm."""
 
 import functools
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import submitit
 from tokenmix.errors import UserError
 from tokenmix.grid.cells import Cell, Engine, Outcome, Outcomes, finish_cell
 from tokenmix.train.config import EngineConfig
+from tokenmix.trust import safe_children
 
 TIMEOUT = 240
 """Minutes that a job has if no timeout_min is given; one that needs more is queued again and continues."""
@@ -38,7 +41,10 @@ def submitter(config: EngineConfig, logs: Path) -> Engine:
     given |= {"cpus_per_task": config.run_cpus or 1, "gpus_per_node": int(config.run_gpus or 0)}
     given |= {"slurm_array_parallelism": config.jobs} if config.jobs else {}
     try:
-        executor = submitit.AutoExecutor(logs, cluster=given.pop("cluster", "slurm"))
+        # A cluster may not pass the environment of `safe_children` on.
+        python = f"{shlex.quote(sys.executable)} -P"
+        cluster = given.pop("cluster", "slurm")
+        executor = submitit.AutoExecutor(logs, cluster=cluster, slurm_python=python, local_python=python)
         executor.update_parameters(**given)
     except Exception as error:  # submitit raises RuntimeError, ValueError, NameError, TypeError and AssertionError.
         raise UserError(f"submitit does not take --slurm {config.slurm} ({' '.join(str(error).split())})") from None
@@ -47,7 +53,8 @@ def submitter(config: EngineConfig, logs: Path) -> Engine:
 
 def on_slurm(cells: Sequence[Cell], executor: submitit.Executor) -> Outcomes:
     """All cells as one array job."""
-    jobs = executor.map_array(Job(), cells)
+    with safe_children():
+        jobs = executor.map_array(Job(), cells)
     running = dict(zip(jobs, cells, strict=True))
     try:
         for job in submitit.helpers.as_completed(jobs, poll_frequency=POLL):

@@ -16,6 +16,7 @@ from tokenmix.layers.sagan import SAGANAttention2d
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.layers.simplified import SimplifiedSelfAttention
 from tokenmix.registry import import_object
+from tokenmix.trust import from_caller
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,7 @@ def is_mixer(name: str) -> bool:
     return name in MIXERS or ":" in name
 
 
+@from_caller
 def get_spec(name: str) -> MixerSpec:
     """The row of the table for a name, or one made for "module:Class"; `UserError` if there is no such mixer."""
     if name in MIXERS:

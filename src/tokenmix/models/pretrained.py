@@ -15,6 +15,7 @@ from torch import Tensor
 from tokenmix import checkpoints
 from tokenmix.errors import UserError, one_line
 from tokenmix.models.stems import pair
+from tokenmix.trust import check_typed, texts_in
 
 FILES = ("model.safetensors", "pytorch_model.bin")
 ELSEWHERE = "fetch model.safetensors where there is one and give pretrained_cfg_overlay={'file': PATH}"
@@ -58,13 +59,27 @@ def fetching(name: str, elsewhere: str = ELSEWHERE) -> Iterator[None]:
         raise UserError(f"the weights of {name} could not be read ({one_line(error)}): {elsewhere}") from error
 
 
+# Arguments of timm's factory that say where weights are.
+PLACES = ("pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
+
+
+def by_timm(name: str, **kwargs: Any) -> Any:
+    """`timm.create_model`; `UserError` for a model of the hub or a folder, or a place of weights, that a file names."""
+    if ":" in name:
+        check_typed(name, "a model's place", "opened")
+    for key in PLACES:
+        for text in texts_in(kwargs.get(key)):
+            check_typed(text, f"a place of weights, {key}", "opened")
+    return timm.create_model(name, **kwargs)
+
+
 def timm_model(name: str, *, pretrained: bool, **kwargs: Any) -> Any:
     """A model of timm's, its weights fetched with one line on what goes wrong."""
     if not pretrained:
-        return timm.create_model(name, **kwargs)
+        return by_timm(name, **kwargs)
     check_source(name, resolve_pretrained_cfg(name))
     with fetching(name):
-        return timm.create_model(name, pretrained=True, **kwargs)
+        return by_timm(name, pretrained=True, **kwargs)
 
 
 def timm_resnet(name: str, *, pretrained: bool, **kwargs: Any) -> Any:

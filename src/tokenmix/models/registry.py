@@ -8,8 +8,10 @@ import torch
 from torch import nn
 
 from tokenmix.errors import UserError, unknown_name
+from tokenmix.models.pretrained import by_timm
 from tokenmix.models.timm_registry import register_with_timm
 from tokenmix.registry import MODELS, load_object
+from tokenmix.trust import from_caller
 
 # Arguments of timm's factory, next to those of a model.
 FACTORY = (
@@ -24,6 +26,7 @@ FACTORY = (
 )
 
 
+@from_caller
 def create_model(name: str, **kwargs: Any) -> nn.Module:
     """Build a model of `list_models()`, or any of timm's, by name.
 
@@ -33,11 +36,15 @@ def create_model(name: str, **kwargs: Any) -> nn.Module:
         **kwargs: arguments of the model: `num_classes`, `in_chans`, `img_size`, `mixer`, ...; of an image classifier
             also of timm's factory: `pretrained`, `checkpoint_path`, `features_only`, `out_indices`, ... One that the
             model does not have is a `UserError`, never ignored.
+
+    Raises:
+        UserError: no such model or argument; or a file, such as the config of a run folder, names a mixer of somebody
+            else's, a model of the hub or of a folder, or a place of weights.
     """
     architecture = name.split(".")[0]
     if architecture not in MODELS:
         if timm.is_model(name) or name.startswith(("hf-hub:", "local-dir:")):
-            return timm.create_model(name, **kwargs)
+            return by_timm(name, **kwargs)
         raise unknown_name("model", name, MODELS.names())
     entry = MODELS[architecture]
     build = load_object(entry.build)
@@ -49,7 +56,7 @@ def create_model(name: str, **kwargs: Any) -> nn.Module:
         raise UserError(f"model {name!r} has no argument {unknown[0]!r}; it takes {', '.join(sorted(accepted))}")
     if in_timm:
         register_with_timm(entry)
-        return timm.create_model(name, **kwargs)
+        return by_timm(name, **kwargs)
     preset = dict(entry.arguments)
     if "backbone" in kwargs:
         # They are of the preset's own backbone.

@@ -1,5 +1,6 @@
 """Our image classifiers in timm's registry: `timm.create_model` and all that works by name there finds them."""
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -8,6 +9,7 @@ from torch import nn
 
 from tokenmix.models.pretrained import check_source, checkpoint_filter_fn, fetching
 from tokenmix.registry import ModelEntry, load_object
+from tokenmix.trust import typed
 
 default_cfgs: dict[str, Any] = {}
 """Read by timm when a name of this module is registered."""
@@ -28,6 +30,10 @@ def register_with_timm(entry: ModelEntry) -> None:
     default_cfgs.update(generate_default_cfgs({f"{entry.name}.{tag}" if tag else entry.name: cfg}))
 
     def build(**kwargs: Any) -> nn.Module:
+        with typed(_from_caller(kwargs)):
+            return build_here(kwargs)
+
+    def build_here(kwargs: dict[str, Any]) -> nn.Module:
         pretrained = kwargs.pop("pretrained", False)
         if pretrained:
             overlay = kwargs.get("pretrained_cfg_overlay")
@@ -45,3 +51,13 @@ def register_with_timm(entry: ModelEntry) -> None:
 
     build.__name__, build.__doc__ = entry.name, entry.about
     register_model(build)
+
+
+def _from_caller(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments without those that timm took from a config.json of a folder or of the hub."""
+    cfg, saved = kwargs.get("pretrained_cfg"), kwargs.get("pretrained_model_args", {})
+    if not saved and isinstance(cfg, Mapping) and "source" in cfg:
+        # Versions of timm before 1.0.31 do not say which arguments are of the file.
+        return {}
+    ours = {key: value for key, value in kwargs.items() if key not in saved or value is not saved[key]}
+    return {key: value for key, value in ours.items() if not key.startswith("pretrained")}

@@ -14,6 +14,7 @@ from tokenmix.layers.table import MIXERS
 from tokenmix.registry import import_object
 from tokenmix.testing.harness import TOKEN_COUNTS, Builder, fresh, noise
 from tokenmix.testing.report import Report, examine
+from tokenmix.trust import from_caller
 
 WIDTHS = (
     "dim",
@@ -41,6 +42,7 @@ def print_report(target: str, dim: int | None = None, num_tokens: int | None = N
     return 1 if report.failed else 0
 
 
+@from_caller
 def doctor(
     target: str,
     *,

@@ -7,7 +7,6 @@ from typing import Any
 
 from tokenmix.errors import UserError
 from tokenmix.files import latest_complete_checkpoint, one_writer
-from tokenmix.layers.table import get_spec
 from tokenmix.registry import get_task
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.distributed import (
@@ -17,9 +16,9 @@ from tokenmix.train.distributed import (
     process_group,
     raise_on_all_ranks,
 )
-from tokenmix.train.recipes import own_mixers
 from tokenmix.train.run import train
 from tokenmix.train.sources import read_config, saved_config
+from tokenmix.trust import from_caller
 
 # Where, how fast and how often, not what: these may differ when a run is taken up again.
 FREE = (
@@ -28,6 +27,7 @@ FREE = (
 )  # fmt: skip
 
 
+@from_caller
 def finish_run(config: TrainConfig, *, quiet: bool = False) -> Path:
     """The run folder `config.loop.out`, trained to its end.
 
@@ -40,8 +40,6 @@ def finish_run(config: TrainConfig, *, quiet: bool = False) -> Path:
     run = config.loop.out
     if run is None:
         raise UserError("a run that can be resumed needs a folder; give out")
-    for name in own_mixers(config):
-        get_spec(name)
     try:
         with process_group(config.loop.device):
             # The first process decides, since it also removes.

@@ -14,6 +14,7 @@ from tokenmix.train.config import TrainConfig
 from tokenmix.train.sources import read_config, read_description
 from tokenmix.train.swapping import swap_mixers
 from tokenmix.train.task import TaskModule
+from tokenmix.trust import from_caller
 
 
 def load_run(run: Path) -> tuple[nn.Module, TrainConfig, dict[str, Any]]:
@@ -22,6 +23,7 @@ def load_run(run: Path) -> tuple[nn.Module, TrainConfig, dict[str, Any]]:
     return task.model, config, description
 
 
+@from_caller
 def load_task(run: Path, options: Mapping[str, Any] | None = None) -> tuple[TaskModule, TrainConfig, dict[str, Any]]:
     """`load_run` with the task around the model; `options` are as in `evaluate`."""
     config, description = read_config(run), read_description(run)

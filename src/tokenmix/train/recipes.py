@@ -1,6 +1,5 @@
 """Recipes: the options of a run in a TOML file, by file or by name. Options given as well override them."""
 
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import user_path
 from tokenmix.train.config import TrainConfig, default_config
+from tokenmix.trust import from_file
 
 # Next to src/ in a checkout; the wheel has none.
 HOME = Path(__file__).parents[3] / "recipes"
@@ -31,37 +31,25 @@ def load_recipe(name: str) -> TrainConfig:
         values = tomllib.loads(path.read_text())
     except (OSError, RecursionError, ValueError) as error:  # A number of 5,000 digits is no TOMLDecodeError.
         raise UserError(f"the recipe {path} cannot be read ({error})") from None
+    config = read_document(values, f"the recipe {path}")
     for key in NOT_HERE:
-        if key in values:
+        if config.flat()[key] is not None:
             raise UserError(f"the recipe {path}: {key!r} is only for the command line; remove it")
-    return read_document(values, f"the recipe {path}").replace(recipe=name)
+    return config.replace(recipe=name)
 
 
 def read_document(values: Any, where: str) -> TrainConfig:
     """A config from the values of a file, by name or in tables by part; `UserError` names the file.
 
-    A file may be a stranger's: a mixer "module:Class" in it is refused unless the module has been imported.
+    A file may be a stranger's, so all text in the config is `FromFile`.
     """
     task = values.get("task", TrainConfig.task) if isinstance(values, dict) else None
     if not isinstance(task, str):
         raise UserError(f"{where} is damaged: it has no task; restore it from a copy")
     try:
-        config = default_config(task).replace(**values)
+        return default_config(task).replace(**from_file(values))
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
-    for name in own_mixers(config):
-        if (module := name.partition(":")[0]) not in sys.modules:
-            raise UserError(
-                f"{where} names code, {name}, which is not imported for a file's sake; if you trust it: "
-                f"tokenmix --import {module} VERB ..., in Python import {module}"
-            )
-    return config
-
-
-def own_mixers(config: TrainConfig) -> list[str]:
-    """The mixers that a config names as "module:Class"."""
-    named = [config.swap.swap, *(value for key, value in config.model.model_kwargs.items() if "mixer" in key)]
-    return [name for name in named if isinstance(name, str) and ":" in name]
 
 
 def merge_kwargs(recipe: TrainConfig, given: TrainConfig) -> TrainConfig:

@@ -75,11 +75,13 @@ from tokenmix.train.sources import read_config, read_description
 from tokenmix.train.swapping import check_own_mixers, freeze_all_but, start_and_swap, swap_notes
 from tokenmix.train.task import TaskData, TaskModule, input_sizes, size_note
 from tokenmix.train.trainer import Session, fit, validate
+from tokenmix.trust import from_caller
 
 # What may differ when a run is resumed: where and how fast it is computed, not what.
 RESUMABLE = ("device", "workers", "threads", "grad_checkpointing", "logger")
 
 
+@from_caller
 def train(config: TrainConfig, *, quiet: bool = False) -> Path:
     """Train a model, or continue with a run, and return the run folder.
 
@@ -105,6 +107,7 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Path:
         raise SystemExit(stop.code) from None
 
 
+@from_caller
 def evaluate(
     run: Path,
     data: str | None = None,

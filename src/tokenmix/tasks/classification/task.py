@@ -23,7 +23,7 @@ from tokenmix.errors import UserError
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.losses import diagonality_loss
 from tokenmix.models import create_model
-from tokenmix.models.pretrained import check_source, fetching
+from tokenmix.models.pretrained import by_timm, check_source, fetching
 from tokenmix.ops.less import Scores
 from tokenmix.registry import DATA_SETS, MODELS, list_models
 from tokenmix.tasks.classes import class_metrics, likeliest
@@ -277,7 +277,7 @@ def _pretrained(name: str, data: Mapping[str, Any]) -> nn.Module:
     if timm.is_model(name):
         check_source(name, resolve_pretrained_cfg(name), elsewhere=elsewhere)
     with fetching(name, elsewhere):
-        build = partial(timm.create_model, name, pretrained=True, in_chans=data["channels"])
+        build = partial(by_timm, name, pretrained=True, in_chans=data["channels"])
         return _of_size(build, tuple(data["img_size"]))
 
 

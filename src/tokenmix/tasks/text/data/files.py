@@ -16,8 +16,10 @@ from typing import Any
 
 from tokenmix.data.lookup import DataRequest, cache_root, local_path
 from tokenmix.data.reading import LeftOut, check_file, parse_json
-from tokenmix.data.remote import is_url, origin
-from tokenmix.errors import UserError, needs
+from tokenmix.data.remote import check_scheme, is_url, origin
+from tokenmix.errors import UserError, needs, one_line
+from tokenmix.files import read_text
+from tokenmix.trust import texts_in
 
 Row = tuple[str, dict[str, Any] | UserError]
 """Its location, as "FILE, line 7", and its values by column, or why it has none."""
@@ -242,6 +244,10 @@ def _open_hub(request: DataRequest, place: str, columns: tuple[str, ...]) -> Tab
     if not name:
         raise UserError("hf needs a name: give --data hf:NAME, hf:NAME:CONFIG or hf:NAME#text,label")
     datasets = import_datasets(request.spec)
+    if is_url(name):
+        check_scheme(name)
+    elif Path(name).is_dir():
+        _check_card(Path(name))
     try:
         kind, settings = _found_at(name, datasets) if is_url(name) else (name, {})
         splits = datasets.load_dataset(kind, config or None, cache_dir=str(_hub_cache(name, request.root)), **settings)
@@ -256,6 +262,22 @@ def _open_hub(request: DataRequest, place: str, columns: tuple[str, ...]) -> Tab
     parts = tuple(partial(_hub_rows, splits[split], f"{request.spec}, {split}") for split in names)
     files = tuple(Path(file["filename"]) for split in names for file in splits[split].cache_files)
     return Table(request.spec, parts, columns, source, files, dict(splits["train"].features))
+
+
+def _check_card(folder: Path) -> None:
+    """`UserError` if the data card of a folder names files elsewhere, which `datasets` would read or fetch."""
+    import yaml
+    from huggingface_hub import DatasetCard
+
+    card, settings = folder / "README.md", folder / ".huggingface.yaml"
+    try:
+        told = DatasetCard(read_text(card)).data.to_dict() if card.exists() else {}
+        told |= (yaml.safe_load(read_text(settings)) if settings.exists() else None) or {}
+    except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"the data card of {folder} cannot be read ({one_line(error)}); remove it") from None
+    for text in texts_in(told.get("configs")):
+        if "://" in text or "::" in text or text.startswith(("/", "~")) or ".." in Path(text).parts:
+            raise UserError(f"the data card of {folder} names {text}, outside of the folder; remove it from the card")
 
 
 def _found_at(url: str, datasets: Any) -> tuple[str, dict[str, Any]]:
