@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from tokenmix.data.fetch import log
 from tokenmix.errors import UserError, missing_extra, one_line
+from tokenmix.files import replace_file
 
 # The folder of copies in the cache.
 COPIES = "remote"
@@ -137,7 +138,7 @@ def _fetch(file: RemoteFile) -> None:
         with _one_line(file.url):
             file.system.get_file(file.path, str(fetched))
         fetched.replace(file.copy)
-    file.mark.write_text(file.version)
+    replace_file(file.mark, file.version.encode())
 
 
 @contextmanager
