@@ -17,15 +17,10 @@ from tokenmix.train.distributed import (
     process_group,
     raise_on_all_ranks,
 )
+from tokenmix.train.identity import FREE
 from tokenmix.train.recipes import own_mixers
 from tokenmix.train.run import train
 from tokenmix.train.sources import read_config, saved_config
-
-# Where, how fast and how often, not what: these may differ when a run is taken up again.
-FREE = (
-    "out", "resume", "device", "devices", "num_nodes", "workers", "threads", "grad_checkpointing", "log_every",
-    "checkpoint_every", "logger",
-)  # fmt: skip
 
 
 def finish_run(config: TrainConfig, *, quiet: bool = False) -> Path:
