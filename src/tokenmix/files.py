@@ -7,8 +7,10 @@ never a part, and a link at either name is never followed.
 import contextlib
 import errno
 import json
+import math
 import os
 import re
+import secrets
 import shutil
 import socket
 import stat
@@ -17,7 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 from tokenmix.errors import UserError
 
@@ -68,6 +70,12 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
+def check_regular(path: Path) -> Path:
+    """The path, for libraries that open it themselves; raises as `open_regular`."""
+    open_regular(path).close()
+    return path
+
+
 def read_bytes(path: Path) -> bytes:
     """The content of a regular file."""
     with open_regular(path) as file:
@@ -94,8 +102,9 @@ def make_folder(path: Path) -> None:
         raise DiskError(f"cannot make the folder {path} ({error.strerror}); give another with --out") from None
 
 
-# What `one_writer` leaves in a folder.
-LOCKS = (".lock", ".writer")
+# What `one_writer` leaves in a folder, and how the names of half-written files begin.
+LOCKS = LOCK, WRITER = ".lock", ".writer"
+PARTIAL = ".partial-"
 
 
 @contextmanager
@@ -108,31 +117,70 @@ def one_writer(folder: Path) -> Iterator[None]:
         UserError: another process holds it; the message says which. Or the folder, which may be a stranger's, has a
             link in it, through which another place would be written.
     """
-    from filelock import FileLock, Timeout
-
     link = next((path for path in folder.rglob("*") if path.is_symlink()), None)
     if link is not None:
         raise UserError(f"{link} is a link to {os.readlink(link)}, where nothing is written; put the files themselves")
-    path, writer = (folder / name for name in LOCKS)
+    writer = folder / WRITER
+    with _locked(folder):
+        try:
+            with contextlib.suppress(OSError):  # The lock holds without the line for whom it keeps out.
+                began = time.strftime("%Y-%m-%d %H:%M:%S")
+                replace_file(writer, f"process {os.getpid()} on {socket.gethostname()} since {began}".encode())
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # The folder may be gone.
+                writer.unlink()
+
+
+def check_no_writer(folder: Path) -> None:
+    """Raise `UserError`, which says who, if another process writes into the folder; nothing is left in it."""
+    if (folder / LOCK).exists():
+        with _locked(folder):
+            return
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    from filelock import FileLock, Timeout
+
+    path = folder / LOCK
+    if os.path.lexists(path) and not (stat.S_ISREG((found := path.lstat()).st_mode) and found.st_nlink == 1):
+        raise UserError(f"{path} is not a file of its own, so it cannot be locked; remove it")
     lock = FileLock(path, timeout=0)
     try:
         lock.acquire()
     except Timeout:
-        holder = read_text(writer) if writer.is_file() else "another process"
         raise UserError(
-            f"{folder} is being written by {holder}; wait for it, or give another folder by --out"
+            f"{folder} is being written by {_writer_of(folder)}; wait for it, or give another folder by --out"
         ) from None
     except OSError as error:
         raise DiskError(f"{error.strerror}: {path}; {disk_remedy(error)}") from None
     try:
-        with contextlib.suppress(OSError):  # The lock holds without the line for whom it keeps out.
-            began = time.strftime("%Y-%m-%d %H:%M:%S")
-            replace_file(writer, f"process {os.getpid()} on {socket.gethostname()} since {began}".encode())
         yield
     finally:
-        with contextlib.suppress(OSError):  # The folder may be gone.
-            writer.unlink()
         lock.release()
+
+
+def _writer_of(folder: Path) -> str:
+    try:
+        with open_regular(folder / WRITER) as file:
+            return file.read(200).decode(errors="replace")
+    except (OSError, UserError):
+        return "another process"
+
+
+def is_unused(folder: Path) -> bool:
+    """Whether a folder has nothing but a lock, and parts of files whose writer was killed."""
+    return all(entry.name in LOCKS or entry.name.startswith(PARTIAL) for entry in folder.iterdir())
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what a killed writer left in a folder; only for a process that has it locked."""
+    for path in folder.glob(f"{PARTIAL}*"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -149,18 +197,28 @@ def replacing(path: Path) -> Iterator[Path]:
     """A new empty file next to `path` to write into; at the end it is on the disk and renamed to `path`.
 
     After an error nothing is left of it. For writers that take a path; `replace_file` is for bytes.
+
+    Raises:
+        UserError: at `path` is something else than a file.
+        OSError: the file cannot be written.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".partial-", suffix=path.suffix)  # O_EXCL, O_NOFOLLOW
-    os.close(handle)
-    partial = Path(name)
+    if os.path.lexists(path) and not path.is_symlink() and not stat.S_ISREG(path.lstat().st_mode):
+        raise UserError(f"{path} is a folder, a pipe or a device; give another name for the file")
+    partial = path.with_name(f"{PARTIAL}{secrets.token_hex(8)}{path.suffix}")
     try:
+        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
         yield partial
         with open_regular(partial) as file:
             os.fchmod(file.fileno(), 0o666 & ~_umask())
             os.fsync(file.fileno())
         partial.replace(path)
+    except OSError as error:
+        # The random name says nothing to the user.
+        error.filename = str(path) if str(error.filename) == str(partial) else error.filename
+        raise
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
     _sync_folder(path.parent)
 
 
@@ -177,45 +235,64 @@ def _umask() -> int:
     return mask
 
 
-def write_json(path: Path, value: Any) -> None:
-    """`replace_file` with indented JSON; a list of numbers, such as a row of a confusion matrix, is one line."""
-    text = json.dumps(value, indent=2, default=str)
+def open_to_append(path: Path) -> TextIO:
+    """A regular file, open to be appended to; a link is never followed."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    handle = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise UserError(f"{path} is a folder, a pipe or a device, not a file; remove it")
+    return os.fdopen(handle, "a", newline="", encoding="utf-8")
+
+
+def to_json(value: Any, indent: int | None = 2) -> str:
+    """JSON text; NaN and infinity, which JSON does not have, are null, and objects of other types their `str`.
+
+    A list of numbers, such as a row of a confusion matrix, is one line.
+    """
+    text = json.dumps(_finite(value), indent=indent, default=str, allow_nan=False)
     # No string of JSON holds a line break, so this can only meet lists.
-    text = re.sub(r"\[\n([^\[\]{}\"]*?)\n\s*\]", lambda m: f"[{' '.join(m[1].split())}]", text)
-    replace_file(path, (text + "\n").encode())
+    return re.sub(r"\[\n([^\[\]{}\"]*?)\n\s*\]", lambda m: f"[{' '.join(m[1].split())}]", text)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def write_json(path: Path, value: Any, indent: int | None = 2) -> None:
+    """`replace_file` with `to_json`."""
+    replace_file(path, (to_json(value, indent) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file."""
-    return json.loads(read_text(path))
+    """The value in a JSON file; a number that is not finite is None, as `write_json` writes it."""
+    return json.loads(read_text(path), parse_constant=lambda word: None, parse_float=lambda word: _finite(float(word)))
 
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder next to `path` to write into, renamed to it at the end; nothing is left of it after an error."""
-    partial = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
+    """An empty folder to write into, which takes the place of `path` at the end; after an error nothing is left of it.
+
+    A full folder cannot be renamed over, so the one before steps aside first; `latest_complete_checkpoint` finds it if
+    a kill falls between the two renames.
+    """
+    partial, aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=PARTIAL)), _aside(path)
     try:
         yield partial
-        partial.chmod(0o755)
+        partial.chmod(0o777 & ~_umask())
+        _sync_folder(partial)
+        if path.exists() and any(path.iterdir()):
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
         partial.replace(path)
+        _sync_folder(path.parent)
+        shutil.rmtree(aside, ignore_errors=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def replace_folder(beside: Path, path: Path) -> None:
-    """Rename a finished folder to `path`.
-
-    A folder cannot be renamed over a full one, so the one before steps aside first; `latest_complete_checkpoint` finds
-    it if a kill falls between the two renames.
-    """
-    aside = _aside(path)
-    _sync_folder(beside)
-    if path.exists():
-        shutil.rmtree(aside, ignore_errors=True)
-        path.rename(aside)
-    beside.rename(path)
-    _sync_folder(path.parent)
-    shutil.rmtree(aside, ignore_errors=True)
 
 
 def latest_complete_checkpoint(path: Path) -> Path:

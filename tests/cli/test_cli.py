@@ -1,5 +1,6 @@
 """The command as a user types it: verbs end to end on the embedded digits, and mistakes in one line."""
 
+import errno
 import json
 import os
 import shlex
@@ -359,3 +360,43 @@ def test_a_recipe_without_a_name_and_sizes_that_are_words(capsys):
     assert main(["info", "vit_nano", "--model-kwargs", "depth={}"]) == 2
     assert main(["info", "vit_nano", "--model-kwargs", "depth=\ufeff"]) == 2
     assert [line.partition(" ")[0] for line in capsys.readouterr().err.splitlines()] == ["tokenmix:"] * 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EMFILE, os.strerror(errno.EMFILE)), ImportError("libx.so: Too many open files"),
+        RuntimeError("unable to open shared memory object in read-write mode: Too many open files (24)"),
+        RuntimeError("received 0 items of ancdata"),
+    ],
+)  # fmt: skip
+def test_too_many_open_files_is_one_line(error: Exception, monkeypatch: pytest.MonkeyPatch, capsys):
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("tokenmix.cli.command.parse", fail)
+    assert main(["train"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "raise it: ulimit -n" in said
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS])
+def test_a_disk_that_refuses_a_write_is_one_line(number: int, monkeypatch: pytest.MonkeyPatch, capsys):
+    """A write, unlike an opening, has no name of a file in its error."""
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("tokenmix.cli.command.parse", fail)
+    assert main(["train"]) == 2
+    said = capsys.readouterr().err
+    assert said == f"tokenmix: {os.strerror(number)}: while writing; free space or give another --out\n"
+
+
+def test_control_characters_of_classes_and_files_are_not_printed(capsys: pytest.CaptureFixture[str]):
+    for result in ({"\x1b]0;A\x07": "\x1b[31m"}, [{"file": "a\x1b]0;B\x07.png", "top": {"\x1b[1m": 0.5}}]):
+        print_result(result)
+    said = capsys.readouterr().out
+    assert "\x1b" not in said
+    assert "\x07" not in said

@@ -72,6 +72,19 @@ def test_a_second_comparison_in_the_same_folder_is_refused_while_the_first_runs(
         compare(small(tmp_path), quiet=True)
 
 
+def test_a_refused_comparison_has_written_nothing(finished: Path):
+    before = {path: path.read_bytes() for path in finished.iterdir() if path.is_file()}
+    stamps = {path: path.stat().st_mtime_ns for path in before}
+    with one_writer(finished):
+        during = {path.name for path in finished.iterdir()}
+        # Threads may differ, so that the settings alone refuse nothing.
+        with pytest.raises(UserError, match="is being written by process"):
+            compare(small(finished, seeds=(0, 1), threads=2, log_every=7), quiet=True)
+        assert {path.name for path in finished.iterdir()} == during
+    assert {path: path.stat().st_mtime_ns for path in before} == stamps
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_a_damaged_description_of_a_comparison_is_named(tmp_path: Path):
     (tmp_path / "compare.json").write_text('{"mixers": ["self"')
     with pytest.raises(UserError, match=r"compare\.json is damaged"):
@@ -217,7 +230,7 @@ def test_after_an_interruption_the_same_command_goes_on(tmp_path: Path, failing:
 def test_a_run_that_was_killed_at_its_start_starts_anew(tmp_path: Path, failing: Callable):
     leftover = tmp_path / "runs/self-seed0"
     leftover.mkdir(parents=True)
-    (leftover / ".config.json.partial").touch()
+    (leftover / ".partial-0.json").touch()
     seen = failing("self", UserError("stopped here"))
     (plan,) = plan_runs(small(tmp_path, mixers=("self",)), tmp_path)
     assert finish_cell(plan) == "stopped here"

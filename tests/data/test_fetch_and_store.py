@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from torchvision.datasets import FashionMNIST
 
@@ -199,6 +201,35 @@ def test_damaged_cache_is_fetched_again(tmp_path: Path, capsys: pytest.CaptureFi
     assert tensors["a"].tolist() == [1]
     assert "damaged" in capsys.readouterr().err
     assert fetched("thing", tmp_path, lambda folder: pytest.fail("not kept"))[0]["a"].tolist() == [1]
+
+
+@pytest.mark.parametrize("content", ["of another set", "of nobody", "with another note", "a pipe"])
+def test_a_whole_file_of_other_content_is_fetched_again(
+    tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
+):
+    path = stored_path("thing", tmp_path)
+    for name in ("thing", "other"):
+        fetched(name, tmp_path, lambda folder: ({"a": torch.ones(1)}, {"source": "here"}))
+    if content == "of another set":
+        shutil.copy(stored_path("other", tmp_path), path)
+    elif content == "of nobody":
+        save_file({"x": torch.zeros(3)}, path)
+    elif content == "with another note":
+        with safe_open(path, "pt") as file:
+            notes = file.metadata()
+        save_file({"a": torch.ones(1)}, path, {**notes, "source": "there"})
+    else:
+        path.unlink()
+        os.mkfifo(path)
+    if content == "a pipe":
+        with pytest.raises(UserError, match="a pipe or a device"):
+            fetched("thing", tmp_path, lambda folder: ({"a": torch.ones(1)}, {"source": "here"}))
+        return
+    capsys.readouterr()
+    for _ in range(2):
+        tensors, notes = fetched("thing", tmp_path, lambda folder: ({"a": torch.ones(1)}, {"source": "here"}))
+        assert (tensors["a"].tolist(), notes) == ([1.0], {"source": "here"})
+    assert capsys.readouterr().err.count("it is fetched again") == 1
 
 
 def _slow_fetch(root: Path, log: Path) -> None:

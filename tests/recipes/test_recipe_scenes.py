@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from recipes.datasets.images.blue_marble import CLASSES, is_test_column, whole_map
 from recipes.datasets.images.windows import CutScenes, Window, cut, starts
@@ -12,6 +11,7 @@ from tokenmix.data import fetch_data, list_data
 from tokenmix.data.lookup import stored_path
 from tokenmix.data.scenes import ObjectSamples, load_scenes
 from tokenmix.data.scenes.scenes import Objects, Scene, objects_of_masks
+from tokenmix.data.store import fetched
 from tokenmix.errors import UserError
 from tokenmix.registry import DATA_SETS
 
@@ -84,13 +84,13 @@ def small_world(tmp_path: Path) -> Path:
     classes = torch.full((512, 5400), CLASSES.index("ocean"), dtype=torch.uint8)
     classes[:200] = CLASSES.index("cold")
     world = {"image": image[:, None, :].expand(3, 512, -1).contiguous(), "classes": classes}
-    save_file(world, stored_path("blue-marble", tmp_path), metadata={"source": "made"})
+    fetched("blue-marble", tmp_path, lambda _: (world, {"source": "made"}))
     items = torch.zeros(20, 28, 28, dtype=torch.uint8)
     items[:, 4:24, 8:20] = 200
     parts = {}
     for part, label in (("train", 0), ("t10k", 1)):
         parts |= {f"{part}_images": items.clone(), f"{part}_labels": torch.full((20,), label, dtype=torch.uint8)}
-    save_file(parts, stored_path("fashion-mnist", tmp_path), metadata={"source": "made"})
+    fetched("fashion-mnist", tmp_path, lambda _: (parts, {"source": "made"}))
     return tmp_path
 
 

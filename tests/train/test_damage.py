@@ -1,6 +1,7 @@
 """Run folders that were damaged, or that two processes write: found, reported in one line, and repaired if possible."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -214,3 +215,36 @@ def test_a_killed_process_of_two_is_one_line_each_and_the_others_end(tmp_path, r
     assert ours[0].startswith(f"tokenmix: process {rank} of 2 was ended by SIGKILL")
     assert all(line.startswith("tokenmix: the connection to another process") for line in ours[1:])
     assert len(ours) == (1 if rank == 0 else 2)
+
+
+def test_a_tensorboard_folder_removed_in_mid_run_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    original = trainer.TrainingLoop.start_batch
+
+    def removing(self):
+        if self.progress.step == 3:
+            shutil.rmtree(self.folder / "tensorboard")
+        return original(self)
+
+    monkeypatch.setattr(trainer.TrainingLoop, "start_batch", removing)
+    run = tmp_path / "run"
+    with pytest.raises(UserError, match=r"tensorboard was removed .* continue with: tokenmix train --resume"):
+        train(CONFIG.replace(out=run), quiet=True)
+    monkeypatch.undo()
+    train(make_config(resume=run), quiet=True)
+    assert (run / "result.json").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_loader_process_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    original = trainer.TrainingLoop.start_batch
+
+    def killing(self):
+        if self.progress.step == 3:
+            worker = multiprocessing.active_children()[0]
+            os.kill(worker.pid, signal.SIGKILL)
+            worker.join()
+        return original(self)
+
+    monkeypatch.setattr(trainer.TrainingLoop, "start_batch", killing)
+    with pytest.raises(UserError, match=r"a loader process has ended .*; lower --workers .* is kept"):
+        train(CONFIG.replace(out=tmp_path / "run", workers=2), quiet=True)

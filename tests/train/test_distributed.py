@@ -349,3 +349,30 @@ def test_modules_in_the_current_folder_are_not_imported(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     assert launch(2, ["list", "tasks"]) == 0
     assert not (tmp_path / "imported").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"RANK": "x"}, "RANK='x' is not a whole number; let torchrun or --devices"),
+        ({"WORLD_SIZE": "2.5"}, "WORLD_SIZE='2.5' is not a whole number"),
+        ({"RANK": "2"}, "RANK=2, LOCAL_RANK=0, WORLD_SIZE=2, .* contradict each other"),
+        ({"RANK": "-1"}, "contradict each other"),
+        ({"LOCAL_WORLD_SIZE": "3"}, "contradict each other"),
+        ({"WORLD_SIZE": "0"}, "contradict each other"),
+        ({"MASTER_PORT": "x"}, "process 0 of 2 cannot join the others at '127.0.0.1:x', which MASTER_ADDR and MASTER"),
+        ({"MASTER_PORT": "99999"}, "cannot join the others at '127.0.0.1:99999'"),
+        ({"MASTER_PORT": ""}, "cannot join the others at '127.0.0.1:'"),
+        ({"MASTER_ADDR": ""}, "cannot join the others at ':29511'"),
+    ],
+)
+def test_wrong_variables_of_the_launcher_are_one_line(
+    given: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sound = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+             "MASTER_PORT": "29511"}  # fmt: skip
+    for name, value in (sound | given).items():
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UserError, match=message):
+        train(make_config(data="digits", model="vit_nano", device="cpu", out=tmp_path / "run"))
+    assert not (tmp_path / "run").exists()

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -304,3 +306,17 @@ def test_a_task_that_no_library_of_the_hub_loads(tmp_path: Path) -> None:
     config = make_config("image-generation", data="digits", limit_eval=32, out=tmp_path / "run", **common, **settings)
     with pytest.raises(UserError, match=r"hf upload OWNER/NAME .*--exclude 'checkpoints/\*'"):
         export_to_hub(train(config, quiet=True))
+
+
+@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="needs a limit on file sizes")
+def test_a_disk_that_refuses_is_one_line_and_nothing_is_left(run: Path, tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"cannot write .*hub .*free space|File too large"):
+            export_to_hub(run, tmp_path / "hub")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert not list(tmp_path.iterdir())

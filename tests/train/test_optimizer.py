@@ -1,4 +1,6 @@
-"""The schedule's shape, and what weight decay leaves alone."""
+"""The schedule's shape, what weight decay leaves alone, and the average of the weights."""
+
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch import nn
 from tokenmix.errors import UserError
 from tokenmix.models import create_model
 from tokenmix.train.config import OptimConfig
-from tokenmix.train.optimizer import Warmup, check_optimizer, make_optimizer, make_schedule
+from tokenmix.train.optimizer import Warmup, WeightEMA, check_optimizer, make_optimizer, make_schedule
 from tokenmix.train.sources import make_config
 
 
@@ -64,3 +66,39 @@ def test_unknown_optimiser():
     check_optimizer("lion")
     with pytest.raises(UserError, match="unknown optimiser 'adamm'; did you mean adam"):
         check_optimizer("adamm")
+
+
+def averaged(steps: range, dtype: torch.dtype, state: dict[str, Any] | None = None) -> WeightEMA:
+    """The average over these steps, in which the weights are a function of the step."""
+    torch.manual_seed(0)
+    model = nn.Linear(33, 5).to(dtype)
+    ema = WeightEMA(model, 0.9)
+    if state is not None:
+        ema.load_state_dict(state)
+    for step in steps:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(step)))
+        ema.update(step)
+    return ema
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_an_average_that_continues_from_its_state_is_bit_equal(dtype: torch.dtype):
+    whole = averaged(range(1, 9), dtype)
+    cut = averaged(range(4, 9), dtype, averaged(range(1, 4), dtype).state_dict())
+    for name, value in whole.state_dict().items():
+        assert value.dtype == torch.float32
+        assert value.equal(cut.state_dict()[name]), name
+    assert {value.dtype for value in whole.weights().values()} == {dtype}
+
+
+def test_evaluating_an_average_changes_neither_it_nor_the_weights():
+    ema = averaged(range(1, 5), torch.bfloat16)
+    own = {name: value.clone() for name, value in ema.model.state_dict().items()}
+    before = ema.state_dict()
+    with ema.swapped_in():
+        assert all(value.equal(ema.weights()[name]) for name, value in ema.model.state_dict().items())
+        assert not any(value.equal(own[name]) for name, value in ema.model.state_dict().items())
+    assert all(value.equal(own[name]) for name, value in ema.model.state_dict().items())
+    assert all(value.equal(ema.state_dict()[name]) for name, value in before.items())

@@ -2,14 +2,18 @@
 
 import csv
 import json
+from math import nan
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tokenmix.cli import main
+from tokenmix.files import to_json
 from tokenmix.registry import get_task
+from tokenmix.tasks.classification.task import ImageClassification
 from tokenmix.train.config import TrainConfig
-from tokenmix.train.record import Recorder
+from tokenmix.train.record import Recorder, _as_good
 from tokenmix.train.run import evaluate, train
 from tokenmix.train.sources import make_config
 from tokenmix.train.task_data import IndexedData
@@ -100,3 +104,40 @@ def test_a_test_that_was_cut_off_is_repeated_alone(tmp_path: Path, monkeypatch: 
     assert steps == []
     for name in ("metrics", "final", "validation", "best_epoch"):
         assert again[name] == whole[name], name
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"),
+    [([nan, 0.5, 0.4], 2), ([0.5, nan, nan], 1), ([nan, nan, 0.1], 3), ([nan, nan, nan], 3), ([0.5, nan, 0.5], 3)],
+)
+@pytest.mark.parametrize("through_json", [False, True])
+def test_an_epoch_without_a_score_never_stays_the_best(scores: list[float], best: int, through_json: bool) -> None:
+    """A checkpoint in JSON has None where the score was NaN."""
+    kept: tuple[int, dict[str, Any]] | None = None
+    for epoch, score in enumerate(scores, 1):
+        results = {"accuracy": score}
+        if kept is None or _as_good(ImageClassification, results, kept[1]):  # type: ignore[arg-type]
+            kept = epoch, json.loads(to_json(results)) if through_json else results
+    assert kept is not None
+    assert kept[0] == best
+
+
+def test_a_score_that_is_not_defined_is_null_in_every_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    end = ImageClassification.on_validation_epoch_end
+
+    def undefined(self: ImageClassification) -> None:
+        end(self)
+        self.results["accuracy"] = nan
+
+    monkeypatch.setattr(ImageClassification, "on_validation_epoch_end", undefined)
+    run = train(config(tmp_path / "run", epochs=2), quiet=True)
+    files = list(run.rglob("*.json"))
+    assert len(files) >= 5
+    for file in files:
+        json.loads(file.read_text(), parse_constant=lambda word, file=file: pytest.fail(f"{file} has {word}"))
+    assert result(run)["metrics"]["accuracy"] is None
+    assert result(run)["best_epoch"] == 2
+    assert main(["eval", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["accuracy"] is None

@@ -4,7 +4,9 @@ Heavy modules are imported inside the verbs, so that `tokenmix --help` is immedi
 imported by `main`, so that an installation without it says so in one line.
 """
 
+import errno
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,10 +24,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with needs("the tokenmix command"):
             from tokenmix.cli.command import run_command
+        return run_command(argv)
     except MissingExtra as error:
         print(f"tokenmix: {error}", file=sys.stderr)
-        return 2
-    return run_command(argv)
+    except Exception as error:
+        # Any import, library or loader process can meet this limit, each in words of its own.
+        if not any(words in str(error) for words in (os.strerror(errno.EMFILE), "ancdata")):
+            raise
+        print("tokenmix: too many open files for the limit of this shell; raise it: ulimit -n 1024", file=sys.stderr)
+    return 2
 
 
 def __getattr__(name: str) -> Any:

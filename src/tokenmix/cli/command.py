@@ -4,7 +4,6 @@ A user's mistake is one line on stderr and exit code 2; an interrupted run is 13
 keeps its traceback.
 """
 
-import errno
 import platform
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from tokenmix.cli.names import Cost, Data, Doctor, Info, List, Swap
 from tokenmix.cli.parsing import parse_into, parse_verb
 from tokenmix.cli.runs import Compare, Eval, Export, Generate, Inspect, Predict, Train, TrainTokenizer
 from tokenmix.errors import UserError, missing_extra, printable
+from tokenmix.files import DISK_ERRORS
 from tokenmix.registry import load_plugin
 from tokenmix.train.launch import launch, processes_to_start
 from tokenmix.trust import only_typed
@@ -95,13 +95,13 @@ def run_command(argv: Sequence[str] | None = None) -> int:
             raise
         return _fail(str(missing))
     except KeyboardInterrupt as stop:
-        print(str(stop) or "tokenmix: interrupted", file=sys.stderr)
+        print(printable(str(stop)) or "tokenmix: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
         sys.stderr.close()
         return 0
     except OSError as error:
-        disk = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
+        disk = error.errno in DISK_ERRORS
         if not disk and error.filename is None:
             raise
         # A write that fails, unlike an opening, does not say of which file.

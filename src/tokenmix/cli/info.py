@@ -1,6 +1,5 @@
 """What `tokenmix info` prints: parameters and multiply-adds of a model part by part, published figures next to them."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -9,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from tokenmix.cli.listing import print_result, print_rows
+from tokenmix.files import to_json
 from tokenmix.registry import MODELS, get_task
 
 
@@ -22,7 +22,7 @@ def info(name: str, *, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]
     with built_with(name, model_kwargs):
         summary = summarize(name, sizes, model_kwargs)
     if as_json:
-        print(json.dumps(summary, indent=2))
+        print(to_json(summary))
     elif "blocks" in summary:
         _print(summary)
     else:

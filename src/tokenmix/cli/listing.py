@@ -1,6 +1,5 @@
 """What `tokenmix list` prints, and tables for the other verbs."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -10,13 +9,14 @@ from rich.console import Console
 from rich.table import Table
 
 from tokenmix.errors import printable
+from tokenmix.files import to_json
 
 
 def show(what: str, *, as_json: bool = False) -> None:
     """Print the table of mixers, models, tasks or data sets."""
     rows = {"mixers": _mixers, "models": _models, "tasks": _tasks, "data": _data}[what]()
     if as_json:
-        print(json.dumps(rows, indent=2, default=str))
+        print(to_json(rows))
     else:
         print_rows([SHORT[what](row) if what in SHORT else row for row in rows])
 
@@ -74,7 +74,7 @@ def print_result(result: Any) -> None:
         for key, value in result.items():
             most = MOST_NAMED if isinstance(value, Mapping) else MOST_LISTED
             long = isinstance(value, Mapping | list) and len(value) > most
-            table.add_row(str(key), f"{len(value)} entries, printed by --json" if long else _cell(value))
+            table.add_row(printable(str(key)), f"{len(value)} entries, printed by --json" if long else _cell(value))
         Console(markup=False).print(table)
     else:
         print_rows(result)
@@ -87,7 +87,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
         return
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for key in rows[0]:
-        table.add_column(str(key), no_wrap=key == "name", overflow="fold")
+        table.add_column(printable(str(key)), no_wrap=key == "name", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
     Console(markup=False).print(table)

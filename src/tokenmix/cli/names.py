@@ -1,6 +1,5 @@
 """Verbs that need no run: on mixers, models and data sets by their names, and on a layer of the user's own."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,6 +9,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from tokenmix.cli.checks import check_mixers, check_models
 from tokenmix.errors import UserError
+from tokenmix.files import to_json
 from tokenmix.registry import import_object
 from tokenmix.train.config import ModelConfig
 from tokenmix.train.words import Numbers, Pairs
@@ -145,7 +145,7 @@ class Swap:
 
         model = load_model(self.model, self.img_size)
         report = swap_attention(model, self.to, self.where, mixer_kwargs=self.mixer_kwargs)
-        print(json.dumps({"model": self.model, **report.to_json()}, indent=2) if self.json else report)
+        print(to_json({"model": self.model, **report.to_json()}) if self.json else report)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Verbs that make a run, a comparison or a tokenizer, and those that need a run folder."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from pathlib import Path
@@ -11,7 +10,8 @@ import tyro
 from tokenmix.cli.checks import check_data, check_files, check_mixers, check_target
 from tokenmix.cli.parsing import parse_into, parse_known
 from tokenmix.data.lookup import data_sets
-from tokenmix.errors import UserError
+from tokenmix.errors import UserError, printable
+from tokenmix.files import read_json, to_json
 from tokenmix.tasks.fitting import check_model_name
 from tokenmix.train.config import CompareConfig, TrainConfig
 from tokenmix.train.recipes import merge_kwargs
@@ -201,11 +201,11 @@ class Inspect:
         from tokenmix.inspect import inspect_run
 
         out = inspect_run(self.target, self.file, self.out)
-        found = json.loads((out / "numbers.json").read_text())
+        found = read_json(out / "numbers.json")
         if found["blocks"]:
             print_rows([{key: row[key] for key in row if key not in ("shape", "kind")} for row in found["blocks"]])
         if found.get("answer") is not None:
-            print(f"prediction: {found['answer']}" + ("" if found["trained"] else " (random weights)"))
+            print(printable(f"prediction: {found['answer']}") + ("" if found["trained"] else " (random weights)"))
         print(f"{len(list(out.glob('*.png')))} figures and numbers.json in {out}")
 
 
@@ -263,7 +263,7 @@ class TrainTokenizer:
 
 def _print(result: Any, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(result, indent=2, default=str))
+        print(to_json(result))
         return
     from tokenmix.cli.listing import print_result
 

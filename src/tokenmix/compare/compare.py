@@ -19,10 +19,10 @@ from tokenmix.compare.notes import budget_sentence, failed_runs, finding_sentenc
 from tokenmix.compare.report import write_report
 from tokenmix.compare.results import Results, Run
 from tokenmix.compare.variant_costs import measure_steps, measure_variants
-from tokenmix.compare.variant_runs import claim_folder, mixer_of, plan_runs, read_run
+from tokenmix.compare.variant_runs import check_folder, claim_folder, mixer_of, plan_runs, read_run
 from tokenmix.environment import environment
-from tokenmix.errors import UserError
-from tokenmix.files import one_writer, replace_file
+from tokenmix.errors import UserError, printable
+from tokenmix.files import make_folder, one_writer, replace_file
 from tokenmix.grid.cells import Cell, Engine
 from tokenmix.grid.engines import in_turn, make_engine
 from tokenmix.layers.table import get_spec
@@ -64,13 +64,17 @@ def compare(config: CompareConfig, *, quiet: bool = False, baseline: Mapping[str
     cells = choose_cells([cell for one in comparisons for cell in one.cells], config.only)
     train = config.merge is None and not all(cell.is_finished for cell in cells)
     engine = make_engine(config.engine, out.with_name(f"{out.name}-jobs")) if train else in_turn
+    claims: list[tuple[Any, ...]] = [(one.out, one.config) for one in comparisons]
     if len(comparisons) > 1:
         # The folders of the comparisons in it hold what may not differ.
-        claim_folder(out, merged, "grid.json", tuple(merged.flat()))
-    for one in comparisons:
-        claim_folder(one.out, one.config)
+        claims.insert(0, (out, merged, "grid.json", tuple(merged.flat())))
+    for claim in claims:
+        check_folder(*claim)
+    make_folder(out)
 
     with one_writer(out):
+        for claim in claims:
+            claim_folder(*claim)
         if config.merge is None:
             failures = _train_all(cells, engine, console)
         else:
@@ -86,7 +90,7 @@ def compare(config: CompareConfig, *, quiet: bool = False, baseline: Mapping[str
                 results[one.name] = _report(one, found[one.name], baseline or {}, console)
         if len(comparisons) > 1:
             report = write_grid(results, out)
-            console.print(f"all of them: {report}", soft_wrap=True, markup=False)
+            console.print(printable(f"all of them: {report}"), soft_wrap=True, markup=False)
     return out
 
 
@@ -130,8 +134,8 @@ def _report(one: Comparison, runs: Runs, baseline: Mapping[str, float], console:
     report = write_report(results, one.out / "report.html", examples)
     console.print(rich_table(results))
     for note in [*failed_runs(results), *uncertainty(results)]:
-        console.print(note, highlight=False, markup=False)
-    console.print(f"report: {report}", soft_wrap=True, markup=False)
+        console.print(printable(note), highlight=False, markup=False)
+    console.print(printable(f"report: {report}"), soft_wrap=True, markup=False)
     return results
 
 
@@ -197,7 +201,7 @@ def _train_all(cells: Sequence[Cell], engine: Engine, console: Console) -> dict[
                 if isinstance(outcome, OSError):
                     raise outcome
                 line = f"[{ended}/{len(cells)}] {_label(cell)}: {outcome or _score(cell)}"
-                console.print(line, highlight=False, markup=False)
+                console.print(printable(line), highlight=False, markup=False)
                 if outcome:
                     failures[cell.name] = outcome
         except KeyboardInterrupt:
@@ -226,7 +230,8 @@ def _spinner(label: str, console: Console) -> AbstractContextManager[Any]:
 def _score(cell: Cell) -> str:
     metric = get_task(cell.config.task).headline
     run = read_run(cell, "", metric, cell.folder.parent)
-    return f"{metric} {run.score:.4f} in {run.seconds:.0f} s of training"
+    score = "is not defined" if run.score is None else f"{run.score:.4f}"
+    return f"{metric} {score} in {run.seconds:.0f} s of training"
 
 
 def _measure(one: Comparison, runs: Runs, baseline: Mapping[str, float]) -> tuple[Results, list[Any]]:

@@ -12,7 +12,7 @@ from tokenmix.compare.variant_runs import FREE
 from tokenmix.cost.units import spread, to_markdown
 from tokenmix.data.lookup import data_sets, short_name
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.files import LOCKS, inside, replace_file
+from tokenmix.files import LOCKS, inside, make_folder, new_folder, replace_file
 from tokenmix.grid.cells import Cell
 from tokenmix.registry import list_models
 from tokenmix.train.config import CompareConfig, EngineConfig
@@ -129,10 +129,9 @@ def copy_runs(folders: Sequence[Path], cells: Sequence[Cell]) -> None:
             if (run / "result.json").is_file() and not cell.is_finished:
                 # A finished run is only compared with the config.
                 finish_run(cell.config.replace(out=run))
-                partial = cell.folder.with_name(f".{cell.folder.name}.partial")
-                shutil.rmtree(partial, ignore_errors=True)
-                shutil.copytree(run, partial, ignore=shutil.ignore_patterns(*LOCKS))
-                partial.rename(cell.folder)
+                make_folder(cell.folder.parent)
+                with new_folder(cell.folder) as partial:
+                    shutil.copytree(run, partial, ignore=shutil.ignore_patterns(*LOCKS), dirs_exist_ok=True)
 
 
 def write_grid(results: Mapping[str, Results], out: Path) -> Path:

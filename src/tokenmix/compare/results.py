@@ -1,6 +1,5 @@
 """What a comparison found, as stored in results.json."""
 
-import json
 import math
 import statistics
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from typing import Any
 
 from tokenmix.cost.speed import Timing
 from tokenmix.errors import UserError
-from tokenmix.files import write_json
+from tokenmix.files import read_json, write_json
 
 SCHEMA = 3
 
@@ -185,7 +184,7 @@ class Results:
 
 def load_results(file: Path) -> Results:
     """Read results.json back; `UserError` if it is of another schema."""
-    plain = json.loads(file.read_text())
+    plain = read_json(file)
     if plain.get("schema") != SCHEMA:
         raise UserError(f"{file} has schema {plain.get('schema')!r} instead of {SCHEMA}; repeat the comparison")
     variants = [_variant(variant) for variant in plain.pop("variants")]

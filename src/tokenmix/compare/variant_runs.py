@@ -9,9 +9,10 @@ from typing import Any
 
 from tokenmix.compare.results import Curve, Run
 from tokenmix.errors import UserError
-from tokenmix.files import LOCKS, inside, make_folder, write_json
+from tokenmix.files import inside, is_unused, make_folder, read_text, to_json, write_json
 from tokenmix.grid.cells import Cell
 from tokenmix.train.config import BudgetConfig, CompareConfig, EngineConfig, LoopConfig, TrainConfig
+from tokenmix.train.identity import read_result
 from tokenmix.train.sources import read_part
 
 FREE = (
@@ -43,22 +44,27 @@ def mixer_of(cell: Cell) -> str:
 
 
 def claim_folder(out: Path, config: CompareConfig, name: str = "compare.json", free: Sequence[str] = FREE) -> None:
-    """Write the file that says what the folder is for; `UserError` if it is for something else.
+    """Write the file that says what a locked folder is for; raises as `check_folder`."""
+    check_folder(out, config, name, free)
+    make_folder(out)
+    write_json(out / name, config.flat())
+
+
+def check_folder(out: Path, config: CompareConfig, name: str = "compare.json", free: Sequence[str] = FREE) -> None:
+    """Raise `UserError` if a folder is for something else than this comparison; nothing is written.
 
     `free` are the settings that may differ from those in the file.
     """
     file = out / name
-    plain = json.loads(json.dumps(config.flat(), default=str))
     if file.exists():
+        plain = json.loads(to_json(config.flat()))
         before = read_part(out, file.name)
         other = [key for key in plain if key not in free and plain[key] != before.get(key)]
         if other:
             told = ", ".join(f"{key} {before.get(key)} instead of {plain[key]}" for key in other)
             raise UserError(f"{out} holds a comparison with {told}; give another --out, or the same settings")
-    elif out.exists() and (not out.is_dir() or any(entry.name not in LOCKS for entry in out.iterdir())):
+    elif out.exists() and not (out.is_dir() and is_unused(out)):
         raise UserError(f"{out} is not empty and does not contain a comparison; give another --out")
-    make_folder(out)
-    write_json(file, plain)
 
 
 def read_run(cell: Cell, failure: str, metric: str, out: Path) -> Run:
@@ -72,7 +78,7 @@ def read_run(cell: Cell, failure: str, metric: str, out: Path) -> Run:
 
 def _read_run(cell: Cell, failure: str, metric: str, out: Path) -> Run:
     file = cell.folder / "metrics.csv"
-    rows = list(csv.DictReader(file.read_text().splitlines())) if file.exists() else []
+    rows = list(csv.DictReader(read_text(file).splitlines())) if file.exists() else []
     run = Run(
         seed=cell.config.loop.seed,
         folder=cell.folder.relative_to(out).as_posix(),
@@ -83,7 +89,7 @@ def _read_run(cell: Cell, failure: str, metric: str, out: Path) -> Run:
     )
     if not cell.is_finished:
         return run
-    result = read_part(cell.folder, "result.json")
+    result = read_result(cell.folder)
     return replace(
         run,
         status="finished",

@@ -1,7 +1,6 @@
 """A table of costs as people read it: on the terminal, and as cost.json, cost.md and figures in a folder."""
 
 import io
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from tokenmix.cost.target import are_mixers
 from tokenmix.cost.units import count, milliseconds, size, to_markdown
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
-from tokenmix.files import make_folder, replace_file, write_json
+from tokenmix.files import make_folder, replace_file, to_json, write_json
 
 COSTS = ("params", "MACs", "fwd ms", "step ms", "fwd mem", "step mem")
 RATES = ("GMAC/s", "of peak", "GB/s", "of peak", "bound by")
@@ -68,7 +67,7 @@ def print_costs(
     if table.warning:
         print(f"warning: {table.warning}", file=sys.stderr)
     if as_json:
-        print(json.dumps(table.to_json(), indent=2))
+        print(to_json(table.to_json()))
         return
     console = Console()
     heading, ceilings = _title(table), _ceiling_line(table)

@@ -1,6 +1,5 @@
 """Our counts at the size of the external-attention paper's table of computational requirements."""
 
-import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tokenmix.cost.units import count
+from tokenmix.files import to_json
 from tokenmix.layers import ExternalAttention2d, SAGANAttention2d, SelfAttention
 from tokenmix.layers.base import Mixer, count_parameters
 
@@ -51,7 +51,7 @@ def print_requirements(*, as_json: bool) -> None:
     """`tokenmix cost --table eanet`."""
     rows = eanet_requirements()
     if as_json:
-        print(json.dumps({"schema": 2, "size": SIZE, "trust": TRUST, "rows": [asdict(r) for r in rows]}, indent=2))
+        print(to_json({"schema": 2, "size": SIZE, "trust": TRUST, "rows": [asdict(r) for r in rows]}))
         return
     table = Table(title=f"For {SIZE}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("mechanism", "params", "MACs"):

@@ -13,6 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from tokenmix.errors import printable
+from tokenmix.files import open_regular
+
 T = TypeVar("T")
 CONNECT_SECONDS = 8
 PACKAGE_SECONDS = 300
@@ -23,8 +26,8 @@ class FetchError(Exception):
 
 
 def log(message: str) -> None:
-    """One line on stderr."""
-    print(f"tokenmix: {message}", file=sys.stderr, flush=True)
+    """One line on stderr, without the control characters that a name from data may have."""
+    print(printable(f"tokenmix: {message}"), file=sys.stderr, flush=True)
 
 
 def first_that_works(what: str, sources: Sequence[tuple[str, Callable[[], T]]]) -> T:
@@ -44,7 +47,7 @@ def check_digest(files: Sequence[Path], expected: str, algorithm: str = "sha256"
     """`FetchError` unless the contents of these files, one after the other, have this checksum."""
     digest = hashlib.new(algorithm)
     for path in files:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             while block := file.read(1 << 20):
                 digest.update(block)
     if (found := digest.hexdigest()) != expected:

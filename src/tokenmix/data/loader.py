@@ -1,9 +1,11 @@
 """Batches in an order that is a function of (seed, epoch) alone."""
 
 import os
+import resource
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,6 +132,8 @@ def make_loader(
     """
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, got {batch_size}")
+    if workers:
+        _check_open_files(workers)
     sampler = EpochSampler(
         dataset=dataset, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last,
         start_batch=start_batch, rank=rank, world_size=world_size,
@@ -142,6 +146,29 @@ def make_loader(
     if shuffle:
         dataset.check_shares(world_size)
     return EpochLoader(dataset, sampler, workers=workers, pin_memory=pin_memory)
+
+
+def _check_open_files(workers: int) -> None:
+    """Raise `UserError` where loader processes would wait for ever for a file descriptor, which carries each tensor."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 64 + 32 * workers
+    if limit == resource.RLIM_INFINITY or limit >= needed:
+        return
+    if most != resource.RLIM_INFINITY and most < needed:
+        raise UserError(f"workers={workers} needs {needed} open files, {most} are allowed; raise ulimit -n, or give 0")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
+
+
+@contextmanager
+def worker_errors() -> Iterator[None]:
+    """Raise `UserError` where PyTorch reports, at any place within the block, that a loader process has ended."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"a loader process has ended ({reason}); lower --workers or --batch-size") from None
 
 
 def _same(batch: Any) -> Any:

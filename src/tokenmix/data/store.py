@@ -1,4 +1,4 @@
-"""The cache of fetched data sets: one safetensors file each, written under another name and renamed, under a lock."""
+"""The cache of fetched data sets: one safetensors file each, with its name and checksum, written under a lock."""
 
 import os
 import tempfile
@@ -7,14 +7,18 @@ from pathlib import Path
 
 import torch
 from filelock import FileLock
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from tokenmix.data.fetch import FetchError, log
 from tokenmix.data.lookup import stored_path
+from tokenmix.data.tensor_files import read_sealed, sealed
 from tokenmix.errors import UserError
+from tokenmix.files import replacing
 
+# The note of a file that says what it was kept as.
+NAME = "stored_as"
 Stored = tuple[dict[str, Tensor], dict[str, str]]
 
 
@@ -29,7 +33,7 @@ def fetched(
     Safe among concurrent runs: one fetches while the others wait; a run that is killed leaves nothing half-written.
     """
     path = stored_path(name, root)
-    stored = _read_stored(path)
+    stored = _read_stored(path, quiet=True)
     if stored is not None:
         return stored
     try:
@@ -53,26 +57,26 @@ def _fetch_into(path: Path, fetch: Callable[[Path], Stored]) -> Stored:
         # apt's download helper is another user and must reach the folder.
         os.chmod(folder, 0o755)
         tensors, notes = fetch(Path(folder))
-        written = Path(folder) / "stored"
-        save_file(tensors, written, metadata=notes)
-        # safetensors writes for its owner alone; a cache may be shared.
-        written.chmod(0o644)
-        with written.open("rb") as file:
-            os.fsync(file.fileno())
-        written.replace(path)
+        with replacing(path) as partial:
+            save_file(tensors, partial, metadata=sealed(tensors, {**notes, NAME: path.stem}))
     log(f"{path.stem} is now in {path}")
     return tensors, notes
 
 
-def _read_stored(path: Path) -> Stored | None:
+def _read_stored(path: Path, *, quiet: bool = False) -> Stored | None:
     if not path.exists():
         return None
     try:
-        with safe_open(path, framework="pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
-    except SafetensorError as error:
-        log(f"{path} is damaged ({error}); it is fetched again")
-        return None
+        tensors, notes, sha256 = read_sealed(path)
+    except UserError as error:
+        problem = f"is damaged ({error})"
+    else:
+        if sha256 is not None and notes.pop(NAME, None) == path.stem:
+            return tensors, notes
+        problem = f"does not have the checksum of {path.stem}"
+    if not quiet:
+        log(f"{path} {problem}; it is fetched again")
+    return None
 
 
 class Names:

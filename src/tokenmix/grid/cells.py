@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tokenmix.errors import UserError
+from tokenmix.files import replace_file
 from tokenmix.registry import imported_plugins, load_plugin
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.finish import finish_run
@@ -73,6 +74,6 @@ def finish_cell(cell: Cell) -> Outcome:
     except Exception as error:
         # A bug in one layer must not cost the hours of the others; its traceback is kept.
         cell.folder.mkdir(parents=True, exist_ok=True)
-        error_file.write_text(traceback.format_exc())
+        replace_file(error_file, traceback.format_exc().encode())
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'see error.txt'}"
     return ""

@@ -1,6 +1,5 @@
 """The gates of a text model: how far they depend on distance alone, as numbers and figures."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tokenmix.errors import UserError
-from tokenmix.files import make_folder
+from tokenmix.files import make_folder, write_json
 from tokenmix.inspect.pictures import draw_matrices
 from tokenmix.tasks.text.task import TextTask, read_sentences
 
@@ -67,7 +66,7 @@ def inspect_text(task: TextTask, title: str, given: str | None, out: Path) -> Pa
     if given is not None:
         _draw_attention(task, model, given, title, out)
     told = {"target": title, "text": given, "blocks": numbers}
-    (out / "numbers.json").write_text(json.dumps(told, indent=1) + "\n")
+    write_json(out / "numbers.json", told)
     return out
 
 

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from tokenmix.files import replacing
 from tokenmix.inspect.numbers import MapNumbers
 from tokenmix.inspect.tiles import SIGNED, Tile
 
@@ -31,7 +32,8 @@ def draw_tiles(image: Tensor, tiles: Sequence[Tile], title: str, file: Path) -> 
     axes[0].set_title("image", fontsize=8)
     for axis, tile in zip(axes[1:], tiles):
         _draw_tile(axis, shown, tile)
-    figure.savefig(file, dpi=120)
+    with replacing(file) as partial:
+        figure.savefig(partial, dpi=120)
 
 
 def _panel(count: int, title: str) -> tuple[Figure, list[Axes]]:
@@ -75,7 +77,8 @@ def draw_matrices(matrices: Sequence[Tensor], titles: Sequence[str], title: str,
         axis.imshow(values, cmap=SIGNED if signed else "magma", vmin=-high if signed else 0, vmax=high)
         axis.set_title(label, fontsize=8)
         axis.set_xlabel(f"{'±' if signed else '0 to '}{high:.2g}", fontsize=7)
-    figure.savefig(file, dpi=120)
+    with replacing(file) as partial:
+        figure.savefig(partial, dpi=120)
 
 
 def draw_depth(numbers: Sequence[MapNumbers], title: str, file: Path) -> None:
@@ -90,4 +93,5 @@ def draw_depth(numbers: Sequence[MapNumbers], title: str, file: Path) -> None:
     axis.set(xlabel="block", xticks=list(depth), ylim=(-0.03, 1.03), title=title)
     axis.grid(alpha=0.3)
     axis.legend(frameon=False, fontsize=8)
-    figure.savefig(file, dpi=120)
+    with replacing(file) as partial:
+        figure.savefig(partial, dpi=120)

@@ -1,6 +1,5 @@
 """`tokenmix inspect`: the maps of a run or a model on one image, as figures and numbers in a folder."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from tokenmix.errors import UserError
-from tokenmix.files import make_folder
+from tokenmix.files import make_folder, write_json
 from tokenmix.inspect.maps import attention_maps
 from tokenmix.inspect.numbers import map_numbers
 from tokenmix.inspect.pictures import draw_depth, draw_tiles
@@ -65,7 +64,7 @@ def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
         "answer": kind.name_prediction(model, images, description),
         "blocks": [block.to_json() for block in numbers],
     }
-    (out / "numbers.json").write_text(json.dumps(told, indent=1) + "\n")
+    write_json(out / "numbers.json", told)
     return out
 
 

@@ -1,6 +1,5 @@
 """The outcome of the properties on one layer, for people and for programs."""
 
-import json
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -8,6 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from tokenmix.errors import one_line, unknown_name
+from tokenmix.files import to_json
 from tokenmix.testing.harness import Build, NotApplicable, PropertyFailure
 from tokenmix.testing.properties import PROPERTIES
 
@@ -66,7 +66,7 @@ class Report:
 
     def to_json(self) -> str:
         """The report for programs."""
-        return json.dumps(asdict(self) | {"failed": self.failed}, indent=2)
+        return to_json(asdict(self) | {"failed": self.failed})
 
     def print(self) -> None:
         """The report for people: a table on stdout."""

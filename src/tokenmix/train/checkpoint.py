@@ -1,37 +1,40 @@
 """Checkpoints: a folder with model.safetensors, state.pt and meta.json. Nothing is ever unpickled.
 
 state.pt is a torch.save of tensors and plain containers, and is read with `weights_only=True`. A byte that changed on
-the disk is found: weights carry a SHA-256 of their tensors in the file's own metadata, meta.json that of state.pt and
-of itself.
+the disk is found, and a file of another checkpoint or run: weights carry a SHA-256 in the file's own metadata, and
+meta.json has that of weights, of state.pt and of itself.
 """
 
 import hashlib
 import io
 import json
 import os
-import shutil
-import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from tokenmix.data.fetch import log
+from tokenmix.data.tensor_files import read_sealed, sealed
 from tokenmix.errors import UserError
 from tokenmix.files import (
     latest_complete_checkpoint,
+    make_folder,
+    new_folder,
+    open_regular,
+    read_bytes,
     read_json,
     replace_file,
-    replace_folder,
+    to_json,
     write_bytes,
     write_json,
 )
 from tokenmix.train.distributed import distributed_info, raise_on_all_ranks
+from tokenmix.train.identity import check_identity, sha256_of
 from tokenmix.train.plan import Progress
 
 WEIGHTS, STATE, META = "model.safetensors", "state.pt", "meta.json"
@@ -41,71 +44,56 @@ PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint folder holds."""
+    """What a checkpoint folder holds. `run` is what `identity_of` says of the run folder."""
 
     weights: dict[str, Tensor]
     state: dict[str, Any]
     meta: dict[str, Any]
+    run: dict[str, str] = field(default_factory=dict)
 
 
-def save_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write one safetensors file, atomically."""
-    replace_file(path, _serialized(weights))
+def save_weights(path: Path, weights: Mapping[str, Tensor], run: Mapping[str, str] | None = None) -> None:
+    """Write one safetensors file, atomically; `run` as in `Checkpoint`."""
+    replace_file(path, _serialized(weights, run)[0])
 
 
-def _serialized(weights: Mapping[str, Tensor]) -> bytes:
+def _serialized(weights: Mapping[str, Tensor], run: Mapping[str, str] | None) -> tuple[bytes, str]:
+    """A safetensors file, and its SHA-256 of values."""
     # safetensors refuses tensors that share memory; each is written as if it stood alone.
     tensors = {k: v.detach().cpu().clone().contiguous() for k, v in weights.items()}
-    return safetensors.torch.save(tensors, {"format": "pt", "sha256": _digest(tensors)})
-
-
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of names, types, shapes and values."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        value = tensors[name]
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    notes = sealed(tensors, run)
+    return safetensors.torch.save(tensors, notes), notes["sha256"]
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint into another folder, then put it in place of the one before."""
     state = io.BytesIO()
     torch.save(checkpoint.state, state)
-    with _beside(folder) as beside:
-        write_bytes(beside / WEIGHTS, _serialized(checkpoint.weights))
-        write_bytes(beside / STATE, state.getvalue())
-        meta = {**checkpoint.meta, "state_sha256": hashlib.sha256(state.getbuffer()).hexdigest()}
-        write_json(beside / META, {**meta, "sha256": _digest_of_meta(meta)})
-
-
-def _digest_of_meta(meta: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(meta, sort_keys=True, default=str).encode()).hexdigest()
+    weights, weights_sha256 = _serialized(checkpoint.weights, checkpoint.run)
+    make_folder(folder.parent)
+    with new_folder(folder) as partial:
+        write_bytes(partial / WEIGHTS, weights)
+        write_bytes(partial / STATE, state.getvalue())
+        meta = {
+            **checkpoint.meta,
+            "run": checkpoint.run,
+            "weights_sha256": weights_sha256,
+            "state_sha256": hashlib.sha256(state.getbuffer()).hexdigest(),
+        }
+        meta = json.loads(to_json(meta))
+        write_json(partial / META, {**meta, "sha256": sha256_of(meta)})
 
 
 def copy_checkpoint(source: Path, folder: Path) -> None:
     """Give a checkpoint a second name, without a second copy on the disk where the file system can do that."""
-    with _beside(folder) as beside:
+    make_folder(folder.parent)
+    with new_folder(folder) as partial:
         for file in sorted(source.iterdir()):
             # No file of a checkpoint is ever changed in place, so two folders may share one.
             try:
-                os.link(file, beside / file.name)
+                os.link(file, partial / file.name)
             except OSError:
-                write_bytes(beside / file.name, file.read_bytes())
-
-
-@contextmanager
-def _beside(folder: Path) -> Iterator[Path]:
-    """An empty folder that takes this one's place once the block has filled it."""
-    beside = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
-    try:
-        yield beside
-        replace_folder(beside, folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+                write_bytes(partial / file.name, read_bytes(file))
 
 
 def save_run(run: Path, checkpoint: Checkpoint, weights: Mapping[str, Tensor] | None = None) -> None:
@@ -121,7 +109,7 @@ def save_run(run: Path, checkpoint: Checkpoint, weights: Mapping[str, Tensor] | 
         if weights is None:
             save_checkpoint(last, checkpoint)
             return
-        save_weights(run / WEIGHTS, weights)
+        save_weights(run / WEIGHTS, weights, checkpoint.run)
         save_checkpoint(best, checkpoint)
         copy_checkpoint(best, last)
 
@@ -133,13 +121,16 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         raise UserError(f"{folder} holds no checkpoint; start a new run")
     try:
         meta = read_json(folder / META)
-        if meta.pop("sha256", None) not in (None, _digest_of_meta(meta)):
+        if meta.pop("sha256", None) not in (None, sha256_of(meta)):
             raise UserError(f"{folder / META} is damaged: its values are not those that were written")
-        data = (folder / STATE).read_bytes()
+        data = read_bytes(folder / STATE)
         if meta.pop("state_sha256", None) not in (None, hashlib.sha256(data).hexdigest()):
             raise UserError(f"{folder / STATE} is damaged: its bytes are not those that were written")
         state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-        return Checkpoint(read_weights(folder / WEIGHTS), state, meta)
+        weights, _, sha256 = read_sealed(folder / WEIGHTS)
+        if meta.pop("weights_sha256", sha256) != sha256:
+            raise UserError(f"{folder / WEIGHTS} is damaged: its values are not those of this checkpoint")
+        return Checkpoint(weights, state, meta, meta.pop("run", {}))
     except UserError:
         raise
     except Exception as error:  # torch and json raise many types for a damaged file
@@ -163,7 +154,7 @@ def read_latest_checkpoint(run: Path) -> Checkpoint:
     except UserError:
         raise UserError(f"{damage}, and there is no other; start a new run") from None
     step = checkpoint.meta["progress"]["step"]
-    print(f"tokenmix: {damage}; continuing from the best checkpoint, of step {step}", file=sys.stderr)
+    log(f"{damage}; continuing from the best checkpoint, of step {step}")
     return checkpoint
 
 
@@ -178,38 +169,59 @@ def _of_run(folder: Path) -> Checkpoint:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Tensors of a safetensors file, or of a folder that holds `model.safetensors`; a pickle is refused unread."""
+    """Tensors of a safetensors file, or of a folder that holds `model.safetensors`; a pickle is refused unread.
+
+    Raises:
+        UserError: no such file, a damaged one, or in a run folder one that was written for another run.
+    """
+    folder = path if path.is_dir() else None
     path = path / WEIGHTS if path.is_dir() else path
-    if not path.is_file():
+    if not path.exists():
         raise UserError(f"no weights at {path}; give a .safetensors file or a run folder with {WEIGHTS}")
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         start = file.read(4)
     if start.startswith(PICKLED):
         raise UserError(
             f"{path} is a pickle (torch.save), which can run code when read; "
             "convert it where you trust it: safetensors.torch.save_file(state_dict, 'model.safetensors')"
         )
-    try:
-        with safe_open(path, "pt") as opened:
-            written = (opened.metadata() or {}).get("sha256")
-        weights = safetensors.torch.load_file(path)
-    except SafetensorError as error:
-        raise UserError(f"{path} is not a whole safetensors file ({error}); give another") from None
-    if written is not None and written != _digest(weights):
-        raise UserError(f"{path} is damaged: its values are not those that were written; give another")
+    weights, notes, _ = read_sealed(path)
+    broken = next((name for name, value in weights.items() if not value.isfinite().all()), None)
+    if broken is not None:
+        raise UserError(f"{path} has values in {broken} that are NaN or infinite; give other weights")
+    if folder is not None:
+        check_identity(notes, folder, path)
     return weights
 
 
-def put_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Path) -> None:
-    """Load weights into a model; `UserError` naming up to three keys if they are those of another model."""
+def put_weights(
+    model: nn.Module, weights: Mapping[str, Tensor], source: Path, types: Collection[torch.dtype] = ()
+) -> None:
+    """Load weights into a model.
+
+    Args:
+        model: takes the weights.
+        weights: of the same names, shapes and types.
+        source: for the message.
+        types: further types that a floating-point weight may have; it is converted.
+
+    Raises:
+        UserError: the weights are those of another model; up to three keys are named.
+    """
     own = model.state_dict()
+    shared = {k: (weights[k], v) for k, v in own.items() if k in weights}
     problems = {
         "missing": [k for k in own if k not in weights],
         "unexpected": [k for k in weights if k not in own],
         "other shape": [
-            f"{k} {tuple(weights[k].shape)} for {tuple(v.shape)}"
-            for k, v in own.items()
-            if k in weights and weights[k].shape != v.shape
+            f"{k} {tuple(value.shape)} for {tuple(v.shape)}"
+            for k, (value, v) in shared.items()
+            if value.shape != v.shape
+        ],
+        "other type": [
+            f"{k} {value.dtype} for {v.dtype}"
+            for k, (value, v) in shared.items()
+            if value.dtype != v.dtype and not (v.is_floating_point() and value.dtype in types)
         ],
     }
     found = [f"{kind}: {_three(keys)}" for kind, keys in problems.items() if keys]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from tokenmix.errors import UserError
+from tokenmix.errors import UserError, one_line
 from tokenmix.train.config import TrainConfig
 
 
@@ -50,15 +50,36 @@ class DistributedInfo:
 
 
 def distributed_info() -> DistributedInfo:
-    """Rank of this process, from torchrun's variables; rank 0 of 1 without them."""
+    """Rank of this process, from torchrun's variables; rank 0 of 1 without them.
+
+    Raises:
+        UserError: a variable is not a number, or they contradict each other.
+    """
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-    values = [os.environ.get(name) for name in names]
-    return DistributedInfo(*map(int, values)) if all(values) else DistributedInfo()  # type: ignore[arg-type]
+    if not all(os.environ.get(name) for name in names):
+        return DistributedInfo()
+    here = DistributedInfo(*map(_number_in, names))
+    if not (0 <= here.rank < here.world_size and 0 <= here.local_rank < here.local_world_size <= here.world_size):
+        given = ", ".join(f"{name}={os.environ[name]}" for name in names)
+        raise UserError(f"{given} contradict each other: a rank counts from 0 and is below the size; {START}")
+    return here
+
+
+START = "let torchrun or --devices set the variables, or unset RANK and WORLD_SIZE for one process"
+
+
+def _number_in(variable: str) -> int:
+    """The whole number in an environment variable, 0 if it is not set."""
+    text = os.environ.get(variable, "0")
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"{variable}={text!r} is not a whole number; {START}") from None
 
 
 def restarts_allowed() -> bool:
     """Whether torchrun starts the processes again when one of them is lost (--max-restarts above 0)."""
-    return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
+    return _number_in("TORCHELASTIC_MAX_RESTARTS") > 0
 
 
 def fit_to_ranks(config: TrainConfig) -> TrainConfig:
@@ -128,7 +149,14 @@ def process_group(device: str) -> Iterator[None]:
     if cuda:
         _check_devices(here)
         torch.cuda.set_device(here.local_rank)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+    try:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+    except (OSError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        address = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        raise UserError(
+            f"process {here.rank} of {here.world_size} cannot join the others at {address!r}, which MASTER_ADDR and "
+            f"MASTER_PORT give ({one_line(error)}); {START}"
+        ) from None
     try:
         yield
     except RuntimeError as error:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError, needs
-from tokenmix.files import make_folder, write_bytes
+from tokenmix.files import make_folder, open_regular, replacing, write_bytes
 from tokenmix.train.load import load_task
 
 TOLERANCE = 1e-4
@@ -29,10 +29,9 @@ def export(run: Path, file_format: Literal["onnx", "torch-export"], out: Path | 
     if out.is_dir():
         raise UserError(f"{out} is a folder; give a file to write by --out, for example {out / 'model.onnx'}")
     make_folder(out.parent)
-    beside = out.with_name(f".{out.name}.partial")
     write = _write_onnx if file_format == "onnx" else _write_torch
-    try:
-        answer = write(model, example, beside)
+    with replacing(out) as partial:
+        answer = write(model, example, partial)
         with torch.no_grad():
             expected = model(*_three(example).values())
         error = (answer - expected).abs().max().item()
@@ -40,9 +39,6 @@ def export(run: Path, file_format: Literal["onnx", "torch-export"], out: Path | 
             raise UserError(
                 f"the exported model differs from PyTorch's by {error:.1e} (at most {TOLERANCE:.0e} is allowed)"
             )
-        beside.replace(out)
-    finally:
-        beside.unlink(missing_ok=True)
     return out
 
 
@@ -55,7 +51,7 @@ def _three(example: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: torch.cat([value, value[:1]]) for name, value in example.items()}
 
 
-def _write_torch(model: nn.Module, example: Mapping[str, Tensor], path: Path) -> Tensor:
+def _write_torch(model: nn.Module, example: Mapping[str, Tensor], partial: Path) -> Tensor:
     program = torch.export.export(model, tuple(example.values()), dynamic_shapes=_dynamic(example))
     # Written by torch itself, a full disk would end the process.
     whole = io.BytesIO()
@@ -63,12 +59,12 @@ def _write_torch(model: nn.Module, example: Mapping[str, Tensor], path: Path) ->
         # Of weights whose channels lie last, which are written whole.
         warnings.filterwarnings("ignore", message="No complete tensor found")
         torch.export.save(program, whole)
-    write_bytes(path, whole.getvalue())
-    with path.open("rb") as file, torch.no_grad():
+    write_bytes(partial, whole.getvalue())
+    with open_regular(partial) as file, torch.no_grad():
         return torch.export.load(file).module()(*_three(example).values())
 
 
-def _write_onnx(model: nn.Module, example: Mapping[str, Tensor], path: Path) -> Tensor:
+def _write_onnx(model: nn.Module, example: Mapping[str, Tensor], partial: Path) -> Tensor:
     with needs("ONNX export"):
         import onnxruntime
         import onnxscript  # noqa: F401  (torch's exporter needs it)
@@ -80,7 +76,7 @@ def _write_onnx(model: nn.Module, example: Mapping[str, Tensor], path: Path) -> 
             output_names=["logits"], dynamic_shapes=_dynamic(example),
         )  # fmt: skip
     assert program is not None
-    program.save(str(path), external_data=False)
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    program.save(str(partial), external_data=False)
+    session = onnxruntime.InferenceSession(str(partial), providers=["CPUExecutionProvider"])
     (logits,) = session.run(None, {name: value.numpy() for name, value in _three(example).items()})
     return torch.from_numpy(logits)

@@ -16,15 +16,10 @@ from tokenmix.train.distributed import (
     process_group,
     raise_on_all_ranks,
 )
+from tokenmix.train.identity import FREE
 from tokenmix.train.run import train
 from tokenmix.train.sources import read_config, saved_config
 from tokenmix.trust import from_caller
-
-# Where, how fast and how often, not what: these may differ when a run is taken up again.
-FREE = (
-    "out", "resume", "device", "devices", "num_nodes", "workers", "threads", "grad_checkpointing", "log_every",
-    "checkpoint_every", "logger",
-)  # fmt: skip
 
 
 @from_caller

@@ -2,17 +2,20 @@
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import EvalResult, HfApi, ModelCardData
+from safetensors import SafetensorError
 
 from tokenmix.errors import UserError, one_line
-from tokenmix.files import make_folder, new_folder, read_json
+from tokenmix.files import DiskError, make_folder, new_folder, replace_file
+from tokenmix.train.identity import read_result
 from tokenmix.train.load import load_task
 from tokenmix.train.programs import HubForm
+from tokenmix.train.sources import read_part
 from tokenmix.train.task import TaskModule
 
 # In the card of a folder whose repository is not known yet.
@@ -53,10 +56,14 @@ def export_to_hub(run: Path, out: Path | None = None, push: str | None = None) -
     out = out or run / "hub"
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists and is not empty; remove it, or give another folder with --out")
+    card = _card(task, form, run, push)
     make_folder(out.parent)
-    with new_folder(out) as partial:
-        _check(task, task.save_for_hub(partial))
-        (partial / "README.md").write_text(_card(task, form, run, push))
+    try:
+        with new_folder(out) as partial:
+            _check(task, task.save_for_hub(partial))
+            replace_file(partial / "README.md", card.encode())
+    except SafetensorError as error:  # What the disk refuses has no class of its own there.
+        raise DiskError(f"cannot write {out} ({error}); free space, or give another folder with --out") from None
     return str(out) if push is None else _upload(out, push)
 
 
@@ -72,12 +79,25 @@ def _check(task: TaskModule, loaded: torch.nn.Module) -> None:
 
 
 def _card(task: TaskModule, form: HubForm, run: Path, repo: str | None) -> str:
-    result = read_json(run / "result.json")
-    program, *words = read_json(run / "config.json")["command"]
+    result, setup = read_result(run), read_part(run, "config.json")
+    try:
+        return _filled_card(task, form, result, setup["command"], repo)
+    except (AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
+        raise UserError(
+            f"result.json or config.json in {run} lacks what a model card needs ({one_line(error)}); restore them from "
+            "a copy"
+        ) from None
+
+
+def _filled_card(
+    task: TaskModule, form: HubForm, result: Mapping[str, Any], command: Sequence[str], repo: str | None
+) -> str:
+    program, *words = command
     data, name, measured = task.data, result["data"], result["environment"]
     unit = next(key.removesuffix("_per_second") for key in result if key.endswith("_per_second"))
     numbers = {key: result["metrics"][key] for key in task.numbers()}
-    rows = "".join(f"| {key} | {value:.4g} |\n" for key, value in numbers.items())
+    cells = {key: "not defined" if value is None else f"{value:.4g}" for key, value in numbers.items()}
+    rows = "".join(f"| {key} | {cell} |\n" for key, cell in cells.items())
     held = data.get("validation", 0)
     chosen = f"the best by {task.headline} on {held:,} {unit} held out of training" if held else "the last"
     about = (
@@ -116,7 +136,7 @@ in {result["seconds"]:,.0f} s of training on {", ".join(measured["gpus"]) or mea
 """
 
 
-def _header(form: HubForm, result: Mapping[str, Any], numbers: Mapping[str, float], repo: str | None) -> str:
+def _header(form: HubForm, result: Mapping[str, Any], numbers: Mapping[str, float | None], repo: str | None) -> str:
     """The card's metadata: the hub reads library, task and results from it."""
     results = [
         EvalResult(
@@ -124,7 +144,7 @@ def _header(form: HubForm, result: Mapping[str, Any], numbers: Mapping[str, floa
             metric_type=key, metric_value=value,
         )
         for key, value in numbers.items()
-        if math.isfinite(value)
+        if value is not None and math.isfinite(value)
     ]  # fmt: skip
     card = ModelCardData(
         library_name=form.library, pipeline_tag=form.pipeline, tags=["tokenmix", form.library],

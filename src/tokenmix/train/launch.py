@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from tokenmix.data.fetch import log
 from tokenmix.errors import UserError
 from tokenmix.train.config import TrainConfig
 
@@ -75,7 +76,7 @@ def _wait(running: Sequence[subprocess.Popen[bytes]], told: list[int]) -> int:
             if failed < 0:
                 how = signal.Signals(-failed).name + " (too little memory, perhaps)" * (-failed == signal.SIGKILL)
                 place = f"process {rank} of {len(running)}"
-                print(f"tokenmix: {place} was ended by {how}; the others stop", file=sys.stderr)
+                log(f"{place} was ended by {how}; the others stop")
         elif time.monotonic() - since > PATIENCE:
             return failed if failed > 0 else 128 - failed
         time.sleep(0.05)

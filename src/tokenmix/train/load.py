@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from tokenmix.errors import UserError, unknown_name
@@ -32,14 +33,15 @@ def load_task(run: Path, options: Mapping[str, Any] | None = None) -> tuple[Task
             raise unknown_name(f"option of evaluating a run of {config.task}", name, known)
     config = config.replace(**(options or {}))
     weights = run / "model.safetensors"
-    if not weights.is_file():
+    if not weights.exists():
         raise UserError(f"{run} has not finished its first epoch; continue with: tokenmix train --resume {run}")
     kind = get_task(config.task)
     task = kind(kind.model_from_config(config, description), config, description)
     swap_mixers(task)
-    found = read_weights(weights)
-    broken = next((name for name, value in found.items() if not value.isfinite().all()), None)
-    if broken is not None:
-        raise UserError(f"{weights} has values in {broken} that are NaN or infinite; give other weights")
-    put_weights(task.model, found, weights)
+    put_weights(task.model, read_weights(run), weights, stored_types(config))
     return task.eval(), config, description
+
+
+def stored_types(config: TrainConfig) -> tuple[torch.dtype, ...]:
+    """Types other than the model's own that the weights in a run folder have."""
+    return (torch.bfloat16,) if config.loop.precision == "bf16" else ()

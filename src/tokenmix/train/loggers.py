@@ -43,7 +43,10 @@ class RunLogger:
 
     def __init__(self, config: TrainConfig, run: Path, *, quiet: bool) -> None:
         kind, file = str(config.loop.logger), run / ID
-        known = read_json(file)["id"] if file.is_file() else None
+        try:
+            known = read_json(file)["id"] if file.exists() else None
+        except (LookupError, TypeError, ValueError, RecursionError):
+            raise UserError(f"{file} is damaged; remove it, then the tracker gets a new run") from None
         try:
             self.logger = {"wandb": _wandb, "mlflow": _mlflow}[kind](run, known, quiet)
             if known is None:

@@ -107,16 +107,19 @@ class WeightEMA:
             )
         self.model = model
         # With warm-up the first averages are short: else a run of a few hundred steps would keep its first weights.
-        self.average = ModelEmaV3(model, decay=decay, use_warmup=True)
+        # timm rounds a bfloat16 average at random, by a generator that no checkpoint holds: float32 needs no rounding.
+        low = any(value.dtype in (torch.bfloat16, torch.float16) for value in model.state_dict().values())
+        self.average = ModelEmaV3(model, decay=decay, use_warmup=True, dtype=torch.float32 if low else None)
         self.average.requires_grad_(False)
 
     def weights(self) -> dict[str, Tensor]:
-        """The averaged weights."""
-        return self.average.module.state_dict()
+        """The averaged weights, in the types of the model's."""
+        averaged = self.average.module.state_dict()
+        return {name: averaged[name].to(own.dtype) for name, own in self.model.state_dict().items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """The averaged weights, for the checkpoint."""
-        return {k: v.detach().cpu().clone() for k, v in self.weights().items()}
+        """The average in float32, for the checkpoint."""
+        return {k: v.detach().cpu().clone() for k, v in self.average.module.state_dict().items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the average of a checkpoint."""
@@ -129,13 +132,12 @@ class WeightEMA:
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
         """The model has the averaged weights within the block, and its own after it."""
-        self._swap()
+        own = {name: value.clone() for name, value in self.model.state_dict().items()}
+        self._fill_model(self.average.module.state_dict())
         yield
-        self._swap()
+        self._fill_model(own)
 
     @torch.no_grad()
-    def _swap(self) -> None:
-        for own, averaged in zip(self.model.state_dict().values(), self.weights().values()):
-            kept = own.clone()
-            own.copy_(averaged)
-            averaged.copy_(kept)
+    def _fill_model(self, weights: Mapping[str, Tensor]) -> None:
+        for name, value in self.model.state_dict().items():
+            value.copy_(weights[name])

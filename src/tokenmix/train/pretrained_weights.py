@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tokenmix import checkpoints
+from tokenmix.data.fetch import log
 from tokenmix.errors import UserError
 from tokenmix.train.checkpoint import read_weights
 from tokenmix.train.distributed import distributed_info
@@ -30,7 +31,7 @@ def initial_weights(source: Path, model: Any) -> dict[str, Tensor]:
             # By the model's own rule, as a detector's, which takes the weights of classifiers too.
             weights, line = model.starting_weights(weights, trained)
             if line is not None and distributed_info().first:
-                print(f"tokenmix: {source}: {line}", file=sys.stderr)
+                log(f"{source}: {line}")
             return weights
         if hasattr(model, "set_input_size") and not hasattr(model, "img_size"):
             weights = _resized_by_timm(weights, model)
@@ -74,5 +75,5 @@ def _with_fresh_head(weights: dict[str, Tensor], model: Any, source: Path) -> di
         return weights
     if distributed_info().first:
         theirs, ours = (next(iter(part.values())).shape[0] for part in (other, own))
-        print(f"tokenmix: the head starts fresh: {source} has {theirs} classes, this run {ours}", file=sys.stderr)
+        log(f"the head starts fresh: {source} has {theirs} classes, this run {ours}")
     return {**weights, **own}

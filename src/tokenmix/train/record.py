@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import os
 import sys
 import time
@@ -14,8 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 from torch import Tensor
 
-from tokenmix.errors import UserError
-from tokenmix.files import replace_file
+from tokenmix.data.fetch import log
+from tokenmix.errors import UserError, printable
+from tokenmix.files import open_to_append, read_bytes, replace_file
 from tokenmix.train.distributed import PeerFailure, all_reduce_mean, distributed_info
 from tokenmix.train.loggers import RunLogger
 from tokenmix.train.plan import Progress, TrainingPlan
@@ -47,10 +49,11 @@ class Recorder:
             self.logger = None if logger is None else RunLogger(task.config, run, quiet=quiet)
             # Points after the checkpoint, written before the kill, are hidden by purge_step.
             purged = progress.step + 1 if progress.step else None
-            self.board = SummaryWriter(str(run / "tensorboard"), purge_step=purged)
+            self.tensorboard = run / "tensorboard"
+            self.board = SummaryWriter(str(self.tensorboard), purge_step=purged)
             self.columns = _cut(self.path, progress.csv_bytes)
             progress.csv_bytes = self.path.stat().st_size
-            self.file = self.path.open("a", newline="")
+            self.file = open_to_append(self.path)
         self.latest: dict[str, float] = {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -93,7 +96,7 @@ class Recorder:
         if self.first:
             self.task.draw(self.path.parent / "samples", progress.step)
         if not self.quiet:
-            print(self._line(), file=sys.stderr, flush=True)
+            print(printable(self._line()), file=sys.stderr, flush=True)
         self.start_clock()
 
     def record_test(self) -> None:
@@ -110,17 +113,22 @@ class Recorder:
         """Close metrics.csv and the TensorBoard log."""
         if self.first:
             self.file.close()
-            if self.path.exists():  # Its thread cannot flush into a folder that was taken away.
+            if not self._removed():  # Its thread cannot flush into a folder that was taken away.
                 self.board.close()
             if self.logger is not None:
                 self.logger.close(finished=self.progress.epoch == self.plan.epochs)
 
     def _check_folder(self) -> None:
-        if not self.path.exists():
+        if removed := self._removed():
             raise UserError(
-                f"{self.path.parent} was removed or renamed during the run, so training stopped; "
+                f"{removed} was removed or renamed during the run, so training stopped; "
                 "continue a renamed folder with --resume FOLDER, or start again"
             )
+
+    def _removed(self) -> Path | None:
+        """What of the run folder is there no more."""
+        parts = {self.path.parent: self.path, self.tensorboard: self.tensorboard}
+        return next((shown for shown, part in parts.items() if not part.exists()), None)
 
     def settle(self) -> None:
         """Bring the clock up to date; `UserError` if a loss since the last row is not finite."""
@@ -234,9 +242,9 @@ class ProgressBar:
 
 
 def _as_good(task: TaskModule, results: dict[str, Any], best: dict[str, Any]) -> bool:
-    """Of equal epochs the later one counts, which few validation samples often have."""
-    now, before = results[task.headline], best[task.headline]
-    return now >= before if task.direction == "max" else now <= before
+    """Of equal epochs the later one counts, which few validation samples often have; one without a score never wins."""
+    now, before = (math.nan if value is None else value for value in (results[task.headline], best[task.headline]))
+    return math.isnan(before) or (now >= before if task.direction == "max" else now <= before)
 
 
 def _cut(path: Path, size: int) -> list[str]:
@@ -244,12 +252,12 @@ def _cut(path: Path, size: int) -> list[str]:
 
     Rows that are gone or damaged, as after a power cut, are left out, and a line on standard error says so.
     """
-    held = path.read_bytes()[:size] if path.exists() else b""
+    held = read_bytes(path)[:size] if path.exists() else b""
     lines = held.split(b"\n")[:-1]
     columns = lines[0].split(b",") if lines else []
     whole = [line for line in lines if line.count(b",") == len(columns) - 1 and line.replace(b"\0", b"") == line]
     kept = b"".join(line + b"\n" for line in whole) if whole[:1] == lines[:1] else b""
     if len(kept) < size:
-        print(f"tokenmix: {path} has lost rows from before the checkpoint; continuing without them", file=sys.stderr)
+        log(f"{path} has lost rows from before the checkpoint; continuing without them")
     replace_file(path, kept)
     return [column.decode() for column in columns] if kept else []

@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import json
 import resource
+import secrets
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,17 +29,22 @@ from typing import Any
 import torch
 from torch import nn
 
+from tokenmix.data.fetch import log
+from tokenmix.data.loader import worker_errors
 from tokenmix.data.lookup import short_name, with_absolute_paths
 from tokenmix.environment import environment, keep_freed_memory
-from tokenmix.errors import UserError
+from tokenmix.errors import UserError, printable
 from tokenmix.files import (
     DISK_ERRORS,
-    LOCKS,
     DiskError,
+    check_no_writer,
+    is_unused,
     latest_complete_checkpoint,
     make_folder,
     one_writer,
     read_json,
+    remove_partial,
+    to_json,
     write_json,
 )
 from tokenmix.layers.base import count_parameters
@@ -59,8 +65,9 @@ from tokenmix.train.distributed import (
     raise_on_all_ranks,
 )
 from tokenmix.train.engine import check_device, device_type
+from tokenmix.train.identity import ID, edited_files, identity_of
 from tokenmix.train.interrupt import Interrupted
-from tokenmix.train.load import load_task
+from tokenmix.train.load import load_task, stored_types
 from tokenmix.train.loggers import check_logger
 from tokenmix.train.optimizer import check_optimizer
 from tokenmix.train.plan import (
@@ -74,7 +81,7 @@ from tokenmix.train.plan import (
 from tokenmix.train.sources import read_config, read_description
 from tokenmix.train.swapping import check_own_mixers, freeze_all_but, start_and_swap, swap_notes
 from tokenmix.train.task import TaskData, TaskModule, input_sizes, size_note
-from tokenmix.train.trainer import Session, fit, validate
+from tokenmix.train.trainer import Session, finite_outputs, fit, validate
 from tokenmix.trust import from_caller
 
 # What may differ when a run is resumed: where and how fast it is computed, not what.
@@ -157,8 +164,11 @@ def predict(
     if not inputs:
         raise UserError("no files to predict; name at least one")
     task, _, _ = load_task(run, options)
-    if out is None:
-        return task.predict(inputs)
+    with finite_outputs(task):
+        return task.predict(inputs) if out is None else _predict_into(task, inputs, out)
+
+
+def _predict_into(task: TaskModule, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
     if not task.writes:
         return task.predict_into(inputs, out)
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
@@ -185,6 +195,8 @@ def _held(run: Path) -> Iterator[None]:
         with raise_on_all_ranks():
             if distributed_info().first and run.is_dir():
                 stack.enter_context(one_writer(run))
+                for folder in (run, run / "checkpoints"):
+                    remove_partial(folder)
         yield
 
 
@@ -206,7 +218,7 @@ def _start(config: TrainConfig, quiet: bool) -> Path:
                 if distributed_info().first:
                     _write_setup(run, config, session)
             for note in () if quiet else session.notes:
-                print(f"tokenmix: {note}", file=sys.stderr)
+                log(note)
             return _work(run, session, Progress(), None, quiet)
         except BaseException:
             if distributed_info().first and not _has_begun(run):
@@ -215,7 +227,8 @@ def _start(config: TrainConfig, quiet: bool) -> Path:
 
 
 def _check_empty(run: Path) -> None:
-    if run.exists() and (not run.is_dir() or any(entry.name not in LOCKS for entry in run.iterdir())):
+    if run.exists() and not (run.is_dir() and is_unused(run)):
+        check_no_writer(run)
         raise UserError(
             f"{run} exists already; continue it with --resume {run}, remove it, or give another folder with --out"
         )
@@ -223,7 +236,12 @@ def _check_empty(run: Path) -> None:
 
 def _write_setup(run: Path, config: TrainConfig, session: Session) -> None:
     with _one_line_errors(run):
-        setup = {"config": dataclasses.asdict(config), "command": sys.argv, "environment": environment()}
+        setup = {
+            ID: secrets.token_hex(16),
+            "config": dataclasses.asdict(config),
+            "command": sys.argv,
+            "environment": environment(),
+        }
         write_json(run / "config.json", setup)
         write_json(run / "data.json", session.task.data)
         session.data.save(run)
@@ -237,10 +255,7 @@ def _resume(run: Path, given: TrainConfig, quiet: bool) -> Path:
         raise UserError(f"{run} stopped at a step beyond its config; restore config.json and meta.json from a copy")
     if not quiet:
         batch = f"{plan.processes} x {session.task.config.loop.batch_size} {session.data.unit}"
-        print(
-            f"tokenmix: {run} continues from step {progress.step} of {plan.total_steps}, {batch} a step",
-            file=sys.stderr,
-        )
+        log(f"{run} continues from step {progress.step} of {plan.total_steps}, {batch} a step")
     return _work(run, session, progress, checkpoint.state, quiet)
 
 
@@ -253,11 +268,18 @@ def _restored(run: Path, given: TrainConfig) -> tuple[Session, Checkpoint]:
     last = run / "checkpoints" / "last"
     if not any(latest_complete_checkpoint(last.with_name(name)).exists() for name in ("last", "best")):
         raise UserError(f"{run} was stopped before its first checkpoint; remove the folder and start again")
-    checkpoint = read_latest_checkpoint(run)
+    checkpoint, own = read_latest_checkpoint(run), identity_of(run)
+    if own and checkpoint.run.get(ID) != own[ID]:
+        raise UserError(f"the checkpoint in {run} is of another run; put the run's own back, or start a new run")
+    for edited in edited_files(checkpoint.run, own):
+        raise UserError(
+            f"{run / edited} is not as it was when the run was started; put it back, or start a new run with "
+            f"--init-from {run}"
+        )
     session = _prepare(_check_settings(config))
     if session.task.data != read_description(run):
         raise UserError(f"the data {config.data.data!r} is not what {run} was started with; see its data.json")
-    put_weights(session.task.model, checkpoint.weights, last)
+    put_weights(session.task.model, checkpoint.weights, last, stored_types(config))
     return session, checkpoint
 
 
@@ -289,7 +311,7 @@ def _prepare(config: TrainConfig, start: Path | None = None) -> Session:
     rank, parts = data_parallel_rank(config)
     plan = make_plan(config, data.num_train, parts, data.unit)
     # As JSON would give it back, so that a run that continues sees what its first start saw.
-    description = json.loads(json.dumps(data.describe()))
+    description = json.loads(to_json(data.describe()))
     seed_everything(config.loop.seed, 0, 0)
     task = kind(kind.model_from_config(config, description), config, description)
     report = start_and_swap(task, start)
@@ -344,25 +366,29 @@ def _checkpoint_blocks(model: nn.Module) -> None:
 def _work(run: Path, session: Session, progress: Progress, state: dict[str, Any] | None, quiet: bool) -> Path:
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    with _one_line_errors(run):
+    with _one_line_errors(run), worker_errors():
         best, final = fit(session, run, progress, state, quiet=quiet)
-        result = _result(session, progress, best, final)
+        result = _result(session, progress, best, final, identity_of(run).get(ID))
         with raise_on_all_ranks():
             if distributed_info().first:
                 write_json(run / "result.json", result)
     if not quiet:
         headline, unit = session.task.headline, session.data.unit
-        print(
+        line = (
             f"test {headline} {result['metrics'][headline]:.4f} "
             f"(epoch {result['best_epoch']} of {session.plan.epochs}), {result['seconds']:.1f} s of training, "
             f"{result[f'{unit}_per_second']:,.0f} {unit}/s; run folder {run}"
         )
+        print(printable(line))
     return run
 
 
-def _result(session: Session, progress: Progress, best: dict[str, Any], final: dict[str, Any]) -> dict[str, Any]:
+def _result(
+    session: Session, progress: Progress, best: dict[str, Any], final: dict[str, Any], run_id: str | None
+) -> dict[str, Any]:
     config, unit = session.task.config, session.data.unit
     return {
+        ID: run_id,
         "task": config.task,
         "model": config.model.model,
         "data": config.data.data,

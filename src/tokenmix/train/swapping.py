@@ -13,6 +13,9 @@ from tokenmix.train.config import SwapConfig
 from tokenmix.train.sources import config_of_source
 from tokenmix.train.task import TaskModule
 
+# Weights to start from may be of any precision.
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 
 def start_and_swap(task: TaskModule, source: Path | None) -> SwapReport | None:
     """Put the weights of `source` into the task's new model, and swap as its config says.
@@ -27,7 +30,7 @@ def start_and_swap(task: TaskModule, source: Path | None) -> SwapReport | None:
         return swap_mixers(task)
     theirs = config_of_source(source)
     if theirs is None or theirs.swap.swap is None:
-        put_weights(task.model, task.initial_weights(source), source)
+        put_weights(task.model, task.initial_weights(source), source, FLOATS)
         return swap_mixers(task)
     ours = task.config.swap
     if dataclasses.replace(theirs.swap, train_only=ours.train_only) != ours:
@@ -35,7 +38,7 @@ def start_and_swap(task: TaskModule, source: Path | None) -> SwapReport | None:
             f"{source} was trained with {_words(theirs.swap)}; give the same, or start from a run without a swap"
         )
     report = swap_mixers(task)
-    put_weights(task.model, task.initial_weights(source), source)
+    put_weights(task.model, task.initial_weights(source), source, FLOATS)
     return report
 
 

@@ -5,7 +5,7 @@ decided here alone, since a run that continues in mid-epoch has to do so bit for
 import itertools
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,8 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.fabric import Fabric
-from torch import Tensor
+from torch import Tensor, nn
 
+from tokenmix.data.loader import worker_errors
+from tokenmix.errors import UserError, one_line
 from tokenmix.train.checkpoint import Checkpoint, read_weights, save_run
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.distillation import DistillingTask
@@ -29,6 +31,7 @@ from tokenmix.train.distributed import (
     sharded_state_dict,
 )
 from tokenmix.train.engine import make_fabric
+from tokenmix.train.identity import identity_of
 from tokenmix.train.interrupt import Interrupted, StopRequest, listen
 from tokenmix.train.optimizer import WeightEMA, optimizers_and_schedules
 from tokenmix.train.plan import Progress, TrainingPlan, seed_everything
@@ -79,7 +82,8 @@ def validate(task: TaskModule, data: TaskData, config: TrainConfig, batch_size: 
     with _expected_warnings_ignored():
         fabric = make_fabric(config, task, alone=True)
         fabric.setup_module(task)
-        _evaluate(fabric, task, ((batch, True) for batch in data.test_batches(batch_size=batch_size)))
+        with finite_outputs(task), worker_errors():
+            _evaluate(fabric, task, ((batch, True) for batch in data.test_batches(batch_size=batch_size)))
         task.cpu()
     return task.results
 
@@ -112,6 +116,7 @@ class TrainingLoop:
         self.optimizers, self.schedules = optimizers_and_schedules(task.configure_optimizers())
         task.prepared_optimizers = [self.fabric.setup_optimizers(optimizer) for optimizer in self.optimizers]
         self.ema = None if config.optim.ema is None else WeightEMA(task.model, config.optim.ema)
+        self.identity = identity_of(run) if recorder.first else {}
 
     def run(self, bar: ProgressBar) -> None:
         """Train to the end of the plan."""
@@ -252,18 +257,63 @@ class TrainingLoop:
             "recorder": self.recorder.state_dict(),
             "average": self.ema.state_dict() if self.ema else None,
         }
-        return Checkpoint(weights, state, {"format": 1, "progress": asdict(self.progress)})
+        return Checkpoint(weights, state, {"format": 1, "progress": asdict(self.progress)}, self.identity)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from the `state` of a checkpoint; the model has its weights already."""
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(sharded_state_dict(saved, optimizer))
-        for schedule, saved in zip(self.schedules, state["schedules"], strict=True):
-            schedule["scheduler"].load_state_dict(saved)
-        self.precision.load_state_dict(state["precision"])
-        self.recorder.load_state_dict(state["recorder"])
-        if self.ema is not None:
-            self.ema.load_state_dict(state["average"])
+        """Continue from the `state` of a checkpoint; the model has its weights already.
+
+        Raises:
+            UserError: the state is of a run with other options.
+        """
+        try:
+            for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+                # PyTorch would take the settings of any other optimiser as well.
+                if any(a.keys() != b.keys() for a, b in zip(optimizer.param_groups, saved["param_groups"])):
+                    raise ValueError("another optimiser")
+                optimizer.load_state_dict(sharded_state_dict(saved, optimizer))
+            for schedule, saved in zip(self.schedules, state["schedules"], strict=True):
+                schedule["scheduler"].load_state_dict(saved)
+            self.precision.load_state_dict(state["precision"])
+            self.recorder.load_state_dict(state["recorder"])
+            if (self.ema is None) != (state["average"] is None):
+                raise ValueError("an average on one side only")
+            if self.ema is not None:
+                self.ema.load_state_dict(state["average"])
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise UserError(
+                f"the checkpoint in {self.folder} is of a run with other options than config.json has "
+                f"({one_line(error)}); restore config.json from a copy, or start a new run with --init-from"
+            ) from None
+
+
+@contextmanager
+def finite_outputs(task: TaskModule) -> Iterator[None]:
+    """Raise `UserError` if the task's model gives an output that is NaN or infinite within the block."""
+
+    def check(module: nn.Module, inputs: Any, outputs: Any) -> None:
+        if not all(value.isfinite().all() for value in _floats(outputs)):
+            raise UserError(
+                f"{task.config.model.model} gives outputs that are NaN or infinite: its weights, or mean and std in "
+                "data.json, are too large or too small; restore the run folder from a copy"
+            )
+
+    handle = task.model.register_forward_hook(check)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _floats(outputs: Any) -> Iterator[Tensor]:
+    """The floating-point tensors in what a model returns."""
+    if isinstance(outputs, Tensor):
+        if outputs.is_floating_point():
+            yield outputs
+    elif isinstance(outputs, Mapping):
+        yield from _floats(list(outputs.values()))
+    elif isinstance(outputs, list | tuple):
+        for output in outputs:
+            yield from _floats(output)
 
 
 def _evaluate(fabric: Fabric, task: TaskModule, batches: Iterable[tuple[Any, bool]]) -> None:

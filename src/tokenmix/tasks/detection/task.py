@@ -1,7 +1,6 @@
 """What detection and instance segmentation share: their data, their detector, its losses, and its predictions."""
 
 import inspect
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -14,6 +13,7 @@ from torchvision.transforms.functional import to_pil_image
 from tokenmix.data.indexed import subset
 from tokenmix.data.scenes import ObjectAugment, ObjectSamples, SceneData, hold_out_scenes, load_scenes, repeated
 from tokenmix.errors import UserError
+from tokenmix.files import replacing, write_json
 from tokenmix.models.registry import create_model
 from tokenmix.registry import MODELS, load_object
 from tokenmix.tasks.detection.metrics import NUMBERS, AveragePrecision
@@ -155,8 +155,9 @@ class ObjectTask(ImageTask):
             rows += self._rows(file, found)
             results += coco_results(found, image_id=number, file=file.name, category_ids=ids)
             picture = draw_objects(image, self._shown(found), self.data["classes"])
-            to_pil_image(picture).save(out / f"{file.stem}-overlay.png")
-        (out / "results.json").write_text(json.dumps(results) + "\n")
+            with replacing(out / f"{file.stem}-overlay.png") as partial:
+                to_pil_image(picture).save(partial)
+        write_json(out / "results.json", results, indent=None)
         return rows
 
     def _found(self, inputs: Sequence[str | Path]) -> Iterator[tuple[Path, Tensor, Found]]:

@@ -1,6 +1,5 @@
 """Feature networks of the metrics: a classifier trained by tokenmix, or Inception if its weights can be fetched."""
 
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from torchmetrics import Metric
 
 from tokenmix.data.fetch import FetchError, check_digest, download, log
 from tokenmix.errors import UserError, needs, unknown_name
+from tokenmix.files import replacing
 from tokenmix.tasks.generation.metrics import ClassMatch, ClassScore, FeatureFrechet, FeatureKernel
 from tokenmix.train.load import load_run
 
@@ -158,10 +158,9 @@ def _inception_weights() -> Path:
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
         log(f"fetching {WEIGHTS} (95 MB)")
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            fetched = download(HOME, Path(folder) / WEIGHTS)
-            check_digest([fetched], CONTENT)
-            return fetched.replace(path)
+        with replacing(path) as partial:
+            check_digest([download(HOME, partial)], CONTENT)
+        return path
     except FetchError as reason:
         raise UserError(
             f"features=inception: no {path} ({reason}); put the file of {HOME} there, or give features=RUN, a run "

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torchvision.utils import make_grid
 
 from tokenmix.data.seeding import hash_indices
+from tokenmix.files import replacing
 
 
 def noise_of(places: Tensor, latent_dim: int, *, seed: int, group: int = 0) -> Tensor:
@@ -50,5 +51,6 @@ def save_grid(images: Tensor, columns: int, path: Path) -> Path:
 def save_image(image: Tensor, path: Path) -> Path:
     """Write one image (C, H, W) in -1 .. 1 as a PNG, grey if it has one channel."""
     levels = image.float().cpu().add(1).div(2).clamp(0, 1).mul(255).round().byte().permute(1, 2, 0).numpy()
-    Image.fromarray(levels[..., 0] if levels.shape[2] == 1 else levels).save(path)
+    with replacing(path) as partial:
+        Image.fromarray(levels[..., 0] if levels.shape[2] == 1 else levels).save(partial)
     return path

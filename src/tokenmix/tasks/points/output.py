@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from tokenmix.errors import UserError
+from tokenmix.files import replacing
 
 _DRAWN = 4000
 
@@ -42,7 +43,8 @@ def draw_cloud(path: Path, points: Tensor, parts: Tensor, names: Mapping[str, in
         figure.axes[0].plot([], [], "o", color=colors_of(torch.tensor([number]))[0].div(255).tolist(), label=name)
     figure.legend(loc="outside lower center", ncols=len(names), frameon=False)
     try:
-        figure.savefig(path, dpi=110)
+        with replacing(path) as partial:
+            figure.savefig(partial, dpi=110)
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror}); give a folder that exists and is writable") from None
     return path

@@ -1,6 +1,5 @@
 """What a segmenter's predictions look like as files: masks in colours, overlays, shares and masks as JSON."""
 
-import json
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +10,7 @@ from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
 from tokenmix.data.scenes.coco import encode_mask
+from tokenmix.files import replacing, write_json
 
 VEIL = 0.5
 
@@ -54,9 +54,10 @@ def write_answer(
     picture = Image.fromarray(classes.byte().numpy(), mode="P")
     picture.putpalette([level for colour in palette for level in colour])
     files = [stem.with_name(f"{stem.name}{end}") for end in ("-mask.png", "-overlay.png", ".json")]
-    picture.save(files[0])
-    Image.blend(to_pil_image(image), picture.convert("RGB"), VEIL).save(files[1])
+    for file, shown in zip(files, (picture, Image.blend(to_pil_image(image), picture.convert("RGB"), VEIL))):
+        with replacing(file) as partial:
+            shown.save(partial)
     colors = {names[label]: "#{:02x}{:02x}{:02x}".format(*palette[label]) for label in classes.unique().tolist()}
     told = {**answer, "colors": colors, "masks": run_lengths(classes, names)}
-    files[2].write_text(json.dumps(told, indent=1) + "\n")
+    write_json(files[2], told)
     return [str(file) for file in files]

@@ -1,12 +1,12 @@
 """Weights of another run, file or transformers folder as the start of a text model: the body, and a head that fits."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tokenmix.data.fetch import log
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.models.positions import extend_gate, resized_bias
 from tokenmix.train.checkpoint import read_weights
@@ -44,7 +44,7 @@ def initial_text_weights(source: Path, model: Any) -> dict[str, Tensor]:
     # A classifier's body has a pooler, that of a masked-language model has none.
     weights = {key: value for key, value in weights.items() if key in own or not key.startswith(f"{body}pooler.")}
     if fresh and distributed_info().first:
-        print(f"tokenmix: the body is that of {source}, the head starts fresh: {', '.join(fresh)}", file=sys.stderr)
+        log(f"the body is that of {source}, the head starts fresh: {', '.join(fresh)}")
     return weights
 
 

@@ -1,6 +1,5 @@
 """Tokenizers trained on the user's own text, in Hugging Face's form."""
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tokenmix.errors import UserError
-from tokenmix.files import new_folder, user_path
+from tokenmix.files import new_folder, user_path, write_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -83,7 +82,7 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> Path:
         tokenizer.save_pretrained(partial)
         # transformers 5 leaves it out; older versions and other libraries read it.
         names = {name: str(getattr(tokenizer, name)) for name in NAMES}
-        (partial / "special_tokens_map.json").write_text(json.dumps(names, indent=2) + "\n")
+        write_json(partial / "special_tokens_map.json", names)
     return folder
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from tokenmix.errors import UserError
+from tokenmix.files import replace_file
 
 _WORDS = {
     "i1": "char int8", "u1": "uchar uint8", "i2": "short int16", "u2": "ushort uint16", "i4": "int int32",
@@ -195,7 +196,7 @@ def write_ply(path: str | Path, points: Tensor, colors: Tensor | None = None) ->
         lines += [f"property uchar {tint}" for tint in _COLORS[0]]
     path = Path(path)
     try:
-        path.write_bytes("\n".join([*lines, "end_header", ""]).encode() + rows.tobytes())
+        replace_file(path, "\n".join([*lines, "end_header", ""]).encode() + rows.tobytes())
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror}); give a folder that exists and is writable") from None
     return path
