@@ -33,7 +33,6 @@ from tokenmix.tasks.images import ImageTask, image_data, image_view, with_size_o
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.distillation import DistillingTask
 from tokenmix.train.programs import HubForm, View
-from tokenmix.train.recipes import own_mixers
 from tokenmix.train.task import TaskData, input_sizes
 from tokenmix.train.task_data import IndexedData, check_names
 
@@ -295,7 +294,7 @@ def _check_image_size(task: type[ImageClassification], config: TrainConfig) -> N
     """Build the model with shapes only, before any image is read; `UserError` if the size does not fit its patches."""
     name = config.data.data.partition(":")[0]
     side = config.options.img_size or (DATA_SETS[name].img_size if name in DATA_SETS else None)
-    if side is None or own_mixers(config):
+    if side is None or ":" in str(config.model.model_kwargs.get("mixer", "")):
         return  # A mixer of the user's own may need more than shapes.
     description = {"classes": ["0", "1"], "channels": config.options.in_chans or 3, "img_size": [side, side]}
     if config.model.model in MODELS:
