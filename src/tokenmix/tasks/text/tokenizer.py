@@ -1,14 +1,18 @@
 """Tokenizers trained on the user's own text, in Hugging Face's form."""
 
+import base64
 import json
+import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from tokenmix.errors import UserError
-from tokenmix.files import new_folder, user_path
+from tokenmix.errors import UserError, one_line
+from tokenmix.files import new_folder, user_path, write_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -19,6 +23,10 @@ TokenizerKind = Literal["bpe", "wordpiece", "unigram"]
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """The first five ids, in this order."""
 MOST_CHARACTERS = 1000
+MOST_GROWTH = 64
+"""What a normalizer may make of a character, in bytes; SentencePiece's makes 33 of one."""
+MOST_SPECIAL = 64
+BLOCK = 1 << 21
 NAMES = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL}
 
 
@@ -61,8 +69,11 @@ def train_tokenizer(
         from tokenmix.tasks.text.data import load_text
 
         texts = load_text(texts).train
+    from tokenmix.tasks.text.data.corpus import Documents, pieces
+
     # Gone through more than once; a corpus is streamed anew each time.
-    documents = list(texts) if isinstance(texts, Iterator) else texts
+    whole = list(texts) if isinstance(texts, Iterator) else texts
+    documents = Documents(partial(pieces, whole))
     if not any(document.strip() for document in documents):
         raise UserError("there is no text to train a tokenizer on; give a file or corpus that holds some")
     make = {"bpe": _bpe, "wordpiece": _wordpiece, "unigram": _unigram}[kind]
@@ -83,7 +94,7 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> Path:
         tokenizer.save_pretrained(partial)
         # transformers 5 leaves it out; older versions and other libraries read it.
         names = {name: str(getattr(tokenizer, name)) for name in NAMES}
-        (partial / "special_tokens_map.json").write_text(json.dumps(names, indent=2) + "\n")
+        write_json(partial / "special_tokens_map.json", names)
     return folder
 
 
@@ -101,17 +112,67 @@ def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerFast":
     missing = [name for name in ("tokenizer.json", "tokenizer_config.json") if not (path / name).is_file()]
     if missing:
         raise UserError(f"the tokenizer folder {path} has no {' and no '.join(missing)}; copy it whole, or train again")
-    try:
+    with tokenizing(f"the tokenizer in {path} cannot be read", Exception):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
-    except Exception as error:  # The library raises bare Exception for a damaged tokenizer.json.
-        reason = str(error).strip().splitlines() or [type(error).__name__]
+        backend = tokenizer.backend_tokenizer
+        # A file may cut or fill each text; our callers say where they want that.
+        backend.no_truncation()
+        backend.no_padding()
+        most = max(growth(backend.normalizer), growth(backend.decoder))
+        special = max(backend.num_special_tokens_to_add(pair) for pair in (False, True))
+        highest = max(tokenizer.get_vocab().values(), default=0)
+    if most > MOST_GROWTH or special > MOST_SPECIAL:
+        what = f"{most:,.0f} bytes of one character" if most > MOST_GROWTH else f"{special:,} special tokens in a text"
+        raise UserError(f"the tokenizer in {path} makes {what}, which no text needs; use another")
+    if highest >= len(tokenizer):
         raise UserError(
-            f"the tokenizer in {path} cannot be read ({reason[0]}); copy it again, or train it again"
-        ) from None
+            f"the tokenizer in {path} has the id {highest}, but {len(tokenizer)} pieces; number them without gaps"
+        )
     without = [name for name in NAMES if getattr(tokenizer, name) is None]
     if without:
         raise UserError(f"the tokenizer in {path} names no {', '.join(without)} in its tokenizer_config.json; add it")
     return tokenizer
+
+
+@contextmanager
+def tokenizing(what: str, *more: type[BaseException]) -> Iterator[None]:
+    """Raise `UserError` where the tokenizers library fails in the block: in bare `Exception`, or a panic of its Rust.
+
+    A panic, of a regex that gives up for example, is no `Exception`. `more` are further errors to be caught.
+    """
+    try:
+        yield
+    except BaseException as error:
+        panic = type(error).__name__ == "PanicException"
+        if isinstance(error, UserError) or not (panic or type(error) is Exception or isinstance(error, more)):
+            raise
+        raise UserError(f"{what} ({one_line(error)}); copy it again, or train it again") from None
+
+
+def block_characters(tokenizer: "PreTrainedTokenizerFast") -> int:
+    """How many characters are encoded at a time: a token takes 150 bytes until its number is kept."""
+    return int(BLOCK / growth(tokenizer.backend_tokenizer.normalizer))
+
+
+def growth(step: Any) -> float:
+    """How many bytes a normalizer or decoder makes of one at most, by the texts that it puts in."""
+    return 1 if step is None else _growth(json.loads(step.__getstate__()))
+
+
+def _growth(step: Mapping[str, Any]) -> float:
+    steps = step.get("normalizers") or step.get("decoders") or ()
+    kind, grown = step.get("type"), math.prod(map(_growth, steps))
+    if kind == "Replace":
+        content, literal = len(step["content"].encode()), step["pattern"].get("String")
+        # A regex may match between any two characters.
+        grown = max(1, content / len(literal.encode())) if literal else 1 + content
+    elif kind == "Prepend":
+        grown = 1 + len(step["prepend"].encode())
+    elif kind == "Precompiled":
+        charsmap = base64.b64decode(step["precompiled_charsmap"])
+        replaced = charsmap[4 + int.from_bytes(charsmap[:4], "little") :].split(b"\0")
+        grown = max(map(len, replaced))
+    return grown
 
 
 def write_tokenizer(
