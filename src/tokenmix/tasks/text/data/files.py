@@ -171,7 +171,6 @@ def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
     Text is decoded as a dictionary, whose values are shared by rows: 3 kB of a file can stand for 40 GB.
     """
     with needs(f"reading {path.name}"):
-        import pyarrow as pa
         from pyarrow import parquet, types
     most = max(LARGE, DENSEST * check_file(path).stat().st_size)
     try:
@@ -202,7 +201,9 @@ def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
                     )
                 if number:
                     yield f"{path}, row {number}", dict(zip(wanted, values))
-    except (pa.ArrowException, OSError, MemoryError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # Arrow's, and Python's of names and places that Arrow did not check.
         raise UserError(
             f"{path} is truncated or not a parquet file ({one_line(error)}); write or fetch it again"
         ) from None
