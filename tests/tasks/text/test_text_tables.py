@@ -167,3 +167,12 @@ def test_long_values_are_not_printed_whole(tmp_path: Path):
             parts(tmp_path, "jsonl", json.dumps({"text": list(range(10_000))}).encode())
         ).train.__iter__().__next__()
     assert len(str(error.value)) < 300
+
+
+def test_a_name_that_is_not_text_is_one_line(tmp_path: Path):
+    """Arrow does not check names; Python's error was a traceback."""
+    write(tmp_path, {"text": list("abcd"), "label": list("wxyz")})
+    damaged = (tmp_path / "train.parquet").read_bytes().replace(b"label", b"l\xffbel")
+    (tmp_path / "train.parquet").write_bytes(damaged)
+    with pytest.raises(UserError, match=r"train\.parquet is truncated or not a parquet file \(UnicodeDecodeError"):
+        load_labelled(f"parquet:{tmp_path}")
