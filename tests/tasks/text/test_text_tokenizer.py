@@ -13,14 +13,8 @@ from tokenizers import Regex, normalizers
 from tokenmix import cli
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data import Corpus, EncodedQuestions, EncodedText, LabelledText, Question, tokenized
-from tokenmix.tasks.text.tokenizer import (
-    SPECIAL,
-    growth,
-    load_tokenizer,
-    save_tokenizer,
-    tokenizing,
-    train_tokenizer,
-)
+from tokenmix.tasks.text.encoding import growth, tokenizing
+from tokenmix.tasks.text.tokenizer import SPECIAL, load_tokenizer, save_tokenizer, train_tokenizer
 
 TEXTS = [f"The quick brown fox no. {i} jumps over the lazy dog's café." for i in range(40)]
 

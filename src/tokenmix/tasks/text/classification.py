@@ -15,6 +15,7 @@ from tokenmix.errors import UserError
 from tokenmix.tasks.classes import class_metrics, likeliest
 from tokenmix.tasks.text.data.labelled import load_labelled
 from tokenmix.tasks.text.data.sequences import EncodedText
+from tokenmix.tasks.text.encoding import tokenizing
 from tokenmix.tasks.text.models.heads import GMLPForSequenceClassification
 from tokenmix.tasks.text.task import (
     DistillingTextTask,
@@ -25,7 +26,6 @@ from tokenmix.tasks.text.task import (
     read_sentences,
     tokenizer_for,
 )
-from tokenmix.tasks.text.tokenizer import tokenizing
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.distillation import DistillingTask
 from tokenmix.train.metrics import PositiveF1

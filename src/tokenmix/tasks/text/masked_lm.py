@@ -13,6 +13,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from tokenmix.data.split import validation_size
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data import PackedText, load_text, tokenized
+from tokenmix.tasks.text.encoding import tokenizing
 from tokenmix.tasks.text.models.heads import NO_LABEL, GMLPForMaskedLM
 from tokenmix.tasks.text.task import (
     DistillingTextTask,
@@ -23,7 +24,6 @@ from tokenmix.tasks.text.task import (
     read_sentences,
     tokenizer_for,
 )
-from tokenmix.tasks.text.tokenizer import tokenizing
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.metrics import CrossEntropy, Perplexity
 from tokenmix.train.programs import HubForm

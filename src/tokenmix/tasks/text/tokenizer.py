@@ -1,18 +1,15 @@
 """Tokenizers trained on the user's own text, in Hugging Face's form."""
 
-import base64
-import json
-import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from tokenmix.errors import UserError, one_line
+from tokenmix.errors import UserError
 from tokenmix.files import new_folder, user_path, write_json
+from tokenmix.tasks.text.encoding import growth, tokenizing
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -26,7 +23,6 @@ MOST_CHARACTERS = 1000
 MOST_GROWTH = 64
 """What a normalizer may make of a character, in bytes; SentencePiece's makes 33 of one."""
 MOST_SPECIAL = 64
-BLOCK = 1 << 21
 NAMES = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL}
 
 
@@ -132,47 +128,6 @@ def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerFast":
     if without:
         raise UserError(f"the tokenizer in {path} names no {', '.join(without)} in its tokenizer_config.json; add it")
     return tokenizer
-
-
-@contextmanager
-def tokenizing(what: str, *more: type[BaseException]) -> Iterator[None]:
-    """Raise `UserError` where the tokenizers library fails in the block: in bare `Exception`, or a panic of its Rust.
-
-    A panic, of a regex that gives up for example, is no `Exception`. `more` are further errors to be caught.
-    """
-    try:
-        yield
-    except BaseException as error:
-        panic = type(error).__name__ == "PanicException"
-        if isinstance(error, UserError) or not (panic or type(error) is Exception or isinstance(error, more)):
-            raise
-        raise UserError(f"{what} ({one_line(error)}); copy it again, or train it again") from None
-
-
-def block_characters(tokenizer: "PreTrainedTokenizerFast") -> int:
-    """How many characters are encoded at a time: a token takes 150 bytes until its number is kept."""
-    return int(BLOCK / growth(tokenizer.backend_tokenizer.normalizer))
-
-
-def growth(step: Any) -> float:
-    """How many bytes a normalizer or decoder makes of one at most, by the texts that it puts in."""
-    return 1 if step is None else _growth(json.loads(step.__getstate__()))
-
-
-def _growth(step: Mapping[str, Any]) -> float:
-    steps = step.get("normalizers") or step.get("decoders") or ()
-    kind, grown = step.get("type"), math.prod(map(_growth, steps))
-    if kind == "Replace":
-        content, literal = len(step["content"].encode()), step["pattern"].get("String")
-        # A regex may match between any two characters.
-        grown = max(1, content / len(literal.encode())) if literal else 1 + content
-    elif kind == "Prepend":
-        grown = 1 + len(step["prepend"].encode())
-    elif kind == "Precompiled":
-        charsmap = base64.b64decode(step["precompiled_charsmap"])
-        replaced = charsmap[4 + int.from_bytes(charsmap[:4], "little") :].split(b"\0")
-        grown = max(map(len, replaced))
-    return grown
 
 
 def write_tokenizer(

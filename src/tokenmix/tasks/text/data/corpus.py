@@ -27,7 +27,7 @@ from tokenmix.tasks.text.data.files import (
     open_table,
     read_lines,
 )
-from tokenmix.tasks.text.tokenizer import block_characters, tokenizing
+from tokenmix.tasks.text.encoding import block_characters, tokenizing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -21,7 +21,7 @@ from tokenmix.tasks.text.data.corpus import Corpus
 from tokenmix.tasks.text.data.files import open_table, read_lines
 from tokenmix.tasks.text.data.labelled import LabelledData, load_table
 from tokenmix.tasks.text.data.sequences import Batch, Rows, Sequences, blocks, padded, token_batch
-from tokenmix.tasks.text.tokenizer import block_characters, tokenizing
+from tokenmix.tasks.text.encoding import block_characters, tokenizing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -14,7 +14,7 @@ from tokenmix.data.seeding import hash_indices
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data.corpus import Tokens
 from tokenmix.tasks.text.data.labelled import LabelledText
-from tokenmix.tasks.text.tokenizer import block_characters, tokenizing
+from tokenmix.tasks.text.encoding import block_characters, tokenizing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
