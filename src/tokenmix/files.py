@@ -6,6 +6,7 @@ never a part, and a link at either name is never followed.
 
 import contextlib
 import errno
+import io
 import json
 import math
 import os
@@ -19,7 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, TextIO
 
 from tokenmix.errors import UserError
 
@@ -56,7 +57,7 @@ def inside(root: Path, name: str) -> Path:
     return path
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> io.BufferedReader:
     """A regular file, open to be read. A pipe is refused instead of waited for, as are folders, devices and sockets.
 
     Raises:

@@ -1,5 +1,6 @@
 """Files of clouds: what each format says is what comes out, and a damaged one is one line."""
 
+import codecs
 import io
 import os
 import struct
@@ -164,6 +165,80 @@ def test_tables_tell_normals_from_colours(tmp_path: Path):
     assert parts.tolist() == [4, 5]
 
 
+TABLES = {
+    "semicolons": "0,5;1,25;2,75\n1,5;0,25;3\n",
+    "blanks": "0,5 1,25\t2,75\n1,5 0,25 3\n",
+    "points": "0.5;1.25;2.75\n1.5;0.25;3\n",
+    "comment": "// a, b\n0.5 1.25 2.75\n# c; d\n1.5 0.25 3\n",
+    "commas": "0.5 , 1.25,2.75\n1.5, 0.25, 3 \n",
+    "mac": "# a, b\r0.5 1.25 2.75\r1.5 0.25 3\r",
+    "mark": "\ufeff0.5 1.25 2.75\n1.5 0.25 3\n",
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_of_other_programs_and_languages(tmp_path: Path, name: str):
+    (tmp_path / "a.txt").write_bytes(TABLES[name].encode())
+    assert read_points(tmp_path / "a.txt").points.tolist() == [[0.5, 1.25, 2.75], [1.5, 0.25, 3]]
+
+
+HEAD = [b"ply", b"format ascii 1.0", b"element vertex 2", *(b"property float " + axis for axis in (b"x", b"y", b"z"))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "expected"),
+    [
+        ("uchar", [[0, 128, 255], [255, 0, 0]], [[0, 128, 255], [255, 0, 0]]),
+        ("int", [[0, 128, 255], [255, 0, 0]], [[0, 128, 255], [255, 0, 0]]),
+        ("short", [[0, 128, 255], [255, 0, 0]], [[0, 128, 255], [255, 0, 0]]),
+        ("ushort", [[0, 65535, 257], [0, 0, 0]], [[0, 255, 1], [0, 0, 0]]),
+        ("uint", [[0, 65535, 257], [0, 0, 0]], [[0, 255, 1], [0, 0, 0]]),
+        ("int", [[0, 2**31 - 1, 2**30], [0, 0, -1]], [[0, 255, 128], [0, 0, 0]]),
+        ("float", [[0, 0.5, 1], [0, 0, 0]], [[0, 128, 255], [0, 0, 0]]),
+        ("float", [[0, 0.5, 1.0001], [0, 0, 0]], [[0, 128, 255], [0, 0, 0]]),
+        ("double", [[0, 128, 255], [0, 0, 0]], [[0, 128, 255], [0, 0, 0]]),
+        # Text says more than its type holds.
+        ("uchar", [[0, 0.5, 1], [0, 0, 0]], [[0, 128, 255], [0, 0, 0]]),
+    ],
+)
+def test_colours_of_every_type(tmp_path: Path, kind: str, rows: list[list[float]], expected: list[list[int]]):
+    tints = [f"property {kind} {tint}".encode() for tint in ("red", "green", "blue")]
+    lines = [" ".join(map(str, [1, 2, 3, *row])).encode() for row in rows]
+    (tmp_path / "a.ply").write_bytes(b"\n".join([*HEAD, *tints, b"end_header", *lines, b""]))
+    colors = read_points(tmp_path / "a.ply").colors
+    assert colors is not None
+    assert colors.tolist() == expected
+
+
+def test_colours_of_an_archive_have_the_type_that_numpy_gives_them(tmp_path: Path):
+    np.savez(tmp_path / "a.npz", points=np.zeros((1, 3)), colors=np.array([[0, 128, 255]]))
+    colors = read_points(tmp_path / "a.npz").colors
+    assert colors is not None
+    assert colors.tolist() == [[0, 128, 255]]
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize(
+    "comment", [b"comment no end_header here", b"comment \xc3\x85 element vertex 9", b"obj_info end_header"]
+)
+def test_a_header_ends_where_its_last_line_does(tmp_path: Path, end: bytes, comment: bytes):
+    body = np.arange(6, dtype="<f4").tobytes()
+    # In the second file a line break is the first byte of the first number.
+    for content in (body, b"\n" + body[1:]):
+        head = [HEAD[0], b"format binary_little_endian 1.0", comment, *HEAD[2:], b"end_header", b""]
+        (tmp_path / "a.ply").write_bytes(end.join(head) + content)
+        expected = np.frombuffer(content, "<f4").reshape(2, 3)
+        assert read_points(tmp_path / "a.ply").points.tolist() == expected.tolist()
+    (tmp_path / "a.ply").write_bytes(end.join([*HEAD[:2], comment, *HEAD[2:], b"end_header", b"0 1 2", b"3 4 5", b""]))
+    assert read_points(tmp_path / "a.ply").points.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_a_byte_order_mark_hides_no_vertex(tmp_path: Path):
+    for name in ("mesh.obj", "plain.off", "text.ply"):
+        (tmp_path / name).write_bytes(codecs.BOM_UTF8 + MESHES[name])
+        assert len(read_points(tmp_path / name, surface="keep").points) == 4
+
+
 @pytest.mark.parametrize("with_colors", [False, True])
 def test_what_is_written_is_read(tmp_path: Path, with_colors: bool):
     points = torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
@@ -202,6 +277,19 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "part.txt": (b"0 0 0 1 0 0 3\n0 0 1 1 0 0 0.5\n", "0.5 in column 7"),
     "note.txt": (b"# nothing\n", "no points"),
     "empty.npz": (b"", "is empty"),
+    "list.ply": (
+        b"\n".join([*HEAD, b"end_header", b"1 1 1 1", b"1 2 2 2", b""]).replace(b"float x", b"list uchar float x"),
+        "without x, y and z, one number each",
+    ),
+    "corners.ply": (
+        b"\n".join(
+            [*HEAD, b"element face 1", b"property int vertex_index", b"end_header", b"1 2 3", b"4 5 6", b"0", b""]
+        ),
+        "corners are not a list",
+    ),
+    "wide.txt": ("1 2 3\n".encode("utf-16"), "is UTF-16; convert it"),
+    "groups.txt": (b"1,2,3 4,5,6\n", "its commas were read as decimal commas"),
+    "thousands.txt": (b"1.234,5;2;3\n", "'1.234.5'"),
     "broken.npz": (b"PK\x03\x04 and no more", "not a readable array"),
     "a.stl": (b"solid", "an unknown suffix for a point cloud"),
 }
@@ -212,6 +300,12 @@ def npy_header(shape: tuple[int, ...]) -> bytes:
     stream = io.BytesIO()
     np.lib.format.write_array_header_1_0(stream, {"descr": "<f8", "fortran_order": False, "shape": shape})
     return stream.getvalue() + bytes(24)
+
+
+def test_many_small_arrays_of_zeros_are_refused_together(tmp_path: Path):
+    np.savez_compressed(tmp_path / "a.npz", **{f"a{i}": np.zeros(500_000) for i in range(20)}, points=np.zeros((2, 3)))
+    with pytest.raises(UserError, match=r"npy declares 4000128 bytes in"):
+        read_points(tmp_path / "a.npz")
 
 
 def encrypted() -> bytes:

@@ -303,3 +303,36 @@ def test_what_cannot_be_used_is_one_line(tmp_path: Path, kind: str, make, change
 def test_an_unknown_set(spec: str, said: str):
     with pytest.raises(UserError, match=said):
         load_points(spec)
+
+
+def test_a_cloud_that_is_none_is_left_out_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A list where a number belongs stopped the training."""
+    head = "ply\nformat ascii 1.0\nelement vertex 1\nproperty float x\nproperty float y\nproperty float z\nend_header\n"
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for i in range(10):
+            (tmp_path / name / f"{i}.ply").write_text(f"{head}{i} 0 0\n")
+    (tmp_path / "a" / "0.ply").write_text(head.replace("float x", "list uchar float x") + "1 0 0 0\n")
+    data = load_points(f"clouds:{tmp_path}")
+    assert len(data.train) + len(data.test) == 19
+    assert [Path(skipped.path).name for skipped in data.skipped] == ["0.ply"]
+    assert "1 file of" in capsys.readouterr().err
+
+
+def test_the_lists_of_a_set_are_text(tmp_path: Path):
+    folder = resampled(tmp_path / "set")
+    names = folder / "modelnet40_shape_names.txt"
+    names.write_text(names.read_text(), encoding="utf-8-sig")
+    assert load_points(f"modelnet:{folder}", root=tmp_path / "cache").classes == ["airplane", "night_stand"]
+    names.write_bytes("caf\xe9\n".encode("latin-1"))
+    with pytest.raises(UserError, match="is not UTF-8; save it in this encoding"):
+        load_points(f"modelnet:{folder}", root=tmp_path / "cache")
+
+
+def test_a_list_names_no_file_outside_its_folder(tmp_path: Path):
+    folder = resampled(tmp_path / "set")
+    (folder / "airplane" / "airplane_").mkdir()
+    (tmp_path / "secret.txt").write_text("1 2 3\n")
+    (folder / "modelnet40_train.txt").write_text("airplane_/../../../secret\n")
+    with pytest.raises(UserError, match="leaves the folder"):
+        load_points(f"modelnet:{folder}", root=tmp_path / "cache")

@@ -36,6 +36,16 @@ def test_a_long_file_is_cut_at_line_ends(tmp_path: Path, monkeypatch: pytest.Mon
     assert all(piece.endswith("\n") for piece in train)
 
 
+def test_a_document_longer_than_memory_is_cut_at_blanks(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(corpus, "PIECE", 10)
+    for text in ("", "short", "some words and then some", "x" * 35, "words\n" * 9):
+        found = list(corpus.pieces([text]))
+        assert "".join(found) == text
+        assert all(len(piece) <= 20 for piece in found)
+    assert list(corpus.pieces(["some words and then"])) == ["some words and then"]
+    assert list(corpus.pieces(["some words and then some more"])) == ["some ", "words and ", "then some more"]
+
+
 def test_a_tenth_of_a_folder_is_held_out_and_copies_stay_together(tmp_path: Path):
     for i in range(20):
         (tmp_path / f"{i}.txt").write_text(f"story {i % 10}")

@@ -1,6 +1,7 @@
 """Labelled text in the user's tables, in GLUE's and SQuAD's published layouts, and the real sets if cached."""
 
 import json
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ from tokenmix.errors import UserError
 from tokenmix.tasks.text.data import (
     EncodedQuestions,
     EncodedText,
+    LabelledText,
+    Question,
     load_labelled,
     load_questions,
 )
 from tokenmix.tasks.text.data.files import is_test
+from tokenmix.tasks.text.data.sequences import Rows, blocks
 from tokenmix.tasks.text.tokenizer import train_tokenizer
 
 TEXTS = [f"it is {word} number {i}" for i in range(60) for word in ("good", "bad")]
@@ -194,9 +198,64 @@ def test_squad_answers_are_found_again_in_the_parts(tmp_path: Path, tokenizer: A
     assert batch["input_ids"].shape[1] <= 48
 
 
+WORDS = {
+    "accent": ("Le caf\u00e9 est pr\u00e8s de l'h\u00f4tel.", "caf\u00e9"),
+    "two accents": ("Ng\u01b0\u1eddi Vi\u1ec7t Nam", "Vi\u1ec7t"),
+    "last": ("Il boit un caf\u00e9", "un caf\u00e9"),
+    "hangul": ("\ud55c\uad6d \uc0ac\ub78c", "\ud55c\uad6d"),
+    "ligature": ("The \ufb01ne print", "\ufb01ne"),
+}
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+@pytest.mark.parametrize(("kind", "size"), [("bpe", 400), ("unigram", 60), ("wordpiece", 90)])
+@pytest.mark.parametrize("name", WORDS)
+def test_answers_in_decomposed_text_are_found(name: str, kind: Any, size: int, form: Any):
+    """Normalizers compose e and an accent, and give the place of the e alone."""
+    context, answer = (unicodedata.normalize(form, text) for text in WORDS[name])
+    tokenizer = train_tokenizer([context, unicodedata.normalize("NFC", context)] * 3, kind, size)
+    question = Question("1", "?", context, ((answer, context.index(answer)),))
+    parts = EncodedQuestions([question], tokenizer, max_length=120, stride=5, max_question=20)
+    start, end = parts.spans[0].tolist()
+    assert context[parts.offsets[0][start][0] : parts.offsets[0][end][1]].strip() == answer
+
+
+def test_blocks_of_texts_are_encoded_as_all_at_once(monkeypatch: pytest.MonkeyPatch, tokenizer: Any):
+    texts = LabelledText([*TEXTS[:30], "bad " * 40], [*TEXTS[30:60], "good " * 9], torch.zeros(31))
+    asked = [Question(str(i), text, CONTEXT, (("Then", CONTEXT.index("Then")),)) for i, text in enumerate(TEXTS[:9])]
+    encoded = [
+        EncodedText(texts, tokenizer, max_length=12),
+        EncodedQuestions(asked, tokenizer, max_length=90, stride=9),
+    ]
+    monkeypatch.setattr("tokenmix.tasks.text.encoding.BLOCK", 100)
+    again = [EncodedText(texts, tokenizer, max_length=12), EncodedQuestions(asked, tokenizer, max_length=90, stride=9)]
+    for one, other in zip(encoded, again):
+        assert len(one) == len(other)
+        everything = torch.arange(len(one))
+        for key, value in one.read(everything, 0).items():  # type: ignore[attr-defined]
+            assert torch.equal(value, other.read(everything, 0)[key])  # type: ignore[attr-defined]
+    assert encoded[0].cut == again[0].cut == 31  # type: ignore[attr-defined]
+    assert encoded[1].sample.tolist() == again[1].sample.tolist()  # type: ignore[attr-defined]
+
+
+def test_a_context_that_takes_too_much_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, tokenizer: Any):
+    monkeypatch.setattr("tokenmix.tasks.text.encoding.BLOCK", 10)
+    with pytest.raises(UserError, match="the context of question '7' has 170 characters; split it"):
+        EncodedQuestions([Question("7", "who?", CONTEXT, ())], tokenizer, max_length=90, stride=9)
+
+
+def test_rows_are_neighbours_in_one_array():
+    rows = Rows("b")
+    for row in ([1, 2], [], [3]):
+        rows.append(row)
+    assert [row.tolist() for row in rows] == [[1, 2], [], [3]]
+    assert [block.stop for block in blocks([3, 1, 1, 9, 1], 4)] == [2, 4, 5]
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
+        ({"text": "12 miles", "answer_start": True}, "give text and a whole number"),
         ({"text": "12 miles", "answer_start": 9999}, "the context has .* characters"),
         ({"text": "12 miles", "answer_start": 0}, "there stands 'The old '"),
         ({"text": "12 miles", "answer_start": -3}, "question 'q1' has the answer '12 miles' at -3"),

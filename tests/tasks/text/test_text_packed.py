@@ -61,7 +61,7 @@ def test_groups_of_documents_are_one_run_of_tokens(
 ):
     monkeypatch.setattr("tokenmix.tasks.text.data.corpus.PIECE", 400)
     whole = tokenized(corpus, tokenizer, tmp_path / "whole")[0]
-    monkeypatch.setattr("tokenmix.tasks.text.data.corpus.GROUP_CHARACTERS", 500)
+    monkeypatch.setattr("tokenmix.tasks.text.encoding.BLOCK", 500)
     parts = tokenized(corpus, tokenizer, tmp_path / "parts")[0]
     assert len(parts._ids.chunks) > 3 > len(whole._ids.chunks)
     assert np.array_equal(everything(parts), everything(whole))

@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from tokenizers import Regex, normalizers
 
 from tokenmix import cli
 from tokenmix.errors import UserError
+from tokenmix.tasks.text.data import Corpus, EncodedQuestions, EncodedText, LabelledText, Question, tokenized
+from tokenmix.tasks.text.encoding import growth, tokenizing
 from tokenmix.tasks.text.tokenizer import SPECIAL, load_tokenizer, save_tokenizer, train_tokenizer
 
 TEXTS = [f"The quick brown fox no. {i} jumps over the lazy dog's café." for i in range(40)]
@@ -90,6 +94,90 @@ def test_incomplete_folders(tmp_path: Path):
     config.unlink()
     with pytest.raises(UserError, match=r"has no tokenizer_config.json; copy it whole"):
         load_tokenizer(folder)
+
+
+def altered(folder: Path, **fields: Any) -> Path:
+    """A tokenizer whose tokenizer.json says something else."""
+    path = save_tokenizer(train_tokenizer(TEXTS, "bpe", 300), folder) / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    return folder
+
+
+def replaced(content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": "a"}, "content": content}
+
+
+MANY = [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}] * 1000
+GROWING: dict[str, tuple[dict[str, Any], str]] = {
+    "normalizer": ({"normalizer": replaced("b" * 10_000)}, "makes 10,000 bytes of one character"),
+    "steps": ({"normalizer": {"type": "Sequence", "normalizers": [replaced("aaaa")] * 9}}, "makes 262,144 bytes"),
+    "prepended": ({"normalizer": {"type": "Prepend", "prepend": "a" * 999}}, "makes 1,000 bytes"),
+    "decoder": ({"decoder": replaced("b" * 10_000)}, "makes 10,000 bytes"),
+    "special": (
+        {
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": [*MANY, {"Sequence": {"id": "A", "type_id": 0}}],
+                "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+                "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [2], "tokens": ["[CLS]"]}},
+            }
+        },
+        "makes 1,000 special tokens",
+    ),
+    "charsmap": ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_a_tokenizer_does_not_multiply_its_text(tmp_path: Path, name: str):
+    fields, said = GROWING[name]
+    with pytest.raises(UserError, match=said):
+        load_tokenizer(altered(tmp_path / "made", **fields))
+
+
+def test_usual_normalizers_are_no_growth():
+    steps = [normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Prepend("\u2581")]
+    assert growth(normalizers.Sequence([*steps, normalizers.Replace(" ", "\u2581")])) == 2 * 4 * 3
+    assert growth(None) == growth(normalizers.NFC()) == 1
+
+
+def test_numbers_of_pieces_have_no_gaps(tmp_path: Path):
+    folder = altered(tmp_path / "made")
+    whole = json.loads((folder / "tokenizer.json").read_text())
+    whole["model"]["vocab"]["zz"] = 10**6
+    (folder / "tokenizer.json").write_text(json.dumps(whole))
+    with pytest.raises(UserError, match="has the id 1000000, but"):
+        load_tokenizer(folder)
+
+
+def test_a_file_neither_cuts_nor_fills_texts(tmp_path: Path):
+    cut = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    fill = {"strategy": {"Fixed": 50}, "direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}
+    folder = altered(tmp_path / "made", truncation=cut, padding={**fill, "pad_to_multiple_of": None})
+    tokenizer = load_tokenizer(folder)
+    encoded = tokenizer.backend_tokenizer.encode_batch([TEXTS[0]])[0]
+    assert encoded.ids == train_tokenizer(TEXTS, "bpe", 300)(TEXTS[0])["input_ids"]
+
+
+HARD = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}
+
+
+def test_a_regex_that_gives_up_is_one_line(tmp_path: Path):
+    """The library panics, with an error that is no Exception."""
+    tokenizer = load_tokenizer(altered(tmp_path / "made", pre_tokenizer=HARD))
+    texts = ["a fox", "x" * 1000]
+    with pytest.raises(UserError, match=r"cannot read these texts \(PanicException: .*retry-limit"):
+        EncodedText(LabelledText(texts, None, torch.zeros(2)), tokenizer, max_length=8)
+    with pytest.raises(UserError, match="cannot read these questions"):
+        EncodedQuestions([Question("1", "who?", texts[1], ())], tokenizer, max_length=64, stride=8, max_question=8)
+    with pytest.raises(UserError, match="cannot read this text"):
+        tokenized(Corpus("hard", texts, texts, "", "0"), tokenizer, tmp_path / "cache")
+
+
+def test_other_errors_pass():
+    for error in (KeyboardInterrupt, ValueError, MemoryError):
+        with pytest.raises(error), tokenizing("no matter"):
+            raise error
 
 
 def test_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

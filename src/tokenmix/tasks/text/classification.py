@@ -15,6 +15,7 @@ from tokenmix.errors import UserError
 from tokenmix.tasks.classes import class_metrics, likeliest
 from tokenmix.tasks.text.data.labelled import load_labelled
 from tokenmix.tasks.text.data.sequences import EncodedText
+from tokenmix.tasks.text.encoding import tokenizing
 from tokenmix.tasks.text.models.heads import GMLPForSequenceClassification
 from tokenmix.tasks.text.task import (
     DistillingTextTask,
@@ -126,7 +127,8 @@ class TextClassification(DistillingTextTask):
         for sentence in read_sentences(inputs):
             parts = _parts(sentence, bool(self.data["pairs"]))
             longest = int(self.data["seq_len"])
-            encoded: Any = tokenizer(parts[0], *parts[1:], truncation=True, max_length=longest, return_tensors="pt")
+            with tokenizing(f"the run's tokenizer cannot read {sentence.where}"):
+                encoded: Any = tokenizer(parts[0], *parts[1:], truncation=True, max_length=longest, return_tensors="pt")
             logits = self.model(**encoded.to(self.device)).logits[0].float()
             number = None if self.classes else {"value": round(logits.item(), 6)}
             answers.append({"text": sentence.text, **(number or likeliest(logits.softmax(-1), self.classes))})

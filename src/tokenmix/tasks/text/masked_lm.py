@@ -13,6 +13,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from tokenmix.data.split import validation_size
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data import PackedText, load_text, tokenized
+from tokenmix.tasks.text.encoding import tokenizing
 from tokenmix.tasks.text.models.heads import NO_LABEL, GMLPForMaskedLM
 from tokenmix.tasks.text.task import (
     DistillingTextTask,
@@ -109,12 +110,14 @@ class MaskedLM(DistillingTextTask):
             best, which = probabilities.topk(BEST)
             filled = ids[0].clone()
             filled[places] = which[:, 0]
-            text = tokenizer.decode(filled, skip_special_tokens=True)
-            for i, (values, tokens) in enumerate(zip(best.tolist(), which.tolist()), 1):
+            with tokenizing("the run's tokenizer cannot write its pieces as text"):
+                text = tokenizer.decode(filled, skip_special_tokens=True)
+                pieces = [[str(tokenizer.decode([token])).strip() for token in tokens] for tokens in which.tolist()]
+            for i, (values, words) in enumerate(zip(best.tolist(), pieces), 1):
                 top: dict[str, float] = {}
-                for p, token in zip(values, tokens):
+                for p, word in zip(values, words):
                     # With and without the space before it a piece reads the same: the more probable one stays.
-                    top.setdefault(str(tokenizer.decode([token])).strip(), round(p, 6))
+                    top.setdefault(word, round(p, 6))
                 label, probability = next(iter(top.items()))
                 answers.append(
                     {"text": sentence.text, "mask": i, "label": label, "probability": probability, "top": top,
@@ -125,7 +128,8 @@ class MaskedLM(DistillingTextTask):
     def _encode(self, sentence: Sentence, tokenizer: Any) -> Tensor:
         text = sentence.text
         shown = repr(text if len(text) <= 60 else f"{text[:57]}...")
-        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        with tokenizing(f"the run's tokenizer cannot read {sentence.where}"):
+            ids = tokenizer(text, return_tensors="pt")["input_ids"]
         if not (ids == tokenizer.mask_token_id).any():
             raise UserError(
                 f"{sentence.where}: no {tokenizer.mask_token} in {shown}; write it where a word should be predicted"

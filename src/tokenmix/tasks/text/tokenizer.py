@@ -3,11 +3,13 @@
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tokenmix.errors import UserError
 from tokenmix.files import new_folder, user_path, write_json
+from tokenmix.tasks.text.encoding import growth, tokenizing
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -18,6 +20,9 @@ TokenizerKind = Literal["bpe", "wordpiece", "unigram"]
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """The first five ids, in this order."""
 MOST_CHARACTERS = 1000
+MOST_GROWTH = 64
+"""What a normalizer may make of a character, in bytes; SentencePiece's makes 33 of one."""
+MOST_SPECIAL = 64
 NAMES = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL}
 
 
@@ -60,8 +65,11 @@ def train_tokenizer(
         from tokenmix.tasks.text.data import load_text
 
         texts = load_text(texts).train
+    from tokenmix.tasks.text.data.corpus import Documents, pieces
+
     # Gone through more than once; a corpus is streamed anew each time.
-    documents = list(texts) if isinstance(texts, Iterator) else texts
+    whole = list(texts) if isinstance(texts, Iterator) else texts
+    documents = Documents(partial(pieces, whole))
     if not any(document.strip() for document in documents):
         raise UserError("there is no text to train a tokenizer on; give a file or corpus that holds some")
     make = {"bpe": _bpe, "wordpiece": _wordpiece, "unigram": _unigram}[kind]
@@ -100,13 +108,22 @@ def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerFast":
     missing = [name for name in ("tokenizer.json", "tokenizer_config.json") if not (path / name).is_file()]
     if missing:
         raise UserError(f"the tokenizer folder {path} has no {' and no '.join(missing)}; copy it whole, or train again")
-    try:
+    with tokenizing(f"the tokenizer in {path} cannot be read", Exception):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
-    except Exception as error:  # The library raises bare Exception for a damaged tokenizer.json.
-        reason = str(error).strip().splitlines() or [type(error).__name__]
+        backend = tokenizer.backend_tokenizer
+        # A file may cut or fill each text; our callers say where they want that.
+        backend.no_truncation()
+        backend.no_padding()
+        most = max(growth(backend.normalizer), growth(backend.decoder))
+        special = max(backend.num_special_tokens_to_add(pair) for pair in (False, True))
+        highest = max(tokenizer.get_vocab().values(), default=0)
+    if most > MOST_GROWTH or special > MOST_SPECIAL:
+        what = f"{most:,.0f} bytes of one character" if most > MOST_GROWTH else f"{special:,} special tokens in a text"
+        raise UserError(f"the tokenizer in {path} makes {what}, which no text needs; use another")
+    if highest >= len(tokenizer):
         raise UserError(
-            f"the tokenizer in {path} cannot be read ({reason[0]}); copy it again, or train it again"
-        ) from None
+            f"the tokenizer in {path} has the id {highest}, but {len(tokenizer)} pieces; number them without gaps"
+        )
     without = [name for name in NAMES if getattr(tokenizer, name) is None]
     if without:
         raise UserError(f"the tokenizer in {path} names no {', '.join(without)} in its tokenizer_config.json; add it")

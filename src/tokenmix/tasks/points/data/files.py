@@ -1,5 +1,6 @@
 """Clouds and meshes from files, by their extension: PLY, OFF, OBJ, NPZ, NPY, XYZ, TXT, CSV; meshes by trimesh."""
 
+import codecs
 import io
 import math
 import re
@@ -89,9 +90,17 @@ def _floats(values: np.ndarray) -> Tensor:
 
 
 def _bytes(colors: np.ndarray) -> Tensor:
-    """Colours as 0 to 255: integers are of their type's range, floating numbers of 1, or of 255 if one is above 1."""
-    largest = np.iinfo(colors.dtype).max if colors.dtype.kind in "ui" else 255 if (colors > 1).any() else 1
-    return torch.from_numpy((np.nan_to_num(colors / largest).clip(0, 1) * 255).round().astype(np.uint8))
+    """Colours as 0 to 255. Their range is the smallest that holds them, since programs write 0 to 255 in any type.
+
+    Ranges of integers are 255, 65,535 and that of their type. Of floating numbers it is 1 unless one reaches 2: an
+    interpolated colour may overshoot.
+    """
+    colors = np.nan_to_num(colors, posinf=0, neginf=0)
+    highest = colors.max(initial=0)
+    floating = colors.dtype.kind == "f"
+    ranges = sorted((255, 65535, highest if floating else np.iinfo(colors.dtype).max))
+    scale = 1 if floating and highest < 2 else next(limit for limit in ranges if highest <= limit)
+    return torch.from_numpy(((colors / scale).clip(0, 1) * 255).round().astype(np.uint8))
 
 
 def _arrays(content: bytes, name: str) -> dict[str, np.ndarray]:
@@ -100,8 +109,10 @@ def _arrays(content: bytes, name: str) -> dict[str, np.ndarray]:
     try:
         if content.startswith(b"PK"):
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
+                whole = 0
                 for info in archive.infolist():
-                    if info.file_size > max(LARGE, DENSEST * len(content)):
+                    whole += info.file_size
+                    if whole > max(LARGE, DENSEST * len(content)):
                         raise ValueError(f"{info.filename} declares {info.file_size} bytes in {len(content)}")
                     with archive.open(info) as member:
                         stored[info.filename.removesuffix(".npy")] = _array(member, info.file_size)
@@ -149,14 +160,22 @@ def _of_shape(values: np.ndarray, key: str, shape: tuple[int, ...], name: str) -
 
 
 def _table(content: bytes, name: str) -> dict[str, np.ndarray]:
-    """Columns of numbers between spaces, commas or semicolons; comments follow # or //."""
-    text = re.sub("[,;]", " ", content.decode("utf-8", "replace").replace("//", "#"))
+    """Columns of numbers between blanks, commas or semicolons; comments follow # or //.
+
+    Between semicolons, or between blanks that follow no comma, a comma is a decimal comma.
+    """
+    text = re.sub(r"(#|//)[^\r\n]*", "", _text(content, name))
+    decimal = "," in text and (";" in text or re.search(r"[^\s,][ \t]+[^\s,]", text))
+    text = text.replace(",", "." if decimal else " ").replace(";", " ")
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "loadtxt: input contained no data")
-            values = np.loadtxt(io.StringIO(text), ndmin=2)
+            values = np.loadtxt(io.StringIO(text, newline=None), ndmin=2)
     except ValueError as error:
-        raise UserError(f"{name} is not a table of numbers ({str(error).partition(';')[0]}); correct it") from None
+        commas = "; its commas were read as decimal commas" * bool(decimal)
+        raise UserError(
+            f"{name} is not a table of numbers ({str(error).partition(';')[0]}{commas}); correct it"
+        ) from None
     if not len(values):
         raise UserError(f"{name} has no points; give a file with at least one")
     if values.shape[1] not in (3, 6, 7):
@@ -201,7 +220,7 @@ def _off(content: bytes, name: str) -> dict[str, np.ndarray]:
     Raises:
         UserError: no OFF, fewer lines than its header announces, or a line that is not a vertex or face.
     """
-    lines = [line for raw in _text(content).splitlines() if (line := raw.partition("#")[0].strip())]
+    lines = [line for raw in _lines(content, name) if (line := raw.partition("#")[0].strip())]
     if not lines or not lines[0].startswith("OFF"):
         raise UserError(f"{name} does not begin with OFF; export it again as OFF")
     lines = [line for line in (lines[0].removeprefix("OFF").strip(), *lines[1:]) if line]
@@ -236,7 +255,7 @@ def _obj(content: bytes, name: str) -> dict[str, np.ndarray]:
     vertices: list[str] = []
     faces: list[list[int]] = []
     # A line that ends in a backslash continues in the next.
-    for line in _text(content).replace("\\\r\n", " ").replace("\\\n", " ").splitlines():
+    for line in _lines(re.sub(rb"\\(\r\n|\r|\n)", b" ", content), name):
         kind, *words = line.partition("#")[0].split() or [""]
         try:
             if kind == "v":
@@ -256,8 +275,16 @@ def _obj(content: bytes, name: str) -> dict[str, np.ndarray]:
     return _loaded(rows, "obj", name) if vertices else {"points": np.zeros((0, 3))}
 
 
-def _text(content: bytes) -> str:
-    return content.decode("utf-8", "replace")
+def _lines(content: bytes, name: str) -> list[str]:
+    # Not splitlines(), which also ends a line at other control characters, such as those in a comment.
+    return re.split("\r\n|\r|\n", _text(content, name))
+
+
+def _text(content: bytes, name: str) -> str:
+    """Text without a byte order mark; a comment in another encoding than UTF-8 does no harm."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise UserError(f"{name} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
+    return content.decode("utf-8-sig", "replace")
 
 
 def _loaded(rows: list[str], kind: str, name: str) -> dict[str, np.ndarray]:

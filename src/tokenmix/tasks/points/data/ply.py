@@ -3,6 +3,8 @@
 Not by trimesh, which drops a cloud's normals and takes a cut text file for a whole one (DESIGN.md, "Point clouds").
 """
 
+import codecs
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -73,12 +75,16 @@ def parse_ply(content: bytes, name: str) -> dict[str, np.ndarray]:
 
 def _header(content: bytes, name: str) -> tuple[bool, list[_Element], bytes]:
     """Whether the file is text, its tables, and what follows the header."""
-    head, found, body = content.partition(b"end_header")
-    if not content.startswith(b"ply") or not found:
+    content = content.removeprefix(codecs.BOM_UTF8)
+    first = re.match(rb"ply[ \t]*(\r\n|\r|\n)", content)
+    # After lines that end in CR alone, a byte 10 belongs to the first number.
+    end = rb"\r" if first and first[1] == b"\r" else rb"\r?\n"
+    last = first and re.search(rb"[\r\n]end_header[ \t]*(" + end + rb"|\Z)", content)
+    if not last:
         raise UserError(f"{name} has no PLY header; export it again as PLY")
     order: str | None = None
     elements: list[_Element] = []
-    for line in head.decode("latin-1").splitlines():
+    for line in re.split("[\r\n]+", content[: last.start()].decode("latin-1")):
         words = line.split()
         try:
             if words[:1] == ["format"]:
@@ -98,7 +104,7 @@ def _header(content: bytes, name: str) -> tuple[bool, list[_Element], bytes]:
             ) from None
     if order is None:
         raise UserError(f"{name} has no line 'format' in its header; export it again as PLY")
-    return order == "", elements, body.partition(b"\n")[2]
+    return order == "", elements, content[last.end() :]
 
 
 def _table(body: bytes, place: int, element: _Element) -> tuple[_Columns, int]:
@@ -146,19 +152,24 @@ def _row(body: bytes, place: int, element: _Element) -> tuple[list[np.ndarray], 
 
 
 def _typed(values: np.ndarray, prop: _Property) -> np.ndarray:
-    """Integers in the type that the header says, which tells the range of colours."""
+    """Integers in the type that the header says; text that says more than the type holds stays float64."""
+    if prop.type[0] == "f":
+        return values
     with np.errstate(invalid="ignore"):
-        return values if prop.type[0] == "f" else values.astype(prop.type, copy=False)
+        whole = values.astype(prop.type, copy=False)
+    return whole if np.array_equal(whole, values) else values
 
 
 def _vertices(table: _Columns, name: str) -> dict[str, np.ndarray]:
     def stack(names: tuple[str, ...]) -> np.ndarray | None:
         columns = [table[key] for key in names if key in table]
-        return np.stack(columns, axis=1) if len(columns) == 3 else None
+        # A list of each vertex is no column of numbers.
+        numbers = all(isinstance(column, np.ndarray) and column.ndim == 1 for column in columns)
+        return np.stack(columns, axis=1) if numbers and len(columns) == 3 else None
 
     points = stack(("x", "y", "z"))
     if points is None:
-        raise UserError(f"{name} has vertices without x, y and z; export it again with them")
+        raise UserError(f"{name} has vertices without x, y and z, one number each; export it again with them")
     colors = next((found for found in map(stack, _COLORS) if found is not None), None)
     found = {"points": points, "normals": stack(("nx", "ny", "nz")), "colors": colors}
     return {key: values for key, values in found.items() if values is not None}
@@ -168,6 +179,8 @@ def _faces(table: _Columns, name: str) -> dict[str, np.ndarray]:
     """Polygons as triangles about their first corner; edges and lone corners have no surface."""
     polygons = next((table[key] for key in ("vertex_indices", "vertex_index") if key in table), [])
     if isinstance(polygons, np.ndarray):
+        if polygons.ndim != 2:
+            raise UserError(f"{name} has faces whose corners are not a list; export it again")
         second = np.arange(1, polygons.shape[1] - 1)
         triangles = polygons[:, np.stack([0 * second, second, second + 1], axis=1)].reshape(-1, 3)
     else:

@@ -9,6 +9,7 @@ import torch
 from tokenmix.data.lookup import DataRequest
 from tokenmix.data.reading import parse_json, read_file
 from tokenmix.errors import UserError
+from tokenmix.files import inside
 from tokenmix.tasks.points.data.cloud import Cloud, PointData
 from tokenmix.tasks.points.data.files import NUM_POINTS
 from tokenmix.tasks.points.data.folder import CloudItem, check_folder, kept, read_item
@@ -74,7 +75,7 @@ def _resampled(folder: Path, listed: list[Path]) -> Sides:
             name = shape.rpartition("_")[0]
             if name not in classes:
                 raise UserError(f"{path.name} names {shape!r}, whose class is not in {names.name}; correct it")
-            items.append(CloudItem(folder / name / f"{shape}.txt", classes.index(name)))
+            items.append(CloudItem(inside(folder, f"{name}/{shape}.txt"), classes.index(name)))
         sides.append(_there(items, path))
     return classes, sides
 
@@ -131,7 +132,7 @@ def _listed(folder: Path, side: str, synsets: dict[str, int]) -> list[CloudItem]
     listed = parse_json(_text(path, SHAPENET_PART), path)
     try:
         entries = [entry.split("/")[-2:] for entry in listed]
-        items = [CloudItem(folder / synset / f"{name}.txt", synsets[synset]) for synset, name in entries]
+        items = [CloudItem(inside(folder, f"{synset}/{name}.txt"), synsets[synset]) for synset, name in entries]
     except (ValueError, AttributeError, TypeError, KeyError) as error:
         raise UserError(f"{path} is not a list of shape_data/SYNSET/NAME ({error}); unpack it again") from None
     return _there(items, path)
@@ -148,7 +149,7 @@ def _there(items: list[CloudItem], listed: Path) -> list[CloudItem]:
 
 def _text(path: Path, layout: str) -> str:
     try:
-        return read_file(path).decode()
+        return read_file(path).decode("utf-8-sig")
     except ValueError as error:
-        reason = error if isinstance(error, UserError) else f"{path} is no text"
+        reason = error if isinstance(error, UserError) else f"{path} is not UTF-8; save it in this encoding"
         raise UserError(f"{reason}; the data set needs {layout}") from None

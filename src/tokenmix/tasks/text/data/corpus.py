@@ -27,16 +27,18 @@ from tokenmix.tasks.text.data.files import (
     open_table,
     read_lines,
 )
+from tokenmix.tasks.text.encoding import block_characters, tokenizing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
 PIECE = 1 << 18
-"""Characters after which a long file is cut at the end of a line, so that no file has to fit into memory."""
+"""Characters after which a long file is cut at the end of a line, so that no file has to fit into memory.
+
+A document or a line of more than twice as many is cut at a blank."""
 ENDINGS = (".txt", ".text", ".md")
-FORMAT = 2
-GROUP_CHARACTERS = 1 << 21
+FORMAT = 3
 
 
 class Documents:
@@ -238,9 +240,12 @@ def _kept(folder: Path, tokenizer: "PreTrainedTokenizerFast", documents: Iterabl
 def _encoded(documents: Iterable[str], tokenizer: Any, wide: np.dtype, empty: str) -> Iterator[dict[str, bytes]]:
     """Groups of documents as bytes of ids and of starts."""
     some = False
-    for group in _groups(documents, GROUP_CHARACTERS):
+    block = block_characters(tokenizer)
+    for group in _groups(pieces(documents, block), block):
         ids, starts = [], []
-        for encoding in tokenizer.backend_tokenizer.encode_batch(group, add_special_tokens=False):
+        with tokenizing("the tokenizer cannot read this text"):
+            encodings = tokenizer.backend_tokenizer.encode_batch(group, add_special_tokens=False)
+        for encoding in encodings:
             if encoding.ids:
                 words = np.array([-1 if word is None else word for word in encoding.word_ids])
                 ids += [*encoding.ids, tokenizer.sep_token_id]
@@ -250,6 +255,19 @@ def _encoded(documents: Iterable[str], tokenizer: Any, wide: np.dtype, empty: st
             yield {"ids": np.array(ids, wide).tobytes(), "starts": np.concatenate(starts).astype(np.uint8).tobytes()}
     if not some:
         raise UserError(f"{empty}; give more text, or a folder with train and test inside")
+
+
+def pieces(texts: Iterable[str], most: int = PIECE) -> Iterator[str]:
+    """The texts; one of more than two pieces, or twice `most`, in pieces that end at a blank if there is one."""
+    piece = min(PIECE, most)
+    for text in texts:
+        begin = 0
+        while len(text) - begin > 2 * piece:
+            end = max(text.rfind(blank, begin, begin + piece) for blank in " \n") + 1
+            end = end or begin + piece
+            yield text[begin:end]
+            begin = end
+        yield text[begin:] if begin else text
 
 
 def _groups(texts: Iterable[str], characters: int) -> Iterator[list[str]]:

@@ -7,18 +7,23 @@ import csv
 import hashlib
 import logging
 import math
+import re
+import reprlib
 import sys
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from tokenmix.data.fetch import log
 from tokenmix.data.lookup import DataRequest, cache_root, local_path
 from tokenmix.data.reading import LeftOut, check_file, parse_json
 from tokenmix.data.remote import check_scheme, is_url, origin
 from tokenmix.errors import UserError, needs, one_line
-from tokenmix.files import read_text
+from tokenmix.files import open_regular, read_text
 from tokenmix.trust import texts_in
 
 Row = tuple[str, dict[str, Any] | UserError]
@@ -30,6 +35,8 @@ TEST_SPLITS = ("validation", "validation_matched", "dev", "test")
 """Parts of a set of the hub that are tested on; what is called its test part often has no labels."""
 TRIED = 10
 """After that many unusable rows at the start the wrong column must be named."""
+# Text packs ten to one, a value that is repeated without end; small files may repeat. A row takes memory of its own.
+LARGE, DENSEST, ROW = 1 << 28, 100, 64
 
 
 def find_parts(folder: Path, ending: str) -> tuple[Path, Path] | None:
@@ -57,7 +64,7 @@ def digest_of(files: Sequence[Path], more: str = "") -> str:
     """A checksum of the contents of files, in order, and of further words."""
     whole = hashlib.sha256(more.encode())
     for file in files:
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             whole.update(hashlib.file_digest(opened, "sha256").digest())
     return whole.hexdigest()
 
@@ -65,7 +72,7 @@ def digest_of(files: Sequence[Path], more: str = "") -> str:
 def read_lines(path: Path) -> Iterator[str]:
     """The lines of a UTF-8 file with their ends, one at a time; `UserError` naming the first byte that is not UTF-8."""
     offset = 0
-    with check_file(path).open("rb") as file:
+    with open_regular(check_file(path)) as file:
         for number, line in enumerate(file, 1):
             if number == 1 and line[:2] in (b"\xff\xfe", b"\xfe\xff"):
                 raise UserError(f"{path} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
@@ -94,34 +101,131 @@ def _json_rows(path: Path) -> Iterator[Row]:
 
 
 def _csv_rows(path: Path) -> Iterator[Row]:
+    """Rows of RFC 4180. After a line with a stray quotation mark, reading goes on with the next line."""
     # Fields of a whole document are common; the library's own limit is 128 KiB.
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-    reader = csv.reader(read_lines(path))
-    try:
-        header = next(reader, [])
-        for fields in filter(None, reader):
-            where = f"{path}, line {reader.line_num}"
-            if len(fields) == len(header):
-                yield where, dict(zip(header, fields))
-            else:
-                told = f"{where} has {len(fields)} fields, the header {len(header)}"
-                yield where, UserError(f"{told}; quote fields that contain the separator")
-    except csv.Error as error:
-        raise UserError(f"{path}, line {reader.line_num}: {error}; write the table again as RFC 4180 CSV") from None
+    lines, ahead, number = read_lines(path), deque[str](), 1
+    header: list[str] = []
+    # Short values of each column: one of them in a line inside a field shows that the line is a row.
+    seen: list[set[str]] = []
+    while True:
+        taken: list[str] = []
+        where, fields = f"{path}, line {number}", list[str]()
+        try:
+            fields = next(csv.reader(_taken(lines, ahead, taken), strict=True), fields)
+            stray = "it holds lines that are rows of their own" * _are_rows(taken, seen)
+        except csv.Error as error:
+            stray = str(error)
+            if len(taken) == 1 and "expected after" in stray:
+                # "Nice" in front of other words harms no other line.
+                fields, stray = next(csv.reader(taken)), ""
+        if not taken:
+            return
+        if stray:
+            ahead.extendleft(reversed(taken[1:]))
+            reason = UserError(
+                f"{where}: the quoted field that ends on line {number + len(taken) - 1} is damaged ({stray}); "
+                "double quotation marks inside a field"
+            )
+            if not header:
+                raise reason
+            yield where, reason
+            number += 1
+            continue
+        number += len(taken)
+        if not header:
+            header, seen = fields, [set() for _ in fields]
+        elif len(fields) == len(header):
+            yield where, dict(zip(header, fields))
+            for value, known in zip(fields, seen):
+                if len(value) <= 50 and len(known) < 1000:
+                    known.add(value)
+        elif fields:
+            told = f"{where} has {len(fields)} fields, the header {len(header)}"
+            yield where, UserError(f"{told}; quote fields that contain the separator")
 
 
-def _parquet_rows(path: Path) -> Iterator[Row]:
+def _taken(lines: Iterator[str], ahead: deque[str], taken: list[str]) -> Iterator[str]:
+    """The next lines, those that were read ahead first; `taken` gets them as well."""
+    for line in iter(lambda: ahead.popleft() if ahead else next(lines, ""), ""):
+        taken.append(line)
+        yield line
+
+
+def _are_rows(lines: list[str], seen: list[set[str]]) -> bool:
+    """Whether the lines of one record are rows: each has all columns, and one repeats a value inside the quotes."""
+    if len(lines) < 2 or len(seen) < 2:
+        return False
+    rows = list(csv.reader(lines, quoting=csv.QUOTE_NONE))
+    if any(len(row) != len(seen) for row in rows):
+        return False
+    first, last = (next(i for i, value in enumerate(row) if '"' in value) for row in (rows[0], rows[-1]))
+    rows[0][: first + 1] = [""] * (first + 1)
+    rows[-1][last:] = [""] * (len(seen) - last)
+    columns = [[value for value in column if value.strip()] for column in zip(*rows)]
+    return any(len({*column}) < len(column) or not known.isdisjoint(column) for column, known in zip(columns, seen))
+
+
+def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    """Rows with these columns, text and label if none is named; a value that cannot be read is its error.
+
+    Text is decoded as a dictionary, whose values are shared by rows: 3 kB of a file can stand for 40 GB.
+    """
     with needs(f"reading {path.name}"):
-        from pyarrow import ArrowInvalid, parquet
-    check_file(path)
+        from pyarrow import parquet, types
+    most = max(LARGE, DENSEST * check_file(path).stat().st_size)
     try:
-        with parquet.ParquetFile(path) as file:
-            rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
-            yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows, 1))
-    except (ArrowInvalid, OSError) as error:
+        with open_regular(path) as opened, parquet.ParquetFile(opened) as file:
+            schema = file.schema_arrow
+        missing = [name for name in columns or ("text",) if name not in schema.names]
+        if missing:
+            raise UserError(
+                f"{path} has no column {missing[0]!r}; it has {', '.join(map(repr, schema.names)) or 'none'}"
+            )
+        wanted = [name for name in columns or ("text", "label") if name in schema.names]
+        for name in wanted:
+            kind = schema.field(name).type
+            if types.is_nested(kind) or types.is_fixed_size_binary(kind):
+                raise UserError(f"{path}: {name!r} is {kind}, neither text nor a label; name another column")
+        with open_regular(path) as opened, parquet.ParquetFile(opened, read_dictionary=wanted) as file:
+            groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+            chunks = (group.column(i) for group in groups for i in range(group.num_columns))
+            size = max((chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in wanted), default=0)
+            rows = (zip(*map(_python, batch.columns)) for batch in file.iter_batches(1 << 14, columns=wanted))
+            # The first is no row: what a chunk declares is checked before it is decoded.
+            for number, values in enumerate(chain([()], chain.from_iterable(rows))):
+                size += ROW + sum(len(value) for value in values if isinstance(value, str | bytes))
+                if size > most:
+                    raise UserError(
+                        f"{path} unpacks to {size:,} bytes and more (row {number}), over {most:,}, which a file of its "
+                        "size may; split it, or write it without repetitions"
+                    )
+                if number:
+                    yield f"{path}, row {number}", dict(zip(wanted, values))
+    except UserError:
+        raise
+    except Exception as error:  # Arrow's, and Python's of names and places that Arrow did not check.
         raise UserError(
-            f"{path} is truncated or not a parquet file ({str(error).splitlines()[0]}); write or fetch it again"
+            f"{path} is truncated or not a parquet file ({one_line(error)}); write or fetch it again"
         ) from None
+
+
+def _python(array: Any) -> list[Any]:
+    """The values of an Arrow array; the error in place of one that Python cannot hold."""
+    if hasattr(array, "dictionary"):
+        words = _python(array.dictionary)
+        return [None if place is None else words[place] for place in array.indices.to_pylist()]
+    try:
+        return array.to_pylist()
+    except Exception:  # Bytes that are not UTF-8, a date after the year 9999, an unknown time zone.
+        return [_value(scalar) for scalar in array]
+
+
+def _value(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except Exception as error:
+        return error
 
 
 @dataclass(frozen=True)
@@ -155,12 +259,21 @@ class Table:
                 yield text
 
     def labelled(self, columns: Sequence[str]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-        """Texts, and the label from the last column, of the rows for training and for testing."""
+        """Texts, and the label from the last column, of the rows for training and for testing.
+
+        Spellings of one label, by `label_name`, are one; they are told.
+        """
         sides: tuple[list[tuple[str, ...]], list[tuple[str, ...]]] = ([], [])
+        names = dict[str, str]()
         for number in range(len(self.parts)):
             for texts, label in self._read(number, columns[:-1], columns[-1]):
                 side = number if len(self.parts) == 2 else is_test(" ".join(texts))
-                sides[side].append((*texts, label))
+                sides[side].append((*texts, names.setdefault(label, label_name(label))))
+        counts = Counter(names.values())
+        again = [label for label, name in names.items() if counts[name] > 1 and label != name]
+        if again:
+            more = f", and {len(again) - 1} others likewise" if again[1:] else ""
+            log(f"{self.name}: the label {again[0]!r} is read as {names[again[0]]!r}{more}")
         return sides
 
     def _read(self, part: int, columns: Sequence[str], label: str | None = None) -> Iterator[tuple[list[str], str]]:
@@ -199,13 +312,30 @@ def _values(
             raise UserError(f"{where} has no column {name!r}; it has {', '.join(map(repr, row)) or 'none'}")
     for name in columns:
         if not isinstance(row[name], str):
-            raise UserError(f"{where}: {name!r} is {row[name]!r}, not text; leave the row out or name another column")
+            raise UserError(
+                f"{where}: {name!r} is {_shown(row[name])}, not text; leave the row out or name another column"
+            )
     if label is None:
         return [row[name] for name in columns], ""
     value = row[label]
-    if value is None or isinstance(value, list | dict) or not str(value).strip():
-        raise UserError(f"{where}: {label!r} is {value!r}, not a label; leave the row out or name another column")
+    if value is None or isinstance(value, _NO_LABEL) or str(value).strip().lower() in ("", "nan"):
+        raise UserError(f"{where}: {label!r} is {_shown(value)}, not a label; leave the row out or name another column")
     return [row[name] for name in columns], str(value)
+
+
+_NO_LABEL = (list, dict, bytes, Exception)
+
+
+def _shown(value: Any) -> str:
+    return f"damaged ({one_line(value)})" if isinstance(value, Exception) else reprlib.repr(value)
+
+
+def label_name(label: str) -> str:
+    """A label without blanks around it, and a whole number without its fraction; all else is kept.
+
+    Programs write 1 as 1.0 where a value of its column is missing.
+    """
+    return re.sub(r"^([+-]?\d+)\.0*$", r"\1", label.strip())
 
 
 def import_datasets(what: str) -> Any:
@@ -234,7 +364,7 @@ def open_table(request: DataRequest) -> Table:
             raise UserError(f"{path} has no train.{kind} with a test.{kind}; name the file, or add them")
     else:
         files, source = (check_file(path),), f"{source}, a tenth of the rows held out"
-    rows = {"jsonl": _json_rows, "csv": _csv_rows, "parquet": _parquet_rows}[kind]
+    rows = {"jsonl": _json_rows, "csv": _csv_rows, "parquet": partial(_parquet_rows, columns=columns)}[kind]
     return Table(request.spec, tuple(partial(rows, file) for file in files), columns, source, files)
 
 

@@ -16,7 +16,7 @@ from tokenmix.data.split import hold_out, limited
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import user_path
 from tokenmix.tasks.text.data.corpus import Corpus, load_column
-from tokenmix.tasks.text.data.files import Table, open_table, read_lines
+from tokenmix.tasks.text.data.files import Table, label_name, open_table, read_lines
 
 MOST_CLASSES = 1000
 _BOTH, _ENTAILED, _NLI = ("0", "1"), ("entailment", "not_entailment"), ("entailment", "neutral", "contradiction")
@@ -138,7 +138,8 @@ def load_table(request: DataRequest) -> Corpus | LabelledData:
     if len(columns) not in (2, 3) or not all(columns):
         raise UserError(f"{request.spec!r} names {len(columns)} columns; give #text,label or #text,text_pair,label")
     train, test = table.labelled(columns)
-    classes = getattr(table.types.get(columns[-1]), "names", None)
+    names = getattr(table.types.get(columns[-1]), "names", None)
+    classes = None if names is None else list(dict.fromkeys(map(label_name, names)))
     name, _, task = request.variant.partition("#")[0].partition(":")
     metrics = GLUE_METRICS.get(task if name.endswith("glue") else "", ("accuracy",))
     return build_labelled(request.spec, train, test, table.source, classes=classes, metrics=metrics)

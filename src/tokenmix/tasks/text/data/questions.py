@@ -3,6 +3,8 @@
 Rajpurkar et al., arXiv:1606.05250 and arXiv:1806.03822.
 """
 
+import unicodedata
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +20,16 @@ from tokenmix.errors import UserError
 from tokenmix.tasks.text.data.corpus import Corpus
 from tokenmix.tasks.text.data.files import open_table, read_lines
 from tokenmix.tasks.text.data.labelled import LabelledData, load_table
-from tokenmix.tasks.text.data.sequences import Batch, Sequences, padded, token_batch
+from tokenmix.tasks.text.data.sequences import Batch, Rows, Sequences, blocks, padded, token_batch
+from tokenmix.tasks.text.encoding import block_characters, tokenizing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
 VERSIONS = ("v2.0", "v1.1")
+LONGEST = 4
+"""Blocks of characters in a context, all of whose tokens are needed at once."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,7 @@ def _checked(where: str | Path, asked: Question) -> Question:
     if not (isinstance(context, str) and isinstance(asked.question, str)):
         raise UserError(f"{where}: question {asked.id!r} or its context is not text; correct it, or remove it")
     for text, start in asked.answers:
-        if not (isinstance(text, str) and isinstance(start, int)):
+        if not (isinstance(text, str) and type(start) is int):  # True is an int as well.
             raise UserError(
                 f"{where}: question {asked.id!r} has the answer {text!r} at {start!r}; give text and a whole number"
             )
@@ -175,20 +180,33 @@ class EncodedQuestions(Sequences):
             )
         self.questions = questions
         self.pad = int(tokenizer.pad_token_id)  # type: ignore[arg-type]
-        asked = [_shortened(q.question.strip(), tokenizer, max_question) for q in questions]
-        whole = tokenizer(
-            asked,
-            [q.context for q in questions],
-            truncation="only_second",
-            max_length=max_length,
-            stride=stride,
-            return_overflowing_tokens=True,
-            return_offsets_mapping=True,
-        )
-        self.sample = np.array(whole["overflow_to_sample_mapping"], dtype=np.int64)
-        self.ids = [np.array(row, dtype=np.int32) for row in whole["input_ids"]]
-        self.segments = [np.array(row, dtype=np.int8) for row in whole["token_type_ids"]]
-        self.offsets = [_in_context(whole["offset_mapping"][i], whole.sequence_ids(i)) for i in range(len(self.ids))]
+        self.ids, self.segments, self.offsets, sample = Rows("i"), Rows("b"), list[np.ndarray](), array("q")
+        most = block_characters(tokenizer)
+        for block in blocks((len(q.question) + len(q.context) for q in questions), most):
+            contexts = [q.context for q in questions[block]]
+            too_long = next((i for i, context in enumerate(contexts) if len(context) > LONGEST * most), None)
+            if too_long is not None:
+                size = len(contexts[too_long])
+                raise UserError(
+                    f"the context of question {questions[block][too_long].id!r} has {size:,} characters; split it"
+                )
+            with tokenizing("the tokenizer cannot read these questions"):
+                whole = tokenizer(
+                    [_shortened(q.question.strip(), tokenizer, max_question) for q in questions[block]],
+                    contexts,
+                    truncation="only_second",
+                    max_length=max_length,
+                    stride=stride,
+                    return_overflowing_tokens=True,
+                    return_offsets_mapping=True,
+                )
+            for part, place in enumerate(whole["overflow_to_sample_mapping"]):
+                sample.append(block.start + place)
+                self.ids.append(whole["input_ids"][part])
+                self.segments.append(whole["token_type_ids"][part])
+                pairs, which = whole["offset_mapping"][part], whole.sequence_ids(part)
+                self.offsets.append(_in_context(pairs, which, contexts[place]))
+        self.sample = np.array(sample, dtype=np.int64)
         spans = [_span(questions[sample], offsets) for sample, offsets in zip(self.sample, self.offsets)]
         self.spans = torch.tensor(spans, dtype=torch.int64).view(-1, 2)
 
@@ -237,9 +255,28 @@ def _shortened(question: str, tokenizer: "PreTrainedTokenizerFast", most: int) -
     return question if len(offsets) <= most else question[: offsets[most - 1][1]]
 
 
-def _in_context(offsets: Sequence[tuple[int, int]], sequence: Sequence[int | None]) -> np.ndarray:
-    rows = [pair if which == 1 else (-1, -1) for pair, which in zip(offsets, sequence)]
-    return np.array(rows, dtype=np.int32).reshape(-1, 2)
+def _in_context(offsets: Sequence[tuple[int, int]], sequence: Sequence[int | None], context: str) -> np.ndarray:
+    """The characters that each token of the context covers, whole ones; (-1, -1) elsewhere.
+
+    Of a decomposed character, e and an accent, the tokenizer gives the place of its first code point alone.
+    """
+    rows = np.array([pair if which == 1 else (-1, -1) for pair, which in zip(offsets, sequence)], dtype=np.int32)
+    rows = rows.reshape(-1, 2)
+    if not unicodedata.is_normalized("NFC", context):
+        rows[:, 1] = [_character_end(context, end) for end in rows[:, 1].tolist()]
+    return rows
+
+
+def _character_end(context: str, end: int) -> int:
+    """The end of the character of which `context[end - 1]` is a code point: accents and Hangul's letters follow."""
+    character = context[max(end - 1, 0) : max(end, 0)]
+    # Unicode's streams have 30 accents in a row at most.
+    for following in context[end : end + 30] if character else "":
+        longer = unicodedata.normalize("NFC", character + following)
+        if len(longer) > 1 and not unicodedata.combining(following):
+            break
+        character, end = longer, end + 1
+    return end
 
 
 def _span(question: Question, offsets: np.ndarray) -> tuple[int, int]:

@@ -1,7 +1,8 @@
 """Texts as token ids, in batches: padded to their longest, or windows of running text in which tokens are hidden."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from tokenmix.data.seeding import hash_indices
 from tokenmix.errors import UserError
 from tokenmix.tasks.text.data.corpus import Tokens
 from tokenmix.tasks.text.data.labelled import LabelledText
+from tokenmix.tasks.text.encoding import block_characters, tokenizing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -51,6 +53,40 @@ def token_batch(ids: Sequence[np.ndarray], segments: Sequence[np.ndarray], indic
     }
 
 
+class Rows(Sequence[np.ndarray]):
+    """Rows of integers, of a length each, one after the other in one array."""
+
+    def __init__(self, code: str) -> None:
+        self._flat, self._ends = array(code), array("q", [0])
+
+    def append(self, row: Iterable[int]) -> None:
+        """Add a row at the end."""
+        self._flat.extend(row)
+        self._ends.append(len(self._flat))
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, place: Any) -> Any:
+        """A row, without a copy."""
+        if not 0 <= place < len(self):
+            raise IndexError(f"there are {len(self)} rows, got {place}")
+        begin, end = self._ends[place], self._ends[place + 1]
+        return np.frombuffer(self._flat, self._flat.typecode, end - begin, begin * self._flat.itemsize)
+
+
+def blocks(sizes: Iterable[int], most: int) -> Iterator[slice]:
+    """Neighbours that have `most` together, one more than fits at the end of each block."""
+    begin = end = total = 0
+    for end, size in enumerate(sizes, 1):
+        total += size
+        if total >= most:
+            yield slice(begin, end)
+            begin, total = end, 0
+    if begin < end:
+        yield slice(begin, end)
+
+
 class EncodedText(Sequences):
     """[CLS] text [SEP], or [CLS] text [SEP] text_pair [SEP], cut to `max_length`: of a pair, the longer one first.
 
@@ -67,16 +103,22 @@ class EncodedText(Sequences):
             raise UserError(f"a length of {max_length} leaves no room for the text; give {least} or more")
         self.labels = texts.labels
         self.pad = int(tokenizer.pad_token_id)  # type: ignore[arg-type]
-        pairs = None if texts.pairs is None else list(texts.pairs)
-        whole = tokenizer(
-            list(texts.texts), pairs, truncation="longest_first", max_length=max_length, return_overflowing_tokens=True
-        )
-        # What overflowed comes as further rows of the same sample; the first is the one that is kept.
-        sample = np.array(whole["overflow_to_sample_mapping"])
-        first = np.unique(sample, return_index=True)[1]
-        self.cut = int((np.bincount(sample) > 1).sum())
-        self.ids = [np.array(whole["input_ids"][i], dtype=np.int32) for i in first]
-        self.segments = [np.array(whole["token_type_ids"][i], dtype=np.int8) for i in first]
+        backend, most = tokenizer.backend_tokenizer, block_characters(tokenizer)
+        # No token of a sequence is further from the beginning, or from the end if that is kept.
+        longest = max(most // 2, 100 * max_length)
+        kept = slice(-longest, None) if tokenizer.truncation_side == "left" else slice(longest)
+        columns = [column for column in (texts.texts, texts.pairs) if column is not None]
+        self.ids, self.segments, self.cut = Rows("i"), Rows("b"), 0
+        with tokenizing("the tokenizer cannot read these texts"):
+            backend.no_padding()
+            backend.enable_truncation(max_length, strategy="longest_first", direction=tokenizer.truncation_side)
+            for block in blocks((sum(map(len, row)) for row in zip(*columns)), most):
+                rows = list(zip(*([text[kept] for text in column[block]] for column in columns)))
+                for encoding in backend.encode_batch_fast([row if row[1:] else row[0] for row in rows]):
+                    self.ids.append(encoding.ids)
+                    self.segments.append(encoding.type_ids)
+                    self.cut += bool(encoding.overflowing)
+            backend.no_truncation()
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -1,0 +1,57 @@
+"""Encoding with any tokenizer: its errors as one line, and as many characters at a time as memory holds."""
+
+import base64
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tokenmix.errors import UserError, one_line
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+BLOCK = 1 << 21
+
+
+@contextmanager
+def tokenizing(what: str, *more: type[BaseException]) -> Iterator[None]:
+    """Raise `UserError` where the tokenizers library fails in the block: in bare `Exception`, or a panic of its Rust.
+
+    A panic, of a regex that gives up for example, is no `Exception`. `more` are further errors to be caught.
+    """
+    try:
+        yield
+    except BaseException as error:
+        panic = type(error).__name__ == "PanicException"
+        if isinstance(error, UserError) or not (panic or type(error) is Exception or isinstance(error, more)):
+            raise
+        raise UserError(f"{what} ({one_line(error)}); copy it again, or train it again") from None
+
+
+def block_characters(tokenizer: "PreTrainedTokenizerFast") -> int:
+    """How many characters are encoded at a time: a token takes 150 bytes until its number is kept."""
+    return int(BLOCK / growth(tokenizer.backend_tokenizer.normalizer))
+
+
+def growth(step: Any) -> float:
+    """How many bytes a normalizer or decoder makes of one at most, by the texts that it puts in."""
+    return 1 if step is None else _growth(json.loads(step.__getstate__()))
+
+
+def _growth(step: Mapping[str, Any]) -> float:
+    steps = step.get("normalizers") or step.get("decoders") or ()
+    kind, grown = step.get("type"), math.prod(map(_growth, steps))
+    if kind == "Replace":
+        content, literal = len(step["content"].encode()), step["pattern"].get("String")
+        # A regex may match between any two characters.
+        grown = max(1, content / len(literal.encode())) if literal else 1 + content
+    elif kind == "Prepend":
+        grown = 1 + len(step["prepend"].encode())
+    elif kind == "Precompiled":
+        charsmap = base64.b64decode(step["precompiled_charsmap"])
+        replaced = charsmap[4 + int.from_bytes(charsmap[:4], "little") :].split(b"\0")
+        grown = max(map(len, replaced))
+    return grown
