@@ -43,7 +43,7 @@ def diagonality_loss(scores: Tensor | Scores, form: DiagonalityForm = "hinge", m
     if form not in ("hinge", "printed"):
         raise unknown_name("form", form, ("hinge", "printed"))
     diagonal = scores.diagonal(dim1=-2, dim2=-1)
-    asymmetry = (scores - scores.mT).abs()
+    asymmetry = (scores - scores.transpose(-1, -2)).abs()
     if form == "printed":
         if margin:
             raise UserError(f"the printed form has no margin, got margin={margin}; use form='hinge'")

@@ -234,6 +234,8 @@ def toeplitz_by_fft(weight: Tensor, z: Tensor, *, causal: bool = False) -> Tenso
     if weight.dim() != 1:
         raise UserError(f"the FFT needs a Toeplitz gate of (2n-1,) weights, got {tuple(weight.shape)}; use 'dense'")
     _check_length(weight, n)
+    if z.shape[0] == 0:  # MKL transforms no empty batch.
+        return gate_matrix(weight, n, causal=causal) @ z
     real = torch.promote_types(z.dtype, torch.float32)
     w = _diagonals(weight, n).to(real)
     if causal:
