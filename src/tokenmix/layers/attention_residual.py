@@ -99,7 +99,10 @@ class AttentionResidual(nn.Module):
         pooled = -(-grid[0] // 2) * -(-grid[1] // 2)
         if self.keys == "kept":
             if num_keys is None:
-                raise UserError("AttentionResidual(keys='kept') has a map of h'*w' x S: give macs the S of num_keys")
+                raise UserError(
+                    "AttentionResidual(keys='kept') has a map of h'*w' x S, got num_keys=None; give macs the S of "
+                    "num_keys, for example num_keys=49"
+                )
             shrink, size = 4 * self.num_heads_in * pooled * width, pooled * num_keys
         else:
             shrink, size = 8 * self.num_heads_in * pooled * width, pooled**2

@@ -92,7 +92,9 @@ class Mixer(nn.Module):
     def map_kind(self) -> MapKind:
         """What the map is over; `UserError` for a mixer without one."""
         if self.capabilities.map is None:
-            raise UserError(f"{type(self).__name__} has no map")
+            raise UserError(
+                f"{type(self).__name__} has no map, as its capabilities state; take a mixer with one, such as self"
+            )
         return self.capabilities.map
 
     def macs(self, num_tokens: int) -> int:

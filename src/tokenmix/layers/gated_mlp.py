@@ -129,7 +129,7 @@ def _hidden(dim: int, expansion: float, variant: GateVariant) -> int:
     hidden = int(dim * expansion)
     if hidden < 1 or (variant == "split" and hidden % 2):
         raise UserError(
-            f"hidden width {hidden} = int({dim} * {expansion}) must be positive, and even for a split gate; "
-            f"for example expansion={2 * max(1, hidden // 2) / dim:g}"
+            f"hidden width {hidden} = int({dim} * {expansion}) must be positive, and even for a split gate, got "
+            f"{expansion=}; for example expansion={2 * (hidden // 2) / dim if hidden > 1 else 2:g}"
         )
     return hidden

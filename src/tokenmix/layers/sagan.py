@@ -26,6 +26,9 @@ class SpectralNorm(nn.Module):
     own contains a `vdot`, which the ONNX exporter of traced graphs does not have.
     """
 
+    _u: Tensor
+    _v: Tensor
+
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
         matrix = weight.detach().flatten(1)

@@ -52,9 +52,15 @@ def attention_residual(
     scores = scores.joined() if isinstance(scores, Scores) else scores
     num_tokens = (scores.query if isinstance(scores, Scores) else scores).shape[-2]
     if num_tokens != grid[0] * grid[1]:
-        raise UserError(f"a grid of {grid[0]} x {grid[1]} has {grid[0] * grid[1]} tokens, the scores have {num_tokens}")
+        raise UserError(
+            f"a grid of {grid[0]} x {grid[1]} has {grid[0] * grid[1]} tokens, the scores have {num_tokens}; give the "
+            "grid of the stage that ends"
+        )
     if key_weight is None and mask is not None:
-        raise UserError("a token mask does not apply to keys on another grid; pool the keys too")
+        raise UserError(
+            f"a token mask does not apply to keys on another grid, got mask {tuple(mask.shape)} and key_weight=None; "
+            "pool the keys too (keys='pooled'), or leave the mask out"
+        )
     dense = scores.dense if isinstance(scores, Scores) else scores
     pooled = None
     if isinstance(scores, Scores):

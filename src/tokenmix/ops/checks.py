@@ -47,7 +47,7 @@ def check_rates(**values: Any) -> None:
     """Raise `UserError` unless every value is a probability."""
     for name, value in values.items():
         if not isinstance(value, Real) or not 0.0 <= value <= 1.0:
-            raise UserError(f"{name} must be a number from 0 to 1, got {value!r}; {name}=0 drops nothing")
+            raise UserError(f"{name} must be a number between 0 and 1, got {value!r}; {name}=0 drops nothing")
 
 
 def check_numbers(least: float | None = None, **values: Any) -> None:

@@ -217,6 +217,11 @@ def check_scores(scores: Scores | None, expected: tuple[int, int, int]) -> Score
             "LessAttention(scores_from='previous') has no query and key: call mix(x, carry) with the scores that "
             "SelfAttention.mix returned, or build it with scores_from='own'"
         )
+    if not isinstance(scores, Scores):
+        raise UserError(
+            f"LessAttention takes the Scores that SelfAttention.mix returned, got {type(scores).__name__}; a dense map "
+            "A becomes Scores(A[..., :0], A[..., :0], A)"
+        )
     if tuple(scores.query.shape[:3]) != expected:
         raise UserError(
             f"LessAttention needs scores of (B, H, N) = {expected}, got {tuple(scores.query.shape[:3])}; give both "

@@ -133,7 +133,8 @@ def without_padding(query: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor 
     if mask is None:
         return query, None
     full = broadcast_mask(mask, query)
-    return query.masked_fill(~full.unsqueeze(-1), 0.0), full
+    # Other than masked_fill it keeps the layout of heads that lie side by side.
+    return torch.where(full.unsqueeze(-1), query, 0.0), full
 
 
 def check_normalization(normalization: str, num_steps: int) -> None:
@@ -141,7 +142,9 @@ def check_normalization(normalization: str, num_steps: int) -> None:
     check_choice("normalization", normalization, get_args(Normalization))
     check_whole(num_steps=num_steps)
     if normalization == "softmax" and num_steps != 1:
-        raise UserError(f"normalization='softmax' has no Sinkhorn steps, got num_steps={num_steps}; use 'double'")
+        raise UserError(
+            f"normalization='softmax' has no Sinkhorn steps, got num_steps={num_steps}; leave it at 1 or use 'double'"
+        )
 
 
 def check_chunks(chunk_size: int | None, dropout: float) -> None:

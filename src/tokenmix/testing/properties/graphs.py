@@ -28,6 +28,14 @@ from tokenmix.testing.harness import (
 )
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """PyTorch warns of checks of shapes and of slow paths, and prints whole graphs that it cannot capture."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
+
+
 @functools.cache
 def best_backend() -> str:
     """`"inductor"` where it compiles, which takes a C++ compiler; else `"aot_eager"`, which only captures."""
@@ -102,7 +110,8 @@ def exported(build: Build, x: Tensor) -> None:
     # Traced at another size than at design, so that a dynamic size is not mistaken for the one that is wired in.
     traced = (x[:, :-3].contiguous() if x.dim() == 3 else noise(*x.shape[:2], 6, 8)) if dynamic else x
     try:
-        program = torch.export.export(layer, (traced,), dynamic_shapes=(places,) if dynamic else None)
+        with _quiet():
+            program = torch.export.export(layer, (traced,), dynamic_shapes=(places,) if dynamic else None)
     except Exception as error:
         raise Advice(_reason(error)) from error
     with torch.no_grad():
@@ -120,8 +129,7 @@ def batched(build: Build, x: Tensor) -> None:
     batches = torch.stack((x, 2 * x)).requires_grad_()
     expected = torch.stack([call(layer, batch) for batch in batches])
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch says which operators it runs sample by sample.
+        with _quiet():
             out = torch.vmap(layer)(batches)
         out.square().mean().backward()
     except Exception as error:
@@ -145,8 +153,7 @@ def traced(build: Build, x: Tensor) -> None:
         other = 2 * inputs[0].flip(0), *(mask.flip(0) for mask in inputs[1:])
         what = "traced with a mask" if len(inputs) > 1 else "traced"
         try:
-            with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-                warnings.simplefilter("ignore")  # Of checks of shapes, and of trace itself, which is deprecated.
+            with _quiet():
                 graph: Any = torch.jit.trace(layer, inputs)
                 out = graph(*other)
         except Exception as error:
@@ -173,8 +180,7 @@ def onnx_by_tracing(build: Build, x: Tensor) -> None:
         names = ["x", "mask"][: len(inputs)]
         file = io.BytesIO()
         try:
-            with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-                warnings.simplefilter("ignore")
+            with _quiet():
                 torch.onnx.export(
                     layer, inputs, file, dynamo=False, opset_version=17, input_names=names,
                     dynamic_axes={name: {0: "batch"} for name in names},
