@@ -194,7 +194,17 @@ class InvertedMask(Sound):
         return super().weigh(scores, None if mask is None else ~mask)
 
 
-class MaskedRowsOnly(Sound):
+class MaskedScoresOnly(Sound):
+    """What padding holds is multiplied by 0, and 0 times NaN is NaN."""
+
+    def checked(
+        self, x: Tensor, mask: Tensor | None = None, *, weight: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        check_tokens(self, x)
+        return x, check_mask(mask, x, x.shape[1])
+
+
+class MaskedRowsOnly(MaskedScoresOnly):
     """The masked token's output is dropped, but the others still see it."""
 
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -225,16 +235,6 @@ class BiasAfterTheMask(Sound):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return super().forward(x, mask) + self.shift
-
-
-class MaskedScoresOnly(Sound):
-    """What padding holds is multiplied by 0, and 0 times NaN is NaN."""
-
-    def checked(
-        self, x: Tensor, mask: Tensor | None = None, *, weight: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        check_tokens(self, x)
-        return x, check_mask(mask, x, x.shape[1])
 
 
 class FoldsTheBatch(Sound):

@@ -23,6 +23,7 @@ from tokenmix.testing.properties import graphs
 from tokenmix.testing.properties.graphs import best_backend, compiled
 from verbs import printed, refused
 
+
 @pytest.fixture(autouse=True)
 def _captured_only(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Inductor compiles for seconds: only slow tests wait for it."""
@@ -44,10 +45,9 @@ def test_an_ignored_mask_is_not_blamed_on_its_polarity() -> None:
     masks = {"mask-polarity", "mask-padding", "mask-zero", "mask-empty"}
     for layer, sizes in (("IgnoredMask", SIZES), ("IgnoredMaskOfAStranger", {})):
         report = doctor(f"planted:{layer}", only=masks, **sizes)
-        assert set(report.failed) == {"mask-polarity", "mask-padding"}
-        assert report.advised == ["mask-zero"]
+        assert set(report.failed) == masks - {"mask-empty"}
         for verdict in report.verdicts:
-            if verdict.status in ("FAIL", "advice"):
+            if verdict.status == "FAIL":
                 assert verdict.explanation() == (
                     "the mask changes nothing. Cause: forward takes a mask and never uses it."
                 )
@@ -228,7 +228,7 @@ def test_a_layer_that_compiles_in_parts_is_right() -> None:
 
 
 def test_what_only_inductor_cannot_compile_is_not_blamed_on_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(*_: object, backend: str, **__: object) -> None:
+    def failing(_: object, __: object, backend: str, **___: object) -> None:
         if backend == "inductor":
             raise RuntimeError("no such header")
 

@@ -1,7 +1,7 @@
 """Spatial gating: a learned linear map over the tokens that multiplies the features."""
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -60,8 +60,8 @@ def spatial_gate(
     The paper masks nothing: without `mask` its behaviour.
     """
     check_tensor("z of a spatial gate", z)
-    check_choice("variant", variant, get_args(GateVariant))
-    check_choice("method", method, get_args(GateMethod))
+    check_choice("variant", variant, ("split", "multiplicative", "additive", "linear"))
+    check_choice("method", method, ("dense", "fft"))
     check_flags(causal=causal)
     if variant == "split" and z.shape[-1] % 2:
         raise UserError(f"a split gate halves its channels, got {z.shape[-1]}; give an even number of channels")
@@ -127,7 +127,7 @@ def _check_fit(gated: Tensor, weight: Tensor, bias: Tensor, mask: Tensor | None)
 
 
 def _check_fused(backend: str, variant: GateVariant, method: GateMethod) -> None:
-    check_choice("backend", backend, get_args(GateBackend))
+    check_choice("backend", backend, ("eager", "triton"))
     if variant not in ("split", "multiplicative") or method != "dense":
         raise UserError(
             f"backend='triton' gates by a product with a dense W, got variant={variant!r} and method={method!r}; "

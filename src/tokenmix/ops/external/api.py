@@ -139,7 +139,7 @@ def without_padding(query: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor 
 
 def check_normalization(normalization: str, num_steps: int) -> None:
     """Raise `UserError` for a normalisation that is not there, or steps that it does not have."""
-    check_choice("normalization", normalization, get_args(Normalization))
+    check_choice("normalization", normalization, ("double", "softmax"))
     check_whole(num_steps=num_steps)
     if normalization == "softmax" and num_steps != 1:
         raise UserError(

@@ -66,14 +66,20 @@ def _sizes(x: Tensor, kind: str | None) -> list[tuple[int, ...]]:
     return batches + shorter + ([(2, 2 * tokens + 1, dim)] if kind == "any" else [])
 
 
-def _refuses(layer: nn.Module, x: Tensor, what: str, mask: Tensor | None = None) -> None:
+def _refuses(
+    layer: nn.Module,
+    x: Tensor,
+    what: str,
+    mask: Tensor | None = None,
+    accepted: type[PropertyFailure] = PropertyFailure,
+) -> None:
     try:
         call(layer, x, mask)
     except UserError:
         return
     except Exception as error:
         raise Advice(f"{what}: {one_line(error)} instead of a UserError with the remedy") from error
-    raise PropertyFailure(f"{what}: accepted without an error")
+    raise accepted(f"{what}: accepted without an error")
 
 
 def empty_batch(build: Build, x: Tensor) -> None:
@@ -196,4 +202,4 @@ def bad_input(build: Build, x: Tensor) -> None:
         wrong["a mask that is a list"] = (x, [[True] * tokens] * x.shape[0])
         wrong["a mask for other tokens"] = (x, torch.ones(x.shape[0], tokens + 1, dtype=torch.bool))
     for what, (given, mask) in wrong.items():
-        _refuses(layer, given, what, mask)
+        _refuses(layer, given, what, mask, Advice)
