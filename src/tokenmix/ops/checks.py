@@ -47,7 +47,7 @@ def check_flags(**values: Any) -> None:
 def check_rates(**values: Any) -> None:
     """Raise `UserError` unless every value is a probability."""
     for name, value in values.items():
-        if not isinstance(value, float | Real) or not 0.0 <= value <= 1.0:
+        if not isinstance(value, float | Real) or not 0.0 <= float(value) <= 1.0:
             raise UserError(f"{name} must be a number between 0 and 1, got {value!r}; {name}=0 drops nothing")
 
 

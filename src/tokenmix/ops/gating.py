@@ -110,13 +110,14 @@ def reference(
 def _check_fit(gated: Tensor, weight: Tensor, bias: Tensor, mask: Tensor | None) -> None:
     if gated.dim() != 3:
         raise UserError(
-            f"a spatial gate takes features (B, N, C), got {tuple(gated.shape)} to mix; x.unsqueeze(0) makes a batch of one sample"
+            f"a spatial gate takes features (B, N, C), got {tuple(gated.shape)} to mix; "
+            "x.unsqueeze(0) makes a batch of one sample"
         )
     size, n, _ = gated.shape
     _check_length(weight, n)
     if bias.dim() != 1 or n > bias.shape[0]:
         raise UserError(
-            f"bias must have a number for each of {n} tokens, got {tuple(bias.shape)}; interpolate it together with the "
+            f"bias must have a number for each of {n} tokens, got {tuple(bias.shape)}; interpolate it with the "
             "weight by tokenmix.ops.resize_gate"
         )
     if mask is None:

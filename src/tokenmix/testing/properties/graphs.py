@@ -178,7 +178,7 @@ def onnx_by_tracing(build: Build, x: Tensor) -> None:
     layer = awake(build)
     for inputs in _calls(layer, build, x):
         names = ["x", "mask"][: len(inputs)]
-        file = io.BytesIO()
+        file: Any = io.BytesIO()
         try:
             with _quiet():
                 torch.onnx.export(
