@@ -158,5 +158,8 @@ def build_mixer(layer: type[Mixer], label: str, dim: int, num_tokens: int | None
     except UserError:
         raise
     except Exception as error:  # whatever a constructor of the user's, or a value of a wrong type, may raise
-        given = ", ".join(f"{key}={value!r}" for key, value in {"dim": dim, **kwargs}.items())
-        raise UserError(f"{label} cannot be built with {given}: {one_line(error)}; change the argument") from error
+        given = {"dim": dim} | ({"num_tokens": num_tokens} if takes_number else {}) | dict(kwargs)
+        shown = ", ".join(f"{key}={value!r}" for key, value in given.items())
+        raise UserError(
+            f"{label} cannot be built with these arguments: {one_line(error)}; change one of {shown}, or the class"
+        ) from error
