@@ -30,6 +30,7 @@ class Offset(nn.Module):
 
     def forward(self, x: Tensor, mixed: Tensor, mask: Tensor | None = None) -> Tensor:
         """The next tokens from x and the mixer's output on it."""
+        x = zero_masked(x, mask)
         return zero_masked(x + F.relu(self.norm(self.linear(x - mixed), mask)), mask)
 
 

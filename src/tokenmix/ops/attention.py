@@ -42,7 +42,8 @@ def attention(
         query: Q, (B, H, N, d).
         key: K, (B, H, S, d).
         value: V, (B, H, S, d_v).
-        mask: (B, N) bool, True = the token takes part; the row of any other token is 0.
+        mask: (B, N) bool, True = the token takes part; the row of any other token is 0. Others must hold finite
+            numbers: the layers set them to 0.
         key_mask: (B, S) bool; `mask` if not given. Needed only where the keys are not the tokens themselves.
         bias: added to the scores, broadcasting to (B, H, N, S).
         causal: token i sees tokens 0 to i only.

@@ -45,7 +45,8 @@ def spatial_gate(
         variant: which of the four forms.
         norm: what the tokens pass before W; nothing if not given.
         addend: (B, N, C/2), or (B, N, C) if not split; tiny attention's output in aMLP.
-        mask: (B, N) or (1, N) bool, True = the token takes part. The others count as 0 under W and are 0 in the output.
+        mask: (B, N) or (1, N) bool, True = the token takes part. The others count as 0 under W and are 0 in the output;
+            they must hold finite numbers: the layers set them to 0.
         causal: use the lower triangle of W only.
         method: `"fft"` applies a Toeplitz W in O(N log N), see `toeplitz_by_fft`.
         backend: `"triton"` computes the two products with content in one kernel on a CUDA device, or raises.

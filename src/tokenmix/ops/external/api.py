@@ -71,7 +71,8 @@ def external_attention(
         value_memory: M_v, (S, d_v).
         key_bias: b_k, (S,).
         value_bias: b_v, (d_v,).
-        mask: bool, True = the token takes part; (B, N) or (..., N). The others are 0 in the output.
+        mask: bool, True = the token takes part; (B, N) or (..., N). The others may hold anything, NaN
+            included, and are 0 in the output.
         normalization: `"double"`, see `double_normalize`; `"softmax"`, over the slots alone, does not mix tokens.
         num_steps: Sinkhorn steps of `"double"`.
         chunk_size: tokens that are worked on at a time, forward and backward. Working memory is then
