@@ -92,10 +92,14 @@ CASES: dict[str, Case] = {
 """By the names of `MIXERS`."""
 
 UNPOOLED = {"equivariance": "only the pooled form is bound to places; the declaration speaks for all three"}
-STREAMED = {"map-used": "the point of streaming is that no map is ever whole"}
+STREAMED = {
+    "map-used": "the point of streaming is that no map is ever whole",
+    "onnx": "the loop over tiles is an operator that ONNX does not have",
+}
 BY_FFT = {
     "map-used": "the point of the FFT is that the matrix is never written",
     "macs": "the counter counts no FFT",
+    "onnx": "the exporter of traced graphs has no FFT",
 }
 TWICE = {"macs": "chunks make the logits twice", "export": "a graph has a fixed number of chunks"}
 SIZE: dict[str, Any] = {"dim": DIM, "num_tokens": NUM_TOKENS}

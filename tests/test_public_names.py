@@ -99,6 +99,7 @@ NAMES: dict[str, list[str]] = {
         "describe",
     ],
     "tokenmix.testing": [
+        "Advice",
         "Build",
         "Builder",
         "NotApplicable",

@@ -1,11 +1,12 @@
 """Losses that belong to a mechanism."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import UserError
+from tokenmix.ops.checks import check_choice, check_numbers, check_tensor
 from tokenmix.ops.less import Scores
 
 __all__ = ["diagonality_loss"]
@@ -36,14 +37,15 @@ def diagonality_loss(scores: Tensor | Scores, form: DiagonalityForm = "hinge", m
     Raises:
         UserError: scores that are not square maps, an unknown form, a margin with `"printed"`.
     """
+    check_choice("form", form, get_args(DiagonalityForm))
+    check_numbers(margin=margin)
     if isinstance(scores, Scores):
         scores = _wide_matrix(scores)
+    check_tensor("scores of diagonality_loss", scores)
     if scores.dim() != 4 or scores.shape[-1] != scores.shape[-2]:
         raise UserError(f"diagonality_loss takes scores (B, H, N, N), got {tuple(scores.shape)}; use Scores.matrix()")
-    if form not in ("hinge", "printed"):
-        raise unknown_name("form", form, ("hinge", "printed"))
     diagonal = scores.diagonal(dim1=-2, dim2=-1)
-    asymmetry = (scores - scores.mT).abs()
+    asymmetry = (scores - scores.transpose(-1, -2)).abs()
     if form == "printed":
         if margin:
             raise UserError(f"the printed form has no margin, got margin={margin}; use form='hinge'")

@@ -372,8 +372,11 @@ def test_the_shared_options_are_spelled_out_and_the_same(name: str) -> None:
     [
         (lambda: ExternalAttention(16, num_slots=0), "num_slots must be at least 1, got 0"),
         (lambda: ExternalAttention(16, tie="soft"), "unknown tie 'soft'"),
-        (lambda: MultiHeadExternalAttention(16, num_heads=5), "num_heads=5 does not divide dim=16.*1, 2, 4, 8, 16"),
-        (lambda: MultiHeadExternalAttention(16, num_heads=0), "num_heads=0 does not divide"),
+        (
+            lambda: MultiHeadExternalAttention(16, num_heads=5),
+            "num_heads must divide dim 16, got 5; the nearest that does is 4",
+        ),
+        (lambda: MultiHeadExternalAttention(16, num_heads=0), "num_heads must be at least 1, got 0"),
         (lambda: MultiHeadExternalAttention(16, expansion=0), "expansion must be at least 1, got 0"),
         (lambda: MultiHeadExternalAttention(16, attention_dropout=0.1, chunk_size=4), "excludes dropout"),
     ],

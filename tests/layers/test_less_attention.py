@@ -218,7 +218,7 @@ def test_residual_bridges_stages_of_any_heads():
     out.square().sum().backward()
     assert carried.dense is residual
     assert all(p.grad.abs().max() > 0 for p in bridge.parameters() if p is not bridge.norm_bias)
-    with pytest.raises(UserError, match="2 heads, the scores have 4"):
+    with pytest.raises(UserError, match=r"built for scores \(B, 2, N, ...\), got \(3, 4, 12, 4\)"):
         bridge(carried, (3, 4))
 
 
@@ -261,7 +261,7 @@ def test_scores_from_previous_needs_scores_that_fit():
         (lambda: LessAttention(16, 0), "num_tokens must be at least 1, got 0"),
         (lambda: LessAttention(16, 6, mode="factor"), "did you mean factored"),
         (lambda: LessAttention(16, 6, scores_from="prev"), "did you mean previous"),
-        (lambda: AttentionResidual(0, 2), "needs heads on both sides, got 0 and 2"),
+        (lambda: AttentionResidual(0, 2), "num_heads_in must be at least 1, got 0"),
     ],
 )
 def test_errors(build, message):

@@ -8,6 +8,7 @@ from torch import Tensor
 from tokenmix.errors import UserError
 from tokenmix.layers import OffsetAttention
 from tokenmix.layers.masked_norm import MaskedBatchNorm
+from tokenmix.layers.offset_attention import Offset
 from tokenmix.ops.double_attention import double_attention
 
 LAYER, DIM = OffsetAttention, 24
@@ -83,3 +84,15 @@ def test_mistakes_are_told() -> None:
         LAYER(24, reduction=5)
     with pytest.raises(UserError, match="chunk_size must be at least 1"):
         LAYER(24, chunk_size=0)
+
+
+def test_what_padding_holds_reaches_no_weight_of_the_last_step() -> None:
+    """`Offset` is also used around other mixers."""
+    torch.manual_seed(0)
+    step, mask = Offset(8), torch.arange(6).expand(3, 6) < 4
+    x = torch.randn(3, 6, 8).masked_fill(~mask.unsqueeze(-1), torch.nan)
+    for training in (True, False):
+        out = step.train(training)(x, torch.zeros(3, 6, 8), mask)
+        assert out.isfinite().all()
+        out.square().sum().backward()
+        assert all(weight.grad.isfinite().all() for weight in step.parameters() if weight.grad is not None)

@@ -6,11 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import parametrizations, parametrize
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.cost.memory import peak_memory
 from tokenmix.errors import UserError
-from tokenmix.layers.sagan import SAGANAttention2d
+from tokenmix.layers.sagan import SAGANAttention2d, SpectralNorm
 
 VARIANTS = ("official", "paper", "compact")
 
@@ -186,3 +187,27 @@ def test_equals_the_popular_port():
 def test_errors(build, message):
     with pytest.raises(UserError, match=message):
         build()
+
+
+def test_spectral_norm_is_torchs():
+    """Number by number, with the same names in a checkpoint, also while it iterates."""
+    for dtype in (torch.float32, torch.float64):
+        ours, theirs = (torch.nn.Conv2d(16, 6, 1, bias=False, dtype=dtype) for _ in range(2))
+        theirs.load_state_dict(ours.state_dict())
+        torch.manual_seed(3)
+        parametrize.register_parametrization(ours, "weight", SpectralNorm(ours.weight))
+        torch.manual_seed(3)
+        parametrizations.spectral_norm(theirs)
+        x = torch.randn(2, 16, 3, 3, dtype=dtype)
+        for training in (True, True, False):
+            outs = [layer.train(training)(x) for layer in (ours, theirs)]
+            assert torch.equal(*outs)
+            assert torch.equal(
+                *(
+                    torch.autograd.grad(o.square().sum(), layer.parametrizations.weight.original)[0]
+                    for o, layer in zip(outs, (ours, theirs), strict=True)
+                )
+            )
+            states = ours.state_dict(), theirs.state_dict()
+            assert list(states[0]) == list(states[1])
+            assert all(torch.equal(a, b) for a, b in zip(*(s.values() for s in states), strict=True))

@@ -221,7 +221,7 @@ def test_a_causal_layer_hands_on_what_it_was_given():
     ("build", "message"),
     [
         (lambda: SelfAttention(16, num_heads=3), "num_heads must divide dim 16, got 3; the nearest that does is [24]"),
-        (lambda: SelfAttention(16, num_heads=0), "got 0; the nearest that does is 1"),
+        (lambda: SelfAttention(16, num_heads=0), "num_heads must be at least 1, got 0"),
         (lambda: SelfAttention(16, normalization="l1"), "unknown normalization 'l1'"),
         (lambda: SelfAttention(16, normalization="double", causal=True), "cannot be causal"),
         (lambda: SelfAttention(16)(torch.randn(2, 16, 4, 4)), r"flatten\(2\)"),

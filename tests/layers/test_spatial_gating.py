@@ -214,9 +214,9 @@ def test_copies_and_files_keep_the_unit(tmp_path):
     ("arguments", "message"),
     [
         ({"dim": 7}, "got dim=7"),
-        ({"variant": "product"}, "got 'product'"),
-        ({"gate": "circulant"}, "got 'circulant'"),
-        ({"num_tokens": 0}, "got 8 and 0"),
+        ({"variant": "product"}, "unknown variant 'product'"),
+        ({"gate": "circulant"}, "unknown gate 'circulant'"),
+        ({"num_tokens": 0}, "num_tokens must be at least 1, got 0"),
     ],
 )
 def test_constructor_names_the_mistake(arguments, message):

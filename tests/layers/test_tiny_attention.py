@@ -112,5 +112,5 @@ def test_compiles_and_exports_with_dynamic_sizes():
 
 
 def test_widths_must_be_positive():
-    with pytest.raises(UserError, match="attention_dim=0"):
+    with pytest.raises(UserError, match="attention_dim must be at least 1, got 0"):
         TinyAttention(8, attention_dim=0)

@@ -216,3 +216,28 @@ def test_the_fused_form_is_differentiable_twice_and_forward(causal: bool, limits
         torch.autograd.grad(run(*tensors).square().sum(), tensors, create_graph=c) for c in (False, True)
     )
     torch.testing.assert_close(fused, recorded)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_bias_for_each_batch_has_gradients_under_vmap(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    query, bias = torch.randn(3, 2, 4, 5, 8, dtype=dtype), torch.randn(3, 2, 4, 5, 5, dtype=dtype)
+    weight = torch.ones(1, dtype=dtype, requires_grad=True)
+
+    def run(query: Tensor, bias: Tensor) -> Tensor:
+        return attention(query, query, query, bias=bias * weight)
+
+    found, wanted = torch.vmap(run)(query, bias), torch.stack([run(*each) for each in zip(query, bias, strict=True)])
+    torch.testing.assert_close(found, wanted)
+    gradients = [torch.autograd.grad(out.square().sum(), weight)[0] for out in (found, wanted)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_what_else_a_kernel_refuses_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any, **__: Any) -> Tensor:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", failing)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        attention(*[torch.randn(1, 1, 3, 4)] * 3)

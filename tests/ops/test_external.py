@@ -309,3 +309,24 @@ def test_forward_mode_derivative_without_gradients():
         found = forward_ad.unpack_dual(external_attention(dual, memory, memory)).tangent
     _, expected = torch.func.jvp(lambda q: external_attention(q, memory, memory), (query,), (tangent,))
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    "options", [{"backend": "eager"}, {"backend": "tiled"}, {"chunk_size": 3}, {"backend": "sdpa"}]
+)
+@pytest.mark.parametrize("normalization", ["double", "softmax"])
+def test_what_padding_holds_reaches_no_gradient(options: dict[str, Any], normalization: Any) -> None:
+    torch.manual_seed(0)
+    query = torch.randn(3, 2, 7, 4, dtype=torch.float64)
+    memories = [torch.randn(5, 4, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    weights = torch.randn(3, 2, 7, 4, dtype=torch.float64)
+    results = []
+    for padding in (0.0, torch.nan, torch.inf):
+        given = query.masked_fill(~MASK[:, None, :, None], padding).requires_grad_()
+        out = external_attention(given, *memories, mask=MASK, normalization=normalization, **options)
+        results.append([out, *torch.autograd.grad((out * weights).sum(), [given, *memories])])
+        shares = external_attention_map(given, memories[0], mask=MASK, normalization=normalization)
+        results[-1] += torch.autograd.grad(shares.square().sum(), memories[0])
+    for other in results[1:]:
+        for ours, clean in zip(other, results[0], strict=True):
+            torch.testing.assert_close(ours, clean, rtol=0, atol=0)

@@ -307,3 +307,13 @@ def test_resize_keeps_no_graph_and_leaves_its_input():
 def test_resize_names_what_does_not_fit(shape, tokens, old, new, message):
     with pytest.raises(UserError, match=message):
         resize_gate(torch.zeros(shape), torch.zeros(tokens), old, new)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_fft_takes_an_empty_batch(causal: bool) -> None:
+    weight = torch.randn(9, dtype=torch.float64, requires_grad=True)
+    out = toeplitz_by_fft(weight, torch.zeros(0, 4, 3, dtype=torch.float64), causal=causal)
+    assert out.shape == (0, 4, 3)
+    out.sum().backward()
+    assert weight.grad is not None
+    assert not weight.grad.any()

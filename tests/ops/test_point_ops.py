@@ -113,10 +113,10 @@ def test_gathering_hands_gradients_back() -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda p: farthest_points(p, 0), "at least 1 point, got 0"),
+        (lambda p: farthest_points(p, 0), "count must be at least 1, got 0"),
         (lambda p: farthest_points(p[..., :2], 1), "coordinates come first"),
         (lambda p: farthest_points(p, 1, mask=torch.ones(1, 4)), "mask must be bool"),
-        (lambda p: nearest_neighbours(p, p, 0), "0 neighbours"),
+        (lambda p: nearest_neighbours(p, p, 0), "count must be at least 1, got 0"),
         (lambda p: nearest_neighbours(p, p[:, :0], 1), "without points"),
     ],
 )

@@ -8,7 +8,7 @@ from sound import Sound, SoundMemory
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokenmix.layers.base import zero_masked
+from tokenmix.layers.base import check_mask, check_tokens, zero_masked
 
 
 class SecondNormOnTheSameAxis(SoundMemory):
@@ -194,7 +194,17 @@ class InvertedMask(Sound):
         return super().weigh(scores, None if mask is None else ~mask)
 
 
-class MaskedRowsOnly(Sound):
+class MaskedScoresOnly(Sound):
+    """What padding holds is multiplied by 0, and 0 times NaN is NaN."""
+
+    def checked(
+        self, x: Tensor, mask: Tensor | None = None, *, weight: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        check_tokens(self, x)
+        return x, check_mask(mask, x, x.shape[1])
+
+
+class MaskedRowsOnly(MaskedScoresOnly):
     """The masked token's output is dropped, but the others still see it."""
 
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -214,6 +224,46 @@ class UnscaledUnderAMask(Sound):
 
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         return super().weigh(scores if mask is None else scores * 2, mask)
+
+
+class BiasAfterTheMask(Sound):
+    """A bias that is added when the masked positions are 0 already."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.shift = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return super().forward(x, mask) + self.shift
+
+
+class FoldsTheBatch(Sound):
+    """A reshape that leaves a size to be found, which an empty batch does not have."""
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return super().split(x.reshape(x.shape[0], -1, x.shape[2]))
+
+
+class WritesInPlace(Sound):
+    """A result that is written into a tensor of the layer's own."""
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return super().split(torch.zeros(x.shape, dtype=x.dtype, device=x.device).add_(x))
+
+
+class CopiesUnderGradients(Sound):
+    """An operation that is there only while gradients are recorded."""
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = super().split(x)
+        return (query.clone() if query.requires_grad else query), key, value
+
+
+class KeywordOnly(Sound):
+    """An argument of forward that cannot be given by place."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
+        return scale * super().forward(x, mask)
 
 
 class MaskAfterSoftmax(nn.Module):
@@ -375,5 +425,14 @@ PLANTED: dict[type[nn.Module], str] = {
     KeepsFloat32: "shape",
     TakesAnything: "bad-input",
     CountsTokensInPython: "export",
+    BiasAfterTheMask: "mask-zero",
+    MaskedScoresOnly: "mask-nan",
+    FoldsTheBatch: "batch-empty",
+    WritesInPlace: "vmap",
+    CopiesUnderGradients: "trace",
+    KeywordOnly: "onnx",
 }
 """Each layer and the property that must catch it."""
+
+ADVICE = {"bad-input", "compile", "export", "mask-zero", "batch-empty", "vmap", "trace", "onnx"}
+"""Properties that a right layer may lack, so that the doctor only advises."""

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
+from tokenmix.layers.base import Capabilities, Mixer, zero_masked
 
 
 class Sound(Mixer):
@@ -29,8 +29,7 @@ class Sound(Mixer):
         self.out = nn.Linear(dim, dim, device=device, dtype=dtype)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        check_tokens(self, x)
-        mask = check_mask(mask, x, x.shape[1])
+        x, mask = self.checked(x, mask)
         query, key, value = self.split(x)
         mixed = self.weigh(self.logits(query, key), mask) @ value
         return zero_masked(self.out(mixed.transpose(1, 2).flatten(2)), mask)
@@ -58,6 +57,7 @@ class Sound(Mixer):
         return scores.softmax(-1)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x, mask = self.checked(x, mask)
         query, key, _ = self.split(x)
         return self.weigh(self.logits(query, key), mask)
 

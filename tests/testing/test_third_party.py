@@ -34,7 +34,7 @@ HEADS = {"d_model": 32, "d_k": 8, "d_v": 8, "h": 4}
 NARROW = {"dim": 32, "heads": 4, "dim_head": 8}
 TOKENS = noise(3, 16, 32)
 MAP = noise(3, 32, 4, 4)
-CAPTURE = frozenset({"compile", "export"})
+CAPTURE = frozenset({"compile", "export", "onnx"})
 EAGER = frozenset(PROPERTIES) - CAPTURE
 
 

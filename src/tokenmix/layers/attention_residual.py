@@ -1,13 +1,16 @@
 """The attention residual: the scores of one stage's last layer, shrunk and added to the next stage's first."""
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import UserError
 from tokenmix.ops.attention_residual import attention_residual
+from tokenmix.ops.checks import check_choice, check_numbers, check_tensor, check_whole
 from tokenmix.ops.less import Scores
+
+Keys = Literal["pooled", "kept"]
 
 
 class AttentionResidual(nn.Module):
@@ -43,19 +46,19 @@ class AttentionResidual(nn.Module):
         num_heads_in: int,
         num_heads_out: int,
         *,
-        keys: Literal["pooled", "kept"] = "pooled",
+        keys: Keys = "pooled",
         init_scale: float = 1e-2,
         eps: float = 1e-5,
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if min(num_heads_in, num_heads_out) < 1:
-            raise UserError(f"AttentionResidual needs heads on both sides, got {num_heads_in} and {num_heads_out}")
-        if keys not in ("pooled", "kept"):
-            raise unknown_name("keys", keys, ("pooled", "kept"))
+        check_whole(num_heads_in=num_heads_in, num_heads_out=num_heads_out)
+        check_choice("keys", keys, get_args(Keys))
+        check_numbers(init_scale=init_scale)
+        check_numbers(0.0, eps=eps)
         factory = {"device": device, "dtype": dtype}
-        self.keys: Literal["pooled", "kept"] = keys
+        self.keys: Keys = keys
         self.num_heads_in, self.num_heads_out, self.eps = num_heads_in, num_heads_out, eps
         self.query_weight = nn.Parameter(torch.full((num_heads_in, 2, 2), 0.25, **factory))
         self.key_weight = nn.Parameter(torch.full((num_heads_in, 2, 2), 0.25, **factory)) if keys == "pooled" else None
@@ -71,9 +74,13 @@ class AttentionResidual(nn.Module):
 
     def forward(self, scores: Scores | Tensor, grid: tuple[int, int], mask: Tensor | None = None) -> Tensor:
         """The residual R of the scores of a stage's last layer, whose tokens are row by row on a grid (h, w)."""
-        heads = (scores.query if isinstance(scores, Scores) else scores).shape[1]
-        if heads != self.num_heads_in:
-            raise UserError(f"AttentionResidual was built for {self.num_heads_in} heads, the scores have {heads}")
+        some = scores.query if isinstance(scores, Scores) else scores
+        check_tensor("scores of AttentionResidual", some)
+        if some.dim() != 4 or some.shape[1] != self.num_heads_in:
+            raise UserError(
+                f"AttentionResidual was built for scores (B, {self.num_heads_in}, N, ...), got {tuple(some.shape)}; "
+                "build it with num_heads_in, the heads of the stage that ends"
+            )
         return attention_residual(
             scores,
             grid,
@@ -92,7 +99,10 @@ class AttentionResidual(nn.Module):
         pooled = -(-grid[0] // 2) * -(-grid[1] // 2)
         if self.keys == "kept":
             if num_keys is None:
-                raise UserError("AttentionResidual(keys='kept') has a map of h'*w' x S: give macs the S of num_keys")
+                raise UserError(
+                    "AttentionResidual(keys='kept') has a map of h'*w' x S, got num_keys=None; give macs the S of "
+                    "num_keys, for example num_keys=49"
+                )
             shrink, size = 4 * self.num_heads_in * pooled * width, pooled * num_keys
         else:
             shrink, size = 8 * self.num_heads_in * pooled * width, pooled**2

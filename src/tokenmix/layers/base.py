@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import MissingMethod, UserError
+from tokenmix.ops.checks import check_mask_type, check_tensor
 from tokenmix.ops.less import Scores
 
 MapKind = Literal["slots", "tokens", "gate"]
@@ -50,11 +51,34 @@ def _missing(mixer: nn.Module, method: str, otherwise: str = "") -> MissingMetho
 class Mixer(nn.Module):
     """A token mixer: built with a width, maps tokens (B, N, D) to (B, N, D), or (B, C, H, W) to the same.
 
-    The output at a masked position is 0, so a row in which no token takes part is 0 and never NaN.
+    The output at a masked position is 0, so a row in which no token takes part is 0 and never NaN. Padding may hold
+    anything, NaN included: every method that is given x and mask begins with `checked`.
     """
 
     capabilities: ClassVar[Capabilities]
     dim: int
+
+    def checked(
+        self, x: Tensor, mask: Tensor | None = None, *, weight: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """x and mask if they fit the layer, x with 0 where no token takes part.
+
+        Args:
+            x: (B, N, D), or (B, C, H, W) if `capabilities.layout` is `"2d"`.
+            mask: (B, N) bool, or (B, H*W).
+            weight: of the layer's own type; its first parameter if not given, which costs a walk over the modules.
+
+        Raises:
+            UserError: x or mask is no tensor, or of a wrong shape or type, or x has no token.
+        """
+        if self.capabilities.layout == "2d":
+            check_map(self, x, weight)
+            num_tokens = x.shape[2] * x.shape[3]
+        else:
+            check_tokens(self, x, weight)
+            num_tokens = x.shape[1]
+        mask = check_mask(mask, x, num_tokens)
+        return zero_masked(x, mask), mask
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mix the tokens of x. `mask` is (B, N) bool, True = the token takes part."""
@@ -68,7 +92,9 @@ class Mixer(nn.Module):
     def map_kind(self) -> MapKind:
         """What the map is over; `UserError` for a mixer without one."""
         if self.capabilities.map is None:
-            raise UserError(f"{type(self).__name__} has no map")
+            raise UserError(
+                f"{type(self).__name__} has no map, as its capabilities state; take a mixer with one, such as self"
+            )
         return self.capabilities.map
 
     def macs(self, num_tokens: int) -> int:
@@ -113,50 +139,77 @@ def near_square(num_tokens: int) -> tuple[int, int]:
 def check_tokens(layer: Mixer, x: Tensor, weight: Tensor | None = None) -> None:
     """Raise `UserError` unless x is a floating (B, N, dim) batch of the layer's own type, that of `weight` if given."""
     name = type(layer).__name__
+    check_tensor(f"the input of {name}", x)
     if x.dim() != 3 or x.shape[-1] != layer.dim:
-        remedy = " A (B, C, H, W) map becomes tokens by x.flatten(2).transpose(1, 2)." if x.dim() == 4 else ""
-        raise UserError(f"{name} takes tokens (B, N, {layer.dim}), got {tuple(x.shape)}.{remedy}")
-    _check_dtype(layer, x, weight)
+        raise UserError(f"{name} takes tokens (B, N, {layer.dim}), got {tuple(x.shape)}; {_to_tokens(layer, x)}")
+    _check_contents(layer, x, x.shape[1], weight)
 
 
-def check_map(layer: Mixer, x: Tensor) -> None:
+def check_map(layer: Mixer, x: Tensor, weight: Tensor | None = None) -> None:
     """Raise `UserError` unless x is a floating (B, dim, H, W) batch of the layer's own type."""
     name = type(layer).__name__
+    check_tensor(f"the input of {name}", x)
     if x.dim() != 4 or x.shape[1] != layer.dim:
-        remedy = " Tokens become a map by x.transpose(1, 2).unflatten(2, (height, width))." if x.dim() == 3 else ""
-        raise UserError(f"{name} takes maps (B, {layer.dim}, H, W), got {tuple(x.shape)}.{remedy}")
-    _check_dtype(layer, x)
+        raise UserError(f"{name} takes maps (B, {layer.dim}, H, W), got {tuple(x.shape)}; {_to_map(layer, x)}")
+    _check_contents(layer, x, x.shape[2] * x.shape[3], weight)
 
 
-def _check_dtype(layer: Mixer, x: Tensor, weight: Tensor | None = None) -> None:
+def _to_tokens(layer: Mixer, x: Tensor) -> str:
+    if x.dim() == 4:
+        return "a (B, C, H, W) map becomes tokens by x.flatten(2).transpose(1, 2)"
+    if x.dim() == 3:
+        return f"build the layer with dim={x.shape[-1]}, or project the tokens to {layer.dim}"
+    return "x.unsqueeze(0) makes a batch of a single sample (N, D)"
+
+
+def _to_map(layer: Mixer, x: Tensor) -> str:
+    if x.dim() == 4:
+        return f"build the layer with dim={x.shape[1]}, or project the map to {layer.dim} channels"
+    if x.dim() == 3:
+        return "tokens become a map by x.transpose(1, 2).unflatten(2, (height, width))"
+    return "the axes are batch, channels, height and width"
+
+
+def _check_contents(layer: Mixer, x: Tensor, num_tokens: int, weight: Tensor | None) -> None:
     name = type(layer).__name__
+    if num_tokens == 0:
+        raise UserError(f"{name} mixes at least 1 token, got {tuple(x.shape)}; leave out a sample without tokens")
     if not x.is_floating_point():
         raise UserError(f"{name} takes floating-point input, got {x.dtype}; convert it, for example x.float()")
     if weight is None:  # a walk over the modules
         weight = next(layer.parameters(), None)
-    if weight is not None and weight.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+    if weight is not None and weight.dtype != x.dtype and not _autocasts(x.device.type):
         raise UserError(
             f"{name} has {weight.dtype} weights and got {x.dtype} input; "
             "convert one of them with .to(dtype), or run under torch.autocast"
         )
 
 
+def _autocasts(device: str) -> bool:
+    # Of a device without autocast, such as meta, torch refuses to say whether it is enabled.
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
 def check_mask(mask: Tensor | None, x: Tensor, num_tokens: int) -> Tensor | None:
     """Raise `UserError` unless mask is None or a boolean (B, N) tensor for x; returns it."""
     if mask is None:
         return None
-    if mask.dtype != torch.bool:
-        raise UserError(f"mask must be boolean with True = the token takes part, got {mask.dtype}; use mask.bool()")
+    check_mask_type(mask)
     if mask.dim() != 2 or mask.shape[0] != x.shape[0] or mask.shape[1] != num_tokens:
+        pairs = "; pairs of tokens cannot be masked, and a causal layer is built with causal=True"
         raise UserError(
-            f"mask must be (B, N) = {(x.shape[0], num_tokens)} for input {tuple(x.shape)}, got {tuple(mask.shape)}"
+            f"mask must be (B, N) = {(x.shape[0], num_tokens)} for input {tuple(x.shape)}, got {tuple(mask.shape)}; "
+            f"give one bool for each token{pairs if mask.dim() > 2 else ''}"
         )
     return mask
 
 
 def zero_masked(x: Tensor, mask: Tensor | None) -> Tensor:
-    """x (B, N, D) with the tokens that take no part set to 0."""
-    return x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0.0)
+    """x (B, N, D), or (B, C, H, W), with the tokens that take no part set to 0."""
+    if mask is None:
+        return x
+    taking_part = mask.unsqueeze(-1) if x.dim() == 3 else mask.unflatten(1, x.shape[2:]).unsqueeze(1)
+    return x.masked_fill(~taking_part, 0.0)
 
 
 def finish(out: Tensor, mask: Tensor | None) -> Tensor:
@@ -166,7 +219,8 @@ def finish(out: Tensor, mask: Tensor | None) -> Tensor:
     """
     if mask is not None:
         return zero_masked(out, mask)
-    return out.clone() if out.requires_grad else out
+    # A traced graph must not depend on whether gradients were recorded when it was traced.
+    return out.clone() if out.requires_grad and not torch.jit.is_tracing() else out
 
 
 class GridMixer(Mixer):
@@ -182,6 +236,12 @@ class GridMixer(Mixer):
         return self.inner.capabilities
 
     def _map(self, x: Tensor) -> Tensor:
+        check_tokens(self, x)
+        height, width = self.grid
+        if x.shape[1] != height * width:
+            raise UserError(
+                f"the grid {self.grid} has {height * width} tokens, got {x.shape[1]}; give as many, or call set_grid"
+            )
         return x.transpose(1, 2).unflatten(2, self.grid)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

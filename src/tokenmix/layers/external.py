@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokenmix.layers.base import Capabilities, Mixer, check_map, check_mask, check_tokens, finish
+from tokenmix.layers.base import Capabilities, Mixer, finish, zero_masked
 from tokenmix.layers.memory import Memory, MemoryOptions, takes_memory_options
+from tokenmix.ops.checks import check_flags, check_rates, check_whole
 
 
 class ExternalAttention(Mixer):
@@ -49,6 +50,9 @@ class ExternalAttention(Mixer):
         **options: Unpack[MemoryOptions],
     ) -> None:
         super().__init__()
+        check_whole(dim=dim)
+        check_flags(query_projection=query_projection, output_projection=output_projection)
+        check_rates(dropout=dropout)
         self.dim = dim
         self.query = nn.Linear(dim, dim, device=device, dtype=dtype) if query_projection else nn.Identity()
         self.memory = Memory(dim, **options, device=device, dtype=dtype)
@@ -57,8 +61,7 @@ class ExternalAttention(Mixer):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """x (B, N, dim) to (B, N, dim)."""
-        check_tokens(self, x, self.memory.key_memory)
-        mask = check_mask(mask, x, x.shape[1])
+        x, mask = self.checked(x, mask, weight=self.memory.key_memory)
         mixed = self.memory(self.query(x), mask)
         if isinstance(self.out, nn.Identity):  # no view, and masked tokens are 0 in it
             return self.dropout(mixed)
@@ -66,12 +69,12 @@ class ExternalAttention(Mixer):
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """A (B, 1, N, num_slots)."""
-        check_tokens(self, x, self.memory.key_memory)
-        mask = check_mask(mask, x, x.shape[1])
+        x, mask = self.checked(x, mask, weight=self.memory.key_memory)
         return self.memory.attention_map(self.query(x).unsqueeze(1), mask)
 
     def macs(self, num_tokens: int) -> int:
         """N (2 D S + D^2 for each projection)."""
+        check_whole(num_tokens=num_tokens)
         projections = sum(isinstance(layer, nn.Linear) for layer in (self.query, self.out))
         return num_tokens * projections * self.dim**2 + self.memory.macs(num_tokens)
 
@@ -111,6 +114,7 @@ class ExternalAttention2d(Mixer):
         **options: Unpack[MemoryOptions],
     ) -> None:
         super().__init__()
+        check_whole(dim=dim)
         self.dim = dim
         self.conv1 = nn.Conv2d(dim, dim, 1, device=device, dtype=dtype)
         self.memory = Memory(dim, **options, device=device, dtype=dtype)
@@ -119,22 +123,20 @@ class ExternalAttention2d(Mixer):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """x (B, dim, H, W) to (B, dim, H, W)."""
-        check_map(self, x)
-        mask = check_mask(mask, x, x.shape[2] * x.shape[3])
-        mixed = self.memory(self._pixels(x), mask).squeeze(1).mT.unflatten(2, x.shape[2:])
-        out = F.relu(x + self.norm(self.conv2(mixed)))
-        return out if mask is None else out.masked_fill(~mask.unflatten(1, x.shape[2:]).unsqueeze(1), 0.0)
+        x, mask = self.checked(x, mask)
+        mixed = self.memory(self._pixels(x), mask).squeeze(1).transpose(1, 2).unflatten(2, x.shape[2:])
+        return zero_masked(F.relu(x + self.norm(self.conv2(mixed))), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """A (B, 1, H * W, num_slots)."""
-        check_map(self, x)
-        mask = check_mask(mask, x, x.shape[2] * x.shape[3])
+        x, mask = self.checked(x, mask)
         return self.memory.attention_map(self._pixels(x), mask)
 
     def macs(self, num_tokens: int) -> int:
         """N (2 D^2 + 2 D S) for N = H * W pixels."""
+        check_whole(num_tokens=num_tokens)
         return 2 * num_tokens * self.dim**2 + self.memory.macs(num_tokens)
 
     def _pixels(self, x: Tensor) -> Tensor:
         """F as (B, 1, H * W, dim)."""
-        return self.conv1(x).flatten(2).mT.unsqueeze(1)
+        return self.conv1(x).flatten(2).transpose(1, 2).unsqueeze(1)

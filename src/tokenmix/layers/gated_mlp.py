@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, finish, zero_masked
+from tokenmix.layers.base import Capabilities, Mixer, finish
 from tokenmix.layers.spatial_gating import GateKind, SpatialGatingUnit
 from tokenmix.layers.tiny_attention import TinyAttention
+from tokenmix.ops.checks import check_numbers, check_rates, check_whole
 from tokenmix.ops.gating import GateVariant
 
 
@@ -59,6 +60,9 @@ class GatedMLP(Mixer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_whole(dim=dim, num_tokens=num_tokens)
+        check_whole(0, attention_dim=attention_dim)
+        check_rates(dropout=dropout)
         hidden = _hidden(dim, expansion, variant)
         factory = {"device": device, "dtype": dtype}
         self.dim, self.num_tokens, self.hidden = dim, num_tokens, hidden
@@ -85,22 +89,20 @@ class GatedMLP(Mixer):
             nn.init.normal_(self.tiny_attention.proj.weight, std=self.gating.init_std)
             nn.init.zeros_(self.tiny_attention.proj.bias)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, *, attention: Tensor | None = None) -> Tensor:
+    # Without a `*`: the ONNX exporter of traced graphs gives every argument of a forward method by place.
+    def forward(self, x: Tensor, mask: Tensor | None = None, attention: Tensor | None = None) -> Tensor:
         """Mix the tokens of x (B, N, D).
 
         `attention` (B, 1, N, N) replaces the map of tiny attention, so that gradients reach it; it costs more.
         """
-        check_tokens(self, x)
-        mask = check_mask(mask, x, x.shape[1])
-        x = zero_masked(x, mask)
+        x, mask = self.checked(x, mask)
         z = self.act(self.proj_in(x))
-        addend = None if self.tiny_attention is None else self.tiny_attention(x, mask, weights=attention)
-        return finish(self.dropout(self.proj_out(self.gating(z, mask, addend=addend))), mask)
+        addend = None if self.tiny_attention is None else self.tiny_attention(x, mask, attention)
+        return finish(self.dropout(self.proj_out(self.gating(z, mask, addend))), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The (N, N) matrix W that the tokens of x met, see `SpatialGatingUnit.attention_map`."""
-        check_tokens(self, x)
-        check_mask(mask, x, x.shape[1])
+        self.checked(x, mask)
         return self.gating.matrix(x.shape[1])
 
     def tiny_attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -116,16 +118,18 @@ class GatedMLP(Mixer):
 
     def macs(self, num_tokens: int) -> int:
         """N D hidden + N^2 out + N out D, plus tiny attention's; out = hidden/2 for a split gate."""
+        check_whole(num_tokens=num_tokens)
         linear = num_tokens * self.dim * (self.hidden + self.gating.out_dim)
         tiny = 0 if self.tiny_attention is None else self.tiny_attention.macs(num_tokens)
         return linear + self.gating.macs(num_tokens) + tiny
 
 
 def _hidden(dim: int, expansion: float, variant: GateVariant) -> int:
+    check_numbers(0.0, expansion=expansion)
     hidden = int(dim * expansion)
     if hidden < 1 or (variant == "split" and hidden % 2):
         raise UserError(
-            f"hidden width {hidden} = int({dim} * {expansion}) must be positive, and even for a split gate; "
-            f"for example expansion={2 * max(1, hidden // 2) / dim:g}"
+            f"hidden width {hidden} = int({dim} * {expansion}) must be positive, and even for a split gate, got "
+            f"{expansion=}; for example expansion={2 * (hidden // 2) / dim if hidden > 1 else 2:g}"
         )
     return hidden

@@ -6,10 +6,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError, unknown_name
-from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, finish, replace_parameter, zero_masked
-from tokenmix.layers.self_attention import check_heads
+from tokenmix.layers.base import Capabilities, Mixer, finish, replace_parameter
 from tokenmix.ops.attention import attention_probabilities
+from tokenmix.ops.checks import check_choice, check_flags, check_heads, check_rates, check_whole
 from tokenmix.ops.less import Scores, attention_from_scores, check_scores, next_scores, transform_scores
 from tokenmix.ops.resize import resize_score_transform
 
@@ -69,12 +68,11 @@ class LessAttention(Mixer):
     ) -> None:
         super().__init__()
         factory = {"device": device, "dtype": dtype}
-        if scores_from not in ("own", "previous"):
-            raise unknown_name("scores_from", scores_from, ("own", "previous"))
-        if mode not in ("factored", "dense"):
-            raise unknown_name("mode", mode, ("factored", "dense"))
-        if num_tokens < 1:
-            raise UserError(f"num_tokens must be at least 1, got {num_tokens}; give the number of tokens of an input")
+        check_choice("scores_from", scores_from, ("own", "previous"))
+        check_choice("mode", mode, ("factored", "dense"))
+        check_whole(num_tokens=num_tokens)
+        check_flags(share_heads=share_heads, qkv_bias=qkv_bias)
+        check_rates(dropout=dropout, attention_dropout=attention_dropout)
         self.dim, self.num_heads, self.head_dim = dim, num_heads, check_heads(dim, num_heads)
         self.num_tokens, self.scores_from, self.mode = num_tokens, scores_from, mode
         self.attention_dropout = attention_dropout
@@ -109,7 +107,7 @@ class LessAttention(Mixer):
 
     def mix(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> tuple[Tensor, Scores | None]:
         """`forward` for a stack: transforms the scores given, or the layer's own, and returns the transformed ones."""
-        x = self._checked(x, mask)
+        x, mask = self.checked(x, mask)
         scores = self._scores(x, carry, mask)
         dropout = self.attention_dropout if self.training else 0.0
         out = attention_from_scores(scores, _heads(self.v(x), self.num_heads), mask=mask, dropout=dropout)
@@ -121,7 +119,8 @@ class LessAttention(Mixer):
 
     def mix_map(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> Tensor:
         """The map that `mix` used on the same arguments."""
-        query, key, dense = self._scores(self._checked(x, mask), carry, mask).joined()[:3]
+        x, mask = self.checked(x, mask)
+        query, key, dense = self._scores(x, carry, mask).joined()[:3]
         return attention_probabilities(query, key, mask=mask, bias=dense, scale=1.0)
 
     def set_grid(self, old: Sequence[int], new: Sequence[int]) -> None:
@@ -134,6 +133,7 @@ class LessAttention(Mixer):
 
     def macs(self, num_tokens: int) -> int:
         """The formula of the class with m = 0: as directly after a vanilla layer, and without a dense part."""
+        check_whole(num_tokens=num_tokens)
         projections = (4 if self.qk is not None else 2) * num_tokens * self.dim**2
         if self.mode == "dense":
             return projections + num_tokens**2 * (2 * self.num_heads * num_tokens + 2 * self.dim)
@@ -151,11 +151,6 @@ class LessAttention(Mixer):
         # A dense map has factors of width 0.
         nothing = scores.query[..., :0]
         return Scores(nothing, nothing, transform_scores(scores.matrix(), *transform, mask=mask))
-
-    def _checked(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """x with padding, which may hold anything, set to 0."""
-        check_tokens(self, x)
-        return zero_masked(x, check_mask(mask, x, x.shape[1]))
 
 
 def _heads(x: Tensor, num_heads: int) -> Tensor:

@@ -2,12 +2,12 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 import torch
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.ops.checks import check_choice, check_whole
 from tokenmix.ops.external.api import (
     Backend,
     Normalization,
@@ -75,10 +75,8 @@ class Memory(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if tie not in ("none", "init", "hard"):
-            raise unknown_name("tie", tie, ("none", "init", "hard"))
-        if num_slots < 1:
-            raise UserError(f"num_slots must be at least 1, got {num_slots}; the papers use 64")
+        check_choice("tie", tie, get_args(Tie))
+        check_whole(dim=dim, num_slots=num_slots)
         check_normalization(normalization, num_steps)
         self.tie, self.num_steps, self.chunk_size = tie, num_steps, chunk_size
         self.normalization: Normalization = normalization

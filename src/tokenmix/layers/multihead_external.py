@@ -5,9 +5,9 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError
-from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, finish
+from tokenmix.layers.base import Capabilities, Mixer, finish
 from tokenmix.layers.memory import Memory, MemoryOptions, takes_memory_options
+from tokenmix.ops.checks import check_flags, check_heads, check_rates, check_whole
 
 
 class MultiHeadExternalAttention(Mixer):
@@ -56,42 +56,34 @@ class MultiHeadExternalAttention(Mixer):
         **options: Unpack[MemoryOptions],
     ) -> None:
         super().__init__()
-        _check_heads(dim, num_heads, expansion)
+        width = check_heads(dim, num_heads)
+        check_whole(expansion=expansion)
+        check_flags(memory_bias=memory_bias)
+        check_rates(dropout=dropout, attention_dropout=attention_dropout)
         self.dim, self.num_heads, self.expansion, self.attention_dropout = dim, num_heads, expansion, attention_dropout
         self.query = nn.Linear(dim, expansion * dim, device=device, dtype=dtype)
-        self.memory = Memory(dim // num_heads, **options, bias=memory_bias, device=device, dtype=dtype)
+        self.memory = Memory(width, **options, bias=memory_bias, device=device, dtype=dtype)
         self.memory.check_dropout(attention_dropout)
         self.out = nn.Linear(expansion * dim, dim, device=device, dtype=dtype)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """x (B, N, dim) to (B, N, dim)."""
-        check_tokens(self, x)
-        mask = check_mask(mask, x, x.shape[1])
+        x, mask = self.checked(x, mask)
         mixed = self.memory(self._heads(x), mask, self.attention_dropout if self.training else 0.0)
         return finish(self.dropout(self.out(mixed.transpose(1, 2).flatten(2))), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """A (B, expansion * num_heads, N, num_slots), before dropout."""
-        check_tokens(self, x)
-        mask = check_mask(mask, x, x.shape[1])
+        x, mask = self.checked(x, mask)
         return self.memory.attention_map(self._heads(x), mask)
 
     def macs(self, num_tokens: int) -> int:
         """N (2 e D^2 + 2 e D S)."""
+        check_whole(num_tokens=num_tokens)
         projections = 2 * num_tokens * self.query.in_features * self.query.out_features
         return projections + self.expansion * self.num_heads * self.memory.macs(num_tokens)
 
     def _heads(self, x: Tensor) -> Tensor:
         """F as (B, e H, N, d)."""
         return self.query(x).unflatten(-1, (self.expansion * self.num_heads, -1)).transpose(1, 2)
-
-
-def _check_heads(dim: int, num_heads: int, expansion: int) -> None:
-    if expansion < 1:
-        raise UserError(f"expansion must be at least 1, got {expansion}; EAMLP has 4")
-    if num_heads < 1 or dim % num_heads:
-        fitting = [heads for heads in range(1, min(dim, 64) + 1) if dim % heads == 0]
-        raise UserError(
-            f"num_heads={num_heads} does not divide dim={dim}; heads that do: {', '.join(map(str, fitting))}"
-        )

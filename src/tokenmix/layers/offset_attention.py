@@ -5,9 +5,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
+from tokenmix.layers.base import Capabilities, Mixer, zero_masked
 from tokenmix.layers.masked_norm import MaskedBatchNorm
 from tokenmix.ops.attention import attention, attention_probabilities
+from tokenmix.ops.checks import check_chunk_size, check_whole
 from tokenmix.ops.double_attention import double_attention
 
 
@@ -29,6 +30,7 @@ class Offset(nn.Module):
 
     def forward(self, x: Tensor, mixed: Tensor, mask: Tensor | None = None) -> Tensor:
         """The next tokens from x and the mixer's output on it."""
+        x = zero_masked(x, mask)
         return zero_masked(x + F.relu(self.norm(self.linear(x - mixed), mask)), mask)
 
 
@@ -72,10 +74,10 @@ class OffsetAttention(Mixer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if reduction < 1 or dim % reduction:
+        check_whole(dim=dim, reduction=reduction)
+        if dim % reduction:
             raise UserError(f"reduction must divide dim {dim}, got {reduction}; the paper has 4, and 1 always does")
-        if chunk_size is not None and chunk_size < 1:
-            raise UserError(f"chunk_size must be at least 1, got {chunk_size}; omit it to materialize the whole map")
+        check_chunk_size(chunk_size)
         self.dim, self.chunk_size = dim, chunk_size
         self.query = nn.Linear(dim, dim // reduction, bias=False, device=device, dtype=dtype)
         self.value = nn.Linear(dim, dim, device=device, dtype=dtype)
@@ -101,12 +103,11 @@ class OffsetAttention(Mixer):
 
         Not counted: chunks make the logits twice.
         """
+        check_whole(num_tokens=num_tokens)
         width = self.query.out_features
         return num_tokens * self.dim * (2 * self.dim + width) + num_tokens**2 * (self.dim + width)
 
     def _prepared(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """x without what is in padded positions, q (B, 1, N, d), and the mask."""
-        check_tokens(self, x)
-        mask = check_mask(mask, x, x.shape[1])
-        x = zero_masked(x, mask)
+        """x, q (B, 1, N, d) and the mask, checked."""
+        x, mask = self.checked(x, mask)
         return x, self.query(x).unsqueeze(1), mask

@@ -1,19 +1,56 @@
 """The self-attention block of SAGAN on feature maps, in the three forms that share its name."""
 
 from math import isqrt
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrize
 
-from tokenmix.errors import UserError, unknown_name
-from tokenmix.layers.base import Capabilities, Mixer, check_map, check_mask
+from tokenmix.errors import UserError
+from tokenmix.layers.base import Capabilities, Mixer, zero_masked
 from tokenmix.ops.attention import attention, attention_probabilities
 from tokenmix.ops.attention_residual import pool_mask
+from tokenmix.ops.checks import check_choice, check_flags, check_whole
 
 Variant = Literal["official", "paper", "compact"]
+
+
+class SpectralNorm(nn.Module):
+    """A weight divided by its largest singular value, as a parametrization.
+
+        W / (u^T W v),   u <- W v / |W v|,   v <- W^T u / |W^T u|
+
+    It is `torch.nn.utils.parametrizations.spectral_norm` for convolutions, number by number and name by name. Torch's
+    own contains a `vdot`, which the ONNX exporter of traced graphs does not have.
+    """
+
+    _u: Tensor
+    _v: Tensor
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        matrix = weight.detach().flatten(1)
+        for name, size in zip(("_u", "_v"), matrix.shape, strict=True):
+            self.register_buffer(name, F.normalize(matrix.new_empty(size).normal_(), dim=0, eps=1e-12))
+        self._iterate(matrix, 15)
+
+    @torch.no_grad()
+    def _iterate(self, matrix: Tensor, steps: int) -> None:
+        """Power iteration in place: DataParallel's copies of a module share its buffers."""
+        for _ in range(steps):
+            self._u.copy_(F.normalize(torch.mv(matrix, self._v), dim=0, eps=1e-12))
+            self._v.copy_(F.normalize(torch.mv(matrix.t(), self._u), dim=0, eps=1e-12))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The weight (C_out, C_in, 1, 1), normalised."""
+        matrix = weight.flatten(1)
+        if self.training:
+            self._iterate(matrix, 1)
+        # Copies, so that a second forward pass may come before the first one's backward pass.
+        u, v = self._u.clone(), self._v.clone()
+        return weight / torch.dot(u, torch.mv(matrix, v))
 
 
 class SAGANAttention2d(Mixer):
@@ -62,18 +99,25 @@ class SAGANAttention2d(Mixer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if dim < 8 or dim % 8:
-            raise UserError(f"SAGANAttention2d narrows its channels to dim / 8: dim must be a multiple of 8, got {dim}")
+        check_whole(dim=dim)
+        check_choice("variant", variant, get_args(Variant))
+        if spectral_norm is not None:
+            check_flags(spectral_norm=spectral_norm)
+        if dim % 8:
+            raise UserError(
+                f"SAGANAttention2d narrows its channels to dim / 8: dim must be a multiple of 8, got {dim}; "
+                f"the next is {dim + -dim % 8}"
+            )
         values = {"official": dim // 2, "paper": dim // 8, "compact": dim}
-        if variant not in values:
-            raise unknown_name("variant", variant, values)
         self.dim, self.variant, self.pooled = dim, variant, variant == "official"
         self.normed = self.pooled if spectral_norm is None else spectral_norm
         self.head_dim, self.value_dim = dim // 8, values[variant]
 
         def conv(width_in: int, width_out: int) -> nn.Module:
             layer = nn.Conv2d(width_in, width_out, 1, bias=variant == "compact", device=device, dtype=dtype)
-            return parametrizations.spectral_norm(layer) if self.normed else layer
+            if self.normed:
+                parametrize.register_parametrization(layer, "weight", SpectralNorm(layer.weight))
+            return layer
 
         self.query, self.key = conv(dim, self.head_dim), conv(dim, self.head_dim)
         self.value = conv(dim, self.value_dim)
@@ -86,20 +130,22 @@ class SAGANAttention2d(Mixer):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mix the pixels of x. `mask` is (B, H*W) bool, True = the pixel takes part."""
-        x, pixels = self._checked(x, mask)
+        x, mask = self.checked(x, mask)
         query, key, key_mask = self._query_key(x, mask)
-        value = _tokens(self._pool(self.value(x), pixels))
+        value = _tokens(self._pool(self.value(x), mask))
         out = attention(query, key, value, mask=mask, key_mask=key_mask, scale=1.0)
-        out = x + self.gamma * self.proj(out.squeeze(1).mT.unflatten(2, x.shape[-2:]))
-        return out if pixels is None else out.masked_fill(~pixels, 0.0)
+        out = x + self.gamma * self.proj(out.squeeze(1).transpose(1, 2).unflatten(2, x.shape[-2:]))
+        return zero_masked(out, mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The map (B, 1, H*W, keys): rows are pixels and sum to 1, those of masked pixels are 0."""
-        query, key, key_mask = self._query_key(self._checked(x, mask)[0], mask)
+        x, mask = self.checked(x, mask)
+        query, key, key_mask = self._query_key(x, mask)
         return attention_probabilities(query, key, mask=mask, key_mask=key_mask, scale=1.0)
 
     def macs(self, num_tokens: int) -> int:
         """The formula of the class; the keys of a square map with an odd side are counted exactly."""
+        check_whole(num_tokens=num_tokens)
         side = isqrt(num_tokens)
         pooled = (-(-side // 2)) ** 2 if side * side == num_tokens else -(-num_tokens // 4)
         num_keys = pooled if self.pooled else num_tokens
@@ -107,25 +153,17 @@ class SAGANAttention2d(Mixer):
         convolutions = num_tokens * self.dim * (2 * self.head_dim + self.value_dim + back)
         return convolutions + num_tokens * num_keys * (self.head_dim + self.value_dim)
 
-    def _checked(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """x with masked pixels at 0, and the mask as (B, 1, H, W)."""
-        check_map(self, x)
-        if check_mask(mask, x, x.shape[2] * x.shape[3]) is None or mask is None:
-            return x, None
-        pixels = mask.unflatten(1, x.shape[-2:]).unsqueeze(1)
-        return x.masked_fill(~pixels, 0.0), pixels
-
     def _query_key(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        pixels = None if mask is None else mask.unflatten(1, x.shape[-2:]).unsqueeze(1)
-        key = _tokens(self._pool(self.key(x), pixels))
+        key = _tokens(self._pool(self.key(x), mask))
         key_mask = pool_mask(mask, (x.shape[2], x.shape[3])) if self.pooled and mask is not None else mask
         return _tokens(self.query(x)), key, key_mask
 
-    def _pool(self, x: Tensor, pixels: Tensor | None) -> Tensor:
+    def _pool(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """The largest of each 2 x 2 pixels that take part, 0 where none does; x itself where nothing is pooled."""
         if not self.pooled:
             return x
         lowest = torch.finfo(x.dtype).min
+        pixels = None if mask is None else mask.unflatten(1, x.shape[-2:]).unsqueeze(1)
         kept = x if pixels is None else x.masked_fill(~pixels, lowest)
         # Padded to even sides, not ceil_mode, which ties an exported program to one parity.
         pooled = F.max_pool2d(F.pad(kept, (0, x.shape[3] % 2, 0, x.shape[2] % 2), value=lowest), 2)
@@ -134,4 +172,4 @@ class SAGANAttention2d(Mixer):
 
 def _tokens(x: Tensor) -> Tensor:
     """(B, C, h, w) as one head, (B, 1, h*w, C)."""
-    return x.flatten(2).mT.unsqueeze(1)
+    return x.flatten(2).transpose(1, 2).unsqueeze(1)

@@ -6,19 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError
-from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, finish, zero_masked
+from tokenmix.layers.base import Capabilities, Mixer, finish
 from tokenmix.ops.attention import AttentionNormalization, attention, attention_probabilities, check_attention_options
+from tokenmix.ops.checks import check_flags, check_heads, check_rates, check_whole
 from tokenmix.ops.less import Scores
-
-
-def check_heads(dim: int, num_heads: int) -> int:
-    """Width of a head; `UserError` unless the heads divide dim."""
-    if num_heads < 1 or dim % num_heads:
-        fitting = [h for h in range(1, dim + 1) if dim % h == 0]
-        nearest = min(fitting, key=lambda h: abs(h - num_heads), default=1)
-        raise UserError(f"num_heads must divide dim {dim}, got {num_heads}; the nearest that does is {nearest}")
-    return dim // num_heads
 
 
 class SelfAttention(Mixer):
@@ -70,6 +61,8 @@ class SelfAttention(Mixer):
         factory = {"device": device, "dtype": dtype}
         self.dim, self.num_heads, self.head_dim = dim, num_heads, check_heads(dim, num_heads)
         check_attention_options(normalization, causal)
+        check_flags(qkv_bias=qkv_bias)
+        check_rates(dropout=dropout, attention_dropout=attention_dropout)
         self.normalization: AttentionNormalization = normalization
         self.causal, self.attention_dropout = causal, attention_dropout
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias, **factory)
@@ -137,12 +130,12 @@ class SelfAttention(Mixer):
 
     def macs(self, num_tokens: int) -> int:
         """4 N D^2 for the projections, 2 N^2 D for scores and values."""
+        check_whole(num_tokens=num_tokens)
         return 4 * num_tokens * self.dim**2 + 2 * num_tokens**2 * self.dim
 
     def _heads(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v, each (B, H, N, d). Padding may hold anything, NaN too, so it is set to 0."""
-        check_tokens(self, x)
-        x = zero_masked(x, check_mask(mask, x, x.shape[1]))
+        """q, k and v, each (B, H, N, d)."""
+        x, mask = self.checked(x, mask)
         # In chunks: the gradients of three views side by side are then one concatenation, not a stack and a copy.
         parts = (part.unflatten(2, (self.num_heads, self.head_dim)) for part in self.qkv(x).chunk(3, dim=2))
         query, key, value = (part.transpose(1, 2) for part in parts)

@@ -5,8 +5,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, finish, zero_masked
+from tokenmix.layers.base import Capabilities, Mixer, finish
 from tokenmix.ops.attention import attention, attention_probabilities
+from tokenmix.ops.checks import check_flags, check_numbers, check_rates, check_whole
 
 
 class SimplifiedSelfAttention(Mixer):
@@ -51,6 +52,10 @@ class SimplifiedSelfAttention(Mixer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_whole(dim=dim)
+        check_numbers(scale=scale)
+        check_flags(output_projection=output_projection)
+        check_rates(dropout=dropout, attention_dropout=attention_dropout)
         self.dim, self.scale, self.attention_dropout = dim, scale, attention_dropout
         self.proj = nn.Linear(dim, dim, device=device, dtype=dtype) if output_projection else nn.Identity()
         self.drop = nn.Dropout(dropout)
@@ -61,21 +66,22 @@ class SimplifiedSelfAttention(Mixer):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mix the tokens of x. `mask` is (B, N) bool, True = the token takes part."""
-        features = self._features(x, mask)
+        features, mask = self._features(x, mask)
         dropout = self.attention_dropout if self.training else 0.0
         out = attention(features, features, features, mask=mask, scale=self.scale, dropout=dropout)
         return finish(self.drop(self.proj(out.squeeze(1))), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The map (B, 1, N, N): rows are queries and sum to 1, those of masked tokens are 0."""
-        features = self._features(x, mask)
+        features, mask = self._features(x, mask)
         return attention_probabilities(features, features, mask=mask, scale=self.scale)
 
     def macs(self, num_tokens: int) -> int:
         """2 N^2 D, and N D^2 for the output projection."""
+        check_whole(num_tokens=num_tokens)
         projection = num_tokens * self.dim**2 if isinstance(self.proj, nn.Linear) else 0
         return 2 * num_tokens**2 * self.dim + projection
 
-    def _features(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        check_tokens(self, x)
-        return zero_masked(x, check_mask(mask, x, x.shape[1])).unsqueeze(1)
+    def _features(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        x, mask = self.checked(x, mask)
+        return x.unsqueeze(1), mask

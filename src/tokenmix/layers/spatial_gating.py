@@ -1,13 +1,14 @@
 """The spatial gating unit of gMLP."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
-from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, replace_parameter, zero_masked
+from tokenmix.layers.base import Capabilities, Mixer, replace_parameter
+from tokenmix.ops.checks import check_choice, check_flags, check_numbers, check_tensor, check_whole
 from tokenmix.ops.gating import GateVariant, fft_macs, gate_matrix, spatial_gate
 from tokenmix.ops.resize import resize_gate
 
@@ -62,7 +63,13 @@ class SpatialGatingUnit(Mixer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        _check_options(dim, num_tokens, variant, gate)
+        check_whole(dim=dim, num_tokens=num_tokens)
+        check_choice("variant", variant, get_args(GateVariant))
+        check_choice("gate", gate, get_args(GateKind))
+        check_flags(causal=causal, norm=norm)
+        check_numbers(0.0, init_std=init_std)
+        if variant == "split" and dim % 2:
+            raise UserError(f"a split gate halves its channels, got dim={dim}; give an even dim or another variant")
         factory = {"device": device, "dtype": dtype}
         self.dim, self.num_tokens, self.causal = dim, num_tokens, causal
         self.variant: GateVariant = variant
@@ -86,14 +93,14 @@ class SpatialGatingUnit(Mixer):
             diagonal = self.weight.diagonal() if self.gate == "dense" else self.weight[self.num_tokens - 1]
             diagonal.add_(1.0)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, *, addend: Tensor | None = None) -> Tensor:
+    # Without a `*`: the ONNX exporter of traced graphs gives every argument of a forward method by place.
+    def forward(self, x: Tensor, mask: Tensor | None = None, addend: Tensor | None = None) -> Tensor:
         """Gate x (B, N, C); `addend` (B, N, out_dim) joins W Z_2 + b before the product."""
-        check_tokens(self, x)
-        mask = check_mask(mask, x, x.shape[1])
+        x, mask = self.checked(x, mask)
         check_addend(addend, x, self.out_dim)
         method = "fft" if self.gate == "toeplitz-fft" else "dense"
         return spatial_gate(
-            zero_masked(x, mask), self.weight, self.bias, variant=self.variant, norm=self.norm, addend=addend,
+            x, self.weight, self.bias, variant=self.variant, norm=self.norm, addend=addend,
             mask=mask, causal=self.causal, method=method,
         )  # fmt: skip
 
@@ -101,8 +108,7 @@ class SpatialGatingUnit(Mixer):
         """The (N, N) matrix W that the tokens of x met. It has no batch axis: a mask, which is per sample, is checked
         and otherwise has no part in it; in `forward` the columns of masked tokens meet zeros and their rows are
         dropped."""
-        check_tokens(self, x)
-        check_mask(mask, x, x.shape[1])
+        self.checked(x, mask)
         return self.matrix(x.shape[1])
 
     def matrix(self, n: int) -> Tensor:
@@ -127,6 +133,7 @@ class SpatialGatingUnit(Mixer):
 
     def macs(self, num_tokens: int) -> int:
         """N^2 out_dim, or N log N by FFT (`fft_macs`); the elementwise product is not counted."""
+        check_whole(num_tokens=num_tokens)
         if self.gate == "toeplitz-fft":
             return fft_macs(num_tokens, self.out_dim)
         return num_tokens**2 * self.out_dim
@@ -138,16 +145,11 @@ class SpatialGatingUnit(Mixer):
 
 def check_addend(addend: Tensor | None, x: Tensor, out_dim: int) -> None:
     """Raise `UserError` unless addend is None or (B, N, out_dim) for x (B, N, C)."""
-    if addend is not None and addend.shape != (*x.shape[:2], out_dim):
-        raise UserError(f"addend must be {(*x.shape[:2], out_dim)}, got {tuple(addend.shape)}")
-
-
-def _check_options(dim: int, num_tokens: int, variant: str, gate: str) -> None:
-    if variant not in ("split", "multiplicative", "additive", "linear"):
-        raise UserError(f"variant must be split, multiplicative, additive or linear, got {variant!r}")
-    if gate not in ("dense", "toeplitz", "toeplitz-fft"):
-        raise UserError(f"gate must be dense, toeplitz or toeplitz-fft, got {gate!r}")
-    if num_tokens < 1 or dim < 1:
-        raise UserError(f"dim and num_tokens must be positive, got {dim} and {num_tokens}")
-    if variant == "split" and dim % 2:
-        raise UserError(f"a split gate halves its channels, got dim={dim}; give an even dim or another variant")
+    if addend is None:
+        return
+    check_tensor("addend", addend)
+    if addend.shape != (*x.shape[:2], out_dim):
+        raise UserError(
+            f"addend must be {(*x.shape[:2], out_dim)}, got {tuple(addend.shape)}; it joins the output of the gate, of "
+            f"width {out_dim}"
+        )

@@ -92,7 +92,10 @@ def register_mixer(name: str, layer: type[Mixer], about: str = "", **fixed: Any)
         UserError: the name is another mixer's, or the class is not a mixer.
     """
     if ":" in name:
-        raise UserError(f"a mixer's name must not contain a colon, which separates a module from a class; got {name!r}")
+        raise UserError(
+            f"a mixer's name must not contain a colon, which separates a module from a class; got {name!r}, try "
+            f"{name.replace(':', '-')!r}"
+        )
     row = _spec(name, layer, about, fixed)
     if MIXERS.setdefault(name, row) != row:
         raise UserError(f"the mixer {name!r} is registered already; choose another name")
@@ -157,4 +160,8 @@ def build_mixer(layer: type[Mixer], label: str, dim: int, num_tokens: int | None
     except UserError:
         raise
     except Exception as error:  # whatever a constructor of the user's, or a value of a wrong type, may raise
-        raise UserError(f"{label} cannot be built with these arguments: {one_line(error)}") from error
+        given = {"dim": dim} | ({"num_tokens": num_tokens} if takes_number else {}) | dict(kwargs)
+        shown = ", ".join(f"{key}={value!r}" for key, value in given.items())
+        raise UserError(
+            f"{label} cannot be built with these arguments: {one_line(error)}; change one of {shown}, or the class"
+        ) from error

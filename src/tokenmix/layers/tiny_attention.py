@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenmix.errors import UserError
-from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, finish, zero_masked
+from tokenmix.layers.base import Capabilities, Mixer, finish
 from tokenmix.ops.attention import attention, attention_probabilities
+from tokenmix.ops.checks import check_flags, check_whole
 
 
 class TinyAttention(Mixer):
@@ -45,18 +45,18 @@ class TinyAttention(Mixer):
     ) -> None:
         super().__init__()
         out_dim = dim if out_dim is None else out_dim
-        if min(dim, out_dim, attention_dim) < 1:
-            raise UserError(f"widths must be positive, got {dim=}, {out_dim=}, {attention_dim=}")
+        check_whole(dim=dim, out_dim=out_dim, attention_dim=attention_dim)
+        check_flags(causal=causal)
         factory = {"device": device, "dtype": dtype}
         self.dim, self.out_dim, self.attention_dim, self.causal = dim, out_dim, attention_dim, causal
         self.qkv = nn.Linear(dim, 3 * attention_dim, **factory)
         self.proj = nn.Linear(attention_dim, out_dim, **factory)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, *, weights: Tensor | None = None) -> Tensor:
+    # Without a `*`: the ONNX exporter of traced graphs gives every argument of a forward method by place.
+    def forward(self, x: Tensor, mask: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
         """Attend over the tokens of x (B, N, D); `weights` (B, 1, N, N) replaces the layer's own map."""
-        check_tokens(self, x)
-        mask = check_mask(mask, x, x.shape[1])
-        query, key, value = self._project(zero_masked(x, mask))
+        x, mask = self.checked(x, mask)
+        query, key, value = self._project(x)
         if weights is None:
             mixed = attention(query, key, value, mask=mask, causal=self.causal)
         else:
@@ -65,9 +65,8 @@ class TinyAttention(Mixer):
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, 1, N, N): what token i took from token j."""
-        check_tokens(self, x)
-        mask = check_mask(mask, x, x.shape[1])
-        query, key, _ = self._project(zero_masked(x, mask))
+        x, mask = self.checked(x, mask)
+        query, key, _ = self._project(x)
         return attention_probabilities(query, key, mask=mask, causal=self.causal)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -76,5 +75,6 @@ class TinyAttention(Mixer):
 
     def macs(self, num_tokens: int) -> int:
         """3 N D d + 2 N^2 d + N d out_dim."""
+        check_whole(num_tokens=num_tokens)
         projections = num_tokens * self.attention_dim * (3 * self.dim + self.out_dim)
         return projections + 2 * num_tokens**2 * self.attention_dim

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.layers.base import Capabilities, Mixer, check_map, check_mask
+from tokenmix.layers.base import Capabilities, Mixer, zero_masked
 from tokenmix.layers.external import ExternalAttention2d
 from tokenmix.ops.attention import attention, attention_probabilities
 
@@ -41,24 +41,22 @@ class SelfAttention2d(Mixer):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """x (B, dim, H, W) to (B, dim, H, W)."""
-        check_map(self, x)
-        mask = check_mask(mask, x, x.shape[2] * x.shape[3])
-        mixed = attention(*self._pixels(x), mask=mask).squeeze(1).mT.unflatten(2, x.shape[2:])
-        out = F.relu(x + self.norm(self.conv2(mixed)))
-        return out if mask is None else out.masked_fill(~mask.unflatten(1, x.shape[2:]).unsqueeze(1), 0.0)
+        x, mask = self.checked(x, mask)
+        mixed = attention(*self._pixels(x), mask=mask).squeeze(1).transpose(1, 2).unflatten(2, x.shape[2:])
+        return zero_masked(F.relu(x + self.norm(self.conv2(mixed))), mask)
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """A (B, 1, H * W, H * W)."""
-        check_map(self, x)
+        x, mask = self.checked(x, mask)
         query, key, _ = self._pixels(x)
-        return attention_probabilities(query, key, mask=check_mask(mask, x, x.shape[2] * x.shape[3]))
+        return attention_probabilities(query, key, mask=mask)
 
     def macs(self, num_tokens: int) -> int:
         """4 N D^2 + 2 N^2 D for N = H * W pixels."""
         return 4 * num_tokens * self.dim**2 + 2 * num_tokens**2 * self.dim
 
     def _pixels(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = self.conv1(x).flatten(2).mT.unsqueeze(1).chunk(3, dim=-1)
+        query, key, value = self.conv1(x).flatten(2).transpose(1, 2).unsqueeze(1).chunk(3, dim=-1)
         return query, key, value
 
 

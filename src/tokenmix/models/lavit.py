@@ -22,12 +22,13 @@ from tokenmix.errors import UserError
 from tokenmix.layers.attention_residual import AttentionResidual
 from tokenmix.layers.base import Capabilities, Mixer, check_tokens, finish, replace_parameter
 from tokenmix.layers.less_attention import LessAttention
-from tokenmix.layers.self_attention import SelfAttention, check_heads
+from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.models.isotropic import BlockMap, mix
 from tokenmix.models.maps import OnMaps
 from tokenmix.models.stems import pair
 from tokenmix.models.timm_interface import Classifier, check_images, make_head, record_input_size, take_indices
 from tokenmix.ops.attention import attention, attention_probabilities
+from tokenmix.ops.checks import check_heads
 from tokenmix.ops.less import Scores
 
 torch.fx.wrap("check_images")
@@ -256,7 +257,7 @@ class ReducedAttention(Mixer):
     def _heads(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         check_tokens(self, x)
         if mask is not None:
-            raise UserError("ReducedAttention makes keys of whole blocks of the image and takes no mask")
+            raise UserError("ReducedAttention makes keys of whole blocks of the image and takes no mask; leave it out")
         image = padded_image(x.transpose(1, 2).unflatten(2, self.grid), self.reduction)
         blocks = self.norm(self.reduce(image).flatten(2).transpose(1, 2))
         key, value = self.kv(blocks).unflatten(2, (2, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)

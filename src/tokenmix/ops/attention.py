@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import UserError
+from tokenmix.ops.checks import check_choice, check_flags
 from tokenmix.ops.normalize import slot_offset
 
 AttentionNormalization = Literal["softmax", "double"]
@@ -41,7 +42,8 @@ def attention(
         query: Q, (B, H, N, d).
         key: K, (B, H, S, d).
         value: V, (B, H, S, d_v).
-        mask: (B, N) bool, True = the token takes part; the row of any other token is 0.
+        mask: (B, N) bool, True = the token takes part; the row of any other token is 0. Others must hold finite
+            numbers: the layers set them to 0.
         key_mask: (B, S) bool; `mask` if not given. Needed only where the keys are not the tokens themselves.
         bias: added to the scores, broadcasting to (B, H, N, S).
         causal: token i sees tokens 0 to i only.
@@ -114,7 +116,7 @@ def attention_probabilities(
     check_attention_options(normalization, causal)
     half = query.dtype in (torch.float16, torch.bfloat16)
     wide_query, wide_key = (query.float(), key.float()) if half else (query, key)
-    logits = (wide_query * _scale(query, scale)) @ wide_key.mT
+    logits = (wide_query * _scale(query, scale)) @ wide_key.transpose(-1, -2)
     if bias is not None:
         logits = logits + bias
     if normalization == "double":
@@ -189,7 +191,7 @@ def _fused(
     scale: float | None,
     dropout: float,
 ) -> Tensor | None:
-    """`attention` by PyTorch's kernels; None in forward mode, for which they have no rule."""
+    """`attention` by PyTorch's kernels; None where they have no rule: in forward mode, and for a bias under vmap."""
     width, scale = value.shape[-1], _scale(query, scale)
     key_mask = mask if key_mask is None else key_mask
     only_causal = causal and key_mask is None and bias is None
@@ -202,8 +204,11 @@ def _fused(
         out = F.scaled_dot_product_attention(
             query, key, value, attn_mask=allowed, dropout_p=dropout, is_causal=only_causal, scale=scale
         )
-    except NotImplementedError:
-        return None
+    except RuntimeError as error:
+        # Under vmap the choice of a kernel does not see that a bias needs gradients.
+        if isinstance(error, NotImplementedError) or "with respect to argument 'attn_mask'" in str(error):
+            return None
+        raise
     if bias is not None and torch.compiler.is_exporting():
         # With a bias the result's layout differs between the passes of a decomposition for ONNX: this settles it.
         out = out.clone(memory_format=torch.contiguous_format)
@@ -212,8 +217,8 @@ def _fused(
 
 def check_attention_options(normalization: str, causal: bool) -> None:
     """Raise `UserError` for an unknown normalisation, or a causal double one."""
-    if normalization not in ("softmax", "double"):
-        raise unknown_name("normalization", normalization, ("softmax", "double"))
+    check_choice("normalization", normalization, ("softmax", "double"))
+    check_flags(causal=causal)
     if normalization == "double" and causal:
         raise UserError(
             "double normalisation cannot be causal: its first softmax runs over all tokens; use "

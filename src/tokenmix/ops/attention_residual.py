@@ -52,18 +52,24 @@ def attention_residual(
     scores = scores.joined() if isinstance(scores, Scores) else scores
     num_tokens = (scores.query if isinstance(scores, Scores) else scores).shape[-2]
     if num_tokens != grid[0] * grid[1]:
-        raise UserError(f"a grid of {grid[0]} x {grid[1]} has {grid[0] * grid[1]} tokens, the scores have {num_tokens}")
+        raise UserError(
+            f"a grid of {grid[0]} x {grid[1]} has {grid[0] * grid[1]} tokens, the scores have {num_tokens}; give the "
+            "grid of the stage that ends"
+        )
     if key_weight is None and mask is not None:
-        raise UserError("a token mask does not apply to keys on another grid; pool the keys too")
+        raise UserError(
+            f"a token mask does not apply to keys on another grid, got mask {tuple(mask.shape)} and key_weight=None; "
+            "pool the keys too (keys='pooled'), or leave the mask out"
+        )
     dense = scores.dense if isinstance(scores, Scores) else scores
     pooled = None
     if isinstance(scores, Scores):
         query, key = (_zero_tokens(factor, mask) for factor in (scores.query, scores.key))
         key = key if key_weight is None else _pool_tokens(key, key_weight, grid)
-        pooled = _pool_tokens(query, query_weight, grid) @ key.mT
+        pooled = _pool_tokens(query, query_weight, grid) @ key.transpose(-1, -2)
     if dense is not None:
-        half = _pool_tokens(_zero_tokens(_zero_tokens(dense, mask).mT, mask).mT, query_weight, grid)
-        both = half if key_weight is None else _pool_tokens(half.mT, key_weight, grid).mT
+        half = _pool_tokens(_zero_pairs(dense, mask), query_weight, grid)
+        both = half if key_weight is None else _pool_tokens(half.transpose(-1, -2), key_weight, grid).transpose(-1, -2)
         pooled = both if pooled is None else pooled + both
     assert pooled is not None
     kept = None if mask is None else pool_mask(mask, grid)
@@ -82,6 +88,10 @@ def pool_mask(mask: Tensor, grid: tuple[int, int]) -> Tensor:
 
 def _zero_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
     return x if mask is None else x.masked_fill(~mask[:, None, :, None], 0.0)
+
+
+def _zero_pairs(dense: Tensor, mask: Tensor | None) -> Tensor:
+    return dense if mask is None else dense.masked_fill(~(mask[:, None, :, None] & mask[:, None, None, :]), 0.0)
 
 
 def _pool_tokens(x: Tensor, weight: Tensor, grid: tuple[int, int]) -> Tensor:

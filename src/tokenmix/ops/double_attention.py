@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from tokenmix.errors import UserError
 from tokenmix.ops.attention import attention
+from tokenmix.ops.checks import check_chunk_size
 from tokenmix.ops.normalize import HALF_TYPES, slot_offset
 
 
@@ -35,8 +35,7 @@ def double_attention(
     Raises:
         UserError: chunk_size below 1.
     """
-    if chunk_size < 1:
-        raise UserError(f"chunk_size must be at least 1, got {chunk_size}")
+    check_chunk_size(chunk_size)
     wide = [x.float() if x.dtype in HALF_TYPES else x for x in (query, key, value)]
     query_, key_, value_ = wide[0] * scale, wide[1], wide[2]
     with torch.autocast(query.device.type, enabled=False):
@@ -60,6 +59,6 @@ def _offset_again(query: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _offset(query: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
-    offset = slot_offset(query @ keys.mT, mask=mask)
+    offset = slot_offset(query @ keys.transpose(-1, -2), mask=mask)
     # Of a sample without any token, whose rows are set to 0 afterwards.
-    return offset.masked_fill(torch.isneginf(offset), 0.0)
+    return offset.masked_fill(offset == -torch.inf, 0.0)

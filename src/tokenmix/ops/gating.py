@@ -1,14 +1,15 @@
 """Spatial gating: a learned linear map over the tokens that multiplies the features."""
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import UserError
 from tokenmix.kernels.support import require_device
+from tokenmix.ops.checks import check_choice, check_flags, check_mask_type, check_tensor
 
 GateVariant = Literal["split", "multiplicative", "additive", "linear"]
 GateMethod = Literal["dense", "fft"]
@@ -44,7 +45,8 @@ def spatial_gate(
         variant: which of the four forms.
         norm: what the tokens pass before W; nothing if not given.
         addend: (B, N, C/2), or (B, N, C) if not split; tiny attention's output in aMLP.
-        mask: (B, N) or (1, N) bool, True = the token takes part. The others count as 0 under W and are 0 in the output.
+        mask: (B, N) or (1, N) bool, True = the token takes part. The others count as 0 under W and are 0 in the output;
+            they must hold finite numbers: the layers set them to 0.
         causal: use the lower triangle of W only.
         method: `"fft"` applies a Toeplitz W in O(N log N), see `toeplitz_by_fft`.
         backend: `"triton"` computes the two products with content in one kernel on a CUDA device, or raises.
@@ -58,7 +60,10 @@ def spatial_gate(
 
     The paper masks nothing: without `mask` its behaviour.
     """
-    _check_options(variant, method)
+    check_tensor("z of a spatial gate", z)
+    check_choice("variant", variant, ("split", "multiplicative", "additive", "linear"))
+    check_choice("method", method, ("dense", "fft"))
+    check_flags(causal=causal)
     if variant == "split" and z.shape[-1] % 2:
         raise UserError(f"a split gate halves its channels, got {z.shape[-1]}; give an even number of channels")
     content, gated = z.chunk(2, dim=-1) if variant == "split" else (z, z)
@@ -103,27 +108,28 @@ def reference(
     return _combine(content, gate, variant).masked_fill(left_out, 0.0)
 
 
-def _check_options(variant: str, method: str) -> None:
-    if variant not in get_args(GateVariant):
-        raise unknown_name("variant", variant, get_args(GateVariant))
-    if method not in get_args(GateMethod):
-        raise unknown_name("method", method, get_args(GateMethod))
-
-
 def _check_fit(gated: Tensor, weight: Tensor, bias: Tensor, mask: Tensor | None) -> None:
     if gated.dim() != 3:
-        raise UserError(f"a spatial gate takes features (B, N, C), got {tuple(gated.shape)} to mix")
+        raise UserError(
+            f"a spatial gate takes features (B, N, C), got {tuple(gated.shape)} to mix; "
+            "x.unsqueeze(0) makes a batch of one sample"
+        )
     size, n, _ = gated.shape
     _check_length(weight, n)
     if bias.dim() != 1 or n > bias.shape[0]:
-        raise UserError(f"bias must have a number for each of {n} tokens, got {tuple(bias.shape)}")
-    if mask is not None and (mask.dtype != torch.bool or mask.shape not in ((size, n), (1, n))):
-        raise UserError(f"mask must be bool and (B, N) = {(size, n)}, got {mask.dtype} and {tuple(mask.shape)}")
+        raise UserError(
+            f"bias must have a number for each of {n} tokens, got {tuple(bias.shape)}; interpolate it with the "
+            "weight by tokenmix.ops.resize_gate"
+        )
+    if mask is None:
+        return
+    check_mask_type(mask)
+    if mask.shape not in ((size, n), (1, n)):
+        raise UserError(f"mask must be (B, N) = {(size, n)}, got {tuple(mask.shape)}; give one bool for each token")
 
 
 def _check_fused(backend: str, variant: GateVariant, method: GateMethod) -> None:
-    if backend != "triton":
-        raise unknown_name("backend", backend, ("eager", "triton"))
+    check_choice("backend", backend, ("eager", "triton"))
     if variant not in ("split", "multiplicative") or method != "dense":
         raise UserError(
             f"backend='triton' gates by a product with a dense W, got variant={variant!r} and method={method!r}; "
@@ -234,6 +240,8 @@ def toeplitz_by_fft(weight: Tensor, z: Tensor, *, causal: bool = False) -> Tenso
     if weight.dim() != 1:
         raise UserError(f"the FFT needs a Toeplitz gate of (2n-1,) weights, got {tuple(weight.shape)}; use 'dense'")
     _check_length(weight, n)
+    if z.shape[0] == 0:  # MKL transforms no empty batch.
+        return gate_matrix(weight, n, causal=causal) @ z
     real = torch.promote_types(z.dtype, torch.float32)
     w = _diagonals(weight, n).to(real)
     if causal:

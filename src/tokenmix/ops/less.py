@@ -29,7 +29,7 @@ class Scores(NamedTuple):
     def matrix(self) -> Tensor:
         """A itself, (B, H, N, N): N^2 memory, for figures, losses and the dense reference."""
         query, key, dense = self.joined()[:3]
-        product = query @ key.mT
+        product = query @ key.transpose(-1, -2)
         return product if dense is None else product + dense
 
     def joined(self) -> "Scores":
@@ -73,7 +73,7 @@ def transform_scores(
     left_out = None if mask is None else ~(mask[:, None, :, None] & mask[:, None, None, :])
     if left_out is not None:
         scores = scores.masked_fill(left_out, 0.0)
-    rows = scores @ theta.mT
+    rows = scores @ theta.transpose(-1, -2)
     if theta_bias is not None:
         rows = rows + _row(theta_bias, num_tokens).unsqueeze(-2)
     if mask is not None:  # So that b is not summed over rows that take no part.
@@ -164,7 +164,7 @@ def next_scores(
     if scores.dense is not None:
         rest = scores.dense
         if scores.common_query is not None and scores.common_key is not None:
-            rest = rest + scores.common_query @ scores.common_key.mT
+            rest = rest + scores.common_query @ scores.common_key.transpose(-1, -2)
         return Scores(query, key, transform_scores(rest, theta, theta_bias, psi, psi_bias, mask=mask))
     b, c = _row(theta_bias, num_tokens), _row(psi_bias, num_tokens)
     common_query = _columns(query, _row_sums(psi, mask), c)
@@ -200,14 +200,14 @@ def _common_map(scores: Scores) -> Tensor | None:
     """
     query, left, right = scores.query, scores.common_query, scores.common_key
     # Under torch.func a tensor does not say whether an outer transform follows it.
-    if left is None or right is None or scores.dense is not None or torch.is_grad_enabled():
+    if left is None or right is None or scores.dense is not None or torch.is_grad_enabled() or _recorded():
         return None
     shared = left.shape[0] == right.shape[0] == 1
     smaller = left.shape[1] * left.shape[2] ** 2 <= 2 * query.numel()
     # In half precision the columns are rounded, their sum is not.
-    exact = query.element_size() > 2 and not torch.compiler.is_exporting()
+    exact = query.element_size() > 2
     kernel = query.is_cpu and fused_kernels_enabled()
-    return left @ right.mT if shared and smaller and exact and kernel else None
+    return left @ right.transpose(-1, -2) if shared and smaller and exact and kernel else None
 
 
 def check_scores(scores: Scores | None, expected: tuple[int, int, int]) -> Scores:
@@ -217,6 +217,11 @@ def check_scores(scores: Scores | None, expected: tuple[int, int, int]) -> Score
             "LessAttention(scores_from='previous') has no query and key: call mix(x, carry) with the scores that "
             "SelfAttention.mix returned, or build it with scores_from='own'"
         )
+    if not isinstance(scores, Scores):
+        raise UserError(
+            f"LessAttention takes the Scores that SelfAttention.mix returned, got {type(scores).__name__}; a dense map "
+            "A becomes Scores(A[..., :0], A[..., :0], A)"
+        )
     if tuple(scores.query.shape[:3]) != expected:
         raise UserError(
             f"LessAttention needs scores of (B, H, N) = {expected}, got {tuple(scores.query.shape[:3])}; give both "
@@ -225,23 +230,28 @@ def check_scores(scores: Scores | None, expected: tuple[int, int, int]) -> Score
     return scores
 
 
+def _recorded() -> bool:
+    """Whether the call becomes a graph for other sizes: nothing in it may then depend on the sizes at hand."""
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+
+
 def _leading(weight: Tensor, num_tokens: int) -> Tensor:
     if num_tokens > weight.shape[-1]:
         raise UserError(
             f"the score transform was built for {weight.shape[-1]} tokens and got {num_tokens}; "
             "interpolate its weights with tokenmix.ops.resize_score_transform"
         )
-    if not torch.compiler.is_exporting() and num_tokens == weight.shape[-1]:
+    if not _recorded() and num_tokens == weight.shape[-1]:
         return weight
     # A copy by a negative pad, not a slice: whether a slice is contiguous depends on N = n, as the shortcut above does,
-    # and either would keep torch.export from a dynamic N up to n.
+    # and either would keep a recorded graph from a dynamic N up to n.
     cut = num_tokens - weight.shape[-1]
     return F.pad(weight, (0, cut, 0, cut))
 
 
 def _row(bias: Tensor, num_tokens: int) -> Tensor:
     """A bias (n,) or (H, n) as (H or 1, N)."""
-    if torch.compiler.is_exporting() or num_tokens != bias.shape[-1]:
+    if _recorded() or num_tokens != bias.shape[-1]:
         bias = F.pad(bias, (0, num_tokens - bias.shape[-1]))
     return bias.reshape(-1, num_tokens)
 
@@ -250,7 +260,7 @@ def _row_sums(psi: Tensor, mask: Tensor | None) -> Tensor:
     """U 1 over the tokens that take part: (H or 1, N), or (B, H or 1, N) with a mask."""
     if mask is None:
         return psi.sum(-1).reshape(-1, psi.shape[-1])
-    sums = mask.to(psi.dtype) @ psi.mT
+    sums = mask.to(psi.dtype) @ psi.transpose(-1, -2)
     return sums.unsqueeze(1) if psi.dim() == 2 else sums.transpose(0, 1)
 
 
@@ -261,6 +271,8 @@ def _mix_tokens(weight: Tensor, x: Tensor) -> Tensor:
     projection, so that nothing is copied. One of each head takes all images in one product: a broadcast one would copy
     it for each image.
     """
+    if torch.jit.is_tracing():  # An ONNX graph takes any batch only without the copies' number in it.
+        return weight @ x
     batch, heads, num_tokens, width = x.shape
     if weight.dim() == 2:
         flat = torch.bmm(weight.expand(batch, -1, -1), x.transpose(1, 2).flatten(2))
@@ -277,5 +289,5 @@ def _columns(like: Tensor, *columns: Tensor) -> Tensor:
 
 def _side_by_side(*factors: Tensor) -> Tensor:
     """Factors (B or 1, H or 1, N, r) as one (B, H, N, sum of r); contiguous, as attention wants it."""
-    lead = torch.broadcast_shapes(*(factor.shape[:-1] for factor in factors))
+    lead = torch.broadcast_tensors(*(factor[..., :1] for factor in factors))[0].shape[:-1]
     return torch.cat([factor.expand(*lead, -1) for factor in factors], dim=-1)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from tokenmix.errors import UserError
+from tokenmix.ops.checks import check_mask_type, check_whole
 
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
@@ -56,8 +57,7 @@ def double_normalize(logits: Tensor, *, mask: Tensor | None = None, num_steps: i
     Raises:
         UserError: a mask that is not boolean or of another shape; fewer than one step.
     """
-    if num_steps < 1:
-        raise UserError(f"num_steps must be at least 1, got {num_steps}; 1 is the published double normalisation")
+    check_whole(num_steps=num_steps)
     wide = _widen(logits)
     if mask is not None:
         # Neutral values, so that what is in a padded position, NaN included, reaches neither result nor gradient.
@@ -79,15 +79,15 @@ def broadcast_mask(mask: Tensor, logits: Tensor) -> Tensor:
         UserError: a mask that is not boolean, or of another shape.
     """
     tokens = logits.shape[:-1]
-    if mask.dtype != torch.bool:
-        raise UserError(f"mask must be boolean with True = the token takes part, got {mask.dtype}; use mask.bool()")
+    check_mask_type(mask)
     full = mask
     if mask.dim() == 2 and len(tokens) > 2:
         full = mask.reshape(mask.shape[0], *[1] * (len(tokens) - 2), mask.shape[1])
     fits = full.dim() == len(tokens) and all(m in (n, 1) for m, n in zip(full.shape, tokens, strict=True))
     if not fits or full.shape[-1] != tokens[-1]:
         raise UserError(
-            f"mask must be (B, N) or {tuple(tokens)} for logits {tuple(logits.shape)}, got {tuple(mask.shape)}"
+            f"mask must be (B, N) or {tuple(tokens)} for logits {tuple(logits.shape)}, got {tuple(mask.shape)}; "
+            "give one bool for each token"
         )
     return full
 
@@ -98,7 +98,7 @@ def _left_out(mask: Tensor, logits: Tensor) -> Tensor:
 
 def _finite(offset: Tensor) -> Tensor:
     """L as (..., 1, S); 0 for a slot that no token reaches, where -inf would make inf - inf."""
-    return offset.masked_fill(torch.isneginf(offset), 0.0).unsqueeze(-2)
+    return offset.masked_fill(offset == -torch.inf, 0.0).unsqueeze(-2)
 
 
 def _widen(logits: Tensor) -> Tensor:

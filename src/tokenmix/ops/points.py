@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokenmix.errors import UserError
+from tokenmix.ops.checks import check_chunk_size, check_mask_type, check_tensor, check_whole
 
 # Distances that are held at a time if the caller does not say: with their keys 3 MB, which stay in the caches. Measured
 # at 8 x 512 queries among 1,024 points, one thread: 0.11 s, and 0.16 to 0.23 s with 2^21 to 2^24.
@@ -69,8 +70,7 @@ def farthest_points(points: Tensor, count: int, *, mask: Tensor | None = None) -
     Raises:
         UserError: count below 1, or points or mask of a wrong shape.
     """
-    if count < 1:
-        raise UserError(f"farthest-point sampling needs at least 1 point, got {count}")
+    check_whole(count=count)
     order = sort_points(points, mask=mask)
     cloud = gather_points(points, order)[..., :3].detach()
     taking = torch.ones_like(order, dtype=torch.bool) if mask is None else mask.gather(1, order)
@@ -113,11 +113,11 @@ def nearest_neighbours(
         UserError: count or chunk_size below 1, no points, or points or mask of a wrong shape.
     """
     _check_points(points, mask)
-    if count < 1 or (chunk_size is not None and chunk_size < 1):
-        raise UserError(f"{count} neighbours in chunks of {chunk_size} are not possible; give 1 or more of each")
+    check_whole(count=count)
+    check_chunk_size(chunk_size)
     batch, places = points.shape[:2]
     if not places:
-        raise UserError("a cloud without points has no neighbours; remove it")
+        raise UserError(f"a cloud without points has no neighbours, got {tuple(points.shape)}; remove it")
     if chunk_size is None:
         # A graph is one for batches of every size.
         whole = torch.compiler.is_compiling() or torch.compiler.is_exporting()
@@ -180,12 +180,13 @@ def _squared(points: Tensor, queries: Tensor) -> Tensor:
 
 
 def _check_points(points: Tensor, mask: Tensor | None) -> None:
+    check_tensor("points", points)
     if points.dim() != 3 or points.shape[-1] < 3:
         raise UserError(f"point clouds are (B, N, 3) or wider, got {tuple(points.shape)}; coordinates come first")
     if mask is None:
         return
-    if mask.dtype != torch.bool or mask.shape != points.shape[:2]:
+    check_mask_type(mask)
+    if mask.shape != points.shape[:2]:
         raise UserError(
-            f"mask must be bool {tuple(points.shape[:2])} with True = the point takes part, got {mask.dtype} "
-            f"{tuple(mask.shape)}"
+            f"mask must be (B, N) = {tuple(points.shape[:2])}, got {tuple(mask.shape)}; give one bool for each point"
         )

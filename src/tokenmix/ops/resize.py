@@ -75,14 +75,14 @@ def resize_score_transform(
 def _check_grids(weight: Tensor, bias: Tensor, old_grid: Sequence[int], new_grid: Sequence[int]) -> None:
     old, new, n = tuple(old_grid), tuple(new_grid), prod(old_grid)
     if len(old) != len(new) or min(*old, *new) < 1:
-        raise UserError(f"grids must have equally many positive axes, got {old} and {new}")
+        raise UserError(f"grids must have equally many positive axes, got {old} and {new}; give (h, w) twice")
     if weight.dim() == 1 and len(old) != 1:
         raise UserError(f"a Toeplitz gate has tokens in a line, got grids {old} and {new}; give (n,) and (m,)")
     expected = (2 * n - 1,) if weight.dim() == 1 else (n, n)
     if tuple(weight.shape) != expected or tuple(bias.shape) != (n,):
         raise UserError(
             f"old_grid {old} has {n} tokens, so weight must be {expected} and bias {(n,)}; "
-            f"got {tuple(weight.shape)} and {tuple(bias.shape)}"
+            f"got {tuple(weight.shape)} and {tuple(bias.shape)}; give the grid that the weights were made for"
         )
 
 

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
-from tokenmix.ops.external.api import check_chunks, check_memories, check_normalization
-from tokenmix.ops.normalize import broadcast_mask, slot_offset
+from tokenmix.ops.external.api import check_chunks, check_memories, check_normalization, without_padding
+from tokenmix.ops.normalize import slot_offset
 
 
 def sharded_external_attention(
@@ -64,7 +64,7 @@ def sharded_external_attention(
     check_chunks(chunk_size, 0.0)
     check_memories(query, key_memory, value_memory, key_bias, value_bias)
     _check_group()
-    full = None if mask is None else broadcast_mask(mask, query)
+    query, full = without_padding(query, mask)
     logits_of = partial(_logits, key_memory=key_memory, key_bias=key_bias)
     if chunk_size is None:
         parts, masks, run = [logits_of(query, full)], [full], _once
@@ -131,7 +131,7 @@ class _Merge(torch.autograd.Function):
 
 
 def _logits(query: Tensor, mask: Tensor | None, key_memory: Tensor, key_bias: Tensor | None) -> Tensor:
-    """Wide logits, neutral where a token takes no part, so that what stands in padding reaches no gradient."""
+    """Wide logits, neutral where a token takes no part."""
     logits = F.linear(query, key_memory, key_bias)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return logits if mask is None else logits.masked_fill(~mask.unsqueeze(-1), 0.0)

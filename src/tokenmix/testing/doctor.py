@@ -1,7 +1,9 @@
 """`tokenmix doctor module:Class`: the property suite on a user's own layer."""
 
+import contextlib
 import inspect
-from collections.abc import Callable, Collection, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -12,6 +14,7 @@ from tokenmix.errors import UserError, one_line, unknown_name
 from tokenmix.layers.base import near_square
 from tokenmix.layers.table import MIXERS
 from tokenmix.registry import import_object
+from tokenmix.testing.adapter import OfItself, adapted, adapting
 from tokenmix.testing.harness import TOKEN_COUNTS, Builder, fresh, noise
 from tokenmix.testing.report import Report, examine
 from tokenmix.trust import from_caller
@@ -33,8 +36,10 @@ BATCH, DEFAULT_DIM, DEFAULT_TOKENS = 3, 32, 16
 
 
 def print_report(target: str, dim: int | None = None, num_tokens: int | None = None, json: bool = False) -> int:
-    """The command: prints the report; 1 if a property fails, else 0."""
-    report = doctor(target, dim=dim, num_tokens=num_tokens)
+    """The command: prints the report; 1 if a property fails, else 0, also with advice."""
+    # What a layer or the compiler prints is not part of the report.
+    with contextlib.redirect_stdout(sys.stderr):
+        report = doctor(target, dim=dim, num_tokens=num_tokens)
     if json:
         print(report.to_json())
     else:
@@ -55,7 +60,8 @@ def doctor(
 
     Args:
         target: `module:Class` of an nn.Module with forward(x) or forward(x, mask), or `module:function` that builds
-            one. The current folder is searched as well. Or a name of `tokenmix.list_mixers()`.
+            one. The current folder is searched as well. Or a name of `tokenmix.list_mixers()`. Attention that takes
+            queries, keys and values is given x for each of them.
         dim: width D to build it with; 32 if not given.
         num_tokens: number of tokens N of the example, given to the constructor if it asks for it; 16 if not given.
         only: names of properties, see `tokenmix.testing.PROPERTIES`; all if not given.
@@ -72,12 +78,28 @@ def doctor(
     try:
         layer = _build_target(target, builder)
         if not isinstance(layer, nn.Module):
-            raise UserError(f"{target} gives a {type(layer).__name__}, not a torch.nn.Module")
+            raise UserError(
+                f"{target} gives a {type(layer).__name__}, not a torch.nn.Module; name a class of layers, or a "
+                "function that builds one"
+            )
+        if adapted(layer) is not layer:
+            builder, layer = Builder(adapting(make), builder.kwargs), adapted(layer)
         x = _example(target, builder, layer, dim, num_tokens)
         verdicts = tuple(examine(builder, x, only))
     except SystemExit as stop:
         raise UserError(f"{target} calls sys.exit({stop.code!r}) when it is built or run; remove that call") from stop
-    return Report(target, f"{type(layer).__name__}({_shown(builder)})", tuple(x.shape), verdicts)
+    built = layer.inner if isinstance(layer, OfItself) else layer
+    return Report(target, f"{type(built).__name__}({_shown(builder)})", tuple(x.shape), verdicts, tuple(_notes(layer)))
+
+
+def _notes(layer: nn.Module) -> Iterator[str]:
+    if isinstance(layer, OfItself):
+        yield f"called as {layer.call_text()}"
+    if not hasattr(layer, "capabilities"):
+        yield (
+            "to train, compare or swap in this layer by its name, derive it from tokenmix.layers.Mixer and state its "
+            "capabilities: docs/guides/own-mixer.md"
+        )
 
 
 def _arguments(
@@ -107,6 +129,8 @@ def _guess(name: str, dim: int | None, num_tokens: int | None, required: bool) -
     """A value for an argument that is required, or that the user has given; None leaves the default."""
     if name in WIDTHS:
         return (dim or DEFAULT_DIM) if required else dim
+    if name == "batch_first":
+        return True
     if name in TOKEN_COUNTS:
         return (num_tokens or DEFAULT_TOKENS) if required else num_tokens
     return 4 if name in HEADS and required else None
@@ -145,7 +169,9 @@ def _example(target: str, builder: Builder, layer: nn.Module, dim: int | None, n
         shown = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
         errors.append(f"{name} {tuple(layouts[name].shape)}: the output is {shown}, not a tensor of the same shape")
     raise UserError(
-        f"{target} takes neither (B, N, D) nor (B, C, H, W); {'; '.join(errors)}; --dim and --num-tokens set the sizes"
+        f"{target} takes neither (B, N, D) nor (B, C, H, W); {'; '.join(errors)}; --dim and --num-tokens set the "
+        "sizes; for a layer of other inputs write an nn.Module whose forward(x) calls it and returns a tensor of the "
+        "shape of x, and name that"
     )
 
 

@@ -27,6 +27,13 @@ class PropertyFailure(AssertionError):
         self.cause = cause
 
 
+class Advice(PropertyFailure):
+    """A layer that is right by itself breaks a rule of this house, or cannot be used in one of the ways that ours can.
+
+    The doctor reports it as advice; the tests of our own layers count it as any other failure.
+    """
+
+
 class NotApplicable(Exception):
     """The layer does not offer what the property is about; the message says what is missing."""
 

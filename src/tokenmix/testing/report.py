@@ -8,11 +8,11 @@ from torch import Tensor
 
 from tokenmix.errors import one_line, unknown_name
 from tokenmix.files import to_json
-from tokenmix.testing.harness import Build, NotApplicable, PropertyFailure
+from tokenmix.testing.harness import Advice, Build, NotApplicable, PropertyFailure
 from tokenmix.testing.properties import PROPERTIES
 
-Status = Literal["pass", "FAIL", "skipped"]
-COLOURS = {"pass": "green", "FAIL": "bold red", "skipped": "dim"}
+Status = Literal["pass", "FAIL", "advice", "skipped"]
+COLOURS = {"pass": "green", "FAIL": "bold red", "advice": "yellow", "skipped": "dim"}
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Verdict:
 
     def explanation(self) -> str:
         """One line for people."""
-        if self.status == "FAIL":
+        if self.status in ("FAIL", "advice"):
             usual = self.cause == PROPERTIES[self.property].cause
             return f"{self.detail}. {'Usual cause' if usual else 'Cause'}: {self.cause}."
         return self.detail if self.status == "skipped" else self.about
@@ -42,17 +42,24 @@ class Report:
         layer: how the layer was built.
         input: shape of the example.
         verdicts: one for each property.
+        notes: how the layer was called, and what it lacks to be used elsewhere.
     """
 
     target: str
     layer: str
     input: tuple[int, ...]
     verdicts: tuple[Verdict, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def failed(self) -> list[str]:
         """Names of the properties that do not hold."""
         return [v.property for v in self.verdicts if v.status == "FAIL"]
+
+    @property
+    def advised(self) -> list[str]:
+        """Names of the properties that a right layer may lack, and this one does."""
+        return [v.property for v in self.verdicts if v.status == "advice"]
 
     @property
     def passed(self) -> list[str]:
@@ -66,7 +73,7 @@ class Report:
 
     def to_json(self) -> str:
         """The report for programs."""
-        return to_json(asdict(self) | {"failed": self.failed})
+        return to_json(asdict(self) | {"failed": self.failed, "advised": self.advised})
 
     def print(self) -> None:
         """The report for people: a table on stdout."""
@@ -87,6 +94,10 @@ class Report:
         console.print(table)
         counts = f"{len(self.passed)} passed, {len(self.failed)} failed, {len(self.skipped)} skipped"
         console.print(f"{counts}{': ' + ', '.join(self.failed) if self.failed else ''}", highlight=False)
+        if self.advised:
+            console.print(f"advice, which does not count as a failure: {', '.join(self.advised)}", highlight=False)
+        for note in self.notes:
+            console.print(escape(note), highlight=False)
 
 
 def examine(build: Build, x: Tensor, only: Collection[str] | None = None) -> Iterator[Verdict]:
@@ -103,7 +114,8 @@ def examine(build: Build, x: Tensor, only: Collection[str] | None = None) -> Ite
         except NotApplicable as reason:
             status, detail = "skipped", str(reason)
         except PropertyFailure as failure:
-            status, detail, cause = "FAIL", str(failure), failure.cause or row.cause
+            status = "advice" if isinstance(failure, Advice) else "FAIL"
+            detail, cause = str(failure), failure.cause or row.cause
         except Exception as error:
             status, detail = "FAIL", one_line(error)
         yield Verdict(name, status, row.about, detail.rstrip("."), cause)

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokenmix.errors import UserError, unknown_name
+from tokenmix.errors import UserError
 from tokenmix.kernels.support import autocast_inputs, require_triton
+from tokenmix.ops.checks import check_choice, check_chunk_size, check_rates, check_tensor, check_whole
 from tokenmix.ops.external.reference import Normalization, reference_map
 from tokenmix.ops.external.sdpa import external_by_sdpa
 from tokenmix.ops.external.tiled import stream_external
@@ -70,7 +71,8 @@ def external_attention(
         value_memory: M_v, (S, d_v).
         key_bias: b_k, (S,).
         value_bias: b_v, (d_v,).
-        mask: bool, True = the token takes part; (B, N) or (..., N). The others are 0 in the output.
+        mask: bool, True = the token takes part; (B, N) or (..., N). The others may hold anything, NaN
+            included, and are 0 in the output.
         normalization: `"double"`, see `double_normalize`; `"softmax"`, over the slots alone, does not mix tokens.
         num_steps: Sinkhorn steps of `"double"`.
         chunk_size: tokens that are worked on at a time, forward and backward. Working memory is then
@@ -95,12 +97,11 @@ def external_attention(
     """
     check_normalization(normalization, num_steps)
     check_memories(query, key_memory, value_memory, key_bias, value_bias)
-    if not 0.0 <= dropout <= 1.0:
-        raise UserError(f"dropout must lie between 0 and 1, got {dropout}")
+    check_rates(dropout=dropout)
     check_chunks(chunk_size, dropout)
     check_backend(backend, chunk_size, dropout)
     chosen = backend or _choose(query, key_memory.shape[0], chunk_size, dropout)
-    full = None if mask is None else broadcast_mask(mask, query)
+    query, full = without_padding(query, mask)
     problem = Problem(
         query, key_memory, value_memory, key_bias, value_bias, full, normalization, num_steps, chunk_size, dropout
     )
@@ -119,28 +120,38 @@ def external_attention_map(
     """The map A (..., N, S) that `external_attention` uses with the same arguments; rows of masked tokens are 0."""
     check_normalization(normalization, num_steps)
     _check_keys(query, key_memory, key_bias)
+    query, mask = without_padding(query, mask)
     return reference_map(
         query, key_memory, key_bias=key_bias, mask=mask, normalization=normalization, num_steps=num_steps
     )
 
 
+def without_padding(query: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The query with 0 where no token takes part, so that no value there, NaN included, reaches a memory's gradient.
+
+    The mask then broadcasts against the tokens (..., N).
+    """
+    if mask is None:
+        return query, None
+    full = broadcast_mask(mask, query)
+    # Other than masked_fill it keeps the layout of heads that lie side by side.
+    return torch.where(full.unsqueeze(-1), query, 0.0), full
+
+
 def check_normalization(normalization: str, num_steps: int) -> None:
     """Raise `UserError` for a normalisation that is not there, or steps that it does not have."""
-    if normalization not in ("double", "softmax"):
-        raise unknown_name("normalization", normalization, ("double", "softmax"))
-    if num_steps < 1:
-        raise UserError(f"num_steps must be at least 1, got {num_steps}; 1 is the published double normalisation")
+    check_choice("normalization", normalization, ("double", "softmax"))
+    check_whole(num_steps=num_steps)
     if normalization == "softmax" and num_steps != 1:
-        raise UserError(f"normalization='softmax' has no Sinkhorn steps, got num_steps={num_steps}; use 'double'")
+        raise UserError(
+            f"normalization='softmax' has no Sinkhorn steps, got num_steps={num_steps}; leave it at 1 or use 'double'"
+        )
 
 
 def check_chunks(chunk_size: int | None, dropout: float) -> None:
     """Raise `UserError` for a chunk without tokens, or for chunks together with dropout of the map."""
-    if chunk_size is None:
-        return
-    if chunk_size < 1:
-        raise UserError(f"chunk_size must be at least 1 token, got {chunk_size}; None does all tokens at once")
-    if dropout > 0.0:
+    check_chunk_size(chunk_size)
+    if chunk_size is not None and dropout > 0.0:
         raise UserError(
             f"chunk_size={chunk_size} excludes dropout of the map, got {dropout}; set one of them to None or 0"
         )
@@ -150,8 +161,7 @@ def check_backend(backend: Backend | None, chunk_size: int | None, dropout: floa
     """Raise `UserError` for a backend that is not there, or that does not support the call."""
     if backend is None:
         return
-    if backend not in get_args(Backend):
-        raise unknown_name("backend", backend, get_args(Backend))
+    check_choice("backend", backend, get_args(Backend))
     if backend != "tiled" and chunk_size is not None:
         raise UserError(
             f"backend={backend!r} does all tokens at once, got chunk_size={chunk_size}; leave chunk_size at None or "
@@ -168,20 +178,32 @@ def check_memories(
 ) -> None:
     """Raise `UserError` for memories and biases that do not fit the query or each other."""
     _check_keys(query, key_memory, key_bias)
+    check_tensor("value_memory", value_memory)
     if value_memory.dim() != 2 or value_memory.shape[0] != key_memory.shape[0]:
-        raise UserError(f"value_memory must be (S = {key_memory.shape[0]}, d_v), got {tuple(value_memory.shape)}")
+        raise UserError(
+            f"value_memory must be (S = {key_memory.shape[0]}, d_v), got {tuple(value_memory.shape)}; both memories "
+            "have a row for each slot"
+        )
     if value_bias is not None and value_bias.shape != value_memory.shape[1:]:
-        raise UserError(f"value_bias must be (d_v,) = {tuple(value_memory.shape[1:])}, got {tuple(value_bias.shape)}")
+        raise UserError(
+            f"value_bias must be (d_v,) = {tuple(value_memory.shape[1:])}, got {tuple(value_bias.shape)}; it is added "
+            "to each token's output"
+        )
 
 
 def _check_keys(query: Tensor, key_memory: Tensor, key_bias: Tensor | None) -> None:
+    check_tensor("query", query)
+    check_tensor("key_memory", key_memory)
     if query.dim() < 2 or key_memory.dim() != 2 or query.shape[-1] != key_memory.shape[-1]:
         raise UserError(
             f"external attention takes query (..., N, d) and key_memory (S, d) of one width d, "
-            f"got {tuple(query.shape)} and {tuple(key_memory.shape)}"
+            f"got {tuple(query.shape)} and {tuple(key_memory.shape)}; project the query to the width of the memory"
         )
     if key_bias is not None and key_bias.shape != key_memory.shape[:1]:
-        raise UserError(f"key_bias must be (S,) = {tuple(key_memory.shape[:1])}, got {tuple(key_bias.shape)}")
+        raise UserError(
+            f"key_bias must be (S,) = {tuple(key_memory.shape[:1])}, got {tuple(key_bias.shape)}; it has a number for "
+            "each slot"
+        )
 
 
 def _choose(query: Tensor, num_slots: int, chunk_size: int | None, dropout: float) -> Backend:
@@ -200,7 +222,7 @@ def _eager(problem: Problem) -> Tensor:
     shares = _map(problem)
     if problem.dropout > 0.0:
         shares = F.dropout(shares, problem.dropout)
-    out = F.linear(shares, problem.value_memory.mT, problem.value_bias)
+    out = F.linear(shares, problem.value_memory.t(), problem.value_bias)
     if problem.mask is None or problem.value_bias is None:
         return out
     return out.masked_fill(~problem.mask.unsqueeze(-1), 0.0)

@@ -30,7 +30,7 @@ def reference(
     attention = reference_map(
         query, key_memory, key_bias=key_bias, mask=mask, normalization=normalization, num_steps=num_steps
     )
-    out = F.linear(attention, value_memory.mT, value_bias)
+    out = F.linear(attention, value_memory.t(), value_bias)
     return out if mask is None else out.masked_fill(~broadcast_mask(mask, query).unsqueeze(-1), 0.0)
 
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tokenmix.ops.attention import attention
 from tokenmix.ops.normalize import slot_offset
 
 
@@ -34,17 +35,14 @@ def external_by_sdpa(
         double: whether the slots are offset by L.
     """
     shift = query.new_zeros(key_memory.shape[0]) if key_bias is None else key_bias
-    if mask is not None:
-        # So that whatever stands in a padded position, NaN included, reaches neither result nor gradient.
-        query = query.masked_fill(~mask.unsqueeze(-1), 0.0)
     if double:
         offset = slot_offset(F.linear(query, key_memory, key_bias), mask=mask)
-        offset = offset.masked_fill(torch.isneginf(offset), 0.0)
+        offset = offset.masked_fill(offset == -torch.inf, 0.0)
         # A softmax does not see what all slots have in common, and half precision rounds a small number less.
         shift = (shift - (offset - offset.mean(-1, keepdim=True))).unsqueeze(-2).to(query.dtype)
     keys, values = (m.expand(*query.shape[:-2], *m.shape) for m in (key_memory, value_memory))
     bias = shift.expand(*query.shape[:-1], key_memory.shape[0])
-    out = F.scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=1.0)
+    out = attention(query, keys, values, bias=bias, scale=1.0)
     if value_bias is not None:
         out = out + value_bias
     if mask is not None:

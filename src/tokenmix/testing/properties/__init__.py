@@ -37,6 +37,7 @@ class Property:
 PROPERTIES: dict[str, Property] = {
     "shape": Property(tokens.shape, "a missing output projection, or a result kept in another type"),
     "lengths": Property(tokens.lengths, "a size that is wired in, batch and tokens mixed up, or a view that needs N"),
+    "batch-empty": Property(tokens.empty_batch, "a reshape with -1, which no batch of 0 can fill"),
     "bad-input": Property(tokens.bad_input, "no check in forward; broadcasting takes what should be refused"),
     "batch": Property(tokens.batch_independence, "softmax or a norm over axis 0, or without naming its axis"),
     "batch-training": Property(tokens.batch_independence_training, "statistics over the batch"),
@@ -54,6 +55,10 @@ PROPERTIES: dict[str, Property] = {
     "mask-full": Property(masks.full_mask, "another path with a mask than without"),
     "mask-polarity": Property(masks.polarity, "True and False swapped: PyTorch itself uses both conventions"),
     "mask-padding": Property(masks.padding, "a mask applied after the softmax, or to rows instead of columns"),
+    "mask-zero": Property(masks.zero_rows, "a bias or a residual that is added after the mask"),
+    "mask-nan": Property(
+        masks.not_a_number, "a mask on scores or outputs only: 0 * NaN is NaN; set masked x to 0 first"
+    ),
     "mask-empty": Property(masks.empty_row, "softmax over minus infinity alone, or a division by a count of 0"),
     "map-shape": Property(maps.map_shape, "heads averaged away, or a mask that does not reach the map"),
     "map-rows": Property(maps.map_rows, "the second normalisation over the wrong axis, or an epsilon that rounds to 0"),
@@ -63,6 +68,11 @@ PROPERTIES: dict[str, Property] = {
     "autocast": Property(numerics.autocast, "an operation that mixes float32 weights with bfloat16 input"),
     "macs": Property(numerics.macs, "a term left out; fused attention counted as 0"),
     "compile": Property(graphs.compiled, "a Python branch on a tensor's value, or .item() in forward"),
+    "vmap": Property(graphs.batched, "a Python branch on a tensor's value, or writing into a tensor in place"),
+    "trace": Property(graphs.traced, "work that is only done while gradients are recorded, or a fixed size"),
+    "onnx": Property(
+        graphs.onnx_by_tracing, "an operator that the exporter does not have, or keyword-only arguments of forward"
+    ),
     "export": Property(graphs.exported, "int(x.shape[1]) or a Python loop over tokens, which fixes their number"),
 }
 """Name of each property, in the order in which a report shows them."""

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.testing.harness import (
+    Advice,
     Build,
     NotApplicable,
     PropertyFailure,
@@ -80,9 +81,6 @@ def padding(build: Build, x: Tensor) -> None:
     mask[:, kept:] = False
     with torch.no_grad():
         padded = to_tokens(call(layer, _replace(x, slice(kept, count), 5), mask))
-        if known.declared and padded[:, kept:].any():
-            _check_used(layer, x, mask)
-            raise PropertyFailure("the output at a masked position is not 0")
         if known.length not in ("any", "up-to"):
             return
         cropped = x[:, :kept] if x.dim() == 3 else x[:, :, :-2]
@@ -92,8 +90,41 @@ def padding(build: Build, x: Tensor) -> None:
     assert_close(padded[:, :kept], expected, tolerance, "masked padding changes the output")
 
 
+def zero_rows(build: Build, x: Tensor) -> None:
+    """The output at a masked position is 0, also in a sample without any token."""
+    layer = awake(build)
+    mask = _all_true(layer, build, x)
+    mask[0], mask[1, -2:] = False, False
+    with torch.no_grad():
+        out = to_tokens(call(layer, x, mask))[~mask]
+    out = out[out.isfinite()]  # `empty_row` is about the others
+    if out.any():
+        _check_used(layer, x, mask)
+        raise Advice(f"the output at a masked position is up to {out.abs().max():.1e} instead of 0")
+
+
+def not_a_number(build: Build, x: Tensor) -> None:
+    """NaN at masked positions reaches neither the output at the others nor a gradient."""
+    broken = PropertyFailure if traits(awake(build), build, x).declared else Advice
+    for training in (False, True):
+        layer = awake(build).train(training)
+        mask = _all_true(layer, build, x)
+        mask[1, -3:] = False
+        tokens = to_tokens(x).clone()
+        tokens[~mask] = torch.nan
+        given = size_like(x, tokens).requires_grad_()
+        out = to_tokens(call(layer, given, mask))[mask]
+        if not torch.isfinite(out).all():
+            raise broken("NaN at masked positions reaches the output at the others")
+        out.square().mean().backward()
+        try:
+            assert_finite_gradients(layer, given, "NaN at masked positions gives {} a gradient that is not finite")
+        except PropertyFailure as failure:
+            raise broken(str(failure)) from failure
+
+
 def empty_row(build: Build, x: Tensor) -> None:
-    """A sample without any token: finite, 0 if `capabilities` promise it, the others unchanged, gradients finite."""
+    """A sample without any token: finite, the other samples unchanged, gradients finite."""
     layer = awake(build)
     mask = _all_true(layer, build, x)
     with torch.no_grad():
@@ -103,9 +134,6 @@ def empty_row(build: Build, x: Tensor) -> None:
     out = call(layer, given, mask)
     if not torch.isfinite(out).all():
         raise PropertyFailure("a sample without any token gives NaN or infinity")
-    if traits(layer, build, x).declared and out[0].any():
-        _check_used(layer, x, mask)
-        raise PropertyFailure(f"a sample without any token gives {out[0].abs().max():.1e} instead of 0")
     assert_close(out[1:], expected, 1e-5, "a sample without any token changes the others")
     out.square().mean().backward()
     assert_finite_gradients(layer, given, "a sample without any token gives {} a gradient that is not finite")

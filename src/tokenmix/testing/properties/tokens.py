@@ -9,10 +9,12 @@ from torch import Tensor, nn
 
 from tokenmix.errors import UserError, one_line
 from tokenmix.testing.harness import (
+    Advice,
     Build,
     NotApplicable,
     PropertyFailure,
     assert_close,
+    assert_finite_gradients,
     awake,
     call,
     exact,
@@ -64,14 +66,34 @@ def _sizes(x: Tensor, kind: str | None) -> list[tuple[int, ...]]:
     return batches + shorter + ([(2, 2 * tokens + 1, dim)] if kind == "any" else [])
 
 
-def _refuses(layer: nn.Module, x: Tensor, what: str, mask: Tensor | None = None) -> None:
+def _refuses(
+    layer: nn.Module,
+    x: Tensor,
+    what: str,
+    mask: Tensor | None = None,
+    accepted: type[PropertyFailure] = PropertyFailure,
+) -> None:
     try:
         call(layer, x, mask)
     except UserError:
         return
     except Exception as error:
-        raise PropertyFailure(f"{what}: {one_line(error)} instead of a UserError with the remedy") from error
-    raise PropertyFailure(f"{what}: accepted without an error")
+        raise Advice(f"{what}: {one_line(error)} instead of a UserError with the remedy") from error
+    raise accepted(f"{what}: accepted without an error")
+
+
+def empty_batch(build: Build, x: Tensor) -> None:
+    """A batch without any sample gives an empty output, and gradients of 0."""
+    layer = awake(build)
+    given = x[:0].clone().requires_grad_()
+    try:
+        out = call(layer, given)
+        out.sum().backward()
+    except Exception as error:
+        raise Advice(f"input {tuple(given.shape)}: {one_line(error)}") from error
+    if out.shape != given.shape:
+        raise Advice(f"input {tuple(given.shape)} gives shape {tuple(out.shape)}")
+    assert_finite_gradients(layer, given, "an empty batch gives {} a gradient that is not finite")
 
 
 def batch_independence(build: Build, x: Tensor) -> None:
@@ -170,9 +192,14 @@ def bad_input(build: Build, x: Tensor) -> None:
         "an input with a dimension too few": (x[0], None),
         "an input with a dimension too many": (x.unsqueeze(0), None),
         "integer input": (torch.ones_like(x, dtype=torch.long), None),
+        "an input without tokens": (x[:, :0] if x.dim() == 3 else x[:, :, :0], None),
+        "a numpy array": (x.numpy(), None),
+        "a list": (x.tolist(), None),
+        "no input": (None, None),
     }
     if known.mask:
         wrong["a mask of floats"] = (x, torch.ones(x.shape[0], tokens))
+        wrong["a mask that is a list"] = (x, [[True] * tokens] * x.shape[0])
         wrong["a mask for other tokens"] = (x, torch.ones(x.shape[0], tokens + 1, dtype=torch.bool))
     for what, (given, mask) in wrong.items():
-        _refuses(layer, given, what, mask)
+        _refuses(layer, given, what, mask, Advice)
