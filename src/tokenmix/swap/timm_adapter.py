@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
 from tokenmix.swap.adapter import (
     Affine,
@@ -77,11 +78,15 @@ class TimmAdapter(AttentionAdapter):
         )  # fmt: skip
 
     def observe(self, module: nn.Module, arguments: Mapping[str, Any]) -> ObservedCall:
-        """Masks of pairs cannot be honoured."""
-        mask = arguments.get("attn_mask")
-        pairs = mask is not None and mask.shape[-2] != 1
-        reason = "its attention mask says which pairs of tokens meet" if pairs else ""
-        return ObservedCall(arguments["x"].shape[1], bool(arguments.get("is_causal")), reason)
+        """Masks of pairs cannot be honoured; their values tell them from masks of tokens."""
+        x, mask, reason = arguments["x"], arguments.get("attn_mask"), ""
+        if mask is not None and mask.is_meta and mask.shape[-2] > 1:
+            raise SwapError("its attention mask has no values on the meta device")
+        try:
+            shared_mask(mask, x)
+        except UserError as refusal:
+            reason = str(refusal)
+        return ObservedCall(x.shape[1], bool(arguments.get("is_causal")), reason)
 
     def adapt(self, module: nn.Module, mixer: Mixer) -> nn.Module:
         """See `MixerInTimm`."""

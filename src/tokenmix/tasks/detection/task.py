@@ -98,6 +98,10 @@ class ObjectTask(ImageTask):
         levels = seen.tensors[0] * channel_columns(detector.std) + channel_columns(detector.mean)
         return View(shown_image(levels), seen.tensors)
 
+    def swap_example(self) -> tuple[list[Tensor]]:
+        """One image of noise."""
+        return ([torch.rand(3, *self.data["img_size"])],)
+
     def loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """The sum of torchvision's losses, and each of them for the log."""
         targets = [_without_crowds(target) for target in batch["targets"]]
