@@ -164,7 +164,7 @@ def test_a_compiled_layer_refuses_the_masks_that_it_refuses_itself(make: Callabl
     padding = (torch.arange(7) < 5).expand(2, 1, 7, 7)
     torch.testing.assert_close(compiled(x, padding), layer(x, padding))
     for mask in (torch.ones(2, 1, 7, 7, dtype=torch.bool).tril(), torch.full((2, 1, 7, 7), 0.5)):
-        with pytest.raises(RuntimeError, match="can only mask tokens|weight them"):
+        with pytest.raises(RuntimeError, match=r"can only mask tokens|weight them"):
             compiled(x, mask)
     torch.compiler.reset()
 

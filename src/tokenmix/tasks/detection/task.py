@@ -106,7 +106,12 @@ class ObjectTask(ImageTask):
         """The sum of torchvision's losses, and each of them for the log."""
         targets = [_without_crowds(target) for target in batch["targets"]]
         losses: dict[str, Tensor] = self.model(batch["images"], targets)
-        return torch.stack(list(losses.values())).sum(), {name: value.detach() for name, value in losses.items()}
+        total = self.part_weight * torch.stack(list(losses.values())).sum()
+        return total, {name: value.detach() for name, value in losses.items()}
+
+    def count(self, batch: Mapping[str, Any]) -> int:
+        """Images: torchvision's losses are means over them, or over equally many anchors of each."""
+        return len(batch["images"])
 
     def evaluate(self, batch: Mapping[str, Any]) -> None:
         """What is found against what is there."""
