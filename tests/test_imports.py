@@ -28,10 +28,10 @@ BELOW = {
     "layers": {"errors", "ops", "registry"},
     "parallel": {"errors", "ops", "layers"},
     "checkpoints": {"errors", "files"},
-    "models": {"errors", "files", "ops", "layers", "checkpoints", "registry"},
+    "models": {"errors", "environment", "files", "ops", "layers", "checkpoints", "registry"},
     "data": {"errors", "files", "registry"},
     "testing": {"errors", "files", "ops", "layers", "registry"},
-    "swap": {"errors", "files", "layers"},
+    "swap": {"errors", "environment", "files", "layers"},
     "train": {*LEAVES, *MECHANISMS, "data", "swap"},
 }
 BELOW["tasks"] = BELOW["train"] | {"train"}
@@ -214,6 +214,7 @@ def test_ops_need_only_torch() -> None:
 
 
 PRIVATE = {
+    "torch._assert_async",
     "torch._subclasses.fake_tensor.FakeTensorMode",
     "torch.utils._python_dispatch.TorchDispatchMode",
     "torch.utils._pytree.tree_leaves",

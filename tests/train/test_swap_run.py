@@ -187,8 +187,12 @@ def test_a_run_of_new_layers_alone_moves_no_statistic(tmp_path: Path) -> None:
     """Although each epoch is evaluated, which switches modes."""
     run = train(
         make_config(
-            **{**SHORT, "epochs": 2, "max_steps": 4, "limit": 32}, model="mobilevit_xxs", img_size=32, swap="external",
-            train_only="mixers", out=tmp_path / "run",
+            **{**SHORT, "epochs": 2, "max_steps": 4, "limit": 32},
+            model="mobilevit_xxs",
+            img_size=32,
+            swap="external",
+            train_only="mixers",
+            out=tmp_path / "run",
         ),  # fmt: skip
         quiet=True,
     )

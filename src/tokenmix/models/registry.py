@@ -7,6 +7,7 @@ import timm
 import torch
 from torch import nn
 
+from tokenmix.environment import warn_untested
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.models.timm_registry import register_with_timm
 from tokenmix.registry import MODELS, load_object
@@ -34,6 +35,7 @@ def create_model(name: str, **kwargs: Any) -> nn.Module:
             also of timm's factory: `pretrained`, `checkpoint_path`, `features_only`, `out_indices`, ... One that the
             model does not have is a `UserError`, never ignored.
     """
+    warn_untested()
     architecture = name.split(".")[0]
     if architecture not in MODELS:
         if timm.is_model(name) or name.startswith(("hf-hub:", "local-dir:")):

@@ -169,9 +169,7 @@ def count_alone(module: nn.Module, adapter: AttentionAdapter, dim: int, num_toke
     return model_macs(module, adapter.example(module, tokens))
 
 
-def check_runs(
-    model: nn.Module, example: Sequence[Any], undo: Callable[[], None], device: torch.device = META
-) -> int:
+def check_runs(model: nn.Module, example: Sequence[Any], undo: Callable[[], None], device: torch.device = META) -> int:
     """Multiply-adds of a model that was changed; if it no longer runs, the change is undone and an error raised."""
     try:
         with checked_own_mixers(model):

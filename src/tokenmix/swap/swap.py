@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from tokenmix.environment import warn_untested
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.layers.table import get_spec
@@ -54,6 +55,7 @@ def swap_attention(
         raise UserError(
             f"model must be an nn.Module, got {model!r}; build it first, for example with timm.create_model"
         )
+    warn_untested()
     label, layer, fixed = _resolve(mixer)
     sites = find_sites(model)
     chosen = select_sites(sites, where)
