@@ -132,8 +132,9 @@ def _check_dtype(layer: Mixer, x: Tensor, weight: Tensor | None = None) -> None:
     name = type(layer).__name__
     if not x.is_floating_point():
         raise UserError(f"{name} takes floating-point input, got {x.dtype}; convert it, for example x.float()")
-    if weight is None:  # a walk over the modules
-        weight = next(layer.parameters(), None)
+    if weight is None:  # a walk over the modules; torch 2.8 compiles no `next` with a default
+        for weight in layer.parameters():
+            break
     if weight is not None and weight.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
         raise UserError(
             f"{name} has {weight.dtype} weights and got {x.dtype} input; "
