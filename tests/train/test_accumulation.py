@@ -52,7 +52,8 @@ def new_task(task: str, **options: Any) -> TaskModule:
 
 def gradients(task: TaskModule, parts: list[Any]) -> dict[str, Tensor]:
     task.zero_grad()
-    for part, task.part_weight in zip(parts, task.part_weights(parts)):
+    for part, weight in zip(parts, task.part_weights(parts)):
+        task.part_weight = weight
         (task.training_step(part, 0)["loss"] / len(parts)).backward()
     return {name: p.grad.clone() for name, p in task.named_parameters() if p.grad is not None}
 

@@ -185,17 +185,9 @@ def test_frozen_layers_keep_their_statistics() -> None:
 
 def test_a_run_of_new_layers_alone_moves_no_statistic(tmp_path: Path) -> None:
     """Although each epoch is evaluated, which switches modes."""
-    run = train(
-        make_config(
-            **{**SHORT, "epochs": 2, "max_steps": 4, "limit": 32},
-            model="mobilevit_xxs",
-            img_size=32,
-            swap="external",
-            train_only="mixers",
-            out=tmp_path / "run",
-        ),  # fmt: skip
-        quiet=True,
-    )
+    short = {**SHORT, "epochs": 2, "max_steps": 4, "limit": 32}
+    config = make_config(**short, model="mobilevit_xxs", img_size=32, swap="external", train_only="mixers")
+    run = train(config.replace(out=tmp_path / "run"), quiet=True)
     means = [value for name, value in read_weights(run).items() if name.endswith("running_mean")]
     assert len(means) > 20
     assert not any(mean.any() for mean in means)

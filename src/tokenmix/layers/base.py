@@ -133,7 +133,8 @@ def _check_dtype(layer: Mixer, x: Tensor, weight: Tensor | None = None) -> None:
     if not x.is_floating_point():
         raise UserError(f"{name} takes floating-point input, got {x.dtype}; convert it, for example x.float()")
     if weight is None:  # a walk over the modules; torch 2.8 compiles no `next` with a default
-        for weight in layer.parameters():
+        for first in layer.parameters():
+            weight = first
             break
     if weight is not None and weight.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
         raise UserError(

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
 
-
 CROSS = "query, key and value are not one tensor: a mixer mixes one set of tokens"
 
 

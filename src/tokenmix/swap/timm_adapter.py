@@ -60,15 +60,17 @@ class TimmAdapter(AttentionAdapter):
             raise SwapError(f"it makes tokens of width {module.proj.out_features} from width {dim}")
         query = key = value = out = None
         remarks = []
-        if module.attn_dim != dim:
-            remarks.append(f"its heads are together {module.attn_dim} wide, not {dim}")
+        # timm before 1.0.31 has no width of its own for the heads, and no gate.
+        inner = getattr(module, "attn_dim", dim)
+        if inner != dim:
+            remarks.append(f"its heads are together {inner} wide, not {dim}")
         else:
             query, key, value = Affine.parts(module.qkv.weight, module.qkv.bias)
             out = Affine.of(module.proj)
         if not isinstance(module.q_norm, nn.Identity):
             query = key = None
             remarks.append("query and key had norms of their own")
-        if not isinstance(module.norm, nn.Identity) or module.gate is not None:
+        if not isinstance(module.norm, nn.Identity) or getattr(module, "gate", None) is not None:
             out = None
             remarks.append("the output projection stood after a norm or a gate")
         return AttentionWeights(

@@ -209,7 +209,7 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
         """
 
     def count(self, batch: Any) -> int | None:
-        """How many samples, tokens, pixels or points of a training batch its loss is a mean over; None: always the same."""
+        """How many samples, tokens, pixels or points the loss of a batch is a mean over; None: equally many in each."""
         return None
 
     def part_weights(self, parts: Sequence[Any]) -> list[float]:

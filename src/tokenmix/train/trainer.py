@@ -138,7 +138,8 @@ class TrainingLoop:
         # Of the parts of a step each weighs as much as it counts, so all are read before the first is learned.
         together = 1 if type(self.task).count is TaskModule.count else plan.accumulate
         while parts := list(itertools.islice(rest, together)):
-            for batch, self.task.part_weight in zip(parts, self.task.part_weights(parts)):
+            for batch, weight in zip(parts, self.task.part_weights(parts)):
+                self.task.part_weight = weight
                 yield self.precision.convert_input(self.fabric.to_device(batch))
 
     def start_batch(self) -> None:
