@@ -29,10 +29,10 @@ BELOW = {
     "layers": {"errors", "ops", "registry", "trust"},
     "parallel": {"errors", "ops", "layers"},
     "checkpoints": {"errors", "files"},
-    "models": {"errors", "files", "ops", "layers", "checkpoints", "registry", "trust"},
+    "models": {"errors", "environment", "files", "ops", "layers", "checkpoints", "registry", "trust"},
     "data": {"errors", "files", "registry", "trust"},
     "testing": {"errors", "files", "ops", "layers", "registry", "trust"},
-    "swap": {"errors", "files", "layers"},
+    "swap": {"errors", "environment", "files", "layers"},
     "train": {*LEAVES, *MECHANISMS, "data", "swap"},
 }
 BELOW["tasks"] = BELOW["train"] | {"train"}
@@ -215,6 +215,7 @@ def test_ops_need_only_torch() -> None:
 
 
 PRIVATE = {
+    "torch._assert_async",
     "torch._subclasses.fake_tensor.FakeTensorMode",
     "torch.utils._python_dispatch.TorchDispatchMode",
     "torch.utils._pytree.tree_leaves",

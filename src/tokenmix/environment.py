@@ -4,8 +4,10 @@ import ctypes
 import functools
 import os
 import platform
+import re
 import subprocess
 import sys
+import warnings
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,6 +16,8 @@ from typing import Any
 import torch
 
 PACKAGES = ("tokenmix", "torch", "torchvision", "timm", "lightning", "torchmetrics", "numpy", "safetensors")
+# The newest releases that the tests have passed with; pyproject.toml has the oldest. A newer patch release is as good.
+TESTED = {"torch": "2.14", "torchvision": "0.29", "timm": "1.0.31", "transformers": "5.24", "lightning": "2.6"}
 CPUINFO = Path("/proc/cpuinfo")
 # Of glibc's malloc.h; 32 MiB is the largest threshold that it takes.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -76,6 +80,28 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+@functools.cache
+def warn_untested() -> None:
+    """Warn of loaded packages that are newer than the newest tested ones, once a process."""
+    found = {name: str(getattr(sys.modules.get(name), "__version__", "0")) for name in TESTED}
+    newer = [
+        f"{name} {found[name]} (tested: {tested})" for name, tested in TESTED.items() if newer_than(found[name], tested)
+    ]
+    if newer:
+        warnings.warn(
+            f"tokenmix was not tested with {', '.join(newer)}; if something fails, install the tested release",
+            stacklevel=3,
+        )
+
+
+def newer_than(version: str, tested: str) -> bool:
+    """Whether a release is newer than a tested one, as far as the tested one's numbers go; 2.14.9 is not, of 2.14."""
+    ours, theirs = (
+        [int(number) for number in re.findall(r"\d+", text)] for text in (tested, version.partition("+")[0])
+    )
+    return theirs[: len(ours)] > ours
 
 
 @functools.cache

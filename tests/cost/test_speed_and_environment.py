@@ -10,8 +10,10 @@ import torch
 import tokenmix.environment
 from tokenmix.cost.speed import Timing, time_interleaved
 from tokenmix.cost.units import count, milliseconds, ratio, size, spread
-from tokenmix.environment import environment
+from tokenmix.environment import environment, newer_than, warn_untested
 from tokenmix.errors import UserError
+from tokenmix.models import create_model
+from tokenmix.swap import swap_attention
 
 
 def test_every_function_runs_once_a_round_and_none_always_behind_the_same():
@@ -51,6 +53,25 @@ def test_environment_is_json_and_names_machine_and_versions():
     assert found["cores"] >= 1
     assert {"tokenmix", "torch", "timm"} <= set(found["versions"])
     assert found["commit"] is None or re.fullmatch("[0-9a-f]{40}", found["commit"])
+
+
+@pytest.mark.parametrize(
+    ("version", "newer"),
+    [("2.14.1+cpu", False), ("2.14", False), ("2.13.9", False), ("2.15.0", True), ("2.15.0.dev20261101+cu130", True),
+     ("3.0", True), ("2.9.1", False)],
+)  # fmt: skip
+def test_what_is_newer_than_the_tested_release(version: str, newer: bool):
+    assert newer_than(version, "2.14") is newer
+
+
+def test_a_newer_release_is_one_warning_and_no_refusal(monkeypatch: pytest.MonkeyPatch):
+    warn_untested.cache_clear()
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    with pytest.warns(UserWarning, match=r"not tested with torch 2.99.0 \(tested: 2.14\)") as told:
+        swap_attention(create_model("vit_nano"), "external")
+    assert len([one for one in told if "not tested" in str(one.message)]) == 1
+    assert told[0].filename == __file__
+    warn_untested.cache_clear()
 
 
 def test_environment_can_be_told_after_the_newer_setting_of_precision():

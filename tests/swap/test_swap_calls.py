@@ -21,7 +21,7 @@ def attention(request: pytest.FixtureRequest) -> nn.MultiheadAttention:
 
 def swapped(attention: nn.MultiheadAttention, mixer: str = "self", **kwargs: Any) -> MixerInTorch:
     holder = nn.ModuleDict({"attn": copy.deepcopy(attention)})
-    tokenmix.swap_attention(holder, mixer, **kwargs)
+    tokenmix.swap_attention(holder, mixer, ["attn"], **kwargs)
     made = holder["attn"]
     assert isinstance(made, MixerInTorch)
     return made
@@ -136,3 +136,97 @@ def test_transformers_masks_and_attentions(implementation: str) -> None:
     torch.testing.assert_close(model(x, attention_mask=mask).last_hidden_state[0, :12], expected[0, :12])
     with pytest.raises(UserError, match="output_attentions"):
         model(x, output_attentions=True)
+
+
+def vit(**kwargs: Any) -> Any:
+    transformers = pytest.importorskip("transformers", reason="transformers is optional and not installed")
+    size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    return transformers.ViTModel(transformers.ViTConfig(**size, image_size=16, patch_size=4)).eval()
+
+
+@torch.no_grad()
+def test_a_swapped_vit_of_transformers_exports() -> None:
+    """transformers hands a mask of pairs to every layer while a model is exported."""
+    model, x = vit(), torch.randn(2, 3, 16, 16)
+    tokenmix.swap_attention(model, "external")
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("b", min=2)},))
+    images = torch.randn(3, 3, 16, 16)
+    torch.testing.assert_close(program.module()(images)[0], model(images)[0])
+
+
+@torch.no_grad()
+def test_a_compiled_layer_refuses_the_masks_that_it_refuses_itself(make: Callable[..., Any]) -> None:
+    model = make().eval()
+    tokenmix.swap_attention(model, "self")
+    layer, x = model.blocks[0].attn, torch.randn(2, 7, 32)
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    padding = (torch.arange(7) < 5).expand(2, 1, 7, 7)
+    torch.testing.assert_close(compiled(x, padding), layer(x, padding))
+    for mask in (torch.ones(2, 1, 7, 7, dtype=torch.bool).tril(), torch.full((2, 1, 7, 7), 0.5)):
+        with pytest.raises(RuntimeError, match=r"can only mask tokens|weight them"):
+            compiled(x, mask)
+    torch.compiler.reset()
+
+
+@torch.no_grad()
+def test_padding_may_be_queries_that_see_nothing(make: Callable[..., Any]) -> None:
+    """timm's NaFlex ViT masks pair (i, j) unless both take part."""
+    model = make().eval()
+    old = copy.deepcopy(model.blocks[0].attn)
+    tokenmix.swap_attention(model, "self")
+    new, x, valid = model.blocks[0].attn, torch.randn(3, 7, 32), torch.arange(7) < 5
+    mask = (valid[:, None] & valid).expand(3, 1, 7, 7)
+    torch.testing.assert_close(new(x, mask)[:, :5], old(x, mask)[:, :5], rtol=1e-4, atol=1e-5)
+    blind = mask.clone()
+    blind[:, :, 2] = False
+    with pytest.raises(UserError, match="pairs of tokens"):
+        new(x, blind)
+
+
+class Padded(nn.Module):
+    """An encoder that cannot be called without its mask, and looks into it."""
+
+    def __init__(self, *, batch_first: bool = True) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=batch_first)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=batch_first)
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        if padding.dtype == torch.bool:
+            assert not padding.all(1).any(), "a sequence without tokens"
+        return self.encoder(x, src_key_padding_mask=padding)
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("as_added", [False, True])
+@torch.no_grad()
+def test_an_encoder_s_padding_may_be_among_the_example_inputs(batch_first: bool, as_added: bool) -> None:
+    torch.manual_seed(0)
+    model, ignored = Padded(batch_first=batch_first).eval(), torch.arange(7).expand(3, 7) > 4
+    x, mask = torch.randn(3, 7, 32), torch.zeros(3, 7).masked_fill(ignored, -torch.inf) if as_added else ignored
+    x = x if batch_first else x.transpose(0, 1)
+    expected, weights = model(x, mask), copy.deepcopy(model.state_dict())
+    report = tokenmix.swap_attention(model, "self", example_inputs=(x, mask))
+    assert report.macs_before == report.macs_after != 0
+    assert report.rows[0].num_tokens == 7
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert all(torch.equal(p, weights[name]) for name, p in model.state_dict().items() if name in weights)
+    here = ~ignored if batch_first else ~ignored.T
+    torch.testing.assert_close(model(x, mask)[here], expected[here], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@torch.no_grad()
+def test_a_causal_mask_among_the_example_inputs_is_seen_as_one() -> None:
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, 64, batch_first=True), 1).eval()
+    x, mask = torch.randn(2, 5, 32), nn.Transformer.generate_square_subsequent_mask(5)
+    expected = encoder(x, mask)
+    with pytest.raises(UserError, match="called with is_causal=True"):
+        tokenmix.swap_attention(encoder, "external", example_inputs=(x, mask))
+    with pytest.raises(UserError, match="which pairs of tokens meet"):
+        tokenmix.swap_attention(encoder, "external", example_inputs=(x, torch.randn(5, 5)))
+    tokenmix.swap_attention(encoder, "self", example_inputs=(x, mask), mixer_kwargs={"causal": True})
+    torch.testing.assert_close(encoder(x, mask), expected, rtol=1e-4, atol=1e-5)

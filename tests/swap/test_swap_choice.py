@@ -15,6 +15,7 @@ from tokenmix.cli import main
 from tokenmix.errors import UserError
 from tokenmix.layers import MIXERS, SelfAttention
 from tokenmix.swap import SwapReport
+from tokenmix.swap.adapter import CROSS
 from tokenmix.swap.probe import check_runs
 
 
@@ -113,12 +114,12 @@ def test_the_number_of_tokens_must_be_known_where_it_is_learned() -> None:
         return nn.ModuleDict({"attn": nn.MultiheadAttention(32, 2, batch_first=True)})
 
     with pytest.raises(UserError, match="give num_tokens"):
-        tokenmix.swap_attention(holder(), "gating")
-    report = tokenmix.swap_attention(holder(), "gating", num_tokens=9)
+        tokenmix.swap_attention(holder(), "gating", ["attn"])
+    report = tokenmix.swap_attention(holder(), "gating", ["attn"], num_tokens=9)
     assert report.rows[0].num_tokens == 9
     assert report.rows[0].macs_before == 4 * 9 * 32**2 + 2 * 9**2 * 32
     assert report.macs_before is None
-    assert tokenmix.swap_attention(holder(), "external").rows[0].macs_before is None
+    assert tokenmix.swap_attention(holder(), "external", ["attn"]).rows[0].macs_before is None
 
 
 def test_a_model_of_shapes_alone_is_counted(make: Callable[..., Any]) -> None:
@@ -227,3 +228,62 @@ def test_an_error_without_words_says_where_it_arose() -> None:
     with pytest.raises(UserError, match=r"the swap was undone: AssertionError: in forward\(\);"):
         check_runs(Silent(), (torch.zeros(1, device="meta"),), lambda: undone.append(1))
     assert undone == [1]
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_cross_attention_that_no_pass_shows_is_left() -> None:
+    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(32, 2, 64, batch_first=True), 1)
+    report = tokenmix.swap_attention(decoder, "external")
+    assert [row.name for row in report.rows] == ["layers.0.self_attn"]
+    assert [(s.name, s.reason) for s in report.skipped] == [("layers.0.multihead_attn", CROSS)]
+    whole = tokenmix.swap_attention(nn.Transformer(32, 2, 1, 1, 64), "external")
+    assert [s.name for s in whole.skipped] == ["decoder.layers.0.multihead_attn"]
+    with pytest.raises(UserError, match="not one tensor"):
+        tokenmix.swap_attention(nn.Transformer(32, 2, 1, 1, 64), "external", ["decoder.layers.0.multihead_attn"])
+
+
+def test_attention_that_no_pass_shows_must_be_named() -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is optional and not installed")
+    config = transformers.Siglip2VisionConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, patch_size=4, num_patches=16
+    )
+    model = transformers.Siglip2VisionModel(config)
+    with pytest.raises(UserError, match=r"tokens is unknown .* give example_inputs, or where=\['head.attention'\]"):
+        tokenmix.swap_attention(model, "external")
+    assert type(model.get_submodule("head.attention")) is nn.MultiheadAttention
+
+
+class Unused(nn.Module):
+    """Attention on itself, and one that the forward pass leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.never = (nn.MultiheadAttention(32, 2, batch_first=True) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.own(x, x, x, need_weights=False)[0]
+
+
+def test_attention_that_the_pass_does_not_call_is_left() -> None:
+    report = tokenmix.swap_attention(Unused(), "external", example_inputs=(torch.zeros(1, 5, 32),))
+    assert [row.name for row in report.rows] == ["own"]
+    assert "the forward pass does not call it" in report.skipped[0].reason
+
+
+@pytest.mark.parametrize(
+    ("name", "example"),
+    [
+        ("pct_cls_nano", (torch.zeros(1, 64, 3),)),
+        ("eapct_part_nano", (torch.zeros(1, 64, 3), torch.zeros(1, dtype=torch.long))),
+        ("gmlp_nano", None),
+    ],
+)
+def test_models_tell_the_new_mixer(name: str, example: Any) -> None:
+    """Also where a property of the model reads it from a part, and after a swap that was undone."""
+    model = tokenmix.create_model(name)
+    old = model.mixer_name
+    with pytest.raises(UserError, match="does not run"):
+        tokenmix.swap_attention(model, "gating", num_tokens=9, example_inputs=example)
+    assert model.mixer_name == old
+    tokenmix.swap_attention(model, "external", example_inputs=example)
+    assert model.mixer_name == "external"

@@ -91,7 +91,7 @@ def test_projections_beside_norms_are_not_those_of_plain_attention(
 
 def test_a_key_of_its_own_makes_query_and_key_another_thing() -> None:
     model = nn.ModuleDict({"attn": nn.MultiheadAttention(32, 2, add_bias_kv=True)})
-    row = swapped(model, "self")[1]
+    row = swapped(model, "self", where=["attn"])[1]
     assert row.kept == ("value", "out")
     assert "key of its own" in row.why
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from PIL import Image
 from tokenmix.cli import main
 from tokenmix.errors import UserError
 from tokenmix.layers import ExternalAttention, GatedMLP
+from tokenmix.layers.masked_norm import MaskedBatchNorm
 from tokenmix.swap.timm_adapter import MixerInTimm
 from tokenmix.train import trainer
 from tokenmix.train.checkpoint import read_weights
@@ -20,6 +22,7 @@ from tokenmix.train.hub import export_to_hub
 from tokenmix.train.load import load_run
 from tokenmix.train.run import evaluate, predict, train
 from tokenmix.train.sources import make_config
+from tokenmix.train.swapping import freeze_all_but
 
 SHORT: dict[str, Any] = {
     "data": "digits", "epochs": 1, "max_steps": 3, "batch_size": 16, "limit": 64, "limit_eval": 32, "threads": 1,
@@ -150,3 +153,41 @@ def test_from_the_command_line(teacher: Path, tmp_path: Path, capsys: pytest.Cap
         assert message in error
         assert len(error.splitlines()) == 1
     assert not (tmp_path / "none").exists()
+
+
+class Statistics(torch.nn.Module):
+    """Every kind of layer that moves its statistics in training mode, and one that is swapped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        norms = [torch.nn.BatchNorm1d(8, affine=affine) for affine in (True, False)]
+        spectral = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(8, 8))
+        self.frozen = torch.nn.Sequential(*norms, torch.nn.Dropout(0.5), MaskedBatchNorm(8), spectral)
+        self.new = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8, affine=False))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.frozen:
+            x = layer(x.unsqueeze(1)).squeeze(1) if isinstance(layer, MaskedBatchNorm) else layer(x)
+        return self.new(x)
+
+
+def test_frozen_layers_keep_their_statistics() -> None:
+    model = Statistics().train()
+    freeze_all_but(SimpleNamespace(model=model), ["new"])  # type: ignore[arg-type]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for _ in range(2):
+        model(torch.randn(16, 8) + 3)
+    moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert moved == {"new.1.running_mean", "new.1.running_var", "new.1.num_batches_tracked"}
+    assert model.frozen[2].training, "dropout stays"
+    assert [name for name, p in model.named_parameters() if p.requires_grad] == ["new.0.weight", "new.0.bias"]
+
+
+def test_a_run_of_new_layers_alone_moves_no_statistic(tmp_path: Path) -> None:
+    """Although each epoch is evaluated, which switches modes."""
+    short = {**SHORT, "epochs": 2, "max_steps": 4, "limit": 32}
+    config = make_config(**short, model="mobilevit_xxs", img_size=32, swap="external", train_only="mixers")
+    run = train(config.replace(out=tmp_path / "run"), quiet=True)
+    means = [value for name, value in read_weights(run).items() if name.endswith("running_mean")]
+    assert len(means) > 20
+    assert not any(mean.any() for mean in means)

@@ -176,8 +176,10 @@ def _check_contents(layer: Mixer, x: Tensor, num_tokens: int, weight: Tensor | N
         raise UserError(f"{name} mixes at least 1 token, got {tuple(x.shape)}; leave out a sample without tokens")
     if not x.is_floating_point():
         raise UserError(f"{name} takes floating-point input, got {x.dtype}; convert it, for example x.float()")
-    if weight is None:  # a walk over the modules
-        weight = next(layer.parameters(), None)
+    if weight is None:  # a walk over the modules; torch 2.8 compiles no `next` with a default
+        for first in layer.parameters():
+            weight = first
+            break
     if weight is not None and weight.dtype != x.dtype and not _autocasts(x.device.type):
         raise UserError(
             f"{name} has {weight.dtype} weights and got {x.dtype} input; "

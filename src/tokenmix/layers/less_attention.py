@@ -120,7 +120,7 @@ class LessAttention(Mixer):
     def mix_map(self, x: Tensor, carry: Scores | None = None, mask: Tensor | None = None) -> Tensor:
         """The map that `mix` used on the same arguments."""
         x, mask = self.checked(x, mask)
-        query, key, dense = self._scores(x, carry, mask).joined()[:3]
+        query, key, dense, _, _ = self._scores(x, carry, mask).joined()
         return attention_probabilities(query, key, mask=mask, bias=dense, scale=1.0)
 
     def set_grid(self, old: Sequence[int], new: Sequence[int]) -> None:

@@ -7,6 +7,7 @@ import timm
 import torch
 from torch import nn
 
+from tokenmix.environment import warn_untested
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.models.pretrained import by_timm
 from tokenmix.models.timm_registry import register_with_timm
@@ -41,6 +42,7 @@ def create_model(name: str, **kwargs: Any) -> nn.Module:
         UserError: no such model or argument; or a file, such as the config of a run folder, names a mixer of somebody
             else's, a model of the hub or of a folder, or a place of weights.
     """
+    warn_untested()
     architecture = name.split(".")[0]
     if architecture not in MODELS:
         if timm.is_model(name) or name.startswith(("hf-hub:", "local-dir:")):

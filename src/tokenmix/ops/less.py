@@ -28,7 +28,7 @@ class Scores(NamedTuple):
 
     def matrix(self) -> Tensor:
         """A itself, (B, H, N, N): N^2 memory, for figures, losses and the dense reference."""
-        query, key, dense = self.joined()[:3]
+        query, key, dense, _, _ = self.joined()
         product = query @ key.transpose(-1, -2)
         return product if dense is None else product + dense
 
@@ -188,7 +188,10 @@ def attention_from_scores(scores: Scores, value: Tensor, *, mask: Tensor | None 
         dropout: probability that an entry of the map is dropped; the caller switches it off for evaluation.
     """
     common = _common_map(scores)
-    query, key, bias = scores.joined()[:3] if common is None else (scores.query, scores.key, common)
+    if common is not None:
+        return attention(scores.query, scores.key, value, mask=mask, bias=common, scale=1.0, dropout=dropout)
+    # torch 2.8 compiles no slice of a named tuple.
+    query, key, bias, _, _ = scores.joined()
     return attention(query, key, value, mask=mask, bias=bias, scale=1.0, dropout=dropout)
 
 

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
 
+CROSS = "query, key and value are not one tensor: a mixer mixes one set of tokens"
+
 
 class SwapError(Exception):
     """A site that cannot be swapped, with the reason."""
@@ -95,6 +97,13 @@ class AttentionAdapter(ABC):
     def observe(self, module: nn.Module, arguments: Mapping[str, Any]) -> ObservedCall:
         """A call of the module with these arguments."""
 
+    def attends_to_itself(self, module: nn.Module, holder: nn.Module) -> bool | None:
+        """Whether query, key and value are one tensor, from the classes of the module and its parent; None: unknown.
+
+        It is asked only where no forward pass was seen to call the module.
+        """
+        return True
+
     @abstractmethod
     def adapt(self, module: nn.Module, mixer: Mixer) -> nn.Module:
         """The mixer, with the module's signature."""
@@ -113,38 +122,53 @@ def check_causal(mixer: Mixer, wanted: bool) -> None:
         raise UserError(f"is_causal=True, and this {name} sees future tokens; {remedy}")
 
 
+def check_values(holds: Tensor, message: str) -> None:
+    """Raise `UserError` unless `holds` is True everywhere; a compiled or exported graph asserts it when it runs.
+
+    On the meta device there are no values to check.
+    """
+    if torch.compiler.is_compiling():
+        torch._assert_async(holds.all(), message)
+    elif not holds.is_meta and not holds.all():
+        raise UserError(message)
+
+
 def from_added(mask: Tensor) -> Tensor:
     """A mask that is added to scores as a boolean one, True = the token takes part.
 
     Raises:
-        UserError: a number other than 0 and about minus infinity, which weighs tokens instead of leaving them out. It
-            is not looked for while compiling.
+        UserError: a number other than 0 and about minus infinity, which weighs tokens instead of leaving them out.
     """
     taking_part = mask == 0
-    if torch.compiler.is_compiling():
-        return taking_part
-    if not (taking_part | (mask < torch.finfo(mask.dtype).min / 4)).all():
-        raise UserError(
-            "the mask is added to attention scores and has values other than 0 and -inf; a mixer can mask tokens, not "
-            "weight them: give a boolean mask"
-        )
+    check_values(
+        taking_part | (mask < torch.finfo(mask.dtype).min / 4),
+        "the mask is added to attention scores and has values other than 0 and -inf; a mixer can mask tokens, not "
+        "weight them: give a boolean mask",
+    )
     return taking_part
 
 
 def shared_mask(mask: Tensor | None, x: Tensor) -> Tensor | None:
     """A mask of pairs (B, 1, 1 or N, N), of SDPA's polarity, as one of the tokens of x (B, N), True = it takes part.
 
+    Every query sees the same tokens. A query that sees none must be a token that no query sees: timm's NaFlex masks
+    padding so.
+
     Raises:
-        UserError: a mask that is not the same for every query, which only a map of pairs can honour.
+        UserError: a mask whose queries see different tokens, which only a map of pairs can honour.
     """
     if mask is None:
         return None
     num_tokens = x.shape[1]
-    fits = mask.dim() == 4 and mask.shape[1] == 1 and mask.shape[2] in (1, num_tokens) and mask.shape[3] == num_tokens
-    if not fits or not (mask.shape[2] == 1 or bool((mask == mask[:, :, :1]).all())):
-        raise UserError(
-            f"the attention mask {tuple(mask.shape)} masks pairs of tokens; a mixer can only mask tokens: "
-            f"give (B, 1, 1, {num_tokens}), or (B, 1, {num_tokens}, {num_tokens}) with equal rows"
-        )
-    row = mask[:, 0, 0].expand(x.shape[0], -1)
-    return row if row.dtype == torch.bool else from_added(row)
+    message = (
+        f"the attention mask {tuple(mask.shape)} masks pairs of tokens; a mixer can only mask tokens: "
+        f"give (B, 1, 1, {num_tokens}), or (B, 1, {num_tokens}, {num_tokens}) with equal rows"
+    )
+    if mask.dim() != 4 or mask.shape[1] != 1 or mask.shape[2] not in (1, num_tokens) or mask.shape[3] != num_tokens:
+        raise UserError(message)
+    pairs = (mask if mask.dtype == torch.bool else from_added(mask))[:, 0]
+    seen = pairs.any(1)
+    if pairs.shape[1] > 1:
+        padding = ~(seen.unsqueeze(2) | pairs.any(2, keepdim=True))
+        check_values((pairs == seen.unsqueeze(1)) | padding, message)
+    return seen.expand(x.shape[0], -1)

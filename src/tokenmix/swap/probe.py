@@ -1,6 +1,8 @@
-"""One forward pass on the meta device: how many tokens each attention gets, how it is called, what the model costs.
+"""One forward pass: how many tokens each attention gets, how it is called, what the model costs.
 
-Nothing is computed there and no memory is taken. Attention runs as plain products, so that it is counted.
+It runs on the meta device, which computes nothing and takes no memory. A model whose path depends on values, such as
+`nn.TransformerEncoder` with a causal mask, runs on its own device instead. Attention runs as plain products, so that it
+is counted.
 """
 
 import functools
@@ -8,7 +10,6 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from tokenmix.layers.counting import count_macs
 from tokenmix.layers.own import checked_own_mixers
 from tokenmix.swap.adapter import AttentionAdapter, ObservedCall
 
+META = torch.device("meta")
+
 
 @dataclass
 class Probe:
@@ -31,11 +34,13 @@ class Probe:
         macs: multiply-adds of the whole model; None if it could not be run.
         calls: of each attention module, by id, in order.
         note: why it could not be run.
+        device: where it ran.
     """
 
     macs: int | None = None
     calls: dict[int, list[ObservedCall]] = field(default_factory=dict)
     note: str = ""
+    device: torch.device = META
 
 
 def example_of(model: nn.Module, img_size: int | tuple[int, int] | None) -> tuple[Tensor, ...] | None:
@@ -71,17 +76,22 @@ def probe_model(
 ) -> Probe:
     """Run the model on an example, watching these modules."""
     if example is None:
-        return Probe(note="the model does not tell its input: give example_inputs or img_size")
+        return Probe(note="the model does not tell its input")
     probe = Probe()
     with ExitStack() as stack:
         for module, adapter in attentions:
             calls = probe.calls.setdefault(id(module), [])
             stack.enter_context(watch_calls(module, calls, _observer(module, adapter)))
-        try:
-            probe.macs = model_macs(model, example)
-        except Exception as error:  # whatever a stranger's forward pass may raise
-            return Probe(note=f"its forward pass on the example fails with {one_line(error)}")
-    return probe
+        own = next((p.device for p in model.parameters()), META)
+        for device in dict.fromkeys((META, own)):
+            for calls in probe.calls.values():
+                calls.clear()
+            try:
+                probe.macs, probe.device = model_macs(model, example, device), device
+                return probe
+            except Exception as error:  # whatever a stranger's forward pass may raise
+                note = f"its forward pass on the example fails with {one_line(error)}"
+    return Probe(note=note)
 
 
 def _observer(module: nn.Module, adapter: AttentionAdapter) -> Callable[..., ObservedCall]:
@@ -124,18 +134,31 @@ def watch_calls(module: nn.Module, calls: list[Any], note: Callable[..., Any]) -
         vars(module).pop("mix", None)
 
 
-def model_macs(model: nn.Module, inputs: Sequence[Any]) -> int:
-    """Multiply-adds of a forward pass in evaluation mode: convolutions, linear maps, products of attention."""
+def model_macs(model: nn.Module, inputs: Sequence[Any], device: torch.device = META) -> int:
+    """Multiply-adds of a forward pass in evaluation mode: convolutions, linear maps, products of attention.
+
+    Weights, buffers and random state stay as they are. On another device than meta, the model must be there.
+    """
     # Detached, for the counter follows whatever needs a gradient into the backward pass, which there is not.
-    tensors = {name: t.detach().to("meta") for name, t in chain(model.named_parameters(), model.named_buffers())}
-    given: Any = map_aggregate(tuple(inputs), lambda x: x.to("meta") if isinstance(x, Tensor) else x)
+    tensors = {name: p.detach().to(device) for name, p in model.named_parameters()}
+    tensors |= {name: buffer.to(device, copy=True) for name, buffer in model.named_buffers()}
+    given: Any = map_aggregate(tuple(inputs), lambda x: _moved(x, device) if isinstance(x, Tensor) else x)
     training = [module for module in model.modules() if module.training]
+    # PyTorch's fused encoder layer would pass the attention by, and packs padded tokens, which meta tensors cannot be.
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
     model.eval()
     try:
-        return count_macs(functional_call, model, tensors, given)[1]
+        with torch.random.fork_rng(devices=[]):
+            return count_macs(functional_call, model, tensors, given)[1]
     finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
         for module in training:
             module.training = True
+
+
+def _moved(x: Tensor, device: torch.device) -> Tensor:
+    return torch.zeros_like(x, device=device) if x.is_meta else x.to(device)
 
 
 def count_alone(module: nn.Module, adapter: AttentionAdapter, dim: int, num_tokens: int) -> int:
@@ -146,11 +169,11 @@ def count_alone(module: nn.Module, adapter: AttentionAdapter, dim: int, num_toke
     return model_macs(module, adapter.example(module, tokens))
 
 
-def check_runs(model: nn.Module, example: Sequence[Any], undo: Callable[[], None]) -> int:
+def check_runs(model: nn.Module, example: Sequence[Any], undo: Callable[[], None], device: torch.device = META) -> int:
     """Multiply-adds of a model that was changed; if it no longer runs, the change is undone and an error raised."""
     try:
         with checked_own_mixers(model):
-            return model_macs(model, example)
+            return model_macs(model, example, device)
     except OwnMixerError:
         undo()
         raise

@@ -11,7 +11,7 @@ from tokenmix.errors import UserError
 from tokenmix.layers.base import GridMixer, Mixer, count_parameters
 from tokenmix.layers.own import count_of
 from tokenmix.layers.table import build_mixer
-from tokenmix.swap.adapter import AttentionWeights, SwapError, is_causal
+from tokenmix.swap.adapter import CROSS, AttentionWeights, SwapError, is_causal
 from tokenmix.swap.probe import Probe, count_alone
 from tokenmix.swap.report import SkippedAttention, SwapRow
 from tokenmix.swap.sites import AttentionSite
@@ -75,7 +75,10 @@ def plan_replacements(
 def _plan_one(site: AttentionSite, request: SwapRequest) -> Replacement:
     old = site.adapter.read(site.module)
     built = _build_replacement(site, old, request)
-    for call in request.probe.calls.get(id(site.module), []):
+    calls = request.probe.calls.get(id(site.module), [])
+    if not calls:
+        _check_unseen(site, request)
+    for call in calls:
         if call.refusal:
             raise SwapError(call.refusal)
         if call.causal and not is_causal(built):
@@ -84,6 +87,22 @@ def _plan_one(site: AttentionSite, request: SwapRequest) -> Replacement:
     mixer = _on_grid(built, request, request.counts(site))
     replacement = site.adapter.adapt(site.module, mixer).train(site.module.training)
     return Replacement(site, replacement, _row(site, old, request, mixer, kept))
+
+
+def _check_unseen(site: AttentionSite, request: SwapRequest) -> None:
+    """Raise `SwapError` for attention that was not seen called, unless it attends to its own tokens or is named."""
+    own = site.adapter.attends_to_itself(site.module, site.holder)
+    if own is False:
+        raise SwapError(CROSS)
+    if own is None and not request.strict:
+        raise SwapError(
+            f"whether it attends to its own tokens is unknown ({_why_unseen(request)}); give example_inputs, or "
+            f"where=[{site.name!r}] if it does"
+        )
+
+
+def _why_unseen(request: SwapRequest) -> str:
+    return request.probe.note or "the forward pass does not call it"
 
 
 def _build_replacement(site: AttentionSite, old: AttentionWeights, request: SwapRequest) -> Mixer:
@@ -117,9 +136,9 @@ def _num_tokens(site: AttentionSite, request: SwapRequest) -> int | None:
         )
     found = request.num_tokens or max(counts, default=None)
     if found is None:
-        reason = request.probe.note or "the forward pass does not call it"
         raise SwapError(
-            f"{request.label} learns a matrix over tokens, and their number is unknown: give num_tokens ({reason})"
+            f"{request.label} learns a matrix over tokens, and their number is unknown: give num_tokens "
+            f"({_why_unseen(request)})"
         )
     return found
 

@@ -20,10 +20,11 @@ ADAPTERS: tuple[AttentionAdapter, ...] = (TimmAdapter(), TorchAdapter(), Transfo
 
 @dataclass(frozen=True)
 class AttentionSite:
-    """An attention module, under every name by which the model holds it."""
+    """An attention module, under every name by which the model holds it, and its parent under the first."""
 
     names: tuple[str, ...]
     module: nn.Module
+    holder: nn.Module
     adapter: AttentionAdapter
 
     @property
@@ -49,7 +50,8 @@ def find_sites(model: nn.Module) -> list[AttentionSite]:
             raise UserError(f"the model is itself a {type(module).__name__}; swap in the module that holds it")
         inside.append(name)
         names = found[id(module)].names if id(module) in found else ()
-        found[id(module)] = AttentionSite((*names, name), module, adapter)
+        holder = model.get_submodule((*names, name)[0].rpartition(".")[0])
+        found[id(module)] = AttentionSite((*names, name), module, holder, adapter)
     if not found:
         raise _nothing(model)
     return list(found.values())

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from tokenmix.environment import warn_untested
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.layers.table import get_spec
@@ -54,6 +55,7 @@ def swap_attention(
         raise UserError(
             f"model must be an nn.Module, got {model!r}; build it first, for example with timm.create_model"
         )
+    warn_untested()
     label, layer, fixed = _resolve(mixer)
     sites = find_sites(model)
     chosen = select_sites(sites, where)
@@ -71,8 +73,9 @@ def swap_attention(
     return SwapReport(
         model=model, mixer=label, rows=tuple(replacement.row for replacement in replacements), skipped=tuple(skipped),
         parameters_before=before, parameters_after=count_parameters(model), macs_before=probe.macs,
-        macs_after=None if probe.macs is None else check_runs(model, example or (), undo),
-        notes=(*notes, f"multiply-adds of the model are not known: {probe.note}") if probe.note else notes,
+        macs_after=None if probe.macs is None else check_runs(model, example or (), undo, probe.device),
+        notes=(*notes, f"multiply-adds of the model are not known: {probe.note}; give example_inputs or img_size")
+        if probe.note else notes,
     )  # fmt: skip
 
 
@@ -100,22 +103,23 @@ def _put(
     """Put the replacements in; how to take them out again, and what else had to be changed."""
     _set(model, [(replacement, replacement.replacement) for replacement in replacements])
     new = {id(replacement.replacement) for replacement in replacements}
+    holding = [module for module in model.modules() if any(id(part) in new for part in module.modules())]
     # PyTorch's encoder packs padded batches when it evaluates, and reads its first attention's weights to decide.
-    encoders = [m for m in model.modules() if isinstance(m, nn.TransformerEncoder) and m.use_nested_tensor]
-    packing = [m for m in encoders if any(id(part) in new for part in m.modules())]
+    packing = [m for m in holding if isinstance(m, nn.TransformerEncoder) and m.use_nested_tensor]
     for encoder in packing:
         encoder.use_nested_tensor = False
-    old_name = getattr(model, "mixer_name", None)
-    if isinstance(old_name, str):
-        # Our models tell it, for listings and comparisons.
-        model.mixer_name = label if whole else f"{old_name}, {label}"  # type: ignore[assignment]
+    # Our models tell their mixer, for listings and comparisons; with a property it is a part of the model that does.
+    told = [m for m in holding if not isinstance(getattr(type(m), "mixer_name", None), property)]
+    named = [(m, name) for m in told if isinstance(name := getattr(m, "mixer_name", None), str)]
+    for module, old_name in named:
+        module.mixer_name = label if whole else f"{old_name}, {label}"  # type: ignore[assignment]
 
     def undo() -> None:
         _set(model, [(replacement, replacement.site.module) for replacement in replacements])
         for encoder in packing:
             encoder.use_nested_tensor = True
-        if isinstance(old_name, str):
-            model.mixer_name = old_name  # type: ignore[assignment]
+        for module, old_name in named:
+            module.mixer_name = old_name  # type: ignore[assignment]
 
     note = "use_nested_tensor of nn.TransformerEncoder is off: mixers take padded batches with their mask"
     return undo, (note,) if packing else ()

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
 from tokenmix.swap.adapter import (
     Affine,
@@ -59,15 +60,17 @@ class TimmAdapter(AttentionAdapter):
             raise SwapError(f"it makes tokens of width {module.proj.out_features} from width {dim}")
         query = key = value = out = None
         remarks = []
-        if module.attn_dim != dim:
-            remarks.append(f"its heads are together {module.attn_dim} wide, not {dim}")
+        # timm before 1.0.31 has no width of its own for the heads, and no gate.
+        inner = getattr(module, "attn_dim", dim)
+        if inner != dim:
+            remarks.append(f"its heads are together {inner} wide, not {dim}")
         else:
             query, key, value = Affine.parts(module.qkv.weight, module.qkv.bias)
             out = Affine.of(module.proj)
         if not isinstance(module.q_norm, nn.Identity):
             query = key = None
             remarks.append("query and key had norms of their own")
-        if not isinstance(module.norm, nn.Identity) or module.gate is not None:
+        if not isinstance(module.norm, nn.Identity) or getattr(module, "gate", None) is not None:
             out = None
             remarks.append("the output projection stood after a norm or a gate")
         return AttentionWeights(
@@ -77,11 +80,15 @@ class TimmAdapter(AttentionAdapter):
         )  # fmt: skip
 
     def observe(self, module: nn.Module, arguments: Mapping[str, Any]) -> ObservedCall:
-        """Masks of pairs cannot be honoured."""
-        mask = arguments.get("attn_mask")
-        pairs = mask is not None and mask.shape[-2] != 1
-        reason = "its attention mask says which pairs of tokens meet" if pairs else ""
-        return ObservedCall(arguments["x"].shape[1], bool(arguments.get("is_causal")), reason)
+        """Masks of pairs cannot be honoured; their values tell them from masks of tokens."""
+        x, mask, reason = arguments["x"], arguments.get("attn_mask"), ""
+        if mask is not None and mask.is_meta and mask.shape[-2] > 1:
+            raise SwapError("its attention mask has no values on the meta device")
+        try:
+            shared_mask(mask, x)
+        except UserError as refusal:
+            reason = str(refusal)
+        return ObservedCall(x.shape[1], bool(arguments.get("is_causal")), reason)
 
     def adapt(self, module: nn.Module, mixer: Mixer) -> nn.Module:
         """See `MixerInTimm`."""

@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 
 from tokenmix.layers.base import GridMixer, Mixer
+from tokenmix.layers.offset_attention import OffsetAttention
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.swap.adapter import Affine, AttentionAdapter, AttentionWeights, ObservedCall, is_causal
 
@@ -25,6 +26,8 @@ class TokenmixAdapter(AttentionAdapter):
         like, causal = next(module.parameters(), None), is_causal(module)
         if type(module) is not SelfAttention:
             remark = f"{type(module).__name__} has no projections of attention"
+            if type(module) is OffsetAttention:
+                remark += "; its shortcut, linear layer and BatchNorm go with it"
             return AttentionWeights(
                 dim=module.dim, num_heads=getattr(module, "num_heads", None), like=like, causal=causal, remark=remark
             )

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
 from tokenmix.swap.adapter import (
+    CROSS,
     Affine,
     AttentionAdapter,
     AttentionWeights,
@@ -19,7 +20,6 @@ from tokenmix.swap.adapter import (
 )
 
 PAIRS = "its attn_mask says which pairs of tokens meet"
-CROSS = "query, key and value are not one tensor: a mixer mixes one set of tokens"
 
 
 class MixerInTorch(nn.Module):
@@ -127,6 +127,12 @@ class TorchAdapter(AttentionAdapter):
             reason = PAIRS
         axis = 1 if getattr(module, "batch_first", True) and query.dim() == 3 else 0
         return ObservedCall(query.shape[axis], causal, reason)
+
+    def attends_to_itself(self, module: nn.Module, holder: nn.Module) -> bool | None:
+        """Known in PyTorch's own layers."""
+        if isinstance(holder, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+            return module is holder.self_attn
+        return None
 
     def adapt(self, module: nn.Module, mixer: Mixer) -> nn.Module:
         """See `MixerInTorch`."""

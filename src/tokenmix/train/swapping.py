@@ -83,9 +83,16 @@ def swap_notes(report: SwapReport | None) -> list[str]:
 
 
 def freeze_all_but(task: TaskModule, layers: list[str]) -> None:
-    """Freeze all but these layers of the task's model."""
+    """Freeze all but these layers of the task's model: their weights, and statistics such as those of BatchNorm.
+
+    Dropout of frozen layers stays on.
+    """
     task.model.requires_grad_(False)
-    for name in layers:
-        task.model.get_submodule(name).requires_grad_(True)
+    trained = [task.model.get_submodule(name).requires_grad_(True) for name in layers]
+    inside, saved = {module for layer in trained for module in layer.modules()}, task.model.state_dict()
+    for name, module in task.model.named_modules():
+        own = [part for part, buffer in module.named_buffers(prefix=name, recurse=False) if buffer.is_floating_point()]
+        if module not in inside and not saved.keys().isdisjoint(own):
+            module.training = False
     if not any(p.requires_grad for p in task.model.parameters()):
         raise UserError(f"{task.config.swap.swap} has no weights, so there is nothing to train with train_only=mixers")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import lightning as L
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -22,6 +23,7 @@ from tokenmix.data.lookup import with_absolute_paths
 from tokenmix.errors import UserError, one_line
 from tokenmix.parallel import TokenParallel
 from tokenmix.train.config import TeacherOptions, TrainConfig
+from tokenmix.train.distributed import all_reduce_mean
 from tokenmix.train.optimizer import make_optimizer, make_schedule
 from tokenmix.train.pretrained_weights import initial_weights
 from tokenmix.train.programs import ProgramHooks
@@ -145,6 +147,7 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
         writes: `predict_into` writes files, such as masks.
         tables: those of `metrics()` that are not a single number, such as a confusion matrix.
         total_steps: optimiser steps of the whole run; our loop sets it before training.
+        part_weight: what the loss of the current batch is multiplied by, see `part_weights`; set before each batch.
         prepared_optimizers: those of `configure_optimizers`, as our loop's Fabric steps them.
         results: the values of `metrics()` after the last evaluation.
     """
@@ -160,6 +163,7 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
         self.options: Any = config.options
         self.scores = self.metrics()
         self.total_steps = 0
+        self.part_weight = 1.0
         self.prepared_optimizers: list[Any] = []
         self.results: dict[str, Any] = {}
 
@@ -199,7 +203,25 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
 
     @abstractmethod
     def loss(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of a training batch, and further numbers for the log."""
+        """The loss of a training batch, and further numbers for the log.
+
+        A mean over the `count` of a batch is multiplied by `part_weight`.
+        """
+
+    def count(self, batch: Any) -> int | None:
+        """How many samples, tokens, pixels or points the loss of a batch is a mean over; None: equally many in each."""
+        return None
+
+    def part_weights(self, parts: Sequence[Any]) -> list[float]:
+        """The count of each part of a step over the mean count of all parts on all processes; all processes call it.
+
+        The mean of weighted means is then the mean over everything in the step.
+        """
+        if type(self).count is TaskModule.count:
+            return [1.0] * len(parts)
+        counts = torch.tensor([self.count(part) for part in parts], dtype=torch.float64)
+        mean = all_reduce_mean(counts.mean())
+        return (counts / mean if mean else torch.ones_like(counts)).tolist()
 
     @abstractmethod
     def evaluate(self, batch: Any) -> None:
@@ -249,6 +271,13 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
         """The loss, and under `logs` what is written to metrics.csv as train_*."""
         loss, logs = self.loss(batch)
         return {"loss": loss, "logs": {"loss": loss.detach(), **logs}}
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Set `part_weight` under Lightning's Trainer, over its processes; our own loop sets it for whole steps."""
+        own = self.count(batch)
+        if own is not None:
+            mean = self.all_gather(torch.tensor(float(own), device=self.device)).mean()
+            self.part_weight = own / max(1.0, float(mean))
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log `logs` under Lightning's Trainer; our own loop records them itself."""

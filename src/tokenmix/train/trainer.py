@@ -136,11 +136,16 @@ class TrainingLoop:
             self.save_epoch()
 
     def _batches(self) -> Iterator[Any]:
-        """The rest of the current epoch, on the device."""
+        """The rest of the current epoch, on the device, each with its `part_weight`."""
         progress, plan = self.progress, self.plan
         batches = self.data.train_batches(batch_size=plan.batch_size, epoch=progress.epoch, start=progress.batch)
-        for batch in itertools.islice(batches, plan.batches(progress.epoch) - progress.batch):
-            yield self.precision.convert_input(self.fabric.to_device(batch))
+        rest = itertools.islice(batches, plan.batches(progress.epoch) - progress.batch)
+        # Of the parts of a step each weighs as much as it counts, so all are read before the first is learned.
+        together = 1 if type(self.task).count is TaskModule.count else plan.accumulate
+        while parts := list(itertools.islice(rest, together)):
+            for batch, weight in zip(parts, self.task.part_weights(parts)):
+                self.task.part_weight = weight
+                yield self.precision.convert_input(self.fabric.to_device(batch))
 
     def start_batch(self) -> None:
         """Seed: dropout, mixup and the like of this batch depend on (seed, epoch, batch, part of the data) alone."""

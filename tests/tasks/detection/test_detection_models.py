@@ -1,5 +1,7 @@
 """Detectors: torchvision's parameters and multiply-adds, any image size, labels from 0, starting weights, mistakes."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,7 +13,9 @@ from torchvision.models.detection import (
 
 from tokenmix import create_model, list_models
 from tokenmix.errors import UserError
+from tokenmix.swap import swap_attention
 from tokenmix.tasks.detection.models.backbones import LaViTBackbone
+from tokenmix.tasks.detection.task import ObjectTask
 
 THEIRS = {
     "retinanet_resnet50": (retinanet_resnet50_fpn, 91),
@@ -239,3 +243,12 @@ def test_images_that_are_no_list_are_told():
         model(torch.rand(1, 3, 64, 64))
     with pytest.raises(UserError, match="needs targets"):
         model([torch.rand(3, 64, 64)])
+
+
+def test_a_swap_is_tried_on_an_image_and_undone():
+    model = small_lavit("retinanet").eval()
+    before = list(model.modules())
+    task = SimpleNamespace(data={"img_size": (64, 64)})
+    with pytest.raises(UserError, match="does not run with the mixer"):
+        swap_attention(model, "external", example_inputs=ObjectTask.swap_example(task))  # type: ignore[arg-type]
+    assert list(model.modules()) == before

@@ -461,3 +461,9 @@ def test_mistakes_are_told(changes: dict[str, Any], told: str, tmp_path: Path):
 def test_another_set_must_have_the_classes_of_the_run(runs: dict[str, Path]):
     with pytest.raises(UserError, match="green"):
         evaluate(runs["boxes"], "one-class", device="cpu")
+
+
+def test_a_detector_whose_attention_cannot_be_swapped_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no attention that can be swapped: what it has is net\.backbone\.body\.block"):
+        train(config(tmp_path / "run", swap="external"), quiet=True)
+    assert not (tmp_path / "run").exists()

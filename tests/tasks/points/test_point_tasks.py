@@ -265,3 +265,13 @@ def test_parts_outside_the_category_are_told(run: Path) -> None:
     }  # fmt: skip
     with pytest.raises(UserError, match="cloud 8 is a 'rod' and has a point of part 0"):
         task.evaluate(batch)
+
+
+@pytest.mark.parametrize(("task", "mixer"), [("point-classification", "external"), ("point-segmentation", "gating")])
+def test_mixers_are_swapped_in(folder: Path, tmp_path: Path, task: str, mixer: str) -> None:
+    """Gates learn over the tokens, whose number a pass over the run's clouds shows."""
+    run = runs.train(config(folder, task, tmp_path / "run", swap=mixer, max_steps=1, epochs=1), quiet=True)
+    weights = safetensors.torch.load_file(run / "model.safetensors")
+    learned = "memory.key_memory" if mixer == "external" else "gating.weight"
+    assert any(name.startswith("trunk.blocks.0.") and learned in name for name in weights), list(weights)
+    assert json.loads((run / "result.json").read_text())["steps"] == 1

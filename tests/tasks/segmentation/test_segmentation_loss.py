@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokenmix.tasks.segmentation.loss import pixel_entropy, soft_iou_loss
+from tokenmix.train.task import TaskModule
 
 IGNORE = 255
 
@@ -77,11 +78,19 @@ def test_entropy_is_that_of_pytorch():
     torch.testing.assert_close(pixel_entropy(logits, labels, IGNORE), expected)
 
 
+class Counted:
+    """What `part_weights` asks of a task."""
+
+    def count(self, labels: Tensor) -> int:
+        return int((labels != IGNORE).sum())
+
+
 def worker(rank: int, store: str) -> None:
     torch.set_num_threads(1)
     logits, labels = pixels()
     # All three images by one process, or two by the first and one by the second.
     own = slice(0, 2) if rank == 0 else slice(2, 3)
+    counts = [int((labels[part] != IGNORE).sum()) for part in (slice(0, 2), slice(2, 3))]
     for loss in (pixel_entropy, soft_iou_loss):
         whole = logits.clone().requires_grad_()
         expected = loss(whole, labels, IGNORE)
@@ -90,6 +99,10 @@ def worker(rank: int, store: str) -> None:
         try:
             part = logits[own].clone().requires_grad_()
             value = loss(part, labels[own], IGNORE)
+            if loss is pixel_entropy:
+                (weight,) = TaskModule.part_weights(Counted(), [labels[own]])  # type: ignore[arg-type]
+                assert weight == pytest.approx(2 * counts[rank] / sum(counts))
+                value = weight * value
             value.backward()
             mean = value.detach().clone()
             dist.all_reduce(mean)

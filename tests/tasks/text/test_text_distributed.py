@@ -25,7 +25,8 @@ out, values = Path(sys.argv[1]), json.loads(sys.argv[2])
 values["tokenizer"] = Path(values["tokenizer"])
 with process_group("cpu"):
     for strategy in ("ddp", "fsdp"):
-        train(make_config(**{**values, "strategy": strategy, "out": out / strategy}), quiet=True)
+        parts = {"ddp": 2, "fsdp": 1}[strategy]
+        train(make_config(**{**values, "strategy": strategy, "accumulate": parts, "out": out / strategy}), quiet=True)
 """
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64}
 
@@ -60,7 +61,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_equal_one(runs: Path, strategy: str):
-    """Although the masked positions of a step are not evenly shared."""
+    """Although the masked positions of a step are not evenly shared, nor those of its parts."""
     one, two = (
         safetensors.torch.load_file(runs / name / "checkpoints" / "last" / "model.safetensors")
         for name in ("one", strategy)

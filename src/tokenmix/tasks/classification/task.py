@@ -163,13 +163,21 @@ class ImageClassification(ImageTask, DistillingTask):
         seen = {"image": images}
         if not self.options.diagonality:
             logits = self.model(images).float()
-            return self.distilled(lambda: F.cross_entropy(logits, targets, label_smoothing=smoothing), logits, seen)
+            loss, logs = self.distilled(
+                lambda: F.cross_entropy(logits, targets, label_smoothing=smoothing), logits, seen
+            )
+            return self.part_weight * loss, logs
         logits, scores = self.model.forward_with_scores(images)  # type: ignore[operator]
         entropy, logs = self.distilled(
             lambda: F.cross_entropy(logits.float(), targets, label_smoothing=smoothing), logits, seen
         )
         diagonality = self._diagonality(scores)
-        return entropy + self.options.diagonality * diagonality, {"diagonality": diagonality.detach(), **logs}
+        loss = self.part_weight * (entropy + self.options.diagonality * diagonality)
+        return loss, {"diagonality": diagonality.detach(), **logs}
+
+    def count(self, batch: Mapping[str, Tensor]) -> int:
+        """Images, without those that could not be read any more."""
+        return len(batch["image"])
 
     def teacher_logits(self, teacher: DistillingTask, batch: Mapping[str, Tensor]) -> Tensor:
         """On the images with the teacher's own mean and standard deviation."""

@@ -98,11 +98,20 @@ class ObjectTask(ImageTask):
         levels = seen.tensors[0] * channel_columns(detector.std) + channel_columns(detector.mean)
         return View(shown_image(levels), seen.tensors)
 
+    def swap_example(self) -> tuple[list[Tensor]]:
+        """One image of noise."""
+        return ([torch.rand(3, *self.data["img_size"])],)
+
     def loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """The sum of torchvision's losses, and each of them for the log."""
         targets = [_without_crowds(target) for target in batch["targets"]]
         losses: dict[str, Tensor] = self.model(batch["images"], targets)
-        return torch.stack(list(losses.values())).sum(), {name: value.detach() for name, value in losses.items()}
+        total = self.part_weight * torch.stack(list(losses.values())).sum()
+        return total, {name: value.detach() for name, value in losses.items()}
+
+    def count(self, batch: Mapping[str, Any]) -> int:
+        """Images: torchvision's losses are means over them, or over equally many anchors of each."""
+        return len(batch["images"])
 
     def evaluate(self, batch: Mapping[str, Any]) -> None:
         """What is found against what is there."""

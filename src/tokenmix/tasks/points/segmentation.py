@@ -52,7 +52,12 @@ class PointSegmentation(PointTask):
         points, mask = self.inputs(batch)
         logits = self.model(points, batch["label"], mask).float()
         self._check_parts(batch)
-        return F.cross_entropy(logits.flatten(0, 1), batch["part"].flatten(), ignore_index=NO_PART), {}
+        entropy = F.cross_entropy(logits.flatten(0, 1), batch["part"].flatten(), ignore_index=NO_PART)
+        return self.part_weight * entropy, {}
+
+    def count(self, batch: Mapping[str, Tensor]) -> int:
+        """Points, padding left out."""
+        return int((batch["part"] != NO_PART).sum())
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> None:
         """The votes on each point, among the parts of its category, against its part."""

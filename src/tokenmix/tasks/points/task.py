@@ -127,6 +127,10 @@ class PointTask(TaskModule):
         width = 3 if self.data["features"] == "xyz" else 6
         return {"points": torch.randn(2, int(self.data["num_points"]), width)}
 
+    def swap_example(self) -> tuple[Tensor, ...]:
+        """One cloud of noise, and the category where the model takes one."""
+        return tuple(given[:1] for given in self.example().values())
+
     def inputs(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         """Points and mask, None if all clouds are full: statistics without a mask take less time."""
         return batch["points"], None if batch["mask"].all() else batch["mask"]

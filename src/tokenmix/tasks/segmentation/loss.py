@@ -1,4 +1,4 @@
-"""Losses over the pixels of a step, in all its processes."""
+"""Losses over pixels: of a batch, and of a batch in all its processes."""
 
 import torch
 import torch.distributed as dist
@@ -7,16 +7,12 @@ from torch import Tensor
 
 
 def pixel_entropy(logits: Tensor, classes: Tensor, ignore: int) -> Tensor:
-    """Cross-entropy over the pixels that are not ignored, however many of them each process has; 0 if none has any.
+    """Cross-entropy over the pixels of this process that are not ignored; 0 if there are none.
 
     Shape:
         logits (B, C, H, W), classes (B, H, W) to ().
     """
     count = (classes != ignore).sum().float()
-    if dist.is_initialized():
-        # Gradients are averaged over the processes, so each divides by the mean number of pixels.
-        dist.all_reduce(count)
-        count = count / dist.get_world_size()
     return F.cross_entropy(logits, classes, ignore_index=ignore, reduction="sum") / count.clamp_min(1)
 
 

@@ -142,12 +142,16 @@ class SemanticSegmentation(ImageTask):
         """Cross-entropy over the pixels of this step's crops that are not ignored, plus `iou_loss` of the soft IoU."""
         logits, ignore = self.model(batch["image"], batch.get("height")).float(), self.data["ignore"]
         classes = self._own_classes(batch)
-        entropy = pixel_entropy(logits, classes, ignore)
+        entropy = self.part_weight * pixel_entropy(logits, classes, ignore)
         if not self.options.iou_loss:
             return entropy, {}
         overlap = soft_iou_loss(logits, classes, ignore)
         parts = {"cross_entropy": entropy.detach(), "iou_loss": overlap.detach()}
         return entropy + self.options.iou_loss * overlap, parts
+
+    def count(self, batch: Mapping[str, Any]) -> int:
+        """Pixels that are not ignored, in the rows of this process."""
+        return int((self._own_classes(batch) != self.data["ignore"]).sum())
 
     def evaluate(self, batch: Mapping[str, Any]) -> None:
         """Logits of whole images, as the options look at them, against their classes."""

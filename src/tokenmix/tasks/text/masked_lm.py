@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
@@ -67,14 +66,14 @@ class MaskedLM(DistillingTextTask):
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy over the masked positions of this step's sequences."""
-        count = (batch["labels"] != NO_LABEL).sum().float()
-        if dist.is_initialized():
-            # Gradients are averaged over the processes, so each divides by the mean number of positions.
-            dist.all_reduce(count)
-            count = count / dist.get_world_size()
-        count = count.clamp_min(1)
+        count = (batch["labels"] != NO_LABEL).sum().float().clamp_min(1)
         out = self.model(**inputs_of(batch), num_items_in_batch=count)
-        return self.distilled(lambda: out.loss, out.logits, batch, count)
+        loss, logs = self.distilled(lambda: out.loss, out.logits, batch, count)
+        return self.part_weight * loss, logs
+
+    def count(self, batch: Mapping[str, Tensor]) -> int:
+        """Masked positions."""
+        return int((batch["labels"] != NO_LABEL).sum())
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> None:
         """Logits at the masked positions against the original tokens."""
