@@ -138,6 +138,21 @@ def test_any_number_of_boxes_may_count():
     assert 0 < scores[0] < scores[1] == scores[2]
 
 
+@pytest.mark.parametrize(("area", "size"), [(300.0, "small"), (0.0, "small"), (2000.0, "medium"), (1e4, "large")])
+@pytest.mark.parametrize("iou", ["bbox", "segm"])
+def test_the_size_class_of_an_object_is_that_of_its_area(area: float, size: str, iou: Any):
+    metric = AveragePrecision(iou, num_classes=1)
+    mask = torch.zeros(1, 80, 80, dtype=torch.bool)
+    mask[0, 10:60, 10:60] = True
+    there = {"boxes": torch.tensor([[10.0, 10, 60, 60]]), "labels": torch.tensor([0]), "masks": mask}
+    metric.update([{**there, "scores": torch.tensor([0.9])}], [{**there, "area": torch.tensor([area])}])
+    found = metric.compute()
+    for prefix in metric.kinds:
+        values = {name: found[f"{prefix}map_{name}"].item() for name in ("small", "medium", "large")}
+        assert values.pop(size) == pytest.approx(1.0)
+        assert set(values.values()) == {-1.0}
+
+
 def test_nothing_there_and_nothing_found():
     metric = AveragePrecision("bbox", num_classes=2)
     none = {"boxes": torch.empty(0, 4), "labels": torch.empty(0, dtype=torch.int64)}
@@ -368,6 +383,11 @@ def test_no_answer_is_a_row_too(runs: dict[str, Path], tmp_path: Path):
         (["cat.jpg", "1.jpg"], [0, 1]),
         (["cat.jpg", "0.jpg"], [0, 1]),
         (["01.jpg", "1.jpg"], [0, 1]),
+        (["COCO_val2014_000000000042.jpg", "COCO_val2014_000000000073.jpg"], [42, 73]),
+        (["COCO_test2015_000000000001.jpg", "000000000016.jpg", "frame7.png"], [1, 16, 7]),
+        (["COCO_val2014_000000000042.jpg", "COCO_train2014_000000000042.jpg"], [0, 1]),
+        (["2024_left.jpg", "2025_left.jpg"], [0, 1]),
+        (["1" * 40 + ".jpg", "2.jpg"], [0, 1]),
         ([], []),
     ],
 )

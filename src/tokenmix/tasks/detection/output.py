@@ -1,5 +1,6 @@
 """What is found in an image as rows, as COCO's results, and drawn on it."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,11 @@ def class_color(label: int) -> tuple[int, ...]:
 
 
 def image_numbers(files: Sequence[str | Path]) -> list[int]:
-    """COCO's image_id of each: the number that it is named by, as COCO's are; their indices in the list if not all are
-    named by one, or two by the same."""
-    names = [Path(file).stem for file in files]
-    numbers = {int(name) for name in names if name.isdecimal()}
-    return [int(name) for name in names] if len(numbers) == len(names) else list(range(len(names)))
+    """COCO's image_id of each: the number at the end of its name, as in 000000000042.jpg and
+    COCO_val2014_000000000042.jpg; their indices in the list if not all have one of their own."""
+    ends = [re.search(r"(?<![0-9])[0-9]{1,15}$", Path(file).stem) for file in files]
+    numbers = [int(end[0]) for end in ends if end]
+    return numbers if len(set(numbers)) == len(files) else list(range(len(files)))
 
 
 def object_rows(file: str, found: Mapping[str, Tensor], classes: Sequence[str]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
+from tokenmix.data.fetch import log
 from tokenmix.data.images import read_image
 from tokenmix.data.indexed import spread
 from tokenmix.data.scenes import PixelAugment, PixelSamples, SceneData, hold_out_scenes, load_scenes, repeated
@@ -226,13 +227,22 @@ class SemanticSegmentation(ImageTask):
 
 
 def _check_learnable(data: SceneData, crops: int, limit: int | None) -> None:
-    """Raise `UserError` if no pixel of the training images counts; the first image with one ends the search."""
-    samples = PixelSamples(data, repeated(data.train, crops))
-    if not any(map(samples.counts, spread(len(samples), limit).tolist())):
+    """Raise `UserError` if no pixel of the training images counts, and warn if all that do have one class; the second
+    class ends the search."""
+    samples, shown = PixelSamples(data, repeated(data.train, crops)), set[int]()
+    for index in spread(len(samples), limit).tolist():
+        shown |= samples.shown(index)
+        if len(shown) > 1:
+            return
+    if not shown:
         raise UserError(
             f"every pixel of the training images of {data.spec!r} has the ignored class {data.ignore}, so nothing "
             "can be learned; give masks with classes"
         )
+    log(
+        f"the training images of {data.spec} show no class but {data.classes[shown.pop()]!r}; their pixels of "
+        f"{data.ignore} are ignored"
+    )
 
 
 def _groups(model: nn.Module, optim: OptimConfig, bias_lr: float) -> list[dict[str, Any]]:
