@@ -218,7 +218,7 @@ def decode_mask(segmentation: Any, height: int, width: int) -> Tensor:
 
 def encode_mask(mask: Tensor) -> dict[str, Any]:
     """A mask bool (H, W) as {"size": [H, W], "counts": string}, which COCO's own tools read."""
-    coded = _pycocotools().encode(np.asfortranarray(mask.cpu().numpy().astype(np.uint8)))
+    coded = _pycocotools().encode(np.asfortranarray(mask.cpu().numpy().view(np.uint8)))
     return {"size": [int(side) for side in coded["size"]], "counts": coded["counts"].decode("ascii")}
 
 
