@@ -11,6 +11,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 from torchmetrics.detection import MeanAveragePrecision
+from torchvision.transforms.functional import pil_to_tensor
 
 from tokenmix.data.scenes import Objects, Scene, SceneData, Scenes
 from tokenmix.errors import UserError
@@ -314,10 +315,10 @@ def test_answers_as_rows_pictures_and_cocos_results(kind: str, runs: dict[str, P
 
 
 def test_objects_are_drawn_in_the_colours_of_their_classes():
-    image = torch.full((3, 240, 240), 90, dtype=torch.uint8)
+    image = Image.new("L", (240, 240), 90)
     boxes = torch.tensor([[20.0, 20, 80, 80], [120, 120, 200, 200]])
     found = {"boxes": boxes, "labels": torch.tensor([3, 11]), "scores": torch.tensor([0.9, 0.8])}
-    drawn = draw_objects(image, found, list("abcdefghijkl"))
+    drawn = pil_to_tensor(draw_objects(image, found, list("abcdefghijkl")))
     assert drawn[:, 80, 50].tolist() == list(class_color(3))
     assert drawn[:, 200, 160].tolist() == list(class_color(11)) == list(class_color(1))
     assert drawn[:, 10, 150].tolist() == [90, 90, 90]

@@ -19,9 +19,9 @@ class AveragePrecision(MeanAveragePrecision):
 
     `map` is the mean over overlaps of 0.5, 0.55, ..., 0.95 and over the classes that occur; small ends at an area of
     32 x 32 pixels, medium at 96 x 96; `mar` is the recall. The area of a true object is its target's `area`, which COCO
-    annotates; that of its mask, or of its box, where there is none. -1 where nothing of the kind is in the data. torchmetrics' own
-    averages are -1 for any other number of boxes in an image than 100, and its averages by class run COCO's evaluation
-    once more for each.
+    annotates; that of its mask, or of its box, where there is none. -1 where nothing of the kind is in the data.
+    torchmetrics' own averages are -1 for any other number of boxes in an image than 100, and its averages by class run
+    COCO's evaluation once more for each.
 
     Masks are kept run-length encoded, so thousands of images fit in memory.
 

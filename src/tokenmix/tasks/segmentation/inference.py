@@ -16,7 +16,6 @@ from tokenmix.tasks.images import both_sides, window_starts
 from tokenmix.tasks.segmentation.models import Segmenter
 from tokenmix.tasks.segmentation.options import Inference
 
-
 # Larger images are looked at in tiles: the largest that is seen whole, in pixels and in logits, and a tile.
 WHOLE = (1 << 22, 1 << 28)
 TILE = (1 << 20, 1 << 27)

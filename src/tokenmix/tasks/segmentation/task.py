@@ -18,7 +18,15 @@ from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
 from tokenmix.models.registry import create_model
 from tokenmix.tasks.fitting import check_model, check_own
-from tokenmix.tasks.images import ImageTask, Picture, both_sides, channel_columns, check_stems, image_view, stored_picture
+from tokenmix.tasks.images import (
+    ImageTask,
+    Picture,
+    both_sides,
+    channel_columns,
+    check_stems,
+    image_view,
+    stored_picture,
+)
 from tokenmix.tasks.segmentation.inference import pixel_logits, tiles
 from tokenmix.tasks.segmentation.loss import pixel_entropy, soft_iou_loss
 from tokenmix.tasks.segmentation.metrics import NUMBERS, PixelEntropy, PixelScores
@@ -236,7 +244,8 @@ class SemanticSegmentation(ImageTask):
         told = {"file": str(file), "size": list(classes.shape), "shares": shares(classes, names)}
         if out is None:
             return told
-        return {**told, "written": write_answer(picture, classes, told, names, self.data["palette"], out / Path(file).stem)}
+        stem = out / Path(file).stem
+        return {**told, "written": write_answer(picture, classes, told, names, self.data["palette"], stem)}
 
 
 def _check_learnable(data: SceneData, crops: int, limit: int | None) -> None:
