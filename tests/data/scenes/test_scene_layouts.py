@@ -585,3 +585,39 @@ def test_numbers_of_many_bits_in_masks(tmp_path: Path):
     data = load_scenes(f"masks:{own_masks(tmp_path / 'c', values * 7, chr(10).join('abcdefg'))}", want="classes")
     with pytest.raises(UserError, match=r"0\.png has the label 7, out of range: known are 0 to 6, 255"):
         data.train.scene(0)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        '<!DOCTYPE a [<!ENTITY a "' + "x" * 1000 + '">]>',
+        '<!DOCTYPE a [<!ENTITY a "ha"><!ENTITY b "&a;&a;"><!ENTITY c "&b;&b;">]>',
+        '<!DOCTYPE a [<!ENTITY a SYSTEM "file:///etc/hostname">]>',
+    ],
+)
+def test_entities_in_annotations_are_refused(voc: Path, head: str):
+    path = next((voc / "Annotations").glob("*.xml"))
+    path.write_text(head + path.read_text().replace("<name>", "<name>&a;"))
+    with pytest.raises(UserError, match=rf"{path.name} has a DOCTYPE, .*remove it"):
+        load_scenes(f"voc:{voc}", want="boxes")
+
+
+def test_names_of_voc_stay_in_its_folder_and_may_have_dots(voc: Path):
+    image(voc / "JPEGImages" / "a.b.jpg")
+    image(voc / "out.jpg")
+    xml(voc / "Annotations" / "a.b.xml", ("cat", 1, 1, 5, 5))
+    lines(voc / "ImageSets" / "Main" / "val.txt", "a.b")
+    assert load_scenes(f"voc:{voc}", want="boxes").test.scene(0).objects is not None
+    lines(voc / "ImageSets" / "Main" / "val.txt", "../out")
+    with pytest.raises(UserError, match=r"JPEGImages/out\.jpg does not exist"):
+        load_scenes(f"voc:{voc}", want="boxes")
+
+
+def test_images_without_an_annotation_are_counted(voc: Path, capsys: pytest.CaptureFixture[str]):
+    image(voc / "JPEGImages" / "z.jpg")
+    train = voc / "ImageSets" / "Main" / "train.txt"
+    train.write_text(train.read_text() + "\nz\n")
+    load_scenes(f"voc:{voc}", want="boxes")
+    told = capsys.readouterr().err
+    assert "c.xml does not exist: 2 images of" in told
+    assert "are background" in told

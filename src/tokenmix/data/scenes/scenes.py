@@ -23,7 +23,7 @@ from tokenmix.errors import UserError
 Want = Literal["classes", "boxes", "masks"]
 IGNORE = 255
 # What the masks of an image's objects may fill.
-MASK_BYTES = 1 << 30
+MASK_BYTES = 1 << 31
 
 
 @dataclass(frozen=True)

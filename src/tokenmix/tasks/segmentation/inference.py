@@ -16,9 +16,9 @@ from tokenmix.tasks.images import both_sides, window_starts
 from tokenmix.tasks.segmentation.models import Segmenter
 from tokenmix.tasks.segmentation.options import Inference
 
-# Larger images are looked at in tiles: the largest that is seen whole, in pixels and in logits, and a tile.
+# The largest image that is seen whole, in pixels and in logits, and a tile of larger ones, in pixels.
 WHOLE = (1 << 22, 1 << 28)
-TILE = (1 << 20, 1 << 27)
+TILE = 1 << 18
 # What way=whole takes at most.
 MOST_WHOLE = 1 << 26
 
@@ -40,7 +40,7 @@ class Tile:
 def tiles(model: Segmenter, size: tuple[int, int], how: Inference) -> list[Tile]:
     """The tiles of an image of this height and width; one, the whole, up to `WHOLE` and with way=whole.
 
-    Neighbours overlap by a quarter, and each is kept up to the middle of that. Memory is that of a tile, however large
+    Neighbours overlap by an eighth, and each is kept up to the middle of that. Memory is that of a tile, however large
     the image is.
 
     Raises:
@@ -53,14 +53,14 @@ def tiles(model: Segmenter, size: tuple[int, int], how: Inference) -> list[Tile]
         )
     if how.way == "whole" or pixels <= min(WHOLE[0], WHOLE[1] // model.num_classes):
         return [Tile(whole, whole)]
-    side = isqrt(min(TILE[0], TILE[1] // model.num_classes))
+    side = isqrt(TILE)
     window = both_sides(how.window) if how.window else model.img_size
     rows, columns = (_spans(length, max(side, least)) for length, least in zip(size, window, strict=True))
     return [Tile((row[0], column[0]), (row[1], column[1])) for row, column in product(rows, columns)]
 
 
 def _spans(length: int, side: int) -> list[tuple[slice, slice]]:
-    starts = window_starts(length, side, max(1, side - side // 4))
+    starts = window_starts(length, side, max(1, side - side // 8))
     edges = [0, *((left + side + right) // 2 for left, right in pairwise(starts)), length]
     return [
         (slice(start, min(start + side, length)), slice(*kept))
