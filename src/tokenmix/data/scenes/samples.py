@@ -292,7 +292,7 @@ class ObjectSamples(SceneSamples):
             objects = left_over(objects.boxes, objects, objects.masks, 0.0)
         else:
             image, objects = self.augment(image, objects.kept(~objects.crowd), epoch, index)
-        return image.float() / 255, _target(objects, scene)
+        return image.float().div_(255), _target(objects, scene)
 
 
 def _target(objects: Objects, scene: Scene) -> dict[str, Tensor]:

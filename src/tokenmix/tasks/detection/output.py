@@ -38,7 +38,7 @@ def object_rows(file: str, found: Mapping[str, Any], classes: Sequence[str]) -> 
     rows = []
     for i, (label, score, box) in enumerate(_objects(found)):
         row = {"file": file, "label": classes[label], "score": round(score, 4), "box": [round(v, 1) for v in box]}
-        rows.append(row | ({"pixels": int(found["masks"].crops[i][0].sum())} if "masks" in found else {}))
+        rows.append(row | ({"pixels": int(found["masks"].crops[i][0].count_nonzero())} if "masks" in found else {}))
     names = ("label", "score", "box", "pixels")[: 4 if "masks" in found else 3]
     return rows or [{"file": file, **dict.fromkeys(names)}]
 

@@ -19,15 +19,14 @@ PART_ROWS = 256
 
 def shares(classes: Tensor, names: Sequence[str]) -> dict[str, float]:
     """Share of the pixels of each class that occurs, the largest first."""
-    parts = classes.split(PART_ROWS)
-    counts = sum(part.flatten().bincount(minlength=len(names)) for part in parts).tolist()  # type: ignore[union-attr]
+    counts = pixel_counts(classes, len(names))
     found = sorted(((count, name) for count, name in zip(counts, names, strict=True) if count), reverse=True)
     return {name: round(count / classes.numel(), 6) for count, name in found}
 
 
-def labels_in(classes: Tensor) -> list[int]:
-    """The classes that occur, in order; row after row, since `unique` sorts a copy of eight bytes a pixel."""
-    return sorted({label for part in classes.split(PART_ROWS) for label in part.unique().tolist()})
+def pixel_counts(classes: Tensor, count: int) -> list[int]:
+    """The pixels of each class."""
+    return torch.stack([part.flatten().bincount(minlength=count) for part in classes.split(PART_ROWS)]).sum(0).tolist()
 
 
 def run_lengths(classes: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -36,11 +35,10 @@ def run_lengths(classes: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
         return []
     # By columns, as run lengths go, and one mask after the other: each is as large as the image.
     mask, found = torch.empty(classes.shape[::-1], dtype=torch.bool).T, []
-    for i in labels_in(classes):
-        torch.eq(classes, i, out=mask)
-        found.append(
-            {"category_id": i, "category": names[i], "area": int(mask.sum()), "segmentation": encode_mask(mask)}
-        )
+    for i, count in enumerate(pixel_counts(classes, len(names))):
+        if count:
+            torch.eq(classes, i, out=mask)
+            found.append({"category_id": i, "category": names[i], "area": count, "segmentation": encode_mask(mask)})
     return found
 
 
@@ -73,7 +71,8 @@ def write_answer(
         image.paste(Image.blend(image.crop(box), mask.crop(box).convert("RGB"), VEIL), box)
     with replacing(files[1]) as partial:
         image.save(partial)
-    colors = {names[label]: "#{:02x}{:02x}{:02x}".format(*palette[label]) for label in labels_in(classes)}
+    shown = [label for label, count in enumerate(pixel_counts(classes, len(names))) if count]
+    colors = {names[label]: "#{:02x}{:02x}{:02x}".format(*palette[label]) for label in shown}
     told = {**answer, "colors": colors, "masks": run_lengths(classes, names)}
     replace_file(files[2], (json.dumps(told, indent=1) + "\n").encode())
     return [str(file) for file in files]
