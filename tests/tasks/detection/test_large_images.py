@@ -179,9 +179,11 @@ def test_json_lists_are_plain(tmp_path: Path):
     from tokenmix.tasks.detection.output import coco_results, object_rows
 
     found = {
-        "boxes": torch.tensor([[2.0, 3, 12, 13]]), "scores": torch.tensor([0.5]), "labels": torch.tensor([0]),
+        "boxes": torch.tensor([[2.0, 3, 12, 13]]),
+        "scores": torch.tensor([0.5]),
+        "labels": torch.tensor([0]),
         "masks": masks,
-    }  # fmt: skip
+    }
     (entry,) = json.loads(json.dumps(coco_results(found, image_id=1, file="a", category_ids=[3])))
     (row,) = object_rows("a", found, ["x"])
     mask_of = pytest.importorskip("pycocotools.mask")

@@ -60,19 +60,27 @@ class Squares(Scenes):
         for mask, (left, top, right, bottom) in zip(masks, boxes):
             mask[top:bottom, left:right] = True
         there = Objects(
-            torch.tensor(boxes, dtype=torch.float32).view(-1, 4), torch.tensor(labels, dtype=torch.int64), masks,
+            torch.tensor(boxes, dtype=torch.float32).view(-1, 4),
+            torch.tensor(labels, dtype=torch.int64),
+            masks,
             torch.zeros(len(boxes), dtype=torch.bool),
-        )  # fmt: skip
+        )
         return Scene(image, self.name(index), objects=there, key=index)
 
 
 def squares(spec: str, *, want: str, seed: int = 0, root: Path | None = None) -> SceneData:
     one = spec == "one-class"
     return SceneData(
-        spec=spec, train=Squares(10, 1), test=Squares(3, 2), classes=CLASSES[:1] if one else CLASSES,
-        palette=[(0, 255, 0), (255, 0, 0)], mean=(0.45,) * 3, std=(0.2,) * 3, source="made by the test",
+        spec=spec,
+        train=Squares(10, 1),
+        test=Squares(3, 2),
+        classes=CLASSES[:1] if one else CLASSES,
+        palette=[(0, 255, 0), (255, 0, 0)],
+        mean=(0.45,) * 3,
+        std=(0.2,) * 3,
+        source="made by the test",
         notes={"category_ids": [7, 9]},
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -82,10 +90,23 @@ def made_scenes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def config(out: Path, **changes: Any) -> TrainConfig:
     given: dict[str, Any] = {
-        "task": "detection", "model": "retinanet_nano", "data": "squares", "epochs": 1, "batch_size": 4, "lr": 1e-3,
-        "device": "cpu", "threads": 1, "log_every": 1, "out": out,
-        "min_size": 64, "max_size": 64, "score": 0.0, "shown": 0.0, "detections": 5, "validation": 2,
-    }  # fmt: skip
+        "task": "detection",
+        "model": "retinanet_nano",
+        "data": "squares",
+        "epochs": 1,
+        "batch_size": 4,
+        "lr": 1e-3,
+        "device": "cpu",
+        "threads": 1,
+        "log_every": 1,
+        "out": out,
+        "min_size": 64,
+        "max_size": 64,
+        "score": 0.0,
+        "shown": 0.0,
+        "detections": 5,
+        "validation": 2,
+    }
     return make_config(**{**given, **changes})
 
 
@@ -166,9 +187,10 @@ def test_masks_are_kept_run_length_encoded():
     mask = torch.zeros(2, 500, 500, dtype=torch.bool)
     mask[0, 50:90, 60:200] = mask[1, 300:400, 10:80] = True
     there = {
-        "masks": mask, "labels": torch.zeros(2, dtype=torch.int64),
+        "masks": mask,
+        "labels": torch.zeros(2, dtype=torch.int64),
         "boxes": torch.tensor([[60.0, 50, 200, 90], [10, 300, 80, 400]]),
-    }  # fmt: skip
+    }
     metric.update([{**there, "scores": torch.tensor([0.9, 0.8])}], [there])
     found = metric.compute()
     assert found["map"] == found["box_map"] == pytest.approx(1.0)
@@ -201,16 +223,20 @@ def test_crowds_are_neither_learnt_nor_wrong(tmp_path: Path):
     seen: list[Any] = []
     task.model.forward = lambda images, targets=None: seen.append(targets) or {"loss": torch.zeros(())}
     target = {
-        "boxes": torch.tensor([[0.0, 0, 10, 10], [20, 20, 60, 60]]), "labels": torch.tensor([0, 0]),
-        "iscrowd": torch.tensor([False, True]), "area": torch.tensor([100.0, 1600.0]), "image_id": torch.tensor(3),
-    }  # fmt: skip
+        "boxes": torch.tensor([[0.0, 0, 10, 10], [20, 20, 60, 60]]),
+        "labels": torch.tensor([0, 0]),
+        "iscrowd": torch.tensor([False, True]),
+        "area": torch.tensor([100.0, 1600.0]),
+        "image_id": torch.tensor(3),
+    }
     task.loss({"images": [torch.rand(3, 64, 64)], "targets": [target]})
     assert seen[0][0]["boxes"].tolist() == [[0, 0, 10, 10]]
     # One box on the object, one of the highest score in the crowd: the second is left out of the account.
     answer = {
-        "boxes": torch.tensor([[0.0, 0, 10, 10], [25, 25, 50, 50]]), "labels": torch.tensor([0, 0]),
+        "boxes": torch.tensor([[0.0, 0, 10, 10], [25, 25, 50, 50]]),
+        "labels": torch.tensor([0, 0]),
         "scores": torch.tensor([0.5, 0.9]),
-    }  # fmt: skip
+    }
     task.find = lambda images: [answer]
     for crowd, expected in ((True, 1.0), (False, None)):
         task.scores.reset()
@@ -229,9 +255,14 @@ def perfect(objects_there: Tensor, labels: Tensor, *, with_masks: bool = False) 
             height, width = image.shape[1:]
             moved = objects_there - torch.stack([left, top, left, top])
             cut = torch.stack(
-                [moved[:, 0].clamp(0, width), moved[:, 1].clamp(0, height), moved[:, 2].clamp(0, width),
-                 moved[:, 3].clamp(0, height)], 1,
-            )  # fmt: skip
+                [
+                    moved[:, 0].clamp(0, width),
+                    moved[:, 1].clamp(0, height),
+                    moved[:, 2].clamp(0, width),
+                    moved[:, 3].clamp(0, height),
+                ],
+                1,
+            )
             keep = ((cut[:, 2:] - cut[:, :2]) > 3).all(1)
             # A piece is surer than the whole: it must lose all the same.
             area = (cut[:, 2:] - cut[:, :2]).prod(1)
@@ -331,9 +362,11 @@ def cocos_own_tools_read(file: Path) -> int:
 
     truth = COCO()
     truth.dataset = {
-        "info": {}, "images": [{"id": 42, "width": 72, "height": 72}], "annotations": [],
+        "info": {},
+        "images": [{"id": 42, "width": 72, "height": 72}],
+        "annotations": [],
         "categories": [{"id": 7, "name": "green"}, {"id": 9, "name": "red"}],
-    }  # fmt: skip
+    }
     truth.createIndex()
     return len(truth.loadRes(str(file)).anns)
 

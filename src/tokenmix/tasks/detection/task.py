@@ -30,11 +30,17 @@ from tokenmix.train.task_data import IndexedData, check_names
 
 # What other options say of a detector.
 FROM_ELSEWHERE = {
-    "num_classes": "--data", "image_mean": "--data", "image_std": "--data", "img_size": "--img-size",
-    "min_size": "--min-size", "max_size": "--max-size", "score": "--score", "nms": "--nms",
+    "num_classes": "--data",
+    "image_mean": "--data",
+    "image_std": "--data",
+    "img_size": "--img-size",
+    "min_size": "--min-size",
+    "max_size": "--max-size",
+    "score": "--score",
+    "nms": "--nms",
     "detections": "--detections",
     **dict.fromkeys(("kind", "heads"), "another --model"),
-}  # fmt: skip
+}
 
 
 class ObjectTask(ImageTask):
@@ -71,10 +77,14 @@ class ObjectTask(ImageTask):
         check_own(config.model.model_kwargs, FROM_ELSEWHERE)
         options = config.options
         given: dict[str, Any] = {
-            "num_classes": len(data["classes"]), "image_mean": data["mean"], "image_std": data["std"],
-            "score": options.score, "nms": options.nms, "detections": options.detections,
+            "num_classes": len(data["classes"]),
+            "image_mean": data["mean"],
+            "image_std": data["std"],
+            "score": options.score,
+            "nms": options.nms,
+            "detections": options.detections,
             "img_size": tuple(data["img_size"]),
-        }  # fmt: skip
+        }
         return create_model(config.model.model, **given, **_sizes(config, options), **config.model.model_kwargs)
 
     @classmethod
@@ -137,11 +147,17 @@ class ObjectTask(ImageTask):
             return detector.find(images)
         return [
             find_in_windows(
-                detector.find, image, window=options.window or 0, overlap=options.overlap, nms=options.nms,
+                detector.find,
+                image,
+                window=options.window or 0,
+                overlap=options.overlap,
+                nms=options.nms,
                 count=options.detections,
-            ) if cut else detector.find([image])[0]
+            )
+            if cut
+            else detector.find([image])[0]
             for image, cut in zip(images, large)
-        ]  # fmt: skip
+        ]
 
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
         """Label, score and box (left, top, width, height in pixels) of each object, from the score `shown` on."""
@@ -201,9 +217,13 @@ def _augment(config: TrainConfig, options: ObjectOptions, data: SceneData) -> Ob
         return None
     crop = data.crop if options.crop is None else (options.crop, options.crop)
     return ObjectAugment(
-        seed=config.loop.seed, crop=crop if options.crop != 0 else None, scales=options.scales, flip=options.flip,
-        color_jitter=options.color_jitter, fill=data.mean,
-    )  # fmt: skip
+        seed=config.loop.seed,
+        crop=crop if options.crop != 0 else None,
+        scales=options.scales,
+        flip=options.flip,
+        color_jitter=options.color_jitter,
+        fill=data.mean,
+    )
 
 
 def _describe(config: TrainConfig, data: SceneData, like: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -215,9 +235,13 @@ def _describe(config: TrainConfig, data: SceneData, like: Mapping[str, Any] | No
     own = {"mean": list(mean), "std": list(std), "img_size": [side, side]}
     kept = own if like is None else {key: like[key] for key in own}
     return {
-        "classes": list(data.classes), "channels": 3, **kept, "category_ids": data.notes.get("category_ids"),
-        "source": data.source, "skipped": [f"{one.path}: {one.reason}" for one in data.skipped],
-    }  # fmt: skip
+        "classes": list(data.classes),
+        "channels": 3,
+        **kept,
+        "category_ids": data.notes.get("category_ids"),
+        "source": data.source,
+        "skipped": [f"{one.path}: {one.reason}" for one in data.skipped],
+    }
 
 
 def _fixed_size(model: str) -> bool:

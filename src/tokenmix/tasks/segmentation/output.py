@@ -53,7 +53,7 @@ def write_answer(
     """Write STEM-mask.png, STEM-overlay.png and STEM.json, which says the colours; returns their names.
 
     Args:
-        picture: the image, which becomes the overlay: a copy of a large one would fill gigabytes.
+        picture: the image, which becomes the overlay and is closed: a copy of a large one would fill gigabytes.
         classes: uint8 (H, W).
         answer: what was printed.
         names: of the classes.
@@ -71,6 +71,7 @@ def write_answer(
         image.paste(Image.blend(image.crop(box), mask.crop(box).convert("RGB"), VEIL), box)
     with replacing(files[1]) as partial:
         image.save(partial)
+    image.close()
     shown = [label for label, count in enumerate(pixel_counts(classes, len(names))) if count]
     colors = {names[label]: "#{:02x}{:02x}{:02x}".format(*palette[label]) for label in shown}
     told = {**answer, "colors": colors, "masks": run_lengths(classes, names)}

@@ -75,8 +75,9 @@ class BlockRetinaNet(RetinaNet):
     def compute_loss(self, targets: Any, head_outputs: Any, anchors: Any) -> dict[str, Tensor]:
         """The losses by name."""
         matches = [
-            self.proposal_matcher(Pairs(target["boxes"], own)) if len(target["boxes"])
+            self.proposal_matcher(Pairs(target["boxes"], own))
+            if len(target["boxes"])
             else torch.full((len(own),), Matcher.BELOW_LOW_THRESHOLD, device=own.device)
             for target, own in zip(targets, anchors, strict=True)
-        ]  # fmt: skip
+        ]
         return self.head.compute_loss(targets, head_outputs, anchors, matches)

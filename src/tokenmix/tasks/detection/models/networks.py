@@ -138,9 +138,15 @@ def build_network(
         pyramid, anchors = Pyramid(body, sizes), AnchorGenerator(sizes.sides(), (RATIOS,) * len(sizes.anchors))
         if kind == "retinanet":
             net: Any = BlockRetinaNet(
-                pyramid, num_classes, anchor_generator=anchors, proposal_matcher=BlockMatcher(0.5, 0.4, True),
-                score_thresh=answers.score, nms_thresh=answers.nms, detections_per_img=answers.detections, **resize,
-            )  # fmt: skip
+                pyramid,
+                num_classes,
+                anchor_generator=anchors,
+                proposal_matcher=BlockMatcher(0.5, 0.4, True),
+                score_thresh=answers.score,
+                nms_thresh=answers.nms,
+                detections_per_img=answers.detections,
+                **resize,
+            )
         else:
             net = _two_stages(kind, pyramid, anchors, sizes, num_classes, answers, resize)
             # torchvision's constructors make these themselves.
@@ -181,8 +187,9 @@ def _two_stages(
     if kind == "faster-rcnn":
         return FasterRCNN(pyramid, **shared)
     return MaskRCNN(
-        pyramid, **shared,
+        pyramid,
+        **shared,
         mask_roi_pool=MultiScaleRoIAlign(levels, 14, 2),
         mask_head=MaskRCNNHeads(sizes.width, list(sizes.mask), 1),
         mask_predictor=MaskRCNNPredictor(sizes.mask[-1], sizes.mask[-1], num_classes + 1),
-    )  # fmt: skip
+    )
