@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torchvision.models.detection import RetinaNet
-from torchvision.models.detection._utils import Matcher
+from torchvision.models.detection.retinanet import det_utils
 from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.ops import box_iou
 
@@ -15,7 +15,7 @@ from torchvision.ops import box_iou
 BLOCK_PAIRS = 1 << 22
 
 
-class BlockMatcher(Matcher):
+class BlockMatcher(det_utils.Matcher):
     """torchvision's matching of anchors to true boxes, some anchors at a time.
 
     The table of 20,000 boxes and 40,000 anchors alone would fill 3 GB, and its making several times that. Takes a
@@ -77,7 +77,7 @@ class BlockRetinaNet(RetinaNet):
         matches = [
             self.proposal_matcher(Pairs(target["boxes"], own))
             if len(target["boxes"])
-            else torch.full((len(own),), Matcher.BELOW_LOW_THRESHOLD, device=own.device)
+            else torch.full((len(own),), det_utils.Matcher.BELOW_LOW_THRESHOLD, device=own.device)
             for target, own in zip(targets, anchors, strict=True)
         ]
         return self.head.compute_loss(targets, head_outputs, anchors, matches)
