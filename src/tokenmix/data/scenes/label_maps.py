@@ -131,7 +131,7 @@ def _own_names(root: Path, pairs: Sequence[tuple[Path, Path]]) -> list[str]:
         raise UserError(f"{path} names {twice!r} more than once; give each class a name of its own")
     if names and not 2 <= len(names) <= IGNORE:
         raise UserError(f"{path} names {len(names)} classes; give 2 to {IGNORE}")
-    shown = _numbers_shown([labels for _, labels in pairs], names and len(names))
+    shown = _numbers_shown([labels for _, labels in pairs], len(names) if names else None)
     if names is None:
         names = [f"class {i}" for i in range(max(shown - {IGNORE}, default=-1) + 1)]
     absent = [name for number, name in enumerate(names) if number not in shown]

@@ -54,7 +54,7 @@ def find_in_windows(
     scores, labels = (torch.cat([part[key] for part, _, _ in parts]) for key in ("scores", "labels"))
     cut = torch.cat([_cut(part["boxes"], top, left, window, (height, width)) for part, top, left in parts])
     keep = _merged(boxes, scores, labels, cut, nms)[:count]
-    merged = {"boxes": boxes[keep], "scores": scores[keep], "labels": labels[keep]}
+    merged: Found = {"boxes": boxes[keep], "scores": scores[keep], "labels": labels[keep]}
     if "masks" in parts[0][0]:
         owners = [(part["masks"], i, top, left) for part, top, left in parts for i in range(len(part["masks"]))]
         masks = PlacedMasks([_crop(*owners[place]) for place in keep.tolist()], (height, width))

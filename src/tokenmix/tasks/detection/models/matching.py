@@ -72,6 +72,8 @@ class BlockRoIHeads(RoIHeads):
 class BlockRetinaNet(RetinaNet):
     """torchvision's RetinaNet, which matches by `BlockMatcher`."""
 
+    proposal_matcher: Any
+
     def compute_loss(self, targets: Any, head_outputs: Any, anchors: Any) -> dict[str, Tensor]:
         """The losses by name."""
         matches = [

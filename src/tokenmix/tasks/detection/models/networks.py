@@ -136,8 +136,9 @@ def build_network(
     """
     with torch.device(device or torch.get_default_device()):
         pyramid, anchors = Pyramid(body, sizes), AnchorGenerator(sizes.sides(), (RATIOS,) * len(sizes.anchors))
+        net: Any
         if kind == "retinanet":
-            net: Any = BlockRetinaNet(
+            net = BlockRetinaNet(
                 pyramid,
                 num_classes,
                 anchor_generator=anchors,
@@ -164,7 +165,7 @@ def _two_stages(
     num_classes: int,
     answers: Answers,
     resize: dict[str, Any],
-) -> nn.Module:
+) -> Any:
     """Faster R-CNN or Mask R-CNN."""
     levels, (training, testing) = [str(i) for i in range(len(pyramid.body.widths))], sizes.proposals
     shared = {

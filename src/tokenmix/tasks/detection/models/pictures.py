@@ -48,6 +48,7 @@ class PictureTransform(GeneralizedRCNNTransform):
     """
 
     device = torch.device("cpu")
+    min_size: Any
 
     def forward(self, images: list[Any], targets: Any = None) -> Any:
         """A batch of one size, and the targets."""
