@@ -1,15 +1,17 @@
 """Shared by the image tasks: hooks, reading a user's files, showing an image under a map, and sliding windows."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
 from tokenmix.data.images import ImageData, ImageSamples
-from tokenmix.data.images.decode import UnreadableImage, decode_stored
+from tokenmix.data.images.decode import UnreadableImage, open_stored
 from tokenmix.errors import UserError
 from tokenmix.tasks.summary import summarize_image_model
 from tokenmix.train.config import TrainConfig
@@ -32,14 +34,31 @@ class ImageTask(TaskModule):
         return summarize_image_model(name, sizes, model_kwargs)
 
 
-def stored_images(files: Sequence[str | Path]) -> Iterator[tuple[Path, Tensor]]:
-    """Each file with its image, uint8 (3, H, W), one in memory at a time; `UserError` naming one that has none."""
-    for file in map(Path, files):
-        try:
-            image = decode_stored(file)
-        except UnreadableImage as reason:
-            raise UserError(f"{file} {reason}; give a readable PNG, JPEG, WebP, BMP, GIF or TIFF image") from None
-        yield file, image
+class Picture:
+    """An image as stored, of any size: `picture[:, rows, columns]` is that part of it, uint8 (3, h, w).
+
+    A tensor of the whole, and its copies, would fill gigabytes.
+
+    Attributes:
+        image: grey or RGB, in 8 bits.
+        shape: (3, H, W).
+    """
+
+    def __init__(self, image: Image.Image) -> None:
+        self.image, self.shape = image, torch.Size((3, image.height, image.width))
+
+    def __getitem__(self, key: tuple[slice, slice, slice]) -> Tensor:
+        rows, columns = (range(side)[part] for side, part in zip(self.shape[1:], key[1:], strict=True))
+        part = self.image.crop((columns.start, rows.start, columns.stop, rows.stop)).convert("RGB")
+        return torch.from_numpy(np.array(part)).permute(2, 0, 1)[key[0]]
+
+
+def stored_picture(file: str | Path) -> Picture:
+    """The image of a file; `UserError` naming it if it has none."""
+    try:
+        return Picture(open_stored(file))
+    except UnreadableImage as reason:
+        raise UserError(f"{file} {reason}; give a readable PNG, JPEG, WebP, BMP, GIF or TIFF image") from None
 
 
 def check_stems(files: Sequence[str | Path]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tokenmix.data.scenes import ObjectSamples, PixelSamples, load_scenes
+from tokenmix.data.scenes import ObjectAugment, ObjectSamples, PixelSamples, load_scenes
 from tokenmix.data.scenes.coco import decode_mask, encode_mask
 from tokenmix.errors import UserError
 
@@ -471,3 +471,153 @@ def test_run_lengths_of_a_large_mask_agree_with_pycocotools():
     coded = tools.encode(np.asfortranarray(mask.astype(np.uint8)))
     text = {"size": coded["size"], "counts": coded["counts"].decode()}
     assert np.array_equal(decode_mask(text, 300, 400).numpy(), mask)
+
+
+@pytest.mark.parametrize("want", ["boxes", "masks"])
+def test_the_area_of_coco_is_the_annotations(coco: Path, want: Any):
+    told = coco_part(coco, "val")
+    for entry, area in zip(told["annotations"], (7.5, 0, None)):
+        entry["area"] = area
+    coco_part(coco, "val", annotations=told["annotations"])
+    data = load_scenes(f"coco:{coco}", want=want)
+    given, own = (ObjectSamples(part).read(torch.tensor([0]), 0)["targets"][0] for part in (data.test, data.train))
+    assert given["area"].tolist() == [7.5, 0.0]
+    assert own["area"].tolist() == [12, 20], "without area it is that of the mask or the box"
+    cropped = ObjectSamples(data.test, ObjectAugment(seed=0, flip=0)).read(torch.tensor([0]), 0)["targets"][0]
+    assert cropped["area"].tolist() == [12], "the area of a whole object is not that of its part"
+
+
+@pytest.mark.parametrize("area", [-1, "9", [9], 1e300])
+def test_areas_that_are_none(coco: Path, area: Any):
+    told = coco_part(coco, "train")
+    coco_part(coco, "train", annotations=[{**told["annotations"][0], "area": area}])
+    with pytest.raises(UserError, match=r"annotation 5, has area=.*; give a number of pixels"):
+        load_scenes(f"coco:{coco}", want="boxes")
+
+
+def test_a_category_without_annotations_is_named(coco: Path, capsys: pytest.CaptureFixture[str]):
+    told = coco_part(coco, "train")
+    coco_part(coco, "train", annotations=told["annotations"][:1])
+    load_scenes(f"coco:{coco}", want="boxes")
+    assert "instances_train2017.json has no example of 'person', so it cannot be learned" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["../1.jpg", "a/../../1.jpg", "/etc/hostname"])
+def test_names_of_coco_stay_in_its_folder(coco: Path, name: str):
+    coco_part(coco, "val", images=[{"id": i, "file_name": name, "width": 12, "height": 10} for i in (1, 2)])
+    image(coco / "1.jpg")
+    with pytest.raises(UserError, match="leaves the folder"):
+        load_scenes(f"coco:{coco}", want="boxes").test.scene(0)
+
+
+def test_masks_that_would_not_fit_in_memory(coco: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tokenmix.data.scenes.scenes.MASK_BYTES", 2 * 120 - 1)
+    data = load_scenes(f"coco:{coco}", want="masks")
+    with pytest.raises(UserError, match="2 masks of 12 x 10 pixels fill more than 0 MiB"):
+        data.train.scene(0)
+
+
+def own_masks(root: Path, values: np.ndarray, names: str | None = None, mask: str = "0.png") -> Path:
+    for part in ("train", "val"):
+        for kind in ("images", "masks"):
+            (root / part / kind).mkdir(parents=True)
+        Image.fromarray(values).save(root / part / "masks" / mask)
+        Image.new("RGB", values.shape[1::-1]).save(root / part / "images" / "0.jpg")
+    if names is not None:
+        (root / "classes.txt").write_text(names)
+    return root
+
+
+HALF = np.repeat(np.array([0, 1], np.uint8), 32).reshape(8, 8)
+
+
+@pytest.mark.parametrize("names", ["background\nlesion\n", None])
+def test_masks_of_one_class_are_refused_with_the_ignored_value(tmp_path: Path, names: str | None):
+    root = own_masks(tmp_path, HALF * 255, names)
+    told = ", none of class 'lesion'" if names else ""
+    with pytest.raises(UserError, match=rf"train/masks has only pixels of 0, 255{told}; 255 means ignored; write"):
+        load_scenes(f"masks:{root}", want="classes")
+
+
+def test_a_class_without_pixels_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    values = HALF.copy()
+    values[0] = 255
+    load_scenes(f"masks:{own_masks(tmp_path / 'a', values, 'sky,sea,sand'.replace(',', chr(10)))}", want="classes")
+    told = capsys.readouterr().err
+    assert "train/masks has no example of 'sand', so it cannot be learned; 255 means ignored" in told
+    load_scenes(f"masks:{own_masks(tmp_path / 'b', HALF * 2)}", want="classes")
+    assert "has no example of 'class 1'" in capsys.readouterr().err
+    load_scenes(f"masks:{own_masks(tmp_path / 'c', HALF)}", want="classes")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("names", ["sky\nsea\n", None])
+@pytest.mark.parametrize(
+    ("values", "mask", "message"),
+    [
+        (HALF, "0_mask.png", r"0\.jpg has no label image .*masks/0\.png, though there is 0_mask\.png"),
+        (HALF, "0.jpg", r"has no label image .*masks/0\.png, though there is 0\.jpg"),
+        (HALF, "00.png", r"has no label image .*masks/0\.png; add it"),
+        (np.stack([HALF] * 3, -1), "0.png", r"masks/0\.png is a picture of mode RGB, with no class numbers"),
+        (np.stack([HALF] * 4, -1), "0.png", r"masks/0\.png is a picture of mode RGBA, with no class numbers"),
+    ],
+)
+def test_masks_that_are_not_found_or_are_no_numbers(
+    tmp_path: Path, names: str | None, values: np.ndarray, mask: str, message: str
+):
+    with pytest.raises(UserError, match=message):
+        load_scenes(f"masks:{own_masks(tmp_path, values, names, mask)}", want="classes")
+
+
+def test_a_jpeg_under_the_name_of_a_mask(tmp_path: Path):
+    root = own_masks(tmp_path, HALF, mask="0.jpg")
+    for part in ("train", "val"):
+        (root / part / "masks" / "0.jpg").rename(root / part / "masks" / "0.png")
+    with pytest.raises(UserError, match=r"masks/0\.png is a JPEG, whose compression changes numbers"):
+        load_scenes(f"masks:{root}", want="classes")
+
+
+def test_numbers_of_many_bits_in_masks(tmp_path: Path):
+    values = HALF.astype(np.uint16)
+    assert load_scenes(f"masks:{own_masks(tmp_path / 'a', values)}", want="classes").classes == ["class 0", "class 1"]
+    with pytest.raises(UserError, match=r"0\.png has the label 60000, out of range: classes are 0 to 254, 255 ignored"):
+        load_scenes(f"masks:{own_masks(tmp_path / 'b', values * 60000)}", want="classes")
+    data = load_scenes(f"masks:{own_masks(tmp_path / 'c', values * 7, chr(10).join('abcdefg'))}", want="classes")
+    with pytest.raises(UserError, match=r"0\.png has the label 7, out of range: known are 0 to 6, 255"):
+        data.train.scene(0)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        '<!DOCTYPE a [<!ENTITY a "' + "x" * 1000 + '">]>',
+        '<!DOCTYPE a [<!ENTITY a "ha"><!ENTITY b "&a;&a;"><!ENTITY c "&b;&b;">]>',
+        '<!DOCTYPE a [<!ENTITY a SYSTEM "file:///etc/hostname">]>',
+    ],
+)
+def test_entities_in_annotations_are_refused(voc: Path, head: str):
+    path = next((voc / "Annotations").glob("*.xml"))
+    path.write_text(head + path.read_text().replace("<name>", "<name>&a;"))
+    with pytest.raises(UserError, match=rf"{path.name} has a DOCTYPE, .*remove it"):
+        load_scenes(f"voc:{voc}", want="boxes")
+
+
+def test_names_of_voc_stay_in_its_folder_and_may_have_dots(voc: Path):
+    image(voc / "JPEGImages" / "a.b.jpg")
+    image(voc / "out.jpg")
+    xml(voc / "Annotations" / "a.b.xml", ("cat", 1, 1, 5, 5))
+    lines(voc / "ImageSets" / "Main" / "val.txt", "a.b")
+    assert load_scenes(f"voc:{voc}", want="boxes").test.scene(0).objects is not None
+    lines(voc / "ImageSets" / "Main" / "val.txt", "../out")
+    with pytest.raises(UserError, match=r"JPEGImages/out\.jpg does not exist"):
+        load_scenes(f"voc:{voc}", want="boxes")
+
+
+def test_images_without_an_annotation_are_counted(voc: Path, capsys: pytest.CaptureFixture[str]):
+    image(voc / "JPEGImages" / "z.jpg")
+    train = voc / "ImageSets" / "Main" / "train.txt"
+    train.write_text(train.read_text() + "\nz\n")
+    load_scenes(f"voc:{voc}", want="boxes")
+    told = capsys.readouterr().err
+    assert "c.xml does not exist: 2 images of" in told
+    assert "are background" in told

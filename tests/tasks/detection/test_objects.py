@@ -11,6 +11,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 from torchmetrics.detection import MeanAveragePrecision
+from torchvision.transforms.functional import pil_to_tensor
 
 from tokenmix.data.scenes import Objects, Scene, SceneData, Scenes
 from tokenmix.errors import UserError
@@ -59,19 +60,27 @@ class Squares(Scenes):
         for mask, (left, top, right, bottom) in zip(masks, boxes):
             mask[top:bottom, left:right] = True
         there = Objects(
-            torch.tensor(boxes, dtype=torch.float32).view(-1, 4), torch.tensor(labels, dtype=torch.int64), masks,
+            torch.tensor(boxes, dtype=torch.float32).view(-1, 4),
+            torch.tensor(labels, dtype=torch.int64),
+            masks,
             torch.zeros(len(boxes), dtype=torch.bool),
-        )  # fmt: skip
+        )
         return Scene(image, self.name(index), objects=there, key=index)
 
 
 def squares(spec: str, *, want: str, seed: int = 0, root: Path | None = None) -> SceneData:
     one = spec == "one-class"
     return SceneData(
-        spec=spec, train=Squares(10, 1), test=Squares(3, 2), classes=CLASSES[:1] if one else CLASSES,
-        palette=[(0, 255, 0), (255, 0, 0)], mean=(0.45,) * 3, std=(0.2,) * 3, source="made by the test",
+        spec=spec,
+        train=Squares(10, 1),
+        test=Squares(3, 2),
+        classes=CLASSES[:1] if one else CLASSES,
+        palette=[(0, 255, 0), (255, 0, 0)],
+        mean=(0.45,) * 3,
+        std=(0.2,) * 3,
+        source="made by the test",
         notes={"category_ids": [7, 9]},
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -81,10 +90,23 @@ def made_scenes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def config(out: Path, **changes: Any) -> TrainConfig:
     given: dict[str, Any] = {
-        "task": "detection", "model": "retinanet_nano", "data": "squares", "epochs": 1, "batch_size": 4, "lr": 1e-3,
-        "device": "cpu", "threads": 1, "log_every": 1, "out": out,
-        "min_size": 64, "max_size": 64, "score": 0.0, "shown": 0.0, "detections": 5, "validation": 2,
-    }  # fmt: skip
+        "task": "detection",
+        "model": "retinanet_nano",
+        "data": "squares",
+        "epochs": 1,
+        "batch_size": 4,
+        "lr": 1e-3,
+        "device": "cpu",
+        "threads": 1,
+        "log_every": 1,
+        "out": out,
+        "min_size": 64,
+        "max_size": 64,
+        "score": 0.0,
+        "shown": 0.0,
+        "detections": 5,
+        "validation": 2,
+    }
     return make_config(**{**given, **changes})
 
 
@@ -138,6 +160,21 @@ def test_any_number_of_boxes_may_count():
     assert 0 < scores[0] < scores[1] == scores[2]
 
 
+@pytest.mark.parametrize(("area", "size"), [(300.0, "small"), (0.0, "small"), (2000.0, "medium"), (1e4, "large")])
+@pytest.mark.parametrize("iou", ["bbox", "segm"])
+def test_the_size_class_of_an_object_is_that_of_its_area(area: float, size: str, iou: Any):
+    metric = AveragePrecision(iou, num_classes=1)
+    mask = torch.zeros(1, 80, 80, dtype=torch.bool)
+    mask[0, 10:60, 10:60] = True
+    there = {"boxes": torch.tensor([[10.0, 10, 60, 60]]), "labels": torch.tensor([0]), "masks": mask}
+    metric.update([{**there, "scores": torch.tensor([0.9])}], [{**there, "area": torch.tensor([area])}])
+    found = metric.compute()
+    for prefix in metric.kinds:
+        values = {name: found[f"{prefix}map_{name}"].item() for name in ("small", "medium", "large")}
+        assert values.pop(size) == pytest.approx(1.0)
+        assert set(values.values()) == {-1.0}
+
+
 def test_nothing_there_and_nothing_found():
     metric = AveragePrecision("bbox", num_classes=2)
     none = {"boxes": torch.empty(0, 4), "labels": torch.empty(0, dtype=torch.int64)}
@@ -150,9 +187,10 @@ def test_masks_are_kept_run_length_encoded():
     mask = torch.zeros(2, 500, 500, dtype=torch.bool)
     mask[0, 50:90, 60:200] = mask[1, 300:400, 10:80] = True
     there = {
-        "masks": mask, "labels": torch.zeros(2, dtype=torch.int64),
+        "masks": mask,
+        "labels": torch.zeros(2, dtype=torch.int64),
         "boxes": torch.tensor([[60.0, 50, 200, 90], [10, 300, 80, 400]]),
-    }  # fmt: skip
+    }
     metric.update([{**there, "scores": torch.tensor([0.9, 0.8])}], [there])
     found = metric.compute()
     assert found["map"] == found["box_map"] == pytest.approx(1.0)
@@ -185,16 +223,20 @@ def test_crowds_are_neither_learnt_nor_wrong(tmp_path: Path):
     seen: list[Any] = []
     task.model.forward = lambda images, targets=None: seen.append(targets) or {"loss": torch.zeros(())}
     target = {
-        "boxes": torch.tensor([[0.0, 0, 10, 10], [20, 20, 60, 60]]), "labels": torch.tensor([0, 0]),
-        "iscrowd": torch.tensor([False, True]), "area": torch.tensor([100.0, 1600.0]), "image_id": torch.tensor(3),
-    }  # fmt: skip
+        "boxes": torch.tensor([[0.0, 0, 10, 10], [20, 20, 60, 60]]),
+        "labels": torch.tensor([0, 0]),
+        "iscrowd": torch.tensor([False, True]),
+        "area": torch.tensor([100.0, 1600.0]),
+        "image_id": torch.tensor(3),
+    }
     task.loss({"images": [torch.rand(3, 64, 64)], "targets": [target]})
     assert seen[0][0]["boxes"].tolist() == [[0, 0, 10, 10]]
     # One box on the object, one of the highest score in the crowd: the second is left out of the account.
     answer = {
-        "boxes": torch.tensor([[0.0, 0, 10, 10], [25, 25, 50, 50]]), "labels": torch.tensor([0, 0]),
+        "boxes": torch.tensor([[0.0, 0, 10, 10], [25, 25, 50, 50]]),
+        "labels": torch.tensor([0, 0]),
         "scores": torch.tensor([0.5, 0.9]),
-    }  # fmt: skip
+    }
     task.find = lambda images: [answer]
     for crowd, expected in ((True, 1.0), (False, None)):
         task.scores.reset()
@@ -213,9 +255,14 @@ def perfect(objects_there: Tensor, labels: Tensor, *, with_masks: bool = False) 
             height, width = image.shape[1:]
             moved = objects_there - torch.stack([left, top, left, top])
             cut = torch.stack(
-                [moved[:, 0].clamp(0, width), moved[:, 1].clamp(0, height), moved[:, 2].clamp(0, width),
-                 moved[:, 3].clamp(0, height)], 1,
-            )  # fmt: skip
+                [
+                    moved[:, 0].clamp(0, width),
+                    moved[:, 1].clamp(0, height),
+                    moved[:, 2].clamp(0, width),
+                    moved[:, 3].clamp(0, height),
+                ],
+                1,
+            )
             keep = ((cut[:, 2:] - cut[:, :2]) > 3).all(1)
             # A piece is surer than the whole: it must lose all the same.
             area = (cut[:, 2:] - cut[:, :2]).prod(1)
@@ -299,10 +346,10 @@ def test_answers_as_rows_pictures_and_cocos_results(kind: str, runs: dict[str, P
 
 
 def test_objects_are_drawn_in_the_colours_of_their_classes():
-    image = torch.full((3, 240, 240), 90, dtype=torch.uint8)
+    image = Image.new("L", (240, 240), 90)
     boxes = torch.tensor([[20.0, 20, 80, 80], [120, 120, 200, 200]])
     found = {"boxes": boxes, "labels": torch.tensor([3, 11]), "scores": torch.tensor([0.9, 0.8])}
-    drawn = draw_objects(image, found, list("abcdefghijkl"))
+    drawn = pil_to_tensor(draw_objects(image, found, list("abcdefghijkl")))
     assert drawn[:, 80, 50].tolist() == list(class_color(3))
     assert drawn[:, 200, 160].tolist() == list(class_color(11)) == list(class_color(1))
     assert drawn[:, 10, 150].tolist() == [90, 90, 90]
@@ -315,9 +362,11 @@ def cocos_own_tools_read(file: Path) -> int:
 
     truth = COCO()
     truth.dataset = {
-        "info": {}, "images": [{"id": 42, "width": 72, "height": 72}], "annotations": [],
+        "info": {},
+        "images": [{"id": 42, "width": 72, "height": 72}],
+        "annotations": [],
         "categories": [{"id": 7, "name": "green"}, {"id": 9, "name": "red"}],
-    }  # fmt: skip
+    }
     truth.createIndex()
     return len(truth.loadRes(str(file)).anns)
 
@@ -368,6 +417,11 @@ def test_no_answer_is_a_row_too(runs: dict[str, Path], tmp_path: Path):
         (["cat.jpg", "1.jpg"], [0, 1]),
         (["cat.jpg", "0.jpg"], [0, 1]),
         (["01.jpg", "1.jpg"], [0, 1]),
+        (["COCO_val2014_000000000042.jpg", "COCO_val2014_000000000073.jpg"], [42, 73]),
+        (["COCO_test2015_000000000001.jpg", "000000000016.jpg", "frame7.png"], [1, 16, 7]),
+        (["COCO_val2014_000000000042.jpg", "COCO_train2014_000000000042.jpg"], [0, 1]),
+        (["2024_left.jpg", "2025_left.jpg"], [0, 1]),
+        (["1" * 40 + ".jpg", "2.jpg"], [0, 1]),
         ([], []),
     ],
 )

@@ -8,7 +8,9 @@ from sklearn.metrics import jaccard_score
 
 from tokenmix import create_model
 from tokenmix.cost.memory import peak_memory
+from tokenmix.errors import UserError
 from tokenmix.layers import ExternalAttention2d
+from tokenmix.tasks.segmentation import inference
 from tokenmix.tasks.segmentation.inference import pixel_logits
 from tokenmix.tasks.segmentation.metrics import PixelEntropy, PixelScores
 from tokenmix.tasks.segmentation.options import Inference
@@ -122,3 +124,34 @@ def test_metrics_against_plain_counting(seed, classes):
     assert accuracy.item() == pytest.approx((answer == right).float().mean().item(), abs=1e-6)
     expected = torch.nn.functional.cross_entropy(logits, truth, ignore_index=255)
     assert entropy.item() == pytest.approx(expected.item(), abs=1e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 3))
+def test_tiles_keep_every_pixel_once_and_see_it(height, width, classes):
+    model = Pointwise()
+    model.num_classes = classes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inference, "WHOLE", (900, 3000))
+        patch.setattr(inference, "TILE", 400)
+        found = inference.tiles(model, (height, width), Inference())
+    count = torch.zeros(height, width, dtype=torch.int64)
+    for tile in found:
+        count[tile.kept] += 1
+        rows, columns = (part.stop - part.start for part in tile.seen)
+        assert rows * columns <= 900
+        for seen, kept, inner in zip(tile.seen, tile.kept, tile.inner):
+            assert 0 <= inner.start < inner.stop == inner.start + kept.stop - kept.start <= seen.stop - seen.start
+    assert (count == 1).all()
+    assert (len(found) == 1) == (height * width <= min(900, 3000 // classes))
+
+
+def test_tiles_hold_a_window_and_whole_is_whole(monkeypatch):
+    monkeypatch.setattr(inference, "WHOLE", (900, 3000))
+    monkeypatch.setattr(inference, "TILE", 400)
+    found = inference.tiles(Pointwise(), (100, 100), Inference(way="sliding", window=(40, 50)))
+    assert {tuple(part.stop - part.start for part in tile.seen) for tile in found} == {(40, 50)}
+    assert len(inference.tiles(Pointwise(), (100, 100), Inference(way="whole"))) == 1
+    monkeypatch.setattr(inference, "MOST_WHOLE", 9999)
+    with pytest.raises(UserError, match="100 x 100 pixels at once are more than 9,999; omit way=whole"):
+        inference.tiles(Pointwise(), (100, 100), Inference(way="whole"))

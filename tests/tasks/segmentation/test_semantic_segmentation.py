@@ -11,9 +11,10 @@ import torch
 from PIL import Image, ImageColor
 
 from tokenmix.data.scenes import SceneData
-from tokenmix.data.scenes.scenes import Scene, Scenes
+from tokenmix.data.scenes.scenes import ChosenScenes, Scene, Scenes
 from tokenmix.errors import UserError
 from tokenmix.inspect import inspect_run
+from tokenmix.tasks.segmentation import inference, output
 from tokenmix.tasks.segmentation import task as semantic_segmentation
 from tokenmix.train import trainer
 from tokenmix.train.checkpoint import read_weights
@@ -163,6 +164,48 @@ def test_files_that_a_prediction_writes(run, pictures, tmp_path):
     assert Image.open(out / "large-overlay.png").size == (50, 61)
     with pytest.raises(UserError, match=r"small\.png and .*small\.png have the same name"):
         predict(run, [pictures[0], pictures[0]], out)
+
+
+@pytest.mark.parametrize("options", [{}, {"way": "sliding", "window": 16}, {"scales": (1, 1.5), "mirror": "yes"}])
+def test_large_images_are_answered_in_tiles(run, pictures, tmp_path, monkeypatch, options):
+    (whole,) = predict(run, pictures[1:], tmp_path / "whole", options=options)
+    monkeypatch.setattr(inference, "WHOLE", (1000, 10_000))
+    monkeypatch.setattr(inference, "TILE", 576)
+    monkeypatch.setattr(output, "PART_ROWS", 7)
+    seen = []
+    original = inference.pixel_logits
+    looked = lambda model, images, *more: seen.append(images.shape[2:]) or original(model, images, *more)  # noqa: E731
+    monkeypatch.setattr(semantic_segmentation, "pixel_logits", looked)
+    (tiled,) = predict(run, pictures[1:], tmp_path / "tiled", options=options)
+    assert len(seen) > 4
+    assert max(shape.numel() for shape in seen) <= 576
+    assert tiled["size"] == whole["size"]
+    masks = [np.asarray(Image.open(tmp_path / name / "large-mask.png")) for name in ("whole", "tiled")]
+    assert (masks[0] == masks[1]).mean() > 0.9
+    picture, mask = Image.open(pictures[1]), Image.open(tmp_path / "tiled" / "large-mask.png")
+    blended = Image.blend(picture, mask.convert("RGB"), output.VEIL)
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "tiled" / "large-overlay.png")), np.asarray(blended))
+    seen.clear()
+    measured = evaluate(run, device="cpu", options=options)
+    assert max(shape.numel() for shape in seen) <= 1000
+    assert measured["miou"] > 0.5
+
+
+def test_a_grey_picture_is_answered(run, tmp_path):
+    Image.new("L", (30, 20), 90).save(tmp_path / "grey.png")
+    predict(run, [tmp_path / "grey.png"], tmp_path / "out")
+    assert Image.open(tmp_path / "out" / "grey-overlay.png").mode == "RGB"
+
+
+def test_training_images_of_one_class_are_named(tmp_path, monkeypatch, capsys):
+    def alone(spec, **_):
+        data = fields(spec)
+        shown = [i for i in range(16) if len(set(data.train.scene(i).classes.unique().tolist()) - {IGNORE}) == 1]
+        return dataclasses.replace(data, train=ChosenScenes(data.train, torch.tensor(shown[:1])))
+
+    monkeypatch.setattr(semantic_segmentation, "load_scenes", alone)
+    train(CONFIG.replace(out=tmp_path / "run", epochs=1, batch_size=1, validation=0), quiet=True)
+    assert "the training images of fields show no class but" in capsys.readouterr().err
 
 
 def test_inspect_lays_slots_over_the_image(run, pictures, tmp_path):

@@ -125,6 +125,14 @@ def decode_stored(source: str | Path | bytes) -> Tensor:
         return _tensor(image, 3)
 
 
+def open_stored(source: str | Path | bytes) -> Image.Image:
+    """`decode_stored` as an image of Pillow's, grey or RGB: without the copies that a tensor of the whole takes."""
+    with _opened(source) as image:
+        plain = _plain(image, 3)
+        plain.load()
+        return plain
+
+
 def decode_numbers(source: str | Path | bytes) -> Tensor:
     """The values of an image's pixels (H, W), uint8 or of more bits int64: palette indices, or stored grey levels.
 

@@ -8,6 +8,7 @@ kept: they are background. The val part is for testing.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,15 @@ from tokenmix.data.scenes.scenes import (
     SceneData,
     Scenes,
     bit_palette,
+    check_mask_memory,
     folder_in,
     no_objects,
     objects_of_boxes,
     read_stored,
+    warn_of_absent,
 )
 from tokenmix.errors import UserError, needs
+from tokenmix.files import inside
 
 YEARS = ("2017", "2014")
 # What is read of an entry, and of which types it is.
@@ -80,7 +84,7 @@ class CocoScenes(Scenes):
 
     def scene(self, index: int) -> Scene:
         """The image and its objects; none of them is background."""
-        given, path = self.images[index], self.folder / self.images[index]["file_name"]
+        given, path = self.images[index], self._file(index)
         image = read_stored(path)
         size = (image.shape[1], image.shape[2])
         if (given["height"], given["width"]) != size:
@@ -90,6 +94,12 @@ class CocoScenes(Scenes):
             )
         return Scene(image, str(path), objects=self._objects(index, size), key=int(given["id"]))
 
+    def _file(self, index: int) -> Path:
+        name = self.images[index]["file_name"]
+        # The user's own links in the folder may lead out of it, a name may not.
+        clean = not Path(name).is_absolute() and ".." not in Path(name).parts
+        return self.folder / name if clean else inside(self.folder, name)
+
     def _objects(self, index: int, size: tuple[int, int]) -> Objects:
         found = self.annotations[index]
         if not found:
@@ -98,16 +108,18 @@ class CocoScenes(Scenes):
         boxes[:, 2:] += boxes[:, :2]
         labels, crowd = [self.labels[a["category_id"]] for a in found], [bool(a.get("iscrowd", 0)) for a in found]
         objects = objects_of_boxes(clip_boxes_to_image(boxes, size), labels, crowd)
-        if not self.with_masks:
-            return objects
-        return replace(objects, masks=torch.stack([self._mask(a, size, index) for a in found]))
+        if self.with_masks:
+            check_mask_memory(len(found), size)
+            objects = replace(objects, masks=torch.stack([self._mask(a, size, index) for a in found]))
+        given = torch.tensor([nan if a.get("area") is None else a["area"] for a in found], dtype=torch.float32)
+        return replace(objects, area=given.where(given.isfinite(), objects.areas()))
 
     def _mask(self, annotation: dict[str, Any], size: tuple[int, int], index: int) -> Tensor:
         try:
             return decode_mask(annotation.get("segmentation"), *size)
         except UserError as reason:
-            file = self.folder / self.images[index]["file_name"]
-            raise UserError(f"{self.path}, annotation {annotation.get('id')} of {file}: {reason}") from None
+            where = f"{self.path}, annotation {annotation.get('id')} of {self._file(index)}"
+            raise UserError(f"{where}: {reason}") from None
 
 
 def load_coco(request: DataRequest) -> SceneData:
@@ -128,6 +140,8 @@ def load_coco(request: DataRequest) -> SceneData:
         if all(entry.get("iscrowd") for entry in known):
             beside = " that are no crowd" if known else ""
             raise UserError(f"{part.path} has no annotations with an area{beside}, so there is nothing to {purpose}")
+    shown = {entry["category_id"] for found in train.annotations for entry in found}
+    warn_of_absent([name for number, name in train.categories.items() if number not in shown], train.path)
     dropped = {**train.dropped, **test.dropped}
     return SceneData(
         spec=request.spec,
@@ -178,6 +192,9 @@ def _check_annotation(entry: dict[str, Any], places: dict[int, int], categories:
     box = entry["bbox"]
     if len(box) != 4 or not all(isinstance(x, int | float) and abs(x) <= MOST for x in box):
         raise UserError(f"{where} has the box {box}; give x, y, width and height")
+    area = entry.get("area")
+    if area is not None and not (isinstance(area, int | float) and 0 <= area <= MOST):
+        raise UserError(f"{where} has area={area!r}; give a number of pixels, or none for that of the mask or box")
     if entry.get("iscrowd", 0) not in (0, 1):
         raise UserError(f"{where} has iscrowd={entry['iscrowd']!r}; give 0 or 1")
 
@@ -201,7 +218,7 @@ def decode_mask(segmentation: Any, height: int, width: int) -> Tensor:
 
 def encode_mask(mask: Tensor) -> dict[str, Any]:
     """A mask bool (H, W) as {"size": [H, W], "counts": string}, which COCO's own tools read."""
-    coded = _pycocotools().encode(np.asfortranarray(mask.cpu().numpy().astype(np.uint8)))
+    coded = _pycocotools().encode(np.asfortranarray(mask.cpu().numpy().view(np.uint8)))
     return {"size": [int(side) for side in coded["size"]], "counts": coded["counts"].decode("ascii")}
 
 

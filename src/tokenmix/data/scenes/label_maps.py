@@ -4,7 +4,7 @@ Zhou, Zhao, Puig, Fidler, Barriuso and Torralba, "Scene Parsing through ADE20K D
 Cityscapes Dataset for Semantic Urban Scene Understanding", 2016, whose table of classes is torchvision's.
 """
 
-import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -15,12 +15,25 @@ from torchvision.datasets import Cityscapes
 
 from tokenmix.data.images.decode import UnreadableImage, decode_numbers
 from tokenmix.data.lookup import DataRequest
-from tokenmix.data.scenes.scenes import IGNORE, Scene, SceneData, Scenes, bit_palette, folder_in, lines_of, read_stored
+from tokenmix.data.reading import NAMED
+from tokenmix.data.scenes.scenes import (
+    IGNORE,
+    Scene,
+    SceneData,
+    Scenes,
+    bit_palette,
+    folder_in,
+    lines_of,
+    read_stored,
+    warn_of_absent,
+)
 from tokenmix.errors import UserError
+from tokenmix.files import open_regular
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 OUT_OF_RANGE = -1
 PART_ROWS = 256
+JPEG = b"\xff\xd8\xff"
 ADE20K = 150
 LAYOUT = "train/images, train/masks, val/images and val/masks"
 EVALUATED = [kind for kind in Cityscapes.classes if 0 <= kind.train_id < IGNORE]
@@ -98,7 +111,9 @@ def load_masks(request: DataRequest) -> SceneData:
     held_out = next((part for part in ("val", "test") if (root / part).is_dir()), None)
     if held_out is None:
         raise UserError(f"{root} has neither val nor test to evaluate on; give a folder with {LAYOUT}")
-    train, test = (_masks_below(root / part / "images", root / part / "masks") for part in ("train", held_out))
+    train, test = (
+        checked_pairs(_masks_below(root / part / "images", root / part / "masks")) for part in ("train", held_out)
+    )
     classes = _own_names(root, train)
     table = numbers_table({IGNORE: IGNORE, **{i: i for i in range(len(classes))}})
     return SceneData(
@@ -108,27 +123,73 @@ def load_masks(request: DataRequest) -> SceneData:
 
 
 def _own_names(root: Path, pairs: Sequence[tuple[Path, Path]]) -> list[str]:
-    path = root / "classes.txt"
-    if path.is_file():
-        names = lines_of(path, "classes")
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise UserError(f"{path} names {twice!r} more than once; give each class a name of its own")
-    else:
-        highest = -1
-        for _, labels in pairs:
-            # One that cannot be read is left out, and named, where it is needed.
-            with contextlib.suppress(UserError):
-                seen = _read_numbers(labels).unique()
-                highest = max([highest, *seen[seen != IGNORE].tolist()])
-        names = [f"class {i}" for i in range(highest + 1)]
-    if not 2 <= len(names) <= IGNORE:
-        raise UserError(f"{root} has {len(names)} classes; give 2 to {IGNORE}, by classes.txt or in train/masks")
+    """The names in classes.txt, or numbers as far as the training masks have them; a class that no mask shows is named
+    on stderr, and `UserError` if fewer than two are shown."""
+    path, masks = root / "classes.txt", root / "train" / "masks"
+    names = lines_of(path, "classes") if path.is_file() else None
+    if names and (twice := next((name for name in names if names.count(name) > 1), None)):
+        raise UserError(f"{path} names {twice!r} more than once; give each class a name of its own")
+    if names and not 2 <= len(names) <= IGNORE:
+        raise UserError(f"{path} names {len(names)} classes; give 2 to {IGNORE}")
+    shown = _numbers_shown([labels for _, labels in pairs], len(names) if names else None)
+    if names is None:
+        names = [f"class {i}" for i in range(max(shown - {IGNORE}, default=-1) + 1)]
+    absent = [name for number, name in enumerate(names) if number not in shown]
+    ignored = f"; {IGNORE} means ignored" if IGNORE in shown else ""
+    # Reading a mask names the number that no class has.
+    if len(names) - len(absent) < 2 and shown <= {*range(len(names)), IGNORE}:
+        missing = f", none of class {', '.join(map(repr, absent[:NAMED]))}" if absent else ""
+        raise UserError(
+            f"{masks} has only pixels of {_ranges(sorted(shown))}{missing}{ignored}; write classes as 0, 1, 2, ..."
+        )
+    warn_of_absent(absent, masks, ignored)
     return names
+
+
+def _numbers_shown(masks: Sequence[Path], count: int | None) -> set[int]:
+    """The numbers in these label images, of which one below `count` or `IGNORE` is enough; all of them if None.
+
+    Raises:
+        UserError: no label image can be read, or one has a number that no class can have.
+    """
+    shown: set[int] = set()
+    problem: UserError | None = None
+    for path in masks:
+        try:
+            found = _read_numbers(path).unique()
+        except UserError as reason:
+            # Named and counted where its image is needed, unless there are no others.
+            problem = problem or reason
+            continue
+        if count is None and not 0 <= int(found[0]) <= int(found[-1]) <= IGNORE:
+            wrong = int(found[0] if found[0] < 0 else found[-1])
+            raise UserError(
+                f"{path} has the label {wrong}, out of range: classes are 0 to {IGNORE - 1}, {IGNORE} ignored"
+            )
+        shown.update(found.tolist())
+        if count is not None and shown.issuperset(range(count)):
+            break
+    if problem is not None and not shown:
+        raise problem
+    return shown
 
 
 def _masks_below(images: Path, masks: Path) -> list[tuple[Path, Path]]:
     """The images in a folder and below, each with the PNG at the same path in the other folder."""
     return [(path, masks / path.relative_to(images).with_suffix(".png")) for path in _images_below(images)]
+
+
+def checked_pairs(pairs: Sequence[tuple[Path, Path]]) -> Sequence[tuple[Path, Path]]:
+    """The pairs; `UserError` naming a file that does not exist, and one that may be meant."""
+    for image, labels in pairs:
+        if not image.is_file():
+            raise UserError(f"{image} does not exist, though {labels} is to label it; add it or remove its entry")
+        if not labels.is_file():
+            pattern = re.compile(rf"{re.escape(labels.stem)}(?![A-Za-z0-9])")
+            alike = sorted(path.name for path in labels.parent.glob("*") if pattern.match(path.name))
+            found = f", though there is {alike[0]}" if alike else ""
+            raise UserError(f"{image} has no label image {labels}{found}; add it, rename it or remove the image")
+    return pairs
 
 
 class PairScenes(Scenes):
@@ -143,12 +204,7 @@ class PairScenes(Scenes):
     """
 
     def __init__(self, pairs: Sequence[tuple[Path, Path]], table: Tensor) -> None:
-        for image, labels in pairs:
-            if not image.is_file():
-                raise UserError(f"{image} does not exist, though {labels} is to label it; add it or remove its entry")
-            if not labels.is_file():
-                raise UserError(f"{image} has no label image {labels}; add it or remove the image from the set")
-        self.pairs, self.table = pairs, table
+        self.pairs, self.table = checked_pairs(pairs), table
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -190,6 +246,9 @@ def numbers_table(classes: Mapping[int, int]) -> Tensor:
 def _read_numbers(path: Path) -> Tensor:
     """A label image (H, W), uint8 or int64; `UserError` naming it."""
     try:
+        with open_regular(path) as file:
+            if file.read(len(JPEG)) == JPEG:
+                raise UnreadableImage("is a JPEG, whose compression changes numbers")
         return decode_numbers(path)
     except UnreadableImage as reason:
         raise UserError(f"{path} {reason}; a label image is a PNG whose pixels are class numbers") from None

@@ -5,7 +5,7 @@ The augmentation of a sample is a function of (seed, epoch, index); global rando
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -145,7 +145,8 @@ class ObjectAugment(_SceneAugment):
         out = self._changed(parts, epoch, index)
         boxes = F.clamp_bounding_boxes(out[1]).as_subclass(Tensor)
         masks = out[2].as_subclass(Tensor).bool() if objects.masks is not None else None
-        return out[0].as_subclass(Tensor), left_over(boxes, objects, masks, self.min_size)
+        # An area that was given is that of the whole object.
+        return out[0].as_subclass(Tensor), left_over(boxes, replace(objects, area=None), masks, self.min_size)
 
 
 def left_over(boxes: Tensor, objects: Objects, masks: Tensor | None, min_size: float) -> Objects:
@@ -158,7 +159,7 @@ def left_over(boxes: Tensor, objects: Objects, masks: Tensor | None, min_size: f
         boxes[keep] = masks_to_boxes(masks[keep]) + torch.tensor([0.0, 0.0, 1.0, 1.0])
     sides = boxes[:, 2:] - boxes[:, :2]
     keep &= (sides > 0).all(1) & (sides >= min_size).all(1)
-    return Objects(boxes, objects.labels, masks, objects.crowd).kept(keep)
+    return replace(objects, boxes=boxes, masks=masks).kept(keep)
 
 
 # After that many unreadable scenes in a row the set itself must be wrong.
@@ -243,10 +244,10 @@ class PixelSamples(SceneSamples):
         }
         return batch if self.rows is None else {**batch, "height": height}
 
-    def counts(self, index: int) -> bool:
-        """Whether a pixel of this image, or of the first after it that can be read, is not of the ignored class."""
+    def shown(self, index: int) -> set[int]:
+        """The classes in this image, or in the first after it that can be read, without the ignored one."""
         _, (classes, *_), _ = self._readable(torch.tensor([index]), 0)
-        return bool((classes != self.ignore).any())
+        return set(classes.unique().tolist()) - {self.ignore}
 
     def _one(self, index: int, epoch: int) -> tuple[Tensor, Tensor]:
         scene = self.scenes.scene(index)
@@ -291,20 +292,18 @@ class ObjectSamples(SceneSamples):
             objects = left_over(objects.boxes, objects, objects.masks, 0.0)
         else:
             image, objects = self.augment(image, objects.kept(~objects.crowd), epoch, index)
-        return image.float() / 255, _target(objects, scene)
+        return image.float().div_(255), _target(objects, scene)
 
 
 def _target(objects: Objects, scene: Scene) -> dict[str, Tensor]:
-    boxes = objects.boxes
     target = {
-        "boxes": boxes,
+        "boxes": objects.boxes,
         "labels": objects.labels,
         "iscrowd": objects.crowd,
         "image_id": torch.tensor(scene.key),
+        "area": objects.areas(),
     }
-    if objects.masks is None:
-        return {**target, "area": (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])}
-    return {**target, "masks": objects.masks, "area": objects.masks.flatten(1).sum(1).float()}
+    return target if objects.masks is None else {**target, "masks": objects.masks}
 
 
 def _stacked(parts: Sequence[Tensor], size: tuple[int, int], fill: float) -> Tensor:

@@ -12,15 +12,18 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 from torchvision.ops import masks_to_boxes
 
+from tokenmix.data.fetch import log
 from tokenmix.data.images.decode import UnreadableImage, decode_stored
 from tokenmix.data.images.image_set import Skipped
 from tokenmix.data.lookup import load_data
-from tokenmix.data.reading import read_file
+from tokenmix.data.reading import NAMED, read_file
 from tokenmix.data.split import hold_out
 from tokenmix.errors import UserError
 
 Want = Literal["classes", "boxes", "masks"]
 IGNORE = 255
+# What the masks of an image's objects may fill.
+MASK_BYTES = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -32,17 +35,29 @@ class Objects:
         labels: int64 (M,), counted from 0 as in `SceneData.classes`; a detector adds its background itself.
         masks: bool (M, H, W), or None where only boxes are known.
         crowd: bool (M,), regions that COCO marks as a crowd: ignored in training and evaluation.
+        area: float32 (M,), pixels that decide the size class of an object in evaluation, as COCO's annotations give
+            them; None where they are those of its mask, or of its box.
     """
 
     boxes: Tensor
     labels: Tensor
     masks: Tensor | None
     crowd: Tensor
+    area: Tensor | None = None
 
     def kept(self, keep: Tensor) -> "Objects":
         """Those of them that `keep`, bool (M,), marks."""
-        masks = None if self.masks is None else self.masks[keep]
-        return Objects(self.boxes[keep], self.labels[keep], masks, self.crowd[keep])
+        masks, area = (None if values is None else values[keep] for values in (self.masks, self.area))
+        return Objects(self.boxes[keep], self.labels[keep], masks, self.crowd[keep], area)
+
+    def areas(self) -> Tensor:
+        """`area`, or that of each mask, or of each box: float32 (M,)."""
+        if self.area is not None:
+            return self.area
+        if self.masks is not None:
+            # One by one: a sum would convert them all to eight bytes a pixel.
+            return torch.tensor([float(mask.count_nonzero()) for mask in self.masks])
+        return (self.boxes[:, 2] - self.boxes[:, 0]) * (self.boxes[:, 3] - self.boxes[:, 1])
 
 
 @dataclass(frozen=True)
@@ -177,6 +192,22 @@ def no_objects(size: tuple[int, int] | None) -> Objects:
 def _objects(boxes: Tensor, labels: Tensor | list[int], masks: Tensor | None, crowd: list[bool] | None) -> Objects:
     marked = torch.tensor([False] * len(boxes) if crowd is None else crowd, dtype=torch.bool)
     return Objects(boxes, torch.as_tensor(labels, dtype=torch.int64), masks, marked)
+
+
+def check_mask_memory(count: int, size: tuple[int, int]) -> None:
+    """Raise `UserError` if the masks of an image's objects would fill more than `MASK_BYTES`."""
+    if count * size[0] * size[1] > MASK_BYTES:
+        raise UserError(
+            f"{count} masks of {size[1]} x {size[0]} pixels fill more than {MASK_BYTES >> 20} MiB; cut the image into "
+            "smaller ones"
+        )
+
+
+def warn_of_absent(absent: Sequence[str], source: Path | str, ignore: str = "") -> None:
+    """One line on stderr with the classes that no training image shows."""
+    if absent:
+        more = f" and {len(absent) - NAMED} more" if len(absent) > NAMED else ""
+        log(f"{source} has no example of {', '.join(map(repr, absent[:NAMED]))}{more}, so it cannot be learned{ignore}")
 
 
 def bit_palette(count: int) -> list[tuple[int, int, int]]:

@@ -4,6 +4,7 @@ Everingham, Van Gool, Williams, Winn and Zisserman, "The Pascal Visual Object Cl
 lists and masks of Hariharan et al. (2011) are, trainaug.txt and SegmentationClassAug, segmentation trains on them.
 """
 
+import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 from torchvision.ops import clip_boxes_to_image
 
+from tokenmix.data.fetch import log
 from tokenmix.data.images.image_set import Skipped
 from tokenmix.data.lookup import DataRequest
 from tokenmix.data.reading import read_file
@@ -26,6 +28,7 @@ from tokenmix.data.scenes.scenes import (
     SceneData,
     Scenes,
     bit_palette,
+    check_mask_memory,
     folder_in,
     lines_of,
     objects_of_boxes,
@@ -105,7 +108,7 @@ def _object_data(request: DataRequest, train: Scenes, test: Scenes, **more: Any)
 
 def _stems(names: Path) -> list[str]:
     """The images that are listed; the published trainaug.txt may name paths, of which the last part counts."""
-    return [Path(line.split()[0]).stem for line in lines_of(names)]
+    return [re.sub(r"\.(jpe?g|png)$", "", Path(line.split()[0]).name) for line in lines_of(names)]
 
 
 def _pairs(root: Path, stems: Sequence[str], folder: str) -> list[tuple[Path, Path]]:
@@ -131,6 +134,7 @@ class MaskScenes(PairScenes):
         owners, classes = scene.classes, self.classes.labels(index, scene.image)
         assert owners is not None
         numbers = [number for number in owners.unique().tolist() if number]
+        check_mask_memory(len(numbers), (owners.shape[0], owners.shape[1]))
         masks = owners == torch.tensor(numbers).view(-1, 1, 1)
         labels = [self._label(classes[mask], number, index) for mask, number in zip(masks, numbers, strict=True)]
         return replace(scene, classes=None, objects=objects_of_masks(masks, labels))
@@ -151,12 +155,14 @@ class BoxScenes(Scenes):
     """
 
     def __init__(self, root: Path, names: Path) -> None:
-        stems = [line.split()[0] for line in lines_of(names)]
+        stems = _stems(names)
         self.images = [root / "JPEGImages" / f"{stem}.jpg" for stem in stems]
         missing = next((image for image in self.images if not image.is_file()), None)
         if missing is not None:
             raise UserError(f"{missing} does not exist, though {names} lists it; add it or remove its line")
         self.annotations = [root / "Annotations" / f"{stem}.xml" for stem in stems]
+        if without := [path for path in self.annotations if not path.exists()]:
+            log(f"{without[0]} does not exist: {len(without)} images of {names} have no annotation and are background")
         self.boxes = [
             read_boxes(read_file(path), path) if path.exists() else Boxes([], [], [], 0, None)
             for path in self.annotations
@@ -204,6 +210,17 @@ class Boxes:
     size: tuple[int, int] | None
 
 
+class _DoctypeError(Exception):
+    pass
+
+
+class _NoEntities(ElementTree.TreeBuilder):
+    """Raises where entities could be declared: 8 MB of them are 800 MB of text."""
+
+    def doctype(self, name: str, pubid: str | None, system: str | None) -> None:
+        raise _DoctypeError
+
+
 def read_boxes(text: str | bytes, path: Path | str, *, first: int = 1) -> Boxes:
     """The boxes of a file.
 
@@ -214,11 +231,13 @@ def read_boxes(text: str | bytes, path: Path | str, *, first: int = 1) -> Boxes:
             it; 0 where they are the edges themselves.
 
     Raises:
-        UserError: no XML, an object without a name or without a box of numbers, corners that are exchanged.
+        UserError: no XML, a DOCTYPE, an object without a name or without a box of numbers, corners that are exchanged.
     """
     try:
-        root = ElementTree.fromstring(text)
-    except ElementTree.ParseError as error:
+        root = ElementTree.fromstring(text, ElementTree.XMLParser(target=_NoEntities()))
+    except _DoctypeError:
+        raise UserError(f"{path} has a DOCTYPE, whose entities may grow without end; remove it") from None
+    except (ElementTree.ParseError, ValueError, LookupError) as error:
         raise UserError(f"{path} is not XML ({error}); give an annotation of Pascal VOC") from None
     corners, names, difficult, dropped = [], [], [], 0
     for place, node in enumerate(root.iter("object")):

@@ -17,10 +17,11 @@ NUMBERS = ("map", "map_50", "map_75", "map_small", "map_medium", "map_large", "m
 class AveragePrecision(MeanAveragePrecision):
     """torchmetrics' mAP by pycocotools, averaged here from its table of precisions.
 
-    `map` is the mean over overlaps of 0.5, 0.55, ..., 0.95 and over the classes that occur; small ends at 32 x 32
-    pixels, medium at 96 x 96; `mar` is the recall. -1 where nothing of the kind is in the data. torchmetrics' own
-    averages are -1 for any other number of boxes in an image than 100, and its averages by class run COCO's evaluation
-    once more for each.
+    `map` is the mean over overlaps of 0.5, 0.55, ..., 0.95 and over the classes that occur; small ends at an area of
+    32 x 32 pixels, medium at 96 x 96; `mar` is the recall. The area of a true object is its target's `area`, which COCO
+    annotates; that of its mask, or of its box, where there is none. -1 where nothing of the kind is in the data.
+    torchmetrics' own averages are -1 for any other number of boxes in an image than 100, and its averages by class run
+    COCO's evaluation once more for each.
 
     Masks are kept run-length encoded, so thousands of images fit in memory.
 
@@ -42,6 +43,12 @@ class AveragePrecision(MeanAveragePrecision):
         )  # fmt: skip
         self.warn_on_many_detections = False
         self.num_classes = num_classes
+
+    def update(self, preds: list[dict[str, Tensor]], target: list[dict[str, Tensor]]) -> None:
+        """Add images: what is found in each, and what is there."""
+        # torchmetrics takes an area of 0 for one that is not given.
+        known = [{**one, "area": one["area"].clamp_min(1e-6)} if "area" in one else one for one in target]
+        super().update(preds, known)
 
     def compute(self) -> dict[str, Any]:
         """The numbers of `NUMBERS`, and `per_class` (num_classes,)."""

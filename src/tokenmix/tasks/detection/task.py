@@ -1,39 +1,46 @@
 """What detection and instance segmentation share: their data, their detector, its losses, and its predictions."""
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
-from torchvision.transforms.functional import to_pil_image
 
 from tokenmix.data.indexed import subset
 from tokenmix.data.scenes import ObjectAugment, ObjectSamples, SceneData, hold_out_scenes, load_scenes, repeated
 from tokenmix.errors import UserError
-from tokenmix.files import replacing, write_json
+from tokenmix.files import replace_file, replacing
 from tokenmix.models.registry import create_model
 from tokenmix.registry import MODELS, load_object
 from tokenmix.tasks.detection.metrics import NUMBERS, AveragePrecision
-from tokenmix.tasks.detection.models.detector import IMAGENET
+from tokenmix.tasks.detection.models.detector import IMAGENET, Detector
+from tokenmix.tasks.detection.models.pictures import with_dense_masks
 from tokenmix.tasks.detection.options import ObjectOptions
 from tokenmix.tasks.detection.output import coco_results, draw_objects, image_numbers, object_rows
 from tokenmix.tasks.detection.tiling import Found, find_in_windows
 from tokenmix.tasks.fitting import check_model, check_own
-from tokenmix.tasks.images import ImageTask, channel_columns, check_stems, shown_image, stored_images
+from tokenmix.tasks.images import ImageTask, Picture, channel_columns, check_stems, shown_image, stored_picture
 from tokenmix.train.config import TrainConfig
 from tokenmix.train.programs import View
 from tokenmix.train.task_data import IndexedData, check_names
 
 # What other options say of a detector.
 FROM_ELSEWHERE = {
-    "num_classes": "--data", "image_mean": "--data", "image_std": "--data", "img_size": "--img-size",
-    "min_size": "--min-size", "max_size": "--max-size", "score": "--score", "nms": "--nms",
+    "num_classes": "--data",
+    "image_mean": "--data",
+    "image_std": "--data",
+    "img_size": "--img-size",
+    "min_size": "--min-size",
+    "max_size": "--max-size",
+    "score": "--score",
+    "nms": "--nms",
     "detections": "--detections",
     **dict.fromkeys(("kind", "heads"), "another --model"),
-}  # fmt: skip
+}
 
 
 class ObjectTask(ImageTask):
@@ -70,10 +77,14 @@ class ObjectTask(ImageTask):
         check_own(config.model.model_kwargs, FROM_ELSEWHERE)
         options = config.options
         given: dict[str, Any] = {
-            "num_classes": len(data["classes"]), "image_mean": data["mean"], "image_std": data["std"],
-            "score": options.score, "nms": options.nms, "detections": options.detections,
+            "num_classes": len(data["classes"]),
+            "image_mean": data["mean"],
+            "image_std": data["std"],
+            "score": options.score,
+            "nms": options.nms,
+            "detections": options.detections,
             "img_size": tuple(data["img_size"]),
-        }  # fmt: skip
+        }
         return create_model(config.model.model, **given, **_sizes(config, options), **config.model.model_kwargs)
 
     @classmethod
@@ -93,8 +104,7 @@ class ObjectTask(ImageTask):
     def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
         """The whole image at the detector's own scale."""
         detector: Any = model
-        ((_, pixels),) = stored_images([file])
-        seen, _ = detector.net.transform([pixels.float().div(255)])
+        seen, _ = detector.net.transform([stored_picture(file)])
         levels = seen.tensors[0] * channel_columns(detector.std) + channel_columns(detector.mean)
         return View(shown_image(levels), seen.tensors)
 
@@ -134,24 +144,33 @@ class ObjectTask(ImageTask):
         super().on_validation_epoch_end()
         self.name_classes(*self.tables)
 
-    @torch.no_grad()
     def find(self, images: Sequence[Tensor]) -> list[Found]:
         """Detections in each image (3, H, W) in 0..1, larger ones in windows if the options say so."""
-        options = self.options
+        return [with_dense_masks(found) for found in self._find(images)]
+
+    @torch.no_grad()
+    def _find(self, images: Sequence[Tensor | Picture]) -> list[Found]:
+        detector, options = cast(Detector, self.model), self.options
         large = [options.window is not None and max(image.shape[1:]) > options.window for image in images]
         if not any(large):
-            return self.model(images)
+            return detector.find(images)
         return [
             find_in_windows(
-                self.model, image, window=options.window or 0, overlap=options.overlap, nms=options.nms,
+                detector.find,
+                image,
+                window=options.window or 0,
+                overlap=options.overlap,
+                nms=options.nms,
                 count=options.detections,
-            ) if cut else self.model([image])[0]
+            )
+            if cut
+            else detector.find([image])[0]
             for image, cut in zip(images, large)
-        ]  # fmt: skip
+        ]
 
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
         """Label, score and box (left, top, width, height in pixels) of each object, from the score `shown` on."""
-        return [row for file, _, found in self._found(inputs) for row in self._rows(file, found)]
+        return [row for file in map(Path, inputs) for row in self._rows(file, self._found(stored_picture(file)))]
 
     def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
         """The same, with NAME-overlay.png, the image with what is shown drawn on it, and results.json in COCO's form,
@@ -160,20 +179,21 @@ class ObjectTask(ImageTask):
         check_stems(inputs)
         rows, results = [], []
         ids = self.data.get("category_ids") or [label + 1 for label in range(len(self.data["classes"]))]
-        for number, (file, image, found) in zip(image_numbers(inputs), self._found(inputs), strict=True):
+        for number, file in zip(image_numbers(inputs), map(Path, inputs), strict=True):
+            found = self._found(picture := stored_picture(file))
             rows += self._rows(file, found)
             results += coco_results(found, image_id=number, file=file.name, category_ids=ids)
-            picture = draw_objects(image, self._shown(found), self.data["classes"])
+            drawn = draw_objects(picture.image, self._shown(found), self.data["classes"])
+            del picture  # No second one while the next is read.
             with replacing(out / f"{file.stem}-overlay.png") as partial:
-                to_pil_image(picture).save(partial)
-        write_json(out / "results.json", results, indent=None)
+                drawn.save(partial)
+            del drawn
+        replace_file(out / "results.json", (json.dumps(results) + "\n").encode())
         return rows
 
-    def _found(self, inputs: Sequence[str | Path]) -> Iterator[tuple[Path, Tensor, Found]]:
+    def _found(self, picture: Picture) -> Found:
         self.eval()
-        for file, image in stored_images(inputs):
-            found = self.find([image.to(self.device).float() / 255])[0]
-            yield file, image, {name: value.cpu() for name, value in found.items()}
+        return {name: value.cpu() for name, value in self._find([picture])[0].items()}
 
     def _shown(self, found: Found) -> Found:
         keep = found["scores"] >= self.options.shown
@@ -206,9 +226,13 @@ def _augment(config: TrainConfig, options: ObjectOptions, data: SceneData) -> Ob
         return None
     crop = data.crop if options.crop is None else (options.crop, options.crop)
     return ObjectAugment(
-        seed=config.loop.seed, crop=crop if options.crop != 0 else None, scales=options.scales, flip=options.flip,
-        color_jitter=options.color_jitter, fill=data.mean,
-    )  # fmt: skip
+        seed=config.loop.seed,
+        crop=crop if options.crop != 0 else None,
+        scales=options.scales,
+        flip=options.flip,
+        color_jitter=options.color_jitter,
+        fill=data.mean,
+    )
 
 
 def _describe(config: TrainConfig, data: SceneData, like: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -220,9 +244,13 @@ def _describe(config: TrainConfig, data: SceneData, like: Mapping[str, Any] | No
     own = {"mean": list(mean), "std": list(std), "img_size": [side, side]}
     kept = own if like is None else {key: like[key] for key in own}
     return {
-        "classes": list(data.classes), "channels": 3, **kept, "category_ids": data.notes.get("category_ids"),
-        "source": data.source, "skipped": [f"{one.path}: {one.reason}" for one in data.skipped],
-    }  # fmt: skip
+        "classes": list(data.classes),
+        "channels": 3,
+        **kept,
+        "category_ids": data.notes.get("category_ids"),
+        "source": data.source,
+        "skipped": [f"{one.path}: {one.reason}" for one in data.skipped],
+    }
 
 
 def _fixed_size(model: str) -> bool:

@@ -1,21 +1,25 @@
 """Sliding-window detection in an image that is larger than a detector takes, merged into one list."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torchvision.ops import batched_nms
 
+from tokenmix.tasks.detection.models.pictures import PlacedMasks
 from tokenmix.tasks.images import window_starts
 
-Found = dict[str, Tensor]
+Found = dict[str, Any]
 # How far a box may end from the edge of a window and still be taken for one that the edge cuts.
 EDGE = 2.0
+# Pieces that are compared with whole boxes at a time.
+PIECES = 256
 
 
 def find_in_windows(
     detect: Callable[[Sequence[Tensor]], list[Found]],
-    image: Tensor,
+    image: Any,
     *,
     window: int,
     overlap: float,
@@ -29,8 +33,8 @@ def find_in_windows(
     of it is in a box of its class. The rest is merged by NMS of each class.
 
     Args:
-        detect: images to detections of each.
-        image: (3, H, W).
+        detect: images to detections of each; their masks are dense or `PlacedMasks`, and so are those that come out.
+        image: (3, H, W), a tensor or a `Picture`.
         window: side of a window.
         overlap: share of the side, best more than the largest object.
         nms: overlap of two boxes of which the worse is dropped.
@@ -50,9 +54,11 @@ def find_in_windows(
     scores, labels = (torch.cat([part[key] for part, _, _ in parts]) for key in ("scores", "labels"))
     cut = torch.cat([_cut(part["boxes"], top, left, window, (height, width)) for part, top, left in parts])
     keep = _merged(boxes, scores, labels, cut, nms)[:count]
-    merged = {"boxes": boxes[keep], "scores": scores[keep], "labels": labels[keep]}
+    merged: Found = {"boxes": boxes[keep], "scores": scores[keep], "labels": labels[keep]}
     if "masks" in parts[0][0]:
-        merged["masks"] = _whole_masks(parts, keep, (height, width))
+        owners = [(part["masks"], i, top, left) for part, top, left in parts for i in range(len(part["masks"]))]
+        masks = PlacedMasks([_crop(*owners[place]) for place in keep.tolist()], (height, width))
+        merged["masks"] = masks if isinstance(parts[0][0]["masks"], PlacedMasks) else masks.dense()
     return merged
 
 
@@ -71,11 +77,21 @@ def _merged(boxes: Tensor, scores: Tensor, labels: Tensor, cut: Tensor, nms: flo
     """Indices of what is kept, the highest score first."""
     whole, pieces = (~cut).nonzero()[:, 0], cut.nonzero()[:, 0]
     whole = whole[batched_nms(boxes[whole], scores[whole], labels[whole], nms)]
-    covered = _share(boxes[pieces], boxes[whole]) * (labels[pieces, None] == labels[None, whole])
-    pieces = pieces[(covered <= 0.5).all(1)]
+    pieces = torch.cat([_uncovered(some, whole, boxes, labels) for some in pieces.split(PIECES)])
     pieces = pieces[batched_nms(boxes[pieces], scores[pieces], labels[pieces], nms)]
     keep = torch.cat([whole, pieces])
     return keep[scores[keep].argsort(descending=True, stable=True)]
+
+
+def _uncovered(pieces: Tensor, whole: Tensor, boxes: Tensor, labels: Tensor) -> Tensor:
+    """The pieces without a whole box of their class that has more than half of them; only near ones are compared, as
+    pieces are in the order of their windows."""
+    if not len(pieces):
+        return pieces
+    low, high = boxes[pieces, :2].amin(0), boxes[pieces, 2:].amax(0)
+    whole = whole[((boxes[whole, 2:] > low) & (boxes[whole, :2] < high)).all(1)]
+    covered = _share(boxes[pieces], boxes[whole]) * (labels[pieces, None] == labels[None, whole])
+    return pieces[(covered <= 0.5).all(1)]
 
 
 def _share(boxes: Tensor, others: Tensor) -> Tensor:
@@ -85,13 +101,9 @@ def _share(boxes: Tensor, others: Tensor) -> Tensor:
     return common / (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(1, keepdim=True).clamp(min=1e-6)
 
 
-def _whole_masks(parts: Sequence[tuple[Found, int, int]], keep: Tensor, size: tuple[int, int]) -> Tensor:
-    """The masks of what is kept, each at its position in the whole image."""
-    owners = [(part["masks"], i, top, left) for part, top, left in parts for i in range(len(part["masks"]))]
-    device = parts[0][0]["masks"].device
-    masks = torch.zeros((len(keep), *size), dtype=torch.bool, device=device)
-    for out, place in zip(masks, keep.tolist(), strict=True):
-        window, i, top, left = owners[place]
-        height, width = window.shape[1:]
-        out[top : top + height, left : left + width] = window[i]
-    return masks
+def _crop(masks: Any, index: int, top: int, left: int) -> tuple[Tensor, int, int]:
+    """A mask of a window, as a crop of the image."""
+    if isinstance(masks, PlacedMasks):
+        crop, down, along = masks.crops[index]
+        return crop, top + down, left + along
+    return masks[index], top, left

@@ -1,8 +1,10 @@
-"""Logits of images of any size: whole, in windows, at several scales, mirrored."""
+"""Logits of images of any size: whole, in tiles, in windows, at several scales, mirrored."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import product
+from dataclasses import dataclass
+from itertools import pairwise, product
+from math import isqrt
 
 import torch
 from torch import Tensor
@@ -13,6 +15,57 @@ from tokenmix.layers.external import ExternalAttention2d
 from tokenmix.tasks.images import both_sides, window_starts
 from tokenmix.tasks.segmentation.models import Segmenter
 from tokenmix.tasks.segmentation.options import Inference
+
+# The largest image that is seen whole, in pixels and in logits, and a tile of larger ones, in pixels.
+WHOLE = (1 << 22, 1 << 28)
+TILE = 1 << 18
+# What way=whole takes at most.
+MOST_WHOLE = 1 << 26
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A part of an image: the rows and columns that a model sees, and those that its answer is kept for."""
+
+    seen: tuple[slice, slice]
+    kept: tuple[slice, slice]
+
+    @property
+    def inner(self) -> tuple[slice, slice]:
+        """What is kept, counted from the corner of what is seen."""
+        rows, columns = (slice(k.start - s.start, k.stop - s.start) for s, k in zip(self.seen, self.kept, strict=True))
+        return rows, columns
+
+
+def tiles(model: Segmenter, size: tuple[int, int], how: Inference) -> list[Tile]:
+    """The tiles of an image of this height and width; one, the whole, up to `WHOLE` and with way=whole.
+
+    Neighbours overlap by an eighth, and each is kept up to the middle of that. Memory is that of a tile, however large
+    the image is.
+
+    Raises:
+        UserError: way=whole of more than `MOST_WHOLE` pixels.
+    """
+    pixels, whole = size[0] * size[1], (slice(0, size[0]), slice(0, size[1]))
+    if how.way == "whole" and pixels > MOST_WHOLE:
+        raise UserError(
+            f"{size[1]} x {size[0]} pixels at once are more than {MOST_WHOLE:,}; omit way=whole for an answer in tiles"
+        )
+    if how.way == "whole" or pixels <= min(WHOLE[0], WHOLE[1] // model.num_classes):
+        return [Tile(whole, whole)]
+    side = isqrt(TILE)
+    window = both_sides(how.window) if how.window else model.img_size
+    rows, columns = (_spans(length, max(side, least)) for length, least in zip(size, window, strict=True))
+    return [Tile((row[0], column[0]), (row[1], column[1])) for row, column in product(rows, columns)]
+
+
+def _spans(length: int, side: int) -> list[tuple[slice, slice]]:
+    starts = window_starts(length, side, max(1, side - side // 8))
+    edges = [0, *((left + side + right) // 2 for left, right in pairwise(starts)), length]
+    return [
+        (slice(start, min(start + side, length)), slice(*kept))
+        for start, kept in zip(starts, pairwise(edges), strict=True)
+    ]
 
 
 @torch.no_grad()

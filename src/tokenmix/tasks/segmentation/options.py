@@ -15,7 +15,8 @@ class Inference(Part):
 
     way: Literal["auto", "whole", "sliding"] = "auto"
     """whole: all pixels at once; sliding: in windows whose logits are averaged where they overlap.
-    auto: whole unless the model takes only one size."""
+    auto: whole unless the model takes only one size.
+    Except with whole, images above 2^22 pixels or 2^28 logits are processed in overlapping tiles of 2^18 pixels."""
     window: Annotated[Numbers | None, Range(least=1)] = None
     """Side of a window, or height,width; the size that the model was built for if not given."""
     stride: Annotated[Numbers | None, Range(least=1)] = None

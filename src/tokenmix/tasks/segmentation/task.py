@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from math import isnan
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
+from tokenmix.data.fetch import log
 from tokenmix.data.images import read_image
 from tokenmix.data.indexed import spread
 from tokenmix.data.scenes import PixelAugment, PixelSamples, SceneData, hold_out_scenes, load_scenes, repeated
@@ -17,10 +18,19 @@ from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
 from tokenmix.models.registry import create_model
 from tokenmix.tasks.fitting import check_model, check_own
-from tokenmix.tasks.images import ImageTask, both_sides, channel_columns, check_stems, image_view, stored_images
-from tokenmix.tasks.segmentation.inference import pixel_logits
+from tokenmix.tasks.images import (
+    ImageTask,
+    Picture,
+    both_sides,
+    channel_columns,
+    check_stems,
+    image_view,
+    stored_picture,
+)
+from tokenmix.tasks.segmentation.inference import pixel_logits, tiles
 from tokenmix.tasks.segmentation.loss import pixel_entropy, soft_iou_loss
 from tokenmix.tasks.segmentation.metrics import NUMBERS, PixelEntropy, PixelScores
+from tokenmix.tasks.segmentation.models import Segmenter
 from tokenmix.tasks.segmentation.options import SegmentationOptions
 from tokenmix.tasks.segmentation.output import shares, write_answer
 from tokenmix.train.config import OptimConfig, TrainConfig
@@ -128,7 +138,7 @@ class SemanticSegmentation(ImageTask):
         if segmenter.fixed_size or any(mixer.capabilities.map == "tokens" for mixer in mixers):
             pixels = read_image(file, data["channels"], tuple(data["img_size"]))
         else:
-            ((_, pixels),) = stored_images([file])
+            pixels = stored_picture(file)[:, :, :]
         return image_view(pixels, data["mean"], data["std"])
 
     @classmethod
@@ -155,8 +165,13 @@ class SemanticSegmentation(ImageTask):
 
     def evaluate(self, batch: Mapping[str, Any]) -> None:
         """Logits of whole images, as the options look at them, against their classes."""
-        logits = pixel_logits(self.model, batch["image"], self.options, batch.get("height"))  # type: ignore[arg-type]
-        self.scores.update(logits, self._own_classes(batch))
+        images, classes, model = batch["image"], self._own_classes(batch), cast(Segmenter, self.model)
+        if model.token_shard is not None:
+            self.scores.update(pixel_logits(model, images, self.options, batch.get("height")), classes)
+            return
+        for tile in tiles(model, tuple(images.shape[2:]), self.options):
+            logits = pixel_logits(model, images[..., *tile.seen], self.options)
+            self.scores.update(logits[..., *tile.inner], classes[..., *tile.kept])
 
     def _own_classes(self, batch: Mapping[str, Any]) -> Tensor:
         """The classes of the rows that this process has logits of, (B, H, W); without token parallelism all."""
@@ -194,49 +209,66 @@ class SemanticSegmentation(ImageTask):
         return {"images": torch.randn(2, self.data["channels"], *self.data["img_size"])}
 
     @torch.no_grad()
-    def answer(self, image: Tensor) -> Tensor:
-        """The class of each pixel, int64 (H, W), of an image uint8 (3, H, W) of any size.
+    def answer(self, image: Tensor | Picture) -> Tensor:
+        """The class of each pixel, uint8 (H, W), of an image uint8 (3, H, W) of any size.
 
         Under token parallelism those of this process's rows.
         """
-        model: Any = self.model
-        weight, height = next(model.parameters()), None
-        if self.options.in_one_pass:
-            height, image = image.shape[1], model.own_rows(image, 1)
+        model = cast(Segmenter, self.model)
+        if model.token_shard is not None:
+            whole, height = image[:, :, :], None
+            if self.options.in_one_pass:
+                height, whole = whole.shape[1], model.own_rows(whole, 1)
+            return pixel_logits(model, self._normalized(whole), self.options, height)[0].argmax(0).byte().cpu()
+        size = (image.shape[1], image.shape[2])
+        classes = torch.empty(size, dtype=torch.uint8)
+        for tile in tiles(model, size, self.options):
+            logits = pixel_logits(model, self._normalized(image[:, *tile.seen]), self.options)
+            classes[tile.kept] = logits[0][:, *tile.inner].argmax(0).byte().cpu()
+        return classes
+
+    def _normalized(self, image: Tensor) -> Tensor:
+        """A batch (1, 3, H, W) of this image, as the model takes it."""
         mean, std = channel_columns(self.data["mean"]), channel_columns(self.data["std"])
-        pixels = image.float().div_(255).sub_(mean).div_(std)[None].to(weight)
-        return pixel_logits(model, pixels, self.options, height)[0].argmax(0).cpu()
+        return image.float().div_(255).sub_(mean).div_(std)[None].to(next(self.model.parameters()))
 
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
         """Size and share of each class of each image, which may have any size."""
-        return [told for _, _, told in self._answers(inputs)]
+        return [self._answer(file, None) for file in inputs]
 
     def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
         """The same; for each image a mask in colours, an overlay, and shares and run lengths as JSON in `out`."""
         check_stems(inputs)
-        answers = []
-        for image, classes, told in self._answers(inputs):
-            stem = out / Path(told["file"]).stem
-            files = write_answer(image, classes, told, self.data["classes"], self.data["palette"], stem)
-            answers.append({**told, "written": files})
-        return answers
+        return [self._answer(file, out) for file in inputs]
 
-    def _answers(self, inputs: Sequence[str | Path]) -> Iterable[tuple[Tensor, Tensor, dict[str, Any]]]:
+    def _answer(self, file: str | Path, out: Path | None) -> dict[str, Any]:
         self.eval()
-        for file, image in stored_images(inputs):
-            classes = self.answer(image)
-            found = shares(classes, self.data["classes"])
-            yield image, classes, {"file": str(file), "size": list(classes.shape), "shares": found}
+        picture, names = stored_picture(file), self.data["classes"]
+        classes = self.answer(picture)
+        told = {"file": str(file), "size": list(classes.shape), "shares": shares(classes, names)}
+        if out is None:
+            return told
+        stem = out / Path(file).stem
+        return {**told, "written": write_answer(picture, classes, told, names, self.data["palette"], stem)}
 
 
 def _check_learnable(data: SceneData, crops: int, limit: int | None) -> None:
-    """Raise `UserError` if no pixel of the training images counts; the first image with one ends the search."""
-    samples = PixelSamples(data, repeated(data.train, crops))
-    if not any(map(samples.counts, spread(len(samples), limit).tolist())):
+    """Raise `UserError` if no pixel of the training images counts, and warn if all that do have one class; the second
+    class ends the search."""
+    samples, shown = PixelSamples(data, repeated(data.train, crops)), set[int]()
+    for index in spread(len(samples), limit).tolist():
+        shown |= samples.shown(index)
+        if len(shown) > 1:
+            return
+    if not shown:
         raise UserError(
             f"every pixel of the training images of {data.spec!r} has the ignored class {data.ignore}, so nothing "
             "can be learned; give masks with classes"
         )
+    log(
+        f"the training images of {data.spec} show no class but {data.classes[shown.pop()]!r}; their pixels of "
+        f"{data.ignore} are ignored"
+    )
 
 
 def _groups(model: nn.Module, optim: OptimConfig, bias_lr: float) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from tokenmix.models.maps import OnMaps, PartCost
 from tokenmix.models.stems import pair
 from tokenmix.tasks.detection.models.backbones import Backbone
 from tokenmix.tasks.detection.models.networks import Answers, HeadSizes, ImageScale, Kind, build_network
+from tokenmix.tasks.detection.models.pictures import place_masks, with_dense_masks
 
 Target = Mapping[str, Tensor]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -28,7 +29,7 @@ class Detector(OnMaps, nn.Module):
 
     Labels count from 0 going in and coming out, in every kind: the background that torchvision's R-CNNs keep at 0 stays
     inside. `forward` gives torchvision's losses in training, else a dict of boxes, scores, labels and, of Mask R-CNN,
-    masks (M, H, W) for each image.
+    masks (M, H, W) for each image; `find` has `PlacedMasks` in place of these.
 
     Args:
         kind: which of the three.
@@ -43,8 +44,8 @@ class Detector(OnMaps, nn.Module):
         device: of the weights.
 
     Shape:
-        a list of float images (3, H, W) in 0..1, and in training a list of targets: boxes (M, 4) as left, top, right,
-        bottom, labels (M,), of Mask R-CNN masks (M, H, W).
+        a list of float images (3, H, W) in 0..1, outside of training also uint8 or `Picture`, and in training a list
+        of targets: boxes (M, 4) as left, top, right, bottom, labels (M,), of Mask R-CNN masks (M, H, W).
 
     Raises:
         UserError: no classes, or images that are not such a list.
@@ -90,17 +91,26 @@ class Detector(OnMaps, nn.Module):
 
     def forward(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None) -> Any:
         """Losses by name in training, else detections of each image."""
-        if isinstance(images, Tensor) or any(image.dim() != 3 or image.shape[0] != 3 for image in images):
+        found = self._run(images, targets)
+        return found if self.training else [with_dense_masks(one) for one in found]
+
+    def find(self, images: Sequence[Any]) -> list[dict[str, Any]]:
+        """Detections of each image, with masks as `PlacedMasks`."""
+        return self._run(images, None)
+
+    def _run(self, images: Sequence[Any], targets: Sequence[Target] | None) -> Any:
+        if isinstance(images, Tensor) or any(len(image.shape) != 3 or image.shape[0] != 3 for image in images):
             raise UserError("a detector takes a list of images (3, height, width)")
         if self.training and targets is None:
             raise UserError("a detector in training needs targets; call eval() for detections")
-        kind = images[0].device.type
+        device = self.net.transform.device = next(self.parameters()).device
+        kind = device.type
         self.net.backbone.half_type = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         with torch.autocast(kind, enabled=False):
             if self.training:
                 assert targets is not None
                 return self.net(list(images), [self._inside(target) for target in targets])
-            return [self._outside(found) for found in self.net(list(images))]
+            return [self._outside(found, image) for found, image in zip(self.net(list(images)), images, strict=True)]
 
     def _inside(self, target: Target) -> dict[str, Tensor]:
         kept = ("boxes", "labels", "masks") if self.kind == "mask-rcnn" else ("boxes", "labels")
@@ -110,9 +120,11 @@ class Detector(OnMaps, nn.Module):
             inside["masks"] = inside["masks"].to(torch.uint8)
         return inside
 
-    def _outside(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _outside(self, found: dict[str, Tensor], image: Any) -> dict[str, Any]:
         found = {**found, "labels": found["labels"] - self.background}
-        return {**found, "masks": found["masks"][:, 0] > 0.5} if "masks" in found else found
+        if "masks" not in found:
+            return found
+        return {**found, "masks": place_masks(found["masks"], found["boxes"], (image.shape[1], image.shape[2]))}
 
     @property
     def feature_info(self) -> list[dict[str, Any]]:  # pyrefly: ignore[bad-override]

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torchvision.models.detection import FasterRCNN, MaskRCNN, RetinaNet
+from torchvision.models.detection import FasterRCNN, MaskRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
@@ -16,6 +16,8 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP
 
 from tokenmix.errors import UserError
 from tokenmix.tasks.detection.models.backbones import Backbone
+from tokenmix.tasks.detection.models.matching import BlockMatcher, BlockRetinaNet, BlockRoIHeads, Pairs
+from tokenmix.tasks.detection.models.pictures import PictureTransform
 
 Kind = Literal["retinanet", "faster-rcnn", "mask-rcnn"]
 RATIOS = (0.5, 1.0, 2.0)
@@ -134,40 +136,61 @@ def build_network(
     """
     with torch.device(device or torch.get_default_device()):
         pyramid, anchors = Pyramid(body, sizes), AnchorGenerator(sizes.sides(), (RATIOS,) * len(sizes.anchors))
+        net: Any
         if kind == "retinanet":
-            return RetinaNet(
+            net = BlockRetinaNet(
                 pyramid,
                 num_classes,
                 anchor_generator=anchors,
+                proposal_matcher=BlockMatcher(0.5, 0.4, True),
                 score_thresh=answers.score,
                 nms_thresh=answers.nms,
                 detections_per_img=answers.detections,
                 **resize,
             )
-        levels, (training, testing) = [str(i) for i in range(len(body.widths))], sizes.proposals
-        shared = {
-            "rpn_anchor_generator": anchors,
-            "rpn_head": RPNHead(sizes.width, anchors.num_anchors_per_location()[0]),
-            "rpn_pre_nms_top_n_train": training,
-            "rpn_post_nms_top_n_train": training,
-            "rpn_pre_nms_top_n_test": testing,
-            "rpn_post_nms_top_n_test": testing,
-            "rpn_batch_size_per_image": sizes.anchors_learnt,
-            "box_roi_pool": MultiScaleRoIAlign(levels, 7, 2),
-            "box_head": TwoMLPHead(sizes.width * 49, sizes.hidden),
-            "box_predictor": FastRCNNPredictor(sizes.hidden, num_classes + 1),
-            "box_score_thresh": answers.score,
-            "box_nms_thresh": answers.nms,
-            "box_detections_per_img": answers.detections,
-            "box_batch_size_per_image": sizes.boxes_learnt,
-            **resize,
-        }
-        if kind == "faster-rcnn":
-            return FasterRCNN(pyramid, **shared)
-        return MaskRCNN(
-            pyramid,
-            **shared,
-            mask_roi_pool=MultiScaleRoIAlign(levels, 14, 2),
-            mask_head=MaskRCNNHeads(sizes.width, list(sizes.mask), 1),
-            mask_predictor=MaskRCNNPredictor(sizes.mask[-1], sizes.mask[-1], num_classes + 1),
-        )
+        else:
+            net = _two_stages(kind, pyramid, anchors, sizes, num_classes, answers, resize)
+            # torchvision's constructors make these themselves.
+            net.roi_heads.__class__, net.rpn.proposal_matcher.__class__ = BlockRoIHeads, BlockMatcher
+            net.rpn.box_similarity = Pairs
+        net.transform.__class__ = PictureTransform
+    return net
+
+
+def _two_stages(
+    kind: Kind,
+    pyramid: Pyramid,
+    anchors: AnchorGenerator,
+    sizes: HeadSizes,
+    num_classes: int,
+    answers: Answers,
+    resize: dict[str, Any],
+) -> Any:
+    """Faster R-CNN or Mask R-CNN."""
+    levels, (training, testing) = [str(i) for i in range(len(pyramid.body.widths))], sizes.proposals
+    shared = {
+        "rpn_anchor_generator": anchors,
+        "rpn_head": RPNHead(sizes.width, anchors.num_anchors_per_location()[0]),
+        "rpn_pre_nms_top_n_train": training,
+        "rpn_post_nms_top_n_train": training,
+        "rpn_pre_nms_top_n_test": testing,
+        "rpn_post_nms_top_n_test": testing,
+        "rpn_batch_size_per_image": sizes.anchors_learnt,
+        "box_roi_pool": MultiScaleRoIAlign(levels, 7, 2),
+        "box_head": TwoMLPHead(sizes.width * 49, sizes.hidden),
+        "box_predictor": FastRCNNPredictor(sizes.hidden, num_classes + 1),
+        "box_score_thresh": answers.score,
+        "box_nms_thresh": answers.nms,
+        "box_detections_per_img": answers.detections,
+        "box_batch_size_per_image": sizes.boxes_learnt,
+        **resize,
+    }
+    if kind == "faster-rcnn":
+        return FasterRCNN(pyramid, **shared)
+    return MaskRCNN(
+        pyramid,
+        **shared,
+        mask_roi_pool=MultiScaleRoIAlign(levels, 14, 2),
+        mask_head=MaskRCNNHeads(sizes.width, list(sizes.mask), 1),
+        mask_predictor=MaskRCNNPredictor(sizes.mask[-1], sizes.mask[-1], num_classes + 1),
+    )
