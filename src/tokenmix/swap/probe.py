@@ -82,7 +82,7 @@ def probe_model(
         for module, adapter in attentions:
             calls = probe.calls.setdefault(id(module), [])
             stack.enter_context(watch_calls(module, calls, _observer(module, adapter)))
-        own = next((p.device for p in model.parameters()), META)
+        own, note = next((p.device for p in model.parameters()), META), ""
         for device in dict.fromkeys((META, own)):
             for calls in probe.calls.values():
                 calls.clear()

@@ -276,8 +276,8 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
         """Set `part_weight` under Lightning's Trainer, over its processes; our own loop sets it for whole steps."""
         own = self.count(batch)
         if own is not None:
-            mean = self.all_gather(torch.tensor(float(own), device=self.device)).mean()
-            self.part_weight = own / max(1.0, float(mean))
+            counts: Any = self.all_gather(torch.tensor(float(own), device=self.device))
+            self.part_weight = own / max(1.0, float(counts.mean()))
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log `logs` under Lightning's Trainer; our own loop records them itself."""
