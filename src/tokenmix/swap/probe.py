@@ -9,7 +9,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -87,8 +87,7 @@ def probe_model(
             for calls in probe.calls.values():
                 calls.clear()
             try:
-                probe.macs, probe.device = model_macs(model, example, device), device
-                return probe
+                return replace(probe, macs=model_macs(model, example, device), device=device)
             except Exception as error:  # whatever a stranger's forward pass may raise
                 note = f"its forward pass on the example fails with {one_line(error)}"
     return Probe(note=note)
