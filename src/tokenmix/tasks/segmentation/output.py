@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from tokenmix.data.scenes.coco import encode_mask
-from tokenmix.files import replace_file, replacing
+from tokenmix.files import replacing, write_json
 from tokenmix.tasks.images import Picture
 
 VEIL = 0.5
@@ -75,5 +75,5 @@ def write_answer(
     shown = [label for label, count in enumerate(pixel_counts(classes, len(names))) if count]
     colors = {names[label]: "#{:02x}{:02x}{:02x}".format(*palette[label]) for label in shown}
     told = {**answer, "colors": colors, "masks": run_lengths(classes, names)}
-    replace_file(files[2], (json.dumps(told, indent=1) + "\n").encode())
+    write_json(files[2], told)
     return [str(file) for file in files]
