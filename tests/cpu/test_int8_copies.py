@@ -1,6 +1,7 @@
 """int8 copies of models: how near they are, what they depend on, to a file and back, and refusals."""
 
 import copy
+import os
 from pathlib import Path
 
 import pytest
@@ -55,11 +56,8 @@ def test_an_answer_does_not_depend_on_the_batch(name: str) -> None:
     with torch.no_grad():
         together = eight(torch.cat([images, 100 * images]))[:5]
         alone = torch.cat([eight(image[None]) for image in images])
-    apart = (together - alone).abs().amax(1)
-    # A float32 convolution of another batch size may add in another order, which moves a number that is half-way
-    # between two steps; ranges of the batch, which 100 * images would stretch, would move every answer by more.
-    assert (apart < 1e-4).sum() >= 4
-    assert apart.max() < 0.01 * alone.abs().max()
+    # Only the head, a product in float32 after the last 8 bits, may add in another order.
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("act", [None, "none", "tanh"])
@@ -165,6 +163,12 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
         load_quantized(model, tmp_path / "plain.safetensors")
     with pytest.raises(UserError, match="cannot read"):
         load_quantized(model, tmp_path / "missing.safetensors")
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    with pytest.raises(UserError, match="a pipe"):
+        load_quantized(model, tmp_path / "pipe.safetensors")
+    (tmp_path / "torn.safetensors").write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(UserError, match=r"cannot read .*; give a file"):
+        load_quantized(model, tmp_path / "torn.safetensors")
 
 
 def test_a_layer_used_twice_stays_one_layer() -> None:

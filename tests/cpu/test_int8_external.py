@@ -66,8 +66,8 @@ def test_the_map_in_8_bits_is_the_map() -> None:
     eight = _eight(_layer("multi-head"), _tokens())
     inputs = eight.scores.quantize(_tokens())
     written = eight._normalize(eight.scores.multiply(inputs), None)
-    quick, slow = eight._shares(inputs), eight.values.quantize(written.transpose(1, 2).flatten(2))
-    assert quick is not None
+    (quick, fits), slow = eight._shares(inputs), eight.values.quantize(written.transpose(1, 2).flatten(2))
+    assert fits.all()
     assert (quick.int() - slow.int()).abs().max() <= 1
     assert (quick == slow).float().mean() > 0.99
     assert quick.max() == 255
@@ -81,11 +81,23 @@ def test_logits_beyond_the_exponentials_of_float32(scale: float) -> None:
         layer.query.bias.copy_(scale * layer.memory.key_memory.sum(0).repeat(6))
     x = _tokens()
     eight = _eight(layer, x)
-    assert eight._shares(eight.scores.quantize(x)) is None, "the sums fit, so this tests nothing"
+    assert not eight._shares(eight.scores.quantize(x))[1].any(), "the sums fit, so this tests nothing"
     assert eight(x).isfinite().all()
     # So steep a map is 0 or 1 nearly everywhere: 8 bits of the logits move where, not by how much.
     near = (eight(x) - layer(x)).abs() < 0.05 * layer(x).abs().max()
     assert near.float().mean() > 0.7
+
+
+def test_a_sample_beyond_the_exponentials_leaves_the_others_alone() -> None:
+    x = _tokens()
+    steep = torch.cat([x, 200.0 * x])
+    eight = _eight(_layer("multi-head"), steep)
+    fits = eight._shares(eight.scores.quantize(steep))[1]
+    assert fits[:3].all(), "no sample fits, so this tests nothing"
+    assert not fits[3:].any(), "all samples fit, so this tests nothing"
+    together = eight(steep)
+    assert torch.equal(together[:3], eight(x))
+    assert torch.equal(together[3:], eight(steep[3:]))
 
 
 def test_masked_tokens_come_out_0_and_count_for_nothing() -> None:

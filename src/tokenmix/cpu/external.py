@@ -99,7 +99,7 @@ class FoldedExternalAttention(Mixer):
             heads = shares.unflatten(-1, (self.heads, -1))
             rows = heads.sum(-1, keepdim=True)
             heads /= rows
-            if not (_in_range(columns, 0.5) and _in_range(rows, 0.25)):
+            if not (_in_range(columns, 0.5) & _in_range(rows, 0.25)).all():
                 return None
             made.copy_(self.values(shares))
         return out
@@ -129,14 +129,22 @@ class Int8ExternalAttention(FoldedExternalAttention):
             return torch.zeros_like(x)
         kept = zero_masked(x, mask)
         inputs = self.scores.quantize(kept)
-        shares = self._shares(inputs) if mask is None else None
-        if shares is None:
-            found = self._normalize(self.scores.multiply(inputs), mask)
-            shares = self.values.quantize(found.transpose(1, 2).flatten(2))
+        if mask is None:
+            shares, fits = self._shares(inputs)
+            # Sample by sample: the two ways round differently, and none may decide for the others.
+            if not fits.all():
+                shares[~fits] = self._shifted_shares(inputs[~fits], None)
+        else:
+            shares = self._shifted_shares(inputs, mask)
         return zero_masked(_not_a_number_where(kept, self.values.multiply(shares)), mask)
 
-    def _shares(self, inputs: Tensor) -> Tensor | None:
-        """The map in 8 bits, (B, N, heads S), without shifts; None where a sum nears the ends of the number range."""
+    def _shifted_shares(self, inputs: Tensor, mask: Tensor | None) -> Tensor:
+        """The map in 8 bits, (B, N, heads S), for logits of any size."""
+        found = self._normalize(self.scores.multiply(inputs), mask)
+        return self.values.quantize(found.transpose(1, 2).flatten(2))
+
+    def _shares(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The map in 8 bits, (B, N, heads S), without shifts, and the samples (B) whose sums float32 holds."""
         wide = self.heads * self.num_slots
         made = torch.empty(*inputs.shape[:-1], wide, dtype=torch.uint8)
         columns, rows = torch.empty(inputs.shape[0], 1, wide), torch.empty(*inputs.shape[:-1], self.heads)
@@ -149,7 +157,7 @@ class Int8ExternalAttention(FoldedExternalAttention):
             torch.sum(heads, -1, out=row)
             heads *= (1.0 / self.values.step / row).unsqueeze(-1)
             into.copy_(shares.add_(0.5).clamp_max_(255.0).to(torch.int16))
-        return made if _in_range(columns, 0.5) and _in_range(rows, 0.25) else None
+        return made, _in_range(columns, 0.5) & _in_range(rows, 0.25)
 
 
 def make_external(dtype: Dtype, dim: int, *, heads: int, num_slots: int) -> FoldedExternalAttention:
@@ -218,7 +226,7 @@ def _not_a_number_where(x: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-def _in_range(sums: Tensor, power: float) -> bool:
-    """Whether all sums of exponentials are far from the ends of the number range."""
-    low, high = torch.aminmax(sums)
-    return bool(low > torch.finfo(sums.dtype).tiny ** power and high.isfinite())
+def _in_range(sums: Tensor, power: float) -> Tensor:
+    """Whether all sums of exponentials of a sample are far from the ends of the number range, (B)."""
+    low, high = torch.aminmax(sums.flatten(1), dim=1)
+    return (low > torch.finfo(sums.dtype).tiny ** power) & high.isfinite()

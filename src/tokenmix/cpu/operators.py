@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from tokenmix.errors import UserError
 
@@ -58,6 +59,17 @@ def pack_linear(weight: Tensor, rows: int) -> Tensor:
 def fused_linear(x: Tensor, packed: Tensor, bias: Tensor | None, act: Activation) -> Tensor:
     """act(x W^T + b) in one kernel, for a weight of `pack_linear`."""
     return torch.ops.mkldnn._linear_pointwise(x, packed, bias, *_FUSED[act])
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
+    """A float32 convolution (B, C, H, W) to (B, E, H', W') whose sums are added in one order at any batch size.
+
+    F.conv2d sends one small image to PyTorch's own kernel and several to oneDNN. The two round differently, so that a
+    number between two 8-bit steps may go either way.
+    """
+    if not torch.backends.mkldnn.is_available() or torch.compiler.is_compiling():
+        return F.conv2d(x, weight, bias, stride, padding)
+    return torch.mkldnn_convolution(x, weight, bias, (padding, padding), (stride, stride), (1, 1), 1)
 
 
 @functools.cache

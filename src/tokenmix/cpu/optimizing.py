@@ -16,7 +16,7 @@ from tokenmix.cpu.layers import Int8Linear
 from tokenmix.cpu.operators import Dtype, require_operators
 from tokenmix.cpu.planning import fill, install, kind_of, observe, plan_copy, plan_of
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.files import check_regular, replacing
+from tokenmix.files import check_regular, replacing, user_path
 
 TOLERANCES: dict[Dtype, float] = {"float32": 1e-3, "bfloat16": 0.1, "int8": 0.5}
 """How far a copy's outputs on the first batch may be from the original's: norm of the difference over theirs.
@@ -144,10 +144,10 @@ def save_quantized(model: nn.Module, path: Path | str) -> None:
     # A layer used twice has its tensors twice, and the format allows none to share memory.
     tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in model.state_dict().items()}
     try:
-        with replacing(Path(path)) as partial:
+        with replacing(user_path(path)) as partial:
             save_file(tensors, partial, metadata={_KEY: json.dumps(plan_of(model))})
     except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot write {path}: {_first(error)}") from None
+        raise UserError(f"cannot write {path}: {_first(error)}; give another path") from None
 
 
 def load_quantized(model: nn.Module, path: Path | str) -> nn.Module:
@@ -156,13 +156,16 @@ def load_quantized(model: nn.Module, path: Path | str) -> nn.Module:
     Raises:
         UserError: not such a file, or one of another architecture.
     """
+    path = user_path(path)
     try:
-        with safe_open(check_regular(Path(path)), framework="pt") as file:
+        with safe_open(check_regular(path), framework="pt") as file:
             plan = json.loads((file.metadata() or {}).get(_KEY, "null"))
     except UserError:
         raise
     except (OSError, SafetensorError, ValueError, RecursionError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
+        raise UserError(
+            f"cannot read {path}: {_first(error)}; give a file that tokenmix.cpu.save_quantized wrote"
+        ) from None
     if plan is None:
         raise UserError(f"{path} holds no int8 model; write one with tokenmix.cpu.save_quantized(model8, path)")
     _check_optimizable(model, "int8")
@@ -171,7 +174,9 @@ def load_quantized(model: nn.Module, path: Path | str) -> nn.Module:
         install(result, plan, "int8")
         result.load_state_dict(load_file(str(path)))
     except (AttributeError, RuntimeError, AssertionError) as error:
-        raise UserError(f"{path} has another architecture than {type(model).__name__}: {_first(error)}") from None
+        raise UserError(
+            f"{path} has another architecture than {type(model).__name__}: {_first(error)}; give its own model"
+        ) from None
     return result
 
 

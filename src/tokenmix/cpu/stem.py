@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from tokenmix.cpu.external import fold_keys, fold_values, linear_map, make_external
 from tokenmix.cpu.fused import FusedLinear, make_linear
 from tokenmix.cpu.layers import Int8Linear, Range, check_unfollowed, outside_graphs, samples_at_a_time
-from tokenmix.cpu.operators import Dtype
+from tokenmix.cpu.operators import Dtype, convolve
 from tokenmix.models.eamlp import Split, StemAttention, T2TStem
 from tokenmix.models.stems import Stem
 
@@ -67,7 +67,7 @@ class FoldedStemAttention(nn.Module):
         """h (B, N, dim)."""
         _, stride, padding = self.split
         # With the channels last, a pixel's features are a token without a copy.
-        found = F.conv2d(x.contiguous(memory_format=torch.channels_last), self.weight, None, stride, padding)
+        found = convolve(x.contiguous(memory_format=torch.channels_last), self.weight, None, stride, padding)
         return found.permute(0, 2, 3, 1).flatten(1, 2).mul_(_inverse_deviation(x, self.split, self.eps)).add_(self.bias)
 
     def macs(self, num_tokens: int) -> int:
@@ -117,7 +117,7 @@ class FoldedT2TStem(T2TStem):
             x = attention(x).transpose(1, 2).unflatten(2, grid)
         kernel, stride, padding = self.splits[-1]
         weight = self.project.weight.unflatten(1, (-1, kernel, kernel))
-        return F.conv2d(x, weight, self.project.bias, stride, padding).flatten(2).transpose(1, 2)
+        return convolve(x, weight, self.project.bias, stride, padding).flatten(2).transpose(1, 2)
 
 
 def _inverse_deviation(x: Tensor, split: Split, eps: float) -> Tensor:
