@@ -68,7 +68,8 @@ def missing_extra(what: str, error: ModuleNotFoundError) -> MissingExtra | None:
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a name that is in no table, with the nearest names that are."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+    # Where one name is near, those that are far from it would only distract.
+    near = next(filter(None, (difflib.get_close_matches(name, names, n=3, cutoff=c) for c in (0.8, 0.6, 0.45))), [])
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
     return UserError(f"unknown {kind} {name!r}; {hint}")
 

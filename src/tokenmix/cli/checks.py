@@ -77,7 +77,9 @@ def check_files(words: Iterable[str]) -> None:
 
 def check_target(target: str) -> None:
     """Raise `UserError` unless the target is a run folder that can be read, or a model of ours."""
-    if Path(target).is_dir():
-        read_config(Path(target))
+    if user_path(target).is_dir():
+        read_config(user_path(target))
     elif target not in MODELS:
-        raise UserError(f"{target!r} is neither a run folder nor a model; models: {', '.join(list_models())}")
+        raise UserError(
+            f"{target!r} is neither a run folder nor a model; give a run folder or one of {', '.join(list_models())}"
+        )

@@ -9,7 +9,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from tokenmix.cli.checks import check_mixers, check_models
 from tokenmix.errors import UserError
-from tokenmix.files import to_json
+from tokenmix.files import to_json, user_path
 from tokenmix.registry import import_object
 from tokenmix.train.config import ModelConfig
 from tokenmix.train.words import Numbers, Pairs
@@ -21,7 +21,7 @@ ModelName = Annotated[Positional[str], tyro.conf.arg(metavar="MODEL")]
 def _size(args: list[str]) -> int | tuple[int, int]:
     sides = args[0].lower().replace("x", ",").split(",")
     if len(sides) > 2 or not all(side.strip().isdecimal() for side in sides):
-        raise ValueError(f"{args[0]!r} is not a size in pixels: give a side, or height x width as in 224x160")
+        raise ValueError(f"{args[0]!r} is not a size in pixels; give a side, or height x width as in 224x160")
     height, width = int(sides[0]), int(sides[-1])
     return height if len(sides) == 1 else (height, width)
 
@@ -138,7 +138,7 @@ class Swap:
 
     def run(self) -> None:
         check_mixers([self.to])
-        if not Path(self.model).is_dir():
+        if not user_path(self.model).is_dir():
             check_models([self.model])
         from tokenmix.cli.swap import load_model
         from tokenmix.swap import swap_attention

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
@@ -11,6 +12,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from tokenmix.cli.errors import one_line_errors
 from tokenmix.cli.examples import EXAMPLES
 from tokenmix.errors import unknown_name
+from tokenmix.files import user_path
 from tokenmix.train.schema import Document
 
 T = TypeVar("T")
@@ -38,6 +40,20 @@ def _none(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[None] | None:
     )
 
 
+@WORDS.primitive_rule
+def _path(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Path] | None:
+    """A path with `~` expanded."""
+    if info.type is not Path:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="PATH",
+        instance_from_str=lambda args: user_path(args[0]),
+        is_instance=lambda x: isinstance(x, Path),
+        str_from_instance=lambda x: [str(x)],
+    )
+
+
 def parse_into(kind: type[T], prog: str, args: Sequence[str], default: T | None = None, about: str = "") -> T:
     """An instance of the dataclass from the words after its verb; options that are not given are those of `default`.
 
@@ -46,7 +62,7 @@ def parse_into(kind: type[T], prog: str, args: Sequence[str], default: T | None 
     """
     given: dict[str, Any] = {} if default is None else {"default": default}
     unknown = default.unknown_option if isinstance(default, Document) else UNKNOWN_OPTION
-    with one_line_errors(_options(kind if default is None else default), unknown):
+    with one_line_errors(_options(kind if default is None else default), unknown, args):
         return tyro.cli(
             kind, prog=prog, description=_described(prog, about or kind.__doc__ or ""), args=list(args), config=STYLE,
             registry=WORDS, **given,
@@ -61,7 +77,7 @@ def _described(prog: str, about: str) -> str:
 
 def parse_known(kind: type[T], prog: str, args: Sequence[str]) -> T:
     """The same from only those words that the dataclass has options for."""
-    with one_line_errors(_options(kind), UNKNOWN_OPTION):
+    with one_line_errors(_options(kind), UNKNOWN_OPTION, args):
         return tyro.cli(
             kind, prog=prog, args=list(args), config=STYLE, registry=WORDS, return_unknown_args=True, add_help=False
         )[0]

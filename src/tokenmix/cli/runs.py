@@ -8,10 +8,12 @@ from typing import Annotated, Any, Literal, Self
 import tyro
 
 from tokenmix.cli.checks import check_data, check_files, check_mixers, check_target
+from tokenmix.cli.errors import stray
 from tokenmix.cli.parsing import parse_into, parse_known
 from tokenmix.data.lookup import data_sets
 from tokenmix.errors import UserError, printable
-from tokenmix.files import read_json, to_json
+from tokenmix.files import read_json, to_json, user_path
+from tokenmix.registry import TASKS
 from tokenmix.tasks.fitting import check_model_name
 from tokenmix.train.config import CompareConfig, TrainConfig
 from tokenmix.train.recipes import merge_kwargs
@@ -37,6 +39,8 @@ class Train:
         base = base_config(task, source.recipe, source.resume, None if source.model else source.init_from)
         given = parse_into(TrainConfig, prog, args, base, cls.__doc__ or "")
         if given.task not in (base.task, task):
+            if given.task not in TASKS:
+                raise stray(given.task, args)
             raise UserError(f"the task comes first: {prog} {given.task} ..., got it after other options")
         given.options.check_given(word[2:].partition("=")[0].replace("-", "_") for word in args)
         return cls(merge_kwargs(base, given))
@@ -105,7 +109,7 @@ class RunCommand:
         missing = {
             field.name: tyro.MISSING for field in fields(cls) if field.default is field.default_factory is MISSING
         }
-        default = cls(**missing, options=read_config(Path(words[0])).options.for_evaluation())
+        default = cls(**missing, options=read_config(user_path(words[0])).options.for_evaluation())
         return parse_into(cls, prog, args, default)
 
 

@@ -1,12 +1,11 @@
 """The model of `tokenmix swap`, by a name or a run folder."""
 
-from pathlib import Path
-
 import timm
 import torch
 from torch import nn
 
 from tokenmix.errors import UserError, unknown_name
+from tokenmix.files import user_path
 from tokenmix.models.registry import create_model, create_on_meta
 from tokenmix.registry import MODELS, get_task, list_models
 
@@ -17,12 +16,13 @@ def load_model(target: str, img_size: int | None) -> nn.Module:
     Raises:
         UserError: there is none, its mixer is one of its arguments, or it has no image size to choose.
     """
-    if Path(target).is_dir():
+    folder = user_path(target)
+    if folder.is_dir():
         if img_size is not None:
             raise UserError(f"{target} is a run with a fixed image size; omit --img-size")
         from tokenmix.train.load import load_run
 
-        return load_run(Path(target))[0]
+        return load_run(folder)[0]
     size = {} if img_size is None else {"img_size": img_size}
     if target in MODELS:
         _check_swappable(target)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from tokenmix.errors import UserError
-from tokenmix.files import make_folder, write_json
+from tokenmix.files import make_folder, user_path, write_json
 from tokenmix.inspect.maps import attention_maps
 from tokenmix.inspect.numbers import map_numbers
 from tokenmix.inspect.pictures import draw_depth, draw_tiles
@@ -34,8 +34,8 @@ def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
     Raises:
         UserError: neither a run folder nor a model; an image that cannot be read; a model without token mixers.
     """
-    if Path(target).is_dir():
-        task, config, description = load_task(Path(target))
+    if user_path(target).is_dir():
+        task, config, description = load_task(user_path(target))
         kind, trained = type(task), True
         _check_looks(target, config.task, kind)
         if kind.looks_at == "text":
@@ -48,7 +48,7 @@ def inspect_run(target: str | Path, file: str | Path | None, out: Path) -> Path:
         kind, model, description, trained = _load_target(target)
     if file is None:
         raise UserError(f"{target} needs an image; give one")
-    file = Path(file)
+    file = user_path(file)
     shown, images = kind.view(model, file, description)
     maps = attention_maps(model, images)
     numbers = map_numbers(maps)

@@ -12,7 +12,7 @@ import tyro
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.registry import TASKS, load_object
 from tokenmix.train.schema import Document, Part, Range
-from tokenmix.train.words import Names, Needed, Numbers, Pairs
+from tokenmix.train.words import Folders, Names, Needed, Numbers, Pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,7 +319,7 @@ class CompareConfig(Document):
     Each size, and each data set of several after --data, separated by commas, has a report of its own."""
     only: Names = ()
     """Train only these runs, separated by commas, such as self-seed0 or '*-seed0', and report on the finished ones."""
-    merge: Annotated[tuple[Path, ...] | None, tyro.conf.arg(metavar="FOLDER ...")] = None
+    merge: Folders = None
     """Train nothing: copy the runs of these folders of comparisons with equal settings to --out, and report on them."""
     out: Path | None = None
     """Folder of the report; runs/compare-DATA if not given."""

@@ -45,6 +45,7 @@ from tokenmix.files import (
     read_json,
     remove_partial,
     to_json,
+    user_path,
     write_json,
 )
 from tokenmix.layers.base import count_parameters
@@ -340,9 +341,9 @@ def _prepare(config: TrainConfig, start: Path | None = None) -> Session:
 
 def _load_teacher(task: DistillingTask) -> DistillingTask:
     name, kind = task.options.teacher, type(task)
-    if not Path(name).is_dir():
+    if not user_path(name).is_dir():
         return kind.named_teacher(name, task.config, task.data)
-    teacher = load_task(Path(name))[0]
+    teacher = load_task(user_path(name))[0]
     if not isinstance(teacher, kind):
         raise UserError(f"the teacher {name} is a run of {teacher.config.task}; give one of {task.config.task}")
     return teacher

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from tokenmix.errors import UserError, unknown_name
+from tokenmix.files import user_path
 
 WORDS: dict[type, str] = {
     int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path", dict: "a table",
@@ -88,8 +89,8 @@ def _plain(wanted: type, value: Any, name: str) -> Any:
     number = isinstance(value, int) and not isinstance(value, bool)
     if wanted is float and number:
         return float(value)
-    if wanted is Path and isinstance(value, str):
-        return Path(value)
+    if wanted is Path and isinstance(value, str | Path):
+        return user_path(value)
     if not isinstance(value, wanted) or (wanted is int and not number):
         raise UserError(f"{name}={value!r} must be {WORDS.get(wanted, wanted.__name__)}")
     if isinstance(value, float) and not math.isfinite(value):
@@ -106,6 +107,19 @@ def _check_range(wanted: Range, value: Any, name: str, *, optional: bool) -> Non
 @dataclass(frozen=True, kw_only=True)
 class Document:
     """A config of several parts."""
+
+    def __post_init__(self) -> None:
+        for name, hint in _hints(type(self)).items():
+            value = getattr(self, name)
+            kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+            part = Part if kind is Any else kind if isinstance(kind, type) and issubclass(kind, Part) else None
+            if part is None:
+                object.__setattr__(self, name, fitted(hint, value, name))
+            elif not isinstance(value, part):
+                raise UserError(
+                    f"{name}={value!r} is not a {part.__name__}, the part of {type(self).__name__} by this name; "
+                    f"give {type(self).__name__}().replace({name}={value!r}) for options by their names"
+                )
 
     def flat(self) -> dict[str, Any]:
         """All leaves by name."""

@@ -113,10 +113,17 @@ def _items(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
+def _first_run(comparison: Path) -> Path:
+    runs = (path.parent for path in comparison.rglob("config.json") if path.parent.parent.name == "runs")
+    return min(runs, default=comparison / "runs" / "self-seed0")
+
+
 def read_part(run: Path, name: str) -> dict[str, Any]:
     """A JSON file of a run folder; `UserError` if it is not there or damaged."""
     if not (run / name).is_file():
-        raise UserError(f"{run} is not a run folder: it has no {name}")
+        if (run / "compare.json").is_file() or (run / "grid.json").is_file():
+            raise UserError(f"{run} is a comparison, not a run; give one of its runs, such as {_first_run(run)}")
+        raise UserError(f"{run} is not a run folder: it has no {name}; give a folder that tokenmix train wrote")
     try:
         values = read_json(run / name)
     except (ValueError, RecursionError):

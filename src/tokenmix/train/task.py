@@ -21,6 +21,7 @@ from torchmetrics import MetricCollection
 
 from tokenmix.data.lookup import with_absolute_paths
 from tokenmix.errors import UserError, one_line
+from tokenmix.files import user_path
 from tokenmix.parallel import TokenParallel
 from tokenmix.train.config import TeacherOptions, TrainConfig
 from tokenmix.train.distributed import all_reduce_mean
@@ -188,9 +189,9 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
         """The config with full paths, so that its run can be used from anywhere."""
         config = config.replace(data=with_absolute_paths(config.data.data))
         teacher = config.options.teacher if isinstance(config.options, TeacherOptions) else None
-        if teacher is None or not Path(teacher).is_dir():
+        if teacher is None or not user_path(teacher).is_dir():
             return config
-        return config.replace(teacher=str(Path(teacher).absolute()))
+        return config.replace(teacher=str(user_path(teacher).absolute()))
 
     @classmethod
     def check(cls, config: TrainConfig, batch_size: int) -> None:

@@ -2,10 +2,13 @@
 
 import ast
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
+
+from tokenmix.files import user_path
 
 
 def _value(text: str) -> Any:
@@ -19,7 +22,7 @@ def _value(text: str) -> Any:
 def _pairs(args: list[str]) -> dict[str, Any]:
     bare = [arg for arg in args if "=" not in arg]
     if bare:
-        raise ValueError(f"{bare[0]!r} is not of the form name=value")
+        raise ValueError(f"{bare[0]!r} is not of the form name=value; give NAME=VALUE")
     return {key: _value(text) for key, _, text in (arg.partition("=") for arg in args)}
 
 
@@ -52,6 +55,16 @@ Pairs = Annotated[
         str_from_instance=lambda x: [f"{k}={v}" for k, v in x.items()],
     ),
     tyro.conf.arg(help_behavior_hint=lambda default: f"(default: {default or 'none'})"),
+]
+Folders = Annotated[
+    tuple[Path, ...] | None,
+    PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="FOLDER ...",
+        instance_from_str=lambda args: None if args == ["none"] else tuple(map(user_path, args)),
+        is_instance=lambda x: x is None or isinstance(x, tuple),
+        str_from_instance=lambda x: ["none"] if x is None else list(map(str, x)),
+    ),
 ]
 Needed = Annotated[
     str, tyro.conf.arg(help_behavior_hint=lambda default: "(required)" if default == "''" else f"(default: {default})")

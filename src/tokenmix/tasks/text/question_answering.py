@@ -13,6 +13,7 @@ from torchmetrics.text import SQuAD
 
 from tokenmix.data.split import hold_out
 from tokenmix.errors import UserError
+from tokenmix.files import user_path
 from tokenmix.tasks.text.data.questions import EncodedQuestions, Question, WholeQuestions, load_questions, read_squad
 from tokenmix.tasks.text.models.heads import GMLPForQuestionAnswering
 from tokenmix.tasks.text.task import Sentence, TextData, TextTask, hub_form, inputs_of, read_sentences, tokenizer_for
@@ -98,7 +99,7 @@ class QuestionAnswering(TextTask):
         asked: list[Question] = []
         for given in inputs:
             if str(given).endswith(".json"):
-                asked += read_squad(Path(given))
+                asked += read_squad(user_path(given))
             else:
                 asked += map(_question, read_sentences([given]))
         parts = _encoded(asked, self.tokenizer(), int(self.data["seq_len"]), int(self.data["doc_stride"]))

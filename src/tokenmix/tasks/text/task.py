@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from tokenmix.errors import UserError
+from tokenmix.files import user_path
 from tokenmix.tasks.fitting import check_model
 from tokenmix.tasks.text.data import Sequences, read_lines
 from tokenmix.tasks.text.models.builder import create_config, describe
@@ -237,7 +238,7 @@ def read_sentences(inputs: Sequence[str | Path]) -> list[Sentence]:
     found = []
     for given in inputs:
         if _is_file(given):
-            path = Path(given)
+            path = user_path(given)
             lines = [line.strip() for line in read_lines(path)]
             if not any(lines):
                 raise UserError(f"{path} holds no sentence; write one on each line")
@@ -251,7 +252,7 @@ def read_sentences(inputs: Sequence[str | Path]) -> list[Sentence]:
 
 def _is_file(given: str | Path) -> bool:
     try:
-        there = Path(given).is_file()
+        there = user_path(given).is_file() if len(str(given).split()) == 1 else Path(given).is_file()
     except OSError:  # longer than a name may be: a text
         there = False
     # One word with a suffix is the name of a file rather than a sentence.
