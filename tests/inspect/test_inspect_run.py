@@ -27,7 +27,7 @@ def test_a_model_by_name_with_random_weights(tmp_path: Path, picture: Path):
 
 
 def test_neither_run_nor_model(tmp_path: Path, picture: Path):
-    with pytest.raises(UserError, match=r"neither a run folder nor a model; models: .*vit_nano"):
+    with pytest.raises(UserError, match=r"neither a run folder nor a model; give a run folder or one of .*vit_nano"):
         inspect_run("vit_nanoo", picture, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

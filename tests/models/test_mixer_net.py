@@ -20,7 +20,7 @@ def net(mixer: str, **kwargs) -> MixerNet:
 def test_trains_on_one_batch(mixer):
     model = net(mixer)
     images, labels = torch.randn(8, 3, 8, 8), torch.arange(8) % 5
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for _ in range(15):
         loss = torch.nn.functional.cross_entropy(model(images), labels)
@@ -28,7 +28,7 @@ def test_trains_on_one_batch(mixer):
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert losses[-1] < 0.7 * losses[0]
+    assert losses[-1] < 0.4 * losses[0]
     assert all(p.grad is not None for p in model.parameters())
 
 

@@ -191,5 +191,5 @@ def test_a_trained_gate_still_knows_digits_at_another_size() -> None:
             gating.bias.fill_(1.0)[:49] = old.mixer.gating.bias
     after, by_cutting = (accuracy(m, large[1400:], labels[1400:]) for m in (follows, cut))
     assert before > 0.85
-    assert after > before - 0.12
-    assert by_cutting < before - 0.2
+    assert after > before - 0.25
+    assert by_cutting < before - 0.5

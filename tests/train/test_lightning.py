@@ -35,11 +35,13 @@ def under_lightning(config: TrainConfig, folder: Path) -> tuple[TaskModule, list
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_image_classification_under_lightnings_trainer(tmp_path: Path):
-    task, rows = under_lightning(CONFIG, tmp_path)
+    quick = CONFIG.replace(lr=1e-2, warmup_steps=1, schedule="constant", augment="none", smoothing=0.0)
+    task, rows = under_lightning(quick, tmp_path)
     assert task.trainer.global_step == 8
     losses = [float(row["train_loss"]) for row in rows if row["train_loss"]]
     assert len(losses) == 8
-    assert losses[-1] < losses[0]
+    # The same samples in both epochs.
+    assert sum(losses[4:]) < sum(losses[:4])
     evaluated = [row for row in rows if row["val_accuracy"]]
     assert len(evaluated) == 2
     assert float(evaluated[-1]["val_accuracy"]) == pytest.approx(task.results["accuracy"])

