@@ -35,7 +35,7 @@ def under_lightning(config: TrainConfig, folder: Path) -> tuple[TaskModule, list
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_image_classification_under_lightnings_trainer(tmp_path: Path):
-    quick = CONFIG.replace(lr=1e-2, warmup_steps=1, schedule="constant", augment="none", smoothing=0.0)
+    quick = CONFIG.replace(lr=1e-2, warmup_steps=1, augment="none", smoothing=0.0)
     task, rows = under_lightning(quick, tmp_path)
     assert task.trainer.global_step == 8
     losses = [float(row["train_loss"]) for row in rows if row["train_loss"]]
