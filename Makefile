@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: help demo test test-all fuzz bench gpu-bundle lint types docs dist clean
+.PHONY: help demo test test-all test-cpus fuzz bench gpu-bundle lint types docs dist clean
 
 help:
 	@echo "make demo      install, get real images, compare five token mixers, say where the report is"
 	@echo "make test      lint, types and the tests that take minutes"
 	@echo "make test-all  the slow tests as well"
+	@echo "make test-cpus  the tests that depend on arithmetic as CPUs with AVX2, with SSE4.2 and with two threads compute"
 	@echo "make fuzz      an hour of hostile commands and files; FUZZ_SECONDS and FUZZ_SEED change that"
 	@echo "make bench     measure speed and memory on this CPU against floors and other packages, some minutes"
 	@echo "make gpu-bundle  one archive of tests and benchmarks for a GPU machine without a network"
@@ -46,6 +47,13 @@ test: $(BIN)/.installed-test lint types
 
 test-all: $(BIN)/.installed-test lint types
 	HYPOTHESIS_PROFILE=search $(PYTEST)
+
+# PyTorch and MKL choose their kernels by the CPU; these settings make them choose those of others.
+ARITHMETIC := -m "arithmetic and not slow and not gpu"
+test-cpus: $(BIN)/.installed-test
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest $(ARITHMETIC)
+	ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(PYTEST) $(ARITHMETIC)
+	ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 $(PYTEST) $(ARITHMETIC)
 
 # Commands with hostile options, recipes, run folders and files: a minute in test-all, here an hour.
 fuzz: $(BIN)/.installed-test

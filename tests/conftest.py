@@ -1,9 +1,12 @@
 """What holds for every test."""
 
+import functools
 import gc
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -28,16 +31,60 @@ def pytest_collection() -> Iterator[None]:
     gc.enable()
 
 
+# Folders of tests whose numbers depend on the CPU.
+ARITHMETIC = {"cpu", "inspect", "kernels", "layers", "models", "ops", "swap", "tasks", "testing", "train"}
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked `one_fast`, all cases but the first are slow."""
+    """Mark the folders of arithmetic. Of a test marked `one_fast`, all cases but the first are slow."""
     seen = set()
     for item in items:
+        if item.path.relative_to(Path(__file__).parent).parts[0] in ARITHMETIC:
+            item.add_marker(pytest.mark.arithmetic)
         if item.get_closest_marker("one_fast") is not None:
             test = item.nodeid.partition("[")[0]
             if test in seen:
                 item.add_marker(pytest.mark.slow)
             seen.add(test)
+
+
+@functools.cache
+def _bf16_attention_raises() -> bool:
+    """Whether PyTorch's own attention in bfloat16 lacks a kernel: in its default capability on a CPU with AVX-512."""
+    import torch
+
+    query = torch.zeros(1, 1, 256, 64, dtype=torch.bfloat16)
+    try:
+        torch.nn.functional.scaled_dot_product_attention(query, query, query)
+    except RuntimeError:
+        return True
+    return False
+
+
+@contextmanager
+def _skipping_lack_of_kernel() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        causes = (error, error.__cause__, error.__context__)
+        if not any("pack_vnni2" in str(cause) for cause in causes) or not _bf16_attention_raises():
+            raise
+        pytest.skip("PyTorch's attention in bfloat16 has no kernel in this capability on this CPU (pack_vnni2)")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Iterator[None]:
+    """Skip where PyTorch itself fails."""
+    with _skipping_lack_of_kernel():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """Skip where PyTorch itself fails."""
+    with _skipping_lack_of_kernel():
+        return (yield)
 
 
 @pytest.fixture

@@ -6,12 +6,15 @@ what is accepted also ends.
 
 import io
 import json
+import tarfile
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow
 from hypothesis import strategies as st
 from PIL import Image
+from pyarrow import parquet
 
 HOSTILE = (
     "-1", "0", "1", "2", "0.5", "1e400", "-inf", "nan", "inf", "1e-400", "9" * 5000, "1e9", "", " ", "none", "true",
@@ -23,30 +26,41 @@ TASKS: dict[str, tuple[str, ...]] = {
     "semantic-segmentation": ("--data", "masks:data", "--model", "fpn_seg_nano", "--crop", "32"),
     "detection": ("--data", "coco:data", "--model", "retinanet_nano"),
     "instance-segmentation": ("--data", "coco:data", "--model", "mask_rcnn_nano"),
-    "image-generation": ("--data", "digits", "--model", "sagan_nano"),
+    "image-generation": ("--data", "digits", "--model", "sagan_nano", "--img-size", "32"),
     "point-classification": ("--data", "clouds:data", "--model", "pct_cls_nano", "--num-points", "64"),
     "point-segmentation": ("--data", "clouds:data", "--model", "pct_part_nano", "--num-points", "64"),
     "masked-lm": ("--data", "text:data", "--model", "gmlp_text_nano", "--seq-len", "16"),
     "text-classification": ("--data", "csv:data.csv#text,label", "--model", "gmlp_text_nano", "--seq-len", "16"),
-    "question-answering": ("--data", "squad:data", "--model", "gmlp_text_nano", "--seq-len", "32"),
+    "question-answering": ("--data", "squad:data", "--model", "gmlp_text_nano", "--seq-len", "48", "--doc-stride", "8"),
 }
 BUDGET = (
     "--epochs", "1", "--max-steps", "1", "--limit", "8", "--limit-eval", "4", "--batch-size", "4", "--device", "cpu",
     "--threads", "1", "--out", "run",
 )  # fmt: skip
+COMPARISON = ("compare", "--mixers", "self", "--data", "digits", *BUDGET[:-2], "--out", "compared")
 # Options whose values would be obeyed at length; only values that are always refused are drawn for them.
 LONG = {"workers": "-1", "devices": "1000000", "num-nodes": "2", "epochs": "0", "max-steps": "0"}
 LAYOUTS: dict[str, tuple[str, ...]] = {
-    "image-classification": ("folder:data", "imagefolder:data", "wds:data/x-{000..001}.tar", "folder:/dev/zero"),
-    "semantic-segmentation": ("masks:data", "voc:data", "cityscapes:data", "ade20k:data"),
-    "detection": ("coco:data",),
+    "image-classification": ("folder:data", "wds:shards/train-{0..1}.tar,shards/val-0.tar"),
+    "semantic-segmentation": ("masks:data", "voc:voc", "cityscapes:city"),
+    "detection": ("coco:data", "voc:voc"),
     "instance-segmentation": ("coco:data",),
-    "point-classification": ("clouds:data", "modelnet:data"),
-    "point-segmentation": ("clouds:data", "shapenet-part:data"),
-    "masked-lm": ("text:data", "jsonl:data.jsonl#text", "csv:data.csv#text"),
-    "text-classification": ("csv:data.csv#text,label", "jsonl:data.jsonl#text,label", "glue:data/SST-2"),
+    "point-classification": ("clouds:data", "modelnet:meshes"),
+    "point-segmentation": ("clouds:data",),
+    "masked-lm": ("text:data", "jsonl:data.jsonl#text", "csv:data.csv#text", "parquet:data.parquet#text"),
+    "text-classification": (
+        "csv:data.csv#text,label", "jsonl:data.jsonl#text,label", "parquet:data.parquet#text,label", "glue:data/SST-2",
+    ),
     "question-answering": ("squad:data",),
+}  # fmt: skip
+"""Data that each task can be trained on."""
+MISFITS: dict[str, tuple[str, ...]] = {
+    "image-classification": ("imagefolder:data", "wds:data/x-{000..001}.tar", "folder:/dev/zero"),
+    "semantic-segmentation": ("ade20k:data", "voc:data", "cityscapes:data"),
+    "point-classification": ("modelnet:data",),
+    "point-segmentation": ("shapenet-part:data",),
 }
+"""Layouts that the data of a task are not in."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +99,7 @@ def verbs(draw: Any) -> Case:
         ("W", "W"),
         ("train", "W"), ("train", "--recipe", "W", *BUDGET), ("train", "--resume", "W", *BUDGET),
         ("train-tokenizer", "W", "--out", "t"),
+        ("train", "masked-lm", *TASKS["masked-lm"], *BUDGET, "--tokenizer", "W"), ("compare", "--merge", "W", "--out", "c"),
         ("--import", "W", "list", "mixers"), ("generate", "W"), ("info", "vit_nano", "--model-kwargs", "depth=W"),
     )  # fmt: skip
     words = draw(st.sampled_from(shapes))
@@ -123,35 +138,49 @@ def recipes(draw: Any) -> Case:
 
 @st.composite
 def run_folders(draw: Any, files: dict[str, bytes]) -> Case:
-    """A finished or a stopped run, one of whose files is damaged, gone or something else."""
-    name = draw(st.sampled_from(sorted(files)))
+    """A finished or a stopped run, or a comparison, one of whose files is damaged, gone or something else."""
+    kind = draw(st.sampled_from(("run", "run", "text", "compared")))
+    name = draw(st.sampled_from([name for name in sorted(files) if name.startswith(f"{kind}/")]))
     if name.endswith(".json") and draw(st.booleans()):
         new: bytes | None = draw(changed_json(files[name]))
     else:
         new = draw(st.one_of(st.none(), damaged(files[name])))
-    words = draw(st.sampled_from((
-        ("eval", "run"), ("train", "--resume", "run"), ("export", "run", "--out", "e.pt2"),
-        ("predict", "run", "image.png"),
-        ("inspect", "run", "image.png", "--out", "i"), ("swap", "run", "--to", "external"),
-        ("train", "image-classification", "--data", "digits", "--init-from", "run", *BUDGET[:-1], "other"),
-    )))  # fmt: skip
-    return Case(words, {"image.png": png(8, 8)}, ((name, new),))
+    shapes = {
+        "run": (
+            ("eval", "run"), ("train", "--resume", "run"), ("export", "run", "--out", "e.pt2"),
+            ("predict", "run", "image.png"),
+            ("inspect", "run", "image.png", "--out", "i"), ("swap", "run", "--to", "external"),
+            ("train", "image-classification", "--data", "digits", "--init-from", "run", *BUDGET[:-1], "other"),
+        ),
+        "text": (
+            ("eval", "text"), ("predict", "text", "the quick [MASK] fox"), ("train", "--resume", "text"),
+            ("inspect", "text", "--out", "i"),
+        ),
+        "compared": (
+            COMPARISON, ("compare", "--merge", "compared", "--out", "c"), ("eval", "compared/runs/self-seed0"),
+        ),
+    }  # fmt: skip
+    words = draw(st.sampled_from(shapes[kind]))
+    return Case(words, {"image.png": picture(8, 8)}, ((name, new),))
 
 
 @st.composite
 def data_files(draw: Any) -> Case:
     """Data of a user's, one of whose files is damaged, in its layout or in another."""
     task = draw(st.sampled_from(sorted(LAYOUTS)))
-    layout = draw(st.sampled_from(LAYOUTS[task]))
+    layout = draw(st.sampled_from(LAYOUTS[task] + MISFITS.get(task, ())))
     files = small_data(task)
     name = draw(st.sampled_from(sorted(files)))
     if name.endswith((".json", ".jsonl")) and draw(st.booleans()):
         files[name] = draw(changed_json(files[name]))
     else:
         files[name] = draw(damaged(files[name]))
-    given = TASKS[task]
-    words = ("train", task, "--data", layout, *given[2:], *BUDGET)
-    return Case(words, files)
+    return Case(training(task, layout), files)
+
+
+def training(task: str, layout: str) -> tuple[str, ...]:
+    """The words of a training on data in this layout."""
+    return ("train", task, "--data", layout, *TASKS[task][2:], *BUDGET)
 
 
 @st.composite
@@ -207,10 +236,10 @@ def small_data(task: str) -> dict[str, bytes]:
     return make.get(task, _texts if "text" in task or task in ("masked-lm", "question-answering") else _folders)(task)
 
 
-def png(height: int, width: int, mode: str = "L", value: int = 80) -> bytes:
+def picture(height: int, width: int, mode: str = "L", value: int = 80, *, kind: str = "PNG") -> bytes:
     """An image file."""
     file = io.BytesIO()
-    Image.new(mode, (width, height), value if mode in ("L", "P") else (value, 0, 255)).save(file, "PNG")
+    Image.new(mode, (width, height), value if mode in ("L", "P") else (value, 0, 255)).save(file, kind)
     return file.getvalue()
 
 
@@ -221,11 +250,29 @@ def _folders(task: str) -> dict[str, bytes]:
             for i in range(4):
                 name = f"data/{part}/{label}/{i}"
                 if task == "image-classification":
-                    files[f"{name}.png"] = png(16, 16, value=40 * i)
+                    suffix, kind = (("png", "PNG"), ("jpg", "JPEG"), ("tif", "TIFF"), ("webp", "WEBP"))[i]
+                    files[f"{name}.{suffix}"] = picture(16, 16, value=40 * i, kind=kind)
                 elif task.startswith("point"):
                     suffix = ("ply", "off", "obj", "npz", "xyz")[i] if task == "point-classification" else "npz"
                     files[f"{name}.{suffix}"] = _cloud(suffix, i)
+    if task == "image-classification":
+        files |= {f"shards/{name}.tar": _shard(name) for name in ("train-0", "train-1", "val-0")}
+    elif task == "point-classification":
+        for part in ("train", "test"):
+            for label in ("bed", "chair"):
+                files |= {f"meshes/{label}/{part}/{label}_{i}.off": _cloud("off", i) for i in range(3)}
     return files
+
+
+def _shard(name: str) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for i in range(4):
+            for suffix, data in (("png", picture(16, 16, value=40 * i)), ("cls", str(i % 2).encode())):
+                info = tarfile.TarInfo(f"{name}-{i}.{suffix}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    return file.getvalue()
 
 
 def _cloud(suffix: str, seed: int) -> bytes:
@@ -254,8 +301,28 @@ def _masks(_: str) -> dict[str, bytes]:
     files = {}
     for part in ("train", "val"):
         for i in range(4):
-            files[f"data/{part}/images/{i}.png"] = png(40, 40, "RGB", 40 * i)
-            files[f"data/{part}/masks/{i}.png"] = png(40, 40, "L", i % 2)
+            files[f"data/{part}/images/{i}.png"] = picture(40, 40, "RGB", 40 * i)
+            files[f"data/{part}/masks/{i}.png"] = picture(40, 40, "L", i % 2)
+            place = f"{part}/town/town_000000_00000{i}"
+            files[f"city/leftImg8bit/{place}_leftImg8bit.png"] = picture(40, 40, "RGB", 40 * i)
+            files[f"city/gtFine/{place}_gtFine_labelIds.png"] = picture(40, 40, "L", 7 + i % 2)
+    return files | _voc()
+
+
+def _voc() -> dict[str, bytes]:
+    """Pascal VOC with classes of pixels and boxes."""
+    root, files = "voc/VOCdevkit/VOC2012", {}
+    for part, names in (("train", "abcd"), ("val", "efgh")):
+        for kind in ("Segmentation", "Main"):
+            files[f"{root}/ImageSets/{kind}/{part}.txt"] = "\n".join(names).encode()
+        for i, name in enumerate(names):
+            files[f"{root}/JPEGImages/{name}.jpg"] = picture(64, 64, "RGB", 40 * i, kind="JPEG")
+            files[f"{root}/SegmentationClass/{name}.png"] = picture(64, 64, "P", i % 3)
+            corners = "<xmin>8</xmin><ymin>8</ymin><xmax>40</xmax><ymax>40</ymax>"
+            files[f"{root}/Annotations/{name}.xml"] = (
+                "<annotation><size><width>64</width><height>64</height><depth>3</depth></size><object><name>dog</name>"
+                f"<bndbox>{corners}</bndbox></object></annotation>"
+            ).encode()
     return files
 
 
@@ -272,13 +339,13 @@ def _scenes(_: str) -> dict[str, bytes]:
         ]  # fmt: skip
         told = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "thing"}]}
         files[f"data/annotations/instances_{part}2017.json"] = json.dumps(told).encode()
-        files |= {f"data/{part}2017/{i}.png": png(64, 64, "RGB", 60 * i) for i in range(4)}
-    return files
+        files |= {f"data/{part}2017/{i}.png": picture(64, 64, "RGB", 60 * i) for i in range(4)}
+    return files | _voc()
 
 
 def _texts(_: str) -> dict[str, bytes]:
     words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "wizards", "box"]
-    lines = [" ".join(words[(i * k) % len(words)] for k in range(1, 12)) for i in range(1, 60)]
+    lines = [" ".join(words[(i * k) % len(words)] for k in range(1, 12)) for i in range(1, 300)]
     rows = [{"text": line, "label": "ab"[i % 2]} for i, line in enumerate(lines)]
     context = " ".join(lines[:2])
     asked = [{"id": str(i), "question": "who?", "answers": [{"text": "quick", "answer_start": context.find("quick")}]}
@@ -286,6 +353,9 @@ def _texts(_: str) -> dict[str, bytes]:
     squad = json.dumps({"version": "1.1", "data": [{"title": "t", "paragraphs": [{"context": context, "qas": asked}]}]})
     files = {"data/a.txt": "\n\n".join(lines).encode(), "data/b.txt": "\n\n".join(lines[::-1]).encode()}
     files["data.csv"] = ("text,label\n" + "\n".join(f"{r['text']},{r['label']}" for r in rows)).encode()
+    table = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(rows), table)
+    files["data.parquet"] = table.getvalue()
     files["data.jsonl"] = "\n".join(json.dumps(row) for row in rows).encode()
     tsv = "sentence\tlabel\n" + "\n".join(f"{r['text']}\t{'ab'.index(r['label'])}" for r in rows)
     files |= {f"data/SST-2/{part}.tsv": tsv.encode() for part in ("train", "dev")}

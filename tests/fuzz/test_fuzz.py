@@ -27,20 +27,46 @@ NOT_DRAWN = {"task", "data", "out", "recipe", "resume", "device", "threads"}
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run, to be copied."""
+    """The folder of two finished runs, one with a tokenizer, and of a comparison, to be copied."""
     folder = tmp_path_factory.mktemp("fuzz")
+    _write(grammar.small_data("masked-lm"), folder)
     words = ("train", "image-classification", *grammar.TASKS["image-classification"], *grammar.BUDGET)
-    outcome = run_command([*words, "--max-steps", "none", "--epochs", "2", "--limit", "16"], folder)
+    for command in (
+        [*words, "--max-steps", "none", "--epochs", "2", "--limit", "16"],
+        [*grammar.training("masked-lm", "text:data")[:-1], "text"],
+        grammar.COMPARISON,
+    ):
+        outcome = run_command(command, folder)
+        assert outcome.verdict == "clean", outcome.output
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("task", "layout"),
+    [(task, words[1]) for task, words in grammar.TASKS.items()]
+    + [(task, layout) for task, layouts in grammar.LAYOUTS.items() for layout in layouts],
+)
+def test_what_is_varied_trains(task: str, layout: str, tmp_path: Path) -> None:
+    _write(grammar.small_data(task), tmp_path)
+    outcome = run_command(grammar.training(task, layout), tmp_path)
     assert outcome.verdict == "clean", outcome.output
-    return folder / "run"
 
 
-def _strategies(run: Path) -> dict[str, Any]:
+def _write(files: dict[str, bytes], folder: Path) -> None:
+    for path, data in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+
+
+def _strategies(runs: Path) -> dict[str, Any]:
     names = {
         entry.name: tuple(sorted(set(default_config(entry.name).flat()) - NOT_DRAWN)) for entry in TASKS
         if entry.name in grammar.TASKS
     }  # fmt: skip
-    files = {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    files = {
+        str(path.relative_to(runs)): path.read_bytes()
+        for name in ("run", "text", "compared") for path in (runs / name).rglob("*") if path.is_file()
+    }  # fmt: skip
     files = {name: data for name, data in files.items() if "tensorboard" not in name}
     return {
         "options": grammar.options(names), "verbs": grammar.verbs(), "recipes": grammar.recipes(),
@@ -48,22 +74,20 @@ def _strategies(run: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _try(case: grammar.Case, run: Path) -> tuple[str, str]:
+def _try(case: grammar.Case, runs: Path) -> tuple[str, str]:
     """The verdict on a case, and what failed."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for path, data in case.files.items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes(data)
-        if case.damage:
-            shutil.copytree(run, folder / "run")
+        _write(case.files, folder)
         for path, new in case.damage:
-            (folder / "run" / path).unlink()
+            run = Path(path).parts[0]
+            shutil.copytree(runs / run, folder / run)
+            (folder / path).unlink()
             if new is not None:
-                (folder / "run" / path).write_bytes(new)
-        # Where to resume, the run is not finished.
-        if "--resume" in case.words and case.damage and case.damage[0][0] != "result.json":
-            (folder / "run" / "result.json").unlink()
+                (folder / path).write_bytes(new)
+            # Where to resume, the run is not finished.
+            if "--resume" in case.words:
+                (folder / run / "result.json").unlink(missing_ok=True)
         outcome = run_command(case.words, folder)
         if outcome.verdict == "failed":
             kept = Path(tempfile.mkdtemp(prefix="tokenmix-fuzz-")) / "case"
