@@ -81,6 +81,14 @@ def test_tokens_are_near_those_of_the_stem(splits: int) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_tokens_do_not_depend_on_the_batch(count: int) -> None:
+    # Maps of 8 x 8 pixels and 64 channels: F.conv2d sends one to another kernel than several.
+    eight = to_int8(_model(num_splits=2), _images())
+    assert torch.equal(eight.stem(_images())[:count], eight.stem(_images()[:count]))
+
+
+@torch.no_grad()
 def test_another_image_size() -> None:
     model = _model()
     eight = to_int8(model, _images())

@@ -99,7 +99,8 @@ def verbs(draw: Any) -> Case:
         ("W", "W"),
         ("train", "W"), ("train", "--recipe", "W", *BUDGET), ("train", "--resume", "W", *BUDGET),
         ("train-tokenizer", "W", "--out", "t"),
-        ("train", "masked-lm", *TASKS["masked-lm"], *BUDGET, "--tokenizer", "W"), ("compare", "--merge", "W", "--out", "c"),
+        ("train", "masked-lm", *TASKS["masked-lm"], *BUDGET, "--tokenizer", "W"),
+        ("compare", "--merge", "W", "--out", "c"),
         ("--import", "W", "list", "mixers"), ("generate", "W"), ("info", "vit_nano", "--model-kwargs", "depth=W"),
     )  # fmt: skip
     words = draw(st.sampled_from(shapes))

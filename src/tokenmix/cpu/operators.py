@@ -65,8 +65,12 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, paddin
     """A float32 convolution (B, C, H, W) to (B, E, H', W') whose sums are added in one order at any batch size.
 
     F.conv2d sends one small image to PyTorch's own kernel and several to oneDNN. The two round differently, so that a
-    number between two 8-bit steps may go either way.
+    number between two 8-bit steps may go either way. So does oneDNN by the layout of x, which for one image PyTorch
+    reads from the stride of the batch, any number: x is given with its channels last and all strides plain.
     """
+    _, channels, height, width = x.shape
+    strides = (height * width * channels, 1, width * channels, channels)
+    x = x.contiguous(memory_format=torch.channels_last).as_strided(x.shape, strides)
     if not torch.backends.mkldnn.is_available() or torch.compiler.is_compiling():
         return F.conv2d(x, weight, bias, stride, padding)
     return torch.mkldnn_convolution(x, weight, bias, (padding, padding), (stride, stride), (1, 1), 1)

@@ -67,7 +67,7 @@ class FoldedStemAttention(nn.Module):
         """h (B, N, dim)."""
         _, stride, padding = self.split
         # With the channels last, a pixel's features are a token without a copy.
-        found = convolve(x.contiguous(memory_format=torch.channels_last), self.weight, None, stride, padding)
+        found = convolve(x, self.weight, None, stride, padding)
         return found.permute(0, 2, 3, 1).flatten(1, 2).mul_(_inverse_deviation(x, self.split, self.eps)).add_(self.bias)
 
     def macs(self, num_tokens: int) -> int:
