@@ -346,7 +346,7 @@ def _scenes(_: str) -> dict[str, bytes]:
 
 def _texts(_: str) -> dict[str, bytes]:
     words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "wizards", "box"]
-    lines = [" ".join(words[(i * k) % len(words)] for k in range(1, 12)) for i in range(1, 300)]
+    lines = [f"{i} " + " ".join(words[(i * k) % len(words)] for k in range(1, 12)) for i in range(1, 300)]
     rows = [{"text": line, "label": "ab"[i % 2]} for i, line in enumerate(lines)]
     context = " ".join(lines[:2])
     asked = [{"id": str(i), "question": "who?", "answers": [{"text": "quick", "answer_start": context.find("quick")}]}
