@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from tokenmix.cpu import Int8ExternalAttention, Int8Linear
 from tokenmix.cpu.external import Folding, folded
+from tokenmix.errors import UserError
 from tokenmix.layers import ExternalAttention, MultiHeadExternalAttention
 from tokenmix.ops import double_normalize
 
@@ -154,4 +155,5 @@ def test_multiply_adds_are_those_of_the_folded_products() -> None:
 def test_no_samples_and_no_tokens() -> None:
     eight = _eight(_layer("multi-head"), _tokens())
     assert eight(torch.zeros(0, 19, 24)).shape == (0, 19, 24)
-    assert eight(torch.zeros(2, 0, 24)).shape == (2, 0, 24)
+    with pytest.raises(UserError, match="at least 1 token"):
+        eight(torch.zeros(2, 0, 24))
