@@ -124,7 +124,7 @@ def test_a_run_folder_names_no_code(strange: Path, capsys, part: str, values: di
 def test_a_resumed_run_names_no_code_and_no_teacher(strange: Path, capsys) -> None:
     (strange / "result.json").unlink()
     edit(strange, "swap", swap="evil:X")
-    assert "names code, evil:X" in refused(capsys, "train", "--resume", "run")
+    assert "is not as it was when the run was started" in refused(capsys, "train", "--resume", "run")
     recipe = 'model = "mixer_nano"\nswap = "evil:X"\n[options]\nteacher = "local-dir:ld"\n'
     Path("r.toml").write_text(recipe)
     hub_folder(Path("ld"), "evil:X")

@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import inspect
 import os
 import platform
 import re
@@ -90,9 +91,13 @@ def warn_untested() -> None:
         f"{name} {found[name]} (tested: {tested})" for name, tested in TESTED.items() if newer_than(found[name], tested)
     ]
     if newer:
+        # The warning names the user's line, however deep in the package it is raised.
+        level, frame = 1, inspect.currentframe()
+        while frame is not None and frame.f_code.co_filename.startswith(str(Path(__file__).parent)):
+            level, frame = level + 1, frame.f_back
         warnings.warn(
             f"tokenmix was not tested with {', '.join(newer)}; if something fails, install the tested release",
-            stacklevel=3,
+            stacklevel=level,
         )
 
 

@@ -148,7 +148,7 @@ def test_inputs_that_are_none() -> None:
 def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     eight = to_int8(nn.Sequential(nn.Linear(16, 8)), _tokens())
     for path in (tmp_path / "missing" / "file", tmp_path):
-        with pytest.raises(UserError, match="cannot write"):
+        with pytest.raises(UserError, match=r"cannot write|is a folder"):
             save_quantized(eight, path)
 
 

@@ -74,7 +74,7 @@ for statement in {list(LACKING)!r}:
 """)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "unknown mixer 'externl'; did you mean external or external-2d or external-softmax?; if it is a model: the "
+        "unknown mixer 'externl'; did you mean external?; if it is a model: the "
         "cost of a model needs timm: pip install 'tokenmix[vision]'",
         *LACKING.values(),
     ]

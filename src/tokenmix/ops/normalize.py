@@ -76,10 +76,12 @@ def broadcast_mask(mask: Tensor, logits: Tensor) -> Tensor:
     """A token mask (B, N), or (..., N) of full rank, as one that broadcasts against the tokens (..., N) of the logits.
 
     Raises:
-        UserError: a mask that is not boolean, or of another shape.
+        UserError: a mask that is not boolean, of another shape, or on another device.
     """
     tokens = logits.shape[:-1]
     check_mask_type(mask)
+    if mask.device != logits.device:
+        raise UserError(f"all tensors must be on one device, got {logits.device}, {mask.device}; move the mask")
     full = mask
     if mask.dim() == 2 and len(tokens) > 2:
         full = mask.reshape(mask.shape[0], *[1] * (len(tokens) - 2), mask.shape[1])

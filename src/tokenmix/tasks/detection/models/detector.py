@@ -103,14 +103,20 @@ class Detector(OnMaps, nn.Module):
             raise UserError("a detector takes a list of images (3, height, width)")
         if self.training and targets is None:
             raise UserError("a detector in training needs targets; call eval() for detections")
-        device = self.net.transform.device = next(self.parameters()).device
+        transform = self.net.transform
+        device = transform.device = next(self.parameters()).device
         kind = device.type
         self.net.backbone.half_type = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         with torch.autocast(kind, enabled=False):
             if self.training:
                 assert targets is not None
                 return self.net(list(images), [self._inside(target) for target in targets])
-            return [self._outside(found, image) for found, image in zip(self.net(list(images)), images, strict=True)]
+            transform.paste = False
+            try:
+                detections = self.net(list(images))
+            finally:
+                transform.paste = True
+            return [self._outside(found, image) for found, image in zip(detections, images, strict=True)]
 
     def _inside(self, target: Target) -> dict[str, Tensor]:
         kept = ("boxes", "labels", "masks") if self.kind == "mask-rcnn" else ("boxes", "labels")

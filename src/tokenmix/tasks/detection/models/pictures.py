@@ -44,10 +44,14 @@ class PictureTransform(GeneralizedRCNNTransform):
     """torchvision's transform for images of any size.
 
     Images in 8 bits, tensors or `Picture`s, are resized before they are normalised: a large one has no copy in floats.
-    Masks stay in their boxes, see `place_masks`. `Detector` sets `device`, where those are needed, for each pass.
+    `Detector` sets `device`, where those are needed, and `paste` for each pass.
+
+    Attributes:
+        paste: masks come out in whole images, as torchvision's; False leaves them in their boxes, see `place_masks`.
     """
 
     device = torch.device("cpu")
+    paste = True
     min_size: Any
 
     def forward(self, images: list[Any], targets: Any = None) -> Any:
@@ -65,7 +69,9 @@ class PictureTransform(GeneralizedRCNNTransform):
         return ImageList(self.batch_images(seen, self.size_divisible), [(x.shape[1], x.shape[2]) for x in seen]), None
 
     def postprocess(self, result: list[Any], image_shapes: Any, original_image_sizes: Any) -> list[Any]:
-        """Boxes in the pixels of the images; masks as they are, (M, 1, 28, 28)."""
+        """Boxes in the pixels of the images; masks (M, 1, 28, 28) of boxes, or of whole images if `paste`."""
+        if self.paste:
+            return super().postprocess(result, image_shapes, original_image_sizes)
         if not self.training:
             for found, seen, size in zip(result, image_shapes, original_image_sizes, strict=True):
                 found["boxes"] = resize_boxes(found["boxes"], seen, size)
