@@ -1,4 +1,4 @@
-"""A mechanism is its layer, its row in the table, its case and its page; all four are there and agree."""
+"""A mechanism is its layer, its row in the table and its page; they are there and agree."""
 
 import inspect
 from pathlib import Path
@@ -20,9 +20,7 @@ CLASSES = {
 FILES = {name: Path(inspect.getfile(value)) for name, value in CLASSES.items()}
 
 
-def test_every_row_has_a_case_and_every_case_a_row() -> None:
-    assert list(CASES) == list(MIXERS)
-    assert {case.mixer for case in CASES.values()} == set(MIXERS)
+def test_variants_are_of_rows() -> None:
     assert not set(CASES) & set(VARIANTS)
     assert {case.mixer for case in VARIANTS.values() if isinstance(case.mixer, str)} <= set(MIXERS)
 
@@ -57,7 +55,7 @@ def test_every_row_is_built_with_defaults_and_says_what_it_can_do(name: str) -> 
     layer = create_mixer(name, 64, num_tokens=16)
     assert isinstance(layer, MIXERS[name].layer)
     assert layer.dim == 64
-    assert layer.macs(16) > 0
+    assert layer.macs(16) >= 0
     assert layer.capabilities.layout == ("2d" if type(layer).__name__.endswith("2d") else "tokens")
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tokenmix.models.registry import create_model
     from tokenmix.registry import list_models, list_tasks
     from tokenmix.swap import swap_attention
+    from tokenmix.testing.probe import probe
 
 __version__ = "0.2.0"
 
@@ -25,6 +26,7 @@ _LAZY = {
     "list_models": "tokenmix.registry",
     "list_tasks": "tokenmix.registry",
     "optimize": "tokenmix.cpu",
+    "probe": "tokenmix.testing.probe",
     "register_mixer": "tokenmix.layers.table",
     "swap_attention": "tokenmix.swap",
 }
@@ -56,6 +58,7 @@ __all__ = [
     "list_models",
     "list_tasks",
     "optimize",
+    "probe",
     "register_mixer",
     "swap_attention",
 ]

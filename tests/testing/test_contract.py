@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases import CASES, DIM, VARIANTS, builder, example
+from tokenmix.layers import MIXERS
 from tokenmix.testing import PROPERTIES, NotApplicable, PropertyFailure
 from tokenmix.testing.harness import awake, call, noise, size_like, to_tokens
 from tokenmix.testing.properties.graphs import compiled
@@ -20,7 +21,10 @@ SLOW = {(name, row) for name in {*EVERY} - CAPTURED for row in ("compile", "expo
 
 GATES = [name for name in EVERY if name.startswith("gating")]
 CAUSAL = [name for name in EVERY if name.endswith("causal")]
+WITHOUT_MAP = [name for name in CASES if MIXERS[name].layer.capabilities.map is None]
 NOT_OFFERED = {
+    *((name, row) for name in WITHOUT_MAP for row in ("map-shape", "map-rows", "map-used")),
+    ("identity", "mask-polarity"),
     *((name, "map-rows") for name in GATES),
     *((name, "equivariance") for name in CAUSAL),
     ("external-softmax", "mask-polarity"),
@@ -81,7 +85,8 @@ def test_any_mask_size_and_scale(name: str, data: st.DataObject) -> None:
     if example(EVERY[name]).dim() == 4:
         x = noise(size, DIM, data.draw(st.integers(1, 5), "height"), data.draw(st.integers(1, 5), "width")) * scale
     else:
-        x = noise(size, data.draw(st.integers(1, 16), "tokens"), DIM) * scale
+        fewest = 16 if layer.capabilities.length == "fixed" else 1  # type: ignore[union-attr]
+        x = noise(size, data.draw(st.integers(fewest, 16), "tokens"), DIM) * scale
     tokens = to_tokens(x).shape[1]
     flat = data.draw(st.lists(st.booleans(), min_size=size * tokens, max_size=size * tokens), "mask")
     mask = torch.tensor(flat).view(size, tokens)

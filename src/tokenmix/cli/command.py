@@ -13,6 +13,7 @@ from typing import Any
 from tokenmix import __version__
 from tokenmix.cli.names import Cost, Data, Doctor, Info, List, Swap
 from tokenmix.cli.parsing import parse_into, parse_verb
+from tokenmix.cli.probe import Probe
 from tokenmix.cli.runs import Compare, Eval, Export, Generate, Inspect, Predict, Train, TrainTokenizer
 from tokenmix.errors import UserError, missing_extra, printable
 from tokenmix.files import DISK_ERRORS
@@ -39,6 +40,7 @@ VERBS: dict[str, Any] = {
     "inspect": Inspect,
     "export": Export,
     "swap": Swap,
+    "probe": Probe,
     "doctor": Doctor,
     "data": Data,
     "train-tokenizer": TrainTokenizer,

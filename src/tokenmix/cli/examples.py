@@ -52,6 +52,11 @@ EXAMPLES: dict[str, tuple[str, str, str]] = {
         "tokenmix swap torchvision:vit_b_16 --to gating --where '*layer_1[01].*'",
         "tokenmix swap runs/first --to multihead-external --mixer-kwargs expansion=1",
     ),
+    "probe": (
+        "tokenmix probe external",
+        "tokenmix probe gating my_layers:MyMixer --tasks recall,shift",
+        "tokenmix probe external multihead-external --full --out probe",
+    ),
     "doctor": (
         "tokenmix doctor my_layers:MyAttention",
         "tokenmix doctor my_layers:MyAttention --dim 64 --num-tokens 50",

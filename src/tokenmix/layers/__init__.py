@@ -2,36 +2,95 @@
 
 from tokenmix.layers.attention_residual import AttentionResidual
 from tokenmix.layers.base import Capabilities, Mixer
+from tokenmix.layers.depthwise import DepthwiseConvolution, DepthwiseConvolution2d
+from tokenmix.layers.em_attention import EMAttention
 from tokenmix.layers.external import ExternalAttention, ExternalAttention2d
 from tokenmix.layers.gated_mlp import GatedMLP
+from tokenmix.layers.identity import IdentityMixer
 from tokenmix.layers.less_attention import LessAttention
+from tokenmix.layers.linear_attention import LinearAttention
 from tokenmix.layers.multihead_external import MultiHeadExternalAttention
 from tokenmix.layers.offset_attention import OffsetAttention
+from tokenmix.layers.pooling import Pooling2d
 from tokenmix.layers.sagan import SAGANAttention2d
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.layers.simplified import SimplifiedSelfAttention
 from tokenmix.layers.spatial_gating import SpatialGatingUnit
 from tokenmix.layers.table import MIXERS, MixerSpec, create_mixer, list_mixers, register_mixer
 from tokenmix.layers.tiny_attention import TinyAttention
+from tokenmix.layers.token_mlp import TokenMLP
 
 __all__ = [
     "MIXERS",
     "AttentionResidual",
     "Capabilities",
+    "DepthwiseConvolution",
+    "DepthwiseConvolution2d",
+    "EMAttention",
     "ExternalAttention",
     "ExternalAttention2d",
     "GatedMLP",
+    "IdentityMixer",
     "LessAttention",
+    "LinearAttention",
     "Mixer",
     "MixerSpec",
     "MultiHeadExternalAttention",
     "OffsetAttention",
+    "Pooling2d",
     "SAGANAttention2d",
     "SelfAttention",
     "SimplifiedSelfAttention",
     "SpatialGatingUnit",
     "TinyAttention",
+    "TokenMLP",
     "create_mixer",
     "list_mixers",
     "register_mixer",
 ]
+
+MIXERS.update(
+    {
+        "self": MixerSpec(SelfAttention, "multi-head self-attention, softmax(QK^T/sqrt(d))V"),
+        "self-double": MixerSpec(
+            SelfAttention, "self-attention with double normalisation of its N x N map", {"normalization": "double"}
+        ),
+        "simplified": MixerSpec(SimplifiedSelfAttention, "softmax(FF^T)F on the features themselves: no weights"),
+        "sagan": MixerSpec(
+            SAGANAttention2d, "SAGAN attention on (B, C, H, W): narrow q and k, pooled keys, gamma = 0 at start"
+        ),
+        "external": MixerSpec(ExternalAttention, "external attention: two learned memories of S slots, linear in N"),
+        "external-softmax": MixerSpec(
+            ExternalAttention,
+            "external attention with plain softmax over the slots: the ablation",
+            {"normalization": "softmax"},
+        ),
+        "external-2d": MixerSpec(ExternalAttention2d, "the EANet block on (B, C, H, W): convolutions, norm, residual"),
+        "multihead-external": MixerSpec(
+            MultiHeadExternalAttention, "EAMLP's multi-head external attention, memories shared by heads"
+        ),
+        "offset": MixerSpec(
+            OffsetAttention,
+            "offset attention of point clouds: x minus doubly normalised attention, norm, ReLU, residual",
+        ),
+        "gating": MixerSpec(GatedMLP, "gMLP's branch: U, GELU, spatial gating unit, V; dense n x n gate"),
+        "gating-toeplitz": MixerSpec(GatedMLP, "the same with a Toeplitz gate of 2n-1 weights", {"gate": "toeplitz"}),
+        "gating-attention": MixerSpec(
+            GatedMLP, "aMLP's branch: the gate plus one head of tiny attention", {"attention_dim": 64}
+        ),
+        "less": MixerSpec(
+            LessAttention,
+            "less-attention: scores transformed from those of the layer before",
+            leader=SelfAttention,
+            later={"scores_from": "previous"},
+        ),
+        "linear": MixerSpec(LinearAttention, "linear attention with ReLU features, Sana's form"),
+        "em": MixerSpec(EMAttention, "expectation-maximisation attention: S bases fitted to each sample, linear in N"),
+        "token-mlp": MixerSpec(TokenMLP, "MLP-Mixer's MLP over the tokens"),
+        "depthwise": MixerSpec(DepthwiseConvolution, "depthwise convolution over a sequence"),
+        "depthwise-2d": MixerSpec(DepthwiseConvolution2d, "depthwise convolution over a map"),
+        "pool": MixerSpec(Pooling2d, "PoolFormer's pooling on (B, C, H, W): no weights"),
+        "identity": MixerSpec(IdentityMixer, "no mixing: the control of comparisons"),
+    }
+)
+"""The one table of mixers."""

@@ -1,4 +1,4 @@
-"""The one table of mixers, and how one is built by name."""
+"""Mixers by name: the table, rows of the user's, and how a mixer is built."""
 
 import inspect
 from collections.abc import Mapping
@@ -7,14 +7,6 @@ from typing import Any
 
 from tokenmix.errors import UserError, one_line, unknown_name
 from tokenmix.layers.base import Capabilities, Mixer
-from tokenmix.layers.external import ExternalAttention, ExternalAttention2d
-from tokenmix.layers.gated_mlp import GatedMLP
-from tokenmix.layers.less_attention import LessAttention
-from tokenmix.layers.multihead_external import MultiHeadExternalAttention
-from tokenmix.layers.offset_attention import OffsetAttention
-from tokenmix.layers.sagan import SAGANAttention2d
-from tokenmix.layers.self_attention import SelfAttention
-from tokenmix.layers.simplified import SimplifiedSelfAttention
 from tokenmix.registry import import_object
 from tokenmix.trust import from_caller
 
@@ -38,40 +30,8 @@ class MixerSpec:
     later: Mapping[str, Any] = field(default_factory=dict)
 
 
-MIXERS: dict[str, MixerSpec] = {
-    "self": MixerSpec(SelfAttention, "multi-head self-attention, softmax(QK^T/sqrt(d))V"),
-    "self-double": MixerSpec(
-        SelfAttention, "self-attention with double normalisation of its N x N map", {"normalization": "double"}
-    ),
-    "simplified": MixerSpec(SimplifiedSelfAttention, "softmax(FF^T)F on the features themselves: no weights"),
-    "sagan": MixerSpec(
-        SAGANAttention2d, "SAGAN attention on (B, C, H, W): narrow q and k, pooled keys, gamma = 0 at start"
-    ),
-    "external": MixerSpec(ExternalAttention, "external attention: two learned memories of S slots, linear in N"),
-    "external-softmax": MixerSpec(
-        ExternalAttention,
-        "external attention with plain softmax over the slots: the ablation",
-        {"normalization": "softmax"},
-    ),
-    "external-2d": MixerSpec(ExternalAttention2d, "the EANet block on (B, C, H, W): convolutions, norm, residual"),
-    "multihead-external": MixerSpec(
-        MultiHeadExternalAttention, "EAMLP's multi-head external attention, memories shared by heads"
-    ),
-    "offset": MixerSpec(
-        OffsetAttention, "offset attention of point clouds: x minus doubly normalised attention, norm, ReLU, residual"
-    ),
-    "gating": MixerSpec(GatedMLP, "gMLP's branch: U, GELU, spatial gating unit, V; dense n x n gate"),
-    "gating-toeplitz": MixerSpec(GatedMLP, "the same with a Toeplitz gate of 2n-1 weights", {"gate": "toeplitz"}),
-    "gating-attention": MixerSpec(
-        GatedMLP, "aMLP's branch: the gate plus one head of tiny attention", {"attention_dim": 64}
-    ),
-    "less": MixerSpec(
-        LessAttention,
-        "less-attention: scores transformed from those of the layer before",
-        leader=SelfAttention,
-        later={"scores_from": "previous"},
-    ),
-}
+MIXERS: dict[str, MixerSpec] = {}
+"""The table: `tokenmix.layers` fills it where it imports the classes, `register_mixer` adds to it."""
 
 
 def list_mixers() -> list[str]:

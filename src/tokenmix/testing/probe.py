@@ -1,0 +1,406 @@
+"""`tokenmix.probe`: what a token mixer can do, measured on synthetic tasks next to self-attention and to no mixing."""
+
+import inspect
+import json
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tokenmix.errors import UserError, one_line, unknown_name
+from tokenmix.layers.base import GridMixer, Mixer, near_square
+from tokenmix.layers.table import build_mixer, get_spec
+from tokenmix.testing.harness import Builder, awake
+from tokenmix.testing.probe_tasks import TASKS, ProbeTask
+
+BASELINES = ("self", "identity")
+SOLVED = 0.95
+"""Share of the way from guessing to all right that counts as solved."""
+NOTHING = 0.1
+"""Share of that way below which a mixer has learned nothing."""
+SEEDS = (0, 1, 2, 3, 4)
+DIM, DEPTH, HEADS, BATCH, LR = 64, 2, 4, 64, 3e-3
+EVAL = 1024
+
+
+class ProbeNet(nn.Module):
+    """Token and position embeddings, pre-norm blocks of a mixer and an MLP, a linear head at each position.
+
+        x <- x + mixer(norm(x)),   x <- x + mlp(norm(x)),   logits = head(norm(x))
+
+    Positions are learned for twice the trained length. Training reads them from a random offset on, so that all of them
+    are trained.
+
+    Args:
+        mixers: one for each block.
+        task: what is asked.
+        dim: width.
+
+    Shape:
+        tokens (B, N) int64 to logits (B, N, classes).
+    """
+
+    def __init__(self, mixers: Sequence[nn.Module], task: ProbeTask, dim: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(task.vocab, dim)
+        self.positions = nn.Parameter(0.5 * torch.randn(2 * task.grid[0] * task.grid[1], dim))
+        self.mixers = nn.ModuleList(mixers)
+        self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(2 * len(mixers)))
+        self.mlps = nn.ModuleList(
+            nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim)) for _ in mixers
+        )
+        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, task.classes)
+
+    def forward(self, tokens: Tensor, offset: int = 0) -> Tensor:
+        """Logits (B, N, classes) of tokens (B, N) or (B, N, 2) at positions from `offset` on."""
+        embedded = self.embed(tokens) if tokens.dim() == 2 else self.embed(tokens).sum(2)
+        x, carry = embedded + self.positions[offset : offset + tokens.shape[1]], None
+        for i, (mixer, mlp) in enumerate(zip(self.mixers, self.mlps, strict=True)):
+            normed = self.norms[2 * i](x)
+            if isinstance(mixer, Mixer):
+                out, carry = mixer.mix(normed, carry)
+            else:
+                out = mixer(normed)
+            x = x + out
+            x = x + mlp(self.norms[2 * i + 1](x))
+        return self.head(self.norm(x))
+
+
+def make_mixers(target: str | Callable[..., nn.Module], grid: tuple[int, int], dim: int, depth: int) -> list[nn.Module]:
+    """One mixer for each block: of the table, "module:Class", or a class that is called with the width.
+
+    Raises:
+        UserError: there is no such mixer, or it cannot be built.
+    """
+    tokens = grid[0] * grid[1]
+    if not isinstance(target, str):
+        given = {"num_tokens": tokens} if "num_tokens" in inspect.signature(target).parameters else {}
+        try:
+            return [target(dim, **given) for _ in range(depth)]
+        except Exception as error:
+            raise UserError(f"{target} cannot be built with the width {dim}: {one_line(error)}") from error
+    spec = get_spec(target)
+
+    def make(layer: type[Mixer], given: dict[str, Any]) -> nn.Module:
+        if "num_heads" in inspect.signature(layer).parameters:
+            given = {"num_heads": HEADS, **given}
+        built = build_mixer(layer, f"mixer {target!r}", dim, tokens, given)
+        return GridMixer(built, grid) if built.capabilities.layout == "2d" else built
+
+    first = [] if spec.leader is None else [make(spec.leader, {})]
+    later = {} if spec.leader is None else dict(spec.later)
+    return first + [make(spec.layer, {**spec.fixed, **later}) for _ in range(depth - len(first))]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What a single layer with random weights depends on.
+
+    Attributes:
+        reach: largest distance between two tokens of which one changes the other's output; 0 mixes nothing.
+        tokens: number of tokens that the layer was tried with.
+        leaks: a sample's output changes with the other samples of the batch, in evaluation mode.
+    """
+
+    reach: int
+    tokens: int
+    leaks: bool
+
+    def sentence(self) -> str:
+        """What is wrong or special; empty if each token can see all others."""
+        if self.leaks:
+            return "leaks across samples: an output changes with the other samples of the batch"
+        if self.reach == 0:
+            return "mixes nothing: each output depends on its own token alone"
+        if self.reach < self.tokens - 1:
+            return f"sees only neighbours: one layer reaches {self.reach} of {self.tokens - 1} tokens"
+        return ""
+
+
+@torch.no_grad()
+def look(target: str | Callable[..., nn.Module], num_tokens: int = 16, dim: int = 32) -> Structure:
+    """Change one token, or another sample, and see which outputs change."""
+    layer = awake(Builder(lambda: make_mixers(target, near_square(num_tokens), dim, 1)[0])).double()
+    x = torch.randn(num_tokens + 1, num_tokens, dim, generator=torch.Generator().manual_seed(0)).double()
+    alone = x[:1].expand(num_tokens, -1, -1).clone()
+    changed = alone.clone()
+    index = torch.arange(num_tokens)
+    changed[index, index] += 1.0
+    # Samples one at a time, so that a leak between samples is not taken for mixing of tokens.
+    difference = torch.stack([layer(a[None])[0] - layer(b[None])[0] for a, b in zip(changed, alone)])
+    influence = difference.abs().amax(2) > 1e-9  # [changed token, output]
+    distance = (index[:, None] - index).abs()
+    pair, other = x[:2], torch.cat([x[:1], x[2:3]])
+    leaks = not torch.allclose(layer(pair)[0], layer(other)[0], atol=1e-9)
+    return Structure(int((distance * influence).max()), num_tokens, leaks)
+
+
+@dataclass(frozen=True)
+class Score:
+    """One mixer on one task.
+
+    Attributes:
+        task: name of the task; with "x2" at the end, on twice the trained number of tokens.
+        mixer: name of the mixer.
+        values: accuracy of each seed, of the positions that are asked for.
+        guess: accuracy without mixing.
+    """
+
+    task: str
+    mixer: str
+    values: tuple[float, ...]
+    guess: float
+
+    @property
+    def mean(self) -> float:
+        """Mean over the seeds."""
+        return statistics.fmean(self.values)
+
+    @property
+    def half_width(self) -> float | None:
+        """Half of the 95 % confidence interval over seeds; None for fewer than three seeds."""
+        if len(self.values) < 3:
+            return None
+        quantile = {3: 4.303, 4: 3.182, 5: 2.776}.get(len(self.values), 2.6)
+        return quantile * statistics.stdev(self.values) / math.sqrt(len(self.values))
+
+    @property
+    def level(self) -> float:
+        """0 for guessing, 1 for all right."""
+        return max(0.0, (self.mean - self.guess) / (1 - self.guess))
+
+
+@dataclass(frozen=True)
+class ProbeReport:
+    """What each mixer reached on each task.
+
+    Attributes:
+        scores: one for each task and mixer.
+        structures: of each mixer, what one layer depends on.
+        seconds: time of each mixer's training.
+        seeds: number of seeds.
+    """
+
+    scores: tuple[Score, ...]
+    structures: dict[str, Structure]
+    seconds: dict[str, float]
+    seeds: int
+
+    @property
+    def mixers(self) -> list[str]:
+        """Names in the order of the table."""
+        return list(self.structures)
+
+    def score(self, task: str, mixer: str) -> Score | None:
+        """The score of a mixer on a task, None if the mixer does not take its number of tokens."""
+        return next((one for one in self.scores if (one.task, one.mixer) == (task, mixer)), None)
+
+    @property
+    def tasks(self) -> list[str]:
+        """Names of the rows."""
+        return list(dict.fromkeys(score.task for score in self.scores))
+
+    def sentences(self, mixer: str) -> list[str]:
+        """What a mixer can and cannot do, a sentence for each task."""
+        structure = self.structures[mixer].sentence()
+        lines = [f"{mixer} {structure}."] if structure else []
+        for score in (one for one in self.scores if one.mixer == mixer and not one.task.endswith("x2")):
+            teacher = self.score(score.task, "self")
+            beside = "" if teacher is None or mixer == "self" else f"; self-attention {teacher.mean:.2f}"
+            verb = "can" if score.level >= SOLVED else "cannot" if score.level < NOTHING else "can partly"
+            lines.append(
+                f"{mixer} {verb} {TASKS[score.task].ability}: {score.mean:.2f} right "
+                f"(guessing {score.guess:.2f}{beside})."
+            )
+        return lines
+
+    def to_json(self) -> str:
+        """The report for programs."""
+        rows = [{**asdict(score), "mean": score.mean, "half_width": score.half_width} for score in self.scores]
+        structures = {name: asdict(structure) for name, structure in self.structures.items()}
+        sentences = {name: self.sentences(name) for name in self.mixers}
+        document = {"seeds": self.seeds, "seconds": self.seconds, "structures": structures}
+        return json.dumps({**document, "scores": rows, "sentences": sentences}, indent=2)
+
+    def rows(self) -> list[list[str]]:
+        """Cells of the table: a header, then one row for each mixer. Solved tasks are marked by `*`."""
+        guesses = {score.task: score.guess for score in self.scores}
+        table = [["mixer", *self.tasks], ["guessing", *(f"{guesses[task]:.2f}" for task in self.tasks)]]
+        for mixer in self.mixers:
+            cells = [mixer]
+            for task in self.tasks:
+                score = self.score(task, mixer)
+                if score is None:
+                    cells.append("-")
+                    continue
+                spread = "" if score.half_width is None else f" ± {score.half_width:.2f}"
+                cells.append(f"{score.mean:.2f}{spread}{'*' * (score.level >= SOLVED)}")
+            table.append(cells)
+        return table
+
+    def markdown(self) -> str:
+        """The table in Markdown."""
+        head, *body = self.rows()
+        lines = ["| " + " | ".join(cells) + " |" for cells in (head, *body)]
+        return "\n".join([lines[0], "|---" + "|---:" * (len(head) - 1) + "|", *lines[1:]])
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows]
+        return "\n".join([*lines, "* solved", "", *(line for m in self.mixers for line in self.sentences(m))])
+
+    def _repr_html_(self) -> str:
+        rows = ("".join(f"<td>{cell}</td>" for cell in row) for row in self.rows())
+        said = "<br>".join(line for mixer in self.mixers for line in self.sentences(mixer))
+        return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table><p>{said}</p>"
+
+    def plot(self) -> Any:
+        """A matplotlib figure: a row of bars for each task, with lines for guessing."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(1.2 + 0.75 * len(self.mixers), 1.25 * len(self.tasks)), layout="constrained")
+        axes = figure.subplots(len(self.tasks), 1, sharex=True, squeeze=False)[:, 0]
+        for ax, task in zip(axes, self.tasks):
+            found = [self.score(task, mixer) for mixer in self.mixers]
+            heights = [math.nan if score is None else score.mean for score in found]
+            errors = [0.0 if score is None else score.half_width or 0.0 for score in found]
+            colours = ["C7" if mixer in BASELINES else "C0" for mixer in self.mixers]
+            ax.bar(self.mixers, heights, yerr=errors if any(errors) else None, color=colours)
+            guess = next(score.guess for score in found if score is not None)
+            ax.axhline(guess, color="C3", linestyle="--", linewidth=1, label="guessing")
+            ax.set(ylim=(0, 1.05), ylabel=task)
+            for i, score in enumerate(found):
+                if score is None:
+                    ax.text(i, 0.05, "fixed\nlength", ha="center", fontsize=7)
+        axes[0].legend(loc="upper right", fontsize=7)
+        axes[-1].tick_params(axis="x", rotation=30)
+        figure.suptitle("accuracy at the positions asked for", fontsize=10)
+        return figure
+
+
+STEPS: dict[str, int] = {
+    "recall": 600,
+    "copy": 600,
+    "shift": 300,
+    "count": 400,
+    "majority": 200,
+    "same": 500,
+    "path": 400,
+}
+"""Training steps of a task: where self-attention's curve is flat."""
+
+
+def train_one(
+    target: str | Callable[..., nn.Module], task: ProbeTask, seed: int, *, steps: int, device: str = "cpu"
+) -> dict[str, float]:
+    """Train one network from nothing; accuracies on unseen samples, at the trained and at twice the length."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        net = ProbeNet(make_mixers(target, task.grid, DIM, DEPTH), task, DIM).to(device)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=LR, weight_decay=0.01)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LR, total_steps=steps, pct_start=0.1)
+        free = task.grid[0] * task.grid[1]  # Offsets into the table of positions.
+        for step in range(steps):
+            tokens, answers = task.batch(BATCH, seed * 1_000_003 + step)
+            offset = 0 if task.double is None else (seed * 7919 + step * 104_729) % (free + 1)
+            logits = net(tokens.to(device), offset)
+            loss = F.cross_entropy(logits.flatten(0, 1), answers.to(device).flatten(), ignore_index=-1)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+        found = {task.name: accuracy(net, task, task.grid, device)}
+        if task.double is not None and _any_length(net):
+            found[f"{task.name} x2"] = accuracy(net, task, task.double, device)
+        return found
+
+
+def _any_length(net: ProbeNet) -> bool:
+    capabilities = [getattr(mixer, "capabilities", None) for mixer in net.mixers]
+    return all(known is not None and known.length == "any" and known.layout == "tokens" for known in capabilities)
+
+
+@torch.no_grad()
+def accuracy(net: nn.Module, task: ProbeTask, grid: tuple[int, int], device: str) -> float:
+    """Share of right answers on samples that no training sees."""
+    tokens, answers = task.batch(EVAL, 2**41, grid)
+    net.eval()
+    found = torch.cat([net(part.to(device)).argmax(2).cpu() for part in tokens.split(256)])
+    net.train()
+    asked = answers >= 0
+    return float((found[asked] == answers[asked]).double().mean())
+
+
+def probe(
+    mixers: str | Callable[..., nn.Module] | Sequence[str | Callable[..., nn.Module]],
+    *,
+    tasks: Sequence[str] | None = None,
+    full: bool = False,
+    device: str = "cpu",
+    progress: Callable[[str], None] | None = None,
+) -> ProbeReport:
+    """What mixers can do: synthetic tasks with known answers, next to self-attention and identity.
+
+    Two blocks of width 64 are trained on each task. Nothing is read from disk or from a network. The quick form has one
+    seed and takes at most two minutes a mixer on two cores.
+
+    Args:
+        mixers: names of the table, "module:Class", or classes of modules from (B, N, D) to (B, N, D) that are called
+            with the width, and with `num_tokens` if they have this argument.
+        tasks: names of `TASKS`; all if None.
+        full: five seeds, with 95 % confidence intervals.
+        device: where to train.
+        progress: called with a line for each result.
+
+    Raises:
+        UserError: an unknown mixer or task, or a mixer that cannot be built or trained.
+    """
+    import time
+
+    chosen = list(TASKS) if tasks is None else list(tasks)
+    for name in chosen:
+        if name not in TASKS:
+            raise unknown_name("task of the probe", name, TASKS)
+    given = [mixers] if isinstance(mixers, str) or callable(mixers) else list(mixers)
+    named: dict[str, str | Callable[..., nn.Module]] = {}
+    for target in [*BASELINES, *given]:
+        named.setdefault(target if isinstance(target, str) else getattr(target, "__name__", str(target)), target)
+    structures = {label: _structure(label, target) for label, target in named.items()}
+    scores: dict[tuple[str, str], list[float]] = {}
+    seconds: dict[str, float] = {}
+    for label, target in named.items():
+        start = time.perf_counter()
+        for name in chosen:
+            for seed in SEEDS if full else SEEDS[:1]:
+                try:
+                    found = train_one(target, TASKS[name], seed, steps=STEPS[name], device=device)
+                except UserError:
+                    raise
+                except Exception as error:
+                    raise UserError(f"{label} fails in training on {name}: {one_line(error)}") from error
+                for task, value in found.items():
+                    scores.setdefault((task, label), []).append(value)
+            if progress is not None:
+                progress(f"{label}, {name}: {statistics.fmean(scores[name, label]):.2f}")
+        seconds[label] = round(time.perf_counter() - start, 1)
+    rows = [
+        Score(task, label, tuple(values), TASKS[task.removesuffix(" x2")].guess)
+        for (task, label), values in scores.items()
+    ]
+    return ProbeReport(tuple(rows), structures, seconds, len(SEEDS) if full else 1)
+
+
+def _structure(label: str, target: str | Callable[..., nn.Module]) -> Structure:
+    try:
+        return look(target)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{label} fails on tokens (1, 16, 32): {one_line(error)}") from error

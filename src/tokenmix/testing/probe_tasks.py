@@ -1,0 +1,194 @@
+"""Synthetic tasks with known answers, each a test of one ability of a mixer. Samples depend on their seed alone."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+Batch = tuple[Tensor, Tensor]
+"""Tokens (B, N) int64, or (B, N, 2) if a token is two numbers; the right class at each position (B, N) int64, -1 where
+nothing is asked."""
+
+
+@dataclass(frozen=True)
+class ProbeTask:
+    """One task.
+
+    Attributes:
+        name: in tables and on the command line.
+        ability: what a mixer that solves the task can do, as the end of "it can ...".
+        vocab: number of tokens.
+        classes: number of answers.
+        grid: (height, width) of the tokens in training; a sequence has height 1.
+        sample: batch size, grid and generator to a batch.
+        double: grid of twice as many tokens, for the test of longer inputs; None if the task has none.
+        known_guess: accuracy of a guess that is better than `guess` finds, see there.
+    """
+
+    name: str
+    ability: str
+    vocab: int
+    classes: int
+    grid: tuple[int, int]
+    sample: Callable[[int, tuple[int, int], torch.Generator], Batch]
+    double: tuple[int, int] | None = None
+    known_guess: float | None = None
+
+    @cached_property
+    def guess(self) -> float:
+        """Accuracy of the best answer that looks at a position's own token alone, of 4,096 samples."""
+        if self.known_guess is not None:
+            return self.known_guess
+        tokens, answers = self.batch(4096, 2**40)
+        asked = answers >= 0
+        pairs = tokens[asked] * self.classes + answers[asked]
+        counts = torch.bincount(pairs, minlength=self.vocab * self.classes).view(self.vocab, self.classes)
+        return float(counts.max(1).values.sum() / counts.sum())
+
+    def batch(self, size: int, seed: int, grid: tuple[int, int] | None = None) -> Batch:
+        """The batch of a seed; the same seed gives the same batch on every machine."""
+        return self.sample(size, grid or self.grid, torch.Generator().manual_seed(seed))
+
+
+def _distinct(size: int, count: int, among: int, generator: torch.Generator) -> Tensor:
+    """(size, count) different numbers below `among` in each row, in random order."""
+    return torch.rand(size, among, generator=generator).argsort(1)[:, :count]
+
+
+KEYS = VALUES = 64
+
+
+def recall(size: int, grid: tuple[int, int], generator: torch.Generator) -> Batch:
+    """Tokens with a key and a value, then every key again in another order: what was its value?
+
+    All pairs are fresh in each sample, so nothing can be learned by heart. A token is two numbers, whose embeddings are
+    added: the key, and the value or the mark "asked".
+    """
+    pairs = grid[0] * grid[1] // 2
+    keys = _distinct(size, pairs, KEYS, generator)
+    values = _distinct(size, pairs, VALUES, generator)
+    order = _distinct(size, pairs, pairs, generator)
+    asked = keys.gather(1, order)
+    shown = torch.stack([keys, KEYS + values], 2)
+    tokens = torch.cat([shown, torch.stack([asked, torch.full_like(asked, KEYS + VALUES)], 2)], 1)
+    return tokens, torch.cat([torch.full_like(keys, -1), values.gather(1, order)], 1)
+
+
+SYMBOLS = 8
+
+
+def selective_copy(size: int, grid: tuple[int, int], generator: torch.Generator) -> Batch:
+    """Four symbols at random positions among blanks, then four empty positions: the symbols in their order."""
+    length = grid[0] * grid[1]
+    places = _distinct(size, 4, length - 4, generator).sort(1).values
+    symbols = torch.randint(SYMBOLS, (size, 4), generator=generator)
+    tokens = torch.full((size, length), SYMBOLS)
+    tokens.scatter_(1, places, symbols)
+    tokens[:, -4:] = SYMBOLS + 1
+    answers = torch.full((size, length), -1)
+    answers[:, -4:] = symbols
+    return tokens, answers
+
+
+SHIFT = 5
+
+
+def shift(size: int, grid: tuple[int, int], generator: torch.Generator) -> Batch:
+    """Each position asks for the token five positions before it."""
+    tokens = torch.randint(SYMBOLS, (size, grid[0] * grid[1]), generator=generator)
+    answers = torch.full_like(tokens, -1)
+    answers[:, SHIFT:] = tokens[:, :-SHIFT]
+    return tokens, answers
+
+
+def count(size: int, grid: tuple[int, int], generator: torch.Generator) -> Batch:
+    """Each position asks how often its own token occurs, up to 7 times or more."""
+    length = grid[0] * grid[1]
+    # Few kinds of tokens with unequal odds, so that counts spread.
+    odds = torch.rand(size, SYMBOLS, generator=generator).square() + 0.02
+    tokens = torch.multinomial(odds, length, replacement=True, generator=generator)
+    counts = (tokens.unsqueeze(2) == tokens.unsqueeze(1)).sum(2)
+    return tokens, counts.clamp_max(8) - 1
+
+
+def majority(size: int, grid: tuple[int, int], generator: torch.Generator) -> Batch:
+    """Each position asks which of two tokens is the more frequent; they differ by one to three occurrences."""
+    length = grid[0] * grid[1]
+    margin = torch.randint(1, 4, (size, 1), generator=generator)
+    answer = torch.randint(2, (size, 1), generator=generator)
+    more = (length + margin + 1) // 2
+    ones = torch.where(answer == 1, more, length - more)
+    rank = torch.rand(size, length, generator=generator).argsort(1).argsort(1)
+    return (rank < ones).long(), answer.expand(size, length).clone()
+
+
+def same_or_different(size: int, grid: tuple[int, int], generator: torch.Generator) -> Batch:
+    """Two symbols among blanks, far apart: are they the same? The last position asks."""
+    length = grid[0] * grid[1]
+    first = torch.randint(length // 4, (size, 1), generator=generator)
+    second = length - 2 - torch.randint(length // 4, (size, 1), generator=generator)
+    symbol = torch.randint(SYMBOLS, (size, 1), generator=generator)
+    other = (symbol + torch.randint(1, SYMBOLS, (size, 1), generator=generator)) % SYMBOLS
+    same = torch.randint(2, (size, 1), generator=generator)
+    tokens = torch.full((size, length), SYMBOLS)
+    tokens.scatter_(1, first, symbol)
+    tokens.scatter_(1, second, torch.where(same == 1, symbol, other))
+    tokens[:, -1] = SYMBOLS + 1
+    answers = torch.full((size, length), -1)
+    answers[:, -1:] = same
+    return tokens, answers
+
+
+def connected(size: int, grid: tuple[int, int], generator: torch.Generator) -> Batch:
+    """A picture of walls and floor with one marked floor cell: which cells can be reached from it, going through sides?
+
+    Walls are dense enough that about half of the floor is reached.
+    """
+    height, width = grid
+    wall = torch.rand(size, height, width, generator=generator) < 0.42
+    start = torch.randint(height * width, (size, 1), generator=generator)
+    wall.view(size, -1).scatter_(1, start, False)
+    reached = torch.zeros(size, height * width, dtype=torch.bool).scatter_(1, start, True).view(size, height, width)
+    for _ in range(height * width):
+        wider = torch.nn.functional.pad(reached, (1, 1, 1, 1))
+        around = wider[:, :-2, 1:-1] | wider[:, 2:, 1:-1] | wider[:, 1:-1, :-2] | wider[:, 1:-1, 2:]
+        grown = (reached | around) & ~wall
+        if torch.equal(grown, reached):
+            break
+        reached = grown
+    tokens = wall.long().flatten(1)
+    tokens.scatter_(1, start, 2)
+    return tokens, torch.where(tokens == 0, reached.flatten(1).long(), -1)
+
+
+TASKS: dict[str, ProbeTask] = {
+    task.name: task
+    for task in (
+        ProbeTask(
+            "recall",
+            "recall in context what was paired with a token",
+            KEYS + VALUES + 1,
+            VALUES,
+            (1, 32),
+            recall,
+            double=(1, 64),
+            known_guess=1 / 16,
+        ),
+        ProbeTask(
+            "copy",
+            "pick marked tokens and keep their order",
+            SYMBOLS + 2,
+            SYMBOLS,
+            (1, 24),
+            selective_copy,
+        ),
+        ProbeTask("shift", "find a token by its distance", SYMBOLS, SYMBOLS, (1, 24), shift),
+        ProbeTask("count", "count", SYMBOLS, 8, (1, 24), count),
+        ProbeTask("majority", "weigh all tokens against each other", 2, 2, (1, 24), majority, double=(1, 48)),
+        ProbeTask("same", "compare two distant tokens", SYMBOLS + 2, 2, (1, 24), same_or_different, double=(1, 48)),
+        ProbeTask("path", "follow a path through a picture", 3, 2, (6, 6), connected),
+    )
+}
+"""The tasks by name."""

@@ -1,0 +1,179 @@
+"""Identity, pooling, depthwise convolution, token MLP, linear and EM attention: loops from the equations, and peers."""
+
+import pytest
+import torch
+from timm.models.metaformer import Pooling as TimmPooling
+from timm.models.mlp_mixer import MixerBlock as TimmMixerBlock
+from torch import Tensor
+
+from tokenmix import UserError
+from tokenmix.layers import (
+    DepthwiseConvolution,
+    DepthwiseConvolution2d,
+    EMAttention,
+    IdentityMixer,
+    LinearAttention,
+    Pooling2d,
+    TokenMLP,
+)
+from tokenmix.testing.harness import noise
+
+X = noise(2, 6, 8).double()
+MAP = noise(2, 4, 5, 3, seed=2).double()
+MASK = torch.tensor([[1, 1, 0, 1, 1, 0], [1] * 6]).bool()
+MAP_MASK = torch.rand(2, 15, generator=torch.Generator().manual_seed(3)) < 0.7
+
+
+def test_identity_keeps_every_token() -> None:
+    assert torch.equal(IdentityMixer(8)(X), X)
+    assert IdentityMixer(8).macs(100) == 0
+
+
+@pytest.mark.parametrize("mask", [None, MAP_MASK])
+def test_pooling_is_the_mean_of_the_window_minus_the_position(mask: Tensor | None) -> None:
+    expected = torch.zeros_like(MAP)
+    part = torch.ones(2, 5, 3).bool() if mask is None else mask.unflatten(1, (5, 3))
+    for b in range(2):
+        for i in range(5):
+            for j in range(3):
+                if not part[b, i, j]:
+                    continue
+                near = [
+                    MAP[b, :, k, m]
+                    for k in range(max(0, i - 1), min(5, i + 2))
+                    for m in range(max(0, j - 1), min(3, j + 2))
+                    if part[b, k, m]
+                ]
+                expected[b, :, i, j] = torch.stack(near).mean(0) - MAP[b, :, i, j]
+    torch.testing.assert_close(Pooling2d(4).double()(MAP, mask), expected)
+
+
+def test_pooling_is_timms() -> None:
+    torch.testing.assert_close(Pooling2d(4)(MAP), TimmPooling()(MAP))
+
+
+def test_depthwise_convolution_is_a_sum_over_neighbours() -> None:
+    layer = DepthwiseConvolution(8, kernel_size=3).double()
+    weight, bias = layer.conv.weight[:, 0], layer.conv.bias
+    expected = torch.zeros_like(X)
+    for i in range(6):
+        for r in (-1, 0, 1):
+            if 0 <= i + r < 6:
+                expected[:, i] += weight[:, r + 1] * X[:, i + r]
+        expected[:, i] += bias
+    torch.testing.assert_close(layer(X), expected)
+
+
+def test_depthwise_convolution_of_one_row_is_that_of_a_sequence() -> None:
+    flat, line = DepthwiseConvolution2d(8, kernel_size=3).double(), DepthwiseConvolution(8, kernel_size=3).double()
+    line.conv.weight.data.copy_(flat.conv.weight[:, :, 1])
+    line.conv.bias.data.copy_(flat.conv.bias)
+    torch.testing.assert_close(flat(X.transpose(1, 2).unsqueeze(2)).squeeze(2).transpose(1, 2), line(X))
+
+
+def test_token_mlp_is_timms_mixing_of_tokens() -> None:
+    block = TimmMixerBlock(8, 6, mlp_ratio=(0.5, 4.0)).double().eval()
+    layer = TokenMLP(8, 6).double()
+    layer.fc1.load_state_dict(block.mlp_tokens.fc1.state_dict())
+    layer.fc2.load_state_dict(block.mlp_tokens.fc2.state_dict())
+    expected = block.mlp_tokens(X.transpose(1, 2)).transpose(1, 2)
+    torch.testing.assert_close(layer(X), expected)
+
+
+def test_token_mlp_keeps_smooth_maps_when_it_is_resized() -> None:
+    """Weights that are smooth over the grid give nearly the same output on a smooth picture of another size."""
+    layer = TokenMLP(4, 64, hidden_tokens=3).double()
+    rows, columns = torch.meshgrid(torch.linspace(-1, 1, 8), torch.linspace(-1, 1, 8), indexing="ij")
+    smooth = torch.stack([torch.cos(rows + columns), rows * columns, rows]).flatten(1).double()
+    layer.fc1.weight.data.copy_(smooth / 64)
+    layer.fc2.weight.data.copy_(smooth.T)
+    layer.fc2.bias.data.copy_(smooth[0])
+    picture = torch.stack([rows, columns, rows * columns, torch.sin(rows)]).unsqueeze(0).double()
+    larger = torch.nn.functional.interpolate(picture, size=(16, 16), mode="bicubic")
+    before = layer(picture.flatten(2).transpose(1, 2)).transpose(1, 2).unflatten(2, (8, 8))
+    layer.set_grid((8, 8), (16, 16))
+    after = layer(larger.flatten(2).transpose(1, 2)).transpose(1, 2).unflatten(2, (16, 16))
+    expected = torch.nn.functional.interpolate(before, size=(16, 16), mode="bicubic")
+    assert (after - expected).abs().max() < 0.1 * expected.abs().max()
+    with pytest.raises(UserError, match="was built for 256 tokens, got 64"):
+        layer(picture.flatten(2).transpose(1, 2))
+
+
+@pytest.mark.parametrize("mask", [None, MASK])
+def test_linear_attention_is_the_sum_over_pairs(mask: Tensor | None) -> None:
+    layer = LinearAttention(8, num_heads=2).double()
+    query, key, value = (part.unflatten(2, (2, 4)) for part in layer.qkv(X).chunk(3, dim=2))
+    query, key = query.relu(), key.relu()
+    mixed = torch.zeros(2, 6, 2, 4).double()
+    for b in range(2):
+        keys = [j for j in range(6) if mask is None or mask[b, j]]
+        for h in range(2):
+            for i in range(6):
+                weights = torch.stack([query[b, i, h] @ key[b, j, h] for j in keys])
+                values = torch.stack([value[b, j, h] for j in keys])
+                mixed[b, i, h] = weights @ values / (weights.sum() + 1e-15)
+    expected = layer.proj(mixed.flatten(2))
+    if mask is not None:
+        expected = expected.masked_fill(~mask.unsqueeze(2), 0.0)
+    torch.testing.assert_close(layer(X, mask), expected)
+    weights = layer.attention_map(X, mask)
+    mixed = (weights @ value.transpose(1, 2)).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(
+        layer(X), layer.proj((layer.attention_map(X) @ value.transpose(1, 2)).transpose(1, 2).flatten(2))
+    )
+
+
+def test_linear_attention_is_diffusers() -> None:
+    """Sana's own processor, where diffusers is installed."""
+    processors = pytest.importorskip("diffusers.models.attention_processor")
+    layer = LinearAttention(8, num_heads=2, qkv_bias=False)
+    sana = processors.Attention(
+        query_dim=8, heads=2, dim_head=4, bias=False, out_bias=True, processor=processors.SanaLinearAttnProcessor2_0()
+    )
+    for name, part in zip("qkv", layer.qkv.weight.chunk(3)):
+        getattr(sana, f"to_{name}").weight.data.copy_(part)
+    sana.to_out[0].load_state_dict(layer.proj.state_dict())
+    torch.testing.assert_close(layer(X.float()), sana(X.float()), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mask", [None, MASK])
+def test_em_attention_is_the_loop_of_both_steps(mask: Tensor | None) -> None:
+    layer = EMAttention(8, num_heads=2, num_slots=3, temperature=0.5).double()
+    features = layer.query(X).unflatten(2, (2, 4))
+    mixed = torch.zeros(2, 6, 2, 4).double()
+    for b in range(2):
+        tokens = [i for i in range(6) if mask is None or mask[b, i]]
+        for h in range(2):
+            bases = layer.bases[h].clone()
+            for _ in range(3):
+                weights = {i: torch.softmax(bases @ features[b, i, h] / 0.5, 0) for i in tokens}
+                total = sum(weights.values())
+                means = sum(weights[i][:, None] * features[b, i, h] for i in tokens) / total[:, None]
+                bases = means / means.norm(dim=1, keepdim=True)
+            for i in tokens:
+                mixed[b, i, h] = weights[i] @ bases
+    expected = layer.proj(mixed.flatten(2))
+    if mask is not None:
+        expected = expected.masked_fill(~mask.unsqueeze(2), 0.0)
+    torch.testing.assert_close(layer(X, mask), expected)
+
+
+def test_bases_depend_on_the_sample() -> None:
+    """The difference to external attention, whose memory is the same for every sample."""
+    layer = EMAttention(8, num_heads=2, num_slots=3).double()
+    fitted = layer._fit(X, None)[1]
+    assert (fitted[0] - fitted[1]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Pooling2d(4, pool_size=2), "pool_size must be odd, got 2; give 3"),
+        (lambda: DepthwiseConvolution(4, kernel_size=4), "kernel_size must be odd, got 4; give 5"),
+        (lambda: LinearAttention(8, num_heads=3), "num_heads must divide dim 8, got 3"),
+        (lambda: EMAttention(8, num_heads=3), "num_heads must divide dim 8, got 3"),
+    ],
+)
+def test_mistakes(build, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build()

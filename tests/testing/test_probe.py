@@ -1,0 +1,171 @@
+"""The probe: tasks are right by a second way of computing them, planted layers are named, known mixers spread."""
+
+import json
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tokenmix import UserError
+from tokenmix.layers import Mixer, SelfAttention
+from tokenmix.layers.base import Capabilities
+from tokenmix.testing.probe import ProbeNet, look, make_mixers, probe, train_one
+from tokenmix.testing.probe_tasks import KEYS, SHIFT, SYMBOLS, TASKS, VALUES
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_batch_is_a_function_of_its_seed(name: str) -> None:
+    task = TASKS[name]
+    tokens, answers = task.batch(16, 3)
+    again, other = task.batch(16, 3), task.batch(16, 4)
+    assert torch.equal(tokens, again[0])
+    assert torch.equal(answers, again[1])
+    assert not torch.equal(tokens, other[0])
+    assert tokens.shape[:2] == answers.shape == (16, task.grid[0] * task.grid[1])
+    assert int(tokens.max()) < task.vocab
+    assert int(answers.min()) >= -1
+    assert int(answers.max()) < task.classes
+
+
+def test_recall_asks_for_the_value_next_to_the_key() -> None:
+    tokens, answers = TASKS["recall"].batch(8, 0)
+    for row, wanted in zip(tokens.tolist(), answers.tolist()):
+        pairs = {key: value - KEYS for key, value in row[:16]}
+        assert len(pairs) == 16
+        assert [pairs[key] for key, _ in row[16:]] == wanted[16:]
+        assert all(mark == KEYS + VALUES for _, mark in row[16:])
+
+
+def test_copy_asks_for_the_symbols_in_order() -> None:
+    tokens, answers = TASKS["copy"].batch(8, 0)
+    for row, wanted in zip(tokens.tolist(), answers.tolist()):
+        assert [token for token in row[:-4] if token < SYMBOLS] == wanted[-4:]
+
+
+def test_shift_asks_for_an_earlier_token() -> None:
+    tokens, answers = TASKS["shift"].batch(8, 0)
+    assert torch.equal(answers[:, SHIFT:], tokens[:, :-SHIFT])
+
+
+def test_count_and_majority_are_counts() -> None:
+    tokens, answers = TASKS["count"].batch(8, 0)
+    for row, wanted in zip(tokens.tolist(), answers.tolist()):
+        assert [min(row.count(token), 8) - 1 for token in row] == wanted
+    tokens, answers = TASKS["majority"].batch(64, 0)
+    assert torch.equal(2 * tokens.sum(1) > tokens.shape[1], answers[:, 0] == 1)
+    assert int((2 * tokens.sum(1) == tokens.shape[1]).sum()) == 0
+
+
+def test_same_compares_the_two_symbols() -> None:
+    tokens, answers = TASKS["same"].batch(64, 0)
+    for row, wanted in zip(tokens.tolist(), answers.tolist()):
+        one, two = (token for token in row if token < SYMBOLS)
+        assert (one == two) == bool(wanted[-1])
+
+
+def test_path_is_what_a_flood_reaches() -> None:
+    tokens, answers = TASKS["path"].batch(32, 0)
+    for row, wanted in zip(tokens.tolist(), answers.tolist()):
+        todo, seen = [row.index(2)], set()
+        while todo:
+            here = todo.pop()
+            if here in seen or row[here] == 1:
+                continue
+            seen.add(here)
+            i, j = divmod(here, 6)
+            todo += [
+                k * 6 + m for k, m in ((i - 1, j), (i + 1, j), (i, j - 1), (i, j + 1)) if 0 <= k < 6 and 0 <= m < 6
+            ]
+        assert all((cell in seen) == bool(answer) for cell, answer in enumerate(wanted) if answer >= 0)
+
+
+class Nothing(Mixer):
+    capabilities = Capabilities(map=None)
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim, self.linear = dim, nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.linear(x)
+
+
+class Neighbours(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(dim, dim, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x.transpose(1, 2)).transpose(1, 2)
+
+
+class Leaking(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) + x.mean((0, 1))
+
+
+def test_planted_layers_are_named() -> None:
+    assert "mixes nothing" in look(Nothing).sentence()
+    assert "sees only neighbours: one layer reaches 1 of 15" in look(Neighbours).sentence()
+    assert "leaks across samples" in look(Leaking).sentence()
+    assert look(SelfAttention).sentence() == ""
+    assert look("gating").sentence() == ""
+    assert "mixes nothing" in look("external-softmax").sentence()
+
+
+def test_a_quick_task_tells_self_attention_from_identity() -> None:
+    """Margins are wide: the measured accuracies are 1.00 and 0.56."""
+    task = TASKS["majority"]
+    scores = {name: train_one(name, task, 0, steps=120) for name in ("self", "identity")}
+    assert scores["self"]["majority"] > 0.85
+    assert scores["self"]["majority x2"] > 0.7
+    assert scores["identity"]["majority"] < 0.65
+
+
+def test_the_report_has_a_table_json_and_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenmix.testing.probe.STEPS", {"majority": 3, "path": 3})
+    report = probe(["external", Nothing, "gating"], tasks=["majority", "path"])
+    assert report.mixers == ["self", "identity", "external", "Nothing", "gating"]
+    assert report.tasks == ["majority", "majority x2", "path"]
+    assert report.score("majority x2", "gating") is None
+    rows = report.rows()
+    assert {len(row) for row in rows} == {4}
+    assert rows[-1][2] == "-"
+    told = json.loads(report.to_json())
+    assert len(told["scores"]) == 5 * 2 + 4
+    assert any("mixes nothing" in line for line in told["sentences"]["Nothing"])
+    assert "| external |" in report.markdown()
+    assert "external" in str(report)
+    assert "<table>" in report._repr_html_()
+    assert len(report.plot().axes) == 3
+
+
+def test_less_attention_follows_self_attention() -> None:
+    mixers = make_mixers("less", (1, 8), 32, 2)
+    assert [type(mixer).__name__ for mixer in mixers] == ["SelfAttention", "LessAttention"]
+    net = ProbeNet(mixers, TASKS["shift"], 32)
+    assert net(torch.zeros(2, 8, dtype=torch.long)).shape == (2, 8, SYMBOLS)
+
+
+class Broken(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        raise RuntimeError("no such width")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: probe("selff"), "unknown mixer 'selff'; did you mean self"),
+        (lambda: probe("self", tasks=["recal"]), "unknown task of the probe 'recal'; did you mean recall"),
+        (lambda: probe(Broken, tasks=["shift"]), "cannot be built with the width 32: RuntimeError: no such width"),
+    ],
+)
+def test_mistakes_are_found_before_training(call, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenmix.testing.probe.train_one", lambda *a, **k: pytest.fail("training began"))
+    with pytest.raises(UserError, match=message):
+        call()
