@@ -16,7 +16,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from tokenmix.data.lookup import stored_path
+from tokenmix.lab.data.lookup import stored_path
 
 ROOT = Path(__file__).parents[1]
 TRACKED = ("src", "tests", "benchmarks", "recipes", "pyproject.toml", "README.md", "LICENSE")

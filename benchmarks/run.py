@@ -18,10 +18,10 @@ from suite.place import Place
 from suite.process import keep_memory, measured_apart, measured_here
 from suite.results import SCHEMA, Results, Row, read_results, write_results
 from suite.table import lines_of, page
-from tokenmix.cost.other_work import OtherWork
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
 from tokenmix.files import disk_remedy, make_folder, replace_file
+from tokenmix.profiling.other_work import OtherWork
 
 PEERS = ("timm", "fightingcv-attention", "g-mlp-pytorch", "vit-pytorch", "x-transformers")
 REPEATS = {"cpu": 51, "cuda": 1000}

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokenmix.data.images import ImageData, ImageSamples, load_images
-from tokenmix.data.loader import make_loader
-from tokenmix.inspect.numbers import map_numbers
+from tokenmix.lab.data.images import ImageData, ImageSamples, load_images
+from tokenmix.lab.data.loader import make_loader
+from tokenmix.lab.inspect.numbers import map_numbers
 from tokenmix.losses import DiagonalityForm, diagonality_loss
 from tokenmix.models import create_model
 

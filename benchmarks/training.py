@@ -4,7 +4,7 @@ Both train the same model on the same images with the same loss, optimiser and c
 turns: a few steps of the trainer, as many of the bare loop, and so on within one run, so that a machine that other
 programs slow down slows both. The bare loop indexes normalised images in memory, and does nothing else: no
 augmentation, no schedule, no log, no checkpoint; of several processes it is DistributedDataParallel. The trainer is
-`tokenmix.train.train` as the command calls it, and writes a row of metrics.csv in each of its turns. Wall time is
+`tokenmix.lab.train.train` as the command calls it, and writes a row of metrics.csv in each of its turns. Wall time is
 that of the first process, CPU time the sum of all. Several processes are started by torchrun.
 """
 
@@ -27,20 +27,20 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tokenmix.cost.other_work import OtherWork
-from tokenmix.data.images import ImageData, load_images
-from tokenmix.data.images.augment import make_augment
-from tokenmix.data.images.samples import normalize
 from tokenmix.environment import environment
 from tokenmix.errors import UserError
 from tokenmix.files import disk_remedy, make_folder, replace_file
+from tokenmix.lab.data.images import ImageData, load_images
+from tokenmix.lab.data.images.augment import make_augment
+from tokenmix.lab.data.images.samples import normalize
+from tokenmix.lab.train import train
+from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.distributed import broadcast_object, distributed_info, process_group
+from tokenmix.lab.train.optimizer import make_optimizer
+from tokenmix.lab.train.record import ProgressBar
+from tokenmix.lab.train.sources import make_config
 from tokenmix.models import create_model
-from tokenmix.train import train
-from tokenmix.train.config import TrainConfig
-from tokenmix.train.distributed import broadcast_object, distributed_info, process_group
-from tokenmix.train.optimizer import make_optimizer
-from tokenmix.train.record import ProgressBar
-from tokenmix.train.sources import make_config
+from tokenmix.profiling.other_work import OtherWork
 
 SCHEMA = 3
 RESAMPLES = 2000

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor, nn
 from trained import GRID, Trained, test_images
 
-from tokenmix.inspect.tiles import SIGNED
+from tokenmix.lab.inspect.tiles import SIGNED
 from tokenmix.layers import (
     AttentionResidual,
     ExternalAttention,
@@ -62,7 +62,7 @@ def over_image(axes: Axes, picture: Tensor, values: Tensor, query: tuple[int, in
 
 
 def signed(axes: Axes, values: Tensor, limit: float | None = None) -> None:
-    """In the colours of `tokenmix.inspect`, positive red and negative blue; numbers beyond the limit saturate."""
+    """In the colours of `tokenmix.lab.inspect`, positive red and negative blue; numbers beyond the limit saturate."""
     limit = limit or values.abs().quantile(0.995).item()
     axes.imshow(values, cmap=SIGNED, vmin=-limit, vmax=limit, interpolation="nearest")
     bare(axes)

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tokenmix.data.images import ImageData, ImageSamples, load_images, normalize
-from tokenmix.data.loader import make_loader
+from tokenmix.lab.data.images import ImageData, ImageSamples, load_images, normalize
+from tokenmix.lab.data.loader import make_loader
 from tokenmix.models import create_model
 
 __all__ = ["GRID", "Trained", "test_images"]

@@ -11,10 +11,10 @@ from typing import Any
 
 from recipes.over_seeds import read_result
 from tokenmix.files import write_json
-from tokenmix.grid import cells as grid
-from tokenmix.grid.engines import in_processes, in_turn
-from tokenmix.train.finish import finish_run
-from tokenmix.train.sources import make_config
+from tokenmix.lab.grid import cells as grid
+from tokenmix.lab.grid.engines import in_processes, in_turn
+from tokenmix.lab.train.finish import finish_run
+from tokenmix.lab.train.sources import make_config
 
 
 @dataclass(frozen=True)

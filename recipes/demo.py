@@ -32,9 +32,9 @@ def main() -> int:
     """Compare on Fashion-MNIST, or on the embedded digits where it cannot be had; returns the exit code."""
     try:
         with needs("the demo"):
-            from tokenmix.compare.compare import compare
-            from tokenmix.data import fetch_data
-            from tokenmix.train.config import CompareConfig
+            from tokenmix.lab.compare.compare import compare
+            from tokenmix.lab.data import fetch_data
+            from tokenmix.lab.train.config import CompareConfig
         budget, baseline = DIGITS, {}
         config = CompareConfig().replace(**SHARED)
         try:
@@ -55,8 +55,8 @@ def main() -> int:
 
 def _budget(config: Any) -> dict[str, int]:
     """Threads, epochs and images of a run, so that all variants take `SECONDS` here; those of a run begun before."""
-    from tokenmix.compare.compare import predict_steps
-    from tokenmix.train.sources import read_part
+    from tokenmix.lab.compare.compare import predict_steps
+    from tokenmix.lab.train.sources import read_part
 
     if (OUT / "compare.json").is_file():
         begun = read_part(OUT, "compare.json")
@@ -80,7 +80,7 @@ def _logistic_regression(limit: int) -> float:
     from sklearn.linear_model import LogisticRegression
     from threadpoolctl import threadpool_limits
 
-    from tokenmix.data.images import load_images
+    from tokenmix.lab.data.images import load_images
 
     images = load_images("fashion-mnist", limit=limit, validation=None)
     parts = [part.pixels(part.labels.new_tensor(range(len(part))))[0] for part in (images.train, images.test)]

@@ -20,7 +20,7 @@ import tyro
 
 from recipes.program import STOPPED
 from tokenmix.files import read_json, write_json
-from tokenmix.train.config import Names
+from tokenmix.lab.train.config import Names
 
 ROOT = Path(__file__).parents[1]
 

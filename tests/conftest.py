@@ -90,8 +90,9 @@ def pytest_runtest_call() -> Iterator[None]:
 @pytest.fixture
 def own_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test registers, and the modules that it does so from, are gone when it ends."""
+    from tokenmix.lab.registry import DATA_SETS, TASKS
     from tokenmix.layers import MIXERS
-    from tokenmix.registry import DATA_SETS, MODELS, TASKS
+    from tokenmix.registry import MODELS
 
     for registry in (TASKS, MODELS, DATA_SETS):
         registry.names()  # Before the copy: importing what registers must not fall into it.

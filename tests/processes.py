@@ -8,7 +8,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["tokenmix.train.run", "tokenmix.cli", "pytest"])
+FORKS.set_forkserver_preload(["tokenmix.lab.train.run", "tokenmix.lab.cli", "pytest"])
 
 
 def _run(program: str, arguments: tuple[str, ...], environment: dict[str, str], output: Path) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tokenmix import files
-from tokenmix.data.fetch import log
 from tokenmix.errors import UserError
+from tokenmix.lab.data.fetch import log
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import functools
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,11 +15,10 @@ PACKAGE = SRC / "tokenmix"
 FILES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = {"torch", "torchvision", "timm", "lightning", "transformers", "matplotlib", "sklearn", "torchmetrics"}
 
-MECHANISMS = {"ops", "losses", "layers", "parallel", "checkpoints", "models"}
 LEAVES = {"errors", "files", "environment", "registry", "trust"}
 BELOW = {
     "errors": set(),
-    "environment": set(),
+    "environment": {"errors"},
     "files": {"errors"},
     "trust": {"errors"},
     "registry": {"errors", "files", "trust"},
@@ -29,23 +28,28 @@ BELOW = {
     "layers": {"errors", "ops", "registry", "trust"},
     "parallel": {"errors", "ops", "layers"},
     "checkpoints": {"errors", "files"},
-    "models": {"errors", "environment", "files", "ops", "layers", "checkpoints", "registry", "trust"},
-    "data": {"errors", "files", "registry", "trust"},
-    "testing": {"errors", "files", "ops", "layers", "registry", "trust"},
-    "swap": {"errors", "environment", "files", "layers"},
-    "train": {*LEAVES, *MECHANISMS, "data", "swap"},
+    "presets": {"registry"},
+    "models": {*LEAVES, "ops", "layers", "checkpoints", "presets"},
+    "text": {*LEAVES, "ops", "layers", "models", "presets"},
+    "register": {"models", "text"},
+    "testing": {*LEAVES, "ops", "layers"},
+    "swap": {*LEAVES, "layers"},
+    "inference": {*LEAVES, "ops", "layers", "models", "text"},
+    "profiling": {*LEAVES, "ops", "layers", "models", "swap"},
 }
-BELOW["tasks"] = BELOW["train"] | {"train"}
-BELOW["text"] = {"errors", "tasks"}
-BELOW["register"] = {"models", "text"}
+LIBRARY = {*BELOW}
+BELOW["lab.registry"] = {"registry"}
+BELOW["lab.data"] = {*LIBRARY, "lab.registry"}
+BELOW["lab.train"] = BELOW["lab.data"] | {"lab.data"}
+BELOW["lab.tasks"] = BELOW["lab.train"] | {"lab.train"}
 # The tools work on run folders of any task.
-BELOW["cpu"] = BELOW["inspect"] = BELOW["cost"] = BELOW["tasks"] | {"tasks"}
-BELOW["grid"] = BELOW["train"] | {"train"}
+BELOW["lab.inspect"] = BELOW["lab.optimized_run"] = BELOW["lab.tasks"] | {"lab.tasks"}
+BELOW["lab.grid"] = BELOW["lab.train"] | {"lab.train"}
 # A comparison's report shows the maps of every run and what each costs.
-BELOW["compare"] = BELOW["tasks"] | {"tasks", "inspect", "cost", "grid"}
-"""Part of the package: the parts that it may import. The command stands above all."""
+BELOW["lab.compare"] = BELOW["lab.inspect"] | {"lab.inspect", "lab.grid"}
+"""Part of the package: the parts that it may import. The command is above all, and the lab above the library."""
 
-TOP = {"cli", "__init__", "__main__"}
+TOP = {"lab.cli", "lab.__init__", "__init__", "__main__"}
 
 
 @functools.cache
@@ -54,7 +58,12 @@ def _tree(file: Path) -> ast.Module:
 
 
 def _part(file: Path) -> str:
-    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return _room(file.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def _room(parts: Sequence[str]) -> str:
+    """The folder or file of the package, or of the lab in it."""
+    return ".".join(parts[: 2 if parts[0] == "lab" else 1])
 
 
 def _imports(tree: ast.AST, *, top_level: bool = False) -> Iterator[tuple[str, int]]:
@@ -129,7 +138,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 def _own_parts(name: str) -> str | None:
     pieces = name.split(".")
-    return pieces[1] if pieces[0] == "tokenmix" and len(pieces) > 1 else None
+    return _room(pieces[1:]) if pieces[0] == "tokenmix" and len(pieces) > 1 else None
 
 
 def test_every_part_of_the_package_is_known() -> None:
@@ -152,15 +161,15 @@ def test_imports_run_one_way() -> None:
 
 def test_a_domain_imports_no_other_domain() -> None:
     """Who works on one opens one folder; what several need stands in models, data or tasks itself."""
-    domains = {path.parent.name for path in PACKAGE.glob("tasks/*/__init__.py")}
+    domains = {path.parent.name for path in PACKAGE.glob("lab/tasks/*/__init__.py")}
     wrong = []
-    for file in PACKAGE.glob("tasks/*/**/*.py"):
-        own = file.relative_to(PACKAGE / "tasks").parts[0]
+    for file in PACKAGE.glob("lab/tasks/*/**/*.py"):
+        own = file.relative_to(PACKAGE / "lab/tasks").parts[0]
         imports = [(name.split("."), line) for name, line in _imports(_tree(file))]
         wrong += [
             f"{file}:{line}: {own} imports {'.'.join(name)}"
             for name, line in imports
-            if name[:2] == ["tokenmix", "tasks"] and name[2] in domains - {own}
+            if name[:3] == ["tokenmix", "lab", "tasks"] and name[3] in domains - {own}
         ]
     assert not wrong
 
@@ -172,30 +181,30 @@ def test_imports_inside_the_package_are_absolute() -> None:
 
 LIGHT = [
     "__init__",
-    "cli/__init__",
-    "cli/command",
-    "cli/info",
-    "cli/listing",
-    "cli/errors",
-    "cli/names",
-    "cli/parsing",
-    "cli/runs",
-    "data/__init__",
-    "data/lookup",
+    "lab/cli/__init__",
+    "lab/cli/command",
+    "lab/cli/info",
+    "lab/cli/listing",
+    "lab/cli/errors",
+    "lab/cli/names",
+    "lab/cli/parsing",
+    "lab/cli/runs",
+    "lab/data/__init__",
+    "lab/data/lookup",
     "errors",
     "registry",
-    "tasks/fitting",
-    "tasks/classification/presets",
-    "tasks/detection/presets",
-    "tasks/generation/presets",
-    "tasks/points/presets",
-    "tasks/segmentation/presets",
-    "tasks/text/presets",
-    "train/config",
-    "train/schema",
-    "train/sources",
-    "train/words",
-    *(f"tasks/{file.parent.name}/options" for file in PACKAGE.glob("tasks/*/options.py")),
+    "lab/tasks/fitting",
+    "presets/classification",
+    "presets/detection",
+    "presets/generation",
+    "presets/points",
+    "presets/segmentation",
+    "presets/text",
+    "lab/train/config",
+    "lab/train/schema",
+    "lab/train/sources",
+    "lab/train/words",
+    *(f"lab/tasks/{file.parent.name}/options" for file in PACKAGE.glob("lab/tasks/*/options.py")),
 ]
 
 
@@ -230,12 +239,12 @@ def _private_of_torch(tree: ast.AST) -> set[str]:
 
 
 def test_private_names_of_torch() -> None:
-    found = {name for file in FILES if _part(file) != "cpu" for name in _private_of_torch(_tree(file))}
+    found = {name for file in FILES if _part(file) != "inference" for name in _private_of_torch(_tree(file))}
     assert found == PRIVATE
 
 
 def test_private_operators_of_the_cpu_are_in_one_file() -> None:
-    files = [file for file in FILES if _part(file) == "cpu" and _private_of_torch(_tree(file))]
+    files = [file for file in FILES if _part(file) == "inference" and _private_of_torch(_tree(file))]
     assert [file.name for file in files] == ["operators.py"]
 
 
@@ -253,8 +262,8 @@ def _python(code: str) -> str:
 
 def test_import_and_command_line_load_nothing_heavy() -> None:
     loaded = _python(
-        "import sys, tokenmix, tokenmix.cli\n"
-        "try: tokenmix.cli.main(['--help'])\n"
+        "import sys, tokenmix, tokenmix.lab.cli\n"
+        "try: tokenmix.lab.cli.main(['--help'])\n"
         "except SystemExit: pass\n"
         f"print('HEAVY', sorted({HEAVY!r} & set(sys.modules)))"
     )
@@ -264,7 +273,7 @@ def test_import_and_command_line_load_nothing_heavy() -> None:
 @pytest.mark.parametrize("what", ["models", "tasks", "data"])
 def test_listing_loads_nothing_heavy(what: str) -> None:
     loaded = _python(
-        f"import sys, tokenmix.cli; assert tokenmix.cli.main(['list', {what!r}]) == 0\n"
+        f"import sys, tokenmix.lab.cli; assert tokenmix.lab.cli.main(['list', {what!r}]) == 0\n"
         f"print('HEAVY', sorted({HEAVY!r} & set(sys.modules)))"
     )
     assert loaded.splitlines()[-1] == "HEAVY []"
@@ -277,7 +286,7 @@ def test_listing_loads_nothing_heavy(what: str) -> None:
 )  # fmt: skip
 def test_a_wrong_name_is_told_without_anything_heavy(words: list[str]) -> None:
     loaded = _python(
-        f"import sys, tokenmix.cli; assert tokenmix.cli.main({words!r}) == 2\n"
+        f"import sys, tokenmix.lab.cli; assert tokenmix.lab.cli.main({words!r}) == 2\n"
         f"print('HEAVY', sorted({HEAVY!r} & set(sys.modules)))"
     )
     assert loaded.splitlines()[-1] == "HEAVY []"

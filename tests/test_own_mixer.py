@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 import tokenmix
-from tokenmix.cost.target import mixer_with_input
 from tokenmix.errors import UserError
 from tokenmix.layers import create_mixer
+from tokenmix.profiling.target import mixer_with_input
 from tokenmix.testing.doctor import doctor
 from verbs import printed, refused
 

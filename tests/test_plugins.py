@@ -13,8 +13,9 @@ from PIL import Image
 
 import tokenmix
 from tokenmix.errors import UserError
+from tokenmix.lab.registry import DATA_SETS, TASKS
 from tokenmix.layers import create_mixer
-from tokenmix.registry import DATA_SETS, MODELS, TASKS, load_plugin
+from tokenmix.registry import MODELS, load_plugin
 from verbs import printed, refused
 
 PLUGINS = Path(__file__).parent / "plugins"

@@ -3,12 +3,13 @@
 import pytest
 
 from tokenmix.errors import UserError
-from tokenmix.registry import Registry, TaskEntry, load_object
+from tokenmix.lab.registry import TaskEntry
+from tokenmix.registry import Registry, load_object
 
 
 @pytest.fixture
 def registry() -> Registry[TaskEntry]:
-    made: Registry[TaskEntry] = Registry("task")
+    made: Registry[TaskEntry] = Registry("task", lambda: None)
     made.register(TaskEntry(name="a-task", about="one", task="json:loads"))
     return made
 

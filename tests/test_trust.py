@@ -13,19 +13,19 @@ import timm
 import torch
 
 import tokenmix
-from tokenmix.data.lookup import load_data
-from tokenmix.data.remote import local_copies
 from tokenmix.errors import UserError
 from tokenmix.files import read_json, write_json
-from tokenmix.grid.cells import Cell, finish_cell
+from tokenmix.lab.data.lookup import load_data
+from tokenmix.lab.data.remote import local_copies
+from tokenmix.lab.grid.cells import Cell, finish_cell
+from tokenmix.lab.tasks.generation.features import RunFeatures
+from tokenmix.lab.tasks.text.data import load_text
+from tokenmix.lab.train.config import CompareConfig
+from tokenmix.lab.train.load import load_run
+from tokenmix.lab.train.recipes import load_recipe
+from tokenmix.lab.train.run import evaluate, train
+from tokenmix.lab.train.sources import make_config
 from tokenmix.layers import create_mixer
-from tokenmix.tasks.generation.features import RunFeatures
-from tokenmix.tasks.text.data import load_text
-from tokenmix.train.config import CompareConfig
-from tokenmix.train.load import load_run
-from tokenmix.train.recipes import load_recipe
-from tokenmix.train.run import evaluate, train
-from tokenmix.train.sources import make_config
 from tokenmix.trust import FromFile, from_caller, from_file, is_typed, only_typed, typed, typed_words
 from verbs import refused
 

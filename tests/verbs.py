@@ -2,7 +2,7 @@
 
 import pytest
 
-from tokenmix.cli import main
+from tokenmix.lab.cli import main
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from tokenmix.cost import Timing
-from tokenmix.cost.speed import orders
+from tokenmix.profiling import Timing
+from tokenmix.profiling.speed import orders
 
 __all__ = ["cuda_rounds"]
 

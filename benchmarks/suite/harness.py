@@ -8,8 +8,8 @@ from torch import Tensor
 
 from suite.place import Place
 from suite.results import Correctness, Direction, Measured, Quantity, Ratio, Role, Row, Verdict, of_rounds, within
-from tokenmix.cost import Timing
 from tokenmix.errors import UserError
+from tokenmix.profiling import Timing
 
 __all__ = [
     "Built",

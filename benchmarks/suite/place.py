@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from suite.cuda import cuda_rounds
-from tokenmix.cost import Timing, peak_memory, time_interleaved
 from tokenmix.errors import UserError, unknown_name
+from tokenmix.profiling import Timing, peak_memory, time_interleaved
 
 __all__ = ["DTYPES", "Place"]
 

@@ -26,13 +26,13 @@ from recipes.cells import Cell, Runner, read_cell
 from recipes.over_seeds import over_seeds, shown
 from recipes.program import run_program
 from recipes.small_pictures import save_small
-from tokenmix.compare.compare import predict_steps
 from tokenmix.environment import environment
 from tokenmix.files import write_json
-from tokenmix.inspect.numbers import map_numbers
-from tokenmix.registry import get_task
-from tokenmix.train.config import CompareConfig, Numbers
-from tokenmix.train.load import load_run
+from tokenmix.lab.compare.compare import predict_steps
+from tokenmix.lab.inspect.numbers import map_numbers
+from tokenmix.lab.registry import get_task
+from tokenmix.lab.train.config import CompareConfig, Numbers
+from tokenmix.lab.train.load import load_run
 
 HERE = Path(__file__).parent
 PICTURE = HERE.parents[1] / "docs" / "images" / "plateau.png"

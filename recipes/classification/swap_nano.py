@@ -31,13 +31,13 @@ from recipes.over_seeds import over_seeds, read_result, shown
 from recipes.program import run_program
 from tokenmix.environment import environment
 from tokenmix.files import read_json, write_json
-from tokenmix.registry import get_task
+from tokenmix.lab.registry import get_task
+from tokenmix.lab.train.config import Numbers
+from tokenmix.lab.train.finish import finish_run
+from tokenmix.lab.train.load import load_task
+from tokenmix.lab.train.sources import make_config
+from tokenmix.lab.train.trainer import validate
 from tokenmix.swap import swap_attention
-from tokenmix.train.config import Numbers
-from tokenmix.train.finish import finish_run
-from tokenmix.train.load import load_task
-from tokenmix.train.sources import make_config
-from tokenmix.train.trainer import validate
 
 HERE = Path(__file__).parent
 FIGURE = HERE.parents[1] / "docs" / "images" / "swap_nano.svg"

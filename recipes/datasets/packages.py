@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tokenmix.data.fetch import (
+from tokenmix.lab.data.fetch import (
     FetchError,
     apt_package,
     check_digest,

@@ -27,15 +27,15 @@ from recipes.over_seeds import commits, over_seeds, read_result, shown
 from recipes.program import run_program
 from recipes.small_pictures import save_small
 from tokenmix.environment import environment
-from tokenmix.registry import get_task
-from tokenmix.tasks.detection.output import class_color
-from tokenmix.tasks.detection.task import ObjectTask
-from tokenmix.train.config import Numbers, TrainConfig
-from tokenmix.train.finish import finish_run
-from tokenmix.train.load import load_task
-from tokenmix.train.plan import seed_everything
-from tokenmix.train.sources import make_config
-from tokenmix.train.trainer import validate
+from tokenmix.lab.registry import get_task
+from tokenmix.lab.tasks.detection.output import class_color
+from tokenmix.lab.tasks.detection.task import ObjectTask
+from tokenmix.lab.train.config import Numbers, TrainConfig
+from tokenmix.lab.train.finish import finish_run
+from tokenmix.lab.train.load import load_task
+from tokenmix.lab.train.plan import seed_everything
+from tokenmix.lab.train.sources import make_config
+from tokenmix.lab.train.trainer import validate
 
 HERE = Path(__file__).parent
 PICTURES = HERE.parents[1] / "docs" / "images"

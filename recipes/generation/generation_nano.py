@@ -19,13 +19,13 @@ from PIL import Image
 
 from recipes.over_seeds import commits, over_seeds, read_result, shown
 from recipes.program import run_program
-from tokenmix.cost.memory import peak_memory
-from tokenmix.cost.speed import time_interleaved
 from tokenmix.environment import environment
-from tokenmix.tasks.generation.models import GAN, create_gan
-from tokenmix.train.config import Numbers, TrainConfig
-from tokenmix.train.finish import finish_run
-from tokenmix.train.sources import make_config
+from tokenmix.lab.train.config import Numbers, TrainConfig
+from tokenmix.lab.train.finish import finish_run
+from tokenmix.lab.train.sources import make_config
+from tokenmix.models.generation import GAN, create_gan
+from tokenmix.profiling.memory import peak_memory
+from tokenmix.profiling.speed import time_interleaved
 
 HERE = Path(__file__).parent
 IMAGES = HERE.parents[1] / "docs" / "images"

@@ -10,7 +10,7 @@ from scipy.spatial import cKDTree
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix
 
-from tokenmix.tasks.points.data import PackedClouds, load_points
+from tokenmix.lab.tasks.points.data import PackedClouds, load_points
 
 BINS = 8
 NEIGHBOURS = 16

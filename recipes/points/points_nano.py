@@ -21,15 +21,15 @@ from matplotlib.figure import Figure
 from recipes.over_seeds import commits, over_seeds, read_result, shown
 from recipes.program import run_program
 from recipes.small_pictures import save_small
-from tokenmix.cost.memory import peak_memory
 from tokenmix.environment import environment
+from tokenmix.lab.tasks.points.data import CloudSamples, load_points
+from tokenmix.lab.tasks.points.output import scatter
+from tokenmix.lab.train.config import Numbers
+from tokenmix.lab.train.finish import finish_run
+from tokenmix.lab.train.load import load_task
+from tokenmix.lab.train.sources import make_config
 from tokenmix.layers import create_mixer
-from tokenmix.tasks.points.data import CloudSamples, load_points
-from tokenmix.tasks.points.output import scatter
-from tokenmix.train.config import Numbers
-from tokenmix.train.finish import finish_run
-from tokenmix.train.load import load_task
-from tokenmix.train.sources import make_config
+from tokenmix.profiling.memory import peak_memory
 
 HERE = Path(__file__).parent
 IMAGES = HERE.parents[1] / "docs" / "images"

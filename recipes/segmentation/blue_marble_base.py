@@ -15,7 +15,7 @@ import numpy as np
 from scipy.ndimage import uniform_filter
 from sklearn.ensemble import RandomForestClassifier
 
-from tokenmix.data.scenes import Scenes, load_scenes
+from tokenmix.lab.data.scenes import Scenes, load_scenes
 
 WINDOWS = {"color": (), "context": (9, 33)}
 LEARNT, TESTED = 100_000, 200_000

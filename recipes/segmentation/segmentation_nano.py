@@ -24,19 +24,19 @@ from torch.nn.functional import cross_entropy
 from recipes.over_seeds import commits, over_seeds, read_result, shown
 from recipes.program import run_program
 from recipes.small_pictures import save_small
-from tokenmix.cost.memory import peak_memory
-from tokenmix.cost.speed import time_interleaved
-from tokenmix.data.scenes import Scenes, load_scenes
 from tokenmix.environment import environment
+from tokenmix.lab.data.scenes import Scenes, load_scenes
+from tokenmix.lab.train.config import Numbers
+from tokenmix.lab.train.finish import finish_run
+from tokenmix.lab.train.load import load_task
+from tokenmix.lab.train.run import evaluate
+from tokenmix.lab.train.sources import make_config
 from tokenmix.layers import ExternalAttention2d
 from tokenmix.layers.base import Mixer
 from tokenmix.models import create_model
 from tokenmix.models.context import SelfAttention2d
-from tokenmix.train.config import Numbers
-from tokenmix.train.finish import finish_run
-from tokenmix.train.load import load_task
-from tokenmix.train.run import evaluate
-from tokenmix.train.sources import make_config
+from tokenmix.profiling.memory import peak_memory
+from tokenmix.profiling.speed import time_interleaved
 
 HERE = Path(__file__).parent
 IMAGES = HERE.parents[1] / "docs" / "images"

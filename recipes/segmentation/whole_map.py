@@ -27,8 +27,8 @@ from recipes.program import run_program
 from recipes.small_pictures import save_small
 from tokenmix.environment import environment
 from tokenmix.files import write_json
-from tokenmix.train.distributed import distributed_info, process_group
-from tokenmix.train.load import load_task
+from tokenmix.lab.train.distributed import distributed_info, process_group
+from tokenmix.lab.train.load import load_task
 
 HERE = Path(__file__).parent
 IMAGES = HERE.parents[1] / "docs" / "images"
@@ -100,7 +100,7 @@ def predicted(run: Path, shared: int, limit: int) -> bool:
 
 def program_bytes() -> int:
     """Peak memory of a process that has only imported what a run imports: what no splitting can reduce."""
-    modules = "tokenmix.train.run, tokenmix.tasks.segmentation.task, recipes.datasets.images.blue_marble"
+    modules = "tokenmix.lab.train.run, tokenmix.lab.tasks.segmentation.task, recipes.datasets.images.blue_marble"
     code = f"import resource, {modules}; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
     return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 

@@ -23,16 +23,16 @@ from recipes.program import run_program
 from recipes.small_pictures import save_small
 from recipes.text.tfidf import tfidf_baseline
 from tokenmix.environment import environment
-from tokenmix.inspect.gates import gate_numbers, toeplitz_share
-from tokenmix.inspect.tiles import SIGNED
-from tokenmix.registry import TASKS, TaskEntry
-from tokenmix.tasks.text.data.labelled import load_labelled
-from tokenmix.tasks.text.masked_lm import MaskedLM
-from tokenmix.tasks.text.tokenizer import save_tokenizer, train_tokenizer
-from tokenmix.train.config import Names, Numbers, TrainConfig
-from tokenmix.train.finish import finish_run
-from tokenmix.train.load import load_run
-from tokenmix.train.sources import make_config
+from tokenmix.lab.inspect.gates import gate_numbers, toeplitz_share
+from tokenmix.lab.inspect.tiles import SIGNED
+from tokenmix.lab.registry import TASKS, TaskEntry
+from tokenmix.lab.tasks.text.data.labelled import load_labelled
+from tokenmix.lab.tasks.text.masked_lm import MaskedLM
+from tokenmix.lab.tasks.text.tokenizer import save_tokenizer, train_tokenizer
+from tokenmix.lab.train.config import Names, Numbers, TrainConfig
+from tokenmix.lab.train.finish import finish_run
+from tokenmix.lab.train.load import load_run
+from tokenmix.lab.train.sources import make_config
 
 HERE = Path(__file__).parent
 PICTURE = HERE.parents[1] / "docs" / "images" / "text_toeplitz.png"
@@ -117,7 +117,7 @@ TASKS.register(
         name="watched-lm",
         about="masked-lm with a log of its gates",
         task=WatchedLM,
-        options="tokenmix.tasks.text.options:MaskingOptions",
+        options="tokenmix.lab.tasks.text.options:MaskingOptions",
     )
 )
 

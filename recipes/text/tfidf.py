@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from tokenmix.errors import UserError
-from tokenmix.tasks.text.data.labelled import LabelledData, LabelledText
+from tokenmix.lab.tasks.text.data.labelled import LabelledData, LabelledText
 
 __all__ = ["tfidf_baseline"]
 

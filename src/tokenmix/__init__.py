@@ -10,48 +10,53 @@ from typing import TYPE_CHECKING, Any
 from tokenmix.errors import UserError, needs
 
 if TYPE_CHECKING:
-    from tokenmix.cpu import optimize
+    from tokenmix.inference import optimize
+    from tokenmix.lab.compare.compare import compare
+    from tokenmix.lab.registry import list_tasks
+    from tokenmix.lab.train.run import train
     from tokenmix.layers.table import create_mixer, list_mixers, register_mixer
     from tokenmix.models.registry import create_model
-    from tokenmix.registry import list_models, list_tasks
+    from tokenmix.profiling import cost_table as cost
+    from tokenmix.registry import list_models
     from tokenmix.swap import swap_attention
     from tokenmix.testing.probe import probe
 
 __version__ = "0.2.0"
 
 _LAZY = {
-    "create_mixer": "tokenmix.layers.table",
-    "list_mixers": "tokenmix.layers.table",
-    "create_model": "tokenmix.models.registry",
-    "list_models": "tokenmix.registry",
-    "list_tasks": "tokenmix.registry",
-    "optimize": "tokenmix.cpu",
-    "probe": "tokenmix.testing.probe",
-    "register_mixer": "tokenmix.layers.table",
-    "swap_attention": "tokenmix.swap",
+    "compare": "tokenmix.lab.compare.compare:compare",
+    "cost": "tokenmix.profiling:cost_table",
+    "create_mixer": "tokenmix.layers.table:create_mixer",
+    "create_model": "tokenmix.models.registry:create_model",
+    "list_mixers": "tokenmix.layers:list_mixers",
+    "list_models": "tokenmix.registry:list_models",
+    "list_tasks": "tokenmix.lab.registry:list_tasks",
+    "optimize": "tokenmix.inference:optimize",
+    "probe": "tokenmix.testing.probe:probe",
+    "register_mixer": "tokenmix.layers.table:register_mixer",
+    "swap_attention": "tokenmix.swap:swap_attention",
+    "train": "tokenmix.lab.train.run:train",
 }
 _MODULES = (
     "checkpoints",
-    "compare",
-    "cost",
-    "cpu",
-    "data",
-    "inspect",
+    "inference",
+    "lab",
     "layers",
     "losses",
     "models",
     "ops",
     "parallel",
+    "profiling",
     "swap",
-    "tasks",
     "testing",
     "text",
-    "train",
 )
 
 __all__ = [
     "UserError",
     "__version__",
+    "compare",
+    "cost",
     "create_mixer",
     "create_model",
     "list_mixers",
@@ -61,13 +66,15 @@ __all__ = [
     "probe",
     "register_mixer",
     "swap_attention",
+    "train",
 ]
 
 
 def __getattr__(name: str) -> Any:
     with needs(f"tokenmix.{name}"):
         if name in _LAZY:
-            return getattr(importlib.import_module(_LAZY[name]), name)
+            module, _, attribute = _LAZY[name].partition(":")
+            return getattr(importlib.import_module(module), attribute)
         if name in _MODULES:
             return importlib.import_module(f"tokenmix.{name}")
     raise AttributeError(f"module 'tokenmix' has no attribute {name!r}")

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from tokenmix.cli import main
+from tokenmix.lab.cli import main
 
 if not sys.flags.safe_path and sys.path[0] == os.getcwd():
     # `python -m` searches the current folder first, where a file could replace any library that is imported later.

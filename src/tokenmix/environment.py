@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from tokenmix.errors import UserError
+
 PACKAGES = ("tokenmix", "torch", "torchvision", "timm", "lightning", "torchmetrics", "numpy", "safetensors")
 # The newest releases that the tests have passed with; pyproject.toml has the oldest. A newer patch release is as good.
 TESTED = {"torch": "2.14", "torchvision": "0.29", "timm": "1.0.31", "transformers": "5.24", "lightning": "2.6"}
@@ -136,3 +138,16 @@ def keep_freed_memory() -> None:
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "gnu_get_libc_version"):
         libc.mallopt(M_TRIM_THRESHOLD, NEVER)
         libc.mallopt(M_MMAP_THRESHOLD, MOST)
+
+
+# What the masks of an image's objects may fill.
+MASK_BYTES = 1 << 31
+
+
+def check_mask_memory(count: int, size: tuple[int, int]) -> None:
+    """Raise `UserError` if the masks of an image's objects would fill more than `MASK_BYTES`."""
+    if count * size[0] * size[1] > MASK_BYTES:
+        raise UserError(
+            f"{count} masks of {size[1]} x {size[0]} pixels fill more than {MASK_BYTES >> 20} MiB; cut the image into "
+            "smaller ones"
+        )

@@ -1,4 +1,4 @@
-"""Registry of tasks, models and data sets by name. Each is registered once, by the package that defines it.
+"""Registry of models by name, and plug-ins. Each model is registered once, by the package that defines it.
 
 An entry says where a thing is defined ("module:name") and imports it at first use, so that names can be listed and
 checked without PyTorch. Packages outside tokenmix register with the same functions; those that are installed are found
@@ -8,6 +8,7 @@ by the entry point group `tokenmix.plugins`, whose modules register on import:
     mine = "my_package.tokenmix_plugin"
 """
 
+import functools
 import importlib
 import importlib.util
 import os
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tokenmix.errors import UserError, needs, one_line, unknown_name
 from tokenmix.trust import check_typed
@@ -41,30 +42,6 @@ class Entry:
 
     name: str
     about: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskEntry(Entry):
-    """A task.
-
-    Attributes:
-        name: for example `semantic-segmentation`.
-        about: one line for `tokenmix list tasks`.
-        task: its `TaskModule` class.
-        options: dataclass of what only this task can be given, a `tokenmix.train.config.TaskOptions` in a module that
-            PyTorch is not imported for.
-        optim: dataclass of optimiser and learning rate, where the task does without some of the usual ones.
-        defaults: values of options that this task starts from, `model` and `data` above all; a task without them has to
-            be given these two.
-        other_models: function of a name that returns, without PyTorch, whether it may be a model that the task takes
-            though the registry does not have it.
-    """
-
-    task: Target
-    options: Target = "tokenmix.train.config:TaskOptions"
-    optim: Target = "tokenmix.train.config:OptimConfig"
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    other_models: Target | None = None
 
 
 @dataclass(frozen=True)
@@ -108,40 +85,6 @@ class ModelEntry(Entry):
     published: Published | None = None
 
 
-Kind = Literal["images", "classes", "boxes", "masks", "clouds", "parts", "corpus", "labelled-text", "questions"]
-"""What a data set holds: labelled images, images with a class for each pixel, with boxes or with masks of objects,
-point clouds with a class or with parts, running text, labelled texts, questions about texts."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataEntry(Entry):
-    """A data set, or a layout of files on the user's disk.
-
-    Attributes:
-        name: what `--data` begins with.
-        kinds: what it holds; a task reads those that it can learn from.
-        about: how much there is, in what layout, and megabytes to fetch; for files of the user's it begins with
-            `name:PATH`.
-        load: the reader, called with a `tokenmix.data.DataRequest`. It returns what `load_images`, `load_scenes` or
-            their like are written for: `LoadedImages`, `SceneData`, `PointData`, `Corpus`, `LabelledData` or
-            `QuestionData`.
-        licence: of the content.
-        origin: where it comes from, in the order of trying.
-        variant: what follows the name and a colon. A path must; patterns of shards must; a number or a name, which the
-            reader checks, may.
-        stored: names in the cache; empty if nothing is fetched.
-        img_size: side of labelled images in pixels, unless another is asked for; None if only the reader knows it.
-    """
-
-    kinds: tuple[Kind, ...]
-    load: Target
-    licence: str = "yours"
-    origin: str = "your disk"
-    variant: Literal["none", "path", "shards", "number", "name"] = "none"
-    stored: tuple[str, ...] = ()
-    img_size: int | None = None
-
-
 E = TypeVar("E", bound=Entry)
 
 
@@ -150,10 +93,11 @@ class Registry(Generic[E]):
 
     Args:
         kind: what an entry is, for messages.
+        load: imports what registers; called once, when an entry is first asked for.
     """
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, load: Callable[[], None]) -> None:
+        self.kind, self._load = kind, functools.cache(load)
         self._entries: dict[str, E] = {}
 
     def register(self, *entries: E) -> None:
@@ -164,51 +108,38 @@ class Registry(Generic[E]):
 
     def __getitem__(self, name: str) -> E:
         """The entry of that name; `UserError` with the nearest names if there is none."""
-        _load_all()
+        self._load()
         if name not in self._entries:
             raise unknown_name(self.kind, name, self._entries)
         return self._entries[name]
 
     def __contains__(self, name: object) -> bool:
-        _load_all()
+        self._load()
         return name in self._entries
 
     def __iter__(self) -> Iterator[E]:
-        _load_all()
+        self._load()
         return iter(self._entries.values())
 
     def names(self, pattern: str = "*") -> list[str]:
         """The names that match a glob."""
-        _load_all()
+        self._load()
         return [name for name in self._entries if fnmatch(name, pattern)]
 
 
-TASKS: Registry[TaskEntry] = Registry("task")
-MODELS: Registry[ModelEntry] = Registry("model")
-DATA_SETS: Registry[DataEntry] = Registry("data set")
-
-# Packages that register what tokenmix itself has; importing them is cheap.
-_OWN = ("tokenmix.data", "tokenmix.tasks")
-# A checkout has the data sets of its recipes as well; an installed wheel does not.
-_CHECKOUT = Path(__file__).parents[2]
-_loaded = False
-
-
-def _load_all() -> None:
-    """Import what registers: our own packages, a checkout's recipes/datasets, the installed plug-ins."""
-    global _loaded
-    if _loaded:
-        return
-    _loaded = True
-    for package in _OWN:
-        importlib.import_module(package)
-    if (_CHECKOUT / "recipes" / "datasets" / "__init__.py").is_file():
-        if str(_CHECKOUT) not in sys.path:
-            sys.path.append(str(_CHECKOUT))
-        importlib.import_module("recipes.datasets")
+@functools.cache
+def load_plugins() -> None:
+    """Import the modules of installed packages that the entry point group `tokenmix.plugins` names."""
     for point in entry_points(group="tokenmix.plugins"):
         load_plugin(point.value)
 
+
+def _load_models() -> None:
+    importlib.import_module("tokenmix.presets")
+    load_plugins()
+
+
+MODELS: Registry[ModelEntry] = Registry("model", _load_models)
 
 _imported: list[str] = []
 
@@ -296,13 +227,3 @@ def import_object(target: str) -> Callable[..., Any]:
 def list_models(pattern: str = "*", *, task: str | None = None) -> list[str]:
     """The names of our models that match a glob, for example `list_models("eamlp*")`; with `task`, those it trains."""
     return [name for name in MODELS.names(pattern) if task is None or task in MODELS[name].tasks]
-
-
-def list_tasks() -> list[str]:
-    """The names of the tasks."""
-    return TASKS.names()
-
-
-def get_task(name: str) -> Any:
-    """The class of a task; `UserError` with the nearest names if there is none."""
-    return load_object(TASKS[name].task)

@@ -15,13 +15,13 @@ import torch
 from PIL import Image
 
 import tokenmix
-from tokenmix.cli import VERBS, main
-from tokenmix.cli.command import parse
-from tokenmix.cli.examples import EXAMPLES
-from tokenmix.cli.listing import print_result
 from tokenmix.errors import UserError
-from tokenmix.registry import list_tasks
-from tokenmix.train.run import train
+from tokenmix.lab.cli import VERBS, main
+from tokenmix.lab.cli.command import parse
+from tokenmix.lab.cli.examples import EXAMPLES
+from tokenmix.lab.cli.listing import print_result
+from tokenmix.lab.registry import list_tasks
+from tokenmix.lab.train.run import train
 
 BUDGET = ["--data", "digits", "--max-steps", "12", "--batch-size", "64", "--limit", "400", "--limit-eval", "100"]
 
@@ -48,7 +48,7 @@ def picture(tmp_path) -> Path:
 
 
 def test_help_is_quick_and_light():
-    probe = "import sys; sys.argv = ['tokenmix', '--help']\nfrom tokenmix.cli import main\n"
+    probe = "import sys; sys.argv = ['tokenmix', '--help']\nfrom tokenmix.lab.cli import main\n"
     probe += "try: main()\nexcept SystemExit: pass\nassert not {'torch', 'timm', 'lightning'} & set(sys.modules)"
     start = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60)
@@ -155,7 +155,7 @@ def test_mistakes_are_one_line_and_exit_code_2(args, words, capsys, tmp_path, mo
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
 def test_a_mistake_reads_the_same_in_every_encoding(encoding: str):
-    probe = "from tokenmix.cli import main; main(['cost', 'external', '--dim', 'x'])"
+    probe = "from tokenmix.lab.cli import main; main(['cost', 'external', '--dim', 'x'])"
     done = subprocess.run(
         [sys.executable, "-c", probe],
         capture_output=True,
@@ -254,7 +254,7 @@ def test_mistakes_are_told_without_pytorch(tmp_path: Path) -> None:
         trian""".splitlines()
     probe = f"""
 import sys
-from tokenmix.cli import main
+from tokenmix.lab.cli import main
 for line in {words!r}:
     assert main(line.split()) == 2, line
     heavy = {{'torch', 'timm', 'lightning', 'transformers', 'torchvision', 'PIL'}} & set(sys.modules)
@@ -281,7 +281,7 @@ def test_every_help_is_light() -> None:
     words = [["--help"], *([verb, "--help"] for verb in VERBS), *(["train", task, "--help"] for task in list_tasks())]
     probe = f"""
 import sys
-from tokenmix.cli import main
+from tokenmix.lab.cli import main
 for words in {words!r}:
     try:
         print(main(words), words)
@@ -335,7 +335,7 @@ def test_what_the_parser_refuses_is_one_line(words: str, said: str, capsys: pyte
 
 
 def test_without_tyros_private_module_tyro_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenmix.cli.errors.events", None)
+    monkeypatch.setattr("tokenmix.lab.cli.errors.events", None)
     with pytest.raises(SystemExit) as stop:
         main(["train", "--lrr", "1"])
     assert stop.value.code == 2
@@ -382,7 +382,7 @@ def test_too_many_open_files_is_one_line(error: Exception, monkeypatch: pytest.M
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("tokenmix.cli.command.parse", fail)
+    monkeypatch.setattr("tokenmix.lab.cli.command.parse", fail)
     assert main(["train"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
@@ -396,7 +396,7 @@ def test_a_disk_that_refuses_a_write_is_one_line(number: int, monkeypatch: pytes
     def fail(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("tokenmix.cli.command.parse", fail)
+    monkeypatch.setattr("tokenmix.lab.cli.command.parse", fail)
     assert main(["train"]) == 2
     said = capsys.readouterr().err
     assert said == f"tokenmix: {os.strerror(number)}: while writing; free space or give another --out\n"

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from tokenmix.cli import main
-from tokenmix.registry import MODELS, get_task
-from tokenmix.train.sources import make_config
+from tokenmix.lab.cli import main
+from tokenmix.lab.registry import get_task
+from tokenmix.lab.train.sources import make_config
+from tokenmix.registry import MODELS
 
 
 def printed(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:

@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from tokenmix.compare import variant_costs
-from tokenmix.cost.speed import time_interleaved
+from tokenmix.lab.compare import variant_costs
+from tokenmix.profiling.speed import time_interleaved
 
 
 @pytest.fixture(scope="package", autouse=True)

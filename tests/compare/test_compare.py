@@ -12,16 +12,16 @@ import pytest
 import torch
 from PIL import Image
 
-from tokenmix.cli import parse
-from tokenmix.cli.listing import print_rows
-from tokenmix.compare.compare import compare, repeat_command
-from tokenmix.compare.examples import choose_images
-from tokenmix.compare.results import load_results
-from tokenmix.compare.variant_runs import plan_runs, read_run
 from tokenmix.errors import UserError
 from tokenmix.files import one_writer
-from tokenmix.grid.cells import finish_cell
-from tokenmix.train.config import CompareConfig, TrainConfig
+from tokenmix.lab.cli import parse
+from tokenmix.lab.cli.listing import print_rows
+from tokenmix.lab.compare.compare import compare, repeat_command
+from tokenmix.lab.compare.examples import choose_images
+from tokenmix.lab.compare.results import load_results
+from tokenmix.lab.compare.variant_runs import plan_runs, read_run
+from tokenmix.lab.grid.cells import finish_cell
+from tokenmix.lab.train.config import CompareConfig, TrainConfig
 
 TINY = {"embed_dim": 16, "depth": 2, "num_heads": 2}
 
@@ -176,7 +176,7 @@ def test_mistakes_are_told_before_any_training(tmp_path: Path, changes: dict[str
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, BaseException], list[TrainConfig]]:
     """Makes the trainer fail for one mixer; returns the configs that it is called with."""
-    import tokenmix.train.finish as trainer
+    import tokenmix.lab.train.finish as trainer
 
     real, seen = trainer.train, []
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from tokenmix.compare.compare import compare
-from tokenmix.compare.grid import split_grid
-from tokenmix.compare.results import load_results
-from tokenmix.data.lookup import data_sets
 from tokenmix.errors import UserError
-from tokenmix.train.config import CompareConfig
+from tokenmix.lab.compare.compare import compare
+from tokenmix.lab.compare.grid import split_grid
+from tokenmix.lab.compare.results import load_results
+from tokenmix.lab.data.lookup import data_sets
+from tokenmix.lab.train.config import CompareConfig
 from verbs import printed, refused
 
 SETTINGS: dict[str, Any] = {
@@ -33,7 +33,7 @@ def small(out: Path, **changes: Any) -> CompareConfig:
 def _digits_again(own_names: None) -> None:
     import dataclasses
 
-    from tokenmix.registry import DATA_SETS
+    from tokenmix.lab.registry import DATA_SETS
 
     DATA_SETS.register(dataclasses.replace(DATA_SETS["digits"], name="digits-again"))
 

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenmix.compare.charts import Series, heatmap, line_chart, place_labels, ticks
-from tokenmix.compare.columns import cells, columns, markdown_table
-from tokenmix.compare.map_figures import ExampleMaps
-from tokenmix.compare.notes import budget_sentence, finding_sentence, notes
-from tokenmix.compare.report import write_report
-from tokenmix.compare.report_figures import cost_charts
-from tokenmix.compare.results import Curve, Example, Results, Run, Variant, load_results
-from tokenmix.cost.speed import Timing
 from tokenmix.errors import UserError
-from tokenmix.inspect import Tile
-from tokenmix.train.config import CompareConfig
+from tokenmix.lab.compare.charts import Series, heatmap, line_chart, place_labels, ticks
+from tokenmix.lab.compare.columns import cells, columns, markdown_table
+from tokenmix.lab.compare.map_figures import ExampleMaps
+from tokenmix.lab.compare.notes import budget_sentence, finding_sentence, notes
+from tokenmix.lab.compare.report import write_report
+from tokenmix.lab.compare.report_figures import cost_charts
+from tokenmix.lab.compare.results import Curve, Example, Results, Run, Variant, load_results
+from tokenmix.lab.inspect import Tile
+from tokenmix.lab.train.config import CompareConfig
+from tokenmix.profiling.speed import Timing
 
 CURVE = Curve([100.0, 200.0], [1.0, 2.0], [0.5, 0.75])
 

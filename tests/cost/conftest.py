@@ -1,6 +1,6 @@
 import pytest
 
-from tokenmix.cost import cost
+from tokenmix.profiling import cost
 
 
 @pytest.fixture(autouse=True)

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from tokenmix.cli import main
-from tokenmix.cost import cost, cost_report
-from tokenmix.cost.ceilings import Ceilings, measure_ceilings
-from tokenmix.cost.cost import CostRow, CostTable, cost_table, exponent
-from tokenmix.cost.cost_report import print_costs, sentences
-from tokenmix.cost.crossover import Crossover, Ends, faster_ranges, find_crossover, measured_crossover
-from tokenmix.cost.speed import Timing
-from tokenmix.cost.target import layer_for, mixer_with_input
 from tokenmix.errors import UserError
+from tokenmix.lab.cli import main
 from tokenmix.layers.base import near_square
 from tokenmix.layers.table import list_mixers
+from tokenmix.profiling import cost, cost_report
+from tokenmix.profiling.ceilings import Ceilings, measure_ceilings
+from tokenmix.profiling.cost import CostRow, CostTable, cost_table, exponent
+from tokenmix.profiling.cost_report import print_costs, sentences
+from tokenmix.profiling.crossover import Crossover, Ends, faster_ranges, find_crossover, measured_crossover
+from tokenmix.profiling.speed import Timing
+from tokenmix.profiling.target import layer_for, mixer_with_input
 
 TOP = Ceilings(1e10, 1e11, 1, "float32", 1 << 20, 64)
 

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from tokenmix.cli import main
-from tokenmix.cost import cost, cost_report
-from tokenmix.cost.ceilings import Ceilings
-from tokenmix.cost.cost import CostRow, CostTable, cost_table
-from tokenmix.cost.cost_figure import draw_cost
-from tokenmix.cost.cost_report import footnotes, markdown, sentences, write_cost
-from tokenmix.cost.crossover import Crossover, faster_ranges
-from tokenmix.cost.estimate import expected_peak, too_slow
-from tokenmix.cost.model_target import ModelTarget
-from tokenmix.cost.speed import Timing, time_interleaved
-from tokenmix.cost.target import MixerTarget
+from tokenmix.lab.cli import main
+from tokenmix.profiling import cost, cost_report
+from tokenmix.profiling.ceilings import Ceilings
+from tokenmix.profiling.cost import CostRow, CostTable, cost_table
+from tokenmix.profiling.cost_figure import draw_cost
+from tokenmix.profiling.cost_report import footnotes, markdown, sentences, write_cost
+from tokenmix.profiling.crossover import Crossover, faster_ranges
+from tokenmix.profiling.estimate import expected_peak, too_slow
+from tokenmix.profiling.model_target import ModelTarget
+from tokenmix.profiling.speed import Timing, time_interleaved
+from tokenmix.profiling.target import MixerTarget
 
 CPU = torch.device("cpu")
 
@@ -58,7 +58,7 @@ def test_a_million_tokens_of_self_attention_are_not_waited_for(
     macs = {name: target.outline(4096).macs() for name, target in targets.items()}
     assert macs["external"] * 4 < macs["self"]
     monkeypatch.setattr(cost, "measure_ceilings", _ceilings(macs["self"] / 4800))
-    monkeypatch.setattr("tokenmix.cost.estimate.LONGEST", 4000.0)
+    monkeypatch.setattr("tokenmix.profiling.estimate.LONGEST", 4000.0)
     assert main(["cost", "external", "--tokens", "4096", "--dim", "16"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "* self at 4,096 tokens was not run: it would take at least about 80 minutes a pass" in out

@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch import nn
 
-from tokenmix.cli import main
-from tokenmix.cost import cost
-from tokenmix.cost.ceilings import Ceilings
-from tokenmix.cost.cost import cost_table
-from tokenmix.cost.estimate import expected_peak, free_memory, too_large
-from tokenmix.cost.memory import peak_memory
-from tokenmix.cost.model_target import ModelTarget
-from tokenmix.cost.published_costs import eanet_requirements, print_requirements
-from tokenmix.cost.target import MixerTarget
+from tokenmix.lab.cli import main
 from tokenmix.layers import ExternalAttention2d, SAGANAttention2d, SelfAttention
 from tokenmix.layers.table import list_mixers
+from tokenmix.profiling import cost
+from tokenmix.profiling.ceilings import Ceilings
+from tokenmix.profiling.cost import cost_table
+from tokenmix.profiling.estimate import expected_peak, free_memory, too_large
+from tokenmix.profiling.memory import peak_memory
+from tokenmix.profiling.model_target import ModelTarget
+from tokenmix.profiling.published_costs import eanet_requirements, print_requirements
+from tokenmix.profiling.target import MixerTarget
 from tokenmix.swap.probe import model_macs
 
 CPU = torch.device("cpu")

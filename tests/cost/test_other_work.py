@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from tokenmix.cost import cost
-from tokenmix.cost.ceilings import Ceilings
-from tokenmix.cost.cost import cost_table
-from tokenmix.cost.cost_report import markdown, print_costs
-from tokenmix.cost.other_work import OtherWork
+from tokenmix.profiling import cost
+from tokenmix.profiling.ceilings import Ceilings
+from tokenmix.profiling.cost import cost_table
+from tokenmix.profiling.cost_report import markdown, print_costs
+from tokenmix.profiling.other_work import OtherWork
 
 ALLOWED = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 

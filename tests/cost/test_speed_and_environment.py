@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import tokenmix.environment
-from tokenmix.cost.speed import Timing, time_interleaved
-from tokenmix.cost.units import count, milliseconds, ratio, size, spread
 from tokenmix.environment import environment, newer_than, warn_untested
 from tokenmix.errors import UserError
 from tokenmix.models import create_model
+from tokenmix.profiling.speed import Timing, time_interleaved
+from tokenmix.profiling.units import count, milliseconds, ratio, size, spread
 from tokenmix.swap import swap_attention
 
 

@@ -5,9 +5,9 @@ import torch
 from nano_nets import to_int8
 from torch import Tensor, nn
 
-from tokenmix.cpu import Int8ExternalAttention, Int8Linear
-from tokenmix.cpu.external import Folding, folded
 from tokenmix.errors import UserError
+from tokenmix.inference import Int8ExternalAttention, Int8Linear
+from tokenmix.inference.external import Folding, folded
 from tokenmix.layers import ExternalAttention, MultiHeadExternalAttention
 from tokenmix.ops import double_normalize
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tokenmix.cli import main
-from tokenmix.cpu.run import evaluate_optimized
-from tokenmix.train.run import evaluate, train
-from tokenmix.train.sources import make_config
+from tokenmix.lab.cli import main
+from tokenmix.lab.optimized_run import evaluate_optimized
+from tokenmix.lab.train.run import evaluate, train
+from tokenmix.lab.train.sources import make_config
 
 
 @pytest.fixture(scope="module")

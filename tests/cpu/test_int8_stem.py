@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tokenmix
-from tokenmix.cpu import FoldedT2TStem
-from tokenmix.cpu.stem import FoldedStemAttention
+from tokenmix.inference import FoldedT2TStem
+from tokenmix.inference.stem import FoldedStemAttention
 from tokenmix.models.eamlp import EAMLP, Split, StemAttention
 
 

@@ -8,8 +8,8 @@ import torch
 from nano_nets import NANO, nano_images, nano_model, to_int8
 from torch import Tensor, nn
 
-from tokenmix.cpu import Int8Linear, load_quantized, save_quantized
 from tokenmix.errors import UserError
+from tokenmix.inference import Int8Linear, load_quantized, save_quantized
 from tokenmix.layers import MultiHeadExternalAttention
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import tokenmix
-from tokenmix.cpu import operators
 from tokenmix.errors import UserError
+from tokenmix.inference import operators
 
 
 @pytest.mark.parametrize("dtype", operators.OPERATORS)

@@ -10,8 +10,8 @@ from nano_nets import NANO, nano_images, nano_model
 from torch import Tensor, nn
 
 import tokenmix
-from tokenmix.cpu import FoldedExternalAttention, FoldedT2TStem, FusedLinear, save_quantized
 from tokenmix.errors import UserError
+from tokenmix.inference import FoldedExternalAttention, FoldedT2TStem, FusedLinear, save_quantized
 from tokenmix.layers import MultiHeadExternalAttention
 
 FLOATS = {"float32": 1e-5, "bfloat16": 0.03}
@@ -27,7 +27,7 @@ def _worst(found: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", NANO)
 def test_the_same_answers(name: str, dtype: Any, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenmix.cpu.fused.has_fused_linear", lambda: fused)
+    monkeypatch.setattr("tokenmix.inference.fused.has_fused_linear", lambda: fused)
     model, images = nano_model(name), nano_images(9)
     fast = tokenmix.optimize(model, images[:4], dtype=dtype)
     assert any(isinstance(module, FusedLinear) for module in fast.modules())
@@ -102,7 +102,7 @@ def test_masks_and_logits_of_any_size(scale: float) -> None:
 def test_weights_loaded_or_moved_after_the_first_call_are_those_that_count(
     fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenmix.cpu.fused.has_fused_linear", lambda: fused)
+    monkeypatch.setattr("tokenmix.inference.fused.has_fused_linear", lambda: fused)
     torch.manual_seed(0)
     x = torch.randn(5, 9, 16)
     one, other = (nn.Sequential(nn.Linear(16, 24), nn.GELU()) for _ in range(2))
@@ -150,7 +150,7 @@ def test_refusals(tmp_path: Any) -> None:
 
 
 def test_a_copy_that_answers_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenmix.cpu.FusedLinear.forward", lambda layer, x: torch.zeros_like(x))
+    monkeypatch.setattr("tokenmix.inference.FusedLinear.forward", lambda layer, x: torch.zeros_like(x))
     with pytest.raises(UserError, match=r"float32 copy of Sequential is off by 1 .* at most 0\.001"):
         tokenmix.optimize(nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 3, 4))
 

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenmix.data import fetch_data, list_data
-from tokenmix.data.images import ImageSet, load_images
-from tokenmix.data.images.image_set import resize_images
-from tokenmix.data.lookup import stored_path
-from tokenmix.data.split import choose
 from tokenmix.errors import UserError
-from tokenmix.registry import DATA_SETS, load_object
+from tokenmix.lab.data import fetch_data, list_data
+from tokenmix.lab.data.images import ImageSet, load_images
+from tokenmix.lab.data.images.image_set import resize_images
+from tokenmix.lab.data.lookup import stored_path
+from tokenmix.lab.data.split import choose
+from tokenmix.lab.registry import DATA_SETS
+from tokenmix.registry import load_object
 
 
 def test_digits():

@@ -23,11 +23,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torchvision.datasets import FashionMNIST
 
-from tokenmix.data.fetch import FetchError, apt_package, check_digest, download, first_that_works
-from tokenmix.data.images import load_images, named_sets
-from tokenmix.data.lookup import cache_root, stored_path
-from tokenmix.data.store import fetched
 from tokenmix.errors import UserError
+from tokenmix.lab.data.fetch import FetchError, apt_package, check_digest, download, first_that_works
+from tokenmix.lab.data.images import load_images, named_sets
+from tokenmix.lab.data.lookup import cache_root, stored_path
+from tokenmix.lab.data.store import fetched
 
 
 def idx(tensor: Tensor) -> bytes:

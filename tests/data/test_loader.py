@@ -4,8 +4,8 @@ import resource
 
 import pytest
 
-from tokenmix.data import loader
 from tokenmix.errors import UserError
+from tokenmix.lab.data import loader
 
 
 @pytest.mark.parametrize(("hard", "works"), [(20, False), (4096, True), (resource.RLIM_INFINITY, True)])

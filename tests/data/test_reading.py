@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenmix.data.reading import LeftOut, parse_json, read_file
 from tokenmix.errors import UserError
+from tokenmix.lab.data.reading import LeftOut, parse_json, read_file
 
 
 def make(path: Path, kind: str) -> Path:

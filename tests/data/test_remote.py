@@ -20,14 +20,14 @@ from fsspec.implementations.local import LocalFileSystem
 from PIL import Image
 
 from loopback_s3 import LoopbackS3, loopback_s3
-from tokenmix.data.images import load_images
-from tokenmix.data.lookup import local_path, short_name, with_absolute_paths
-from tokenmix.data.remote import local_copies, origin
 from tokenmix.errors import UserError
-from tokenmix.tasks.text.data import load_labelled, load_text
-from tokenmix.train import trainer
-from tokenmix.train.run import evaluate, train
-from tokenmix.train.sources import make_config
+from tokenmix.lab.data.images import load_images
+from tokenmix.lab.data.lookup import local_path, short_name, with_absolute_paths
+from tokenmix.lab.data.remote import local_copies, origin
+from tokenmix.lab.tasks.text.data import load_labelled, load_text
+from tokenmix.lab.train import trainer
+from tokenmix.lab.train.run import evaluate, train
+from tokenmix.lab.train.sources import make_config
 from verbs import printed, refused
 
 CONFIG = make_config(
@@ -142,7 +142,7 @@ def test_a_fault_that_stays_is_one_line(
 
 
 def refused_after_log(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    from tokenmix.cli import main
+    from tokenmix.lab.cli import main
 
     assert main(words) == 2
     log, error = capsys.readouterr().err.splitlines(keepends=True)

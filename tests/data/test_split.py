@@ -5,11 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmix.data.images import load_images
-from tokenmix.data.split import choose, hold_out, validation_size
 from tokenmix.errors import UserError
-from tokenmix.registry import get_task
-from tokenmix.train.sources import make_config
+from tokenmix.lab.data.images import load_images
+from tokenmix.lab.data.split import choose, hold_out, validation_size
+from tokenmix.lab.registry import get_task
+from tokenmix.lab.train.sources import make_config
 
 
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=200), st.data())

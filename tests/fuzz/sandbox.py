@@ -56,7 +56,7 @@ def run_command(arguments: Sequence[str], folder: Path) -> Outcome:
 def _clean_process() -> ProcessPoolExecutor:
     """A process that has imported PyTorch and computed nothing: after a backward pass, as of another test, autograd
     refuses to work in a fork."""
-    imported = ("tokenmix.train.run",)
+    imported = ("tokenmix.lab.train.run",)
     return ProcessPoolExecutor(1, get_context("spawn"), initializer=importlib.import_module, initargs=imported)
 
 
@@ -82,7 +82,7 @@ def _become(arguments: Sequence[str], folder: Path, output: int) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        from tokenmix.cli import main
+        from tokenmix.lab.cli import main
 
         code = main(list(arguments))
     except SystemExit as stop:

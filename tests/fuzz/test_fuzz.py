@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from sandbox import run_command
 
-from tokenmix.registry import TASKS
-from tokenmix.train.config import default_config
+from tokenmix.lab.registry import TASKS
+from tokenmix.lab.train.config import default_config
 
 pytestmark = pytest.mark.slow
 SECONDS, FIRST = float(os.environ.get("FUZZ_SECONDS", "60")), int(os.environ.get("FUZZ_SEED", "0"))

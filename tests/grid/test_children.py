@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from tokenmix.data.indexed import IndexedDataset
-from tokenmix.data.loader import make_loader
-from tokenmix.grid.cells import Cell
-from tokenmix.grid.engines import in_processes, make_engine
-from tokenmix.train.config import EngineConfig
-from tokenmix.train.launch import launch
-from tokenmix.train.sources import make_config
+from tokenmix.lab.data.indexed import IndexedDataset
+from tokenmix.lab.data.loader import make_loader
+from tokenmix.lab.grid.cells import Cell
+from tokenmix.lab.grid.engines import in_processes, make_engine
+from tokenmix.lab.train.config import EngineConfig
+from tokenmix.lab.train.launch import launch
+from tokenmix.lab.train.sources import make_config
 
 NAMES = (
     "argparse", "asyncio", "base64", "collections", "copy", "cupy", "dataclasses", "datetime", "enum", "fsspec",

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from tokenmix.compare.compare import compare
-from tokenmix.compare.results import load_results
 from tokenmix.errors import UserError
-from tokenmix.grid.cells import Cell, finish_cell
-from tokenmix.grid.engines import in_processes, in_turn, make_engine
-from tokenmix.train.config import CompareConfig, EngineConfig
-from tokenmix.train.sources import make_config
+from tokenmix.lab.compare.compare import compare
+from tokenmix.lab.compare.results import load_results
+from tokenmix.lab.grid.cells import Cell, finish_cell
+from tokenmix.lab.grid.engines import in_processes, in_turn, make_engine
+from tokenmix.lab.train.config import CompareConfig, EngineConfig
+from tokenmix.lab.train.sources import make_config
 
 PLUGIN = Path(__file__).parents[1] / "plugins" / "toy_net.py"
 NET = {"embed_dim": 16, "depth": 1, "num_heads": 2}
@@ -231,7 +231,7 @@ def test_an_engine_without_its_package_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engine: Any, module: str
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    for name in ("tokenmix.grid.on_ray", "tokenmix.grid.on_slurm"):
+    for name in ("tokenmix.lab.grid.on_ray", "tokenmix.lab.grid.on_slurm"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(UserError, match=rf"--engine {engine} needs {module}: pip install 'tokenmix\[{engine}\]'"):
         make_engine(EngineConfig(engine=engine), tmp_path)

@@ -6,13 +6,13 @@ import torch
 from matplotlib import colormaps
 from torch import Tensor, nn
 
-from tokenmix.compare.map_figures import _signed
 from tokenmix.errors import UserError
-from tokenmix.inspect import attention_maps, map_numbers, tiles_of
-from tokenmix.inspect.tiles import SIGNED
+from tokenmix.lab.compare.map_figures import _signed
+from tokenmix.lab.inspect import attention_maps, map_numbers, tiles_of
+from tokenmix.lab.inspect.tiles import SIGNED
+from tokenmix.layers import MIXERS
 from tokenmix.layers.external import ExternalAttention
 from tokenmix.layers.self_attention import SelfAttention
-from tokenmix.layers.table import list_mixers
 from tokenmix.models import BlockMap, create_model
 
 
@@ -22,7 +22,7 @@ def nano(mixer: str) -> nn.Module:
     return create_model("mixer_nano", mixer=mixer, embed_dim=16, depth=3, num_heads=2, **size).eval()
 
 
-@pytest.mark.parametrize("mixer", list_mixers())
+@pytest.mark.parametrize("mixer", [name for name, row in MIXERS.items() if row.layer.capabilities.map is not None])
 def test_every_mixer_shows_a_map_for_each_block(mixer: str):
     maps = attention_maps(nano(mixer), torch.randn(2, 1, 16, 16))
     assert [m.name for m in maps] == [f"blocks.{i}.mixer" for i in range(3)]

@@ -15,7 +15,19 @@ from tokenmix.layers import AttentionResidual, Mixer, SpatialGatingUnit, TinyAtt
 from tokenmix.layers.base import GridMixer
 from tokenmix.testing.harness import to_tokens
 
-WHOLE = {"dim", "num_tokens", "num_heads", "num_slots", "num_steps", "expansion", "reduction", "attention_dim"}
+WHOLE = {
+    "dim",
+    "num_tokens",
+    "num_heads",
+    "num_slots",
+    "num_steps",
+    "expansion",
+    "reduction",
+    "attention_dim",
+    "kernel_size",
+    "pool_size",
+    "hidden_tokens",
+}
 LAYERS: dict[str, type[nn.Module]] = {type(builder(case)()).__name__: type(builder(case)()) for case in CASES.values()}
 LAYERS |= {layer.__name__: layer for layer in (SpatialGatingUnit, TinyAttention)}
 
@@ -38,7 +50,7 @@ def bad_values(name: str, parameter: inspect.Parameter) -> list[Any]:
         return [-0.1, 1.1, math.nan, "x"]
     if name == "backend":
         return ["x", 1]
-    if name in ("scale", "init_std"):
+    if name in ("scale", "init_std", "temperature"):
         return [math.nan, math.inf, "x"]
     return [] if name in ("device", "dtype", "out_dim") else ["x", 1, None]
 

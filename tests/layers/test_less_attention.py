@@ -7,13 +7,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from tokenmix.cost.memory import peak_memory
 from tokenmix.errors import UserError
 from tokenmix.layers.attention_residual import AttentionResidual
 from tokenmix.layers.less_attention import LessAttention
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.ops.less import Scores
 from tokenmix.ops.resize import resize_score_transform
+from tokenmix.profiling.memory import peak_memory
 
 OPTIONS = [{"mode": mode, "share_heads": shared} for mode in ("factored", "dense") for shared in (True, False)]
 APART = [OPTIONS[0], OPTIONS[3]]

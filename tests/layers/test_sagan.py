@@ -9,9 +9,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrizations, parametrize
 from torch.utils.flop_counter import FlopCounterMode
 
-from tokenmix.cost.memory import peak_memory
 from tokenmix.errors import UserError
 from tokenmix.layers.sagan import SAGANAttention2d, SpectralNorm
+from tokenmix.profiling.memory import peak_memory
 
 VARIANTS = ("official", "paper", "compact")
 

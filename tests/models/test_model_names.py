@@ -10,9 +10,10 @@ import timm
 
 import tokenmix
 from tokenmix import UserError, list_models
+from tokenmix.lab.registry import TASKS
 from tokenmix.models import GMLP
 from tokenmix.models.registry import create_on_meta
-from tokenmix.registry import MODELS, TASKS
+from tokenmix.registry import MODELS
 from tokenmix.text import PRESETS, create_config, describe
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tokenmix.cost.memory import peak_memory
 from tokenmix.errors import UserError
 from tokenmix.ops.attention import attention, attention_probabilities
+from tokenmix.profiling.memory import peak_memory
 
 
 def loop_map(query, key, normalization, scale, mask=None, causal=False, bias=None):

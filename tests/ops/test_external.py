@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck
 
-from tokenmix.cost.memory import peak_memory
 from tokenmix.errors import UserError
 from tokenmix.ops.external import tiled as streaming
 from tokenmix.ops.external.api import external_attention, external_attention_map
+from tokenmix.profiling.memory import peak_memory
 
 FORMS = (("double", 1), ("double", 2), ("double", 3), ("softmax", 1))
 MASK = torch.tensor([[1, 0, 1, 1, 0, 1, 1], [0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1, 1]]).bool()

@@ -4,12 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tokenmix.cost.memory import peak_memory
 from tokenmix.errors import UserError
 from tokenmix.ops import less
 from tokenmix.ops.attention_residual import attention_residual, pool_mask
 from tokenmix.ops.less import Scores, attention_from_scores, next_scores, transform_factored, transform_scores
 from tokenmix.ops.resize import resize_gate, resize_score_transform
+from tokenmix.profiling.memory import peak_memory
 
 D = torch.float64
 

@@ -51,7 +51,7 @@ encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32
 report = tokenmix.swap_attention(encoder, "external", example_inputs=(torch.zeros(1, 5, 16),))
 assert "whole model" in str(report)
 
-from tokenmix.cost import cost, cost_table
+from tokenmix.profiling import cost, cost_table
 cost.SAMPLE = 0.0
 table = cost_table(["external"], [8], 16, repeats=1)
 assert table.row("external", 8).macs == table.row("external", 8).macs > 0
@@ -63,7 +63,7 @@ except ImportError as error:
 assert len(tokenmix.list_mixers()) > 5
 assert "vit_nano" in tokenmix.list_models()
 assert "image-classification" in tokenmix.list_tasks()
-assert "digits" in [info.name for info in tokenmix.data.list_data()]
+assert "digits" in [info.name for info in tokenmix.lab.data.list_data()]
 for name in ("checkpoints", "losses", "ops", "testing", "environment"):
     __import__("tokenmix." + name)
 for statement in {list(LACKING)!r}:
@@ -84,9 +84,9 @@ LACKING = {
     "import tokenmix.models": "tokenmix.models needs timm: pip install 'tokenmix[vision]'",
     "tokenmix.create_model": "tokenmix.models needs timm: pip install 'tokenmix[vision]'",
     "tokenmix.optimize": "tokenmix.models needs timm: pip install 'tokenmix[vision]'",
-    "import tokenmix.train": "tokenmix.train needs tyro: pip install 'tokenmix[train]'",
-    "tokenmix.registry.get_task('image-classification')":
-        "tokenmix.tasks.classification.task needs timm: pip install 'tokenmix[vision]'",
+    "import tokenmix.lab.train": "tokenmix.lab.train needs tyro: pip install 'tokenmix[train]'",
+    "tokenmix.lab.registry.get_task('image-classification')":
+        "tokenmix.lab.tasks.classification.task needs timm: pip install 'tokenmix[vision]'",
     "import tokenmix.text": "tokenmix.text needs transformers: pip install 'tokenmix[text]'",
 }  # fmt: skip
 """What is raised where a statement finds no module of any extra."""
@@ -121,13 +121,13 @@ lacking("transformers", ["info", "gmlp_text_nano"])
         "tokenmix: the tokenmix command needs tyro: pip install 'tokenmix[train]'",
         "tokenmix: tokenmix list needs rich: pip install 'tokenmix[train]'",
         "tokenmix: the demo needs PIL: pip install 'tokenmix[vision]'",
-        "tokenmix: tokenmix.tasks.text.masked_lm needs transformers: pip install 'tokenmix[text]'",
+        "tokenmix: tokenmix.lab.tasks.text.masked_lm needs transformers: pip install 'tokenmix[text]'",
     ]
 
 
 def test_a_package_inside_of_a_verb_is_one_line_too(monkeypatch, capsys) -> None:
     """Of verbs that import a package in a function of theirs without saying what for."""
-    from tokenmix.cli import command
+    from tokenmix.lab.cli import command
 
     def train(argv):
         import trimesh  # noqa: F401
@@ -146,9 +146,9 @@ def test_a_missing_package_of_nobody_is_not_hidden(monkeypatch) -> None:
 def test_what_a_function_needs(monkeypatch) -> None:
     import torch
 
-    from tokenmix.tasks.detection.metrics import AveragePrecision
-    from tokenmix.tasks.generation.features import InceptionFeatures
-    from tokenmix.train.export import _write_onnx
+    from tokenmix.lab.tasks.detection.metrics import AveragePrecision
+    from tokenmix.lab.tasks.generation.features import InceptionFeatures
+    from tokenmix.lab.train.export import _write_onnx
 
     for module in ("pycocotools", "torch_fidelity.feature_extractor_inceptionv3", "onnxruntime"):
         monkeypatch.setitem(sys.modules, module, None)

@@ -71,7 +71,7 @@ SMOKE: dict[str, str] = {
     "": """
 from tokenmix.layers import ExternalAttention
 assert ExternalAttention(16)(torch.randn(2, 5, 16)).shape == (2, 5, 16)
-from tokenmix.cost import cost_table
+from tokenmix.profiling import cost_table
 assert cost_table(["external"], [8], 16, repeats=1).rows
 encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 1)
 assert tokenmix.swap_attention(encoder, "external", example_inputs=(torch.zeros(1, 5, 16),)).rows
@@ -86,41 +86,41 @@ assert tokenmix.swap_attention(tokenmix.create_model("vit_tiny_patch16_224"), "e
 """,
     "train": """
 from pathlib import Path
-from tokenmix.train import make_config, train, evaluate
+from tokenmix.lab.train import make_config, train, evaluate
 train(make_config("image-classification", data="digits", limit=256, limit_eval=32, epochs=1, out="run"))
 evaluate(Path("run"))
 """,
     "text": """
 import tokenmix.text
-from tokenmix.tasks.text.tokenizer import train_tokenizer
+from tokenmix.lab.tasks.text.tokenizer import train_tokenizer
 model = tokenmix.create_model("gmlp_text_nano")
 assert model(torch.zeros(1, 8, dtype=torch.long)).logits.shape[:2] == (1, 8)
 """,
     "points": """
 assert tokenmix.create_model("pct_cls_nano", num_classes=3).eval()(torch.randn(1, 128, 3)).shape == (1, 3)
-from tokenmix.tasks.points.data import read_points, write_ply
-tokenmix.registry.get_task("point-classification")
+from tokenmix.lab.tasks.points.data import read_points, write_ply
+tokenmix.lab.registry.get_task("point-classification")
 """,
     "detection": """
-from tokenmix.tasks.detection.metrics import AveragePrecision
+from tokenmix.lab.tasks.detection.metrics import AveragePrecision
 AveragePrecision("segm", num_classes=2)
 """,
     "onnx": """
 from pathlib import Path
-from tokenmix.train import make_config, train
-from tokenmix.train.export import export
+from tokenmix.lab.train import make_config, train
+from tokenmix.lab.train.export import export
 train(make_config("image-classification", data="digits", limit=256, limit_eval=32, epochs=1, out="run"))
 export(Path("run"), "onnx", None)
 """,
     "streaming": """
 import fsspec
-from tokenmix.data import remote
+from tokenmix.lab.data import remote
 assert all(fsspec.get_filesystem_class(name) for name in ("s3", "gs", "https", "hf"))
 """,
     "wandb": """
 import os
 from pathlib import Path
-from tokenmix.train import make_config, train
+from tokenmix.lab.train import make_config, train
 os.environ["WANDB_MODE"] = "offline"
 small = dict(limit=256, limit_eval=32, epochs=1)
 train(make_config("image-classification", data="digits", logger="wandb", out=Path("logged"), **small))
@@ -128,16 +128,16 @@ train(make_config("image-classification", data="digits", logger="wandb", out=Pat
     "mlflow": """
 import os
 from pathlib import Path
-from tokenmix.train import make_config, train
+from tokenmix.lab.train import make_config, train
 os.environ.update(MLFLOW_ALLOW_FILE_STORE="true", MLFLOW_TRACKING_URI="file:mlruns")
 small = dict(limit=256, limit_eval=32, epochs=1)
 train(make_config("image-classification", data="digits", logger="mlflow", out=Path("tracked"), **small))
 """,
-    "ray": "import tokenmix.grid.on_ray",
-    "slurm": "import tokenmix.grid.on_slurm",
+    "ray": "import tokenmix.lab.grid.on_ray",
+    "slurm": "import tokenmix.lab.grid.on_slurm",
     "fid": """
 from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
-from tokenmix.tasks.generation.metrics import FeatureFrechet
+from tokenmix.lab.tasks.generation.metrics import FeatureFrechet
 """,
 }
 
@@ -179,7 +179,7 @@ def test_all_works_and_writes_nothing_into_its_packages(built: Path, tmp_path: P
 
 def test_what_the_archives_hold(built: Path) -> None:
     names = zipfile.ZipFile(wheel_of(built)).namelist()
-    wanted = ["tokenmix/py.typed", *(f"tokenmix/compare/report.{kind}" for kind in ("css", "js", "html"))]
+    wanted = ["tokenmix/py.typed", *(f"tokenmix/lab/compare/report.{kind}" for kind in ("css", "js", "html"))]
     assert set(wanted) <= set(names)
     assert not [name for name in names if name.endswith((".toml", ".json", ".safetensors", ".md"))]
     assert any(name.endswith("licenses/LICENSE") for name in names)

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import MeanSquaredError, MetricCollection
 
-from tokenmix.registry import MODELS, TASKS, ModelEntry, TaskEntry
-from tokenmix.train.task import TaskData, TaskModule
+from tokenmix.lab.registry import TASKS, TaskEntry
+from tokenmix.lab.train.task import TaskData, TaskModule
+from tokenmix.registry import MODELS, ModelEntry
 
 WIDTH = 8
 

@@ -2,9 +2,9 @@
 
 import torch
 
-from tokenmix.data import DataRequest
-from tokenmix.data.images import InMemoryImages, LoadedImages
-from tokenmix.registry import DATA_SETS, DataEntry
+from tokenmix.lab.data import DataRequest
+from tokenmix.lab.data.images import InMemoryImages, LoadedImages
+from tokenmix.lab.registry import DATA_SETS, DataEntry
 
 
 def load_levels(request: DataRequest) -> LoadedImages:

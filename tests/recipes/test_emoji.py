@@ -12,10 +12,10 @@ from PIL import Image
 from safetensors import safe_open
 
 from recipes.datasets.images.emoji import Picture, composite, concept_of, pictures_of, read_package, split_concepts
-from tokenmix.data.fetch import FetchError
-from tokenmix.data.images import load_images
-from tokenmix.data.lookup import stored_path
 from tokenmix.errors import UserError
+from tokenmix.lab.data.fetch import FetchError
+from tokenmix.lab.data.images import load_images
+from tokenmix.lab.data.lookup import stored_path
 
 
 def entry(name: str, unified: str, category: str = "People & Body", sub: str = "person", skins: int = 0) -> dict:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tokenmix.errors import UserError
-from tokenmix.train.sources import make_config
+from tokenmix.lab.train.sources import make_config
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 # What of a recipe's results its tables are made of; no name for all of them.

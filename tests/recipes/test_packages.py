@@ -15,7 +15,7 @@ from PIL import Image
 from recipes.datasets import packages
 from recipes.datasets.images import blue_marble, nuclei, trees
 from recipes.datasets.packages import Wheel, npm_archive, read_wheel
-from tokenmix.data.fetch import FetchError
+from tokenmix.lab.data.fetch import FetchError
 
 FILE = "some_set-1.2-py3-none-any.whl"
 

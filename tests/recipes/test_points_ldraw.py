@@ -11,11 +11,11 @@ import torch
 from recipes.datasets.points.bricks import Mould, families, label_of, moulds, split
 from recipes.datasets.points.ldraw import MIN_CLASS, STORED, read_package
 from recipes.datasets.points.ldraw_files import Library, Triangles
-from tokenmix.data.fetch import FetchError
-from tokenmix.data.lookup import stored_path
 from tokenmix.errors import UserError
-from tokenmix.registry import DATA_SETS
-from tokenmix.tasks.points.data import PackedClouds, load_points
+from tokenmix.lab.data.fetch import FetchError
+from tokenmix.lab.data.lookup import stored_path
+from tokenmix.lab.registry import DATA_SETS
+from tokenmix.lab.tasks.points.data import PackedClouds, load_points
 
 # A closed cube of half side 1 about the origin, each quadrilateral anticlockwise seen from outside.
 CCW = """0 Cube

@@ -7,13 +7,13 @@ import torch
 
 from recipes.datasets.images.blue_marble import CLASSES, is_test_column, whole_map
 from recipes.datasets.images.windows import CutScenes, Window, cut, starts
-from tokenmix.data import fetch_data, list_data
-from tokenmix.data.lookup import stored_path
-from tokenmix.data.scenes import ObjectSamples, load_scenes
-from tokenmix.data.scenes.scenes import Objects, Scene, objects_of_masks
-from tokenmix.data.store import fetched
 from tokenmix.errors import UserError
-from tokenmix.registry import DATA_SETS
+from tokenmix.lab.data import fetch_data, list_data
+from tokenmix.lab.data.lookup import stored_path
+from tokenmix.lab.data.scenes import ObjectSamples, load_scenes
+from tokenmix.lab.data.scenes.scenes import Objects, Scene, objects_of_masks
+from tokenmix.lab.data.store import fetched
+from tokenmix.lab.registry import DATA_SETS
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ from recipes.datasets.text.corpora import _html_text, _without_markup
 from recipes.datasets.text.labelled import balanced, sense_pairs
 from recipes.datasets.text.wordnet import Synset, parse
 from recipes.text.tfidf import tfidf_baseline
-from tokenmix.data import list_data
-from tokenmix.data.fetch import FetchError
-from tokenmix.data.lookup import stored_path
 from tokenmix.errors import UserError
-from tokenmix.registry import DATA_SETS
-from tokenmix.tasks.text.data import load_labelled, load_text
+from tokenmix.lab.data import list_data
+from tokenmix.lab.data.fetch import FetchError
+from tokenmix.lab.data.lookup import stored_path
+from tokenmix.lab.registry import DATA_SETS
+from tokenmix.lab.tasks.text.data import load_labelled, load_text
 
 
 def test_they_are_listed_in_a_checkout(tmp_path: Path):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from tokenmix.data.lookup import cache_root
+from tokenmix.lab.data.lookup import cache_root
 
 
 def unpacked(package: str) -> Path:

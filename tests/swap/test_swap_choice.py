@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import tokenmix
-from tokenmix.cli import main
 from tokenmix.errors import UserError
+from tokenmix.lab.cli import main
 from tokenmix.layers import MIXERS, SelfAttention
 from tokenmix.swap import SwapReport
 from tokenmix.swap.adapter import CROSS

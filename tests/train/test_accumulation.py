@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokenmix.registry import get_task
-from tokenmix.tasks.segmentation.options import SegmentationOptions
-from tokenmix.tasks.segmentation.task import SemanticSegmentation
-from tokenmix.tasks.text.models.heads import NO_LABEL
-from tokenmix.train.checkpoint import read_weights
-from tokenmix.train.run import train
-from tokenmix.train.sources import make_config
-from tokenmix.train.task import TaskModule
+from tokenmix.lab.registry import get_task
+from tokenmix.lab.tasks.segmentation.options import SegmentationOptions
+from tokenmix.lab.tasks.segmentation.task import SemanticSegmentation
+from tokenmix.lab.train.checkpoint import read_weights
+from tokenmix.lab.train.run import train
+from tokenmix.lab.train.sources import make_config
+from tokenmix.lab.train.task import TaskModule
+from tokenmix.text.heads import NO_LABEL
 
 
 def masked_words(root: Path) -> TaskModule:

@@ -13,8 +13,8 @@ from torch import nn
 
 from tokenmix import files
 from tokenmix.errors import UserError
-from tokenmix.train import checkpoint as checkpoints
-from tokenmix.train.checkpoint import (
+from tokenmix.lab.train import checkpoint as checkpoints
+from tokenmix.lab.train.checkpoint import (
     Checkpoint,
     copy_checkpoint,
     put_weights,

@@ -15,10 +15,10 @@ import torch
 
 from tokenmix.errors import UserError
 from tokenmix.files import one_writer
-from tokenmix.train import trainer
-from tokenmix.train.checkpoint import read_checkpoint, read_weights, save_weights
-from tokenmix.train.run import evaluate, train
-from tokenmix.train.sources import make_config
+from tokenmix.lab.train import trainer
+from tokenmix.lab.train.checkpoint import read_checkpoint, read_weights, save_weights
+from tokenmix.lab.train.run import evaluate, train
+from tokenmix.lab.train.sources import make_config
 
 CONFIG = make_config(
     data="digits", model="vit_nano", model_kwargs={"depth": 1}, epochs=3, batch_size=32, limit=160, limit_eval=40,

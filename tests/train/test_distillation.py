@@ -13,14 +13,14 @@ from timm.models import save_for_hf
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
+from tokenmix.lab.registry import get_task
+from tokenmix.lab.train.checkpoint import read_weights
+from tokenmix.lab.train.distillation import DistillingTask, distillation_loss, layer_loss
+from tokenmix.lab.train.load import load_run, load_task
+from tokenmix.lab.train.run import evaluate, train
+from tokenmix.lab.train.sources import make_config
 from tokenmix.layers import SelfAttention
-from tokenmix.registry import get_task
 from tokenmix.swap import swap_attention
-from tokenmix.train.checkpoint import read_weights
-from tokenmix.train.distillation import DistillingTask, distillation_loss, layer_loss
-from tokenmix.train.load import load_run, load_task
-from tokenmix.train.run import evaluate, train
-from tokenmix.train.sources import make_config
 
 SHORT: dict[str, Any] = {
     "data": "digits", "epochs": 1, "max_steps": 3, "batch_size": 16, "limit": 64, "limit_eval": 32, "threads": 1,

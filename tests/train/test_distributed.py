@@ -22,10 +22,10 @@ import torch
 
 from processes import finish, start
 from tokenmix.errors import UserError
-from tokenmix.train.launch import launch
-from tokenmix.train.plan import seed_everything
-from tokenmix.train.run import evaluate, train
-from tokenmix.train.sources import make_config
+from tokenmix.lab.train.launch import launch
+from tokenmix.lab.train.plan import seed_everything
+from tokenmix.lab.train.run import evaluate, train
+from tokenmix.lab.train.sources import make_config
 
 # Without dropout, which each process draws for itself. 21 test images do not divide by two: with batches of 10 one
 # process has one batch more. One thread: sums of float32 differ by their order alone.
@@ -38,11 +38,11 @@ WORKER = """
 import dataclasses, errno, json, os, signal, sys
 from pathlib import Path
 from tokenmix.errors import UserError
-from tokenmix.registry import get_task
-from tokenmix.train import checkpoint, trainer
-from tokenmix.train.sources import make_config
-from tokenmix.train.distributed import distributed_info, process_group
-from tokenmix.train.run import train
+from tokenmix.lab.registry import get_task
+from tokenmix.lab.train import checkpoint, trainer
+from tokenmix.lab.train.sources import make_config
+from tokenmix.lab.train.distributed import distributed_info, process_group
+from tokenmix.lab.train.run import train
 
 out, config = Path(sys.argv[1]), make_config(**json.loads(sys.argv[2]))
 outcomes = {}

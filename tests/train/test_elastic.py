@@ -26,7 +26,7 @@ TRAIN = [
 # The run waits at the step that the file `hold` names, until the file is gone or the run is asked to stop.
 PLUGIN = """
 import contextlib, pathlib, time
-from tokenmix.train import trainer
+from tokenmix.lab.train import trainer
 
 before = trainer.TrainingLoop.start_batch
 

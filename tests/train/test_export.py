@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tokenmix.cli import main
-from tokenmix.train import export
+from tokenmix.lab.cli import main
+from tokenmix.lab.train import export
 
 
 def test_a_full_disk_is_an_error_that_can_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -32,7 +32,7 @@ def test_a_write_that_fails_names_the_folder(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("tokenmix.train.run.predict", full)
+    monkeypatch.setattr("tokenmix.lab.train.run.predict", full)
     (tmp_path / "config.json").write_text(json.dumps({"config": {"task": "image-classification"}}))
     image = tmp_path / "a.png"
     Image.new("L", (8, 8)).save(image)

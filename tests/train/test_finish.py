@@ -8,13 +8,13 @@ import pytest
 import safetensors.torch
 import torch
 
-from tokenmix.cli import main
 from tokenmix.errors import UserError
-from tokenmix.train import trainer
-from tokenmix.train.config import TrainConfig
-from tokenmix.train.distributed import fit_to_ranks
-from tokenmix.train.finish import finish_run
-from tokenmix.train.sources import make_config
+from tokenmix.lab.cli import main
+from tokenmix.lab.train import trainer
+from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.distributed import fit_to_ranks
+from tokenmix.lab.train.finish import finish_run
+from tokenmix.lab.train.sources import make_config
 from verbs import refused
 
 CONFIG = make_config(

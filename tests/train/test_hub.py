@@ -28,13 +28,13 @@ from transformers import (
 
 import tokenmix.text  # noqa: F401
 from tokenmix import create_model
-from tokenmix.cli import main
-from tokenmix.data.images import read_image
 from tokenmix.errors import UserError
-from tokenmix.train.hub import export_to_hub
-from tokenmix.train.load import load_run
-from tokenmix.train.run import evaluate, train
-from tokenmix.train.sources import make_config
+from tokenmix.lab.cli import main
+from tokenmix.lab.data.images import read_image
+from tokenmix.lab.train.hub import export_to_hub
+from tokenmix.lab.train.load import load_run
+from tokenmix.lab.train.run import evaluate, train
+from tokenmix.lab.train.sources import make_config
 
 SRC = Path(__file__).parents[2] / "src"
 TINY: dict[str, Any] = {"threads": 1, "device": "cpu", "max_steps": 4, "batch_size": 16, "epochs": 2, "log_every": 1}
@@ -150,7 +150,7 @@ def test_uploaded_by_the_command_and_loaded_by_the_code_of_the_card(run: Path, h
     address, repositories = hub
     out = tmp_path / "out"
     words = ["export", str(run), "--format", "hub", "--out", str(out), "--push", "me/gmlp"]
-    done = elsewhere(f"from tokenmix.cli import main; raise SystemExit(main({words}))", address, tmp_path / "home")
+    done = elsewhere(f"from tokenmix.lab.cli import main; raise SystemExit(main({words}))", address, tmp_path / "home")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == f"{address}/me/gmlp"
     assert repositories == {"me/gmlp": {p.name: p.read_bytes() for p in out.iterdir()}}
@@ -171,7 +171,7 @@ def test_an_upload_that_fails_is_one_line_and_the_folder_is_kept(
 ) -> None:
     address = "http://127.0.0.1:9" if said == "unreachable" else hub[0]
     words = ["export", str(run), "--format", "hub", "--out", str(tmp_path / "out"), "--push", "me/gmlp"]
-    code = f"from tokenmix.cli import main; raise SystemExit(main({words}))"
+    code = f"from tokenmix.lab.cli import main; raise SystemExit(main({words}))"
     done = elsewhere(code, address, tmp_path / "home", token)
     assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()
@@ -257,7 +257,7 @@ def test_text_uploaded_and_loaded_by_the_code_of_the_card(
 ) -> None:
     address, repositories = hub
     words = ["export", str(text_runs[task]), "--format", "hub", "--out", str(tmp_path / "out"), "--push", "me/text"]
-    done = elsewhere(f"from tokenmix.cli import main; raise SystemExit(main({words}))", address, tmp_path / "home")
+    done = elsewhere(f"from tokenmix.lab.cli import main; raise SystemExit(main({words}))", address, tmp_path / "home")
     assert done.returncode == 0, done.stderr
     assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= repositories["me/text"].keys()
     card = ModelCard.load(tmp_path / "out" / "README.md")

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from tokenmix.errors import UserError
-from tokenmix.train import trainer
-from tokenmix.train.checkpoint import read_checkpoint, save_checkpoint, save_weights
-from tokenmix.train.hub import export_to_hub
-from tokenmix.train.identity import identity_of, read_result
-from tokenmix.train.run import evaluate, predict, train
-from tokenmix.train.sources import make_config
+from tokenmix.lab.train import trainer
+from tokenmix.lab.train.checkpoint import read_checkpoint, save_checkpoint, save_weights
+from tokenmix.lab.train.hub import export_to_hub
+from tokenmix.lab.train.identity import identity_of, read_result
+from tokenmix.lab.train.run import evaluate, predict, train
+from tokenmix.lab.train.sources import make_config
 
 CONFIG = make_config(
     data="digits", model="vit_nano", model_kwargs={"depth": 1}, epochs=1, batch_size=16, limit=48, limit_eval=16,

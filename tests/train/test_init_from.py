@@ -9,10 +9,10 @@ import torch
 
 from tokenmix.checkpoints import resize
 from tokenmix.errors import UserError
+from tokenmix.lab.train.pretrained_weights import initial_weights
+from tokenmix.lab.train.run import train
+from tokenmix.lab.train.sources import make_config
 from tokenmix.models import create_model
-from tokenmix.train.pretrained_weights import initial_weights
-from tokenmix.train.run import train
-from tokenmix.train.sources import make_config
 
 CONFIG = make_config(
     data="digits", model="gmlp_nano", model_kwargs={"depth": 1}, epochs=1, max_steps=1, batch_size=64, limit=64,

@@ -8,11 +8,11 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 
-from tokenmix.registry import get_task
-from tokenmix.train.config import TrainConfig
-from tokenmix.train.plan import seed_everything
-from tokenmix.train.sources import make_config
-from tokenmix.train.task import TaskModule
+from tokenmix.lab.registry import get_task
+from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.plan import seed_everything
+from tokenmix.lab.train.sources import make_config
+from tokenmix.lab.train.task import TaskModule
 
 CONFIG = make_config(data="digits", model="vit_nano", model_kwargs={"depth": 1}, limit=64, limit_eval=32, threads=1)
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tokenmix.cli import main
 from tokenmix.errors import UserError
-from tokenmix.train import trainer
-from tokenmix.train.run import train
-from tokenmix.train.sources import make_config
+from tokenmix.lab.cli import main
+from tokenmix.lab.train import trainer
+from tokenmix.lab.train.run import train
+from tokenmix.lab.train.sources import make_config
 
 SHORT: dict[str, Any] = {
     "data": "digits", "model": "vit_nano", "model_kwargs": {"depth": 1}, "epochs": 2, "batch_size": 16, "limit": 64,

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tokenmix.errors import UserError
+from tokenmix.lab.train.config import OptimConfig
+from tokenmix.lab.train.optimizer import Warmup, WeightEMA, check_optimizer, make_optimizer, make_schedule
+from tokenmix.lab.train.sources import make_config
 from tokenmix.models import create_model
-from tokenmix.train.config import OptimConfig
-from tokenmix.train.optimizer import Warmup, WeightEMA, check_optimizer, make_optimizer, make_schedule
-from tokenmix.train.sources import make_config
 
 
 @given(warmup=st.integers(0, 50), rest=st.integers(1, 200), floor=st.floats(0, 0.5))

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmix.errors import UserError
-from tokenmix.train.plan import check_config, make_plan, seed_everything, warmup_note
-from tokenmix.train.sources import make_config
+from tokenmix.lab.train.plan import check_config, make_plan, seed_everything, warmup_note
+from tokenmix.lab.train.sources import make_config
 
 
 @given(

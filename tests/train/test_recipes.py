@@ -10,12 +10,12 @@ import pytest
 import torch
 from PIL import Image
 
-from tokenmix import cli
 from tokenmix.errors import UserError
+from tokenmix.lab import cli
+from tokenmix.lab.train.optimizer import make_schedule
+from tokenmix.lab.train.plan import make_plan
+from tokenmix.lab.train.recipes import list_recipes, load_recipe
 from tokenmix.models import create_model
-from tokenmix.train.optimizer import make_schedule
-from tokenmix.train.plan import make_plan
-from tokenmix.train.recipes import list_recipes, load_recipe
 
 ROOT = Path(__file__).parents[2]
 NANO = {"gmlp_imagenet": "gmlp_nano", "eamlp_384": "eamlp_nano"}
@@ -155,6 +155,8 @@ def test_arguments_are_merged_name_by_name():
             "the recipe .*mine.toml: unknown option of image-classification 'learning_rate'; did you mean",
         ),
         ("out = 'x'", "the recipe .*mine.toml: 'out' is only for the command line"),
+        ("[loop]\nout = 'x'", "'out' is only for the command line"),
+        ("[loop]\nresume = 'x'", "'resume' is only for the command line"),
     ],
 )
 def test_mistakes_in_a_recipe(tmp_path: Path, text: str, message: str):

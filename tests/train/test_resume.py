@@ -13,11 +13,11 @@ import safetensors.torch
 import torch
 
 from processes import finish, start
-from tokenmix import cli
 from tokenmix.errors import UserError
-from tokenmix.train import interrupt, record, trainer
-from tokenmix.train import run as runs
-from tokenmix.train.sources import make_config
+from tokenmix.lab import cli
+from tokenmix.lab.train import interrupt, record, trainer
+from tokenmix.lab.train import run as runs
+from tokenmix.lab.train.sources import make_config
 
 TIMES = ("seconds", "images_per_second")
 # Everything that keeps a state: dropout, stochastic depth, mixup, EMA, accumulation over an epoch of 5 steps.
@@ -92,8 +92,8 @@ def test_resume_is_bit_equal(whole, tmp_path, monkeypatch, where, hook, count):
 SIGNALLED = """
 import os, signal, sys
 from processes import finish, start
-from tokenmix import cli
-from tokenmix.train import trainer
+from tokenmix.lab import cli
+from tokenmix.lab.train import trainer
 ready = trainer.TrainingLoop.advance
 def send(self, *args):
     ready(self, *args)

@@ -13,15 +13,15 @@ import torch
 from PIL import Image
 
 from tokenmix.errors import UserError
+from tokenmix.lab.tasks.classes import CONFUSION_CLASSES
+from tokenmix.lab.tasks.classification.task import ImageClassification
+from tokenmix.lab.train import trainer
+from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.distributed import PeerFailure, process_group
+from tokenmix.lab.train.optimizer import make_optimizer, make_schedule
+from tokenmix.lab.train.run import evaluate, predict, train
+from tokenmix.lab.train.sources import make_config
 from tokenmix.models import create_model
-from tokenmix.tasks.classes import CONFUSION_CLASSES
-from tokenmix.tasks.classification.task import ImageClassification
-from tokenmix.train import trainer
-from tokenmix.train.config import TrainConfig
-from tokenmix.train.distributed import PeerFailure, process_group
-from tokenmix.train.optimizer import make_optimizer, make_schedule
-from tokenmix.train.run import evaluate, predict, train
-from tokenmix.train.sources import make_config
 
 CONFIG = make_config(
     model="vit_nano", model_kwargs={"depth": 1, "drop_rate": 0.1}, epochs=2, batch_size=8, img_size=16, threads=1,
@@ -191,7 +191,7 @@ def test_the_optimisers_epsilon():
 
 
 def test_too_few_shards_are_told_before_anything_is_written(shards: str, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("tokenmix.train.run.data_parallel_rank", lambda config: (0, 5))
+    monkeypatch.setattr("tokenmix.lab.train.run.data_parallel_rank", lambda config: (0, 5))
     with pytest.raises(UserError, match=r"3 shards cannot be distributed over 5 processes.* --devices 3 or fewer$"):
         train(CONFIG.replace(data=shards, batch_size=2, out=tmp_path / "run"), quiet=True)
     assert not (tmp_path / "run").exists()

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from tokenmix.errors import UserError
-from tokenmix.registry import list_tasks
-from tokenmix.train.config import default_config
-from tokenmix.train.recipes import load_recipe
-from tokenmix.train.schema import Document, Part, Range
-from tokenmix.train.sources import make_config, read_config
+from tokenmix.lab.registry import list_tasks
+from tokenmix.lab.train.config import default_config
+from tokenmix.lab.train.recipes import load_recipe
+from tokenmix.lab.train.schema import Document, Part, Range
+from tokenmix.lab.train.sources import make_config, read_config
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,20 +9,20 @@ import pytest
 import torch
 from PIL import Image
 
-from tokenmix.cli import main
 from tokenmix.errors import UserError
+from tokenmix.lab.cli import main
+from tokenmix.lab.train import trainer
+from tokenmix.lab.train.checkpoint import read_weights
+from tokenmix.lab.train.config import SwapConfig
+from tokenmix.lab.train.export import export
+from tokenmix.lab.train.hub import export_to_hub
+from tokenmix.lab.train.load import load_run
+from tokenmix.lab.train.run import evaluate, predict, train
+from tokenmix.lab.train.sources import make_config
+from tokenmix.lab.train.swapping import freeze_all_but
 from tokenmix.layers import ExternalAttention, GatedMLP
 from tokenmix.layers.masked_norm import MaskedBatchNorm
 from tokenmix.swap.timm_adapter import MixerInTimm
-from tokenmix.train import trainer
-from tokenmix.train.checkpoint import read_weights
-from tokenmix.train.config import SwapConfig
-from tokenmix.train.export import export
-from tokenmix.train.hub import export_to_hub
-from tokenmix.train.load import load_run
-from tokenmix.train.run import evaluate, predict, train
-from tokenmix.train.sources import make_config
-from tokenmix.train.swapping import freeze_all_but
 
 SHORT: dict[str, Any] = {
     "data": "digits", "epochs": 1, "max_steps": 3, "batch_size": 16, "limit": 64, "limit_eval": 32, "threads": 1,

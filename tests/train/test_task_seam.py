@@ -11,13 +11,13 @@ from torch import nn
 from torchmetrics import MeanMetric, MetricCollection
 
 from tokenmix.errors import UserError
-from tokenmix.registry import TASKS, TaskEntry, get_task, list_tasks
-from tokenmix.train import trainer
-from tokenmix.train.checkpoint import read_weights
-from tokenmix.train.config import TrainConfig
-from tokenmix.train.run import evaluate, predict, train
-from tokenmix.train.sources import make_config
-from tokenmix.train.task import TaskData, TaskModule
+from tokenmix.lab.registry import TASKS, TaskEntry, get_task, list_tasks
+from tokenmix.lab.train import trainer
+from tokenmix.lab.train.checkpoint import read_weights
+from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.run import evaluate, predict, train
+from tokenmix.lab.train.sources import make_config
+from tokenmix.lab.train.task import TaskData, TaskModule
 
 
 class Numbers(TaskData):

@@ -14,13 +14,13 @@ import pytest
 import safetensors.torch
 import torch
 
-from tokenmix.data.scenes import Scene, SceneData, Scenes
 from tokenmix.errors import UserError
-from tokenmix.tasks.segmentation import task as semantic_segmentation
-from tokenmix.train import trainer
-from tokenmix.train.launch import processes_to_start
-from tokenmix.train.run import train
-from tokenmix.train.sources import make_config
+from tokenmix.lab.data.scenes import Scene, SceneData, Scenes
+from tokenmix.lab.tasks.segmentation import task as semantic_segmentation
+from tokenmix.lab.train import trainer
+from tokenmix.lab.train.launch import processes_to_start
+from tokenmix.lab.train.run import train
+from tokenmix.lab.train.sources import make_config
 
 SHARED: dict[str, Any] = {
     "threads": 1,
@@ -47,10 +47,10 @@ import dataclasses, json, sys
 from pathlib import Path
 from test_token_parallel_run import WINDOWS, stripes
 from tokenmix.errors import UserError
-from tokenmix.tasks.segmentation import task as semantic_segmentation
-from tokenmix.train.distributed import distributed_info, process_group
-from tokenmix.train.run import train
-from tokenmix.train.sources import make_config
+from tokenmix.lab.tasks.segmentation import task as semantic_segmentation
+from tokenmix.lab.train.distributed import distributed_info, process_group
+from tokenmix.lab.train.run import train
+from tokenmix.lab.train.sources import make_config
 
 semantic_segmentation.load_scenes = stripes
 out, images, pixels = Path(sys.argv[1]), *(make_config(**json.loads(value)) for value in sys.argv[2:])

@@ -18,16 +18,16 @@ import torch.nn.functional as F
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from tokenmix import cli
 from tokenmix.errors import UserError
-from tokenmix.registry import get_task
-from tokenmix.train import checkpoint, record, trainer
-from tokenmix.train.config import TrainConfig
-from tokenmix.train.load import load_run
-from tokenmix.train.optimizer import make_optimizer, make_schedule
-from tokenmix.train.plan import make_plan, seed_everything
-from tokenmix.train.run import DiskError, evaluate, predict, train
-from tokenmix.train.sources import make_config
+from tokenmix.lab import cli
+from tokenmix.lab.registry import get_task
+from tokenmix.lab.train import checkpoint, record, trainer
+from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.load import load_run
+from tokenmix.lab.train.optimizer import make_optimizer, make_schedule
+from tokenmix.lab.train.plan import make_plan, seed_everything
+from tokenmix.lab.train.run import DiskError, evaluate, predict, train
+from tokenmix.lab.train.sources import make_config
 
 CONFIG = make_config(
     data="digits", model="vit_nano", model_kwargs={"depth": 1}, epochs=2, batch_size=64, limit=200, limit_eval=100,

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from tokenmix.cli import main
 from tokenmix.files import to_json
-from tokenmix.registry import get_task
-from tokenmix.tasks.classification.task import ImageClassification
-from tokenmix.train.config import TrainConfig
-from tokenmix.train.record import Recorder, _as_good
-from tokenmix.train.run import evaluate, train
-from tokenmix.train.sources import make_config
-from tokenmix.train.task_data import IndexedData
-from tokenmix.train.trainer import TrainingLoop
+from tokenmix.lab.cli import main
+from tokenmix.lab.registry import get_task
+from tokenmix.lab.tasks.classification.task import ImageClassification
+from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.record import Recorder, _as_good
+from tokenmix.lab.train.run import evaluate, train
+from tokenmix.lab.train.sources import make_config
+from tokenmix.lab.train.task_data import IndexedData
+from tokenmix.lab.train.trainer import TrainingLoop
 
 CONFIG = make_config(
     data="digits", model="vit_nano", model_kwargs={"depth": 1}, epochs=3, batch_size=64, limit=200, validation=60,

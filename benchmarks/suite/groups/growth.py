@@ -9,9 +9,9 @@ from torch import Tensor
 from suite.harness import Built, Case, Target, Variant, agreement, derived
 from suite.place import Place
 from suite.results import Correctness, Measured, Role, Row
-from tokenmix.cost.crossover import measured_crossover
 from tokenmix.layers import ExternalAttention, MultiHeadExternalAttention, SelfAttention
 from tokenmix.layers.base import Mixer
+from tokenmix.profiling.crossover import measured_crossover
 
 __all__ = ["CASES", "derive", "exponent"]
 

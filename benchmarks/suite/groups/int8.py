@@ -10,7 +10,7 @@ import tokenmix
 from suite.harness import Built, Case, Target, Variant, agreement
 from suite.place import Place
 from suite.results import Correctness
-from tokenmix.cpu.operators import largest_weight
+from tokenmix.inference.operators import largest_weight
 from tokenmix.layers import GatedMLP
 
 __all__ = ["CASES"]

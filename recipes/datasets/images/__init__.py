@@ -1,6 +1,6 @@
 """Images and scenes of our recipes, which only their results need; importing this package registers them."""
 
-from tokenmix.registry import DATA_SETS, DataEntry
+from tokenmix.lab.registry import DATA_SETS, DataEntry
 
 __all__: list[str] = []
 

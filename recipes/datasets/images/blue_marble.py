@@ -21,13 +21,13 @@ from torch import Tensor
 
 from recipes.datasets.images.windows import CutScenes, Window
 from recipes.datasets.packages import Wheel, read_wheel
-from tokenmix.data.fetch import FetchError
-from tokenmix.data.images.decode import UnreadableImage, decode_numbers, decode_stored
-from tokenmix.data.images.image_set import channel_statistics
-from tokenmix.data.lookup import DataRequest, stored_path
-from tokenmix.data.scenes.scenes import Scene, SceneData, Scenes
-from tokenmix.data.store import Stored, fetched
 from tokenmix.errors import UserError
+from tokenmix.lab.data.fetch import FetchError
+from tokenmix.lab.data.images.decode import UnreadableImage, decode_numbers, decode_stored
+from tokenmix.lab.data.images.image_set import channel_statistics
+from tokenmix.lab.data.lookup import DataRequest, stored_path
+from tokenmix.lab.data.scenes.scenes import Scene, SceneData, Scenes
+from tokenmix.lab.data.store import Stored, fetched
 
 __all__ = ["BLOCK", "CLASSES", "TEST_BLOCKS", "fetch_blue_marble", "load_blue_marble", "whole_map"]
 

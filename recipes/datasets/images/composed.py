@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from torchvision.datasets import FashionMNIST
 
 from recipes.datasets.images import blue_marble
-from tokenmix.data.images.image_set import channel_statistics
-from tokenmix.data.images.named_sets import fetch_fashion_mnist
-from tokenmix.data.lookup import DataRequest
-from tokenmix.data.scenes.scenes import Objects, Scene, SceneData, Scenes, objects_of_masks
-from tokenmix.data.store import fetched
 from tokenmix.errors import UserError
+from tokenmix.lab.data.images.image_set import channel_statistics
+from tokenmix.lab.data.images.named_sets import fetch_fashion_mnist
+from tokenmix.lab.data.lookup import DataRequest
+from tokenmix.lab.data.scenes.scenes import Objects, Scene, SceneData, Scenes, objects_of_masks
+from tokenmix.lab.data.store import fetched
 
 __all__ = ["ComposedScenes", "load_composed"]
 

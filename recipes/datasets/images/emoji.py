@@ -22,12 +22,12 @@ from PIL import Image
 from torch import Tensor
 
 from recipes.datasets.packages import npm_archive
-from tokenmix.data.fetch import FetchError
-from tokenmix.data.images.image_set import InMemoryImages, resize_images
-from tokenmix.data.images.load import LoadedImages
-from tokenmix.data.lookup import DataRequest, stored_path
-from tokenmix.data.store import Stored, fetched
 from tokenmix.errors import unknown_name
+from tokenmix.lab.data.fetch import FetchError
+from tokenmix.lab.data.images.image_set import InMemoryImages, resize_images
+from tokenmix.lab.data.images.load import LoadedImages
+from tokenmix.lab.data.lookup import DataRequest, stored_path
+from tokenmix.lab.data.store import Stored, fetched
 
 __all__ = ["VENDORS", "Picture", "composite", "concept_of", "load_emoji", "pictures_of", "split_concepts"]
 

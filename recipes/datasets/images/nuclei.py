@@ -11,12 +11,12 @@ import torch
 
 from recipes.datasets.images.windows import CutScenes, Window
 from recipes.datasets.packages import Wheel, read_wheel
-from tokenmix.data.fetch import FetchError
-from tokenmix.data.images.decode import UnreadableImage, decode_numbers
-from tokenmix.data.images.image_set import channel_statistics
-from tokenmix.data.lookup import DataRequest, stored_path
-from tokenmix.data.scenes.scenes import Objects, Scene, SceneData, objects_of_masks
-from tokenmix.data.store import Stored, fetched
+from tokenmix.lab.data.fetch import FetchError
+from tokenmix.lab.data.images.decode import UnreadableImage, decode_numbers
+from tokenmix.lab.data.images.image_set import channel_statistics
+from tokenmix.lab.data.lookup import DataRequest, stored_path
+from tokenmix.lab.data.scenes.scenes import Objects, Scene, SceneData, objects_of_masks
+from tokenmix.lab.data.store import Stored, fetched
 
 __all__ = ["fetch_nuclei", "load_nuclei"]
 

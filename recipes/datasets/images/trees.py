@@ -13,14 +13,14 @@ from torch import Tensor
 
 from recipes.datasets.images.windows import CutScenes, Window, starts
 from recipes.datasets.packages import Wheel, read_wheel
-from tokenmix.data.fetch import FetchError
-from tokenmix.data.images.decode import UnreadableImage, decode_stored
-from tokenmix.data.images.image_set import channel_statistics
-from tokenmix.data.lookup import DataRequest, stored_path
-from tokenmix.data.scenes.scenes import Scene, SceneData, objects_of_boxes
-from tokenmix.data.scenes.voc import read_boxes
-from tokenmix.data.store import Stored, fetched
 from tokenmix.errors import UserError
+from tokenmix.lab.data.fetch import FetchError
+from tokenmix.lab.data.images.decode import UnreadableImage, decode_stored
+from tokenmix.lab.data.images.image_set import channel_statistics
+from tokenmix.lab.data.lookup import DataRequest, stored_path
+from tokenmix.lab.data.scenes.scenes import Scene, SceneData, objects_of_boxes
+from tokenmix.lab.data.scenes.voc import read_boxes
+from tokenmix.lab.data.store import Stored, fetched
 
 __all__ = ["fetch_trees", "load_trees"]
 

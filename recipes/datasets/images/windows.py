@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tokenmix.data.scenes.scenes import Objects, Scene, Scenes
+from tokenmix.lab.data.scenes.scenes import Objects, Scene, Scenes
 
 __all__ = ["CutScenes", "Window", "cut", "starts"]
 

@@ -1,6 +1,6 @@
 """Point clouds of our recipes: LDraw's toy bricks."""
 
-from tokenmix.registry import DATA_SETS, DataEntry
+from tokenmix.lab.registry import DATA_SETS, DataEntry
 
 DATA_SETS.register(
     DataEntry(

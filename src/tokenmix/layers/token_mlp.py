@@ -51,8 +51,9 @@ class TokenMLP(Mixer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_whole(dim=dim, num_tokens=num_tokens)
         hidden = max(1, dim // 2) if hidden_tokens is None else hidden_tokens
-        check_whole(dim=dim, num_tokens=num_tokens, hidden_tokens=hidden)
+        check_whole(hidden_tokens=hidden)
         check_rates(dropout=dropout)
         self.dim, self.num_tokens = dim, num_tokens
         self.fc1 = nn.Linear(num_tokens, hidden, device=device, dtype=dtype)

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tokenmix.data.images import make_augment
-from tokenmix.data.images.augment import shift_and_flip
-from tokenmix.data.seeding import hash_indices
 from tokenmix.errors import UserError
+from tokenmix.lab.data.images import make_augment
+from tokenmix.lab.data.images.augment import shift_and_flip
+from tokenmix.lab.data.seeding import hash_indices
 
 RAND = "rand-m9-mstd0.5-inc1"
 

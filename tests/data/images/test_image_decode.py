@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image, ImageOps, PngImagePlugin
 
-from tokenmix.data.images import read_image
-from tokenmix.data.images.decode import _cover, decode, decode_numbers, decode_part, stored_size
 from tokenmix.errors import UserError
+from tokenmix.lab.data.images import read_image
+from tokenmix.lab.data.images.decode import _cover, decode, decode_numbers, decode_part, stored_size
 
 
 def read(image: Image.Image, path: Path, channels: int = 3, size: int | tuple[int, int] = 8, **options) -> torch.Tensor:
@@ -216,7 +216,7 @@ def test_class_numbers_of_pgm(most: int, kind: str):
 
 def test_a_large_image_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A PNG of 20,000 x 20,000 px took 4 GB, since turning it by nothing made a copy."""
-    monkeypatch.setattr("tokenmix.data.images.decode.PART_PIXELS", 10_000)
+    monkeypatch.setattr("tokenmix.lab.data.images.decode.PART_PIXELS", 10_000)
     made, before = [0], Image.Image._new
     monkeypatch.setattr(Image.Image, "_new", lambda self, im: made.append(im.size[0] * im.size[1]) or before(self, im))
     for mode in ("RGB", "L", "P", "RGBA", "CMYK"):
@@ -229,7 +229,7 @@ def test_a_large_image_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_large_jpegs_are_decoded_at_a_part_of_their_size(monkeypatch: pytest.MonkeyPatch):
     file, seen = io.BytesIO(), []
     Image.new("RGB", (800, 1600), "red").save(file, "jpeg")
-    monkeypatch.setattr("tokenmix.data.images.decode.LARGE_PIXELS", 1000)
+    monkeypatch.setattr("tokenmix.lab.data.images.decode.LARGE_PIXELS", 1000)
 
     def choose(size: tuple[int, int]):
         seen.append(size)
@@ -241,7 +241,7 @@ def test_large_jpegs_are_decoded_at_a_part_of_their_size(monkeypatch: pytest.Mon
 
 def test_pillows_limit_is_lifted_while_pixels_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    monkeypatch.setattr("tokenmix.data.images.decode.LARGE_PIXELS", 50)
+    monkeypatch.setattr("tokenmix.lab.data.images.decode.LARGE_PIXELS", 50)
     Image.new("RGB", (40, 40), "red").save(tmp_path / "a.tif", compression="tiff_lzw", tile=(32, 32))
     assert read_image(tmp_path / "a.tif", 3, 8)[0].min() == 255
     assert Image.MAX_IMAGE_PIXELS == 100
@@ -298,7 +298,7 @@ def test_huge_image_neither_warns_nor_fails(tmp_path: Path, recwarn: pytest.Warn
 
 
 def test_too_many_pixels_are_refused_before_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tokenmix.data.images.decode.MAX_PIXELS", 50)
+    monkeypatch.setattr("tokenmix.lab.data.images.decode.MAX_PIXELS", 50)
     with pytest.raises(UserError, match="8 x 8 pixels, more than 50"):
         read(Image.new("L", (8, 8)), tmp_path / "a.png")
 
@@ -332,7 +332,7 @@ def test_parts_make_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, m
         image = Image.fromarray(rng.integers(0, 256, (40, 30, 4), dtype=np.uint8), "RGBA")
         image = image.convert("P") if mode == "P" else image
     whole = read(image, tmp_path / "a.tif", size=(40, 30))
-    monkeypatch.setattr("tokenmix.data.images.decode.PART_PIXELS", 100)
+    monkeypatch.setattr("tokenmix.lab.data.images.decode.PART_PIXELS", 100)
     assert torch.equal(read_image(tmp_path / "a.tif", 3, (40, 30)), whole)
 
 

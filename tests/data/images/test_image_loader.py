@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tokenmix.data.images import ImageSamples, InMemoryImages, load_images, normalize
-from tokenmix.data.loader import EpochLoader, make_loader
 from tokenmix.errors import UserError
+from tokenmix.lab.data.images import ImageSamples, InMemoryImages, load_images, normalize
+from tokenmix.lab.data.loader import EpochLoader, make_loader
 
 
 def image_set(count: int, size: int = 8) -> InMemoryImages:

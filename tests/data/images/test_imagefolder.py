@@ -12,12 +12,12 @@ from PIL import Image
 from timm.data.transforms import RandomResizedCropAndInterpolation
 from timm.data.transforms_factory import transforms_imagenet_eval
 
-from tokenmix.data.images import ImageData, ImageSamples, load_images, read_image
-from tokenmix.data.images.augment import Erase
-from tokenmix.data.images.image_set import RANDOM_CROP, LazyImages
-from tokenmix.data.loader import make_loader
-from tokenmix.data.seeding import hash_indices
 from tokenmix.errors import UserError
+from tokenmix.lab.data.images import ImageData, ImageSamples, load_images, read_image
+from tokenmix.lab.data.images.augment import Erase
+from tokenmix.lab.data.images.image_set import RANDOM_CROP, LazyImages
+from tokenmix.lab.data.loader import make_loader
+from tokenmix.lab.data.seeding import hash_indices
 
 
 def picture(seed: int, size: tuple[int, int]) -> Image.Image:

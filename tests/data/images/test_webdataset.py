@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tokenmix.data.images import ImageData, ImageSamples, load_images
-from tokenmix.data.images import decode as decoding
-from tokenmix.data.images import webdataset as shards_module
-from tokenmix.data.images.webdataset import ShardImages, expand, shuffled
-from tokenmix.data.loader import EpochLoader, make_loader
-from tokenmix.data.lookup import short_name, with_absolute_paths
 from tokenmix.errors import UserError
+from tokenmix.lab.data.images import ImageData, ImageSamples, load_images
+from tokenmix.lab.data.images import decode as decoding
+from tokenmix.lab.data.images import webdataset as shards_module
+from tokenmix.lab.data.images.webdataset import ShardImages, expand, shuffled
+from tokenmix.lab.data.loader import EpochLoader, make_loader
+from tokenmix.lab.data.lookup import short_name, with_absolute_paths
 
 
 def encoded(value: int, kind: str = "png") -> bytes:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from tokenmix.data.scenes import ObjectAugment, ObjectSamples, PixelSamples, load_scenes
-from tokenmix.data.scenes.coco import decode_mask, encode_mask
 from tokenmix.errors import UserError
+from tokenmix.lab.data.scenes import ObjectAugment, ObjectSamples, PixelSamples, load_scenes
+from tokenmix.lab.data.scenes.coco import decode_mask, encode_mask
 
 SIZE = (12, 10)  # width, height
 
@@ -511,7 +511,7 @@ def test_names_of_coco_stay_in_its_folder(coco: Path, name: str):
 
 
 def test_masks_that_would_not_fit_in_memory(coco: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tokenmix.data.scenes.scenes.MASK_BYTES", 2 * 120 - 1)
+    monkeypatch.setattr("tokenmix.environment.MASK_BYTES", 2 * 120 - 1)
     data = load_scenes(f"coco:{coco}", want="masks")
     with pytest.raises(UserError, match="2 masks of 12 x 10 pixels fill more than 0 MiB"):
         data.train.scene(0)

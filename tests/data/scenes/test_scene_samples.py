@@ -10,8 +10,9 @@ import pytest
 import torch
 from torchvision.ops import masks_to_boxes
 
-from tokenmix.data.loader import make_loader
-from tokenmix.data.scenes import (
+from tokenmix.errors import UserError
+from tokenmix.lab.data.loader import make_loader
+from tokenmix.lab.data.scenes import (
     ObjectAugment,
     Objects,
     ObjectSamples,
@@ -22,8 +23,7 @@ from tokenmix.data.scenes import (
     Scenes,
     scale_steps,
 )
-from tokenmix.data.scenes.scenes import no_objects, objects_of_boxes, objects_of_masks
-from tokenmix.errors import UserError
+from tokenmix.lab.data.scenes.scenes import no_objects, objects_of_boxes, objects_of_masks
 from tokenmix.ops.token_shard import rows_of
 
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tokenmix.data import list_data
-from tokenmix.data.lookup import with_absolute_paths
-from tokenmix.data.scenes import load_scenes
 from tokenmix.errors import UserError
-from tokenmix.registry import DATA_SETS
+from tokenmix.lab.data import list_data
+from tokenmix.lab.data.lookup import with_absolute_paths
+from tokenmix.lab.data.scenes import load_scenes
+from tokenmix.lab.registry import DATA_SETS
 
 
 def test_table(tmp_path: Path):

@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tokenmix.data.scenes import load_scenes
 from tokenmix.errors import UserError
+from tokenmix.lab.data.scenes import load_scenes
 
 DOG, PERSON = 12, 15
 

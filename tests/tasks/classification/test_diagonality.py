@@ -15,15 +15,16 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from tokenmix import cli, create_model
+from tokenmix import create_model
 from tokenmix.errors import UserError
+from tokenmix.lab import cli
+from tokenmix.lab.tasks.classification.task import ImageClassification
+from tokenmix.lab.train import trainer
+from tokenmix.lab.train.run import train
+from tokenmix.lab.train.sources import make_config
 from tokenmix.layers import LessAttention
 from tokenmix.losses import diagonality_loss
 from tokenmix.ops.less import Scores
-from tokenmix.tasks.classification.task import ImageClassification
-from tokenmix.train import trainer
-from tokenmix.train.run import train
-from tokenmix.train.sources import make_config
 
 LESS = {"mixer": "less", "depth": 3, "patch_size": 4}
 CONFIG = make_config(
@@ -207,9 +208,9 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path, monkeypatch):
 WORKER = """
 import dataclasses, json, sys
 from pathlib import Path
-from tokenmix.train.sources import make_config
-from tokenmix.train.distributed import process_group
-from tokenmix.train.run import train
+from tokenmix.lab.train.sources import make_config
+from tokenmix.lab.train.distributed import process_group
+from tokenmix.lab.train.run import train
 
 config = make_config(**json.loads(sys.argv[2]))
 with process_group("cpu"):

@@ -11,10 +11,10 @@ from PIL import Image
 from sklearn.metrics import confusion_matrix, log_loss, top_k_accuracy_score
 from torch import Tensor, nn
 
-from tokenmix.data.images import read_image
 from tokenmix.errors import UserError
-from tokenmix.tasks.classification.task import ImageClassification
-from tokenmix.train.sources import make_config
+from tokenmix.lab.data.images import read_image
+from tokenmix.lab.tasks.classification.task import ImageClassification
+from tokenmix.lab.train.sources import make_config
 
 CONFIG = make_config(data="digits", limit=60, limit_eval=30, batch_size=10)
 DESCRIPTION: dict[str, Any] = {

@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from tokenmix.errors import UserError
-from tokenmix.train import load_run
-from tokenmix.train.run import predict, train
-from tokenmix.train.sources import make_config
-from tokenmix.train.task import input_sizes, size_note
+from tokenmix.lab.train import load_run
+from tokenmix.lab.train.run import predict, train
+from tokenmix.lab.train.sources import make_config
+from tokenmix.lab.train.task import input_sizes, size_note
 
 SHORT: dict[str, Any] = {
     "model": "vit_nano", "model_kwargs": {"depth": 1, "embed_dim": 16}, "batch_size": 4, "max_steps": 1,
@@ -71,7 +71,7 @@ def test_patches_that_do_not_fit_are_found_before_any_image_is_read(
     photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], message: str
 ):
     monkeypatch.setattr(
-        "tokenmix.tasks.classification.task.load_images", lambda *a, **k: pytest.fail("images were read")
+        "tokenmix.lab.tasks.classification.task.load_images", lambda *a, **k: pytest.fail("images were read")
     )
     config = make_config(**{**SHORT, "data": f"folder:{photographs}", **given}, out=tmp_path / "run")
     with pytest.raises(UserError, match=message):

@@ -13,9 +13,9 @@ from torchvision.models.detection import (
 
 from tokenmix import create_model, list_models
 from tokenmix.errors import UserError
+from tokenmix.lab.tasks.detection.task import ObjectTask
+from tokenmix.models.detection.backbones import LaViTBackbone
 from tokenmix.swap import swap_attention
-from tokenmix.tasks.detection.models.backbones import LaViTBackbone
-from tokenmix.tasks.detection.task import ObjectTask
 
 THEIRS = {
     "retinanet_resnet50": (retinanet_resnet50_fpn, 91),

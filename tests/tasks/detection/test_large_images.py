@@ -16,11 +16,11 @@ from torchvision.ops import box_iou
 
 from tokenmix import create_model
 from tokenmix.errors import UserError
-from tokenmix.tasks.detection.models import matching, pictures
-from tokenmix.tasks.detection.models.matching import BlockMatcher, Pairs
-from tokenmix.tasks.detection.models.pictures import PictureTransform, PlacedMasks, bilinear_blocks, place_masks
-from tokenmix.tasks.detection.tiling import find_in_windows
-from tokenmix.tasks.images import Picture
+from tokenmix.lab.tasks.detection.tiling import find_in_windows
+from tokenmix.lab.tasks.images import Picture
+from tokenmix.models.detection import matching, pictures
+from tokenmix.models.detection.matching import BlockMatcher, Pairs
+from tokenmix.models.detection.pictures import PictureTransform, PlacedMasks, bilinear_blocks, place_masks
 
 
 def noise(height: int, width: int) -> torch.Tensor:
@@ -176,7 +176,7 @@ def test_parts_of_a_picture_are_those_of_its_tensor():
 
 def test_json_lists_are_plain(tmp_path: Path):
     masks = place_masks(torch.ones(1, 1, 28, 28), torch.tensor([[2.0, 3, 12, 13]]), (20, 30))
-    from tokenmix.tasks.detection.output import coco_results, object_rows
+    from tokenmix.lab.tasks.detection.output import coco_results, object_rows
 
     found = {
         "boxes": torch.tensor([[2.0, 3, 12, 13]]),

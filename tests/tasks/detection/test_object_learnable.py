@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 
 from tokenmix.errors import UserError
-from tokenmix.tasks.detection.boxes_and_masks import Detection, InstanceSegmentation
-from tokenmix.train.config import TrainConfig
-from tokenmix.train.run import train
-from tokenmix.train.sources import make_config
+from tokenmix.lab.tasks.detection.boxes_and_masks import Detection, InstanceSegmentation
+from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.run import train
+from tokenmix.lab.train.sources import make_config
 
 SOME, NOTHING = [0, 20, 100], [120]
 

@@ -14,7 +14,7 @@ import json, sys
 from pathlib import Path
 import torch
 import torch.distributed as dist
-from tokenmix.tasks.detection.metrics import AveragePrecision
+from tokenmix.lab.tasks.detection.metrics import AveragePrecision
 
 folder, rank = Path(sys.argv[1]), int(sys.argv[2])
 generator = torch.Generator().manual_seed(5)

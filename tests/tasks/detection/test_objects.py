@@ -13,18 +13,18 @@ from torch import Tensor
 from torchmetrics.detection import MeanAveragePrecision
 from torchvision.transforms.functional import pil_to_tensor
 
-from tokenmix.data.scenes import Objects, Scene, SceneData, Scenes
 from tokenmix.errors import UserError
-from tokenmix.tasks.detection import task as objects
-from tokenmix.tasks.detection.boxes_and_masks import Detection
-from tokenmix.tasks.detection.metrics import AveragePrecision
-from tokenmix.tasks.detection.output import class_color, draw_objects, image_numbers
-from tokenmix.tasks.detection.tiling import find_in_windows
-from tokenmix.train.config import TrainConfig
-from tokenmix.train.export import export
-from tokenmix.train.load import load_run, load_task
-from tokenmix.train.run import evaluate, predict, train
-from tokenmix.train.sources import make_config
+from tokenmix.lab.data.scenes import Objects, Scene, SceneData, Scenes
+from tokenmix.lab.tasks.detection import task as objects
+from tokenmix.lab.tasks.detection.boxes_and_masks import Detection
+from tokenmix.lab.tasks.detection.metrics import AveragePrecision
+from tokenmix.lab.tasks.detection.output import class_color, draw_objects, image_numbers
+from tokenmix.lab.tasks.detection.tiling import find_in_windows
+from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.export import export
+from tokenmix.lab.train.load import load_run, load_task
+from tokenmix.lab.train.run import evaluate, predict, train
+from tokenmix.lab.train.sources import make_config
 
 CLASSES = ["green", "red"]
 

@@ -8,8 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix import create_model, list_models
 from tokenmix.errors import UserError
-from tokenmix.tasks.generation.models import create_gan
-from tokenmix.tasks.generation.models.networks import (
+from tokenmix.models.generation import create_gan
+from tokenmix.models.generation.networks import (
     ConditionalBatchNorm2d,
     DiscriminatorBlock,
     GeneratorBlock,

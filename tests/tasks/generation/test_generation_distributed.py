@@ -14,11 +14,11 @@ WORKER = """
 import json, sys
 from pathlib import Path
 import torch
-from tokenmix.tasks.generation.task import ImageGeneration
-from tokenmix.train import trainer
-from tokenmix.train.sources import make_config
-from tokenmix.train.distributed import distributed_info, process_group
-from tokenmix.train.run import train
+from tokenmix.lab.tasks.generation.task import ImageGeneration
+from tokenmix.lab.train import trainer
+from tokenmix.lab.train.sources import make_config
+from tokenmix.lab.train.distributed import distributed_info, process_group
+from tokenmix.lab.train.run import train
 
 out, seen, calls = Path(sys.argv[1]), [], [0]
 draw, step = ImageGeneration._noise, trainer.TrainingLoop.start_batch

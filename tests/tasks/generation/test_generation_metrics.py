@@ -12,8 +12,8 @@ from torchmetrics.image.inception import InceptionScore
 from torchmetrics.image.kid import KernelInceptionDistance
 
 from tokenmix.errors import UserError
-from tokenmix.tasks.generation.features import WEIGHTS, InceptionFeatures
-from tokenmix.tasks.generation.metrics import (
+from tokenmix.lab.tasks.generation.features import WEIGHTS, InceptionFeatures
+from tokenmix.lab.tasks.generation.metrics import (
     ClassMatch,
     ClassScore,
     FeatureFrechet,
@@ -81,7 +81,7 @@ def test_inception_is_torch_fidelitys(tmp_path, monkeypatch):
     (tmp_path / "checkpoints").mkdir()
     torch.save(theirs.state_dict(), tmp_path / "checkpoints" / WEIGHTS)
     content = hashlib.sha256((tmp_path / "checkpoints" / WEIGHTS).read_bytes()).hexdigest()
-    monkeypatch.setattr("tokenmix.tasks.generation.features.CONTENT", content)
+    monkeypatch.setattr("tokenmix.lab.tasks.generation.features.CONTENT", content)
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     ours = InceptionFeatures()
     levels = torch.randint(0, 256, (2, 1, 32, 32), dtype=torch.uint8)
@@ -113,7 +113,7 @@ def test_kernel_distance_is_torchmetrics(images):
 
 
 def test_kernel_distance_by_pairs(monkeypatch):
-    monkeypatch.setattr("tokenmix.tasks.generation.metrics.ROWS", 2)
+    monkeypatch.setattr("tokenmix.lab.tasks.generation.metrics.ROWS", 2)
     real, fake = torch.randn(5, 4, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64) + 1
 
     def mean(one, other, skip):

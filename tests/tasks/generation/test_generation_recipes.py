@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tokenmix import cli
-from tokenmix.registry import get_task
-from tokenmix.train.recipes import list_recipes, load_recipe
+from tokenmix.lab import cli
+from tokenmix.lab.registry import get_task
+from tokenmix.lab.train.recipes import list_recipes, load_recipe
 
 ROOT = Path(__file__).parents[3]
 NAMES = [name for name in list_recipes() if load_recipe(name).task == "image-generation"]

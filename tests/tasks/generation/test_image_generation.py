@@ -12,20 +12,20 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from tokenmix.cli import main
-from tokenmix.data.images import load_images
 from tokenmix.errors import UserError
-from tokenmix.tasks.generation.classes import keep_classes
-from tokenmix.tasks.generation.features import InceptionFeatures, RunFeatures
-from tokenmix.tasks.generation.generate import generate
-from tokenmix.tasks.generation.samples import between, noise_of
-from tokenmix.tasks.generation.task import ImageGeneration
-from tokenmix.train import trainer
-from tokenmix.train.checkpoint import read_checkpoint
-from tokenmix.train.export import export
-from tokenmix.train.load import load_task
-from tokenmix.train.run import evaluate, predict, train
-from tokenmix.train.sources import make_config
+from tokenmix.lab.cli import main
+from tokenmix.lab.data.images import load_images
+from tokenmix.lab.tasks.generation.classes import keep_classes
+from tokenmix.lab.tasks.generation.features import InceptionFeatures, RunFeatures
+from tokenmix.lab.tasks.generation.generate import generate
+from tokenmix.lab.tasks.generation.samples import between, noise_of
+from tokenmix.lab.tasks.generation.task import ImageGeneration
+from tokenmix.lab.train import trainer
+from tokenmix.lab.train.checkpoint import read_checkpoint
+from tokenmix.lab.train.export import export
+from tokenmix.lab.train.load import load_task
+from tokenmix.lab.train.run import evaluate, predict, train
+from tokenmix.lab.train.sources import make_config
 
 # Three batches an epoch, each cut into two steps of the discriminator. Nothing that a GAN keeps is left out.
 CONFIG = make_config(

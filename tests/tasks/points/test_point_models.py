@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tokenmix.errors import UserError
-from tokenmix.tasks.points.models import create_point_model
-from tokenmix.tasks.points.presets import POINT_MODELS
+from tokenmix.models.points import create_point_model
+from tokenmix.presets.points import POINT_MODELS
 
 NANO = [name for name in POINT_MODELS if name.endswith("_nano")]
 BN = 2

@@ -9,16 +9,16 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from tokenmix import cli
 from tokenmix.errors import UserError
-from tokenmix.tasks.points.data.samples import scale_axes
-from tokenmix.tasks.points.metrics import BalancedAccuracy, CategoryIoU, cloud_iou
-from tokenmix.tasks.points.task import predict_with_tta
-from tokenmix.train import run as runs
-from tokenmix.train import trainer
-from tokenmix.train.config import TrainConfig
-from tokenmix.train.export import export
-from tokenmix.train.sources import make_config
+from tokenmix.lab import cli
+from tokenmix.lab.tasks.points.data.samples import scale_axes
+from tokenmix.lab.tasks.points.metrics import BalancedAccuracy, CategoryIoU, cloud_iou
+from tokenmix.lab.tasks.points.task import predict_with_tta
+from tokenmix.lab.train import run as runs
+from tokenmix.lab.train import trainer
+from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.export import export
+from tokenmix.lab.train.sources import make_config
 
 TINY = {
     "dim": 16, "depth": 1, "drop_rate": 0.0, "stem_dim": 8, "stage_dims": (8, 16), "num_neighbours": 4, "fuse_dim": 32,

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tokenmix.errors import UserError
-from tokenmix.tasks.points.data import load_points
-from tokenmix.tasks.points.data.published import PARTS
+from tokenmix.lab.tasks.points.data import load_points
+from tokenmix.lab.tasks.points.data.published import PARTS
 
 BOX = """{header}
 8 6 0

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from tokenmix.data.loader import make_loader
-from tokenmix.data.store import Names
 from tokenmix.errors import UserError
-from tokenmix.tasks.points.data import NO_PART, CloudSamples, PackedClouds
-from tokenmix.tasks.points.data.cloud import Cloud, unit_ball
-from tokenmix.tasks.points.data.samples import farthest
+from tokenmix.lab.data.loader import make_loader
+from tokenmix.lab.data.store import Names
+from tokenmix.lab.tasks.points.data import NO_PART, CloudSamples, PackedClouds
+from tokenmix.lab.tasks.points.data.cloud import Cloud, unit_ball
+from tokenmix.lab.tasks.points.data.samples import farthest
 
 SIZES = [40, 12, 16, 100]
 

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from sklearn.metrics import jaccard_score
 
 from tokenmix import create_model
-from tokenmix.cost.memory import peak_memory
 from tokenmix.errors import UserError
+from tokenmix.lab.tasks.segmentation import inference
+from tokenmix.lab.tasks.segmentation.inference import pixel_logits
+from tokenmix.lab.tasks.segmentation.metrics import PixelEntropy, PixelScores
+from tokenmix.lab.tasks.segmentation.options import Inference
 from tokenmix.layers import ExternalAttention2d
-from tokenmix.tasks.segmentation import inference
-from tokenmix.tasks.segmentation.inference import pixel_logits
-from tokenmix.tasks.segmentation.metrics import PixelEntropy, PixelScores
-from tokenmix.tasks.segmentation.options import Inference
+from tokenmix.profiling.memory import peak_memory
 
 KWARGS = {
     "backbone": "resnet18", "backbone_kwargs": {"layers": (1, 1, 1, 1), "channels": (8, 8, 8, 8)}, "width": 8,

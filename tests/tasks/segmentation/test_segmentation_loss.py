@@ -9,8 +9,8 @@ import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokenmix.tasks.segmentation.loss import pixel_entropy, soft_iou_loss
-from tokenmix.train.task import TaskModule
+from tokenmix.lab.tasks.segmentation.loss import pixel_entropy, soft_iou_loss
+from tokenmix.lab.train.task import TaskModule
 
 IGNORE = 255
 

@@ -10,18 +10,18 @@ import pytest
 import torch
 from PIL import Image, ImageColor
 
-from tokenmix.data.scenes import SceneData
-from tokenmix.data.scenes.scenes import ChosenScenes, Scene, Scenes
 from tokenmix.errors import UserError
-from tokenmix.inspect import inspect_run
-from tokenmix.tasks.segmentation import inference, output
-from tokenmix.tasks.segmentation import task as semantic_segmentation
-from tokenmix.train import trainer
-from tokenmix.train.checkpoint import read_weights
-from tokenmix.train.export import export
-from tokenmix.train.load import load_task
-from tokenmix.train.run import evaluate, predict, train
-from tokenmix.train.sources import make_config
+from tokenmix.lab.data.scenes import SceneData
+from tokenmix.lab.data.scenes.scenes import ChosenScenes, Scene, Scenes
+from tokenmix.lab.inspect import inspect_run
+from tokenmix.lab.tasks.segmentation import inference, output
+from tokenmix.lab.tasks.segmentation import task as semantic_segmentation
+from tokenmix.lab.train import trainer
+from tokenmix.lab.train.checkpoint import read_weights
+from tokenmix.lab.train.export import export
+from tokenmix.lab.train.load import load_task
+from tokenmix.lab.train.run import evaluate, predict, train
+from tokenmix.lab.train.sources import make_config
 
 NAMES = ["water", "wood", "sand"]
 COLOURS = torch.tensor([[30, 60, 200], [20, 140, 40], [230, 200, 120]], dtype=torch.uint8)

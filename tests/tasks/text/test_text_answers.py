@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tokenmix.errors import UserError
-from tokenmix.tasks.text.question_answering import SpanAgreement, best_span
-from tokenmix.train.run import evaluate, predict, train
-from tokenmix.train.sources import make_config
+from tokenmix.lab.tasks.text.question_answering import SpanAgreement, best_span
+from tokenmix.lab.train.run import evaluate, predict, train
+from tokenmix.lab.train.sources import make_config
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64}
 SETTINGS: dict[str, Any] = {
@@ -106,7 +106,7 @@ def test_a_pretrained_body_gets_a_new_head(tmp_path: Path, capsys: pytest.Captur
 
 
 def _weights(run: Path) -> dict[str, torch.Tensor]:
-    from tokenmix.train.checkpoint import read_weights
+    from tokenmix.lab.train.checkpoint import read_weights
 
     return read_weights(run)
 

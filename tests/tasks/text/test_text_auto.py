@@ -16,7 +16,7 @@ OTHER = """
 import tokenmix
 from transformers import AutoConfig
 AutoConfig.for_model('bert')
-assert not {'tokenmix.layers', 'tokenmix.tasks.text.models.config'} & {*sys.modules}
+assert not {'tokenmix.layers', 'tokenmix.text.config'} & {*sys.modules}
 assert not any('tokenmix' in str(type(finder)) for finder in sys.meta_path)
 """
 ORDERS = {

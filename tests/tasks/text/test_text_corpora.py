@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tokenmix.data import fetch_data, list_data
-from tokenmix.data.lookup import short_name, with_absolute_paths
 from tokenmix.errors import UserError
-from tokenmix.tasks.text.data import corpus, load_text
-from tokenmix.tasks.text.data.files import choose_test, is_test
+from tokenmix.lab.data import fetch_data, list_data
+from tokenmix.lab.data.lookup import short_name, with_absolute_paths
+from tokenmix.lab.tasks.text.data import corpus, load_text
+from tokenmix.lab.tasks.text.data.files import choose_test, is_test
 
 
 def sides(spec: str) -> tuple[list[str], list[str]]:

@@ -11,15 +11,15 @@ import pytest
 import safetensors.torch
 import torch
 
-from tokenmix.train.run import train
-from tokenmix.train.sources import make_config
+from tokenmix.lab.train.run import train
+from tokenmix.lab.train.sources import make_config
 
 WORKER = """
 import json, sys
 from pathlib import Path
-from tokenmix.train.sources import make_config
-from tokenmix.train.distributed import process_group
-from tokenmix.train.run import train
+from tokenmix.lab.train.sources import make_config
+from tokenmix.lab.train.distributed import process_group
+from tokenmix.lab.train.run import train
 
 out, values = Path(sys.argv[1]), json.loads(sys.argv[2])
 values["tokenizer"] = Path(values["tokenizer"])

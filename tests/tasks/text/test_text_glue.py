@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tokenmix.compare.compare import compare
 from tokenmix.errors import UserError
-from tokenmix.tasks.text.classification import TextClassification
-from tokenmix.train.config import CompareConfig
-from tokenmix.train.sources import make_config
+from tokenmix.lab.compare.compare import compare
+from tokenmix.lab.tasks.text.classification import TextClassification
+from tokenmix.lab.train.config import CompareConfig
+from tokenmix.lab.train.sources import make_config
 
 SETTINGS: dict[str, Any] = {
     "task": "text-classification", "model": "gmlp_text_nano", "vocab_size": 300, "seq_len": 16,

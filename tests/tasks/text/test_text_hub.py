@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tokenmix.errors import UserError
-from tokenmix.tasks.text.data import load_labelled, load_questions, load_text
-from tokenmix.train.run import train
-from tokenmix.train.sources import make_config
+from tokenmix.lab.tasks.text.data import load_labelled, load_questions, load_text
+from tokenmix.lab.train.run import train
+from tokenmix.lab.train.sources import make_config
 
 ROWS = [{"sentence": f"it is {word} number {i}", "label": word} for i in range(60) for word in ("good", "bad")]
 

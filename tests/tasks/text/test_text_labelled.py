@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from tokenmix.data.loader import make_loader
 from tokenmix.errors import UserError
-from tokenmix.tasks.text.data import (
+from tokenmix.lab.data.loader import make_loader
+from tokenmix.lab.tasks.text.data import (
     EncodedQuestions,
     EncodedText,
     LabelledText,
@@ -19,9 +19,9 @@ from tokenmix.tasks.text.data import (
     load_labelled,
     load_questions,
 )
-from tokenmix.tasks.text.data.files import is_test
-from tokenmix.tasks.text.data.sequences import Rows, blocks
-from tokenmix.tasks.text.tokenizer import train_tokenizer
+from tokenmix.lab.tasks.text.data.files import is_test
+from tokenmix.lab.tasks.text.data.sequences import Rows, blocks
+from tokenmix.lab.tasks.text.tokenizer import train_tokenizer
 
 TEXTS = [f"it is {word} number {i}" for i in range(60) for word in ("good", "bad")]
 
@@ -227,7 +227,7 @@ def test_blocks_of_texts_are_encoded_as_all_at_once(monkeypatch: pytest.MonkeyPa
         EncodedText(texts, tokenizer, max_length=12),
         EncodedQuestions(asked, tokenizer, max_length=90, stride=9),
     ]
-    monkeypatch.setattr("tokenmix.tasks.text.encoding.BLOCK", 100)
+    monkeypatch.setattr("tokenmix.lab.tasks.text.encoding.BLOCK", 100)
     again = [EncodedText(texts, tokenizer, max_length=12), EncodedQuestions(asked, tokenizer, max_length=90, stride=9)]
     for one, other in zip(encoded, again):
         assert len(one) == len(other)
@@ -239,7 +239,7 @@ def test_blocks_of_texts_are_encoded_as_all_at_once(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_context_that_takes_too_much_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, tokenizer: Any):
-    monkeypatch.setattr("tokenmix.tasks.text.encoding.BLOCK", 10)
+    monkeypatch.setattr("tokenmix.lab.tasks.text.encoding.BLOCK", 10)
     with pytest.raises(UserError, match="the context of question '7' has 170 characters; split it"):
         EncodedQuestions([Question("7", "who?", CONTEXT, ())], tokenizer, max_length=90, stride=9)
 

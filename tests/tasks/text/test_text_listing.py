@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tokenmix.cli import main
+from tokenmix.lab.cli import main
 
 
 def printed(capsys, *args):

@@ -10,16 +10,16 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from tokenmix import cli
 from tokenmix.errors import UserError
-from tokenmix.inspect.gates import toeplitz_share
-from tokenmix.tasks.text.masked_lm import MaskedLM
-from tokenmix.train import trainer
-from tokenmix.train.checkpoint import read_weights
-from tokenmix.train.config import TrainConfig
-from tokenmix.train.load import load_task
-from tokenmix.train.run import evaluate, predict, train
-from tokenmix.train.sources import make_config
+from tokenmix.lab import cli
+from tokenmix.lab.inspect.gates import toeplitz_share
+from tokenmix.lab.tasks.text.masked_lm import MaskedLM
+from tokenmix.lab.train import trainer
+from tokenmix.lab.train.checkpoint import read_weights
+from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.load import load_task
+from tokenmix.lab.train.run import evaluate, predict, train
+from tokenmix.lab.train.sources import make_config
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64}
 ADJECTIVES, NOUNS, VERBS = ["old", "red", "great", "small"], ["cat", "dog", "king", "ship"], ["sees", "loves"]

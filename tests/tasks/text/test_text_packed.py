@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from tokenmix.data.loader import make_loader
 from tokenmix.errors import UserError
-from tokenmix.tasks.text.data import PackedText, load_text, tokenized
-from tokenmix.tasks.text.data.corpus import Tokens
-from tokenmix.tasks.text.data.sequences import IGNORED
-from tokenmix.tasks.text.tokenizer import train_tokenizer
+from tokenmix.lab.data.loader import make_loader
+from tokenmix.lab.tasks.text.data import PackedText, load_text, tokenized
+from tokenmix.lab.tasks.text.data.corpus import Tokens
+from tokenmix.lab.tasks.text.data.sequences import IGNORED
+from tokenmix.lab.tasks.text.tokenizer import train_tokenizer
 
 LINES = [
     f"The {word} number {i} remembers wonderful {word}s of yesterday.\n" for i in range(60) for word in ("cat", "dog")
@@ -51,7 +51,7 @@ def test_tokens_are_those_of_the_tokenizer(corpus: Any, tokenizer: Any, tokens: 
 def test_tokens_are_made_once(
     corpus: Any, tokenizer: Any, tokens: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("tokenmix.tasks.text.data.corpus._encoded", lambda **_: pytest.fail("made again"))
+    monkeypatch.setattr("tokenmix.lab.tasks.text.data.corpus._encoded", lambda **_: pytest.fail("made again"))
     again = tokenized(corpus, tokenizer, tmp_path / "cache")
     assert np.array_equal(everything(again[0]), everything(tokens[0]))
 
@@ -59,9 +59,9 @@ def test_tokens_are_made_once(
 def test_groups_of_documents_are_one_run_of_tokens(
     corpus: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("tokenmix.tasks.text.data.corpus.PIECE", 400)
+    monkeypatch.setattr("tokenmix.lab.tasks.text.data.corpus.PIECE", 400)
     whole = tokenized(corpus, tokenizer, tmp_path / "whole")[0]
-    monkeypatch.setattr("tokenmix.tasks.text.encoding.BLOCK", 500)
+    monkeypatch.setattr("tokenmix.lab.tasks.text.encoding.BLOCK", 500)
     parts = tokenized(corpus, tokenizer, tmp_path / "parts")[0]
     assert len(parts._ids.chunks) > 3 > len(whole._ids.chunks)
     assert np.array_equal(everything(parts), everything(whole))

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from tokenmix import UserError
-from tokenmix.tasks.text.models.padding import rotate
 from tokenmix.text import GMLPForMaskedLM, GMLPForQuestionAnswering, GMLPForSequenceClassification, GMLPModel
+from tokenmix.text.padding import rotate
 
 KINDS = ["gmlp", "gmlp-fft", "gmlp-dense", "amlp", "amlp-dense", "self", "self-relative"]
 

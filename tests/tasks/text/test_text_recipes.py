@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenmix import cli, text
-from tokenmix.registry import MODELS, get_task
-from tokenmix.train.recipes import list_recipes, load_recipe
+from tokenmix import text
+from tokenmix.lab import cli
+from tokenmix.lab.registry import get_task
+from tokenmix.lab.train.recipes import list_recipes, load_recipe
+from tokenmix.registry import MODELS
 
 ROOT = Path(__file__).parents[3]
 TEXT_TASKS = set(MODELS["gmlp_text_nano"].tasks)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from transformers import pipeline
 
-from tokenmix.tasks.text.tokenizer import load_tokenizer
-from tokenmix.train.config import TrainConfig
-from tokenmix.train.export import export
-from tokenmix.train.load import load_run
-from tokenmix.train.run import predict, train
-from tokenmix.train.sources import make_config
+from tokenmix.lab.tasks.text.tokenizer import load_tokenizer
+from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.export import export
+from tokenmix.lab.train.load import load_run
+from tokenmix.lab.train.run import predict, train
+from tokenmix.lab.train.sources import make_config
 
 SETTINGS: dict[str, Any] = {
     "model": "amlp_text_nano", "vocab_size": 300, "seq_len": 24, "batch_size": 16, "max_steps": 6,

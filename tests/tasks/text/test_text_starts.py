@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokenmix.tasks.text.models.modeling import GMLPPreTrainedModel
 from tokenmix.text import GMLPConfig, GMLPForMaskedLM, GMLPForSequenceClassification
+from tokenmix.text.modeling import GMLPPreTrainedModel
 
 KINDS: dict[str, dict[str, Any]] = {
     "gmlp": {},

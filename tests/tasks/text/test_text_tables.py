@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from tokenmix.errors import UserError
-from tokenmix.tasks.text.data import files, load_labelled, load_text
+from tokenmix.lab.tasks.text.data import files, load_labelled, load_text
 
 
 def parts(folder: Path, ending: str, content: bytes) -> str:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from tokenizers import Regex, normalizers
 
-from tokenmix import cli
 from tokenmix.errors import UserError
-from tokenmix.tasks.text.data import Corpus, EncodedQuestions, EncodedText, LabelledText, Question, tokenized
-from tokenmix.tasks.text.encoding import growth, tokenizing
-from tokenmix.tasks.text.tokenizer import SPECIAL, load_tokenizer, save_tokenizer, train_tokenizer
+from tokenmix.lab import cli
+from tokenmix.lab.tasks.text.data import Corpus, EncodedQuestions, EncodedText, LabelledText, Question, tokenized
+from tokenmix.lab.tasks.text.encoding import growth, tokenizing
+from tokenmix.lab.tasks.text.tokenizer import SPECIAL, load_tokenizer, save_tokenizer, train_tokenizer
 
 TEXTS = [f"The quick brown fox no. {i} jumps over the lazy dog's café." for i in range(40)]
 
@@ -42,7 +42,7 @@ def test_pieces_and_form(tmp_path: Path, kind: Any):
 
 def test_the_same_in_every_process():
     code = (
-        "from tokenmix.tasks.text.tokenizer import train_tokenizer\n"
+        "from tokenmix.lab.tasks.text.tokenizer import train_tokenizer\n"
         "for kind in ('bpe', 'wordpiece'):\n"
         f"    print(train_tokenizer({TEXTS!r}, kind, 290).backend_tokenizer.to_str())"
     )

@@ -1,0 +1,21 @@
+"""Copies of models for inference on CPUs, in float32, bfloat16 or int8."""
+
+from tokenmix.environment import keep_freed_memory
+from tokenmix.inference.external import FoldedExternalAttention, Int8ExternalAttention
+from tokenmix.inference.fused import FusedLinear
+from tokenmix.inference.layers import Int8Linear
+from tokenmix.inference.optimizing import TOLERANCES, load_quantized, optimize, save_quantized
+from tokenmix.inference.stem import FoldedT2TStem
+
+__all__ = [
+    "TOLERANCES",
+    "FoldedExternalAttention",
+    "FoldedT2TStem",
+    "FusedLinear",
+    "Int8ExternalAttention",
+    "Int8Linear",
+    "keep_freed_memory",
+    "load_quantized",
+    "optimize",
+    "save_quantized",
+]

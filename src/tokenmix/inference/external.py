@@ -1,0 +1,232 @@
+"""External attention whose memories are multiplied into the projections next to them."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.inference.fused import AnyLinear, make_linear
+from tokenmix.inference.layers import Int8Linear, Range, outside_graphs, samples_at_a_time
+from tokenmix.inference.operators import Dtype
+from tokenmix.layers.base import Capabilities, Mixer, check_mask, check_tokens, zero_masked
+from tokenmix.layers.external import ExternalAttention
+from tokenmix.layers.multihead_external import MultiHeadExternalAttention
+from tokenmix.ops.normalize import double_normalize
+
+Folding = ExternalAttention | MultiHeadExternalAttention
+
+
+GROUP = 2**20
+"""Numbers worked on together, 4 MiB. Products of a quarter of that have too few rows; with three times as many the time
+may go to fresh memory pages (dev/LOG.md, 2026-11-22)."""
+
+
+class Map(NamedTuple):
+    """A linear map, x W^T + b, in float64."""
+
+    weight: Tensor
+    bias: Tensor
+
+
+class FoldedExternalAttention(Mixer):
+    """External attention of two products, in float32 or bfloat16, and the double normalisation between them in float32.
+
+        A_h = Norm(x K_h^T + k_h),    K_h = M_k W_q,h     (S, D),    k_h = M_k b_q,h + b_k
+        out = sum_h A_h V_h^T + v,    V_h = W_o,h M_v^T   (D, S),    v   = W_o (b_v .. b_v) + b_o
+
+    Once training is over, the memories are constants: multiplied into the projections next to them, they cost nothing,
+    and the features of the heads, (N, e D) numbers, are never made.
+
+    Shape:
+        x (B, N, dim), mask (B, N) bool to (B, N, dim); map (B, heads, N, num_slots).
+    """
+
+    capabilities = Capabilities(linear=True, map="slots")
+
+    def __init__(self, dim: int, *, heads: int, num_slots: int, dtype: Dtype = "float32") -> None:
+        super().__init__()
+        self.dim, self.heads, self.num_slots = dim, heads, num_slots
+        linear = make_linear(dtype)
+        self.scores: AnyLinear = linear(dim, heads * num_slots)
+        self.values: AnyLinear = linear(heads * num_slots, dim)
+
+    @torch.no_grad()
+    def fill(self, keys: Map, values: Map, *, inputs: Range, shares: Range) -> None:
+        """Take over K, k and V, v of a layer whose inputs were in the range `inputs`, and its map in `shares`."""
+        # PyTorch's exp of float32 goes to MKL, which on AMD's CPUs takes four times as long as PyTorch's own exp2.
+        power = math.log2(math.e)
+        self.scores.fill(keys.weight * power, keys.bias * power, inputs)
+        self.values.fill(*values, shares)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """x (B, N, dim) to (B, N, dim)."""
+        check_tokens(self, x)
+        mask = check_mask(mask, x, x.shape[1])
+        if mask is None and x.numel() and not torch.compiler.is_compiling() and not torch.jit.is_tracing():
+            out = self._by_sums(x)
+            if out is not None:
+                return out
+        kept = zero_masked(x, mask)
+        return zero_masked(self.values(self._map(kept, mask).transpose(1, 2).flatten(2)), mask)
+
+    def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """A (B, heads, N, num_slots)."""
+        check_tokens(self, x)
+        mask = check_mask(mask, x, x.shape[1])
+        return self._map(zero_masked(x, mask), mask)
+
+    def macs(self, num_tokens: int) -> int:
+        """N 2 H D S."""
+        return 2 * num_tokens * self.dim * self.heads * self.num_slots
+
+    def _map(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return self._normalize(self.scores(x), mask)
+
+    def _normalize(self, powers: Tensor, mask: Tensor | None) -> Tensor:
+        """A from logits that are powers of 2, (B, N, H S)."""
+        logits = powers.mul_(math.log(2.0))
+        return double_normalize(logits.unflatten(-1, (self.heads, -1)).transpose(1, 2), mask=mask)
+
+    def _by_sums(self, x: Tensor) -> Tensor | None:
+        """The output without shifts of the logits; None where a sum nears the ends of the number range."""
+        out = torch.empty_like(x)
+        together = samples_at_a_time(x.shape[1] * self.heads * self.num_slots, GROUP)
+        for some, made in zip(x.split(together), out.split(together)):
+            shares = self.scores(some).exp2_()
+            columns = shares.sum(1, keepdim=True)
+            shares /= columns
+            heads = shares.unflatten(-1, (self.heads, -1))
+            rows = heads.sum(-1, keepdim=True)
+            heads /= rows
+            if not (_in_range(columns, 0.5) & _in_range(rows, 0.25)).all():
+                return None
+            made.copy_(self.values(shares))
+        return out
+
+
+class Int8ExternalAttention(FoldedExternalAttention):
+    """`FoldedExternalAttention` with both products in int8.
+
+    The map is rounded to 8 bits of its range in calibration.
+
+    Shape:
+        x (B, N, dim), mask (B, N) bool to (B, N, dim); map (B, heads, N, num_slots).
+    """
+
+    scores: Int8Linear  # pyrefly: ignore[bad-override-mutable-attribute]
+    values: Int8Linear  # pyrefly: ignore[bad-override-mutable-attribute]
+
+    def __init__(self, dim: int, *, heads: int, num_slots: int) -> None:
+        super().__init__(dim, heads=heads, num_slots=num_slots, dtype="int8")
+
+    @outside_graphs
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """x (B, N, dim) to (B, N, dim)."""
+        check_tokens(self, x)
+        mask = check_mask(mask, x, x.shape[1])
+        if x.numel() == 0:
+            return torch.zeros_like(x)
+        kept = zero_masked(x, mask)
+        inputs = self.scores.quantize(kept)
+        if mask is None:
+            shares, fits = self._shares(inputs)
+            # Sample by sample: the two ways round differently, and none may decide for the others.
+            if not fits.all():
+                shares[~fits] = self._shifted_shares(inputs[~fits], None)
+        else:
+            shares = self._shifted_shares(inputs, mask)
+        return zero_masked(_not_a_number_where(kept, self.values.multiply(shares)), mask)
+
+    def _shifted_shares(self, inputs: Tensor, mask: Tensor | None) -> Tensor:
+        """The map in 8 bits, (B, N, heads S), for logits of any size."""
+        found = self._normalize(self.scores.multiply(inputs), mask)
+        return self.values.quantize(found.transpose(1, 2).flatten(2))
+
+    def _shares(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The map in 8 bits, (B, N, heads S), without shifts, and the samples (B) whose sums float32 holds."""
+        wide = self.heads * self.num_slots
+        made = torch.empty(*inputs.shape[:-1], wide, dtype=torch.uint8)
+        columns, rows = torch.empty(inputs.shape[0], 1, wide), torch.empty(*inputs.shape[:-1], self.heads)
+        together = samples_at_a_time(inputs.shape[1] * wide)
+        for some, column, row, into in zip(*(each.split(together) for each in (inputs, columns, rows, made))):
+            shares = self.scores.multiply(some).exp2_()
+            torch.sum(shares, 1, keepdim=True, out=column)
+            shares /= column
+            heads = shares.unflatten(-1, (self.heads, -1))
+            torch.sum(heads, -1, out=row)
+            heads *= (1.0 / self.values.step / row).unsqueeze(-1)
+            into.copy_(shares.add_(0.5).clamp_max_(255.0).to(torch.int16))
+        return made, _in_range(columns, 0.5) & _in_range(rows, 0.25)
+
+
+def make_external(dtype: Dtype, dim: int, *, heads: int, num_slots: int) -> FoldedExternalAttention:
+    """An empty layer, which `fill` makes into a copy of one."""
+    if dtype == "int8":
+        return Int8ExternalAttention(dim, heads=heads, num_slots=num_slots)
+    return FoldedExternalAttention(dim, heads=heads, num_slots=num_slots, dtype=dtype)
+
+
+def folds(layer: nn.Module) -> bool:
+    """Whether a layer becomes `FoldedExternalAttention`: published normalisation, no backend or chunks by name.
+
+    With many more slots than a head is wide, the product of the two matrices would be much larger than they are.
+    """
+    if type(layer) not in (ExternalAttention, MultiHeadExternalAttention):
+        return False
+    assert isinstance(layer, Folding)
+    memory = layer.memory
+    slots, width = memory.key_memory.shape
+    plain = memory.normalization == "double" and memory.num_steps == 1
+    return plain and memory.backend is None and memory.chunk_size is None and slots <= 2 * width
+
+
+def folded(layer: Folding) -> tuple[Map, Map]:
+    """K, k and V, v of a layer."""
+    heads, memory = num_heads(layer), layer.memory
+    values = memory.key_memory if memory.value_memory is None else memory.value_memory
+    keys = fold_keys(linear_map(layer.query, layer.dim), memory.key_memory, memory.key_bias, heads)
+    return keys, fold_values(linear_map(layer.out, layer.dim), values, memory.value_bias, heads)
+
+
+def num_heads(layer: Folding) -> int:
+    """How many heads share the memories."""
+    return layer.num_heads * layer.expansion if isinstance(layer, MultiHeadExternalAttention) else 1
+
+
+def linear_map(layer: nn.Module, dim: int) -> Map:
+    """What a linear layer, or an identity of that many features, computes."""
+    if isinstance(layer, nn.Identity):
+        return Map(torch.eye(dim, dtype=torch.float64), torch.zeros(dim, dtype=torch.float64))
+    assert isinstance(layer, nn.Linear)
+    weight = layer.weight.detach().double()
+    return Map(weight, weight.new_zeros(weight.shape[0]) if layer.bias is None else layer.bias.detach().double())
+
+
+def fold_keys(query: Map, memory: Tensor, bias: Tensor | None, heads: int) -> Map:
+    """K (H S, D) and k (H S): a projection, M_k (S, d) and b_k (S)."""
+    memory = memory.detach().double()
+    weight = memory @ query.weight.unflatten(0, (heads, -1))
+    offset = query.bias.unflatten(0, (heads, -1)) @ memory.mT
+    return Map(weight.flatten(0, 1), (offset if bias is None else offset + bias.detach()).flatten())
+
+
+def fold_values(out: Map, memory: Tensor, bias: Tensor | None, heads: int) -> Map:
+    """V (D, H S) and v (D): M_v (S, d), b_v (d) and a projection."""
+    weight = out.weight.unflatten(1, (heads, -1)) @ memory.detach().double().mT
+    offset = out.bias if bias is None else out.bias + out.weight @ bias.detach().double().repeat(heads)
+    return Map(weight.flatten(1), offset)
+
+
+def _not_a_number_where(x: Tensor, out: Tensor) -> Tensor:
+    """out, but NaN in a sample where x has a number that is none: sums over tokens spread it, and 8 bits hide it."""
+    # A finite sum has none; one that is not may come from large numbers alone.
+    if not x.flatten(1).sum(1).isfinite().all():
+        out.masked_fill_(~x.flatten(1).isfinite().all(1)[:, None, None], torch.nan)
+    return out
+
+
+def _in_range(sums: Tensor, power: float) -> Tensor:
+    """Whether all sums of exponentials of a sample are far from the ends of the number range, (B)."""
+    low, high = torch.aminmax(sums.flatten(1), dim=1)
+    return (low > torch.finfo(sums.dtype).tiny ** power) & high.isfinite()

@@ -1,0 +1,181 @@
+"""Layers that multiply in int8 and return float32."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError
+from tokenmix.inference.operators import Activation, int8_linear, largest_weight, pack_weight
+
+Range = tuple[float, float]
+
+P = ParamSpec("P")
+
+
+def outside_graphs(forward: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """A method that torch.compile calls as it is: Inductor takes no weight that oneDNN has packed."""
+    uncompiled: Any = torch.compiler.disable(forward, reason="Inductor takes no weight that oneDNN has packed")
+
+    @functools.wraps(forward)
+    def called(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        # What `disable` returns takes longer to call.
+        if torch.compiler.is_dynamo_compiling():
+            return uncompiled(*args, **kwargs)
+        return forward(*args, **kwargs)
+
+    return called
+
+
+class Packing(nn.Module):
+    """A layer that keeps its weight in oneDNN's layout as well, from its first call on; no copy or file holds that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._packed: Any = None
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._packed = None
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Packing":
+        self._packed = None
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_packed": None}
+
+
+class Int8Linear(Packing):
+    """A linear layer on inputs of 8 bits, with the GELU after it in the same kernel.
+
+        q = clamp(round(x / s) + z, 0, 255),    y = act(s t (q - z) Q^T + b),    W ~ t Q
+
+    Q is int8 with one scale t per row, of 7 bits on a CPU that adds products of 8 in too few
+    (`tokenmix.inference.operators.largest_weight`). s and z are fixed from `low` and `high`, the range that x had in
+    calibration, so that a sample's output does not depend on what else is in the batch.
+
+    Shape:
+        (..., in_features) float32 to (..., out_features) float32.
+
+    Raises:
+        UserError: an input that autograd follows, or a move to another type or device.
+    """
+
+    qweight: Tensor
+    scale: Tensor
+    bias: Tensor | None
+    range: Tensor
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = True, act: Activation = "none") -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.act: Activation = act
+        self.register_buffer("qweight", torch.zeros(out_features, in_features, dtype=torch.int8))
+        self.register_buffer("scale", torch.ones(out_features))
+        self.register_buffer("bias", torch.zeros(out_features) if bias else None)
+        self.register_buffer("range", torch.tensor([0.0, 1.0]))
+
+    @torch.no_grad()
+    def fill(self, weight: Tensor, bias: Tensor | None, inputs: Range) -> None:
+        """Take over W and b of a map whose input was in this range."""
+        quantised, scale = quantize_rows(weight, largest_weight())
+        self.qweight.copy_(quantised)
+        self.scale.copy_(scale)
+        if self.bias is not None:
+            assert bias is not None
+            self.bias.copy_(bias)
+        # 0 has to be one of the 256 values, so that padding and dead units stay exact.
+        low, high = inputs
+        self.range.copy_(torch.tensor([min(low, 0.0), max(high, 0.0, low + 1e-6, 1e-6)]))
+        self._packed = None
+
+    @outside_graphs
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in_features) to (..., out_features)."""
+        return self.multiply(self.quantize(x))
+
+    @property
+    def step(self) -> float:
+        """s, by which neighbouring inputs differ."""
+        return self._ready()[0]
+
+    def quantize(self, x: Tensor) -> Tensor:
+        """q (..., in_features) in uint8, from x."""
+        check_unfollowed(self, x)
+        scale, _, offset, *_ = self._ready()
+        q = torch.empty(x.shape, dtype=torch.uint8)
+        together = samples_at_a_time(x.shape[1:].numel())
+        # The half in `offset` makes a cut a rounding. By way of int16, since PyTorch goes from float32 to uint8 number
+        # by number, which takes four times as long.
+        for some, made in zip(x.split(together), q.split(together)):
+            made.copy_(torch.add(offset, some, alpha=1.0 / scale).clamp_(0.0, 255.0).to(torch.int16))
+        return q
+
+    def multiply(self, q: Tensor) -> Tensor:
+        """y (..., out_features) in float32, from q."""
+        scale, zero, _, weight, rows, zeros = self._ready()
+        y = int8_linear(q, scale, zero, weight, rows, zeros, self.bias, self.act)
+        # Of nothing oneDNN makes (0, out_features), whatever the other sizes.
+        return y.view(*q.shape[:-1], self.out_features)
+
+    def _ready(self) -> tuple[Any, ...]:
+        if self._packed is None:
+            if torch.compiler.is_exporting():
+                raise UserError("an int8 model packs its weights in its first call; call it once before torch.export")
+            self._packed = self._pack()
+        return self._packed
+
+    def _pack(self) -> tuple[Any, ...]:
+        low, high = self.range.tolist()
+        scale = (high - low) / 255.0
+        zero = round(-low / scale)
+        weight, rows = self.qweight, self.scale
+        if weight.numel() and int(weight.abs().max()) > largest_weight():
+            # The file of a CPU that adds products of 8 bits exactly.
+            weight, rows = quantize_rows(rows[:, None] * weight, largest_weight())
+        zeros = torch.zeros(self.out_features, dtype=torch.int64)
+        return scale, zero, torch.tensor(zero + 0.5), pack_weight(weight), rows, zeros
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Packing:
+        check_move(fn)
+        return super()._apply(fn, recurse)
+
+    def extra_repr(self) -> str:
+        """The arguments that shape the layer."""
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, act={self.act!r}"
+
+
+def check_unfollowed(layer: nn.Module, x: Tensor) -> None:
+    """Raise `UserError` if autograd follows x, of which an int8 product records nothing."""
+    if x.requires_grad and torch.is_grad_enabled():
+        raise UserError(
+            f"{type(layer).__name__} has no gradient and got an input that requires one; "
+            "call the copy under torch.no_grad(), or take gradients of the model that it was made from"
+        )
+
+
+def check_move(fn: Callable[[Tensor], Tensor]) -> None:
+    """Raise `UserError` if what `nn.Module._apply` is about to do leaves float32 on the CPU."""
+    moved = fn(torch.zeros(1))
+    if moved.dtype != torch.float32 or moved.device.type != "cpu":
+        raise UserError(
+            f"an int8 model stays in float32 on the CPU around its products, got {moved.dtype} on {moved.device}: "
+            "quantise the float32 model again, since parts of this copy may have been converted already"
+        )
+
+
+def samples_at_a_time(numbers: int, most: int = 2**18) -> int:
+    """Number of samples to process together, if each takes that many numbers, so that they stay in the cache.
+
+    It also keeps to memory that the process has already: fresh pages cost more than what is written to them.
+    """
+    return max(1, most // max(1, numbers))
+
+
+def quantize_rows(weight: Tensor, largest: int = 127) -> tuple[Tensor, Tensor]:
+    """Q (int8, |Q| <= largest) and t with weight ~ t Q, one scale a row; a row of zeros gets zeros."""
+    scale = weight.abs().amax(1).clamp_min(1e-30) / largest
+    return (weight / scale[:, None]).round().to(torch.int8), scale

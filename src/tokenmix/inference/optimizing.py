@@ -1,0 +1,196 @@
+"""Optimise a float32 model for inference on CPUs, given a few inputs; save and load int8 copies."""
+
+import copy
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.files import check_regular, replacing, user_path
+from tokenmix.inference.layers import Int8Linear
+from tokenmix.inference.operators import Dtype, require_operators
+from tokenmix.inference.planning import fill, install, kind_of, observe, plan_copy, plan_of
+
+TOLERANCES: dict[Dtype, float] = {"float32": 1e-3, "bfloat16": 0.1, "int8": 0.5}
+"""How far a copy's outputs on the first batch may be from the original's: norm of the difference over theirs.
+
+Many times what sound copies of trained models show; a copy beyond it is another function."""
+
+_KEY = "tokenmix_int8"
+
+
+@torch.no_grad()
+def optimize(
+    model: nn.Module, example: Tensor | Iterable[Tensor | Sequence[Any]], dtype: Dtype = "float32"
+) -> nn.Module:
+    """A copy of a model for inference on a CPU, in eval mode and without gradients.
+
+        fast = tokenmix.optimize(model, images)                      # the same outputs up to float32's rounding
+        fast = tokenmix.optimize(model, images, dtype="int8")        # images: a hundred or so of the training images
+        logits = fast(batch)                                         # batches of any size
+
+    Works on any model that holds `nn.Linear` or our layers. Linear layers keep their weight in the library's own layout
+    and take in the GELU after them; memories of external attention are multiplied into the projections around them;
+    EAMLP's stem loses its unfoldings. See `FusedLinear`, `FoldedExternalAttention`, `FoldedT2TStem`.
+
+    Args:
+        model: a float32 model on the CPU; it is not changed.
+        example: a batch, or several in a list or a loader, each a tensor, or (images, labels) of which the images are
+            taken. The copy is checked on the first batch; for int8 all batches fix the ranges of the activations.
+        dtype: type of the products. `"float32"`; `"bfloat16"`, weights and inputs rounded to it; `"int8"`, weights with
+            one scale per row and activations with one per layer, see `Int8Linear` and `Int8ExternalAttention`. Spatial
+            gates, norms, softmax, convolutions and a linear layer that meets one row per sample (a head after the
+            pooling) stay float32.
+
+    Raises:
+        UserError: an unknown dtype, weights that are not float32 on the CPU, no inputs, nothing to optimise, a copy
+            that cannot run or whose outputs on the first batch are further off than `TOLERANCES`, or a PyTorch without
+            the operators.
+
+    bfloat16 gains on CPUs with AVX512-BF16 or AMX, int8 most with VNNI or AMX; without them the outputs hold, the speed
+    may not.
+    """
+    if dtype not in get_args(Dtype):
+        raise unknown_name("dtype", dtype, get_args(Dtype))
+    _check_optimizable(model, dtype)
+    result = copy.deepcopy(model).eval().requires_grad_(False)
+    batches = _batches(example)
+    first = next(batches)
+    ranges = observe(result, itertools.chain([first], batches))
+    expected = result(first)
+    layers = dict(result.named_modules())
+    plan = plan_copy(result, set(ranges))
+    if not plan:
+        raise UserError(
+            f"{type(model).__name__} has nothing to optimise in {dtype}: no nn.Linear over tokens, no layer of ours; "
+            "keep it as it is"
+        )
+    install(result, plan, dtype)
+    for name in plan:
+        own = f"{name}."
+        found = {key.removeprefix(own): value for key, value in ranges.items() if key.startswith(own)}
+        fill(result.get_submodule(name), layers[name], found)
+    _check_answers(result, first, expected, dtype)
+    return result
+
+
+def _check_answers(result: nn.Module, first: Tensor, expected: Any, dtype: Dtype) -> None:
+    """Raise `UserError` unless the copy runs and gives the outputs of the original."""
+    name = type(result).__name__
+    try:
+        found = result(first)
+    except (UserError, AssertionError, MemoryError):
+        raise
+    except Exception as error:
+        raise UserError(
+            f"{name} runs unchanged but not optimised in {dtype}: {_first(error)}; keep it as it is"
+        ) from error
+    for one, other in zip(_tensors(found), _tensors(expected), strict=True):
+        error = ((one - other).norm() / other.norm().clamp_min(1e-6)).item()
+        if not error <= TOLERANCES[dtype]:
+            raise UserError(
+                f"the {dtype} copy of {name} is off by {error:.2g} of its output on the example, at most "
+                f"{TOLERANCES[dtype]:g} is allowed; keep it as it is, or take another dtype"
+            )
+
+
+def _tensors(answer: Any) -> Iterator[Tensor]:
+    """The floating tensors in what a model returns."""
+    if isinstance(answer, Tensor):
+        if answer.is_floating_point():
+            yield answer
+    elif isinstance(answer, Mapping):
+        yield from (tensor for value in answer.values() for tensor in _tensors(value))
+    elif isinstance(answer, Sequence) and not isinstance(answer, str):
+        yield from (tensor for value in answer for tensor in _tensors(value))
+
+
+def _batches(inputs: Any) -> Iterator[Tensor]:
+    """The batches that have samples; `UserError` if there is none."""
+    if not isinstance(inputs, Iterable):
+        raise UserError(f"inputs must be a tensor or batches of tensors, got {type(inputs).__name__}")
+    empty = True
+    for batch in [inputs] if isinstance(inputs, Tensor) else inputs:
+        x = batch[0] if isinstance(batch, list | tuple) and batch else batch
+        if not isinstance(x, Tensor):
+            raise UserError(
+                f"a batch must be a tensor, or a tuple that starts with one, got {type(x).__name__}; "
+                "for example optimize(model, [images])"
+            )
+        if x.numel():
+            empty = False
+            yield x
+    if empty:
+        raise UserError("no inputs to calibrate the ranges of activations; give about a hundred training images")
+
+
+def save_quantized(model: nn.Module, path: Path | str) -> None:
+    """Write an int8 model as safetensors; no pickle. The file holds weights, and where in the model they belong.
+
+    Raises:
+        UserError: a model without int8 layers, or a path that cannot be written.
+    """
+    if not any(isinstance(module, Int8Linear) for module in model.modules()):
+        raise UserError(
+            f"{type(model).__name__} has no int8 layers; make them with tokenmix.optimize(model, images, dtype='int8')"
+        )
+    # A layer used twice has its tensors twice, and the format allows none to share memory.
+    tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in model.state_dict().items()}
+    try:
+        with replacing(user_path(path)) as partial:
+            save_file(tensors, partial, metadata={_KEY: json.dumps(plan_of(model))})
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot write {path}: {_first(error)}; give another path") from None
+
+
+def load_quantized(model: nn.Module, path: Path | str) -> nn.Module:
+    """An int8 model from a file of `save_quantized` and a float32 model of the same architecture, which is not changed.
+
+    Raises:
+        UserError: not such a file, or one of another architecture.
+    """
+    path = user_path(path)
+    try:
+        with safe_open(check_regular(path), framework="pt") as file:
+            plan = json.loads((file.metadata() or {}).get(_KEY, "null"))
+    except UserError:
+        raise
+    except (OSError, SafetensorError, ValueError, RecursionError) as error:
+        raise UserError(
+            f"cannot read {path}: {_first(error)}; give a file that tokenmix.inference.save_quantized wrote"
+        ) from None
+    if plan is None:
+        raise UserError(f"{path} holds no int8 model; write one with tokenmix.inference.save_quantized(model8, path)")
+    _check_optimizable(model, "int8")
+    result = copy.deepcopy(model).eval().requires_grad_(False)
+    try:
+        install(result, plan, "int8")
+        result.load_state_dict(load_file(str(path)))
+    except (AttributeError, RuntimeError, AssertionError) as error:
+        raise UserError(
+            f"{path} has another architecture than {type(model).__name__}: {_first(error)}; give its own model"
+        ) from None
+    return result
+
+
+def _first(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def _check_optimizable(model: nn.Module, dtype: Dtype) -> None:
+    require_operators(dtype)
+    if any(kind_of(m) is not None for m in model.modules()):
+        raise UserError(f"{type(model).__name__} is an optimised copy already; give the model that it was made from")
+    for name, tensor in model.named_parameters():
+        if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
+            raise UserError(
+                f"optimize starts from float32 on the CPU, got {name} in {tensor.dtype} on {tensor.device}; "
+                "call model.float().cpu() first"
+            )

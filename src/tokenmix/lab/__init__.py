@@ -1,0 +1,1 @@
+"""The lab: data, training, tasks, comparison and the command. The library outside never imports it."""

@@ -1,0 +1,119 @@
+"""A mistake on the command line as one line: what is wrong, the value, the nearest right name.
+
+tyro reports a failure as an event that carries the data, but in a private module, which may change in any release:
+tested with tyro 1.0.17. Where it is missing, tyro prints its own message; the exit code is 2 either way.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tokenmix.errors import UserError
+from tokenmix.lab.cli.spellings import our_option, our_verb
+
+try:
+    from tyro import _errors as events
+except ImportError:
+    events = None
+
+
+@contextmanager
+def one_line_errors(
+    known: Sequence[str], unknown: Callable[[str, Sequence[str]], UserError], args: Sequence[str] = ()
+) -> Iterator[None]:
+    """Raise `UserError` for what tyro refuses in the block.
+
+    Args:
+        known: options that can be given, as typed, for example `--lr`; or verbs.
+        unknown: makes the error for a word that is none of them.
+        args: the words that are parsed.
+    """
+    if events is None or not hasattr(events, "on_parse_error"):
+        yield
+        return
+
+    def refuse(event: Any) -> None:
+        error = _error(event, known, unknown, args)
+        if error is not None:
+            raise error from None
+
+    with events.on_parse_error(refuse):
+        yield
+
+
+def _error(
+    event: Any, known: Sequence[str], unknown: Callable[[str, Sequence[str]], UserError], args: Sequence[str]
+) -> UserError | None:
+    """The error for an event; None leaves one of an unknown kind to tyro."""
+    assert events is not None
+    if isinstance(event, events.UnrecognizedArgs):
+        word = next((token for token in event.tokens if token.startswith("-")), None)
+        if word is None:
+            first = event.tokens[0]
+            return stray(first, args) if args else our_verb(first) or unknown(first, known)
+        word = word.partition("=")[0].replace("_", "-")
+        return our_option(word, known) or unknown(word, known)
+    if isinstance(event, events.InstantiationFailure):
+        if event.argument is None:
+            return UserError(event.message)
+        # Of an option with several types each has its reason, in a line of its own; the last is that of the value.
+        reason = re.split(r"'>: |\)\]: ", event.message.splitlines()[-1])[-1]
+        if ";" in reason:
+            return UserError(f"{_name(event.argument)}: {reason}")
+        # The rest is Python's or tyro's own sentence, which ends with the value.
+        found = re.search(r".*\['(.*?)'\] does not match choices|: '(.*)'$|^'(.*)' is not none$", reason)
+        value = repr(next(filter(None, found.groups()), "")) if found else f"that ({reason})"
+        return UserError(f"{_name(event.argument)} cannot be {value}; give {_wanted(event.argument)}")
+    if isinstance(event, events.InvalidChoice):
+        return UserError(f"{_name(event.argument)} cannot be {event.value!r}; give one of {', '.join(event.choices)}")
+    if isinstance(event, events.BadValue):
+        return UserError(f"{_name(event.argument)} has no value; give {_wanted(event.argument)}")
+    if isinstance(event, events.MissingArgs):
+        foreign = (our_option(word.partition("=")[0], known) for word in args if word.startswith("-"))
+        if (error := next(filter(None, foreign), None)) is not None:
+            return error
+        missing = ", ".join(
+            _wanted(one.arg) if one.arg.is_positional() else _name(one.arg) for one in event.missing_arguments
+        )
+        return UserError(f"{event.prog} needs {missing}; see {event.prog} --help")
+    if isinstance(event, events.MissingSubcommand):
+        word = event.found_token
+        if word is None:
+            return UserError(f"no verb; give one of {', '.join(known)}")
+        return our_verb(word) or unknown(word, known)
+    return None
+
+
+def stray(word: str, args: Sequence[str]) -> UserError:
+    """The error for a word that belongs to no option: the value of a flag, or one too many."""
+    before = list(args[: args.index(word)]) if word in args else []
+    place = next((i for i in reversed(range(len(before))) if before[i].startswith("-")), None)
+    if place is None:
+        return UserError(f"{word!r} belongs to no option; leave it out")
+    option, first = before[place], before[place + 1 :]
+    if not first:
+        return UserError(f"{option} takes no value, got {word!r}; leave {word!r} out")
+    return UserError(
+        f"{option} takes one value, got {' '.join([*first, word])!r}; separate several by commas, as in "
+        f"{option} {','.join([*first, word])}, or quote one with spaces"
+    )
+
+
+WORDS = {"FLOAT": "a number", "INT": "a whole number", "PATH": "a path", "STR": "text"}
+
+
+def _wanted(argument: Any) -> str:
+    """What an option takes, from tyro's name for its type."""
+    metavar = argument.lowered.metavar or "a value"
+    if metavar.startswith("none|{"):
+        return f"none or one of {metavar[6:-1].replace(',', ', ')}"
+    if metavar.startswith("{"):
+        return f"one of {metavar[1:-1].replace(',', ', ')}"
+    none, _, plain = metavar.partition("|") if metavar.startswith("none|") else ("", "", metavar)
+    return " or ".join(filter(None, (none, WORDS.get(plain, plain))))
+
+
+def _name(argument: Any) -> str:
+    shown = argument.is_positional() and argument.lowered.choices is None
+    return str(argument.lowered.metavar if shown else argument.display_name())

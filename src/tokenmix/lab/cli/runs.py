@@ -1,0 +1,274 @@
+"""Verbs that make a run, a comparison or a tokenizer, and those that need a run folder."""
+
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import tyro
+
+from tokenmix.errors import UserError, printable
+from tokenmix.files import read_json, to_json, user_path
+from tokenmix.lab.cli.checks import check_data, check_files, check_mixers, check_target
+from tokenmix.lab.cli.errors import stray
+from tokenmix.lab.cli.parsing import parse_into, parse_known
+from tokenmix.lab.data.lookup import data_sets
+from tokenmix.lab.registry import TASKS
+from tokenmix.lab.tasks.fitting import check_model_name
+from tokenmix.lab.train.config import CompareConfig, TrainConfig
+from tokenmix.lab.train.recipes import merge_kwargs
+from tokenmix.lab.train.schema import Part
+from tokenmix.lab.train.sources import base_config, read_config
+from tokenmix.lab.train.words import Names
+
+Positional = tyro.conf.Positional
+RunFolder = Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a model; leaves a run folder."""
+
+    config: TrainConfig
+
+    @classmethod
+    def parse(cls, prog: str, args: Sequence[str]) -> "Train":
+        """A run with the options of its task; options not given are the recipe's, or the resumed run's."""
+        task = args[0] if args and not args[0].startswith("-") else None
+        source = parse_known(Source, prog, args)
+        base = base_config(task, source.recipe, source.resume, None if source.model else source.init_from)
+        given = parse_into(TrainConfig, prog, args, base, cls.__doc__ or "")
+        if given.task not in (base.task, task):
+            if given.task not in TASKS:
+                raise stray(given.task, args)
+            raise UserError(f"the task comes first: {prog} {given.task} ..., got it after other options")
+        given.options.check_given(word[2:].partition("=")[0].replace("-", "_") for word in args)
+        return cls(merge_kwargs(base, given))
+
+    def run(self) -> None:
+        if self.config.loop.resume is None:
+            check_model_name(self.config.task, self.config.model.model)
+            check_data(self.config.data.data)
+        from tokenmix.lab.train.distributed import restarts_allowed
+        from tokenmix.lab.train.finish import finish_run
+        from tokenmix.lab.train.run import run_folder, train
+
+        if restarts_allowed() and self.config.loop.resume is None:
+            finish_run(self.config.replace(out=run_folder(self.config)))
+        else:
+            train(self.config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The options on which the defaults of the others depend."""
+
+    recipe: str | None = None
+    resume: Path | None = None
+    init_from: Path | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Compare mixers: train variants that differ only in the mixer, at equal budget; leaves a report."""
+
+    config: CompareConfig
+
+    @classmethod
+    def parse(cls, prog: str, args: Sequence[str]) -> "Compare":
+        """A comparison."""
+        return cls(parse_into(CompareConfig, prog, args, CompareConfig(), cls.__doc__ or ""))
+
+    def run(self) -> None:
+        check_mixers(self.config.mixers)
+        for data in data_sets(self.config.data.data):
+            check_data(data)
+        from tokenmix.lab.compare.compare import compare
+
+        compare(self.config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCommand:
+    """Base of verbs on a run folder that take the options of its task's evaluation as well."""
+
+    run_folder: RunFolder
+    """A run folder; options of its task come after it, see tokenmix VERB RUN --help."""
+    options: Annotated[Any, tyro.conf.arg(name="task")] = field(default_factory=Part)
+
+    @classmethod
+    def parse(cls, prog: str, args: Sequence[str]) -> Self:
+        """The command; options of the task that are not given are the run's own."""
+        plain = [field for field in fields(cls) if field.name not in ("run_folder", "inputs", "options")]
+        shared = [(field.name, field.type, field) for field in plain]
+        folder = make_dataclass("Folder", [("words", Positional[tuple[str, ...]], ()), *shared], kw_only=True)
+        words = parse_known(folder, prog, args).words
+        if not words:
+            return parse_into(cls, prog, args)
+        missing = {
+            field.name: tyro.MISSING for field in fields(cls) if field.default is field.default_factory is MISSING
+        }
+        default = cls(**missing, options=read_config(user_path(words[0])).options.for_evaluation())
+        return parse_into(cls, prog, args, default)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eval(RunCommand):
+    """Evaluate a run on its own or other data."""
+
+    data: str | None = None
+    """Another data set than the run's own."""
+    optimize: Literal["float32", "bfloat16", "int8"] | None = None
+    """Evaluate the copy for CPUs by tokenmix.optimize in this dtype, with training images as its example."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> None:
+        if self.optimize is not None:
+            from tokenmix.lab.optimized_run import evaluate_optimized
+
+            if self.options != read_config(self.run_folder).options.for_evaluation():
+                raise UserError("--optimize takes the run's own options; omit the task's")
+            result = evaluate_optimized(self.run_folder, self.data, dtype=self.optimize)
+        else:
+            from tokenmix.lab.train.run import evaluate
+
+            result = evaluate(self.run_folder, self.data, options=vars(self.options))
+        _print(result, self.json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict(RunCommand):
+    """Predict files, or texts, with a run."""
+
+    inputs: Annotated[
+        Positional[tuple[str, ...]], tyro.conf.arg(metavar="FILE ...", help_behavior_hint="(at least one)")
+    ]
+    """Images or point clouds; for a run on text, sentences or files of them."""
+    out: Path | None = None
+    """Folder for predictions that are files: masks, boxes, overlays."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> None:
+        check_files(self.inputs)
+        from tokenmix.lab.train.run import predict
+
+        _print(predict(self.run_folder, self.inputs, self.out, options=vars(self.options)), self.json)
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Generate images with a run of image-generation, as PNG files and as a grid."""
+
+    run_folder: RunFolder
+    """A run folder."""
+    out: Path
+    """Folder to write."""
+    classes: Names = ()
+    """Classes, separated by commas; all if not given."""
+    num: int = 8
+    """Images per class."""
+    seed: int = 0
+    """Seed of the noise."""
+    interpolate: int | None = None
+    """Also write strips.png: this many interpolated images between two, for each class."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> None:
+        read_config(self.run_folder)
+        from tokenmix.lab.tasks.generation.generate import generate
+
+        made = generate(
+            self.run_folder, self.out, classes=self.classes, num=self.num, seed=self.seed, interpolate=self.interpolate
+        )
+        _print(made, self.json)
+
+
+@dataclass(frozen=True)
+class Inspect:
+    """Show attention maps, gates and saturation over depth, as figures and numbers."""
+
+    target: Annotated[Positional[str], tyro.conf.arg(metavar="RUN|MODEL")]
+    """A run folder, or the name of a model."""
+    file: Annotated[Positional[str | None], tyro.conf.arg(metavar="[INPUT]", help_behavior_hint="(optional)")] = None
+    """An image; for a run on text a sentence, which only attention maps need."""
+    out: Path = Path("inspect")
+    """Folder for figures and numbers."""
+
+    def run(self) -> None:
+        check_target(self.target)
+        check_files([self.file] if self.file else [])
+        from tokenmix.lab.cli.listing import print_rows
+        from tokenmix.lab.inspect import inspect_run
+
+        out = inspect_run(self.target, self.file, self.out)
+        found = read_json(out / "numbers.json")
+        if found["blocks"]:
+            print_rows([{key: row[key] for key in row if key not in ("shape", "kind")} for row in found["blocks"]])
+        if found.get("answer") is not None:
+            print(printable(f"prediction: {found['answer']}") + ("" if found["trained"] else " (random weights)"))
+        print(f"{len(list(out.glob('*.png')))} figures and numbers.json in {out}")
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a run's model for another runtime or for the hub, and check that it gives the same outputs there."""
+
+    run_folder: RunFolder
+    """A run folder."""
+    format: Literal["onnx", "torch-export", "hub"] = "onnx"
+    """hub: a folder in the form of timm or transformers, with a model card."""
+    out: Path | None = None
+    """File or folder to write; model.onnx, model.pt2 or hub in the run folder if not given."""
+    push: str | None = None
+    """With --format hub: upload the folder to this repository of the Hugging Face hub, OWNER/NAME."""
+
+    def run(self) -> None:
+        read_config(self.run_folder)
+        if self.format == "hub":
+            from tokenmix.lab.train.hub import export_to_hub
+
+            print(export_to_hub(self.run_folder, self.out, self.push))
+            return
+        if self.push is not None:
+            raise UserError(f"--push {self.push} goes with --format hub, got --format {self.format}")
+        from tokenmix.lab.train.export import TOLERANCE, export
+
+        out = export(self.run_folder, self.format, self.out)
+        size = f"{out.stat().st_size / 1e6:.1f} MB"
+        print(f"{out}: {self.format}, {size}, any batch size; its outputs equal PyTorch's to within {TOLERANCE:.0e}")
+
+
+@dataclass(frozen=True)
+class TrainTokenizer:
+    """Train a tokenizer on text; leaves a folder in Hugging Face's form."""
+
+    data: str
+    """A corpus of tokenmix data list, text:PATH, or jsonl:PATH#column, csv and parquet alike; its training part."""
+    out: Path
+    """Folder to write; it must not exist, or be empty."""
+    kind: Literal["bpe", "wordpiece", "unigram"] = "bpe"
+    vocab_size: int = 8000
+    """Number of pieces, with the five special ones."""
+    lowercase: Literal["yes", "no"] = "no"
+    """Lowercase the text; wordpiece then drops accents too."""
+    max_length: int = 512
+    """Longest text in tokens, kept in the tokenizer's config."""
+
+    def run(self) -> None:
+        check_data(self.data)
+        from tokenmix.lab.tasks.text.tokenizer import write_tokenizer
+
+        print(write_tokenizer(self.data, self.out, self.kind, self.vocab_size, self.lowercase, self.max_length))
+
+
+def _print(result: Any, as_json: bool) -> None:
+    if as_json:
+        print(to_json(result))
+        return
+    from tokenmix.lab.cli.listing import print_result
+
+    print_result(result)

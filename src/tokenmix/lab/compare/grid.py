@@ -1,0 +1,159 @@
+"""A comparison over several data sets and sizes: one comparison for each pair, and a table over all of them."""
+
+import dataclasses
+import shutil
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.files import LOCKS, inside, make_folder, new_folder, replace_file
+from tokenmix.lab.compare.report import write_page
+from tokenmix.lab.compare.results import Results
+from tokenmix.lab.compare.variant_runs import FREE
+from tokenmix.lab.data.lookup import data_sets, short_name
+from tokenmix.lab.grid.cells import Cell
+from tokenmix.lab.train.config import CompareConfig, EngineConfig
+from tokenmix.lab.train.finish import finish_run
+from tokenmix.lab.train.sources import read_part
+from tokenmix.profiling.units import spread, to_markdown
+from tokenmix.registry import list_models
+from tokenmix.trust import from_file
+
+FILES = ("grid.json", "compare.json")
+"""What says which grid, or which comparison, a folder is of."""
+MERGING = ("merge", "out", "device", "threads")
+"""Settings that `--merge` takes; all others are those of the folders."""
+
+
+def split_grid(config: CompareConfig) -> tuple[Path, dict[str, tuple[CompareConfig, Path]]]:
+    """The folder, and by name each comparison of one data set and one size with its own folder.
+
+    If there is only one, its name is "" and its folder the folder itself. Where and how it is trained is left out of
+    the comparisons, since it changes nothing in their results.
+
+    Raises:
+        UserError: an unknown size, or two data sets of one name.
+    """
+    config = dataclasses.replace(config, only=(), merge=None, engine=EngineConfig())
+    pairs = [(data, model) for data in data_sets(config.data.data) for model in _models(config)]
+    if len(pairs) == 1:
+        data, model = pairs[0]
+        out = config.out or Path("runs") / f"compare-{data.replace(':', '-').replace('/', '-')}"
+        return out, {"": (config.replace(data=data, model=model, sizes=()), out)}
+    sets = list(dict.fromkeys(short_name(data) for data, _ in pairs))
+    out, found = config.out or Path("runs") / f"compare-{'-'.join(sets)}", {}
+    for data, model in pairs:
+        name = f"{short_name(data)}-{model.rpartition('_')[2]}"
+        if name in found:
+            raise UserError(f"two data sets are called {short_name(data)}; compare on them one after the other")
+        folder = inside(out, name)
+        found[name] = config.replace(data=data, model=model, sizes=(), out=folder), folder
+    return out, found
+
+
+def _models(config: CompareConfig) -> list[str]:
+    """The model of each size: the name of the model with another size after its last underline."""
+    if not config.sizes:
+        return [config.model.model]
+    family = config.model.model.rpartition("_")[0]
+    known = {name.rpartition("_")[2]: name for name in list_models(f"{family}_*")}
+    for size in config.sizes:
+        if size not in known:
+            raise unknown_name(f"size of {family}", size, known)
+    return [known[size] for size in dict.fromkeys(config.sizes)]
+
+
+def choose_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
+    """The cells that `--only` names, all if it names none; `UserError` for a name or pattern without a cell."""
+    names = [cell.name for cell in cells]
+    for pattern in only:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise unknown_name("run", pattern, names)
+    return [cell for cell in cells if not only or any(fnmatchcase(cell.name, pattern) for pattern in only)]
+
+
+def merge_settings(config: CompareConfig, folders: Sequence[Path]) -> CompareConfig:
+    """The settings of the folders to merge, with the mixers, seeds, data sets and sizes of all of them.
+
+    Raises:
+        UserError: a folder without a comparison, folders with other settings, or settings given next to `--merge`.
+    """
+    defaults = CompareConfig().flat()
+    given = [name for name, value in config.flat().items() if value != defaults[name] and name not in MERGING]
+    if given:
+        raise UserError(f"--merge takes the settings of the folders; leave --{given[0].replace('_', '-')} out")
+    if not folders:
+        raise UserError("--merge needs folders; give those that tokenmix compare has written")
+    found = [_settings(folder) for folder in folders]
+    first, before = found[0], found[0].flat()
+    for folder, other in zip(folders, found):
+        for name, value in other.flat().items():
+            if name not in (*FREE, "data", "model") and value != before[name]:
+                raise UserError(
+                    f"{folder} holds a comparison with {name} {value}, {folders[0]} one with {before[name]}; "
+                    "merge comparisons that differ only in mixers, seeds, data and sizes"
+                )
+    models = list(dict.fromkeys(model for one in found for model in _models(one)))
+    return first.replace(
+        **{name: getattr(config.loop, name) for name in ("device", "threads")},
+        mixers=tuple(dict.fromkeys(mixer for one in found for mixer in one.mixers)),
+        seeds=tuple(dict.fromkeys(seed for one in found for seed in one.seeds)),
+        data=",".join(dict.fromkeys(data for one in found for data in data_sets(one.data.data))),
+        model=models[0],
+        sizes=tuple(model.rpartition("_")[2] for model in models) if len(models) > 1 else (),
+        out=config.out,
+    )
+
+
+def _settings(folder: Path) -> CompareConfig:
+    file = next((name for name in FILES if (folder / name).is_file()), None)
+    if file is None:
+        raise UserError(f"{folder} holds no comparison; give folders that tokenmix compare has written")
+    return CompareConfig().replace(**{**from_file(read_part(folder, file)), "out": folder})
+
+
+def copy_runs(folders: Sequence[Path], cells: Sequence[Cell]) -> None:
+    """Copy the finished runs of the folders that are cells, unless they are there already.
+
+    Raises:
+        UserError: a run has other settings than the cell.
+    """
+    sources: dict[tuple[str, str], list[Path]] = {}
+    for folder in folders:
+        for one, place in split_grid(_settings(folder))[1].values():
+            sources.setdefault((one.data.data, one.model.model), []).append(place)
+    for cell in cells:
+        for place in sources.get((cell.config.data.data, cell.config.model.model), []):
+            run = place / "runs" / cell.folder.name
+            if (run / "result.json").is_file() and not cell.is_finished:
+                # A finished run is only compared with the config.
+                finish_run(cell.config.replace(out=run))
+                make_folder(cell.folder.parent)
+                with new_folder(cell.folder) as partial:
+                    shutil.copytree(run, partial, ignore=shutil.ignore_patterns(*LOCKS), dirs_exist_ok=True)
+
+
+def write_grid(results: Mapping[str, Results], out: Path) -> Path:
+    """Write results.md and report.html: for each mixer its score in every comparison, which is linked.
+
+    Args:
+        results: by the names of the comparisons, which are those of their folders.
+        out: the folder of the grid.
+    """
+    mixers = dict.fromkeys(variant.mixer for one in results.values() for variant in one.variants)
+    rows = [(mixer, [_entry(one, mixer) for one in results.values()]) for mixer in mixers]
+    headings = ["mixer", *(f"[{name}]({name}/results.md)" for name in results)]
+    cells = [[mixer, *(f"**{text}**" if best else text for text, best in row)] for mixer, row in rows]
+    replace_file(out / "results.md", f"{to_markdown(headings, cells)}\n".encode())
+    metric = next(iter(results.values())).metric
+    return write_page(out / "report.html", "grid.html", metric=metric, results=results, rows=rows)
+
+
+def _entry(results: Results, mixer: str) -> tuple[str, bool]:
+    """The score of a mixer with its spread, and whether chance could have put it first among several seeds."""
+    variant = results.variant(mixer)
+    if variant is None or variant.score is None:
+        return "–", False
+    several = len(results.variants) > 1 and len(results.config["seeds"]) > 1
+    return spread(variant.score, variant.deviation), several and variant in results.leaders()

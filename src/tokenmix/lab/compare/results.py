@@ -1,0 +1,211 @@
+"""What a comparison found, as stored in results.json."""
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenmix.errors import UserError
+from tokenmix.files import read_json, write_json
+from tokenmix.profiling.speed import Timing
+
+SCHEMA = 3
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values against training images seen and against seconds of training."""
+
+    images: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training of one variant. `score` and `confusion` are of the last epoch; None if the run failed."""
+
+    seed: int
+    folder: str
+    status: str
+    message: str = ""
+    score: float | None = None
+    seconds: float | None = None
+    images_per_second: float | None = None
+    score_curve: Curve = field(default_factory=Curve)
+    loss_curve: Curve = field(default_factory=Curve)
+    confusion: list[list[int]] | None = None
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A layer's forward pass over the number of tokens, for one sample: seconds, and bytes above weights and input."""
+
+    tokens: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    memory: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One mixer: what it has, what it costs, and its runs. Memory is bytes above weights, optimiser and input."""
+
+    mixer: str
+    about: str
+    parameters: int
+    macs: int
+    mixer_parameters: int
+    mixer_macs: int
+    crossover: str | None = None
+    latency: Timing | None = None
+    step: Timing | None = None
+    step_memory: int | None = None
+    inference_memory: int | None = None
+    runs: list[Run] = field(default_factory=list)
+    growth: Growth = field(default_factory=Growth)
+
+    @property
+    def scores(self) -> list[float]:
+        """Headline metric of the finished runs."""
+        return [run.score for run in self.runs if run.score is not None]
+
+    @property
+    def score(self) -> float | None:
+        """Mean over seeds; None if no run finished."""
+        return statistics.mean(self.scores) if self.scores else None
+
+    @property
+    def deviation(self) -> float | None:
+        """Sample standard deviation over seeds; None with fewer than two."""
+        return statistics.stdev(self.scores) if len(self.scores) > 1 else None
+
+    @property
+    def forward_seconds(self) -> float | None:
+        """Median of a forward pass of one image."""
+        return self.latency.median if self.latency else None
+
+    def rate(self, batch_size: int) -> float | None:
+        """Training images a second, from the median step."""
+        return batch_size / self.step.median if self.step else None
+
+    @property
+    def message(self) -> str:
+        """What happened to the runs that did not finish; empty if all did."""
+        return "; ".join(f"seed {run.seed}: {run.message}" for run in self.runs if run.status != "finished")
+
+
+@dataclass(frozen=True)
+class Example:
+    """One test image and each variant's prediction: (label, probability)."""
+
+    index: int
+    label: str
+    answers: dict[str, tuple[str, float]]
+
+
+@dataclass(frozen=True)
+class Results:
+    """A comparison.
+
+    Attributes:
+        command: what to type to repeat it.
+        metric: name of the headline metric; `higher` says whether more is better.
+        config: the resolved configuration.
+        data: the data's own description (data.json).
+        skeleton: tokens, width and depth of the variants' common skeleton; for images their size and the patch size.
+        images: training images that each variant sees, one seen twice counted twice.
+        step_batch: images of the training step and of the inference pass that were timed and watched.
+        device: where it was trained and measured.
+        baseline: score of something simpler on the same data, by its name; empty if none was asked for.
+    """
+
+    command: str
+    metric: str
+    higher: bool
+    config: dict[str, Any]
+    data: dict[str, Any]
+    classes: list[str]
+    skeleton: dict[str, Any]
+    images: int
+    step_batch: int
+    device: str
+    environment: dict[str, Any]
+    variants: list[Variant]
+    examples: list[Example] = field(default_factory=list)
+    baseline: dict[str, float] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    def variant(self, mixer: str) -> Variant | None:
+        """The variant of that mixer, if it took part."""
+        return next((variant for variant in self.variants if variant.mixer == mixer), None)
+
+    def best(self, value: Callable[[Variant], float | None], higher: bool) -> float | None:
+        """The best value of a column; None if no variant has one."""
+        values = [v for v in map(value, self.variants) if v is not None]
+        return (max if higher else min)(values) if values else None
+
+    def training_images(self) -> int:
+        """Different images that each variant was trained on; `images` counts an image each time that it is seen."""
+        return min(self.images, self.data["train"])
+
+    def test_images(self) -> int:
+        """Images of the test set, by a confusion matrix; 0 if there is none."""
+        matrices = [run.confusion for variant in self.variants for run in variant.runs if run.confusion]
+        return sum(map(sum, matrices[0])) if matrices else 0
+
+    def leaders(self) -> list[Variant]:
+        """The variant of the best score, then those after it by no more than two standard errors of the difference.
+
+        The variance of a score is that of its mean over seeds and, of an accuracy, that of the draw of test images.
+        """
+        scored = sorted(
+            (variant for variant in self.variants if variant.score is not None),
+            key=lambda variant: variant.score or 0,
+            reverse=self.higher,
+        )
+        return [variant for variant in scored if self._is_tie(scored[0], variant)]
+
+    def _is_tie(self, best: Variant, other: Variant) -> bool:
+        return abs((best.score or 0.0) - (other.score or 0.0)) <= 2 * math.sqrt(
+            self._variance(best) + self._variance(other)
+        )
+
+    def _variance(self, variant: Variant) -> float:
+        images, score = self.test_images(), variant.score or 0.0
+        drawn = score * (1 - score) / images if self.metric == "accuracy" and images else 0.0
+        return drawn + (variant.deviation or 0.0) ** 2 / max(1, len(variant.runs))
+
+    def save(self, file: Path) -> None:
+        """Write results.json."""
+        write_json(file, asdict(self))
+
+
+def load_results(file: Path) -> Results:
+    """Read results.json back; `UserError` if it is of another schema."""
+    plain = read_json(file)
+    if plain.get("schema") != SCHEMA:
+        raise UserError(f"{file} has schema {plain.get('schema')!r} instead of {SCHEMA}; repeat the comparison")
+    variants = [_variant(variant) for variant in plain.pop("variants")]
+    examples = [_example(example) for example in plain.pop("examples")]
+    return Results(**plain, variants=variants, examples=examples)
+
+
+def _variant(plain: dict[str, Any]) -> Variant:
+    fields: dict[str, Any] = {key: _timing(plain[key]) for key in ("latency", "step")}
+    fields |= {"growth": Growth(**plain["growth"]), "runs": [_run(run) for run in plain["runs"]]}
+    return Variant(**(plain | fields))
+
+
+def _timing(plain: dict[str, Any] | None) -> Timing | None:
+    return None if plain is None else Timing(**(plain | {"runs": tuple(plain["runs"])}))
+
+
+def _run(plain: dict[str, Any]) -> Run:
+    curves: dict[str, Any] = {key: Curve(**plain[key]) for key in ("score_curve", "loss_curve")}
+    return Run(**(plain | curves))
+
+
+def _example(plain: dict[str, Any]) -> Example:
+    return Example(plain["index"], plain["label"], {k: (a, p) for k, (a, p) in plain["answers"].items()})

@@ -1,0 +1,112 @@
+"""The training runs of a comparison: planned, and read back."""
+
+import csv
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from tokenmix.errors import UserError
+from tokenmix.files import inside, is_unused, make_folder, read_text, to_json, write_json
+from tokenmix.lab.compare.results import Curve, Run
+from tokenmix.lab.grid.cells import Cell
+from tokenmix.lab.train.config import BudgetConfig, CompareConfig, EngineConfig, LoopConfig, TrainConfig
+from tokenmix.lab.train.identity import read_result
+from tokenmix.lab.train.sources import read_part
+
+FREE = (
+    "mixers", "seeds", "sizes", "only", "merge", "out", "workers", "threads", "log_every", "checkpoint_every", "logger",
+    *(field.name for field in fields(EngineConfig)),
+)  # fmt: skip
+"""Settings that may differ when a comparison is taken up again: they add runs, or leave their results as they are."""
+
+
+def plan_runs(config: CompareConfig, out: Path, name: str = "") -> list[Cell]:
+    """One run for each seed and mixer, equal in all but the mixer; `name` is that of the comparison in a grid."""
+    shared = {name: getattr(config, name) for name in ("task", "data", "model", "optim", "options")}
+    budget = {field.name: getattr(config.loop, field.name) for field in fields(BudgetConfig)}
+    return [
+        Cell(
+            f"{name}{'/' * bool(name)}{mixer}-seed{seed}",
+            TrainConfig(
+                **shared, loop=LoopConfig(**budget, seed=seed, out=inside(out / "runs", f"{mixer}-seed{seed}"))
+            ).replace(model_kwargs={**config.model.model_kwargs, "mixer": mixer}),
+        )
+        for seed in dict.fromkeys(config.seeds)
+        for mixer in dict.fromkeys(config.mixers)
+    ]
+
+
+def mixer_of(cell: Cell) -> str:
+    """The mixer that a run trains."""
+    return cell.config.model.model_kwargs["mixer"]
+
+
+def claim_folder(out: Path, config: CompareConfig, name: str = "compare.json", free: Sequence[str] = FREE) -> None:
+    """Write the file that says what a locked folder is for; raises as `check_folder`."""
+    check_folder(out, config, name, free)
+    make_folder(out)
+    write_json(out / name, config.flat())
+
+
+def check_folder(out: Path, config: CompareConfig, name: str = "compare.json", free: Sequence[str] = FREE) -> None:
+    """Raise `UserError` if a folder is for something else than this comparison; nothing is written.
+
+    `free` are the settings that may differ from those in the file.
+    """
+    file = out / name
+    if file.exists():
+        plain = json.loads(to_json(config.flat()))
+        before = read_part(out, file.name)
+        other = [key for key in plain if key not in free and plain[key] != before.get(key)]
+        if other:
+            told = ", ".join(f"{key} {before.get(key)} instead of {plain[key]}" for key in other)
+            raise UserError(f"{out} holds a comparison with {told}; give another --out, or the same settings")
+    elif out.exists() and not (out.is_dir() and is_unused(out)):
+        raise UserError(f"{out} is not empty and does not contain a comparison; give another --out")
+
+
+def read_run(cell: Cell, failure: str, metric: str, out: Path) -> Run:
+    """What a run folder holds: score, times, curves, confusion matrix."""
+    try:
+        return _read_run(cell, failure, metric, out)
+    except (LookupError, TypeError, ValueError, csv.Error, StopIteration) as error:
+        reason = error if isinstance(error, UserError) else type(error).__name__
+        raise UserError(f"{cell.folder} is damaged ({reason}); remove it to train it again") from None
+
+
+def _read_run(cell: Cell, failure: str, metric: str, out: Path) -> Run:
+    file = cell.folder / "metrics.csv"
+    rows = list(csv.DictReader(read_text(file).splitlines())) if file.exists() else []
+    run = Run(
+        seed=cell.config.loop.seed,
+        folder=cell.folder.relative_to(out).as_posix(),
+        status="failed",
+        message=failure or "not finished",
+        score_curve=_curve(rows, f"val_{metric}"),
+        loss_curve=_curve(rows, "train_loss"),
+    )
+    if not cell.is_finished:
+        return run
+    result = read_result(cell.folder)
+    return replace(
+        run,
+        status="finished",
+        message="",
+        score=result["final"][metric],
+        seconds=result["seconds"],
+        images_per_second=result[f"{_unit(result)}_per_second"],
+        confusion=result["final"].get("confusion"),
+    )
+
+
+def _curve(rows: Sequence[dict[str, Any]], column: str) -> Curve:
+    kept = [row for row in rows if row.get(column)]
+    names = (_unit(kept[0]), "seconds", column) if kept else ()
+    return Curve(*([float(row[name]) for row in kept] for name in names))
+
+
+def _unit(names: Iterable[str]) -> str:
+    """What a run counted, from the name of its rate."""
+    return next(name.removesuffix("_per_second") for name in names if name.endswith("_per_second"))

@@ -1,0 +1,71 @@
+"""Shared by all readers of data: data sets by name, fetching, the cache, the order of samples and the loader.
+
+Importing this package registers the sets of images and scenes, and nothing heavy.
+"""
+
+from tokenmix.lab.data.lookup import DataInfo, DataRequest, fetch_data, list_data
+from tokenmix.lab.registry import DATA_SETS, DataEntry, Kind
+
+__all__ = ["DataInfo", "DataRequest", "fetch_data", "list_data"]
+
+LAYOUTS: tuple[tuple[str, tuple[Kind, ...], str, str], ...] = (
+    ("folder", ("images",), ", one sub-folder per class", "images.folders:load_folder"),
+    ("imagefolder", ("images",), ", photographs in ImageNet's layout", "images.folders:load_imagefolder"),
+    (
+        "wds",
+        ("images",),
+        "/train-{000..009}.tar, photographs in WebDataset shards",
+        "images.webdataset:load_webdataset",
+    ),
+    (
+        "voc",
+        ("classes", "boxes", "masks"),
+        ", Pascal VOC's VOCdevkit/VOC2012, 20 classes",
+        "scenes.voc:load_voc",
+    ),
+    ("ade20k", ("classes",), ", ADEChallengeData2016, 150 classes", "scenes.label_maps:load_ade20k"),
+    ("cityscapes", ("classes",), ", leftImg8bit and gtFine, 19 classes", "scenes.label_maps:load_cityscapes"),
+    ("coco", ("boxes", "masks"), ", annotations, train2017 and val2017, 80 classes", "scenes.coco:load_coco"),
+    (
+        "masks",
+        ("classes",),
+        ", train and val with images and masks, a PNG of class numbers each",
+        "scenes.label_maps:load_masks",
+    ),
+)
+"""The user's own files: name, kinds, what follows name:PATH, and the reader."""
+SIDES = {"folder": 64, "imagefolder": 224, "wds": 224}
+"""Pixels a side of labelled images, unless --img-size is given."""
+
+DATA_SETS.register(
+    DataEntry(
+        name="fashion-mnist",
+        kinds=("images",),
+        about="60,000 + 10,000 grey 28 x 28, 10 classes, 31 MB",
+        load="tokenmix.lab.data.images.named_sets:load_fashion_mnist",
+        licence="MIT",
+        origin="publisher, else Debian dataset-fashion-mnist",
+        stored=("fashion-mnist",),
+        img_size=28,
+    ),
+    DataEntry(
+        name="digits",
+        kinds=("images",),
+        about="1,437 + 360 grey 8 x 8, 10 classes",
+        load="tokenmix.lab.data.images.named_sets:load_digits",
+        licence="BSD-3-Clause",
+        origin="embedded in scikit-learn",
+        img_size=8,
+    ),
+    *(
+        DataEntry(
+            name=name,
+            kinds=kinds,
+            about=f"{name}:PATH{about}",
+            load=f"tokenmix.lab.data.{load}",
+            variant="shards" if name == "wds" else "path",
+            img_size=SIDES.get(name),
+        )
+        for name, kinds, about, load in LAYOUTS
+    ),
+)

@@ -1,0 +1,190 @@
+"""Augmentation that is a function of (seed, epoch, index of the image) alone.
+
+Hence the number of workers, the batch size, the order and resuming change nothing: an image in an epoch always
+has the same augmentation.
+"""
+
+import re
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from timm.data import auto_augment as timm_augment
+from timm.data.random_erasing import RandomErasing
+from torch import Tensor
+from torchvision.transforms import ColorJitter
+
+from tokenmix.errors import UserError
+from tokenmix.lab.data.seeding import hash_indices, restored_random_state, seed_all
+
+# (images uint8 (B, C, H, W), epoch, indices int64 (B,)) -> images of the same shape.
+Augment = Callable[[Tensor, int, Tensor], Tensor]
+# What timm's auto-augment strings start with.
+POLICIES = ("rand", "augmix", "original", "originalr", "v0", "v0r", "3a")
+Transform = Callable[[Image.Image], Image.Image]
+MAKERS = {"rand": timm_augment.rand_augment_transform, "augmix": timm_augment.augment_and_mix_transform}
+# A section that timm does not understand would often be ignored by it.
+SECTION = re.compile(r"[a-z]+\d+(\.\d+)?|t[a-z0-9]+")
+# Of `hash_indices`.
+ERASE = 2
+
+
+def make_augment(
+    name: str, *, seed: int, flip: bool, fill: int | None, color_jitter: float = 0.0, shift: bool = True
+) -> Augment:
+    """The augmentation of this name.
+
+    Args:
+        name: `none`; `light` (shift by up to an eighth of the size, horizontal flip where `flip` allows it); or a timm
+            auto-augment string such as `rand-m9-mstd0.5-inc1`, which is applied after `light`.
+        seed: with the epoch and the index of an image, all that its augmentation depends on.
+        flip: a mirrored image is still of its class.
+        fill: grey level that is shifted in; None repeats the edge.
+        color_jitter: brightness, contrast and saturation change by up to this share, after `light`.
+        shift: `light` shifts; not needed where a random part of the image was taken before.
+
+    Raises:
+        UserError: unknown augmentation, or colour jitter next to one that has its own colours.
+    """
+    policy = name.split("-")[0] in POLICIES
+    if color_jitter and (policy or name == "none"):
+        raise UserError(
+            f"color_jitter={color_jitter:g} only works with augment=light: timm does not combine it with RandAugment; "
+            f"give --color-jitter 0, or --augment light instead of {name}"
+        )
+    if name == "none":
+        return _unchanged
+    shift_flip = ShiftFlip(seed=seed, flip=flip, fill=fill, shift=shift)
+    if policy or (name == "light" and color_jitter):
+        return AutoAugment(name if policy else f"jitter-{color_jitter}", shift_flip)
+    if name == "light":
+        return shift_flip
+    raise UserError(f"unknown augmentation {name!r}; known: none, light, or a timm string such as rand-m9-mstd0.5-inc1")
+
+
+def _unchanged(images: Tensor, epoch: int, indices: Tensor) -> Tensor:
+    return images
+
+
+def _draw(bits: np.ndarray, place: int, count: int) -> Tensor:
+    """Integers in 0..count-1 from 16 of the bits."""
+    part = (bits >> np.uint64(place)) & np.uint64(0xFFFF)
+    return torch.from_numpy(((part * np.uint64(count)) >> np.uint64(16)).astype(np.int64))
+
+
+class ShiftFlip:
+    """Random shift by padding, and horizontal flip."""
+
+    def __init__(self, *, seed: int, flip: bool, fill: int | None, shift: bool = True) -> None:
+        self.seed, self.flip, self.fill, self.shift = seed, flip, fill, shift
+
+    def __call__(self, images: Tensor, epoch: int, indices: Tensor) -> Tensor:
+        bits = hash_indices(self.seed, epoch, indices)
+        reach = [size // 8 if self.shift else 0 for size in images.shape[-2:]]
+        down, right = (_draw(bits, 16 * i, 2 * r + 1) - r for i, r in enumerate(reach))
+        flips = _draw(bits, 32, 2).bool() if self.flip else torch.zeros(len(images), dtype=torch.bool)
+        return shift_and_flip(images, down, right, flips, self.fill)
+
+
+def shift_and_flip(images: Tensor, down: Tensor, right: Tensor, flips: Tensor, fill: int | None) -> Tensor:
+    """Each uint8 image mirrored where `flips`, then moved by its own (down, right); `fill` or the edge comes in."""
+    height, width = images.shape[-2:]
+    reach_down, reach_right = (int(shift.abs().max()) if len(shift) else 0 for shift in (down, right))
+    around = ((0, 0), (0, 0), (reach_down, reach_down), (reach_right, reach_right))
+    pixels = images.numpy()
+    padded = np.pad(pixels, around, "edge") if fill is None else np.pad(pixels, around, constant_values=fill)
+    out = np.empty(images.shape, np.uint8)
+    # One copied window an image: several times faster than a gather once images no longer fit into the cache.
+    lefts = reach_right + torch.where(flips, right, -right)
+    places = zip((reach_down - down).tolist(), lefts.tolist(), flips.tolist())
+    for image, target, (top, left, flipped) in zip(padded, out, places):
+        window = image[:, top : top + height, left : left + width]
+        target[:] = window[..., ::-1] if flipped else window
+    return torch.from_numpy(out)
+
+
+class AutoAugment:
+    """`light`, and then timm's policy or `jitter-0.4`, on one image after the other."""
+
+    def __init__(self, policy: str, shift_flip: ShiftFlip) -> None:
+        self.policy, self.shift_flip = policy, shift_flip
+        self._transforms: dict[int, Transform] = {}
+        self._transform(32)  # a policy that timm cannot read fails here, not in the first batch
+
+    def __call__(self, images: Tensor, epoch: int, indices: Tensor) -> Tensor:
+        if not len(images):
+            return images
+        images = self.shift_flip(images, epoch, indices)
+        transform = self._transform(min(images.shape[-2:]))
+        # Other bits than those of the shift.
+        seeds = hash_indices(self.shift_flip.seed, epoch, ~indices)
+        with restored_random_state():
+            return torch.stack([_transformed(image, int(seed), transform) for image, seed in zip(images, seeds)])
+
+    def __getstate__(self) -> dict[str, Any]:
+        # timm's operations are closures, which cannot be pickled for a loader process that is not forked.
+        return {**self.__dict__, "_transforms": {}}
+
+    def _transform(self, size: int) -> Transform:
+        if size not in self._transforms:
+            self._transforms[size] = _make_transform(self.policy, size, self.shift_flip.fill)
+        return self._transforms[size]
+
+
+def _make_transform(policy: str, size: int, fill: int | None) -> Transform:
+    kind, *sections = policy.split("-")
+    if kind == "jitter":
+        return ColorJitter(*(3 * [float(sections[0])]))
+    level = 128 if fill is None else fill
+    hints = {"translate_const": int(0.45 * size), "img_mean": (level,) * 3}
+    try:
+        wrong = [section for section in sections if not SECTION.fullmatch(section)]
+        if wrong:
+            raise ValueError(f"unknown section {wrong[0]!r}")
+        transform: Any = MAKERS.get(kind, timm_augment.auto_augment_transform)(policy, hints)
+    except (AssertionError, ValueError, KeyError) as error:
+        raise UserError(
+            f"timm cannot read the augmentation {policy!r} ({error}); an example is rand-m9-mstd0.5-inc1"
+        ) from None
+    operations = transform.ops if hasattr(transform, "ops") else chain(*transform.policy)
+    for operation in operations:
+        if operation.aug_fn is timm_augment.posterize:
+            operation.aug_fn = _posterize
+    return transform
+
+
+def _posterize(image: Image.Image, bits: int, **options: Any) -> Image.Image:
+    """timm's operation asks for 0 bits at its strongest, which newer releases of Pillow refuse."""
+    return timm_augment.posterize(image, max(bits, 1), **options)
+
+
+def _transformed(image: Tensor, seed: int, transform: Transform) -> Tensor:
+    seed_all(seed)
+    # timm's operations fill with a colour, so grey images make the trip as RGB.
+    array = image.expand(3, -1, -1).permute(1, 2, 0).numpy()
+    changed = transform(Image.fromarray(np.ascontiguousarray(array)))
+    if image.shape[0] == 1:
+        changed = changed.convert("L")
+    return torch.from_numpy(np.array(changed)).reshape(*image.shape[1:], -1).permute(2, 0, 1)
+
+
+class Erase:
+    """timm's random erasing: with probability `reprob` a box of an image becomes normal noise.
+
+    Paper: Random Erasing Data Augmentation, arXiv:1708.04896. The box has 2 % to a third of the image.
+    """
+
+    def __init__(self, reprob: float, seed: int) -> None:
+        if not 0 <= reprob <= 1:
+            raise UserError(f"reprob is a probability in [0, 1], got {reprob}")
+        self.seed, self.erase = seed, RandomErasing(reprob, mode="pixel", device="cpu")
+
+    def __call__(self, images: Tensor, epoch: int, indices: Tensor) -> None:
+        """Erase in normalised images (B, C, H, W), in place."""
+        with restored_random_state():
+            for image, bits in zip(images, hash_indices(self.seed, epoch, indices, ERASE)):
+                seed_all(int(bits))
+                self.erase(image)

@@ -1,0 +1,346 @@
+"""WebDataset shards, read in place and nearly in order; nothing is unpacked, or decoded before its time.
+
+A shard is a POSIX tar; files whose names differ only after the first dot are one sample: 07.jpg, 07.cls, 07.json. The
+headers of a shard are read once, and the index of where its samples are is kept in the cache.
+"""
+
+import hashlib
+import json
+import os
+import re
+import tarfile
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from glob import glob
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tokenmix.errors import UserError
+from tokenmix.files import open_regular, read_text, user_path
+from tokenmix.lab.data.fetch import log
+from tokenmix.lab.data.images.decode import UnreadableImage, picture_endings
+from tokenmix.lab.data.images.image_set import CHANNELS, LazyImages, Skipped, log_skipped, warn_of_shrinking
+from tokenmix.lab.data.images.load import LoadedImages
+from tokenmix.lab.data.lookup import DataRequest, cache_root
+from tokenmix.lab.data.reading import parse_json
+from tokenmix.lab.data.remote import glob_urls, is_url, local_copies, local_copy_if_any, origin
+from tokenmix.lab.data.store import Names, fetched
+
+USAGE = "give --data wds:PATH/train-{000000..000009}.tar,PATH/val-{000000..000001}.tar"
+MOST_SHARDS = 1_000_000
+# Of several pictures of a sample the first of these is taken, else the first of another format that is read.
+PICTURES = ("jpg", "jpeg", "png", "webp", "ppm")
+BLOCK = 512
+# Labels from here on are damaged, or need a classes.txt, unless there are more samples.
+UNNAMED_CLASSES = 1000
+# A head has a row for each class, however many are named.
+MOST_CLASSES = 1_000_000
+# A change of what the index keeps makes cached ones void.
+INDEX = 2
+# Samples among which the next one is drawn: about four shards of ImageNet's usual size.
+BUFFER = 5000
+TEST_SHARE = 0.2
+OPEN_FILES = 32
+
+
+class Found(NamedTuple):
+    """One sample, or why there is none."""
+
+    name: str
+    offset: int = 0
+    size: int = 0
+    label: int = 0
+    wrong: str = ""
+    again: bool = False
+
+
+def expand(pattern: str, root: Path | None = None) -> list[Path]:
+    """The files that a pattern such as train-{000..009}.tar or train-*.tar means; `UserError` if one is missing.
+
+    Of a pattern of URLs their copies in the cache `root`.
+    """
+    whole = pattern if is_url(pattern) else str(user_path(pattern))
+    names = list(islice(_expand(whole), MOST_SHARDS + 1))
+    if len(names) > MOST_SHARDS:
+        raise UserError(f"wds:{pattern}: these are more than {MOST_SHARDS} shards; {USAGE}")
+    paths = local_copies(names, cache_root(root)) if is_url(pattern) else [Path(name) for name in names]
+    missing = [path for path in paths if not path.is_file()]
+    if missing or not paths:
+        what = f"{missing[0]} does not exist ({len(missing)} of {len(paths)} shards)" if paths else "no file fits it"
+        raise UserError(f"wds:{pattern}: {what}; {USAGE}")
+    return paths
+
+
+def _expand(pattern: str) -> Iterator[str]:
+    braces = re.search(r"\{(\d+)\.\.(\d+)\}", pattern)
+    if braces is None:
+        found = glob_urls if is_url(pattern) else glob
+        yield from sorted(found(pattern)) if re.search(r"[*?]", pattern) else [pattern]
+        return
+    for number in range(int(braces[1]), int(braces[2]) + 1):
+        yield from _expand(f"{pattern[: braces.start()]}{number:0{len(braces[1])}}{pattern[braces.end() :]}")
+
+
+def _scan_all(paths: Sequence[Path]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    with ThreadPoolExecutor(8) as pool:
+        shards = list(pool.map(_scan, paths))
+    good = [(place, found) for place, shard in enumerate(shards) for found in shard if not found.wrong]
+    named = [(f"{path}: {found.name}", found) for path, shard in zip(paths, shards) for found in shard]
+    columns = {name: [getattr(found, name) for _, found in good] for name in ("offset", "size", "label")}
+    columns["shard"] = [place for place, _ in good]
+    tensors = {name: torch.tensor(values, dtype=torch.int64) for name, values in columns.items()}
+    names = Names.of(found.name for _, found in good)
+    notes = {
+        "skipped": [(name, found.wrong) for name, found in named if found.wrong],
+        "again": [name for name, found in named if found.again],
+    }
+    return {**tensors, "text": names.text, "ends": names.ends}, {key: json.dumps(value) for key, value in notes.items()}
+
+
+def _scan(path: Path) -> list[Found]:
+    """The samples of one shard, from its headers and labels; `UserError` if it is cut off or damaged."""
+    members: dict[str, list[dict[str, tuple[int, int]]]] = {}
+    last, problem, offset = "the beginning", "is truncated", 0
+    try:
+        with open_regular(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            for member in tar:
+                folder, _, base = member.name.rpartition("/")
+                key, _, ending = base.partition(".")
+                if member.isfile() and key and not member.issparse():
+                    _add(members.setdefault(f"{folder}/{key}" if folder else key, []), ending.lower(), member)
+                last = member.name
+            offset = tar.offset
+            # A tar ends with blocks of zeros; the library takes a damaged header for an end as well.
+            if (end := os.pread(file.fileno(), BLOCK, offset)) == bytes(BLOCK):
+                return [
+                    _sample(key, parts, file.fileno())._replace(again=place > 0)
+                    for key, samples in members.items()
+                    for place, parts in enumerate(samples)
+                ]
+            problem = "is truncated" if len(end) < BLOCK else "is damaged"
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+    # Headers of a damaged shard may announce more than there is memory, or hold no numbers.
+    except Exception as error:
+        told = str(error) or type(error).__name__
+        problem = "is truncated" if "unexpected end" in told else f"is no uncompressed tar file ({told})"
+    raise UserError(f"the shard {path} {problem} after {last}; fetch or write it again")
+
+
+def _add(samples: list[dict[str, tuple[int, int]]], ending: str, member: tarfile.TarInfo) -> None:
+    """Put a file into the first sample of its key that has none of this ending: a key may come again."""
+    place = next((parts for parts in samples if ending not in parts), None)
+    if place is None:
+        samples.append(place := {})
+    place[ending] = (member.offset_data, member.size)
+
+
+def _sample(key: str, parts: dict[str, tuple[int, int]], handle: int) -> Found:
+    readable = picture_endings()
+    endings = [*PICTURES, *(ending for ending in parts if f".{ending}" in readable)]
+    picture = next((parts[ending] for ending in endings if ending in parts), None)
+    if picture is None:
+        return Found(key, wrong=f"has no picture, only .{', .'.join(sorted(parts))}")
+    if picture[1] == 0:
+        return Found(key, wrong="is empty (0 bytes)")
+    try:
+        label = _label(parts, handle)
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        return Found(key, wrong=f"has no label ({error!r})")
+    if not 0 <= label < MOST_CLASSES:
+        return Found(key, wrong=f"has the label {label}, which is no class")
+    return Found(key, *picture, label)
+
+
+def _label(parts: dict[str, tuple[int, int]], handle: int) -> int:
+    """The number in .cls, else "label" in .json."""
+
+    def text(ending: str) -> str:
+        offset, size = parts[ending]
+        return os.pread(handle, size, offset).decode("utf-8-sig")
+
+    if "cls" in parts:
+        return _whole(text("cls"))
+    if "json" in parts:
+        return _whole(parse_json(text("json"), ".json")["label"])
+    raise ValueError("neither .cls nor .json")
+
+
+def _whole(value: Any) -> int:
+    """A whole number, also as text or written 1.0; `ValueError` for any other."""
+    written = str(value).strip() if isinstance(value, int | float | str) else ""
+    if isinstance(value, bool) or not re.fullmatch(r"[+-]?[0-9]+(\.0*)?", written):
+        raise ValueError(f"{str(value)[:40]!r} is not a whole number")
+    return int(written.partition(".")[0])
+
+
+class ShardImages(LazyImages):
+    """The images of shards, each read by its offset in its shard.
+
+    Args:
+        paths: the shards, whose index is taken from the cache if none of them has changed since.
+        size: (height, width) of the images.
+        channels: 3, or 1 for grey.
+        root: the cache.
+
+    Attributes:
+        skipped: what is not a sample.
+        again: names of samples whose key came before in their shard.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], size: tuple[int, int], channels: int = CHANNELS, root: Path | None = None
+    ) -> None:
+        self._open: OrderedDict[int, int] = OrderedDict()
+        marks = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+        digest = hashlib.blake2b(json.dumps([INDEX, marks]).encode(), digest_size=12).hexdigest()
+        index, notes = fetched(f"shards/index-of-{paths[0].stem}-{digest}", root, lambda folder: _scan_all(paths))
+        super().__init__(index["label"], size, channels=channels, photographs=True)
+        self.paths, self.names = paths, Names(index["text"], index["ends"])
+        self.shard, self.offset, self.length = index["shard"], index["offset"], index["size"]
+        self.skipped = [Skipped(*pair) for pair in json.loads(notes["skipped"])]
+        self.again: list[str] = json.loads(notes["again"])
+
+    def name(self, index: int) -> str:
+        place = int(self.places[index])
+        return f"{self.paths[int(self.shard[place])]}: {self.names[place]}"
+
+    def source(self, index: int) -> bytes:
+        place = int(self.places[index])
+        offset, size = int(self.offset[place]), int(self.length[place])
+        shard = int(self.shard[place])
+        try:
+            data = os.pread(self._handle(shard), size, offset)
+        except OSError as error:
+            raise UserError(f"the shard {self.paths[shard]} cannot be read any more ({error.strerror})") from None
+        if len(data) < size:
+            raise UnreadableImage("is truncated (the shard is shorter than it was)")
+        return data
+
+    def check_shares(self, world_size: int) -> None:
+        """Each process needs a shard of its own."""
+        count = len(np.unique(self.shard[self.places].numpy()))
+        if count < world_size:
+            raise UserError(
+                f"{count} shards cannot be distributed over {world_size} processes; write at least that many shards, "
+                f"or give --devices {count} or fewer"
+            )
+
+    def training_order(self, seed: int, epoch: int, rank: int, world_size: int) -> np.ndarray:
+        """The shards of an epoch in a random order, dealt out to the processes; in each, a shuffle buffer.
+
+        A process whose shards hold less than its share starts over with them; one whose hold more leaves the rest out,
+        which in the next epoch are others.
+        """
+        shard = self.shard[self.places].numpy()
+        self.check_shares(world_size)
+        mine = np.random.default_rng([abs(seed), epoch]).permutation(np.unique(shard))[rank::world_size]
+        by_shard = np.argsort(shard, kind="stable")
+        starts = np.searchsorted(shard[by_shard], mine, "left")
+        stops = np.searchsorted(shard[by_shard], mine, "right")
+        stream = np.concatenate([by_shard[start:stop] for start, stop in zip(starts, stops)])
+        order = shuffled(stream, BUFFER, np.random.default_rng([abs(seed), epoch, 1, rank]))
+        return np.resize(order, -(-len(self) // world_size))
+
+    def _handle(self, shard: int) -> int:
+        if shard in self._open:
+            self._open.move_to_end(shard)
+            return self._open[shard]
+        if len(self._open) >= OPEN_FILES:
+            os.close(self._open.popitem(last=False)[1])
+        handle = self._open[shard] = os.open(self.paths[shard], os.O_RDONLY)
+        if hasattr(os, "posix_fadvise"):
+            # The system reads the shard from end to end, so that what the buffer picks from it lies in memory by then.
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_WILLNEED)
+        return handle
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": OrderedDict()}
+
+    def __del__(self) -> None:
+        for handle in self._open.values():
+            os.close(handle)
+
+
+def shuffled(stream: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+    """What comes out of a buffer of `size` that a stream fills, and from which a random one is drawn each time."""
+    out = np.empty_like(stream)
+    buffer = stream[:size].copy()
+    draws = rng.integers(0, len(buffer), len(stream)) if len(buffer) else []
+    for i, place in enumerate(draws[: max(0, len(stream) - size)]):
+        out[i], buffer[place] = buffer[place], stream[i + size]
+    out[max(0, len(stream) - size) :] = rng.permutation(buffer)
+    return out
+
+
+def load_webdataset(request: DataRequest) -> LoadedImages:
+    """The images of shards for training, and after a comma those for testing; without them a fifth of each class.
+
+    Which fifth depends on the samples' names alone. Classes are named by the lines of a classes.txt next to the shards,
+    else by their numbers.
+    """
+    patterns = [pattern for pattern in request.variant.split(",") if pattern]
+    if not 1 <= len(patterns) <= 2:
+        raise UserError(f"wds needs one pattern of shards, or two, got {request.variant!r}; {USAGE}")
+    paths = [expand(pattern, request.root) for pattern in patterns]
+    size, channels = request.img_size, request.channels or CHANNELS
+    assert size is not None  # The registry has one.
+    sets = [ShardImages(part, size, channels, request.root) for part in paths]
+    skipped = [one for images in sets for one in images.skipped]
+    log_skipped(skipped, "sample")
+    if again := [name for images in sets for name in images.again]:
+        log(f"{len(again)} keys come again in their shard, the first {again[0]}; all samples are kept")
+    for images, part in zip(sets, paths):
+        if not len(images):
+            raise UserError(f"{part[0]} and the other shards hold no sample with an image and a .cls or .json label")
+    train, test = sets if len(sets) == 2 else _split(sets[0])
+    cache = cache_root(request.root)
+    place = origin(paths[0][0].parent, cache)
+    source = f"wds: {sum(map(len, paths))} shards in {place}, read where they lie"
+    names = f"{place}/classes.txt"
+    named = local_copy_if_any(names, cache) if is_url(place) else Path(names)
+    classes = _classes(named, sets)
+    warn_of_shrinking(train.source, len(train), size)
+    return LoadedImages(train, test, classes, source, skipped)
+
+
+def _classes(file: Path | None, sets: Sequence[ShardImages]) -> list[str]:
+    """The names in classes.txt, else the numbers; `UserError` for a label beyond them, or beyond what is plausible."""
+    last = max(sets, key=lambda images: int(images.labels.max()))
+    count = 1 + int(last.labels.max())
+    where = f"{last.name(int(last.labels.argmax()))} has the label {count - 1}"
+    if file is None or not file.is_file():
+        most = max(UNNAMED_CLASSES, sum(map(len, sets)))
+        if count > most:
+            raise UserError(
+                f"{where}, and there are {sum(map(len, sets))} samples; correct it, or name the classes in a "
+                "classes.txt next to the shards, one line per class"
+            )
+        return [str(label) for label in range(max(count, 2))]
+    names = [line.strip() for line in read_text(file).splitlines() if line.strip()]
+    if len(names) < count:
+        raise UserError(
+            f"{file} names {len(names)} classes, the labels go up to {count - 1} ({where}); give one line per class"
+        )
+    return names
+
+
+def _split(images: ShardImages) -> tuple[LazyImages, LazyImages]:
+    marks = np.array([zlib.crc32(images.names[i].encode("utf-8", "replace")) for i in range(len(images))])
+    test = np.zeros(len(images), dtype=bool)
+    labels = images.labels.numpy()
+    for label in np.unique(labels):
+        places = np.flatnonzero(labels == label)
+        chosen = places[np.argsort(marks[places], kind="stable")]
+        test[chosen[: min(len(places) - 1, max(1, round(TEST_SHARE * len(places))))]] = True
+    if not test.any():
+        raise UserError(f"every class has one sample only, none is left for testing; {USAGE}")
+    train, tested = (torch.from_numpy(np.flatnonzero(part)) for part in (~test, test))
+    return images.subset(train), images.subset(tested)

@@ -1,0 +1,286 @@
+"""COCO in its published layout: boxes and masks of 80 classes, masks as polygons or run lengths down the columns.
+
+Lin et al., "Microsoft COCO: Common Objects in Context", 2014. Its categories are numbered 1 to 90 with gaps; labels
+here are counted from 0, and `notes["category_ids"]` has the published number of each. Images without annotations are
+kept: they are background. The val part is for testing.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchvision.ops import clip_boxes_to_image
+
+from tokenmix.environment import check_mask_memory
+from tokenmix.errors import UserError, needs
+from tokenmix.files import inside
+from tokenmix.lab.data.images.image_set import Skipped
+from tokenmix.lab.data.lookup import DataRequest
+from tokenmix.lab.data.reading import parse_json, read_file
+from tokenmix.lab.data.scenes.scenes import (
+    Objects,
+    Scene,
+    SceneData,
+    Scenes,
+    bit_palette,
+    folder_in,
+    no_objects,
+    objects_of_boxes,
+    read_stored,
+    warn_of_absent,
+)
+
+YEARS = ("2017", "2014")
+# What is read of an entry, and of which types it is.
+IMAGE = {"id": (int,), "file_name": (str,), "height": (int, float), "width": (int, float)}
+CATEGORY = {"id": (int,), "name": (str,)}
+MOST, MOST_BITS = 2**53, 40
+ANNOTATION = {"id": (int, str), "image_id": (int,), "category_id": (int,), "bbox": (list,)}
+
+
+class CocoScenes(Scenes):
+    """The images of an annotation file, opened on demand; `UserError` naming an entry that is wrong.
+
+    Attributes:
+        images: id, file name, height and width of each.
+        annotations: those of each image, in its order, without those of no area within it.
+        categories: number and name of each.
+        dropped: image files with the number of their boxes of no area within the image.
+    """
+
+    def __init__(self, path: Path, folder: Path, *, with_masks: bool) -> None:
+        self.path, self.folder, self.with_masks = path, folder, with_masks
+        if not path.exists():
+            raise UserError(f"{path} does not exist; COCO's layout has annotations/instances_train2017.json and val")
+        given = parse_json(read_file(path), path)
+        if not isinstance(given, dict):
+            raise UserError(f"{path} holds a {type(given).__name__}, not images, annotations and categories")
+        self.images, kinds = _entries(given, "images", IMAGE, path), _entries(given, "categories", CATEGORY, path)
+        for key, entries, name in (("images", self.images, "id"), *(("categories", kinds, n) for n in ("id", "name"))):
+            _check_distinct(entries, key, name, path)
+        self.categories = dict(sorted((c["id"], c["name"]) for c in kinds))
+        if not self.images or not kinds:
+            raise UserError(f"{path} has no {'categories' if self.images else 'images'}; nothing can be read from it")
+        self.labels = {number: label for label, number in enumerate(self.categories)}
+        self.annotations: list[list[dict[str, Any]]] = [[] for _ in self.images]
+        self.dropped: Counter[Path] = Counter()
+        places = {image["id"]: place for place, image in enumerate(self.images)}
+        for entry in _entries(given, "annotations", ANNOTATION, path):
+            _check_annotation(entry, places, self.categories, path)
+            place = places[entry["image_id"]]
+            if _has_area(entry["bbox"], self.images[place]):
+                self.annotations[place].append(entry)
+            else:
+                self.dropped[folder / self.images[place]["file_name"]] += 1
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def scene(self, index: int) -> Scene:
+        """The image and its objects; none of them is background."""
+        given, path = self.images[index], self._file(index)
+        image = read_stored(path)
+        size = (image.shape[1], image.shape[2])
+        if (given["height"], given["width"]) != size:
+            raise UserError(
+                f"{path} has {size[1]} x {size[0]} pixels, {self.path} says {given['width']} x {given['height']}; "
+                "both must agree"
+            )
+        return Scene(image, str(path), objects=self._objects(index, size), key=int(given["id"]))
+
+    def _file(self, index: int) -> Path:
+        name = self.images[index]["file_name"]
+        # The user's own links in the folder may lead out of it, a name may not.
+        clean = not Path(name).is_absolute() and ".." not in Path(name).parts
+        return self.folder / name if clean else inside(self.folder, name)
+
+    def _objects(self, index: int, size: tuple[int, int]) -> Objects:
+        found = self.annotations[index]
+        if not found:
+            return no_objects(size if self.with_masks else None)
+        boxes = torch.tensor([a["bbox"] for a in found], dtype=torch.float32)
+        boxes[:, 2:] += boxes[:, :2]
+        labels, crowd = [self.labels[a["category_id"]] for a in found], [bool(a.get("iscrowd", 0)) for a in found]
+        objects = objects_of_boxes(clip_boxes_to_image(boxes, size), labels, crowd)
+        if self.with_masks:
+            check_mask_memory(len(found), size)
+            objects = replace(objects, masks=torch.stack([self._mask(a, size, index) for a in found]))
+        given = torch.tensor([nan if a.get("area") is None else a["area"] for a in found], dtype=torch.float32)
+        return replace(objects, area=given.where(given.isfinite(), objects.areas()))
+
+    def _mask(self, annotation: dict[str, Any], size: tuple[int, int], index: int) -> Tensor:
+        try:
+            return decode_mask(annotation.get("segmentation"), *size)
+        except UserError as reason:
+            where = f"{self.path}, annotation {annotation.get('id')} of {self._file(index)}"
+            raise UserError(f"{where}: {reason}") from None
+
+
+def load_coco(request: DataRequest) -> SceneData:
+    """Training and validation images of the folder that has annotations/instances_train2017.json, or 2014."""
+    root = folder_in(request.path, ("", "coco"), "annotations", "COCO")
+    year = next((y for y in YEARS if (root / "annotations" / f"instances_train{y}.json").is_file()), YEARS[0])
+    train, test = (
+        CocoScenes(
+            root / "annotations" / f"instances_{part}{year}.json", root / f"{part}{year}",
+            with_masks=request.kind == "masks",
+        )
+        for part in ("train", "val")
+    )  # fmt: skip
+    if train.categories != test.categories:
+        raise UserError(f"{train.path} and {test.path} have different categories; both splits must have the same")
+    for part, purpose in ((train, "learn from"), (test, "evaluate on")):
+        known = [entry for found in part.annotations for entry in found]
+        if all(entry.get("iscrowd") for entry in known):
+            beside = " that are no crowd" if known else ""
+            raise UserError(f"{part.path} has no annotations with an area{beside}, so there is nothing to {purpose}")
+    shown = {entry["category_id"] for found in train.annotations for entry in found}
+    warn_of_absent([name for number, name in train.categories.items() if number not in shown], train.path)
+    dropped = {**train.dropped, **test.dropped}
+    return SceneData(
+        spec=request.spec,
+        train=train,
+        test=test,
+        classes=list(train.categories.values()),
+        palette=bit_palette(len(train.categories) + 1)[1:],
+        source=f"COCO {year} in {root}",
+        skipped=[Skipped(str(path), f"{count} of its boxes have no area in it") for path, count in dropped.items()],
+        notes={"category_ids": list(train.categories), "boxes_without_area": sum(dropped.values())},
+    )
+
+
+def _entries(
+    given: dict[str, Any], key: str, wanted: Mapping[str, tuple[type, ...]], path: Path
+) -> list[dict[str, Any]]:
+    entries = given.get(key)
+    if not isinstance(entries, list):
+        raise UserError(f"{path} has no list of {key}; it is not a COCO instances file")
+    for place, entry in enumerate(entries):
+        for name, types in wanted.items():
+            if not isinstance(entry, dict) or name not in entry:
+                raise UserError(f"{path}, entry {place} of {key}, has no {name}")
+            if not isinstance(entry[name], types) or (isinstance(entry[name], int) and abs(entry[name]) > MOST):
+                meant = " or ".join(one.__name__ for one in types)
+                raise UserError(f"{path}, entry {place} of {key}, has {name}={entry[name]!r}; give {meant}")
+    return entries
+
+
+def _check_distinct(entries: Sequence[Mapping[str, Any]], key: str, name: str, path: Path) -> None:
+    value, count = Counter(entry[name] for entry in entries).most_common(1)[0] if entries else (None, 0)
+    if count > 1:
+        raise UserError(f"{path} has {count} {key} of the {name} {value}; each needs its own")
+
+
+def _has_area(box: Sequence[float], image: Mapping[str, Any]) -> bool:
+    """Whether a part of the box is inside the image."""
+    left, top = max(box[0], 0), max(box[1], 0)
+    return min(box[0] + box[2], image["width"]) > left and min(box[1] + box[3], image["height"]) > top
+
+
+def _check_annotation(entry: dict[str, Any], places: dict[int, int], categories: dict[int, str], path: Path) -> None:
+    where = f"{path}, annotation {entry['id']},"
+    if entry["image_id"] not in places:
+        raise UserError(f"{where} belongs to image {entry['image_id']}, which is not among the images")
+    if entry["category_id"] not in categories:
+        raise UserError(f"{where} has category {entry['category_id']}, which is not among the categories")
+    box = entry["bbox"]
+    if len(box) != 4 or not all(isinstance(x, int | float) and abs(x) <= MOST for x in box):
+        raise UserError(f"{where} has the box {box}; give x, y, width and height")
+    area = entry.get("area")
+    if area is not None and not (isinstance(area, int | float) and 0 <= area <= MOST):
+        raise UserError(f"{where} has area={area!r}; give a number of pixels, or none for that of the mask or box")
+    if entry.get("iscrowd", 0) not in (0, 1):
+        raise UserError(f"{where} has iscrowd={entry['iscrowd']!r}; give 0 or 1")
+
+
+def decode_mask(segmentation: Any, height: int, width: int) -> Tensor:
+    """Decode a COCO `segmentation` to a mask, bool (H, W).
+
+    Run lengths are checked here, since pycocotools reads beyond its memory where they are too few: a string of two
+    letters gave 4,064 pixels of an image of 120.
+
+    Raises:
+        UserError: neither polygons nor run lengths, a polygon of fewer than three corners, lengths that do not fill the
+            image, or no pycocotools for polygons; without a name of a file, which the caller knows.
+    """
+    if isinstance(segmentation, Mapping):
+        return _from_runs(segmentation, height, width)
+    if isinstance(segmentation, list) and segmentation:
+        return _from_polygons(segmentation, height, width)
+    raise UserError(f"the segmentation is {str(segmentation)[:40]!r}; give polygons or run lengths")
+
+
+def encode_mask(mask: Tensor) -> dict[str, Any]:
+    """A mask bool (H, W) as {"size": [H, W], "counts": string}, which COCO's own tools read."""
+    coded = _pycocotools().encode(np.asfortranarray(mask.cpu().numpy().view(np.uint8)))
+    return {"size": [int(side) for side in coded["size"]], "counts": coded["counts"].decode("ascii")}
+
+
+def _from_runs(segmentation: Mapping[str, Any], height: int, width: int) -> Tensor:
+    size = segmentation.get("size")
+    if not isinstance(size, list | tuple) or list(size) != [height, width]:
+        raise UserError(f"the run lengths are of size {size}, the image has [{height}, {width}]")
+    counts = segmentation.get("counts")
+    runs = _lengths_of_string(counts) if isinstance(counts, str | bytes) else counts
+    if not isinstance(runs, list) or not all(isinstance(run, int) and run >= 0 for run in runs):
+        raise UserError("the run lengths do not decode: some are not numbers >= 0")
+    if sum(runs) != height * width:
+        raise UserError(f"the run lengths do not decode: they fill {sum(runs)} of {height * width} pixels")
+    pixels = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
+    return torch.from_numpy(np.ascontiguousarray(pixels.reshape(width, height).T))
+
+
+def _lengths_of_string(coded: str | bytes) -> list[int]:
+    """Numbers of five bits a letter, lowest first, with a sign; from the fourth on each is less the last but one."""
+    letters = coded.encode("latin-1", "replace") if isinstance(coded, str) else coded
+    runs: list[int] = []
+    value = shift = 0
+    for letter in letters:
+        bits = letter - 48
+        if not 0 <= bits < 64:
+            raise UserError(f"the run lengths do not decode: {chr(letter)!r} is not one of their characters")
+        value |= (bits & 31) << shift
+        shift += 5
+        if shift > MOST_BITS:
+            raise UserError("the run lengths do not decode: one has no end")
+        if bits & 32:
+            continue
+        value -= (1 << shift) if bits & 16 else 0
+        runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+        value = shift = 0
+    if shift:
+        raise UserError("the run lengths do not decode: the string ends within a number")
+    return runs
+
+
+def _from_polygons(polygons: list[Any], height: int, width: int) -> Tensor:
+    for polygon in polygons:
+        _check_polygon(polygon, height, width)
+    tools = _pycocotools()
+    return _from_runs(tools.merge(tools.frPyObjects(polygons, height, width)), height, width)
+
+
+def _check_polygon(polygon: Any, height: int, width: int) -> None:
+    """`UserError` for polygons that crash pycocotools, which allocates one entry per step of the outline, unchecked."""
+    reach, given = 2 * max(height, width), str(polygon)[:40]
+    numbers = isinstance(polygon, list) and all(isinstance(x, int | float) for x in polygon)
+    if not numbers or len(polygon) < 6 or len(polygon) % 2:
+        raise UserError(f"the polygon {given} is not a list of three or more corners, x and y each")
+    if not all(abs(x) <= reach for x in polygon):
+        raise UserError(f"the polygon {given} is far outside the image of {width} x {height} pixels")
+    corners = np.array(polygon, dtype=np.float64).reshape(-1, 2)
+    steps = np.abs(corners - np.roll(corners, 1, axis=0)).max(1).sum()
+    if steps > height * width + 8 * reach:
+        raise UserError(f"the polygon {given} has a longer outline than {width} x {height} pixels can hold")
+
+
+def _pycocotools() -> Any:
+    with needs("reading COCO's masks"):
+        from pycocotools import mask
+    return mask

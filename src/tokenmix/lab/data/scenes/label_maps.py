@@ -1,0 +1,267 @@
+"""Images with a label image each: ADE20K, Cityscapes, and folders of the user's own.
+
+Zhou, Zhao, Puig, Fidler, Barriuso and Torralba, "Scene Parsing through ADE20K Dataset", 2017. Cordts et al., "The
+Cityscapes Dataset for Semantic Urban Scene Understanding", 2016, whose table of classes is torchvision's.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torchvision.datasets import Cityscapes
+
+from tokenmix.errors import UserError
+from tokenmix.files import open_regular
+from tokenmix.lab.data.images.decode import UnreadableImage, decode_numbers
+from tokenmix.lab.data.lookup import DataRequest
+from tokenmix.lab.data.reading import NAMED
+from tokenmix.lab.data.scenes.scenes import (
+    IGNORE,
+    Scene,
+    SceneData,
+    Scenes,
+    bit_palette,
+    folder_in,
+    lines_of,
+    read_stored,
+    warn_of_absent,
+)
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+OUT_OF_RANGE = -1
+PART_ROWS = 256
+JPEG = b"\xff\xd8\xff"
+ADE20K = 150
+LAYOUT = "train/images, train/masks, val/images and val/masks"
+EVALUATED = [kind for kind in Cityscapes.classes if 0 <= kind.train_id < IGNORE]
+# A licence plate's -1 is 255 in eight bits.
+LABEL_IDS = {kind.id & 255: kind.train_id & 255 for kind in Cityscapes.classes}
+TRAIN_IDS = {**{kind.train_id: kind.train_id for kind in EVALUATED}, IGNORE: IGNORE}
+
+
+def load_ade20k(request: DataRequest) -> SceneData:
+    """Training and validation images of ADEChallengeData2016, given itself or the folder it is in.
+
+    0 in a label image means unlabelled and is ignored; the classes 1 to 150 become 0 to 149.
+    """
+    root = folder_in(request.path, ("", "ADEChallengeData2016"), "annotations", "ADEChallengeData2016")
+    table = numbers_table({0: IGNORE, **{number: number - 1 for number in range(1, ADE20K + 1)}})
+    train, test = (
+        PairScenes(_masks_below(root / "images" / part, root / "annotations" / part), table)
+        for part in ("training", "validation")
+    )
+    return SceneData(
+        spec=request.spec, train=train, test=test, classes=_ade20k_names(root),
+        palette=bit_palette(ADE20K + 1)[1:], crop=(512, 512), source=f"ADE20K in {root}",
+    )  # fmt: skip
+
+
+def _ade20k_names(root: Path) -> list[str]:
+    """The first of a class's names in objectInfo150.txt, which the data set includes; else its number."""
+    path = root / "objectInfo150.txt"
+    if not path.is_file():
+        return [f"class {number}" for number in range(1, ADE20K + 1)]
+    rows = [line.split("\t") for line in path.read_text(encoding="utf-8", errors="replace").splitlines()[1:] if line]
+    if len(rows) != ADE20K:
+        raise UserError(f"{path} names {len(rows)} classes, not {ADE20K}; take the set's own file or remove it")
+    return [row[-1].split(",")[0].strip() for row in rows]
+
+
+def load_cityscapes(request: DataRequest) -> SceneData:
+    """Training and validation images of the folder that has leftImg8bit and gtFine, with 19 classes.
+
+    Read are the images *_gtFine_labelIds.png as they are published; where the user has written
+    *_gtFine_labelTrainIds.png, those.
+    """
+    root = folder_in(request.path, ("",), "leftImg8bit", "Cityscapes")
+    train, test = (_city_scenes(root, part) for part in ("train", "val"))
+    return SceneData(
+        spec=request.spec, train=train, test=test, classes=[kind.name for kind in EVALUATED],
+        palette=[kind.color for kind in EVALUATED], crop=(769, 769), source=f"Cityscapes in {root}",
+    )  # fmt: skip
+
+
+def _city_scenes(root: Path, part: str) -> "PairScenes":
+    images = _images_below(root / "leftImg8bit" / part)
+
+    def labels(image: Path, kind: str) -> Path:
+        name = f"{image.stem.removesuffix('_leftImg8bit')}_gtFine_{kind}.png"
+        return root / "gtFine" / part / image.parent.relative_to(root / "leftImg8bit" / part) / name
+
+    ready = all(labels(image, "labelTrainIds").is_file() for image in images)
+    pairs = [(image, labels(image, "labelTrainIds" if ready else "labelIds")) for image in images]
+    return PairScenes(pairs, numbers_table(TRAIN_IDS if ready else LABEL_IDS))
+
+
+def load_masks(request: DataRequest) -> SceneData:
+    """The user's images, each with a PNG of the same name whose pixels are numbers of classes; 255 is ignored.
+
+        PATH/train/images/a.jpg    PATH/train/masks/a.png
+        PATH/val/images/b.jpg      PATH/val/masks/b.png      (val may be called test)
+        PATH/classes.txt           one name a line, the first is class 0
+
+    Without classes.txt the number of classes is taken from the training masks.
+    """
+    root = request.path
+    if not (root / "train").is_dir():
+        raise UserError(f"{root} has no folder train; give one with {LAYOUT}")
+    held_out = next((part for part in ("val", "test") if (root / part).is_dir()), None)
+    if held_out is None:
+        raise UserError(f"{root} has neither val nor test to evaluate on; give a folder with {LAYOUT}")
+    train, test = (
+        checked_pairs(_masks_below(root / part / "images", root / part / "masks")) for part in ("train", held_out)
+    )
+    classes = _own_names(root, train)
+    table = numbers_table({IGNORE: IGNORE, **{i: i for i in range(len(classes))}})
+    return SceneData(
+        spec=request.spec, train=PairScenes(train, table), test=PairScenes(test, table), classes=classes,
+        palette=bit_palette(len(classes)), source=f"images and masks in {root}",
+    )  # fmt: skip
+
+
+def _own_names(root: Path, pairs: Sequence[tuple[Path, Path]]) -> list[str]:
+    """The names in classes.txt, or numbers as far as the training masks have them; a class that no mask shows is named
+    on stderr, and `UserError` if fewer than two are shown."""
+    path, masks = root / "classes.txt", root / "train" / "masks"
+    names = lines_of(path, "classes") if path.is_file() else None
+    if names and (twice := next((name for name in names if names.count(name) > 1), None)):
+        raise UserError(f"{path} names {twice!r} more than once; give each class a name of its own")
+    if names and not 2 <= len(names) <= IGNORE:
+        raise UserError(f"{path} names {len(names)} classes; give 2 to {IGNORE}")
+    shown = _numbers_shown([labels for _, labels in pairs], len(names) if names else None)
+    if names is None:
+        names = [f"class {i}" for i in range(max(shown - {IGNORE}, default=-1) + 1)]
+    absent = [name for number, name in enumerate(names) if number not in shown]
+    ignored = f"; {IGNORE} means ignored" if IGNORE in shown else ""
+    # Reading a mask names the number that no class has.
+    if len(names) - len(absent) < 2 and shown <= {*range(len(names)), IGNORE}:
+        missing = f", none of class {', '.join(map(repr, absent[:NAMED]))}" if absent else ""
+        raise UserError(
+            f"{masks} has only pixels of {_ranges(sorted(shown))}{missing}{ignored}; write classes as 0, 1, 2, ..."
+        )
+    warn_of_absent(absent, masks, ignored)
+    return names
+
+
+def _numbers_shown(masks: Sequence[Path], count: int | None) -> set[int]:
+    """The numbers in these label images, of which one below `count` or `IGNORE` is enough; all of them if None.
+
+    Raises:
+        UserError: no label image can be read, or one has a number that no class can have.
+    """
+    shown: set[int] = set()
+    problem: UserError | None = None
+    for path in masks:
+        try:
+            found = _read_numbers(path).unique()
+        except UserError as reason:
+            # Named and counted where its image is needed, unless there are no others.
+            problem = problem or reason
+            continue
+        if count is None and not 0 <= int(found[0]) <= int(found[-1]) <= IGNORE:
+            wrong = int(found[0] if found[0] < 0 else found[-1])
+            raise UserError(
+                f"{path} has the label {wrong}, out of range: classes are 0 to {IGNORE - 1}, {IGNORE} ignored"
+            )
+        shown.update(found.tolist())
+        if count is not None and shown.issuperset(range(count)):
+            break
+    if problem is not None and not shown:
+        raise problem
+    return shown
+
+
+def _masks_below(images: Path, masks: Path) -> list[tuple[Path, Path]]:
+    """The images in a folder and below, each with the PNG at the same path in the other folder."""
+    return [(path, masks / path.relative_to(images).with_suffix(".png")) for path in _images_below(images)]
+
+
+def checked_pairs(pairs: Sequence[tuple[Path, Path]]) -> Sequence[tuple[Path, Path]]:
+    """The pairs; `UserError` naming a file that does not exist, and one that may be meant."""
+    for image, labels in pairs:
+        if not image.is_file():
+            raise UserError(f"{image} does not exist, though {labels} is to label it; add it or remove its entry")
+        if not labels.is_file():
+            pattern = re.compile(rf"{re.escape(labels.stem)}(?![A-Za-z0-9])")
+            alike = sorted(path.name for path in labels.parent.glob("*") if pattern.match(path.name))
+            found = f", though there is {alike[0]}" if alike else ""
+            raise UserError(f"{image} has no label image {labels}{found}; add it, rename it or remove the image")
+    return pairs
+
+
+class PairScenes(Scenes):
+    """Images and their label images, opened on demand.
+
+    Args:
+        pairs: (image, label image).
+        table: int64 (L,): the class of each number in a label image, 255 at most, or -1 where there is no such number.
+
+    Raises:
+        UserError: a pair of which a file does not exist.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[Path, Path]], table: Tensor) -> None:
+        self.pairs, self.table = checked_pairs(pairs), table
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def scene(self, index: int) -> Scene:
+        """The image and its classes; `UserError` naming the file if they cannot be, or do not fit together."""
+        path = self.pairs[index][0]
+        image = read_stored(path)
+        return Scene(image, str(path), classes=self.labels(index, image), key=index)
+
+    def labels(self, index: int, image: Tensor) -> Tensor:
+        """The classes alone, uint8 (H, W), which must fit the image."""
+        path, labels_path = self.pairs[index]
+        numbers = _read_numbers(labels_path)
+        if numbers.shape != image.shape[1:]:
+            raise UserError(
+                f"{labels_path} has {numbers.shape[1]} x {numbers.shape[0]} pixels, its image {path} "
+                f"{image.shape[2]} x {image.shape[1]}; both must have the same size"
+            )
+        # Part after part, as the table takes int64.
+        return torch.cat([self._classes(part, labels_path) for part in numbers.split(PART_ROWS)])
+
+    def _classes(self, numbers: Tensor, path: Path) -> Tensor:
+        numbers = numbers.long()
+        inside = (numbers >= 0) & (numbers < len(self.table))
+        classes = torch.where(inside, self.table[numbers.clamp(0, len(self.table) - 1)], OUT_OF_RANGE)
+        if (classes == OUT_OF_RANGE).any():
+            wrong = int(numbers[classes == OUT_OF_RANGE][0])
+            known = torch.nonzero(self.table != OUT_OF_RANGE).flatten().tolist()
+            raise UserError(f"{path} has the label {wrong}, out of range: known are {_ranges(known)}")
+        return classes.byte()
+
+
+def numbers_table(classes: Mapping[int, int]) -> Tensor:
+    """The table of `PairScenes` that knows these numbers and no others."""
+    return torch.tensor([classes.get(number, OUT_OF_RANGE) for number in range(256)])
+
+
+def _read_numbers(path: Path) -> Tensor:
+    """A label image (H, W), uint8 or int64; `UserError` naming it."""
+    try:
+        with open_regular(path) as file:
+            if file.read(len(JPEG)) == JPEG:
+                raise UnreadableImage("is a JPEG, whose compression changes numbers")
+        return decode_numbers(path)
+    except UnreadableImage as reason:
+        raise UserError(f"{path} {reason}; a label image is a PNG whose pixels are class numbers") from None
+
+
+def _images_below(folder: Path) -> list[Path]:
+    """The images in a folder and below, in the order of their names; `UserError` if there are none."""
+    images = sorted(p for p in folder.rglob("*") if p.suffix.lower() in ENDINGS) if folder.is_dir() else []
+    if not images:
+        raise UserError(f"{folder} has no images; give a folder with {', '.join(ENDINGS)} files")
+    return images
+
+
+def _ranges(numbers: list[int]) -> str:
+    runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)

@@ -1,0 +1,316 @@
+"""Scenes as batches, augmented by torchvision's transforms: pixels with their classes, or images with their objects.
+
+The augmentation of a sample is a function of (seed, epoch, index); global random states are unchanged.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from timm.data.constants import IMAGENET_DEFAULT_MEAN
+from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.ops import masks_to_boxes
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from tokenmix.errors import UserError
+from tokenmix.lab.data.images.samples import normalize
+from tokenmix.lab.data.indexed import IndexedDataset
+from tokenmix.lab.data.reading import LeftOut
+from tokenmix.lab.data.scenes.scenes import Objects, Scene, SceneData, Scenes
+from tokenmix.lab.data.seeding import hash_indices, restored_random_state, seed_all
+
+
+def scale_steps(low: float, high: float, step: float) -> tuple[float, ...]:
+    """Scales from low to high: scale_steps(0.5, 2.0, 0.1) are the sixteen of the published segmentation recipes."""
+    if not 0 < low <= high or step <= 0:
+        raise UserError(f"scales from {low:g} to {high:g} by {step:g} are not possible; give 0 < low <= high, step > 0")
+    return tuple(float(s) for s in np.round(np.arange(low, high + step / 2, step), 6))
+
+
+class RandomScale(v2.Transform):
+    """Resize by one of several factors, each as likely: images bilinear, classes by the nearest."""
+
+    def __init__(self, scales: Sequence[float]) -> None:
+        super().__init__()
+        self.scales = tuple(scales)
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        """The size that all of a sample's parts take."""
+        scale = self.scales[int(torch.randint(len(self.scales), ()))]
+        height, width = v2.functional.get_size(flat_inputs[0])
+        return {"size": [max(round(height * scale), 1), max(round(width * scale), 1)]}
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        """Of one part."""
+        return F.resize(inpt, params["size"], antialias=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SceneAugment:
+    """Random scale, crop, flip and colours of an image and what is known of it.
+
+    Attributes:
+        seed: with the epoch and the index of a sample, all that it depends on.
+        crop: (height, width) that comes out, padded if need be; None leaves the size, which a detector settles itself.
+        ignore: class of what is padded where the scaled image is smaller than the crop.
+        scales: factors to choose from, see `scale_steps`.
+        flip: chance of a mirrored sample.
+        color_jitter: brightness, contrast and saturation change by up to this share.
+        fill: colour of what is padded, in 0..1; the mean that is subtracted makes it 0.
+    """
+
+    seed: int
+    crop: tuple[int, int] | None = None
+    ignore: int
+    scales: tuple[float, ...] = (1.0,)
+    flip: float = 0.5
+    color_jitter: float = 0.0
+    fill: Sequence[float] = IMAGENET_DEFAULT_MEAN
+    _chain: v2.Transform = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        crop, jitter = self.crop, self.color_jitter
+        if crop is not None and min(crop) < 1:
+            raise UserError(f"a crop of {crop[0]} x {crop[1]} is not possible; give at least 1 x 1")
+        if not self.scales or min(self.scales) <= 0:
+            raise UserError(f"scales must be above 0, got {tuple(self.scales)}")
+        if not 0 <= self.flip <= 1:
+            raise UserError(f"flip is a probability in [0, 1], got {self.flip:g}")
+        if not 0 <= jitter <= 1:
+            raise UserError(f"color_jitter must be in [0, 1], got {jitter:g}")
+        steps: list[v2.Transform] = [] if self.scales == (1.0,) else [RandomScale(self.scales)]
+        if crop is not None:
+            colour = [round(255 * level) for level in self.fill]
+            fill: Any = {tv_tensors.Image: colour, tv_tensors.Mask: self.ignore, "others": 0}
+            steps.append(v2.RandomCrop(crop, pad_if_needed=True, fill=fill))
+        steps += [v2.RandomHorizontalFlip(self.flip)] if self.flip else []
+        steps += [v2.ColorJitter(jitter, jitter, jitter)] if jitter else []
+        object.__setattr__(self, "_chain", v2.Compose(steps or [v2.Identity()]))
+
+    def _changed(self, parts: list[Any], epoch: int, index: int) -> list[Any]:
+        bits = hash_indices(self.seed, epoch, torch.tensor([index]), purpose=3)
+        with restored_random_state():
+            seed_all(int(bits[0]))
+            return list(self._chain(*parts))
+
+
+class PixelAugment(_SceneAugment):
+    """Random scale, crop, flip and colours of an image and the classes of its pixels.
+
+    Samples of one size cannot be scaled without a crop.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.crop is None and set(self.scales) != {1.0}:
+            raise UserError(
+                f"scales {self.scales} without a crop give images of several sizes; give a crop, or scale 1"
+            )
+
+    def __call__(self, image: Tensor, classes: Tensor, epoch: int, index: int) -> tuple[Tensor, Tensor]:
+        """The image uint8 (3, H, W) and the classes (H, W) of the crop's size, of the types that they had."""
+        out = self._changed([tv_tensors.Image(image), tv_tensors.Mask(classes)], epoch, index)
+        return out[0].as_subclass(Tensor), out[1].as_subclass(Tensor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectAugment(_SceneAugment):
+    """Random scale, crop, flip and colours of an image and its objects.
+
+    Objects smaller than `min_size` afterwards are dropped, and those of no area; a box that a crop cuts becomes what is
+    left of it, with masks the box of what is left of the mask.
+
+    Attributes:
+        min_size: least width and height of an object in pixels.
+    """
+
+    # A mask is padded with background.
+    ignore: int = field(init=False, default=0)
+    min_size: float = 1.0
+
+    def __call__(self, image: Tensor, objects: Objects, epoch: int, index: int) -> tuple[Tensor, Objects]:
+        """uint8 (3, H, W) and the objects that are left."""
+        height, width = image.shape[1:]
+        parts: list[Any] = [
+            tv_tensors.Image(image),
+            tv_tensors.BoundingBoxes(objects.boxes, format="XYXY", canvas_size=(height, width)),  # type: ignore[call-arg]
+        ]
+        if objects.masks is not None:
+            parts.append(tv_tensors.Mask(objects.masks.byte()))
+        out = self._changed(parts, epoch, index)
+        boxes = F.clamp_bounding_boxes(out[1]).as_subclass(Tensor)
+        masks = out[2].as_subclass(Tensor).bool() if objects.masks is not None else None
+        # An area that was given is that of the whole object.
+        return out[0].as_subclass(Tensor), left_over(boxes, replace(objects, area=None), masks, self.min_size)
+
+
+def left_over(boxes: Tensor, objects: Objects, masks: Tensor | None, min_size: float) -> Objects:
+    """The objects of these changed boxes and masks that are still large enough."""
+    keep = torch.ones(len(boxes), dtype=torch.bool)
+    if masks is not None:
+        keep &= masks.flatten(1).any(1)
+        boxes = boxes.clone()
+        # The last pixel belongs to the object: its box ends one further.
+        boxes[keep] = masks_to_boxes(masks[keep]) + torch.tensor([0.0, 0.0, 1.0, 1.0])
+    sides = boxes[:, 2:] - boxes[:, :2]
+    keep &= (sides > 0).all(1) & (sides >= min_size).all(1)
+    return replace(objects, boxes=boxes, masks=masks).kept(keep)
+
+
+# After that many unreadable scenes in a row the set itself must be wrong.
+TRIED = 10
+
+
+class SceneSamples(IndexedDataset):
+    """Scenes as a task takes them; what a sample is, `PixelSamples` and `ObjectSamples` say.
+
+    A scene that cannot be read is left out of its batch, and named on stderr. For a batch of which none can be read
+    the next readable scene replaces it.
+    """
+
+    unit = "images"
+
+    def __init__(self, scenes: Scenes) -> None:
+        self.scenes = scenes
+        self._left_out = LeftOut()
+
+    def __len__(self) -> int:
+        return len(self.scenes)
+
+    @abstractmethod
+    def _one(self, index: int, epoch: int) -> tuple[Any, Any]:
+        """The scene with this index as the task takes it; `UserError` if it cannot be read."""
+
+    def _readable(self, indices: Tensor, epoch: int) -> tuple[list[Any], list[Any], Tensor]:
+        """The two halves of each scene that can be read, and its index."""
+        wanted, found, problem = indices.tolist(), [], None
+        following = [index % len(self) for index in range(wanted[-1] + 1, wanted[-1] + 1 + TRIED)]
+        for number, index in enumerate([*wanted, *following]):
+            if found and number >= len(wanted):
+                break
+            try:
+                found.append((*self._one(index, epoch), index))
+            except UserError as reason:
+                self._left_out.add(index, str(reason))
+                problem = problem or reason
+        if not found:
+            assert problem is not None
+            raise problem
+        left, right, kept = (list(part) for part in zip(*found))
+        return left, right, torch.tensor(kept)
+
+
+class PixelSamples(SceneSamples):
+    """Images with the class of each pixel.
+
+    `read` gives {"image": float32 (B, 3, H, W), normalised, "classes": int64 (B, H, W), "index": int64 (B,)}. Whole
+    images of several sizes in one batch are padded to the largest, below and on the right, with the ignored class; a
+    network that mixes all tokens sees that, so evaluate such sets one image at a time. With `rows` a batch has only
+    those rows, which alone are converted, and "height", the whole H.
+
+    Args:
+        data: where mean, std and the ignored class are.
+        scenes: `data.train` or `data.test`.
+        augment: of training; None for whole images as they are.
+
+    Attributes:
+        rows: of a number of rows those to read, see `TaskData.split_rows`; None for all.
+
+    Raises:
+        UserError: a scene without classes.
+    """
+
+    rows: Callable[[int], slice] | None = None
+
+    def __init__(self, data: SceneData, scenes: Scenes, augment: PixelAugment | None = None) -> None:
+        super().__init__(scenes)
+        self.mean, self.std, self.ignore, self.augment = data.mean, data.std, data.ignore, augment
+
+    def read(self, indices: Tensor, epoch: int) -> dict[str, Any]:
+        """The batch of these images."""
+        images, classes, kept = self._readable(indices, epoch)
+        height, width = (max(part.shape[side] for part in classes) for side in (0, 1))
+        own = slice(0, height) if self.rows is None else self.rows(height)
+        size = (own.stop - own.start, width)
+        batch: dict[str, Any] = {
+            "image": _stacked([normalize(image[:, own], self.mean, self.std) for image in images], size, 0.0),
+            "classes": _stacked([labels[own].long() for labels in classes], size, self.ignore),
+            "index": kept,
+        }
+        return batch if self.rows is None else {**batch, "height": height}
+
+    def shown(self, index: int) -> set[int]:
+        """The classes in this image, or in the first after it that can be read, without the ignored one."""
+        _, (classes, *_), _ = self._readable(torch.tensor([index]), 0)
+        return set(classes.unique().tolist()) - {self.ignore}
+
+    def _one(self, index: int, epoch: int) -> tuple[Tensor, Tensor]:
+        scene = self.scenes.scene(index)
+        if scene.classes is None:
+            raise UserError(f"{scene.name} has no classes of its pixels; load_scenes with want='classes'")
+        if self.augment is None:
+            return scene.image, scene.classes
+        return self.augment(scene.image, scene.classes, epoch, index)
+
+
+class ObjectSamples(SceneSamples):
+    """Images with their objects, as torchvision's detectors take them.
+
+    `read` gives {"images": list of float32 (3, H, W) in 0..1, not normalised since the detectors do it, "targets": list
+    of dicts of boxes (M, 4), labels (M,) counted from 0, masks bool (M, H, W) if known, iscrowd (M,), area (M,) and
+    image_id (), "index": int64 (B,)}. Objects of no area are left out, and regions of crowds with `augment`: neither
+    can be learned.
+
+    Args:
+        scenes: `data.train` or `data.test`.
+        augment: of training; None for whole images as they are.
+
+    Raises:
+        UserError: a scene without objects, which differs from a scene with zero objects.
+    """
+
+    def __init__(self, scenes: Scenes, augment: ObjectAugment | None = None) -> None:
+        super().__init__(scenes)
+        self.augment = augment
+
+    def read(self, indices: Tensor, epoch: int) -> dict[str, Any]:
+        """The batch of these images."""
+        images, targets, kept = self._readable(indices, epoch)
+        return {"images": images, "targets": targets, "index": kept}
+
+    def _one(self, index: int, epoch: int) -> tuple[Tensor, dict[str, Tensor]]:
+        scene = self.scenes.scene(index)
+        image, objects = scene.image, scene.objects
+        if objects is None:
+            raise UserError(f"{scene.name} has no objects; load_scenes with want='boxes' or 'masks'")
+        if self.augment is None:
+            objects = left_over(objects.boxes, objects, objects.masks, 0.0)
+        else:
+            image, objects = self.augment(image, objects.kept(~objects.crowd), epoch, index)
+        return image.float().div_(255), _target(objects, scene)
+
+
+def _target(objects: Objects, scene: Scene) -> dict[str, Tensor]:
+    target = {
+        "boxes": objects.boxes,
+        "labels": objects.labels,
+        "iscrowd": objects.crowd,
+        "image_id": torch.tensor(scene.key),
+        "area": objects.areas(),
+    }
+    return target if objects.masks is None else {**target, "masks": objects.masks}
+
+
+def _stacked(parts: Sequence[Tensor], size: tuple[int, int], fill: float) -> Tensor:
+    """The parts in the corner of a batch of this height and width."""
+    if all(part.shape[-2:] == size for part in parts):
+        return torch.stack(list(parts))
+    out = parts[0].new_full((len(parts), *parts[0].shape[:-2], *size), fill)
+    for place, part in zip(out, parts):
+        place[..., : part.shape[-2], : part.shape[-1]] = part
+    return out

@@ -1,0 +1,116 @@
+"""Engines by name, and those of this machine: cells one after another, or several processes at a time."""
+
+import functools
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
+
+from tokenmix.errors import needs
+from tokenmix.lab.grid.cells import Cell, Engine, Outcome, Outcomes, finish_cell
+from tokenmix.lab.train.config import EngineConfig
+from tokenmix.trust import safe_children
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def make_engine(config: EngineConfig, logs: Path) -> Engine:
+    """The engine that a config asks for.
+
+    Args:
+        config: engine and resources.
+        logs: folder for what the jobs of a queue print.
+
+    Raises:
+        UserError: its package is not installed, or what it connects to does not answer.
+    """
+    if config.engine == "local":
+        return functools.partial(in_processes, jobs=config.jobs) if config.jobs else in_turn
+    with needs(f"--engine {config.engine}"):
+        if config.engine == "ray":
+            from tokenmix.lab.grid.on_ray import connect
+
+            return connect(config)
+        from tokenmix.lab.grid.on_slurm import submitter
+
+        return submitter(config, logs)
+
+
+def in_turn(cells: Sequence[Cell], seconds: float | None = None) -> Outcomes:
+    """One cell after another in this process.
+
+    Raises:
+        TimeoutError: the next cell would begin after this many seconds.
+    """
+    start = time.monotonic()
+    for cell in cells:
+        if seconds is not None and time.monotonic() - start >= seconds:
+            raise TimeoutError
+        yield cell, finish_cell(cell)
+
+
+def in_processes(cells: Sequence[Cell], jobs: int, seconds: float | None = None) -> Outcomes:
+    """Each cell in a process of its own, `jobs` of them at a time.
+
+    Raises:
+        TimeoutError: not all cells ended in this many seconds; those that were being trained are saved.
+    """
+    threads, started = max(1, (os.cpu_count() or 1) // jobs), list[BaseProcess]()
+    with ThreadPoolExecutor(jobs) as pool:
+        running = {pool.submit(_in_own_process, cell, threads, started): cell for cell in cells}
+        try:
+            for future in as_completed(running, seconds):
+                yield running[future], future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            while not all(future.done() for future in running):
+                # One that was just being started is found the next time.
+                while started:
+                    started.pop().terminate()
+                time.sleep(0.1)
+
+
+def _in_own_process(cell: Cell, threads: int, started: list[BaseProcess]) -> Outcome:
+    ours, theirs = SPAWN.Pipe(duplex=False)
+    process = SPAWN.Process(target=_work, args=(theirs, cell, threads))
+    with safe_children():
+        process.start()
+    started.append(process)
+    theirs.close()
+    try:
+        return ours.recv()
+    except EOFError:
+        process.join()
+        code = process.exitcode or 0
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"its process {how}; the same command continues it"
+    finally:
+        process.join()
+
+
+def _work(pipe: Connection, cell: Cell, threads: int) -> None:
+    # In a group of its own a process gets no Ctrl-C from the terminal: it is asked to stop once, and saves.
+    os.setpgrp()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(threads)
+    try:
+        pipe.send(finish_cell(cell))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _end_with_parent() -> None:
+    """Stop and save when the process that started this one is gone, however it ended."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)

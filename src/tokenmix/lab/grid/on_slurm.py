@@ -1,0 +1,72 @@
+"""Cells as an array job of Slurm."""
+
+import functools
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import submitit
+
+from tokenmix.errors import UserError
+from tokenmix.lab.grid.cells import Cell, Engine, Outcome, Outcomes, finish_cell
+from tokenmix.lab.train.config import EngineConfig
+from tokenmix.trust import safe_children
+
+TIMEOUT = 240
+"""Minutes that a job has if no timeout_min is given; one that needs more is queued again and continues."""
+POLL = 2.0
+"""Seconds between two questions for the state of the jobs."""
+
+
+class Job:
+    """A cell for submitit, which queues it again when the job was preempted or its time is over."""
+
+    def __call__(self, cell: Cell) -> Outcome:
+        return finish_cell(cell)
+
+    def checkpoint(self, cell: Cell) -> submitit.helpers.DelayedSubmission:
+        """The run has checkpoints of its own: the same call continues from the last."""
+        return submitit.helpers.DelayedSubmission(self, cell)
+
+
+def submitter(config: EngineConfig, logs: Path) -> Engine:
+    """An engine that submits with these parameters; submitit's `cluster=local` runs the jobs on this machine.
+
+    Raises:
+        UserError: this machine has no Slurm, or submitit does not take a parameter.
+    """
+    given: dict[str, Any] = {"name": "tokenmix", "timeout_min": TIMEOUT, **config.slurm}
+    given |= {"cpus_per_task": config.run_cpus or 1, "gpus_per_node": int(config.run_gpus or 0)}
+    given |= {"slurm_array_parallelism": config.jobs} if config.jobs else {}
+    try:
+        # A cluster may not pass the environment of `safe_children` on.
+        python = f"{shlex.quote(sys.executable)} -P"
+        cluster = given.pop("cluster", "slurm")
+        executor = submitit.AutoExecutor(logs, cluster=cluster, slurm_python=python, local_python=python)
+        executor.update_parameters(**given)
+    except Exception as error:  # submitit raises RuntimeError, ValueError, NameError, TypeError and AssertionError.
+        raise UserError(f"submitit does not take --slurm {config.slurm} ({' '.join(str(error).split())})") from None
+    return functools.partial(on_slurm, executor=executor)
+
+
+def on_slurm(cells: Sequence[Cell], executor: submitit.Executor) -> Outcomes:
+    """All cells as one array job."""
+    with safe_children():
+        jobs = executor.map_array(Job(), cells)
+    running = dict(zip(jobs, cells, strict=True))
+    try:
+        for job in submitit.helpers.as_completed(jobs, poll_frequency=POLL):
+            yield running.pop(job), _outcome(job)
+    finally:
+        for job in running:
+            job.cancel()
+
+
+def _outcome(job: submitit.Job[Outcome]) -> Outcome:
+    error = job.exception()
+    if error is None:
+        return job.result()
+    last = str(error).strip().splitlines()[-1]
+    return f"{type(error).__name__}: {last}; the job's output is in {job.paths.stderr}"

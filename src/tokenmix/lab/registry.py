@@ -1,0 +1,97 @@
+"""Registries of tasks and data sets by name. Each is registered once, by the package that defines it."""
+
+import importlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tokenmix.registry import Entry, Registry, Target, load_object, load_plugins
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskEntry(Entry):
+    """A task.
+
+    Attributes:
+        name: for example `semantic-segmentation`.
+        about: one line for `tokenmix list tasks`.
+        task: its `TaskModule` class.
+        options: dataclass of the task's own options, a `TaskOptions` of lab/train/config.py in a module without
+            PyTorch.
+        optim: dataclass of optimiser and learning rate, where the task does without some of the usual ones.
+        defaults: values of options that this task starts from, `model` and `data` above all; a task without them has to
+            be given these two.
+        other_models: function of a name that returns, without PyTorch, whether it may be a model that the task takes
+            though the registry does not have it.
+    """
+
+    task: Target
+    options: Target = "tokenmix.lab.train.config:TaskOptions"
+    optim: Target = "tokenmix.lab.train.config:OptimConfig"
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    other_models: Target | None = None
+
+
+Kind = Literal["images", "classes", "boxes", "masks", "clouds", "parts", "corpus", "labelled-text", "questions"]
+"""What a data set holds: labelled images, images with a class for each pixel, with boxes or with masks of objects,
+point clouds with a class or with parts, running text, labelled texts, questions about texts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataEntry(Entry):
+    """A data set, or a layout of files on the user's disk.
+
+    Attributes:
+        name: what `--data` begins with.
+        kinds: what it holds; a task reads those that it can learn from.
+        about: how much there is, in what layout, and megabytes to fetch; for files of the user's it begins with
+            `name:PATH`.
+        load: the reader, called with a `tokenmix.lab.data.DataRequest`. It returns what `load_images`, `load_scenes` or
+            their like are written for: `LoadedImages`, `SceneData`, `PointData`, `Corpus`, `LabelledData` or
+            `QuestionData`.
+        licence: of the content.
+        origin: where it comes from, in the order of trying.
+        variant: what follows the name and a colon. A path must; patterns of shards must; a number or a name, which the
+            reader checks, may.
+        stored: names in the cache; empty if nothing is fetched.
+        img_size: side of labelled images in pixels, unless another is asked for; None if only the reader knows it.
+    """
+
+    kinds: tuple[Kind, ...]
+    load: Target
+    licence: str = "yours"
+    origin: str = "your disk"
+    variant: Literal["none", "path", "shards", "number", "name"] = "none"
+    stored: tuple[str, ...] = ()
+    img_size: int | None = None
+
+
+# A checkout has the data sets of its recipes as well; an installed wheel does not.
+_CHECKOUT = Path(__file__).parents[3]
+
+
+def _load() -> None:
+    """Import what registers: our own packages, a checkout's recipes/datasets, the installed plug-ins."""
+    for package in ("tokenmix.lab.data", "tokenmix.lab.tasks"):
+        importlib.import_module(package)
+    if (_CHECKOUT / "recipes" / "datasets" / "__init__.py").is_file():
+        if str(_CHECKOUT) not in sys.path:
+            sys.path.append(str(_CHECKOUT))
+        importlib.import_module("recipes.datasets")
+    load_plugins()
+
+
+TASKS: Registry[TaskEntry] = Registry("task", _load)
+DATA_SETS: Registry[DataEntry] = Registry("data set", _load)
+
+
+def list_tasks() -> list[str]:
+    """The names of the tasks."""
+    return TASKS.names()
+
+
+def get_task(name: str) -> Any:
+    """The class of a task; `UserError` with the nearest names if there is none."""
+    return load_object(TASKS[name].task)

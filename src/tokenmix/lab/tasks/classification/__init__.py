@@ -1,0 +1,14 @@
+"""Image classification."""
+
+from tokenmix.lab.registry import TASKS, TaskEntry
+
+TASKS.register(
+    TaskEntry(
+        name="image-classification",
+        about="one label for each image; accuracy",
+        task="tokenmix.lab.tasks.classification.task:ImageClassification",
+        options="tokenmix.lab.tasks.classification.options:ClassificationOptions",
+        defaults={"model": "vit_nano", "data": "fashion-mnist"},
+        other_models="tokenmix.presets.classification:may_be_timms",
+    ),
+)

@@ -1,0 +1,325 @@
+"""Image classification: cross-entropy, accuracy, confusion matrix."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import timm
+import torch
+import torch.nn.functional as F
+from timm.data.mixup import Mixup
+from timm.models import resolve_pretrained_cfg, save_for_hf
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.checkpoint import checkpoint
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
+
+from tokenmix.errors import UserError
+from tokenmix.lab.data.images import load_images, make_augment, read_image
+from tokenmix.lab.data.images.augment import Erase
+from tokenmix.lab.registry import DATA_SETS
+from tokenmix.lab.tasks.classes import class_metrics, likeliest
+from tokenmix.lab.tasks.classification.options import ClassificationOptions
+from tokenmix.lab.tasks.fitting import check_own, incompatible_model_error
+from tokenmix.lab.tasks.images import ImageTask, image_data, image_view, with_size_of_start
+from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.distillation import DistillingTask
+from tokenmix.lab.train.programs import HubForm, View
+from tokenmix.lab.train.task import TaskData, input_sizes
+from tokenmix.lab.train.task_data import IndexedData, check_names
+from tokenmix.layers.less_attention import LessAttention
+from tokenmix.losses import diagonality_loss
+from tokenmix.models import create_model
+from tokenmix.models.pretrained import by_timm, check_source, fetching
+from tokenmix.ops.less import Scores
+from tokenmix.registry import MODELS, list_models
+
+STATS = ("mean", "std")
+HUB = HubForm(
+    "timm",
+    "image-classification",
+    "vision",
+    """\
+import timm
+import tokenmix.register
+
+model = timm.create_model("hf-hub:{repo}", pretrained=True).eval()
+transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+logits = model(transform(image)[None])  # of a PIL image: RGB, or L for a model of one channel
+classes = model.pretrained_cfg["label_names"]""",
+)
+FROM_DATA = {"num_classes": "--data", "in_chans": "--in-chans", "img_size": "--img-size"}
+
+
+class ImageClassification(ImageTask, DistillingTask):
+    """One label for each image: cross-entropy with label smoothing, and timm's Mixup and CutMix if asked for.
+
+    With `diagonality` the diagonality loss is added, on the scores that the model's `forward_with_scores` hands
+    out: logits (B, classes), and the scores that each less-attention layer made.
+    """
+
+    headline: ClassVar[str] = "accuracy"
+    direction: ClassVar[Literal["max", "min"]] = "max"
+    tables: ClassVar[frozenset[str]] = frozenset({"confusion"})
+    hub: ClassVar[HubForm | None] = HUB
+    options: ClassificationOptions
+    comparison: ClassVar[str | None] = None
+
+    def __init__(self, model: nn.Module, config: TrainConfig, data: Mapping[str, Any]) -> None:
+        super().__init__(model, config, data)
+        self.classes: list[str] = list(data["classes"])
+        options = self.options
+        if options.diagonality:
+            _check_scores(model, config)
+        self.mixup = None
+        if options.mixup or options.cutmix:
+            self.mixup = Mixup(
+                options.mixup, options.cutmix, label_smoothing=options.smoothing, num_classes=len(self.classes)
+            )
+
+    @classmethod
+    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:
+        """Read the images of the data; `UserError` if `like` has other classes or channels."""
+        options: ClassificationOptions = config.options
+        size = options.img_size if like is None else tuple(like["img_size"])
+        images = load_images(
+            config.data.data, img_size=size, limit=config.data.limit, limit_eval=config.data.limit_eval,
+            validation=config.data.validation, seed=config.loop.seed, crop_pct=options.crop_pct,
+            channels=options.in_chans,
+        )  # fmt: skip
+        if like is not None:
+            check_names(config.data.data, images.classes, like["classes"])
+            if images.channels != like["channels"]:
+                raise UserError(
+                    f"{config.data.data!r} has {images.channels} channels, the run was trained on {like['channels']}"
+                )
+        mean, std = (images.mean, images.std) if like is None else (like["mean"], like["std"])
+        augment = {name: getattr(options, name) for name in ("augment", "color_jitter", "reprob")}
+        return image_data(images, config, mean, std, **augment)
+
+    @classmethod
+    def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
+        """The model of that name, with as many classes and channels and as large as the data."""
+        check_own(config.model.model_kwargs, FROM_DATA)
+        given: dict[str, Any] = {"num_classes": len(data["classes"]), "in_chans": data["channels"]}
+        build = partial(create_model, config.model.model, **given, **config.model.model_kwargs)
+        size = tuple(data["img_size"])
+        return build(img_size=size) if config.model.model in MODELS else _of_size(build, size)
+
+    @classmethod
+    def with_absolute_paths(cls, config: TrainConfig) -> TrainConfig:
+        """Also with the image size of the run that it starts from."""
+        return with_size_of_start(super().with_absolute_paths(config))
+
+    @classmethod
+    def check(cls, config: TrainConfig, batch_size: int) -> None:
+        """Mixup pairs the images of a batch; a model's name is looked up before any data is fetched."""
+        ours = {*list_models(task="image-classification"), *list_models(task=config.task)}
+        if config.model.model not in ours and not timm.is_model(config.model.model):
+            raise incompatible_model_error("image-classification", config.model.model)
+        options: ClassificationOptions = config.options
+        if (options.mixup or options.cutmix) and batch_size % 2:
+            raise UserError(
+                f"mixup and cutmix pair the images of a batch: {batch_size} is odd; give an even --batch-size"
+            )
+        _check_image_size(cls, config)
+        unread = next((name for name in ("mixup", "cutmix", "diagonality") if getattr(options, name)), None)
+        if options.distill_from == "layers" and unread is not None:
+            raise UserError(f"distill_from=layers only uses the loss over layers; leave {unread} out")
+        make_augment(options.augment, seed=0, flip=True, fill=None, color_jitter=options.color_jitter)
+        Erase(options.reprob, 0)
+
+    @classmethod
+    def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
+        """The middle of the image, as much of it as predictions are made of."""
+        image = read_image(file, data["channels"], tuple(data["img_size"]), crop_pct=data.get("crop_pct", 1.0))
+        return image_view(image, data["mean"], data["std"])
+
+    @classmethod
+    @torch.no_grad()
+    def name_prediction(cls, model: nn.Module, inputs: Tensor, data: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The most probable class."""
+        if not data.get("classes"):
+            return None
+        top = model(inputs).softmax(-1)[0].max(-1)
+        return {"label": data["classes"][int(top.indices)], "probability": float(top.values)}
+
+    def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Cross-entropy; with mixed images against mixed targets, which hold the smoothing already."""
+        images, targets, smoothing = batch["image"], batch["label"], self.options.smoothing
+        # A batch is odd only if one of its files could not be read any more; then nothing can be paired.
+        if self.mixup is not None and len(images) % 2 == 0:
+            (images, targets), smoothing = self.mixup(images.clone(), targets), 0.0
+        seen = {"image": images}
+        if not self.options.diagonality:
+            logits = self.model(images).float()
+            loss, logs = self.distilled(
+                lambda: F.cross_entropy(logits, targets, label_smoothing=smoothing), logits, seen
+            )
+            return self.part_weight * loss, logs
+        logits, scores = self.model.forward_with_scores(images)  # type: ignore[operator]
+        entropy, logs = self.distilled(
+            lambda: F.cross_entropy(logits.float(), targets, label_smoothing=smoothing), logits, seen
+        )
+        diagonality = self._diagonality(scores)
+        loss = self.part_weight * (entropy + self.options.diagonality * diagonality)
+        return loss, {"diagonality": diagonality.detach(), **logs}
+
+    def count(self, batch: Mapping[str, Tensor]) -> int:
+        """Images, without those that could not be read any more."""
+        return len(batch["image"])
+
+    def teacher_logits(self, teacher: DistillingTask, batch: Mapping[str, Tensor]) -> Tensor:
+        """On the images with the teacher's own mean and standard deviation."""
+        images = batch["image"]
+        ours, theirs = (
+            [images.new_tensor(data[k]).view(-1, 1, 1) for k in STATS] for data in (self.data, teacher.data)
+        )
+        if any(not torch.equal(mine, other) for mine, other in zip(ours, theirs)):
+            images = (images * ours[1] + ours[0] - theirs[0]) / theirs[1]
+        return teacher.model(images)
+
+    def check_teacher(self, teacher: DistillingTask, data: TaskData) -> None:
+        """Classes, channels and size of the images must be the same."""
+        super().check_teacher(teacher, data)
+        for name, option in (("channels", "--data"), ("img_size", "--img-size")):
+            ours, theirs = self.data[name], teacher.data[name]
+            if ours != theirs:
+                raise UserError(
+                    f"the teacher {self.options.teacher} was trained with {name}={theirs} and this run has {ours}; "
+                    f"give another {option}, or another teacher"
+                )
+
+    @classmethod
+    def named_teacher(cls, name: str, config: TrainConfig, data: Mapping[str, Any]) -> Self:
+        """A pretrained classifier of timm's with as many classes as the data; their order is the user's affair."""
+        model: Any = _pretrained(name, data)
+        if model.num_classes != len(data["classes"]):
+            raise UserError(
+                f"the teacher {name} has {model.num_classes} classes and the data {len(data['classes'])}; train it on "
+                "this data first, and give the run folder"
+            )
+        channels, cfg = data["channels"], model.pretrained_cfg
+        # Weights for three channels, adapted by timm to another number of them, expect the mean of their statistics.
+        stats = {k: list(cfg[k]) if len(cfg[k]) == channels else [statistics.mean(cfg[k])] * channels for k in STATS}
+        return cls(model, config, {**data, **stats})
+
+    def _diagonality(self, layers: Sequence[Scores]) -> Tensor:
+        """The mean over the layers of the hinge, the sum of the printed form, as the article adds them."""
+        form = self.options.diagonality_form
+        loss: Any = diagonality_loss
+        if self.config.loop.grad_checkpointing:
+            # Else every layer's N x N maps would be kept for the backward pass, though its block's are not.
+            loss = partial(checkpoint, diagonality_loss, use_reentrant=False)
+        losses = torch.stack([loss(scores, form) for scores in layers])
+        return losses.sum() if form == "printed" else losses.mean()
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """As for every task; `forward_with_scores` gathers the parts as `forward` does."""
+        super().shard(mesh)
+        if self.options.diagonality:
+            from torch.distributed.fsdp import register_fsdp_forward_method
+
+            register_fsdp_forward_method(self.model, "forward_with_scores")
+
+    def evaluate(self, batch: Mapping[str, Tensor]) -> None:
+        """Logits of the batch against its labels; of processes that share the images each counts some of them."""
+        logits, labels = self.model(batch["image"]).float(), batch["label"]
+        shard = getattr(self.model, "token_shard", None)
+        if shard is not None:
+            logits, labels = logits[shard.rank :: shard.size], labels[shard.rank :: shard.size]
+        if len(labels):
+            self.scores.update(logits, labels)
+
+    def metrics(self) -> MetricCollection:
+        """Those of classes, and top-5 accuracy if there are more than five."""
+        classes = len(self.data["classes"])
+        if classes <= 5:
+            return class_metrics(classes)
+        return class_metrics(classes, top5=MulticlassAccuracy(classes, top_k=5, average="micro", validate_args=False))
+
+    def example(self) -> dict[str, Tensor]:
+        """Two images of noise."""
+        return {"images": torch.randn(2, self.data["channels"], *self.data["img_size"])}
+
+    def save_for_hub(self, folder: Path) -> nn.Module:
+        """In timm's form: config.json with the data's classes, mean and std, and model.safetensors."""
+        prepared = {"mean": self.data["mean"], "std": self.data["std"], "crop_pct": self.data.get("crop_pct", 1.0)}
+        save_for_hf(
+            self.model, str(folder), safe_serialization=True, model_config={"label_names": self.classes},
+            data_config={**prepared, "interpolation": "bicubic"},
+        )  # fmt: skip
+        return timm.create_model(f"local-dir:{folder}", pretrained=True)
+
+    @torch.no_grad()
+    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+        """Label, its probability, and the five most probable classes of each file."""
+        self.eval()
+        answers = []
+        for file in map(Path, inputs):
+            image = self.view(self.model, file, self.data).inputs.to(next(self.model.parameters()))
+            probabilities = self.model(image).float().softmax(-1)[0]
+            answers.append({"file": str(file), **likeliest(probabilities, self.classes)})
+        return answers
+
+
+def _pretrained(name: str, data: Mapping[str, Any]) -> nn.Module:
+    """A pretrained model of timm's, for images of the data's channels and size if it has one."""
+    if not (timm.is_model(name) or name.startswith(("hf-hub:", "local-dir:"))):
+        raise UserError(
+            f"no run folder {name} to distill from, and no timm model of that name; give the folder of a run, a name "
+            "of timm's, hf-hub:OWNER/NAME or local-dir:FOLDER"
+        )
+    elsewhere = "give local-dir:FOLDER of its config.json and model.safetensors, fetched where there is a connection"
+    if timm.is_model(name):
+        check_source(name, resolve_pretrained_cfg(name), elsewhere=elsewhere)
+    with fetching(name, elsewhere):
+        build = partial(by_timm, name, pretrained=True, in_chans=data["channels"])
+        return _of_size(build, tuple(data["img_size"]))
+
+
+def _of_size(build: Callable[..., nn.Module], size: tuple[int, ...]) -> nn.Module:
+    """A model of timm's; its convolutional ones have no such argument: they take images of any size."""
+    try:
+        return build(img_size=size)
+    except TypeError as error:
+        if "img_size" not in str(error):
+            raise
+        return build()
+
+
+def _check_image_size(task: type[ImageClassification], config: TrainConfig) -> None:
+    """Build the model with shapes only, before any image is read; `UserError` if the size does not fit its patches."""
+    name = config.data.data.partition(":")[0]
+    side = config.options.img_size or (DATA_SETS[name].img_size if name in DATA_SETS else None)
+    if side is None or ":" in str(config.model.model_kwargs.get("mixer", "")):
+        return  # A mixer of the user's own may need more than shapes.
+    description = {"classes": ["0", "1"], "channels": config.options.in_chans or 3, "img_size": [side, side]}
+    if config.model.model in MODELS:
+        with torch.device("meta"):
+            task.model_from_config(config, description)
+        return
+    try:
+        with torch.device("meta"):
+            model = task.build_model(config, description)
+    except Exception:  # Not all models of timm's can be built with shapes only; this one fails later, or does not.
+        return
+    patch = input_sizes(model).get("patch_size")
+    if patch is not None and side % patch:
+        near = max(1, round(side / patch)) * patch
+        raise UserError(
+            f"image size {side} is not a multiple of {config.model.model}'s patch size {patch}; give --img-size {near}"
+        )
+
+
+def _check_scores(model: nn.Module, config: TrainConfig) -> None:
+    made = any(isinstance(module, LessAttention) for module in model.modules())
+    if not made or not hasattr(model, "forward_with_scores"):
+        raise UserError(
+            f"diagonality={config.options.diagonality:g} acts on the scores of less-attention, and "
+            f"{config.model.model!r} returns none; omit it, or give --model lavit_nano or --model mixer_nano "
+            "--model-kwargs mixer=less"
+        )

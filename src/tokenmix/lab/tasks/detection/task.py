@@ -1,0 +1,268 @@
+"""What detection and instance segmentation share: their data, their detector, its losses, and its predictions."""
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+
+from tokenmix.errors import UserError
+from tokenmix.files import replace_file, replacing
+from tokenmix.lab.data.indexed import subset
+from tokenmix.lab.data.scenes import ObjectAugment, ObjectSamples, SceneData, hold_out_scenes, load_scenes, repeated
+from tokenmix.lab.tasks.detection.metrics import NUMBERS, AveragePrecision
+from tokenmix.lab.tasks.detection.options import ObjectOptions
+from tokenmix.lab.tasks.detection.output import coco_results, draw_objects, image_numbers, object_rows
+from tokenmix.lab.tasks.detection.tiling import Found, find_in_windows
+from tokenmix.lab.tasks.fitting import check_model, check_own
+from tokenmix.lab.tasks.images import ImageTask, Picture, channel_columns, check_stems, shown_image, stored_picture
+from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.programs import View
+from tokenmix.lab.train.task_data import IndexedData, check_names
+from tokenmix.models.detection.detector import IMAGENET, Detector
+from tokenmix.models.detection.pictures import with_dense_masks
+from tokenmix.models.registry import create_model
+from tokenmix.registry import MODELS, load_object
+
+# What other options say of a detector.
+FROM_ELSEWHERE = {
+    "num_classes": "--data",
+    "image_mean": "--data",
+    "image_std": "--data",
+    "img_size": "--img-size",
+    "min_size": "--min-size",
+    "max_size": "--max-size",
+    "score": "--score",
+    "nms": "--nms",
+    "detections": "--detections",
+    **dict.fromkeys(("kind", "heads"), "another --model"),
+}
+
+
+class ObjectTask(ImageTask):
+    """A torchvision detector, trained on the sum of its own losses.
+
+    Crowd regions are not trained on, and detections in them are not counted as wrong, as in COCO.
+    """
+
+    headline: ClassVar[str] = "map"
+    direction: ClassVar[Literal["max", "min"]] = "max"
+    options: ObjectOptions
+    writes: ClassVar[bool] = True
+    want: ClassVar[Literal["boxes", "masks"]]
+
+    @classmethod
+    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:
+        """Read the scenes of `config.data.data`."""
+        data = load_scenes(config.data.data, want=cls.want, seed=config.loop.seed)
+        data = hold_out_scenes(data, config.data.validation)
+        if like is not None:
+            check_names(config.data.data, data.classes, like["classes"])
+        options = config.options
+        scenes = repeated(data.train, options.crops)
+        if like is None:
+            _check_learnable(ObjectSamples(scenes), config, cls.want)
+        train = ObjectSamples(scenes, _augment(config, options, data))
+        held = None if data.validation is None else ObjectSamples(data.validation)
+        described = _describe(config, data, like)
+        return IndexedData(train, ObjectSamples(data.test), held, config=config, description=described)
+
+    @classmethod
+    def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
+        """The detector of that name for the classes of the data."""
+        check_own(config.model.model_kwargs, FROM_ELSEWHERE)
+        options = config.options
+        given: dict[str, Any] = {
+            "num_classes": len(data["classes"]),
+            "image_mean": data["mean"],
+            "image_std": data["std"],
+            "score": options.score,
+            "nms": options.nms,
+            "detections": options.detections,
+            "img_size": tuple(data["img_size"]),
+        }
+        return create_model(config.model.model, **given, **_sizes(config, options), **config.model.model_kwargs)
+
+    @classmethod
+    def check(cls, config: TrainConfig, batch_size: int) -> None:
+        """A detector that this task can train, and options that it can have."""
+        check_model(config.task, config.model.model)
+        if config.loop.precision == "bf16":
+            raise UserError("boxes need float32: give --precision bf16-mixed, in which only the backbone is bfloat16")
+        options: ObjectOptions = config.options
+        if _fixed_size(config.model.model) and (options.min_size or options.max_size):
+            raise UserError(
+                f"{config.model.model} takes square images of one size, for which its learned matrices are built: give "
+                "--img-size instead of min_size and max_size"
+            )
+
+    @classmethod
+    def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
+        """The whole image at the detector's own scale."""
+        detector: Any = model
+        seen, _ = detector.net.transform([stored_picture(file)])
+        levels = seen.tensors[0] * channel_columns(detector.std) + channel_columns(detector.mean)
+        return View(shown_image(levels), seen.tensors)
+
+    def swap_example(self) -> tuple[list[Tensor]]:
+        """One image of noise."""
+        return ([torch.rand(3, *self.data["img_size"])],)
+
+    def loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The sum of torchvision's losses, and each of them for the log."""
+        targets = [_without_crowds(target) for target in batch["targets"]]
+        losses: dict[str, Tensor] = self.model(batch["images"], targets)
+        total = self.part_weight * torch.stack(list(losses.values())).sum()
+        return total, {name: value.detach() for name, value in losses.items()}
+
+    def count(self, batch: Mapping[str, Any]) -> int:
+        """Images: torchvision's losses are means over them, or over equally many anchors of each."""
+        return len(batch["images"])
+
+    def evaluate(self, batch: Mapping[str, Any]) -> None:
+        """What is found against what is there."""
+        targets = [{**target, "iscrowd": target["iscrowd"].long()} for target in batch["targets"]]
+        self.scores.update(self.find(batch["images"]), targets)
+
+    def metrics(self) -> MetricCollection:
+        """The numbers of `AveragePrecision`, of boxes, or of masks and under `box_*` of their boxes."""
+        iou: Literal["bbox", "segm"] = "segm" if self.want == "masks" else "bbox"
+        found = AveragePrecision(iou, num_classes=len(self.data["classes"]), count=self.options.detections)
+        return MetricCollection({"map": found}, compute_groups=False)
+
+    def numbers(self) -> list[str]:
+        """Those that are logged."""
+        prefixes = ("", "box_") if self.want == "masks" else ("",)
+        return [f"{prefix}{name}" for prefix in prefixes for name in NUMBERS]
+
+    def on_validation_epoch_end(self) -> None:
+        """Keep the metrics as plain values, those of the classes by name."""
+        super().on_validation_epoch_end()
+        self.name_classes(*self.tables)
+
+    def find(self, images: Sequence[Tensor]) -> list[Found]:
+        """Detections in each image (3, H, W) in 0..1, larger ones in windows if the options say so."""
+        return [with_dense_masks(found) for found in self._find(images)]
+
+    @torch.no_grad()
+    def _find(self, images: Sequence[Tensor | Picture]) -> list[Found]:
+        detector, options = cast(Detector, self.model), self.options
+        large = [options.window is not None and max(image.shape[1:]) > options.window for image in images]
+        if not any(large):
+            return detector.find(images)
+        return [
+            find_in_windows(
+                detector.find,
+                image,
+                window=options.window or 0,
+                overlap=options.overlap,
+                nms=options.nms,
+                count=options.detections,
+            )
+            if cut
+            else detector.find([image])[0]
+            for image, cut in zip(images, large)
+        ]
+
+    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+        """Label, score and box (left, top, width, height in pixels) of each object, from the score `shown` on."""
+        return [row for file in map(Path, inputs) for row in self._rows(file, self._found(stored_picture(file)))]
+
+    def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
+        """The same, with NAME-overlay.png, the image with what is shown drawn on it, and results.json in COCO's form,
+        which has all from the score `score` on.
+        """
+        check_stems(inputs)
+        rows, results = [], []
+        ids = self.data.get("category_ids") or [label + 1 for label in range(len(self.data["classes"]))]
+        for number, file in zip(image_numbers(inputs), map(Path, inputs), strict=True):
+            found = self._found(picture := stored_picture(file))
+            rows += self._rows(file, found)
+            results += coco_results(found, image_id=number, file=file.name, category_ids=ids)
+            drawn = draw_objects(picture.image, self._shown(found), self.data["classes"])
+            del picture  # No second one while the next is read.
+            with replacing(out / f"{file.stem}-overlay.png") as partial:
+                drawn.save(partial)
+            del drawn
+        replace_file(out / "results.json", (json.dumps(results) + "\n").encode())
+        return rows
+
+    def _found(self, picture: Picture) -> Found:
+        self.eval()
+        return {name: value.cpu() for name, value in self._find([picture])[0].items()}
+
+    def _shown(self, found: Found) -> Found:
+        keep = found["scores"] >= self.options.shown
+        return {name: value[keep] for name, value in found.items()}
+
+    def _rows(self, file: Path, found: Found) -> list[dict[str, Any]]:
+        return object_rows(str(file), self._shown(found), self.data["classes"])
+
+
+def _check_learnable(whole: ObjectSamples, config: TrainConfig, want: Literal["boxes", "masks"]) -> None:
+    """Raise `UserError` if no training image shows an object to learn; the first that does ends the search."""
+    samples = subset(whole, config.data.limit)
+    targets = (samples.read(torch.tensor([place]), 0)["targets"][0] for place in range(len(samples)))
+    if not any((~target["iscrowd"]).any() for target in targets):
+        taken = "" if config.data.limit is None else f" that --limit {config.data.limit} takes"
+        empty = "a mask that is not empty" if want == "masks" else "a box of some area"
+        raise UserError(
+            f"no training image of {config.data.data!r}{taken} has an object with {empty}, so only background could be "
+            "learned; give annotations of objects"
+        )
+
+
+def _without_crowds(target: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    keep = ~target["iscrowd"].bool()
+    return {name: target[name][keep] for name in ("boxes", "labels", "masks") if name in target}
+
+
+def _augment(config: TrainConfig, options: ObjectOptions, data: SceneData) -> ObjectAugment | None:
+    if options.augment == "none":
+        return None
+    crop = data.crop if options.crop is None else (options.crop, options.crop)
+    return ObjectAugment(
+        seed=config.loop.seed,
+        crop=crop if options.crop != 0 else None,
+        scales=options.scales,
+        flip=options.flip,
+        color_jitter=options.color_jitter,
+        fill=data.mean,
+    )
+
+
+def _describe(config: TrainConfig, data: SceneData, like: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the run folder keeps."""
+    mean, std = IMAGENET if config.model.model_kwargs.get("pretrained_backbone") else (data.mean, data.std)
+    entry = MODELS[config.model.model]
+    default = inspect.signature(load_object(entry.build)).parameters["img_size"].default
+    side = config.options.img_size or entry.arguments.get("img_size", default)
+    own = {"mean": list(mean), "std": list(std), "img_size": [side, side]}
+    kept = own if like is None else {key: like[key] for key in own}
+    return {
+        "classes": list(data.classes),
+        "channels": 3,
+        **kept,
+        "category_ids": data.notes.get("category_ids"),
+        "source": data.source,
+        "skipped": [f"{one.path}: {one.reason}" for one in data.skipped],
+    }
+
+
+def _fixed_size(model: str) -> bool:
+    """Whether it takes only squares of one size."""
+    return "min_size" not in inspect.signature(load_object(MODELS[model].build)).parameters
+
+
+def _sizes(config: TrainConfig, options: ObjectOptions) -> dict[str, Any]:
+    """Arguments of a detector that takes images of any size."""
+    if _fixed_size(config.model.model):
+        return {}
+    wanted = {"min_size": options.min_size, "max_size": options.max_size}
+    if options.img_size is not None:
+        wanted = {"min_size": options.min_size or (options.img_size,), "max_size": options.max_size or options.img_size}
+    return {name: value for name, value in wanted.items() if value is not None}

@@ -1,0 +1,154 @@
+"""Metrics of generated images: distances between sets of features, and the score of a classifier.
+
+Each metric takes, by name, what it needs of `real` and `fake` images (B, C, H, W) in -1 .. 1, of `real_features` and
+`fake_features` (B, d), of the classifier's `logits` (B, K) on the fake ones, and of the `wanted` classes (B,).
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
+
+from tokenmix.errors import UserError
+from tokenmix.lab.train.metrics import Mean
+
+THUMBNAIL = 8
+ROWS = 1024
+
+
+def frechet_distance(real: Tensor, fake: Tensor) -> Tensor:
+    """The squared Fréchet distance between normal distributions with the mean and covariance of two sets.
+
+        |m - m'|^2 + tr(S + S' - 2 (S S')^(1/2))
+
+    Paper: Heusel et al., arXiv 1706.08500, in which the features are Inception's. In float64; the root's trace is that
+    of the symmetric S^(1/2) S' S^(1/2), so that no complex number comes up where a covariance is singular.
+
+    Shapes: real (N, d), fake (M, d); a number.
+    """
+    if min(len(real), len(fake)) < 2:
+        raise UserError(f"a covariance needs two images or more, got {len(real)} real and {len(fake)} generated")
+    real, fake = real.double(), fake.double()
+    # The covariance of a single feature is a number.
+    spread, other_spread = (torch.atleast_2d(torch.cov(x.mT)) for x in (real, fake))
+    levels, axes = torch.linalg.eigh(spread)
+    root = (axes * levels.clamp_min(0).sqrt()) @ axes.mT
+    shared = torch.linalg.eigvalsh(root @ other_spread @ root).clamp_min(0).sqrt().sum()
+    return (real.mean(0) - fake.mean(0)).square().sum() + spread.trace() + other_spread.trace() - 2 * shared
+
+
+def kernel_distance(real: Tensor, fake: Tensor) -> Tensor:
+    """The unbiased squared maximum mean discrepancy under the kernel (x y / d + 1)^3; it may come out below 0.
+
+    Paper: Bińkowski et al., arXiv 1801.01401. Over all pairs and in float64, where others take the mean over random
+    subsets: the same expectation, and deterministic.
+
+    Shapes: real (N, d), fake (M, d); a number.
+    """
+    n, m = len(real), len(fake)
+    if min(n, m) < 2:
+        raise UserError(f"the kernel distance needs two images or more, got {n} real and {m} generated")
+    real, fake = real.double(), fake.double()
+    own = (_kernel_sum(real, real) - _diagonal(real)) / (n * (n - 1))
+    others = (_kernel_sum(fake, fake) - _diagonal(fake)) / (m * (m - 1))
+    return own + others - 2 * _kernel_sum(real, fake) / (n * m)
+
+
+def _kernel_sum(rows: Tensor, columns: Tensor) -> Tensor:
+    # A block of rows at a time: 50,000 x 50,000 kernels would be 20 GB.
+    sums = [((part @ columns.mT) / rows.shape[1] + 1).pow(3).sum() for part in rows.split(ROWS)]
+    return torch.stack(sums).sum()
+
+
+def _diagonal(features: Tensor) -> Tensor:
+    return (features.square().sum(1) / features.shape[1] + 1).pow(3).sum()
+
+
+def class_score(logits: Tensor, splits: int = 1) -> Tensor:
+    """exp of the mean divergence of each image's class probabilities from their mean; the mean over splits in order.
+
+        exp( mean_i sum_k p_ik (log p_ik - log p_k) ),   p_k = mean_i p_ik
+
+    1 if the classifier cannot distinguish the images, the number of classes at most. Paper: Salimans et al.,
+    arXiv 1606.03498, where the classifier is Inception.
+
+    Shapes: logits (N, K); a number.
+    """
+    if len(logits) < splits:
+        raise UserError(f"{len(logits)} generated images cannot be cut into {splits} parts; evaluate more images")
+    scores = []
+    for part in logits.double().log_softmax(1).tensor_split(splits):
+        mean = part.exp().mean(0)
+        scores.append((part.exp() * (part - mean.log().clamp_min(-1e3))).sum(1).mean().exp())
+    return torch.stack(scores).mean()
+
+
+class FeatureFrechet(Metric):
+    """`frechet_distance` of features, which are kept."""
+
+    full_state_update = False
+    distance = staticmethod(frechet_distance)
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.add_state("real", default=[], dist_reduce_fx="cat")
+        self.add_state("fake", default=[], dist_reduce_fx="cat")
+
+    def update(self, real_features: Tensor, fake_features: Tensor) -> None:
+        """Keep the features of a batch."""
+        self.real.append(real_features.float().cpu())  # type: ignore[union-attr]
+        self.fake.append(fake_features.float().cpu())  # type: ignore[union-attr]
+
+    def compute(self) -> Tensor:
+        """The distance."""
+        return self.distance(dim_zero_cat(self.real), dim_zero_cat(self.fake))  # type: ignore[arg-type]
+
+
+class FeatureKernel(FeatureFrechet):
+    """`kernel_distance` of features."""
+
+    distance = staticmethod(kernel_distance)
+
+
+class ThumbnailFrechet(FeatureFrechet):
+    """`frechet_distance` of the images themselves at 8 x 8 pixels.
+
+    It needs no classifier and sees no more than shades and rough shapes: it distinguishes a run that learns from one
+    that does not.
+    """
+
+    # By other names, since a collection passes each metric what it names.
+    def update(self, real: Tensor, fake: Tensor) -> None:  # pyrefly: ignore[bad-override-param-name]
+        """Keep the thumbnails of a batch."""
+        super().update(*(F.adaptive_avg_pool2d(images.float(), THUMBNAIL).flatten(1) for images in (real, fake)))
+
+
+class ClassScore(Metric):
+    """`class_score` of the generated images."""
+
+    full_state_update = False
+
+    def __init__(self, *, splits: int = 1, **options: Any) -> None:
+        super().__init__(**options)
+        self.splits = splits
+        self.add_state("answers", default=[], dist_reduce_fx="cat")
+
+    def update(self, logits: Tensor) -> None:
+        """Keep the classifier's answers to a batch."""
+        self.answers.append(logits.float().cpu())  # type: ignore[union-attr]
+
+    def compute(self) -> Tensor:
+        """The score."""
+        return class_score(dim_zero_cat(self.answers), self.splits)  # type: ignore[arg-type]
+
+
+class ClassMatch(Mean):
+    """Share of the generated images that the classifier assigns to the requested class."""
+
+    def update(self, logits: Tensor, wanted: Tensor) -> None:
+        """Count a batch; `wanted` are the classifier's numbers of the classes."""
+        self.total = self.total + (logits.argmax(-1) == wanted).sum()
+        self.count = self.count + wanted.numel()

@@ -1,0 +1,241 @@
+"""Image generation: class-conditional GANs by the hinge loss, judged by the features of a classifier."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchmetrics import Metric, MetricCollection
+
+from tokenmix.errors import UserError
+from tokenmix.files import user_path
+from tokenmix.lab.data.images import load_images
+from tokenmix.lab.tasks.fitting import check_model, check_own
+from tokenmix.lab.tasks.generation.classes import keep_classes
+from tokenmix.lab.tasks.generation.features import INCEPTION, Features, features_kind, make_features
+from tokenmix.lab.tasks.generation.metrics import ThumbnailFrechet
+from tokenmix.lab.tasks.generation.options import GenerationOptions
+from tokenmix.lab.tasks.generation.samples import noise_of, save_grid, strips
+from tokenmix.lab.tasks.images import image_data, with_size_of_start
+from tokenmix.lab.tasks.summary import summarize_image_model
+from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.task import TaskModule
+from tokenmix.lab.train.task_data import IndexedData
+from tokenmix.models.generation import GAN
+from tokenmix.models.registry import create_model
+
+SIZES = (32, 64, 128)
+ROWS = 10
+# Spectral norm needs a weight whole, and sixteen bits of its own.
+ALLOWED = {"precision": ("32", "bf16-mixed"), "strategy": ("auto", "ddp")}
+
+
+class ImageGeneration(TaskModule):
+    """Images of a class: hinge loss, two Adams of two rates, one step of the generator for `d_steps` of its judge.
+
+        L_D = mean relu(1 - D(x, c)) + mean relu(1 + D(G(z, c), c));   L_G = -mean D(G(z, c), c)
+
+    Paper: Zhang et al., arXiv 1805.08318. Classes c of generated images are those of the batch's real ones, so that
+    they come as often; others draw them evenly. Power iteration of spectral norm moves on in every pass of a training
+    network, where the authors' code leaves it out for generated images.
+
+    All noise is a function of the seed and the position in the run, of test images of the seed and the image's index.
+    """
+
+    # An instance has another headline once a classifier judges.
+    headline: str = "thumbnail_fd"  # pyrefly: ignore[bad-override]
+    direction: ClassVar[Literal["max", "min"]] = "min"
+    options: GenerationOptions
+    comparison: ClassVar[str | None] = "--model resnet_gan_nano, then sagan_nano, then eagan_nano"
+    model: GAN  # pyrefly: ignore[bad-override-mutable-attribute]
+
+    def __init__(self, model: nn.Module, config: TrainConfig, data: Mapping[str, Any]) -> None:
+        super().__init__(model, config, data)
+        self.automatic_optimization = False
+        self.classes: list[str] = list(data["classes"])
+        # In a list, or the classifier would be a part of this module, and of what several processes share.
+        self._judge: list[Features] = []
+        if self.options.features is not None:
+            kind = features_kind(self.options.features)
+            self.headline = kind.headline
+
+    @classmethod
+    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:
+        """The images of the data and of the classes asked for, in -1 .. 1."""
+        options: GenerationOptions = config.options
+        images = load_images(
+            config.data.data, img_size=options.img_size, seed=config.loop.seed, crop_pct=options.crop_pct
+        )
+        height, width = images.img_size
+        if height != width or height not in SIZES:
+            raise UserError(
+                f"a GAN makes square images of 32, 64 or 128 px, those of {config.data.data} have {height} x {width}; "
+                "give --img-size 32"
+            )
+        wanted = options.classes if like is None else tuple(like["classes"])
+        limits = {name: getattr(config.data, name) for name in ("limit", "limit_eval", "validation")}
+        images = keep_classes(images, wanted, **limits, seed=config.loop.seed)
+        least = 2 if options.features is None else features_kind(options.features).least
+        if len(images.test) < least:
+            raise UserError(
+                f"evaluating a GAN needs {least} test images or more, there are {len(images.test)} of "
+                f"{config.data.data}; add some, or give --limit-eval {least} or more"
+            )
+        if images.validation is not None and len(images.validation) < least:
+            raise UserError(
+                f"evaluating a GAN needs {least} images or more, and --validation holds {len(images.validation)} out; "
+                f"give --validation {least} or more, or 0 for none"
+            )
+        half = (0.5,) * images.channels
+        images = dataclasses.replace(images, mean=half, std=half)
+        if options.features is not None:
+            make_features(options.features).check(images.classes, images.channels)
+        # The task mirrors them itself. Shifts, of which `light` has some, are what the generator would learn to make.
+        return image_data(images, config, half, half, augment="none")
+
+    @classmethod
+    def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
+        """The GAN of that name for the data's classes, channels and size, with an average if asked for."""
+        given: dict[str, Any] = {
+            "num_classes": len(data["classes"]), "channels": data["channels"], "img_size": data["img_size"][0]
+        }  # fmt: skip
+        check_own(config.model.model_kwargs, dict.fromkeys(given, "--data, --classes and --img-size"))
+        gan: Any = create_model(config.model.model, **given, **config.model.model_kwargs)
+        # On a CPU steps are a quarter shorter this way; the layout of the weights is that of what they make.
+        gan = gan.to(memory_format=torch.channels_last)
+        return gan if config.options.ema is None else gan.keep_average()
+
+    @classmethod
+    def with_absolute_paths(cls, config: Any) -> Any:
+        """The path of the judge as well as that of the data, and the size of images of the run that it starts from."""
+        config, judge = with_size_of_start(super().with_absolute_paths(config)), config.options.features
+        if judge is None or judge == INCEPTION:
+            return config
+        return config.replace(features=str(user_path(judge).absolute()))
+
+    @classmethod
+    def check(cls, config: TrainConfig, batch_size: int) -> None:
+        """The model's name, and what this loop of two networks cannot do."""
+        check_model(config.task, config.model.model)
+        steps = config.optim.d_steps
+        for name, possible in ALLOWED.items():
+            if getattr(config.loop, name) not in possible:
+                raise UserError(
+                    f"image-generation cannot be trained with {name}={getattr(config.loop, name)}; give one of "
+                    f"{', '.join(possible)}"
+                )
+        if batch_size % steps:
+            raise UserError(f"a batch of {batch_size} cannot be cut into d_steps={steps} equal parts")
+        if batch_size // steps < 2:
+            raise UserError(f"batch norm needs two images, a part of the batch has {batch_size // steps}")
+
+    @classmethod
+    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Its parts, and the published figures."""
+        return summarize_image_model(name, sizes, model_kwargs)
+
+    def configure_optimizers(self) -> Any:
+        """Adam of the discriminator, then Adam of the generator; metrics.csv shows the first one's rate."""
+        betas = (self.config.optim.beta1, self.config.optim.beta2)
+        judge = torch.optim.Adam(self.model.discriminator.parameters(), lr=self.config.optim.lr_d, betas=betas)
+        return [judge, torch.optim.Adam(self.model.generator.parameters(), lr=self.config.optim.lr_g, betas=betas)]
+
+    def loss(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """Not used: each network has its own loss."""
+        raise NotImplementedError("each network has its own loss; see training_step")
+
+    def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> dict[str, Any]:
+        """`d_steps` steps of the discriminator, each on its part of the batch, and one of the generator."""
+        judging, generating = self.optimizers()  # type: ignore[misc]
+        parts = self.config.optim.d_steps
+        images, labels = self._mirrored(batch["image"]), batch["label"]
+        # A batch is smaller if one of its files could not be read any more.
+        losses = []
+        for real, classes in zip(images.chunk(parts), labels.chunk(parts)):
+            losses.append(self._judge_loss(real, classes))
+            self._step(judging, losses[-1])
+        # The generator's gradient goes through the discriminator, which needs none of its own.
+        self.model.discriminator.requires_grad_(False)
+        classes = labels.chunk(parts)[0]
+        g_loss = -self.model.discriminator(self.model.generator(self._noise(classes), classes), classes).float().mean()
+        self._step(generating, g_loss)
+        self.model.discriminator.requires_grad_(True)
+        if self.options.ema is not None:
+            self.model.update_average(self.options.ema)
+        d_loss, g_loss = torch.stack(losses).mean().detach(), g_loss.detach()
+        return {"logs": {"loss": d_loss + g_loss, "d_loss": d_loss, "g_loss": g_loss}}
+
+    def _judge_loss(self, real: Tensor, classes: Tensor) -> Tensor:
+        with torch.no_grad():
+            fake = self.model.generator(self._noise(classes), classes)
+        judge = self.model.discriminator
+        return F.relu(1 - judge(real, classes).float()).mean() + F.relu(1 + judge(fake, classes).float()).mean()
+
+    def _step(self, optimizer: Any, loss: Tensor) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        self.manual_backward(loss)
+        optimizer.step()
+
+    def _noise(self, classes: Tensor) -> Tensor:
+        # The trainer has seeded torch from the position in the run.
+        return torch.randn(len(classes), self.model.generator.latent_dim, device=classes.device)
+
+    def _mirrored(self, images: Tensor) -> Tensor:
+        if self.options.augment == "none" or not self.data["flip"]:
+            return images
+        return torch.where(torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5, images.flip(-1), images)
+
+    def evaluate(self, batch: Mapping[str, Tensor]) -> None:
+        """Generate as many images as there are real ones, of the same classes."""
+        real, labels = batch["image"], batch["label"]
+        noise = noise_of(batch["index"].to(labels.device), self.model.generator.latent_dim, seed=self.config.loop.seed)
+        fake = self.model(noise, labels).float()
+        judged: dict[str, Tensor] = {}
+        if self.options.features is not None:
+            if not self._judge:
+                self._judge.append(make_features(self.options.features))
+                self._judge[0].check(self.classes, self.data["channels"])
+            features, logits = self._judge[0](fake)
+            judged = {
+                "real_features": self._judge[0](real)[0], "fake_features": features, "logits": logits,
+                "wanted": self._judge[0].wanted(labels),
+            }  # fmt: skip
+        self.scores.update(real=real, fake=fake, **judged)
+
+    def metrics(self) -> MetricCollection:
+        """Distance of thumbnails; with `features` what the classifier says besides."""
+        chosen: dict[str, Metric] = {"thumbnail_fd": ThumbnailFrechet()}
+        if self.options.features is not None:
+            chosen |= features_kind(self.options.features).metrics()
+        return MetricCollection({**chosen}, compute_groups=False)
+
+    @torch.no_grad()
+    def draw(self, folder: Path, step: int) -> None:
+        """A grid of samples, a row for each of the first ten classes; at the end strips between two noises too."""
+        training, columns = self.model.training, self.options.columns
+        self.model.eval()
+        folder.mkdir(exist_ok=True)
+        classes = torch.arange(min(len(self.classes), ROWS), device=self.device)
+        latent, seed = self.model.generator.latent_dim, self.config.loop.seed
+        noise = noise_of(torch.arange(len(classes) * columns, device=self.device), latent, seed=seed, group=1)
+        save_grid(self.model(noise, classes.repeat_interleave(columns)), columns, folder / f"step-{step:06d}.png")
+        if step == self.total_steps:
+            images = strips(self.model, latent, classes, columns, seed=seed)
+            save_grid(images, columns, folder / "interpolation.png")
+        self.model.train(training)
+
+    def example(self) -> dict[str, Tensor]:
+        """Two noises, for an image of the first class and of the last."""
+        noise = torch.randn(2, self.model.generator.latent_dim)
+        return {"noise": noise, "label": torch.tensor([0, len(self.classes) - 1])}
+
+    def answering(self) -> nn.Module:
+        """What generates: noise (B, z) and classes (B,) to images (B, C, S, S) in -1 .. 1."""
+        return self.model.generator if self.model.average is None else self.model.average
+
+    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+        """A generator takes no files."""
+        raise UserError(f"a run of image-generation reads no {str(inputs[0])!r}; use: tokenmix generate RUN --out DIR")

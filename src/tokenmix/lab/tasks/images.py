@@ -1,0 +1,128 @@
+"""Shared by the image tasks: hooks, reading a user's files, showing an image under a map, and sliding windows."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+
+from tokenmix.errors import UserError
+from tokenmix.lab.data.images import ImageData, ImageSamples
+from tokenmix.lab.data.images.decode import UnreadableImage, open_stored
+from tokenmix.lab.tasks.summary import summarize_image_model
+from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.programs import View
+from tokenmix.lab.train.sources import read_description
+from tokenmix.lab.train.task import TaskModule
+from tokenmix.lab.train.task_data import IndexedData
+
+LONGEST = 1000
+
+
+class ImageTask(TaskModule):
+    """A task whose models take images, which `inspect` can show; `info` prints their parts."""
+
+    looks_at: ClassVar[Literal["images", "text", "nothing"]] = "images"
+
+    @classmethod
+    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Its parts, and the published figures."""
+        return summarize_image_model(name, sizes, model_kwargs)
+
+
+class Picture:
+    """An image as stored, of any size: `picture[:, rows, columns]` is that part of it, uint8 (3, h, w).
+
+    A tensor of the whole, and its copies, would fill gigabytes.
+
+    Attributes:
+        image: grey or RGB, in 8 bits.
+        shape: (3, H, W).
+    """
+
+    def __init__(self, image: Image.Image) -> None:
+        self.image, self.shape = image, torch.Size((3, image.height, image.width))
+
+    def __getitem__(self, key: tuple[slice, slice, slice]) -> Tensor:
+        rows, columns = (range(side)[part] for side, part in zip(self.shape[1:], key[1:], strict=True))
+        part = self.image.crop((columns.start, rows.start, columns.stop, rows.stop)).convert("RGB")
+        return torch.from_numpy(np.array(part)).permute(2, 0, 1)[key[0]]
+
+
+def stored_picture(file: str | Path) -> Picture:
+    """The image of a file; `UserError` naming it if it has none."""
+    try:
+        return Picture(open_stored(file))
+    except UnreadableImage as reason:
+        raise UserError(f"{file} {reason}; give a readable PNG, JPEG, WebP, BMP, GIF or TIFF image") from None
+
+
+def check_stems(files: Sequence[str | Path]) -> None:
+    """Raise `UserError` if what is written of two files would have one name."""
+    seen: dict[str, str | Path] = {}
+    for file in files:
+        stem = Path(file).stem
+        if stem in seen:
+            raise UserError(
+                f"{seen[stem]} and {file} have the same name, so their outputs {stem}-* would overwrite each other; "
+                "rename one, or predict them separately"
+            )
+        seen[stem] = file
+
+
+def with_size_of_start(config: TrainConfig) -> TrainConfig:
+    """The config with the image size of the run folder that it starts from, if no other is given."""
+    start = config.loop.init_from
+    if start is None or config.options.img_size is not None or not (start / "data.json").is_file():
+        return config
+    size = read_description(start).get("img_size")
+    if not isinstance(size, list) or size[0] != size[1]:
+        return config
+    return config.replace(img_size=size[0])
+
+
+def image_data(
+    images: ImageData, config: TrainConfig, mean: Sequence[float], std: Sequence[float], **augment: Any
+) -> IndexedData:
+    """Images normalised with `mean` and `std`, for training augmented; `images` has the config's limits already."""
+    train = ImageSamples(images.train, mean=mean, std=std, seed=config.loop.seed, **augment)
+    test = ImageSamples(images.test, mean=mean, std=std)
+    held = None if images.validation is None else ImageSamples(images.validation, mean=mean, std=std)
+    made = IndexedData(train, test, held, config=config, description=images.describe())
+    made.images = images
+    return made
+
+
+def image_view(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> View:
+    """Of an image uint8 (C, H, W), normalised for the model."""
+    levels = pixels.float().div(255)
+    return View(shown_image(levels), levels.sub(channel_columns(mean)).div(channel_columns(std))[None])
+
+
+def channel_columns(values: Sequence[float]) -> Tensor:
+    """A number for each channel as (C, 1, 1)."""
+    return torch.tensor(values).view(-1, 1, 1)
+
+
+def shown_image(levels: Tensor) -> Tensor:
+    """The image with at most 1,000 pixels on a side, enough for an overview."""
+    scale = LONGEST / max(levels.shape[1:])
+    if scale >= 1:
+        return levels
+    size = [max(1, round(side * scale)) for side in levels.shape[1:]]
+    return F.interpolate(levels[None], size=size, mode="bilinear", antialias=True)[0]
+
+
+def window_starts(length: int, window: int, step: int) -> list[int]:
+    """Where windows begin along a side: every `step`, the last so that it ends with the image."""
+    last = max(length - window, 0)
+    return [*range(0, last, step), last]
+
+
+def both_sides(given: Sequence[int]) -> tuple[int, int]:
+    """Height and width out of one number for both, or of two."""
+    return given[0], given[-1]

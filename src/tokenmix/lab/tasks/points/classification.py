@@ -1,0 +1,73 @@
+"""Point classification: one class for each cloud; cross-entropy, overall and balanced accuracy."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchmetrics import MetricCollection
+
+from tokenmix.errors import UserError
+from tokenmix.lab.tasks.classes import class_metrics, likeliest
+from tokenmix.lab.tasks.points.metrics import BalancedAccuracy
+from tokenmix.lab.tasks.points.task import PointTask
+from tokenmix.lab.train.distillation import DistillingTask
+from tokenmix.lab.train.task import TaskData
+
+
+class PointClassification(PointTask, DistillingTask):
+    """One class for each cloud, by cross-entropy with label smoothing; an evaluation may take the mean of votes."""
+
+    headline: ClassVar[str] = "accuracy"
+    direction: ClassVar[Literal["max", "min"]] = "max"
+    tables: ClassVar[frozenset[str]] = frozenset({"confusion"})
+    want: ClassVar[Literal["class", "parts"]] = "class"
+    usual_points: ClassVar[int] = 1024
+    comparison: ClassVar[str | None] = "--model pct_cls_nano --model-kwargs mixer=offset, then self, then external"
+
+    @classmethod
+    def answers(cls, data: Mapping[str, Any]) -> dict[str, int]:
+        """One logit for each class."""
+        return {"num_classes": len(data["classes"])}
+
+    def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Cross-entropy of the clouds' classes."""
+        points, mask = self.inputs(batch)
+        logits, smoothing = self.model(points, mask).float(), self.config.options.smoothing
+        return self.distilled(lambda: F.cross_entropy(logits, batch["label"], label_smoothing=smoothing), logits, batch)
+
+    def teacher_logits(self, teacher: DistillingTask, batch: Mapping[str, Tensor]) -> Tensor:
+        """On the same points."""
+        return teacher.model(*self.inputs(batch))
+
+    def check_teacher(self, teacher: DistillingTask, data: TaskData) -> None:
+        """Classes and features of the points must be the same."""
+        super().check_teacher(teacher, data)
+        if teacher.data["features"] != self.data["features"]:
+            raise UserError(
+                f"the teacher {self.config.options.teacher} was trained on {teacher.data['features']}; give --features "
+                f"{teacher.data['features']}"
+            )
+
+    def evaluate(self, batch: Mapping[str, Tensor]) -> None:
+        """The votes on each cloud against its class."""
+        points, mask = self.inputs(batch)
+        self.scores.update(self.vote(lambda cloud: self.model(cloud, mask), points), batch["label"])
+
+    def metrics(self) -> MetricCollection:
+        """Those of classes, and balanced accuracy."""
+        classes = len(self.data["classes"])
+        return class_metrics(classes, balanced_accuracy=BalancedAccuracy(classes))
+
+    @torch.no_grad()
+    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+        """Label, its probability and the five most probable classes of each file: PLY, OFF, OBJ, NPZ and others."""
+        self.eval()
+        classes, answers = self.data["classes"], []
+        for file in inputs:
+            cloud, points, _ = self.read(file)
+            probabilities = self.vote(self.model, points)[0].exp()
+            answers.append({"file": cloud.name, **likeliest(probabilities, classes, points=len(cloud.points))})
+        return answers

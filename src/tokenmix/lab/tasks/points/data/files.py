@@ -1,0 +1,362 @@
+"""Clouds and meshes from files, by their extension: PLY, OFF, OBJ, NPZ, NPY, XYZ, TXT, CSV; meshes by trimesh."""
+
+import codecs
+import io
+import math
+import re
+import warnings
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tokenmix.errors import UserError, needs
+from tokenmix.lab.data.reading import read_file
+from tokenmix.lab.tasks.points.data.cloud import Cloud, check_cloud
+from tokenmix.lab.tasks.points.data.ply import parse_ply
+
+NUM_POINTS = 2048
+# Zeros pack a thousand to one, coordinates hardly ten to one; small arrays may be zeros.
+LARGE, DENSEST = 1 << 26, 100
+_POINT_KEYS = ("points", "xyz", "pos", "vertices")
+
+
+def read_points(
+    path: str | Path,
+    *,
+    surface: Literal["sample", "keep"] = "sample",
+    num_points: int = NUM_POINTS,
+    seed: int = 0,
+    centred: bool = False,
+) -> Cloud:
+    """The cloud in a file; of a mesh, points on its surface.
+
+    Args:
+        path: .ply, .off, .obj, .npz (`points`, and perhaps `normals`, `colors`, `faces`, `parts`), .npy, or text of
+            numbers in .xyz, .txt, .csv or .pts.
+        surface: `sample` draws points from the surface of a mesh, evenly by area, with normals; `keep` gives its
+            vertices and faces. A cloud without faces is given as it is.
+        num_points: how many points are drawn from a surface.
+        seed: of that draw.
+        centred: put the points, or the corners of a mesh, about their middle before they become float32, which has
+            steps of half a metre at the coordinates of a map's zone.
+
+    Raises:
+        UserError: no such file, an unknown ending, a damaged file, no points, a coordinate that is NaN or infinite, or
+            a mesh where trimesh is missing.
+    """
+    path = Path(path)
+    kind = path.suffix.lower()
+    if kind not in _PARSERS and not path.is_dir():
+        raise UserError(f"{path} has an unknown suffix for a point cloud; give one of {', '.join(ENDINGS)}")
+    content = read_file(path)
+    try:
+        columns = _PARSERS[kind](content, str(path))
+    except MemoryError:
+        raise UserError(f"{path} declares more data than fits into memory; copy it again, or cut it") from None
+    if centred:
+        columns = {**columns, "points": _centred(columns["points"])}
+    cloud = check_cloud(_cloud(columns, str(path)))
+    return sampled(cloud, num_points, seed) if surface == "sample" else cloud
+
+
+def _cloud(columns: Mapping[str, np.ndarray], name: str) -> Cloud:
+    """Columns under the names of `Cloud`, in its types."""
+    normals, colors, faces, parts = (columns.get(key) for key in ("normals", "colors", "faces", "parts"))
+    return Cloud(
+        _floats(columns["points"]),
+        None if normals is None else torch.nn.functional.normalize(_floats(normals), dim=1),
+        None if colors is None else _bytes(colors),
+        None if faces is None else torch.from_numpy(np.ascontiguousarray(faces, dtype=np.int64)),
+        parts=None if parts is None else torch.from_numpy(parts.astype(np.int64)),
+        name=name,
+    )
+
+
+def _centred(points: np.ndarray) -> np.ndarray:
+    # Without those that are NaN or infinite, which `check_cloud` reports one by one.
+    numbers = points[np.isfinite(points).all(1)].astype(np.float64)
+    return points - numbers.mean(0) if len(numbers) else points
+
+
+def _floats(values: np.ndarray) -> Tensor:
+    # What is too large for float32 becomes infinite, which `check_cloud` reports.
+    with np.errstate(over="ignore"):
+        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+
+
+def _bytes(colors: np.ndarray) -> Tensor:
+    """Colours as 0 to 255. Their range is the smallest that holds them, since programs write 0 to 255 in any type.
+
+    Ranges of integers are 255, 65,535 and that of their type. Of floating numbers it is 1 unless one reaches 2: an
+    interpolated colour may overshoot.
+    """
+    colors = np.nan_to_num(colors, posinf=0, neginf=0)
+    highest = colors.max(initial=0)
+    floating = colors.dtype.kind == "f"
+    ranges = sorted((255, 65535, highest if floating else np.iinfo(colors.dtype).max))
+    scale = 1 if floating and highest < 2 else next(limit for limit in ranges if highest <= limit)
+    return torch.from_numpy(((colors / scale).clip(0, 1) * 255).round().astype(np.uint8))
+
+
+def _arrays(content: bytes, name: str) -> dict[str, np.ndarray]:
+    """What an archive says about its points, or one array of them with the columns of a table."""
+    stored: dict[str, np.ndarray] = {}
+    try:
+        if content.startswith(b"PK"):
+            with zipfile.ZipFile(io.BytesIO(content)) as archive:
+                whole = 0
+                for info in archive.infolist():
+                    whole += info.file_size
+                    if whole > max(LARGE, DENSEST * len(content)):
+                        raise ValueError(f"{info.filename} declares {info.file_size} bytes in {len(content)}")
+                    with archive.open(info) as member:
+                        stored[info.filename.removesuffix(".npy")] = _array(member, info.file_size)
+        else:
+            stored["points"] = _array(io.BytesIO(content), len(content))
+    except MemoryError:
+        raise
+    except Exception as error:
+        # Also of the tokenizer, with which numpy reads a header, and of the archive's compression.
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(f"{name} is not a readable array ({reason}); save it again") from None
+    key = next((key for key in _POINT_KEYS if key in stored), None)
+    if key is None:
+        raise UserError(f"{name} holds {', '.join(sorted(stored)) or 'nothing'}; save the points as 'points'")
+    points = stored[key]
+    if points.ndim != 2 or points.shape[1] not in (3, 6, 7) or points.dtype.kind not in "fiu":
+        raise UserError(
+            f"{name} has points of shape {points.shape} and type {points.dtype}; save numbers of shape (N, 3)"
+        )
+    found = _named(points.astype(np.float64), name) if len(points) else {"points": points[:, :3]}
+    for key, shape in (("normals", (len(points), 3)), ("colors", (len(points), 3)), ("parts", (len(points),))):
+        if key in stored:
+            found[key] = _of_shape(stored[key], key, shape, name)
+    if "faces" in stored:
+        found["faces"] = _of_shape(stored["faces"], "faces", (len(stored["faces"]), 3), name)
+    return found
+
+
+def _array(stream: IO[bytes], size: int) -> np.ndarray:
+    """An array of numpy's format, in which numpy itself would make room for what the header announces."""
+    version = np.lib.format.read_magic(stream)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, kind = read(stream)
+    if math.prod(shape) * kind.itemsize > size:
+        raise ValueError(f"it declares {shape} numbers in {size} bytes")
+    stream.seek(0)
+    return np.lib.format.read_array(stream, allow_pickle=False)
+
+
+def _of_shape(values: np.ndarray, key: str, shape: tuple[int, ...], name: str) -> np.ndarray:
+    if values.shape != shape or values.dtype.kind not in ("iu" if key in ("parts", "faces") else "fiu"):
+        wanted = "(F, 3) integers" if key == "faces" else f"{shape} numbers"
+        raise UserError(f"{name} has {key} of shape {values.shape} and type {values.dtype}; save {wanted}")
+    return values
+
+
+def _table(content: bytes, name: str) -> dict[str, np.ndarray]:
+    """Columns of numbers between blanks, commas or semicolons; comments follow # or //.
+
+    Between semicolons, or between blanks that follow no comma, a comma is a decimal comma.
+    """
+    text = re.sub(r"(#|//)[^\r\n]*", "", _text(content, name))
+    decimal = "," in text and (";" in text or re.search(r"[^\s,][ \t]+[^\s,]", text))
+    text = text.replace(",", "." if decimal else " ").replace(";", " ")
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "loadtxt: input contained no data")
+            values = np.loadtxt(io.StringIO(text, newline=None), ndmin=2)
+    except ValueError as error:
+        commas = "; its commas were read as decimal commas" * bool(decimal)
+        raise UserError(
+            f"{name} is not a table of numbers ({str(error).partition(';')[0]}{commas}); correct it"
+        ) from None
+    if not len(values):
+        raise UserError(f"{name} has no points; give a file with at least one")
+    if values.shape[1] not in (3, 6, 7):
+        raise UserError(
+            f"{name} has {values.shape[1]} columns; give 3 (x y z), 6 (with normals or colours) or 7 (with a part too)"
+        )
+    return _named(values, name)
+
+
+def _named(values: np.ndarray, name: str) -> dict[str, np.ndarray]:
+    """What the columns of a table (N, 3, 6 or 7) are: x y z, or with three more, or with three more and a part.
+
+    Three more are normals if each has length 1, within a tenth, or is 0; else colours if they are 0 to 255.
+    """
+    found = {"points": values[:, :3]}
+    if values.shape[1] > 3:
+        more = values[:, 3:6]
+        with np.errstate(over="ignore"):
+            length = np.linalg.norm(more, axis=1)
+        # `check_cloud` reports NaN.
+        if ((np.abs(length - 1) < 0.1) | (length == 0) | np.isnan(length)).all():
+            found["normals"] = more
+        elif ((more >= 0) & (more <= 255)).all():
+            found["colors"] = more
+        else:
+            raise UserError(f"{name} has columns 4 to 6 that are neither normals nor colours; give only x y z")
+    if values.shape[1] == 7:
+        # NaN is not a whole number either.
+        broken = values[values[:, 6] != np.floor(values[:, 6]), 6]
+        if len(broken):
+            raise UserError(f"{name} has {broken[0]:g} in column 7, where parts are whole numbers; correct it")
+        found["parts"] = values[:, 6]
+    return found
+
+
+def _off(content: bytes, name: str) -> dict[str, np.ndarray]:
+    """`points` and triangles `faces` of an OFF file; ModelNet's, whose counts follow `OFF` on the same line, as well.
+
+    trimesh takes a cut file for a whole one, leaves out a face that lacks a corner and fails at one of five corners; so
+    it is given counted triangles.
+
+    Raises:
+        UserError: no OFF, fewer lines than its header announces, or a line that is not a vertex or face.
+    """
+    lines = [line for raw in _lines(content, name) if (line := raw.partition("#")[0].strip())]
+    if not lines or not lines[0].startswith("OFF"):
+        raise UserError(f"{name} does not begin with OFF; export it again as OFF")
+    lines = [line for line in (lines[0].removeprefix("OFF").strip(), *lines[1:]) if line]
+    try:
+        vertices, faces = (int(word) for word in lines[0].split()[:2])
+    except (IndexError, ValueError):
+        raise UserError(f"{name} has no counts of vertices and faces after OFF; export it again as OFF") from None
+    if min(vertices, faces) < 0 or len(lines) < 1 + vertices + faces:
+        raise UserError(
+            f"{name} declares {vertices} vertices and {faces} faces, but has {len(lines) - 1} lines of them; "
+            "copy it again"
+        )
+    triangles: list[str] = []
+    for line in lines[1 + vertices : 1 + vertices + faces]:
+        size, *corners = line.split()
+        if not size.isdecimal() or len(size) > 9 or len(corners) < int(size):
+            raise UserError(f"{name} has the line {line[:60]!r}, which is not a face; fix it")
+        triangles += [f"3 {corners[0]} {corners[i]} {corners[i + 1]}" for i in range(1, int(size) - 1)]
+    rows = ["OFF", f"{vertices} {len(triangles)} 0", *lines[1 : 1 + vertices], *triangles]
+    return _loaded(rows, "off", name) if vertices else {"points": np.zeros((0, 3))}
+
+
+def _obj(content: bytes, name: str) -> dict[str, np.ndarray]:
+    """`points`, `colors` if vertices have them, and triangles `faces` of an OBJ file; textures and groups are left out.
+
+    trimesh counts a number below 0 back from the end of the file, not from the face, and takes 0 for 1: it is given
+    the places of corners from the front.
+
+    Raises:
+        UserError: a vertex or a face that is none.
+    """
+    vertices: list[str] = []
+    faces: list[list[int]] = []
+    # A line that ends in a backslash continues in the next.
+    for line in _lines(re.sub(rb"\\(\r\n|\r|\n)", b" ", content), name):
+        kind, *words = line.partition("#")[0].split() or [""]
+        try:
+            if kind == "v":
+                vertices.append("v {} {} {} ".format(*words[:3]) + " ".join(words[3:]))
+            elif kind == "f" and (places := [int(word.partition("/")[0]) for word in words])[2:]:
+                faces.append([place if place > 0 else len(vertices) + 1 + place for place in places])
+        except (ValueError, IndexError):
+            raise UserError(
+                f"{name} has the line {line.strip()[:60]!r}, which is not a vertex or face; fix it"
+            ) from None
+    outside = next((place for places in faces for place in places if not 1 <= place <= len(vertices)), None)
+    if outside is not None:
+        raise UserError(
+            f"{name}: a face refers to vertex {outside}, but there are {len(vertices)}, counted from 1; export it again"
+        )
+    rows = [*vertices, *(" ".join(["f", *map(str, places)]) for places in faces)]
+    return _loaded(rows, "obj", name) if vertices else {"points": np.zeros((0, 3))}
+
+
+def _lines(content: bytes, name: str) -> list[str]:
+    # Not splitlines(), which also ends a line at other control characters, such as those in a comment.
+    return re.split("\r\n|\r|\n", _text(content, name))
+
+
+def _text(content: bytes, name: str) -> str:
+    """Text without a byte order mark; a comment in another encoding than UTF-8 does no harm."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise UserError(f"{name} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
+    return content.decode("utf-8-sig", "replace")
+
+
+def _loaded(rows: list[str], kind: str, name: str) -> dict[str, np.ndarray]:
+    trimesh = _trimesh(name)
+    try:
+        with warnings.catch_warnings():
+            # Of a word where a number belongs numpy warns alone.
+            warnings.filterwarnings("error", "string or file could not be read", DeprecationWarning)
+            scene = trimesh.load_scene(io.BytesIO("\n".join(rows).encode()), kind, process=False, maintain_order=True)
+        (mesh,) = scene.geometry.values()
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(f"{name} is not {kind.upper()} that trimesh can read ({reason}); fix it") from None
+    faces = np.asarray(getattr(mesh, "faces", ()))
+    found = {"points": np.asarray(mesh.vertices), **({"faces": faces} if len(faces) else {})}
+    if mesh.visual.kind == "vertex" and len(mesh.visual.vertex_colors) == len(mesh.vertices):
+        found["colors"] = np.asarray(mesh.visual.vertex_colors)[:, :3]
+    return found
+
+
+def _trimesh(name: str) -> Any:
+    with needs(f"the mesh {name}"):
+        import trimesh
+    return trimesh
+
+
+def sampled(cloud: Cloud, num_points: int, seed: int = 0) -> Cloud:
+    """The surface of a cloud with faces as `num_points` points with normals; a cloud without faces as it is.
+
+    Points are distributed evenly by area, with the normals of their faces: they point to where the corners run
+    anticlockwise. Colours of vertices are interpolated; the part is that of the corner with the
+    largest share.
+
+    Raises:
+        UserError: fewer than one point is asked for, or no face has an area.
+    """
+    if num_points < 1:
+        raise UserError(f"{num_points} points are not possible; give 1 or more")
+    if cloud.faces is None or not len(cloud.faces):
+        return cloud
+    trimesh = _trimesh(cloud.name)
+    mesh = trimesh.Trimesh(cloud.points.numpy(), cloud.faces.numpy(), process=False)
+    if not mesh.area > 0:
+        raise UserError(f"{cloud.name}: none of the {len(cloud.faces)} faces has an area; give a mesh with a surface")
+    points, place = trimesh.sample.sample_surface(mesh, num_points, seed=abs(seed))
+    points = np.asarray(points)
+    # Not mesh.face_normals, which are 0 for triangles of less than 1e-12.
+    normals = mesh.triangles_cross[place]
+    normals /= np.linalg.norm(normals, axis=1, keepdims=True)
+    colors = parts = None
+    if cloud.colors is not None or cloud.parts is not None:
+        corners = torch.from_numpy(np.asarray(mesh.faces)[place])
+        weights = torch.from_numpy(trimesh.triangles.points_to_barycentric(mesh.triangles[place], points))
+        if cloud.colors is not None:
+            colors = (weights[:, None] @ cloud.colors[corners].double())[:, 0].round().clamp(0, 255).byte()
+        if cloud.parts is not None:
+            parts = cloud.parts[corners.gather(1, weights.argmax(1, keepdim=True))[:, 0]]
+    return Cloud(
+        torch.from_numpy(points).float(),
+        torch.from_numpy(normals).float(),
+        colors,
+        label=cloud.label,
+        parts=parts,
+        name=cloud.name,
+    )
+
+
+_PARSERS = {
+    ".ply": parse_ply,
+    ".off": _off,
+    ".obj": _obj,
+    **dict.fromkeys((".npz", ".npy"), _arrays),
+    **dict.fromkeys((".xyz", ".txt", ".csv", ".pts"), _table),
+}
+ENDINGS = tuple(_PARSERS)

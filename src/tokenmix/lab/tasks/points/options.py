@@ -1,0 +1,47 @@
+"""Options of the tasks on point clouds."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from tokenmix.lab.train.config import TaskOptions, TeacherOptions
+from tokenmix.lab.train.schema import Part, Range
+
+
+@dataclass(frozen=True, kw_only=True)
+class VotingOptions(Part):
+    """Test-time augmentation."""
+
+    votes: Annotated[int, Range(least=1)] = 1
+    """Predictions to average: for the cloud as it is, and for stretched copies of it."""
+    vote_scale: Annotated[float, Range(least=1)] = 1.25
+    """Each axis of a stretched copy is multiplied by a factor in 1 / vote_scale to vote_scale."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloudOptions(VotingOptions, TaskOptions):
+    """Preprocessing, augmentation and test-time augmentation."""
+
+    evaluation: ClassVar[type[Part]] = VotingOptions
+
+    num_points: Annotated[int, Range(least=1)] = 1024
+    """Points of a cloud; larger clouds are subsampled."""
+    features: Literal["auto", "xyz", "xyz+normals"] = "auto"
+    """Input features of a point; auto takes normals where the data has them."""
+    choice: Literal["first", "random", "farthest"] = "random"
+    """How training subsamples a larger cloud."""
+    augment: Literal["none", "light"] = "light"
+    """light stretches and shifts clouds and drops points, by the next three options."""
+    scale: Annotated[float, Range(least=1)] = 1.5
+    """Each axis is multiplied by a factor in 1 / scale to scale."""
+    shift: Annotated[float, Range(least=0)] = 0.2
+    """Largest shift along each axis."""
+    point_dropout: Annotated[float, Range(least=0, below=1)] = 0.0
+    """Largest share of the points that is dropped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloudClassificationOptions(CloudOptions, TeacherOptions):
+    """Preprocessing, augmentation, test-time augmentation, label smoothing and a teacher."""
+
+    smoothing: Annotated[float, Range(least=0, below=1)] = 0.1
+    """Label smoothing."""

@@ -1,0 +1,168 @@
+"""Point segmentation: the part that each point of a cloud of known category belongs to."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchmetrics import MeanMetric, Metric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
+
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.lab.tasks.points.data import NO_PART, Cloud, write_ply
+from tokenmix.lab.tasks.points.metrics import CategoryIoU, cloud_iou
+from tokenmix.lab.tasks.points.output import colors_of, draw_cloud
+from tokenmix.lab.tasks.points.task import PointTask
+from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.metrics import CrossEntropy
+from tokenmix.ops.points import nearest_neighbours
+
+
+class PointSegmentation(PointTask):
+    """A part for each point, by cross-entropy over all parts; predictions are among those of the cloud's category.
+
+    In `predict`, a file is named as `CATEGORY=FILE`. Without a category the one is taken whose prediction is the most
+    confident, which is a guess, and the prediction says so.
+    """
+
+    headline: ClassVar[str] = "instance_miou"
+    direction: ClassVar[Literal["max", "min"]] = "max"
+    tables: ClassVar[frozenset[str]] = frozenset({"iou_by_category", "iou_by_part"})
+    want: ClassVar[Literal["class", "parts"]] = "parts"
+    usual_points: ClassVar[int] = 2048
+    comparison: ClassVar[str | None] = "--model pct_part_nano --model-kwargs mixer=offset, then self, then external"
+    writes: ClassVar[bool] = True
+
+    def __init__(self, model: Any, config: TrainConfig, data: Mapping[str, Any]) -> None:
+        super().__init__(model, config, data)
+        allowed = torch.zeros(len(data["classes"]), len(data["part_names"]), dtype=torch.bool)
+        for row, name in zip(allowed, data["classes"]):
+            row[data["parts"][name]] = True
+        self.register_buffer("allowed", allowed, persistent=False)
+
+    @classmethod
+    def answers(cls, data: Mapping[str, Any]) -> dict[str, int]:
+        """One logit for each part, for clouds of these categories."""
+        return {"num_parts": len(data["part_names"]), "num_categories": len(data["classes"])}
+
+    def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Cross-entropy over the points, padding left out."""
+        points, mask = self.inputs(batch)
+        logits = self.model(points, batch["label"], mask).float()
+        self._check_parts(batch)
+        entropy = F.cross_entropy(logits.flatten(0, 1), batch["part"].flatten(), ignore_index=NO_PART)
+        return self.part_weight * entropy, {}
+
+    def count(self, batch: Mapping[str, Tensor]) -> int:
+        """Points, padding left out."""
+        return int((batch["part"] != NO_PART).sum())
+
+    def evaluate(self, batch: Mapping[str, Tensor]) -> None:
+        """The votes on each point, among the parts of its category, against its part."""
+        points, mask = self.inputs(batch)
+        self._check_parts(batch)
+        label, part, real = batch["label"], batch["part"], batch["part"] != NO_PART
+        scores = self.vote(lambda cloud: self.model(cloud, label, mask), points)
+        among = self._among(scores, label)
+        answered = among.argmax(-1)
+        iou = cloud_iou(answered, part, label, self.allowed)  # type: ignore[arg-type]
+        given = {
+            "instance_miou": (iou,), "category_miou": (iou, label), "iou_by_category": (iou, label),
+            "part_miou": (answered, part), "iou_by_part": (answered, part),
+            "accuracy": (answered, part), "loss": (scores[real], part[real]),
+        }  # fmt: skip
+        for name, values in given.items():
+            self.scores[name].update(*values)
+
+    def metrics(self) -> MetricCollection:
+        """Mean IoU over clouds, categories and parts, accuracy of points, loss; IoU of each category and part."""
+        categories, parts = len(self.data["classes"]), len(self.data["part_names"])
+        pooled: dict[str, Any] = {"num_classes": parts, "ignore_index": NO_PART, "validate_args": False}
+        chosen: dict[str, Metric] = {
+            "instance_miou": MeanMetric(),
+            "category_miou": CategoryIoU(categories, "mean"),
+            "part_miou": MulticlassJaccardIndex(average="macro", **pooled),
+            "accuracy": MulticlassAccuracy(average="micro", **pooled),
+            "loss": CrossEntropy(),
+            "iou_by_category": CategoryIoU(categories, "table"),
+            # -1 stands for a part that is nowhere.
+            "iou_by_part": MulticlassJaccardIndex(average="none", zero_division=-1, **pooled),
+        }
+        return MetricCollection({**chosen}, compute_groups=False)
+
+    def example(self) -> dict[str, Tensor]:
+        """Two clouds of noise, of the first category and the last."""
+        return {**super().example(), "category": torch.tensor([0, len(self.data["classes"]) - 1])}
+
+    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+        """The shares of the parts of each file."""
+        return [self._told(*self._answer(given)) for given in inputs]
+
+    def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
+        """The same, with each cloud as a coloured PLY and an image."""
+        answers = []
+        for number, given in enumerate(inputs):
+            cloud, category, guessed, parts = self._answer(given)
+            stem = f"{number:04d}-{Path(cloud.name).stem}" if len(inputs) > 1 else Path(cloud.name).stem
+            coloured = write_ply(out / f"{stem}-parts.ply", cloud.points, colors_of(parts))
+            names = {self.data["part_names"][i]: i for i in parts.unique().tolist()}
+            picture = draw_cloud(out / f"{stem}-parts.png", cloud.points, parts, names)
+            told = self._told(cloud, category, guessed, parts)
+            answers.append({**told, "cloud": str(coloured), "picture": str(picture)})
+        return answers
+
+    @torch.no_grad()
+    def _answer(self, given: str | Path) -> tuple[Cloud, str, bool, Tensor]:
+        """The cloud, its category, whether that was guessed, and the part of each of its points."""
+        self.eval()
+        classes: list[str] = self.data["classes"]
+        name, told, file = str(given).partition("=")
+        if told and name not in classes and not Path(str(given)).exists():
+            raise unknown_name("category", name, classes)
+        known = told and name in classes
+        cloud, given_points, places = self.read(file if known else given)
+        tried = [classes.index(name)] if known else range(len(classes))
+        best: tuple[float, int, Tensor] | None = None
+        for place in tried:
+            label = torch.tensor([place], device=given_points.device)
+            scores = self.vote(lambda points, label=label: self.model(points, label), given_points)
+            scores = self._among(scores, label)
+            sure, parts = scores.max(-1)
+            if best is None or sure.mean().item() > best[0]:
+                best = (sure.mean().item(), place, parts[0])
+        assert best is not None
+        # A point that the model was not given has the part of the nearest one that it was.
+        points = cloud.points[None]
+        nearest = nearest_neighbours(points, points[:, places], 1)[0, :, 0]
+        return cloud, classes[best[1]], not known and len(classes) > 1, best[2].cpu()[nearest]
+
+    def _told(self, cloud: Cloud, category: str, guessed: bool, parts: Tensor) -> dict[str, Any]:
+        names: list[str] = self.data["part_names"]
+        shares = torch.bincount(parts, minlength=len(names)) / len(parts)
+        there = {name: round(share, 4) for name, share in zip(names, shares.tolist()) if share}
+        return {
+            "file": cloud.name,
+            "category": category,
+            "category_from": "guess" if guessed else "given",
+            "points": len(parts),
+            "parts": there,
+        }
+
+    def _among(self, scores: Tensor, label: Tensor) -> Tensor:
+        allowed: Tensor = self.allowed  # type: ignore[assignment]
+        return scores.masked_fill(~allowed[label].unsqueeze(1), -torch.inf)
+
+    def _check_parts(self, batch: Mapping[str, Tensor]) -> None:
+        part, allowed = batch["part"], self.allowed
+        assert isinstance(allowed, Tensor)
+        inside = (part >= 0) & (part < allowed.shape[1])
+        fits = allowed[batch["label"]].gather(1, part.where(inside, 0)) & inside | (part == NO_PART)
+        if not fits.all():
+            row = int((~fits).any(1).nonzero()[0])
+            wrong, category = part[row][~fits[row]][0].item(), self.data["classes"][int(batch["label"][row])]
+            raise UserError(
+                f"cloud {int(batch['index'][row])} is a {category!r} and has a point of part {wrong}; the category has "
+                f"the parts {', '.join(map(str, self.data['parts'][category]))}: correct its labels"
+            )

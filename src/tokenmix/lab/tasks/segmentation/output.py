@@ -1,0 +1,79 @@
+"""What a segmenter's predictions look like as files: masks in colours, overlays, shares and masks as JSON."""
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from tokenmix.files import replacing, write_json
+from tokenmix.lab.data.scenes.coco import encode_mask
+from tokenmix.lab.tasks.images import Picture
+
+VEIL = 0.5
+PART_ROWS = 256
+
+
+def shares(classes: Tensor, names: Sequence[str]) -> dict[str, float]:
+    """Share of the pixels of each class that occurs, the largest first."""
+    counts = pixel_counts(classes, len(names))
+    found = sorted(((count, name) for count, name in zip(counts, names, strict=True) if count), reverse=True)
+    return {name: round(count / classes.numel(), 6) for count, name in found}
+
+
+def pixel_counts(classes: Tensor, count: int) -> list[int]:
+    """The pixels of each class."""
+    return torch.stack([part.flatten().bincount(minlength=count) for part in classes.split(PART_ROWS)]).sum(0).tolist()
+
+
+def run_lengths(classes: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
+    """One mask for each class that occurs, in COCO's compressed run lengths; empty without pycocotools."""
+    if find_spec("pycocotools") is None:
+        return []
+    # By columns, as run lengths go, and one mask after the other: each is as large as the image.
+    mask, found = torch.empty(classes.shape[::-1], dtype=torch.bool).T, []
+    for i, count in enumerate(pixel_counts(classes, len(names))):
+        if count:
+            torch.eq(classes, i, out=mask)
+            found.append({"category_id": i, "category": names[i], "area": count, "segmentation": encode_mask(mask)})
+    return found
+
+
+def write_answer(
+    picture: Picture,
+    classes: Tensor,
+    answer: Mapping[str, Any],
+    names: Sequence[str],
+    palette: Sequence[Sequence[int]],
+    stem: Path,
+) -> list[str]:
+    """Write STEM-mask.png, STEM-overlay.png and STEM.json, which says the colours; returns their names.
+
+    Args:
+        picture: the image, which becomes the overlay and is closed: a copy of a large one would fill gigabytes.
+        classes: uint8 (H, W).
+        answer: what was printed.
+        names: of the classes.
+        palette: colour of each class, 0 to 255.
+        stem: where, and how the names begin.
+    """
+    mask = Image.fromarray(classes.numpy(), mode="P")
+    mask.putpalette([level for colour in palette for level in colour])
+    files = [stem.with_name(f"{stem.name}{end}") for end in ("-mask.png", "-overlay.png", ".json")]
+    with replacing(files[0]) as partial:
+        mask.save(partial)
+    image = picture.image = picture.image.convert("RGB") if picture.image.mode != "RGB" else picture.image
+    for top in range(0, image.height, PART_ROWS):
+        box = (0, top, image.width, min(top + PART_ROWS, image.height))
+        image.paste(Image.blend(image.crop(box), mask.crop(box).convert("RGB"), VEIL), box)
+    with replacing(files[1]) as partial:
+        image.save(partial)
+    image.close()
+    shown = [label for label, count in enumerate(pixel_counts(classes, len(names))) if count]
+    colors = {names[label]: "#{:02x}{:02x}{:02x}".format(*palette[label]) for label in shown}
+    told = {**answer, "colors": colors, "masks": run_lengths(classes, names)}
+    write_json(files[2], told)
+    return [str(file) for file in files]

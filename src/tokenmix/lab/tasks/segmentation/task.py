@@ -1,0 +1,284 @@
+"""Semantic segmentation: a class for each pixel; cross-entropy, mean intersection over union."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from math import isnan
+from pathlib import Path
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+
+from tokenmix.errors import UserError
+from tokenmix.lab.data.fetch import log
+from tokenmix.lab.data.images import read_image
+from tokenmix.lab.data.indexed import spread
+from tokenmix.lab.data.scenes import PixelAugment, PixelSamples, SceneData, hold_out_scenes, load_scenes, repeated
+from tokenmix.lab.tasks.fitting import check_model, check_own
+from tokenmix.lab.tasks.images import (
+    ImageTask,
+    Picture,
+    both_sides,
+    channel_columns,
+    check_stems,
+    image_view,
+    stored_picture,
+)
+from tokenmix.lab.tasks.segmentation.inference import pixel_logits, tiles
+from tokenmix.lab.tasks.segmentation.loss import pixel_entropy, soft_iou_loss
+from tokenmix.lab.tasks.segmentation.metrics import NUMBERS, PixelEntropy, PixelScores
+from tokenmix.lab.tasks.segmentation.options import SegmentationOptions
+from tokenmix.lab.tasks.segmentation.output import shares, write_answer
+from tokenmix.lab.train.config import OptimConfig, TrainConfig
+from tokenmix.lab.train.programs import View
+from tokenmix.lab.train.task_data import IndexedData, check_names
+from tokenmix.layers.base import Mixer
+from tokenmix.models.registry import create_model
+from tokenmix.models.segmentation import Segmenter
+
+FROM_DATA = {"num_classes": "--data", "img_size": "--crop"}
+MOST_CLASSES = 256
+
+
+class PixelData(IndexedData):
+    """Crops for training, and whole images for testing, `test_batch` at a time."""
+
+    def __init__(self, data: SceneData, config: TrainConfig) -> None:
+        options: SegmentationOptions = config.options
+        crop = both_sides(options.crop) if options.crop else data.crop
+        still = options.augment == "none"
+        augment = PixelAugment(
+            seed=config.loop.seed, crop=crop, ignore=data.ignore, scales=options.train_scales,
+            flip=0.0 if still else 0.5, color_jitter=options.color_jitter, fill=data.mean,
+        )  # fmt: skip
+        self.options = options
+        size = crop or tuple(PixelSamples(data, data.train).read(torch.tensor([0]), 0)["image"].shape[2:])
+        train, test = PixelSamples(data, repeated(data.train, options.crops), augment), PixelSamples(data, data.test)
+        held = None if data.validation is None else PixelSamples(data, data.validation)
+        self.samples = (train, test, held)
+        super().__init__(
+            train, test, held,
+            config=config,
+            description={
+                "classes": data.classes, "ignore": data.ignore, "palette": data.palette, "mean": data.mean,
+                "std": data.std, "channels": 3, "img_size": size, "source": data.source,
+                "skipped": [asdict(one) for one in data.skipped],
+            },
+        )  # fmt: skip
+
+    def test_batches(self, *, batch_size: int) -> Iterable[Any]:
+        """The test images in their order; `batch_size` is that of training."""
+        return super().test_batches(batch_size=min(batch_size, self.options.test_batch))
+
+    def validation_batches(self, *, batch_size: int) -> Iterable[Any]:
+        """The validation images likewise."""
+        return super().validation_batches(batch_size=min(batch_size, self.options.test_batch))
+
+    def split_rows(self, rows: Callable[[int], slice]) -> None:
+        """Batches of these rows of each image; windows and scaled images are read whole."""
+        train, *evaluated = self.samples
+        for samples in (train, *(evaluated if self.options.in_one_pass else ())):
+            if samples is not None:
+                samples.rows = rows
+
+
+class SemanticSegmentation(ImageTask):
+    """A class for each pixel, by cross-entropy over the pixels that are not of the ignored class, and by soft IoU.
+
+    With several processes the loss is that over the pixels of all, however many of each are ignored. The released code
+    divides by all pixels, ignored ones as well.
+    """
+
+    headline: ClassVar[str] = "miou"
+    direction: ClassVar[Literal["max", "min"]] = "max"
+    tables: ClassVar[frozenset[str]] = frozenset({"class_iou"})
+    options: SegmentationOptions
+    writes: ClassVar[bool] = True
+    comparison: ClassVar[str | None] = "--model eanet_seg_nano --model-kwargs mixer=none, then self, then external"
+
+    @classmethod
+    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> PixelData:
+        """The scenes of `config.data.data`; with `like` normalised as that run's, and of the same classes."""
+        data = load_scenes(config.data.data, want="classes", seed=config.loop.seed)
+        data = hold_out_scenes(data, config.data.validation)
+        if len(data.classes) > MOST_CLASSES:
+            raise UserError(
+                f"{config.data.data!r} has {len(data.classes)} classes; a mask has colours for {MOST_CLASSES}"
+            )
+        if like is not None:
+            check_names(config.data.data, data.classes, like["classes"])
+            data = replace(data, mean=tuple(like["mean"]), std=tuple(like["std"]))
+        else:
+            _check_learnable(data, config.options.crops, config.data.limit)
+        return PixelData(data, config)
+
+    @classmethod
+    def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
+        """The segmenter of that name, with the data's classes, built for its crops."""
+        check_own(config.model.model_kwargs, FROM_DATA)
+        given = {"num_classes": len(data["classes"]), "img_size": tuple(data["img_size"])}
+        model: Any = create_model(config.model.model, **given, **config.model.model_kwargs)
+        # Convolutions of a CPU and of half precision on a GPU are faster with the channels last.
+        return model if model.fixed_size else model.to(memory_format=torch.channels_last)
+
+    @classmethod
+    def check(cls, config: TrainConfig, batch_size: int) -> None:
+        """The model's name, before any data is fetched."""
+        check_model(config.task, config.model.model)
+
+    @classmethod
+    def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
+        """The whole image as it is.
+
+        Its middle for a model that takes only one size, or attends between positions: N x N would not fit.
+        """
+        segmenter: Any = model
+        mixers = [part for part in segmenter.context.modules() if isinstance(part, Mixer)]
+        if segmenter.fixed_size or any(mixer.capabilities.map == "tokens" for mixer in mixers):
+            pixels = read_image(file, data["channels"], tuple(data["img_size"]))
+        else:
+            pixels = stored_picture(file)[:, :, :]
+        return image_view(pixels, data["mean"], data["std"])
+
+    @classmethod
+    @torch.no_grad()
+    def name_prediction(cls, model: nn.Module, inputs: Tensor, data: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The share of each class."""
+        classes = data.get("classes")
+        return {"shares": shares(model(inputs)[0].argmax(0), classes)} if classes else None
+
+    def loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Cross-entropy over the pixels of this step's crops that are not ignored, plus `iou_loss` of the soft IoU."""
+        logits, ignore = self.model(batch["image"], batch.get("height")).float(), self.data["ignore"]
+        classes = self._own_classes(batch)
+        entropy = self.part_weight * pixel_entropy(logits, classes, ignore)
+        if not self.options.iou_loss:
+            return entropy, {}
+        overlap = soft_iou_loss(logits, classes, ignore)
+        parts = {"cross_entropy": entropy.detach(), "iou_loss": overlap.detach()}
+        return entropy + self.options.iou_loss * overlap, parts
+
+    def count(self, batch: Mapping[str, Any]) -> int:
+        """Pixels that are not ignored, in the rows of this process."""
+        return int((self._own_classes(batch) != self.data["ignore"]).sum())
+
+    def evaluate(self, batch: Mapping[str, Any]) -> None:
+        """Logits of whole images, as the options look at them, against their classes."""
+        images, classes, model = batch["image"], self._own_classes(batch), cast(Segmenter, self.model)
+        if model.token_shard is not None:
+            self.scores.update(pixel_logits(model, images, self.options, batch.get("height")), classes)
+            return
+        for tile in tiles(model, tuple(images.shape[2:]), self.options):
+            logits = pixel_logits(model, images[..., *tile.seen], self.options)
+            self.scores.update(logits[..., *tile.inner], classes[..., *tile.kept])
+
+    def _own_classes(self, batch: Mapping[str, Any]) -> Tensor:
+        """The classes of the rows that this process has logits of, (B, H, W); without token parallelism all."""
+        model: Any = self.model
+        return batch["classes"] if "height" in batch else model.own_rows(batch["classes"], 1)
+
+    def metrics(self) -> MetricCollection:
+        """Mean IoU, pixel accuracy, loss, and the IoU of each class."""
+        classes, ignore = len(self.data["classes"]), int(self.data["ignore"])
+        scores = {"pixels": PixelScores(classes, ignore), "loss": PixelEntropy(ignore)}
+        return MetricCollection({**scores}, compute_groups=False)
+
+    def numbers(self) -> list[str]:
+        """Those that are logged."""
+        return list(NUMBERS)
+
+    def on_validation_epoch_end(self) -> None:
+        """Keep the metrics as plain values, those of the classes by name; `UserError` if no pixel counted."""
+        super().on_validation_epoch_end()
+        self.name_classes("class_iou")
+        if isnan(self.results["miou"]):
+            raise UserError(
+                f"every pixel of the test images of {self.config.data.data!r} has the ignored class "
+                f"{self.data['ignore']}, so nothing can be measured; give masks with classes"
+            )
+
+    def parameter_groups(self) -> nn.Module | list[dict[str, Any]]:
+        """As for every task, with a rate of its own for biases if asked for."""
+        if self.options.bias_lr == 1.0:
+            return super().parameter_groups()
+        return _groups(self.model, self.config.optim, self.options.bias_lr)
+
+    def example(self) -> dict[str, Tensor]:
+        """Two crops of noise."""
+        return {"images": torch.randn(2, self.data["channels"], *self.data["img_size"])}
+
+    @torch.no_grad()
+    def answer(self, image: Tensor | Picture) -> Tensor:
+        """The class of each pixel, uint8 (H, W), of an image uint8 (3, H, W) of any size.
+
+        Under token parallelism those of this process's rows.
+        """
+        model = cast(Segmenter, self.model)
+        if model.token_shard is not None:
+            whole, height = image[:, :, :], None
+            if self.options.in_one_pass:
+                height, whole = whole.shape[1], model.own_rows(whole, 1)
+            return pixel_logits(model, self._normalized(whole), self.options, height)[0].argmax(0).byte().cpu()
+        size = (image.shape[1], image.shape[2])
+        classes = torch.empty(size, dtype=torch.uint8)
+        for tile in tiles(model, size, self.options):
+            logits = pixel_logits(model, self._normalized(image[:, *tile.seen]), self.options)
+            classes[tile.kept] = logits[0][:, *tile.inner].argmax(0).byte().cpu()
+        return classes
+
+    def _normalized(self, image: Tensor) -> Tensor:
+        """A batch (1, 3, H, W) of this image, as the model takes it."""
+        mean, std = channel_columns(self.data["mean"]), channel_columns(self.data["std"])
+        return image.float().div_(255).sub_(mean).div_(std)[None].to(next(self.model.parameters()))
+
+    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+        """Size and share of each class of each image, which may have any size."""
+        return [self._answer(file, None) for file in inputs]
+
+    def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
+        """The same; for each image a mask in colours, an overlay, and shares and run lengths as JSON in `out`."""
+        check_stems(inputs)
+        return [self._answer(file, out) for file in inputs]
+
+    def _answer(self, file: str | Path, out: Path | None) -> dict[str, Any]:
+        self.eval()
+        picture, names = stored_picture(file), self.data["classes"]
+        classes = self.answer(picture)
+        told = {"file": str(file), "size": list(classes.shape), "shares": shares(classes, names)}
+        if out is None:
+            return told
+        stem = out / Path(file).stem
+        return {**told, "written": write_answer(picture, classes, told, names, self.data["palette"], stem)}
+
+
+def _check_learnable(data: SceneData, crops: int, limit: int | None) -> None:
+    """Raise `UserError` if no pixel of the training images counts, and warn if all that do have one class; the second
+    class ends the search."""
+    samples, shown = PixelSamples(data, repeated(data.train, crops)), set[int]()
+    for index in spread(len(samples), limit).tolist():
+        shown |= samples.shown(index)
+        if len(shown) > 1:
+            return
+    if not shown:
+        raise UserError(
+            f"every pixel of the training images of {data.spec!r} has the ignored class {data.ignore}, so nothing "
+            "can be learned; give masks with classes"
+        )
+    log(
+        f"the training images of {data.spec} show no class but {data.classes[shown.pop()]!r}; their pixels of "
+        f"{data.ignore} are ignored"
+    )
+
+
+def _groups(model: nn.Module, optim: OptimConfig, bias_lr: float) -> list[dict[str, Any]]:
+    """Weights with decay, norms and biases without, biases at a rate of their own."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    biases = [p for name, p in named if name.endswith("bias") and p.dim() == 1]
+    norms = [p for name, p in named if not name.endswith("bias") and p.dim() <= 1]
+    weights = [p for _, p in named if p.dim() > 1]
+    return [
+        {"params": weights, "weight_decay": optim.weight_decay},
+        {"params": norms, "weight_decay": 0.0},
+        {"params": biases, "weight_decay": 0.0, "lr": bias_lr * optim.lr},
+    ]

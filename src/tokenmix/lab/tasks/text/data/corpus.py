@@ -1,0 +1,282 @@
+"""Plain-text corpora for language modelling: training and held-out documents, and their token ids on disk.
+
+Ids are made once and read through a memory map, so that neither documents nor ids have to fit into memory.
+"""
+
+import copy
+import hashlib
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tokenmix.errors import UserError
+from tokenmix.lab.data.lookup import DataRequest, cache_root, load_data
+from tokenmix.lab.data.reading import LeftOut, check_file
+from tokenmix.lab.data.remote import origin
+from tokenmix.lab.tasks.text.data.files import (
+    TEST_SHARE,
+    choose_test,
+    digest_of,
+    find_parts,
+    import_datasets,
+    open_table,
+    read_lines,
+)
+from tokenmix.lab.tasks.text.encoding import block_characters, tokenizing
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+PIECE = 1 << 18
+"""Characters after which a long file is cut at the end of a line, so that no file has to fit into memory.
+
+A document or a line of more than twice as many is cut at a blank."""
+ENDINGS = (".txt", ".text", ".md")
+FORMAT = 3
+
+
+class Documents:
+    """A re-iterable of documents, read one at a time."""
+
+    def __init__(self, start: Callable[[], Iterator[str]]) -> None:
+        self.start = start
+
+    def __iter__(self) -> Iterator[str]:
+        return self.start()
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents for training and documents that are held out.
+
+    Attributes:
+        name: what was asked for.
+        train, test: re-iterable, streamed.
+        source: where it came from, in a line.
+        digest: of the contents and the split.
+    """
+
+    name: str
+    train: Iterable[str]
+    test: Iterable[str]
+    source: str
+    digest: str
+
+
+def load_text(spec: str, *, root: Path | None = None) -> Corpus:
+    """The documents of a corpus, for training and held out; streamed, so that it may be larger than memory.
+
+    What is held out never depends on a seed: a tenth of the files of a folder, the last tenth of a single file, a tenth
+    of the rows of a table; of a named corpus whole books, speeches or chapters.
+
+    Args:
+        spec: `text:PATH`; `jsonl:PATH#column`, csv and parquet alike, or `hf:NAME[:CONFIG]#column`, where the column is
+            `text` if not named; or the name of a registered corpus.
+        root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if not given.
+
+    Raises:
+        UserError: unknown corpus, unreadable file, or a data set that cannot be obtained.
+    """
+    return load_data(spec, "corpus", root=root)
+
+
+def load_column(request: DataRequest) -> Corpus:
+    """A column of a table, a document a row; rows without text are left out."""
+    table = open_table(request)
+    column = ",".join(table.columns) or "text"
+    train, test = (Documents(partial(table.texts, column, side)) for side in (False, True))
+    return Corpus(request.spec, train, test, f"{table.source}, column {column!r}", digest_of(table.files, column))
+
+
+def load_text_files(request: DataRequest) -> Corpus:
+    """`text:PATH`: train/ and test/ of a folder; else a tenth of its files; of one file the last tenth."""
+    path = request.path
+    if not path.exists():
+        raise UserError(f"{str(path)!r} does not exist; give text:PATH of a file or a folder of text files")
+    parts = find_parts(path, "")
+    if parts is not None:
+        train, test = (_text_files(part) for part in parts)
+        files = [*train, *test]
+    else:
+        files = _text_files(path)
+        if len(files) == 1:
+            return _one_file(files[0], request)
+        digests = [digest_of([file]) for file in files]
+        held = choose_test(digests)
+        train, test = ([f for f, digest in zip(files, digests) if (digest in held) == side] for side in (False, True))
+        if not train:
+            raise UserError(f"all {len(files)} files of {path} are copies of one file; give more text")
+    source = f"text: {path.resolve()}, {len(train)} + {len(test)} files"
+    digest, left_out = digest_of(files, f"text {len(train)}"), LeftOut()
+    sides = (Documents(partial(_pieces, side, left_out)) for side in (train, test))
+    return Corpus(f"text:{path}", *sides, source=source, digest=digest)
+
+
+def _text_files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [check_file(path)]
+    files = sorted(p for p in path.rglob("*") if p.suffix.lower() in ENDINGS and p.is_file())
+    files = [p for p in files if not any(part.startswith(".") for part in p.relative_to(path).parts)]
+    if not files:
+        raise UserError(f"there are no text files ({', '.join(ENDINGS)}) in {path}; give another folder or rename them")
+    return files
+
+
+def _one_file(path: Path, request: DataRequest) -> Corpus:
+    cut = path.stat().st_size * (TEST_SHARE - 1) // TEST_SHARE
+    train, test = (Documents(partial(_side, path, cut, side)) for side in (False, True))
+    source = f"text: {origin(path, cache_root(request.root))}, its last tenth held out"
+    return Corpus(request.spec, train, test, source, digest_of([path], "one"))
+
+
+def _pieces(files: Sequence[Path], left_out: LeftOut) -> Iterator[str]:
+    """The text of files; of one that cannot be read to its end what comes before."""
+    for file in files:
+        try:
+            yield from map("".join, _groups(read_lines(file), PIECE))
+        except UserError as reason:
+            left_out.add(file, str(reason))
+
+
+def _side(path: Path, cut: int, test: bool) -> Iterator[str]:
+    """The lines that begin before the cut, or those after it."""
+
+    def lines() -> Iterator[str]:
+        offset = 0
+        for line in read_lines(path):
+            if (offset >= cut) == test:
+                yield line
+            offset += len(line.encode())
+
+    return map("".join, _groups(lines(), PIECE))
+
+
+class Tokens:
+    """Documents one after the other, each with [SEP] after it, in the Arrow file that holds them.
+
+    Args:
+        rows: a `Dataset`; a row is a group of documents, in bytes: `ids`, and `starts`, uint8, 1 where a word begins.
+        wide: the type of the ids.
+    """
+
+    def __init__(self, rows: Any, wide: np.dtype) -> None:
+        self._ids, self._starts = _flat(rows.data.column("ids"), wide), _flat(rows.data.column("starts"), np.uint8)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def part(self, begin: int, end: int) -> "Tokens":
+        """Those from `begin` to `end`, without a copy."""
+        part = copy.copy(self)
+        part._ids, part._starts = (column.slice(begin, end - begin) for column in (self._ids, self._starts))
+        return part
+
+    def read(self, begin: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and starts from `begin` on, at most `count`."""
+        return self._ids.slice(begin, count).to_numpy(), self._starts.slice(begin, count).to_numpy()
+
+
+def _flat(column: Any, kind: Any) -> Any:
+    """The numbers in a column of bytes as one pyarrow.ChunkedArray, without a copy."""
+    import pyarrow as pa
+
+    arrow, width = pa.from_numpy_dtype(kind), np.dtype(kind).itemsize
+    buffers = [value.as_buffer() for value in column]
+    return pa.chunked_array([pa.Array.from_buffers(arrow, b.size // width, [None, b]) for b in buffers], type=arrow)
+
+
+def tokenized(corpus: Corpus, tokenizer: "PreTrainedTokenizerFast", root: Path | None = None) -> tuple[Tokens, Tokens]:
+    """The token ids of a corpus for training and held out, kept under the cache by the contents of both.
+
+    Safe among concurrent runs: one tokenises while the others wait; a run that is killed leaves nothing half-written.
+
+    Raises:
+        UserError: a side without text, or a cache that cannot be written.
+    """
+    told = f"{FORMAT} {corpus.digest} {tokenizer.backend_tokenizer.to_str()}"
+    folder = cache_root(root) / "tokens" / hashlib.sha256(told.encode()).hexdigest()[:24]
+    train = _kept(folder / "train", tokenizer, corpus.train, f"{corpus.name} holds no text for training")
+    return train, _kept(folder / "test", tokenizer, corpus.test, f"{corpus.name} holds no text for testing")
+
+
+def _kept(folder: Path, tokenizer: "PreTrainedTokenizerFast", documents: Iterable[str], empty: str) -> Tokens:
+    datasets = import_datasets("masked-lm")
+    wide = np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32)
+
+    def rows() -> Any:
+        found = datasets.Dataset.from_generator(
+            _encoded,
+            features=datasets.Features({name: datasets.Value("binary") for name in ("ids", "starts")}),
+            cache_dir=str(folder),
+            gen_kwargs={"documents": documents, "tokenizer": tokenizer, "wide": wide, "empty": empty},
+            fingerprint=folder.parent.name,
+            writer_batch_size=4,  # A row is a few megabytes.
+        )
+        if len(found) != found.info.splits["train"].num_examples:
+            raise OSError("rows are missing")
+        return found
+
+    try:
+        try:
+            return Tokens(rows(), wide)
+        except (OSError, ValueError):  # A file was cut; pyarrow's error is a ValueError.
+            shutil.rmtree(folder, ignore_errors=True)
+            return Tokens(rows(), wide)
+    except (datasets.exceptions.DatasetGenerationError, OSError) as error:
+        reason = error if isinstance(error, OSError) else error.__cause__
+        if isinstance(reason, UserError):
+            raise reason from None
+        raise UserError(
+            f"cannot keep tokens in {folder} ({reason}); free space or set TOKENMIX_DATA to a writable folder"
+        ) from None
+
+
+def _encoded(documents: Iterable[str], tokenizer: Any, wide: np.dtype, empty: str) -> Iterator[dict[str, bytes]]:
+    """Groups of documents as bytes of ids and of starts."""
+    some = False
+    block = block_characters(tokenizer)
+    for group in _groups(pieces(documents, block), block):
+        ids, starts = [], []
+        with tokenizing("the tokenizer cannot read this text"):
+            encodings = tokenizer.backend_tokenizer.encode_batch(group, add_special_tokens=False)
+        for encoding in encodings:
+            if encoding.ids:
+                words = np.array([-1 if word is None else word for word in encoding.word_ids])
+                ids += [*encoding.ids, tokenizer.sep_token_id]
+                starts.append(np.append(np.diff(words, prepend=-2) != 0, True))
+        if ids:
+            some = True
+            yield {"ids": np.array(ids, wide).tobytes(), "starts": np.concatenate(starts).astype(np.uint8).tobytes()}
+    if not some:
+        raise UserError(f"{empty}; give more text, or a folder with train and test inside")
+
+
+def pieces(texts: Iterable[str], most: int = PIECE) -> Iterator[str]:
+    """The texts; one of more than two pieces, or twice `most`, in pieces that end at a blank if there is one."""
+    piece = min(PIECE, most)
+    for text in texts:
+        begin = 0
+        while len(text) - begin > 2 * piece:
+            end = max(text.rfind(blank, begin, begin + piece) for blank in " \n") + 1
+            end = end or begin + piece
+            yield text[begin:end]
+            begin = end
+        yield text[begin:] if begin else text
+
+
+def _groups(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
+    group, size = [], 0
+    for text in texts:
+        group.append(text)
+        size += len(text)
+        if size >= characters:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

@@ -1,0 +1,433 @@
+"""Text files line by line, tables row by row, sets of the Hugging Face hub, and which part is held out.
+
+Errors name the file and the line.
+"""
+
+import csv
+import hashlib
+import logging
+import math
+import re
+import reprlib
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from tokenmix.errors import UserError, needs, one_line
+from tokenmix.files import open_regular, read_text
+from tokenmix.lab.data.fetch import log
+from tokenmix.lab.data.lookup import DataRequest, cache_root, local_path
+from tokenmix.lab.data.reading import LeftOut, check_file, parse_json
+from tokenmix.lab.data.remote import check_scheme, is_url, origin
+from tokenmix.trust import texts_in
+
+Row = tuple[str, dict[str, Any] | UserError]
+"""Its location, as "FILE, line 7", and its values by column, or why it has none."""
+TEST_SHARE = 10
+"""One in that many is held out."""
+TRAIN_NAMES, TEST_NAMES = ("train", "training"), ("test", "validation", "valid", "val", "dev", "heldout")
+TEST_SPLITS = ("validation", "validation_matched", "dev", "test")
+"""Parts of a set of the hub that are tested on; what is called its test part often has no labels."""
+TRIED = 10
+"""After that many unusable rows at the start the wrong column must be named."""
+# Text packs ten to one, a value that is repeated without end; small files may repeat. A row takes memory of its own.
+LARGE, DENSEST, ROW = 1 << 28, 100, 64
+
+
+def find_parts(folder: Path, ending: str) -> tuple[Path, Path] | None:
+    """The parts of a folder for training and for testing, by the names in use; None if one is missing."""
+    train, test = (
+        next((path for name in names if (path := folder / f"{name}{ending}").exists()), None)
+        for names in (TRAIN_NAMES, TEST_NAMES)
+    )
+    return None if train is None or test is None else (train, test)
+
+
+def is_test(key: str, share: int = TEST_SHARE) -> bool:
+    """Whether what has this key is held out; one in `share` is. Neither case nor blanks nor a seed change it."""
+    words = " ".join(key.lower().split())
+    return int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big") % share == 0
+
+
+def choose_test(keys: Iterable[str], share: int = TEST_SHARE) -> set[str]:
+    """The keys that are held out: one in `share` of the different ones, and at least one."""
+    ordered = sorted(set(keys), key=lambda key: hashlib.sha256(key.encode()).digest())
+    return set(ordered[: math.ceil(len(ordered) / share)])
+
+
+def digest_of(files: Sequence[Path], more: str = "") -> str:
+    """A checksum of the contents of files, in order, and of further words."""
+    whole = hashlib.sha256(more.encode())
+    for file in files:
+        with open_regular(file) as opened:
+            whole.update(hashlib.file_digest(opened, "sha256").digest())
+    return whole.hexdigest()
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file with their ends, one at a time; `UserError` naming the first byte that is not UTF-8."""
+    offset = 0
+    with open_regular(check_file(path)) as file:
+        for number, line in enumerate(file, 1):
+            if number == 1 and line[:2] in (b"\xff\xfe", b"\xfe\xff"):
+                raise UserError(f"{path} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{path}, line {number}: byte 0x{line[error.start]:02x} at offset {offset + error.start} is not "
+                    "UTF-8; convert the file, for example: iconv -f LATIN1 -t UTF-8"
+                ) from None
+            offset += len(line)
+
+
+def _json_rows(path: Path) -> Iterator[Row]:
+    for number, line in enumerate(read_lines(path), 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            row = parse_json(line, where)
+        except UserError as reason:
+            row = reason
+        if not isinstance(row, dict | UserError):
+            row = UserError(f"{where} is a JSON {type(row).__name__}, not an object; write one object on each line")
+        yield where, row
+
+
+def _csv_rows(path: Path) -> Iterator[Row]:
+    """Rows of RFC 4180. After a line with a stray quotation mark, reading goes on with the next line."""
+    # Fields of a whole document are common; the library's own limit is 128 KiB.
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+    lines, ahead, number = read_lines(path), deque[str](), 1
+    header: list[str] = []
+    # Short values of each column: one of them in a line inside a field shows that the line is a row.
+    seen: list[set[str]] = []
+    while True:
+        taken: list[str] = []
+        where, fields = f"{path}, line {number}", list[str]()
+        try:
+            fields = next(csv.reader(_taken(lines, ahead, taken), strict=True), fields)
+            stray = "it holds lines that are rows of their own" * _are_rows(taken, seen)
+        except csv.Error as error:
+            stray = str(error)
+            if len(taken) == 1 and "expected after" in stray:
+                # "Nice" in front of other words harms no other line.
+                fields, stray = next(csv.reader(taken)), ""
+        if not taken:
+            return
+        if stray:
+            ahead.extendleft(reversed(taken[1:]))
+            reason = UserError(
+                f"{where}: the quoted field that ends on line {number + len(taken) - 1} is damaged ({stray}); "
+                "double quotation marks inside a field"
+            )
+            if not header:
+                raise reason
+            yield where, reason
+            number += 1
+            continue
+        number += len(taken)
+        if not header:
+            header, seen = fields, [set() for _ in fields]
+        elif len(fields) == len(header):
+            yield where, dict(zip(header, fields))
+            for value, known in zip(fields, seen):
+                if len(value) <= 50 and len(known) < 1000:
+                    known.add(value)
+        elif fields:
+            told = f"{where} has {len(fields)} fields, the header {len(header)}"
+            yield where, UserError(f"{told}; quote fields that contain the separator")
+
+
+def _taken(lines: Iterator[str], ahead: deque[str], taken: list[str]) -> Iterator[str]:
+    """The next lines, those that were read ahead first; `taken` gets them as well."""
+    for line in iter(lambda: ahead.popleft() if ahead else next(lines, ""), ""):
+        taken.append(line)
+        yield line
+
+
+def _are_rows(lines: list[str], seen: list[set[str]]) -> bool:
+    """Whether the lines of one record are rows: each has all columns, and one repeats a value inside the quotes."""
+    if len(lines) < 2 or len(seen) < 2:
+        return False
+    rows = list(csv.reader(lines, quoting=csv.QUOTE_NONE))
+    if any(len(row) != len(seen) for row in rows):
+        return False
+    first, last = (next(i for i, value in enumerate(row) if '"' in value) for row in (rows[0], rows[-1]))
+    rows[0][: first + 1] = [""] * (first + 1)
+    rows[-1][last:] = [""] * (len(seen) - last)
+    columns = [[value for value in column if value.strip()] for column in zip(*rows)]
+    return any(len({*column}) < len(column) or not known.isdisjoint(column) for column, known in zip(columns, seen))
+
+
+def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    """Rows with these columns, text and label if none is named; a value that cannot be read is its error.
+
+    Text is decoded as a dictionary, whose values are shared by rows: 3 kB of a file can stand for 40 GB.
+    """
+    with needs(f"reading {path.name}"):
+        from pyarrow import parquet, types
+    most = max(LARGE, DENSEST * check_file(path).stat().st_size)
+    try:
+        with open_regular(path) as opened, parquet.ParquetFile(opened) as file:
+            schema = file.schema_arrow
+        missing = [name for name in columns or ("text",) if name not in schema.names]
+        if missing:
+            raise UserError(
+                f"{path} has no column {missing[0]!r}; it has {', '.join(map(repr, schema.names)) or 'none'}"
+            )
+        wanted = [name for name in columns or ("text", "label") if name in schema.names]
+        for name in wanted:
+            kind = schema.field(name).type
+            if types.is_nested(kind) or types.is_fixed_size_binary(kind):
+                raise UserError(f"{path}: {name!r} is {kind}, neither text nor a label; name another column")
+        with open_regular(path) as opened, parquet.ParquetFile(opened, read_dictionary=wanted) as file:
+            groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+            chunks = (group.column(i) for group in groups for i in range(group.num_columns))
+            size = max((chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in wanted), default=0)
+            rows = (zip(*map(_python, batch.columns)) for batch in file.iter_batches(1 << 14, columns=wanted))
+            # The first is no row: what a chunk declares is checked before it is decoded.
+            for number, values in enumerate(chain([()], chain.from_iterable(rows))):
+                size += ROW + sum(len(value) for value in values if isinstance(value, str | bytes))
+                if size > most:
+                    raise UserError(
+                        f"{path} unpacks to {size:,} bytes and more (row {number}), over {most:,}, which a file of its "
+                        "size may; split it, or write it without repetitions"
+                    )
+                if number:
+                    yield f"{path}, row {number}", dict(zip(wanted, values))
+    except UserError:
+        raise
+    except Exception as error:  # Arrow's, and Python's of names and places that Arrow did not check.
+        raise UserError(
+            f"{path} is truncated or not a parquet file ({one_line(error)}); write or fetch it again"
+        ) from None
+
+
+def _python(array: Any) -> list[Any]:
+    """The values of an Arrow array; the error in place of one that Python cannot hold."""
+    if hasattr(array, "dictionary"):
+        words = _python(array.dictionary)
+        return [None if place is None else words[place] for place in array.indices.to_pylist()]
+    try:
+        return array.to_pylist()
+    except Exception:  # Bytes that are not UTF-8, a date after the year 9999, an unknown time zone.
+        return [_value(scalar) for scalar in array]
+
+
+def _value(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except Exception as error:
+        return error
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows by column, for training and for testing.
+
+    Attributes:
+        name: what was asked for.
+        parts: functions that start reading: the rows for training and those for testing, or all of them, of which a
+            tenth is held out by the contents of their texts.
+        columns: those that are asked for; none if the user names none.
+        source: where it came from, in a line.
+        files: what holds the contents.
+        types: of columns of the hub, where known.
+        left_out: rows that cannot be used.
+    """
+
+    name: str
+    parts: tuple[Callable[[], Iterator[Row]], ...]
+    columns: tuple[str, ...]
+    source: str
+    files: tuple[Path, ...]
+    types: dict[str, Any] = field(default_factory=dict)
+    left_out: LeftOut = field(default_factory=LeftOut)
+
+    def texts(self, column: str, test: bool) -> Iterator[str]:
+        """The texts of a column in the rows for training or testing, without blank ones."""
+        alone = len(self.parts) == 1
+        for (text,), _ in self._read(0 if alone else int(test), (column,)):
+            if text.strip() and (not alone or is_test(text) == test):
+                yield text
+
+    def labelled(self, columns: Sequence[str]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+        """Texts, and the label from the last column, of the rows for training and for testing.
+
+        Spellings of one label, by `label_name`, are one; they are told.
+        """
+        sides: tuple[list[tuple[str, ...]], list[tuple[str, ...]]] = ([], [])
+        names = dict[str, str]()
+        for number in range(len(self.parts)):
+            for texts, label in self._read(number, columns[:-1], columns[-1]):
+                side = number if len(self.parts) == 2 else is_test(" ".join(texts))
+                sides[side].append((*texts, names.setdefault(label, label_name(label))))
+        counts = Counter(names.values())
+        again = [label for label, name in names.items() if counts[name] > 1 and label != name]
+        if again:
+            more = f", and {len(again) - 1} others likewise" if again[1:] else ""
+            log(f"{self.name}: the label {again[0]!r} is read as {names[again[0]]!r}{more}")
+        return sides
+
+    def _read(self, part: int, columns: Sequence[str], label: str | None = None) -> Iterator[tuple[list[str], str]]:
+        """The texts of some columns and the label of each row, without rows that lack one.
+
+        Raises:
+            UserError: what is wrong with the first row, if none can be used, or none of the first ten.
+        """
+        usable, waiting = False, list[tuple[str, UserError]]()
+        for where, row in self.parts[part]():
+            values = None
+            try:
+                values = _values(where, row, columns, label)
+                usable = True
+            except UserError as reason:
+                waiting.append((where, reason))
+            if usable:
+                while waiting:
+                    self.left_out.add(*map(str, waiting.pop(0)))
+            elif len(waiting) == TRIED:
+                break
+            if values is not None:
+                yield values
+        if not usable:
+            raise waiting[0][1] if waiting else UserError(f"{self.name} has no rows; write it again or leave it out")
+
+
+def _values(
+    where: str, row: dict[str, Any] | UserError, columns: Sequence[str], label: str | None
+) -> tuple[list[str], str]:
+    """The texts of some columns and the label of a row; `UserError` if it has not all of them."""
+    if isinstance(row, UserError):
+        raise row
+    for name in (*columns, *([] if label is None else [label])):
+        if name not in row:
+            raise UserError(f"{where} has no column {name!r}; it has {', '.join(map(repr, row)) or 'none'}")
+    for name in columns:
+        if not isinstance(row[name], str):
+            raise UserError(
+                f"{where}: {name!r} is {_shown(row[name])}, not text; leave the row out or name another column"
+            )
+    if label is None:
+        return [row[name] for name in columns], ""
+    value = row[label]
+    if value is None or isinstance(value, _NO_LABEL) or str(value).strip().lower() in ("", "nan"):
+        raise UserError(f"{where}: {label!r} is {_shown(value)}, not a label; leave the row out or name another column")
+    return [row[name] for name in columns], str(value)
+
+
+_NO_LABEL = (list, dict, bytes, Exception)
+
+
+def _shown(value: Any) -> str:
+    return f"damaged ({one_line(value)})" if isinstance(value, Exception) else reprlib.repr(value)
+
+
+def label_name(label: str) -> str:
+    """A label without blanks around it, and a whole number without its fraction; all else is kept.
+
+    Programs write 1 as 1.0 where a value of its column is missing.
+    """
+    return re.sub(r"^([+-]?\d+)\.0*$", r"\1", label.strip())
+
+
+def import_datasets(what: str) -> Any:
+    """Hugging Face's package of that name, without progress bars where nobody sees them; it is imported when needed."""
+    with needs(what):
+        import datasets
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    # What fails is raised as well; we report it, in one line.
+    for name in ("datasets", "huggingface_hub"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    return datasets
+
+
+def open_table(request: DataRequest) -> Table:
+    """`csv:PATH#text,label` and its like, a file, its URL, or a folder with train.csv and test.csv; or `hf:...#...`."""
+    place, _, named = request.variant.partition("#")
+    columns = tuple(named.split(",")) if named else ()
+    if request.name == "hf":
+        return _open_hub(request, place, columns)
+    path, kind = local_path(place, request.root), request.name
+    source = f"{kind}: {origin(path, cache_root(request.root))}"
+    if path.is_dir():
+        files = find_parts(path, f".{kind}")
+        if files is None:
+            raise UserError(f"{path} has no train.{kind} with a test.{kind}; name the file, or add them")
+    else:
+        files, source = (check_file(path),), f"{source}, a tenth of the rows held out"
+    rows = {"jsonl": _json_rows, "csv": _csv_rows, "parquet": partial(_parquet_rows, columns=columns)}[kind]
+    return Table(request.spec, tuple(partial(rows, file) for file in files), columns, source, files)
+
+
+def _open_hub(request: DataRequest, place: str, columns: tuple[str, ...]) -> Table:
+    """A set of the hub, or a folder or its URL in a form that `datasets` reads, kept as Arrow files under the cache."""
+    name, _, config = (place, "", "") if is_url(place) else place.partition(":")
+    if not name:
+        raise UserError("hf needs a name: give --data hf:NAME, hf:NAME:CONFIG or hf:NAME#text,label")
+    datasets = import_datasets(request.spec)
+    if is_url(name):
+        check_scheme(name)
+    elif Path(name).is_dir():
+        _check_card(Path(name))
+    try:
+        kind, settings = _found_at(name, datasets) if is_url(name) else (name, {})
+        splits = datasets.load_dataset(kind, config or None, cache_dir=str(_hub_cache(name, request.root)), **settings)
+    except Exception as error:  # Errors of the network, the hub, files and formats have no common class.
+        told = " ".join(f"{type(error).__name__}: {error.__cause__ or error}".split())[:300]
+        raise UserError(f"{request.spec} cannot be read ({told}); check name and network, or use a file") from None
+    tested = [split for split in TEST_SPLITS if split in splits]
+    if "train" not in splits:
+        raise UserError(f"{request.spec} has no part for training; it has {', '.join(splits)}")
+    names = ["train", *tested[:1]]
+    source = f"{request.spec}: {', '.join(names) if tested else 'a tenth of the rows of train held out'}"
+    parts = tuple(partial(_hub_rows, splits[split], f"{request.spec}, {split}") for split in names)
+    files = tuple(Path(file["filename"]) for split in names for file in splits[split].cache_files)
+    return Table(request.spec, parts, columns, source, files, dict(splits["train"].features))
+
+
+def _check_card(folder: Path) -> None:
+    """`UserError` if the data card of a folder names files elsewhere, which `datasets` would read or fetch."""
+    from huggingface_hub import DatasetCard
+
+    card, settings = folder / "README.md", folder / ".huggingface.yaml"
+    try:
+        told = DatasetCard(read_text(card)).data.to_dict() if card.exists() else {}
+        told |= DatasetCard(f"---\n{read_text(settings)}\n---\n").data.to_dict() if settings.exists() else {}
+    except Exception as error:  # a parser of YAML has errors of its own
+        raise UserError(f"the data card of {folder} cannot be read ({one_line(error)}); remove it") from None
+    for text in texts_in(told.get("configs")):
+        if "://" in text or "::" in text or text.startswith(("/", "~")) or ".." in Path(text).parts:
+            raise UserError(f"the data card of {folder} names {text}, outside of the folder; remove it from the card")
+
+
+def _found_at(url: str, datasets: Any) -> tuple[str, dict[str, Any]]:
+    """The builder for the files in a folder at a URL, and its arguments: `load_dataset` takes names and paths only."""
+    found = datasets.data_files.get_data_patterns(url)
+    files = datasets.data_files.DataFilesDict.from_patterns(found, base_path=url)
+    kind, settings = datasets.load.infer_module_for_data_files(files)
+    return kind, {"data_files": files, **settings}
+
+
+def _hub_cache(name: str, root: Path | None) -> Path:
+    """The folder of Arrow files. Of a folder with a data card, datasets 5.2 would keep what it read first for ever."""
+    files = sorted((str(path), path.stat().st_mtime_ns) for path in Path(name).rglob("*") if path.is_file())
+    return cache_root(root) / "huggingface" / (hashlib.sha256(repr(files).encode()).hexdigest()[:16] if files else "")
+
+
+def _hub_rows(part: Any, name: str) -> Iterator[Row]:
+    """The rows with the names of their classes; None where there is no label, which the hub writes as -1."""
+    classes = {column: [*kind.names, None] for column, kind in part.features.items() if hasattr(kind, "names")}
+    rows = (dict(zip(batch, values)) for batch in part.iter(1000) for values in zip(*batch.values()))
+    for number, row in enumerate(rows, 1):
+        for column, names in classes.items():
+            row[column] = names[-1 if row[column] is None else row[column]]
+        yield f"{name}, row {number}", row

@@ -1,0 +1,260 @@
+"""Sentences, and pairs of them, with a label: tables, sets of the hub, and GLUE's folders (arXiv:1804.07461)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.files import user_path
+from tokenmix.lab.data.fetch import log
+from tokenmix.lab.data.lookup import DataRequest, load_data
+from tokenmix.lab.data.reading import check_file
+from tokenmix.lab.data.split import hold_out, limited
+from tokenmix.lab.tasks.text.data.corpus import Corpus, load_column
+from tokenmix.lab.tasks.text.data.files import Table, label_name, open_table, read_lines
+
+MOST_CLASSES = 1000
+_BOTH, _ENTAILED, _NLI = ("0", "1"), ("entailment", "not_entailment"), ("entailment", "neutral", "contradiction")
+GLUE: dict[str, tuple[tuple[str, ...] | tuple[int, ...], tuple[str, ...] | Literal["numbers"]]] = {
+    "SST-2": (("sentence", "label"), _BOTH),
+    # source, label, the author's own mark, sentence; without a header.
+    "CoLA": ((3, 1), _BOTH),
+    "MRPC": (("#1 String", "#2 String", "Quality"), _BOTH),
+    "QQP": (("question1", "question2", "is_duplicate"), _BOTH),
+    "STS-B": (("sentence1", "sentence2", "score"), "numbers"),
+    "MNLI": (("sentence1", "sentence2", "gold_label"), _NLI),
+    "MNLI-MM": (("sentence1", "sentence2", "gold_label"), _NLI),
+    "QNLI": (("question", "sentence", "label"), _ENTAILED),
+    "RTE": (("sentence1", "sentence2", "label"), _ENTAILED),
+    "WNLI": (("sentence1", "sentence2", "label"), _BOTH),
+}
+"""GLUE's tasks: columns of the published files, the label last, by name or by position; and its classes in order."""
+GLUE_METRICS = {
+    "cola": ("matthews",), "mrpc": ("accuracy", "f1"), "qqp": ("accuracy", "f1"), "stsb": ("pearson", "spearman")
+}  # fmt: skip
+"""GLUE's own metrics where they are not accuracy, by the names that the tasks have on the hub."""
+
+
+@dataclass(frozen=True)
+class LabelledText:
+    """Texts with labels.
+
+    Attributes:
+        texts: one for each sample.
+        pairs: the second text of each sample; None if there is only one.
+        labels: int64 (number of samples,), or float32 where a number is to be predicted.
+    """
+
+    texts: list[str]
+    pairs: list[str] | None
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def subset(self, indices: Tensor) -> "LabelledText":
+        """These samples, in this order."""
+        places = indices.tolist()
+        pairs = None if self.pairs is None else [self.pairs[i] for i in places]
+        return LabelledText([self.texts[i] for i in places], pairs, self.labels[indices])
+
+
+@dataclass(frozen=True)
+class LabelledData:
+    """A data set for text classification, or regression.
+
+    Attributes:
+        spec: what was asked for.
+        train, test: the samples.
+        validation: training samples that are held out to choose by; None if there are none.
+        classes: names of the labels; empty where a number is to be predicted.
+        source: where it came from, in a line.
+        metrics: those that are usual for it.
+    """
+
+    spec: str
+    train: LabelledText
+    test: LabelledText
+    classes: list[str]
+    source: str
+    metrics: tuple[str, ...] = ("accuracy",)
+    validation: LabelledText | None = None
+
+    @property
+    def kind(self) -> Literal["classification", "regression"]:
+        """Whether labels are classes or numbers."""
+        return "classification" if self.classes else "regression"
+
+
+def load_labelled(
+    spec: str,
+    *,
+    limit: int | None = None,
+    limit_eval: int | None = None,
+    validation: int | None = 0,
+    seed: int = 0,
+    root: Path | None = None,
+) -> LabelledData:
+    """Labelled texts for training and testing; which are for testing never depends on the seed.
+
+    Args:
+        spec: `csv:PATH#text,label` or `csv:PATH#text,text_pair,label`, jsonl and parquet alike, of a file or a folder
+            with train.csv and test.csv; `glue:PATH/SST-2`; `hf:NAME[:CONFIG]#text,label`; a registered set's name.
+        limit: keep this many training samples, in the shares of the classes, chosen by the seed.
+        limit_eval: keep this many test samples, the same for every seed.
+        validation: hold out this many training samples; a tenth of those used if None. `limit` is taken of the others.
+        seed: chooses the samples that `limit` keeps, nothing else.
+        root: the cache; $TOKENMIX_DATA or ~/.cache/tokenmix/data if not given.
+
+    Raises:
+        UserError: unknown set, unreadable file, a column that is missing, or labels that are all the same.
+    """
+    whole: LabelledData = load_data(spec, "labelled-text", root=root)
+    kept, held = hold_out(_classes(whole, whole.train), validation, limit)
+    return replace(
+        whole,
+        train=limited(whole.train.subset(kept), _classes(whole, whole.train)[kept], limit, seed),
+        test=limited(whole.test, _classes(whole, whole.test), limit_eval, 0),
+        validation=whole.train.subset(held) if len(held) else None,
+    )
+
+
+def _classes(data: LabelledData, part: LabelledText) -> Tensor:
+    """Labels whose shares are kept: where a number is to be predicted there is one class."""
+    return part.labels if data.classes else torch.zeros(len(part), dtype=torch.int64)
+
+
+def load_table(request: DataRequest) -> Corpus | LabelledData:
+    """`csv:PATH#text,label` and its like, labelled or as a corpus."""
+    if request.kind == "corpus":
+        return load_column(request)
+    table = open_table(request)
+    columns = table.columns or _usual_columns(table)
+    if len(columns) not in (2, 3) or not all(columns):
+        raise UserError(f"{request.spec!r} names {len(columns)} columns; give #text,label or #text,text_pair,label")
+    train, test = table.labelled(columns)
+    names = getattr(table.types.get(columns[-1]), "names", None)
+    classes = None if names is None else list(dict.fromkeys(map(label_name, names)))
+    name, _, task = request.variant.partition("#")[0].partition(":")
+    metrics = GLUE_METRICS.get(task if name.endswith("glue") else "", ("accuracy",))
+    return build_labelled(request.spec, train, test, table.source, classes=classes, metrics=metrics)
+
+
+def _usual_columns(table: Table) -> tuple[str, ...]:
+    """text and label; of the hub's sets the columns of text, if they are one or two, and label."""
+    texts = [name for name, kind in table.types.items() if name != "label" and getattr(kind, "dtype", None) == "string"]
+    return (*texts, "label") if len(texts) in (1, 2) else ("text", "label")
+
+
+def load_glue(request: DataRequest) -> LabelledData:
+    """`glue:PATH/SST-2`, or `glue:PATH#SST-2` if the folder has another name; #MNLI-MM tests on the mismatched part."""
+    place, _, named = request.variant.partition("#")
+    folder = user_path(place)
+    names = {name.lower(): name for name in GLUE}
+    wanted = named or folder.name
+    if wanted.lower() not in names:
+        raise unknown_name("task of GLUE", wanted, GLUE)
+    name = names[wanted.lower()]
+    columns, classes = GLUE[name]
+    # The labels of test.tsv are not published.
+    dev = {"MNLI": "dev_matched.tsv", "MNLI-MM": "dev_mismatched.tsv"}.get(name, "dev.tsv")
+    if not folder.is_dir():
+        raise UserError(f"{str(folder)!r} is not a folder; give glue:PATH with train.tsv and {dev} inside")
+    train, test = (_glue_rows(check_file(folder / file), columns, classes) for file in ("train.tsv", dev))
+    source = f"GLUE {name}: {folder.resolve()}, tested on {dev}"
+    metrics = GLUE_METRICS.get(name.lower().replace("-", ""), ("accuracy",))
+    return build_labelled(request.spec, train, test, source, classes=classes, metrics=metrics)
+
+
+def _glue_rows(path: Path, columns: Sequence[str | int], classes: Sequence[str]) -> list[tuple[str, ...]]:
+    # Published files have bare quotation marks inside, which CSV's rules would pair.
+    lines = enumerate((line.rstrip("\r\n").split("\t") for line in read_lines(path)), 1)
+    header = next(lines)[1] if isinstance(columns[0], str) else range(max(map(int, columns)) + 1)
+    for column in columns:
+        if column not in header:
+            raise UserError(f"{path} has no column {column!r}; it has {', '.join(map(repr, header))}")
+    places, rows, left_out = [header.index(column) for column in columns], [], 0  # type: ignore[arg-type]
+    for number, fields in lines:
+        # Published QQP has a few broken lines, and MNLI some without agreement on a label.
+        if len(fields) <= max(places) or fields[places[-1]] == "-":
+            left_out += 1
+            continue
+        row = tuple(fields[place] for place in places)
+        if classes == "numbers" and _number(row[-1]) is None:
+            raise UserError(f"{path}, line {number}: the score {row[-1]!r} is not a number; correct it")
+        if classes != "numbers" and row[-1] not in classes:
+            raise UserError(f"{path}, line {number}: the label {row[-1]!r} is none of {', '.join(classes)}; correct it")
+        rows.append(row)
+    if left_out:
+        log(f"{path}: {left_out} lines without a label or with too few fields are left out")
+    return rows
+
+
+def build_labelled(
+    spec: str,
+    train: Sequence[tuple[str, ...]],
+    test: Sequence[tuple[str, ...]],
+    source: str,
+    *,
+    classes: Sequence[str] | Literal["numbers"] | None = None,
+    metrics: tuple[str, ...] = ("accuracy",),
+) -> LabelledData:
+    """A data set of rows (text, label) or (text, text_pair, label).
+
+    Labels that are numbers, and not all whole, are to be predicted as numbers, as are all if `classes` is `numbers`.
+    Others are classes, whose order is that of `classes`, else of numbers, else of the alphabet.
+    """
+    for part, name in ((train, "training"), (test, "testing")):
+        if not part:
+            raise UserError(f"{spec} has no rows for {name}; give more rows, or a folder with train and test inside")
+    given = {row[-1] for row in train}
+    if len(given) < 2:
+        raise UserError(f"every label of {spec} is {given.pop()!r}; at least two different labels are needed")
+    numbers = classes == "numbers" or (classes is None and _numbers(given))
+    names = [] if numbers else list(classes or _ordered(given))
+    if len(names) > MOST_CLASSES:
+        raise UserError(f"{spec} has {len(names)} different labels, such as {names[0]!r}; specify the label column")
+    unknown = {row[-1] for row in test} - set(names)
+    if names and unknown:
+        raise UserError(
+            f"the test part of {spec} has the label {sorted(unknown)[0]!r}, which is missing in the training part"
+        )
+    parts = [_part(spec, part, names) for part in (train, test)]
+    return LabelledData(spec, parts[0], parts[1], names, source, metrics)
+
+
+def _part(spec: str, rows: Sequence[tuple[str, ...]], names: list[str]) -> LabelledText:
+    places = {name: place for place, name in enumerate(names)}
+    labels: Any = [places[row[-1]] if names else _number(row[-1]) for row in rows]
+    if None in labels:
+        raise UserError(f"{spec} has the label {rows[labels.index(None)][-1]!r} among numbers; correct that row")
+    pairs = [row[1] for row in rows] if len(rows[0]) == 3 else None
+    return LabelledText(
+        [row[0] for row in rows], pairs, torch.tensor(labels, dtype=torch.int64 if names else torch.float32)
+    )
+
+
+def _numbers(labels: set[str]) -> bool:
+    """Whether they are numbers, and not all whole: ratings, not classes."""
+    values = [_number(label) for label in labels]
+    return None not in values and any(not value.is_integer() for value in values if value is not None)
+
+
+def _number(label: str) -> float | None:
+    try:
+        value = float(label)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _ordered(labels: set[str]) -> list[str]:
+    try:
+        return sorted(labels, key=float)
+    except ValueError:
+        return sorted(labels)

@@ -1,0 +1,141 @@
+"""Masked-language modelling: the words after [MASK], perplexity at masked positions."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
+
+from tokenmix.errors import UserError
+from tokenmix.lab.data.split import validation_size
+from tokenmix.lab.tasks.text.data import PackedText, load_text, tokenized
+from tokenmix.lab.tasks.text.encoding import tokenizing
+from tokenmix.lab.tasks.text.task import (
+    DistillingTextTask,
+    Sentence,
+    TextData,
+    hub_form,
+    inputs_of,
+    read_sentences,
+    tokenizer_for,
+)
+from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.metrics import CrossEntropy, Perplexity
+from tokenmix.lab.train.programs import HubForm
+from tokenmix.text.heads import NO_LABEL, GMLPForMaskedLM
+
+BEST = 5
+
+
+class MaskedLM(DistillingTextTask):
+    """Cross-entropy of the tokens at masked positions; the head is applied to those positions only.
+
+    With several processes the loss is the mean over the masked positions of all of them.
+    """
+
+    headline: ClassVar[str] = "perplexity"
+    direction: ClassVar[Literal["max", "min"]] = "min"
+    hub: ClassVar[HubForm | None] = hub_form("fill-mask", "AutoModelForMaskedLM")
+    network: ClassVar[type[Any]] = GMLPForMaskedLM
+    fields: ClassVar[Mapping[str, Any]] = {"predict": "labelled"}
+
+    @classmethod
+    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> TextData:
+        """The running text of `config.data.data`, packed; with `like` as long as that run's sequences."""
+        corpus = load_text(config.data.data)
+        tokenizer = tokenizer_for(config, corpus.train)
+        length = config.options.seq_len if like is None else int(like["seq_len"])
+        shared: dict[str, Any] = {
+            "length": length, "masking": config.options.masking, "share": config.options.mask_prob,
+            "seed": config.loop.seed,
+        }  # fmt: skip
+        whole, test = tokenized(corpus, tokenizer)
+        # Running text is held out as its end, since cuts between training sequences move.
+        window = max(1, length - 2)
+        held = window * validation_size(max(1, len(whole) // window), config.data.validation, config.data.limit)
+        train, validation = whole.part(0, len(whole) - held), whole.part(len(whole) - held, len(whole))
+        return TextData(
+            PackedText(train, tokenizer, part="train", **shared),
+            PackedText(test, tokenizer, part="test", **shared),
+            PackedText(validation, tokenizer, part="test", **shared) if held else None,
+            tokenizer=tokenizer, config=config, length=length, description={"source": corpus.source},
+        )  # fmt: skip
+
+    def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Cross-entropy over the masked positions of this step's sequences."""
+        count = (batch["labels"] != NO_LABEL).sum().float().clamp_min(1)
+        out = self.model(**inputs_of(batch), num_items_in_batch=count)
+        loss, logs = self.distilled(lambda: out.loss, out.logits, batch, count)
+        return self.part_weight * loss, logs
+
+    def count(self, batch: Mapping[str, Tensor]) -> int:
+        """Masked positions."""
+        return int((batch["labels"] != NO_LABEL).sum())
+
+    def evaluate(self, batch: Mapping[str, Tensor]) -> None:
+        """Logits at the masked positions against the original tokens."""
+        labels = batch["labels"][batch["labels"] != NO_LABEL]
+        if len(labels):
+            self.scores.update(self.model(**inputs_of(batch)).logits.float(), labels)
+
+    def metrics(self) -> MetricCollection:
+        """Loss, perplexity and accuracy at the masked positions of the held-out text."""
+        accuracy = MulticlassAccuracy(int(self.data["vocab_size"]), average="micro", validate_args=False)
+        return MetricCollection(
+            {"loss": CrossEntropy(), "perplexity": Perplexity(), "accuracy": accuracy}, compute_groups=False
+        )
+
+    def macs(self) -> int:
+        """Multiply-adds of one sequence, with the head at as many positions as are masked on average."""
+        length = int(self.data["seq_len"])
+        places = round(self.config.options.mask_prob * (length - 2))
+        return self.model.macs(length, num_predicted=places)  # type: ignore[operator]
+
+    @torch.no_grad()
+    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+        """For each [MASK] of each sentence the most probable token, its probability, the five best, and the sentence
+        filled in.
+        """
+        self.eval()
+        tokenizer: Any = self.tokenizer()
+        answers = []
+        for sentence in read_sentences(inputs):
+            ids = self._encode(sentence, tokenizer).to(self.device)
+            places = torch.nonzero(ids[0] == tokenizer.mask_token_id)[:, 0]
+            probabilities = self.model(input_ids=ids).logits[0, places].float().softmax(-1)
+            best, which = probabilities.topk(BEST)
+            filled = ids[0].clone()
+            filled[places] = which[:, 0]
+            with tokenizing("the run's tokenizer cannot write its pieces as text"):
+                text = tokenizer.decode(filled, skip_special_tokens=True)
+                pieces = [[str(tokenizer.decode([token])).strip() for token in tokens] for tokens in which.tolist()]
+            for i, (values, words) in enumerate(zip(best.tolist(), pieces), 1):
+                top: dict[str, float] = {}
+                for p, word in zip(values, words):
+                    # With and without the space before it a piece reads the same: the more probable one stays.
+                    top.setdefault(word, round(p, 6))
+                label, probability = next(iter(top.items()))
+                answers.append(
+                    {"text": sentence.text, "mask": i, "label": label, "probability": probability, "top": top,
+                     "filled": text}
+                )  # fmt: skip
+        return answers
+
+    def _encode(self, sentence: Sentence, tokenizer: Any) -> Tensor:
+        text = sentence.text
+        shown = repr(text if len(text) <= 60 else f"{text[:57]}...")
+        with tokenizing(f"the run's tokenizer cannot read {sentence.where}"):
+            ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        if not (ids == tokenizer.mask_token_id).any():
+            raise UserError(
+                f"{sentence.where}: no {tokenizer.mask_token} in {shown}; write it where a word should be predicted"
+            )
+        longest = int(self.data["seq_len"])
+        if ids.shape[1] > longest:
+            raise UserError(
+                f"{sentence.where}: {shown} has {ids.shape[1]} tokens and the model takes {longest}; cut it"
+            )
+        return ids

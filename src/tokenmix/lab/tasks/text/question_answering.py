@@ -1,0 +1,187 @@
+"""Question answering: the span of a context that answers a question, or that there is none."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torchmetrics import MetricCollection
+from torchmetrics.text import SQuAD
+
+from tokenmix.errors import UserError
+from tokenmix.files import user_path
+from tokenmix.lab.data.split import hold_out
+from tokenmix.lab.tasks.text.data.questions import (
+    EncodedQuestions,
+    Question,
+    WholeQuestions,
+    load_questions,
+    read_squad,
+)
+from tokenmix.lab.tasks.text.task import (
+    Sentence,
+    TextData,
+    TextTask,
+    hub_form,
+    inputs_of,
+    read_sentences,
+    tokenizer_for,
+)
+from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.programs import HubForm
+from tokenmix.text.heads import GMLPForQuestionAnswering
+
+AT_ONCE = 16
+BEST, LONGEST = 20, 30
+
+
+class Span(NamedTuple):
+    """Characters of a context, how well they answer, and how well no answer would."""
+
+    begin: int
+    end: int
+    score: float
+    none: float
+
+
+class SpanAgreement(SQuAD):
+    """SQuAD's exact match and F1 of words, as shares in 0..1; torchmetrics has them in per cent."""
+
+    def compute(self) -> dict[str, Tensor]:
+        """Both so far."""
+        return {name: value / 100 for name, value in super().compute().items()}
+
+
+class QuestionAnswering(TextTask):
+    """Where the answer starts and where it ends, by two cross-entropies over the tokens.
+
+    A long context is cut into windows of `seq_len` tokens that share `doc_stride`; a window without the answer points
+    at [CLS]. Where the data has questions without an answer, none is given if [CLS] scores higher than the best span.
+    """
+
+    headline: ClassVar[str] = "f1"
+    direction: ClassVar[Literal["max", "min"]] = "max"
+    hub: ClassVar[HubForm | None] = hub_form("question-answering", "AutoModelForQuestionAnswering")
+    network: ClassVar[type[Any]] = GMLPForQuestionAnswering
+
+    @classmethod
+    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> TextData:
+        """Read and encode the questions of `config.data.data`."""
+        data = load_questions(config.data.data)
+        tokenizer = tokenizer_for(config, [text for q in data.train for text in (q.question, q.context)])
+        length = config.options.seq_len if like is None else int(like["seq_len"])
+        stride = config.options.doc_stride if like is None else int(like["doc_stride"])
+        kept, held = hold_out(torch.zeros(len(data.train)), config.data.validation, config.data.limit)
+        encoded = partial(_encoded, tokenizer=tokenizer, length=length, stride=stride)
+        description = {"doc_stride": stride, "unanswerable": data.unanswerable, "source": data.source}
+        return TextData(
+            encoded([data.train[i] for i in kept]), WholeQuestions(encoded(data.test)),
+            WholeQuestions(encoded([data.train[i] for i in held])) if len(held) else None,
+            tokenizer=tokenizer, config=config, length=length, description=description,
+        )  # fmt: skip
+
+    def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean of both cross-entropies."""
+        return self.model(**inputs_of(batch)).loss, {}
+
+    def evaluate(self, batch: Mapping[str, Any]) -> None:
+        """The best span of each question against the given answers."""
+        spans = self._spans(batch)
+        texts = [self._text(span, asked["context"]) for span, asked in zip(spans, batch["asked"])]
+        self.scores.update(
+            [{"id": str(i), "prediction_text": text} for i, text in enumerate(texts)],
+            [{"id": str(i), "answers": {"text": asked["answers"]}} for i, asked in enumerate(batch["asked"])],
+        )
+
+    def metrics(self) -> MetricCollection:
+        """Exact match and F1 of words, as SQuAD measures them."""
+        return MetricCollection({"agreement": SpanAgreement()}, compute_groups=False)
+
+    def numbers(self) -> list[str]:
+        """The two numbers of the one metric."""
+        return ["exact_match", "f1"]
+
+    @torch.no_grad()
+    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+        """Answer and its characters in the context, for lines of a question and its context, with a tab between them or
+        as JSON, or for files in SQuAD's layout. `margin` is the score of the answer minus that of no answer.
+        """
+        self.eval()
+        asked: list[Question] = []
+        for given in inputs:
+            if str(given).endswith(".json"):
+                asked += read_squad(user_path(given))
+            else:
+                asked += map(_question, read_sentences([given]))
+        parts = _encoded(asked, self.tokenizer(), int(self.data["seq_len"]), int(self.data["doc_stride"]))
+        whole, answers = WholeQuestions(parts), []
+        for numbers in torch.arange(len(asked)).split(AT_ONCE):
+            batch = whole.read(numbers, 0)
+            moved = {k: v.to(self.device) if isinstance(v, Tensor) else v for k, v in batch.items()}
+            for span, question in zip(self._spans(moved), (asked[i] for i in numbers.tolist())):
+                text = self._text(span, question.context)
+                begin = question.context.index(text, span.begin) if text else None
+                place = {"begin": begin, "end": None if begin is None else begin + len(text)}
+                margin = round(span.score - span.none, 6)
+                answers.append({"question": question.question, "answer": text, **place, "margin": margin})
+        return answers
+
+    def _spans(self, batch: Mapping[str, Any]) -> list[Span]:
+        out = self.model(**inputs_of(batch))
+        start, end = out.start_logits.float(), out.end_logits.float()
+        rows = [batch["sample"] == i for i in range(len(batch["asked"]))]
+        return [best_span(start[row], end[row], batch["offsets"][row]) for row in rows]
+
+    def _text(self, span: Span, context: str) -> str:
+        if self.data["unanswerable"] and span.none > span.score:
+            return ""
+        # Pieces of some tokenizers begin with the space before a word.
+        return context[span.begin : span.end].strip()
+
+
+def _encoded(questions: Sequence[Question], tokenizer: Any, length: int, stride: int) -> EncodedQuestions:
+    """In windows of `length`, of which a question takes a sixth at most, as 64 of BERT's 384."""
+    longest = max(1, length // 6)
+    return EncodedQuestions(questions, tokenizer, max_length=length, stride=stride, max_question=longest)
+
+
+def _question(line: Sentence) -> Question:
+    """A line of JSON with "question" and "context", or both with a tab between them."""
+    question, _, context = line.text.partition("\t")
+    if line.text.startswith("{"):
+        try:
+            row = json.loads(line.text)
+            question, context = row["question"], row["context"]
+        except (ValueError, KeyError, RecursionError) as error:
+            what = f"{error} is missing" if isinstance(error, KeyError) else f"not JSON: {error}"
+            raise UserError(f'{line.where}: {what}; a line is {{"question": ..., "context": ...}}, both text') from None
+    if not (isinstance(question, str) and isinstance(context, str) and question.strip() and context.strip()):
+        raise UserError(
+            f"{line.where}: give a question and its context with a tab between them, or as JSON: "
+            '{"question": ..., "context": ...}'
+        )
+    return Question(line.where, question.strip(), context.strip(), ())
+
+
+def best_span(start: Tensor, end: Tensor, offsets: Tensor) -> Span:
+    """The best pair of tokens of one question's parts: the end not before the start, at most 30 tokens.
+
+    Shape:
+        logits (P, N) of start and end, offsets (P, N, 2), negative outside the context.
+    """
+    outside = offsets[..., 0] < 0
+    none = float((start[:, 0] + end[:, 0]).min())
+    found = Span(0, 0, float("-inf"), none)
+    starts, stopped = (logits.masked_fill(outside, -torch.inf) for logits in (start, end))
+    for s, e, where, out in zip(starts, stopped, offsets, outside):
+        count = min(BEST, int((~out).sum()))
+        begins, stops = s.topk(count).indices, e.topk(count).indices
+        length = stops[None] - begins[:, None]
+        score = (s[begins][:, None] + e[stops]).masked_fill((length < 0) | (length >= LONGEST), -torch.inf)
+        if count and float(score.max()) > found.score:
+            i, j = divmod(int(score.argmax()), count)
+            found = Span(int(where[begins[i], 0]), int(where[stops[j], 1]), float(score.max()), none)
+    return found

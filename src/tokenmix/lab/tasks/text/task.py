@@ -1,0 +1,264 @@
+"""What the tasks on text share: sequences and their tokenizer, a transformers model of ours, sentences to predict."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from tokenmix.errors import UserError
+from tokenmix.files import user_path
+from tokenmix.lab.tasks.fitting import check_model
+from tokenmix.lab.tasks.text.data import Sequences, read_lines
+from tokenmix.lab.tasks.text.pretrained_weights import initial_text_weights
+from tokenmix.lab.tasks.text.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.distillation import DistillingTask
+from tokenmix.lab.train.programs import HubForm
+from tokenmix.lab.train.sources import TOKENIZER
+from tokenmix.lab.train.task import TaskData, TaskModule
+from tokenmix.lab.train.task_data import IndexedData
+from tokenmix.text.builder import create_config, describe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids", "labels", "start_positions", "end_positions")
+FROM_DATA = {
+    "vocab_size": "--tokenizer",
+    "pad_token_id": "--tokenizer",
+    "max_position_embeddings": "--seq-len",
+    "num_labels": "--data",
+}
+
+
+def hub_form(pipeline: str, auto: str) -> HubForm:
+    """A model that transformers' automatic class `auto` loads, with its tokenizer."""
+    code = (
+        f"import tokenmix.register\nfrom transformers import {auto}, AutoTokenizer\n\n"
+        f'tokenizer = AutoTokenizer.from_pretrained("{{repo}}")\nmodel = {auto}.from_pretrained("{{repo}}")\n'
+        'outputs = model(**tokenizer("a text", return_tensors="pt"))'
+    )
+    return HubForm("transformers", pipeline, "text", code)
+
+
+class Answering(nn.Module):
+    """A transformers model with one tensor as its output, for export."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Logits; of question answering those of start and end, (B, N, 2)."""
+        out = self.model(input_ids=input_ids, attention_mask=attention_mask)
+        return out.logits if hasattr(out, "logits") else torch.stack([out.start_logits, out.end_logits], -1)
+
+
+class TextData(IndexedData):
+    """Sequences for training and testing.
+
+    Args:
+        train: sequences to learn from.
+        test: those held out.
+        validation: training sequences that are held out to choose by.
+        tokenizer: that which encoded them.
+        config: the run's config.
+        description: what the run folder keeps next to vocabulary, length and numbers.
+        length: the longest sequence.
+    """
+
+    def __init__(
+        self,
+        train: Sequences,
+        test: Sequences,
+        validation: Sequences | None,
+        *,
+        tokenizer: "PreTrainedTokenizerFast",
+        config: TrainConfig,
+        length: int,
+        description: dict[str, Any],
+    ) -> None:
+        about = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "seq_len": length}
+        super().__init__(train, test, validation, config=config, description={**about, **description})
+        self.tokenizer = tokenizer
+
+    def save(self, run: Path) -> None:
+        """Keep the tokenizer in the run folder."""
+        # It notes the length that it was last called with; the next call gives its own.
+        self.tokenizer.backend_tokenizer.no_truncation()
+        # What transformers' pipelines cut a text to.
+        self.tokenizer.model_max_length = self.description["seq_len"]
+        save_tokenizer(self.tokenizer, run / TOKENIZER)
+
+
+class TextTask(TaskModule):
+    """A task on sequences of tokens, with a model of `tokenmix.text`.
+
+    Attributes:
+        network: the model's class.
+        fields: of its config, next to those that the data and the user decide.
+    """
+
+    network: ClassVar[type[Any]]
+    fields: ClassVar[Mapping[str, Any]] = {}
+    looks_at: ClassVar[Literal["images", "text", "nothing"]] = "text"
+    comparison: ClassVar[str | None] = "--model gmlp_text_nano, then amlp_text_nano, then bert_text_nano"
+
+    @classmethod
+    def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
+        """The model of that name with the tokenizer's vocabulary, as long as the sequences."""
+        given = {"vocab_size": data["vocab_size"], "pad_token_id": data["pad_token_id"]}
+        given |= {"max_position_embeddings": data["seq_len"], **cls.fields}
+        if "classes" in data:
+            # A number instead of classes is one answer.
+            given["num_labels"] = len(data["classes"]) or 1
+            if data["classes"]:
+                # So that a pipeline of transformers tells the names.
+                given["id2label"] = dict(enumerate(data["classes"]))
+                given["label2id"] = {name: i for i, name in enumerate(data["classes"])}
+        model = cls.network(create_config(config.model.model, **{**given, **config.model.model_kwargs}))
+        return model.train()
+
+    @classmethod
+    def check(cls, config: TrainConfig, batch_size: int) -> None:
+        """The model's name and its arguments, before any text is read."""
+        check_model(config.task, config.model.model)
+        for name, value in config.model.model_kwargs.items():
+            if name in FROM_DATA:
+                raise UserError(f"model argument {name}={value!r} is set by the data; use {FROM_DATA[name]}")
+        create_config(config.model.model, **config.model.model_kwargs)
+
+    @classmethod
+    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters and multiply-adds of the masked-language model, and the published figures."""
+        if sizes:
+            flag, value = next(iter(sizes.items()))
+            raise UserError(
+                f"{name} is a text model, whose longest text is --model-kwargs max_position_embeddings=N; "
+                f"leave --{flag.replace('_', '-')} {value} out"
+            )
+        return describe(name, **model_kwargs)
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Leave on each process a part of every block's parameters, and of the rest."""
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in self.model.base_model.layers:  # type: ignore[union-attr]
+            fully_shard(layer, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
+
+    def initial_weights(self, source: Path) -> dict[str, Tensor]:
+        """The weights of another run or file, cut or extended to this length; its head where it fits."""
+        return initial_text_weights(source, self.model)
+
+    def macs(self) -> int:
+        """Multiply-adds of one sequence of full length."""
+        return self.model.macs(int(self.data["seq_len"]))  # type: ignore[operator]
+
+    def example(self) -> dict[str, Tensor]:
+        """Two sequences of arbitrary tokens, one of them padded."""
+        n = int(self.data["seq_len"])
+        ids = torch.arange(2 * n).view(2, n) % int(self.data["vocab_size"])
+        mask = torch.ones(2, n, dtype=torch.long)
+        mask[1, n // 2 :] = 0
+        return {"input_ids": ids, "attention_mask": mask}
+
+    def swap_example(self) -> tuple[Tensor]:
+        """Tokens of one sequence; without a mask, whose values a pass on the meta device cannot read."""
+        return (self.example()["input_ids"][:1],)
+
+    def answering(self) -> nn.Module:
+        """The model with its logits as the only output."""
+        return Answering(self.model)
+
+    def save_for_hub(self, folder: Path) -> nn.Module:
+        """In transformers' form, with the tokenizer; logits are those of all positions, also with labels."""
+        self.model.config.predict = "all"  # type: ignore[union-attr]
+        self.model.save_pretrained(folder)  # type: ignore[operator]
+        self.tokenizer().save_pretrained(folder)
+        return Answering(self.network.from_pretrained(folder))
+
+    def tokenizer(self) -> "PreTrainedTokenizerFast":
+        """The tokenizer that the run folder keeps."""
+        assert self.config.options.tokenizer is not None
+        return load_tokenizer(self.config.options.tokenizer)
+
+
+class DistillingTextTask(TextTask, DistillingTask):
+    """A task on text whose logits can be those of a teacher with the same tokenizer."""
+
+    def teacher_logits(self, teacher: DistillingTask, batch: Mapping[str, Tensor]) -> Tensor:
+        """On the same tokens; of a masked-language model at the masked positions."""
+        return teacher.model(**inputs_of(batch)).logits
+
+    def check_teacher(self, teacher: DistillingTask, data: TaskData) -> None:
+        """Classes and tokenizer must be the same, and sequences no longer than the teacher's."""
+        super().check_teacher(teacher, data)
+        name = self.options.teacher
+        if teacher.tokenizer().get_vocab() != data.tokenizer.get_vocab():  # type: ignore[attr-defined]
+            raise UserError(f"the teacher {name} has another tokenizer; give --tokenizer {name}/{TOKENIZER}")
+        if self.data["seq_len"] > teacher.data["seq_len"]:
+            raise UserError(
+                f"the teacher {name} takes {teacher.data['seq_len']} tokens; give --seq-len {teacher.data['seq_len']}"
+            )
+
+
+def inputs_of(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What of a batch the model takes."""
+    return {name: value for name, value in batch.items() if name in INPUTS}
+
+
+def tokenizer_for(config: TrainConfig, texts: Iterable[str]) -> "PreTrainedTokenizerFast":
+    """The tokenizer that is named, else that of the run that weights or logits come from, else one trained on the
+    texts.
+    """
+    if config.options.tokenizer is not None:
+        return load_tokenizer(config.options.tokenizer)
+    for source in (config.loop.init_from, getattr(config.options, "teacher", None)):
+        if source is not None and (Path(source) / TOKENIZER).is_dir():
+            return load_tokenizer(Path(source) / TOKENIZER)
+    return train_tokenizer(texts, vocab_size=config.options.vocab_size)
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A text to predict, and its location."""
+
+    text: str
+    where: str
+
+
+def read_sentences(inputs: Sequence[str | Path]) -> list[Sentence]:
+    """The lines of files, and texts as they are; `UserError` for a file that is missing or not UTF-8."""
+    found = []
+    for given in inputs:
+        if _is_file(given):
+            path = user_path(given)
+            lines = [line.strip() for line in read_lines(path)]
+            if not any(lines):
+                raise UserError(f"{path} holds no sentence; write one on each line")
+            found += [Sentence(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line]
+        elif not str(given).strip():
+            raise UserError("an empty text has no prediction; give a sentence, or a file of sentences")
+        else:
+            found.append(Sentence(str(given).strip(), "command line"))
+    return found
+
+
+def _is_file(given: str | Path) -> bool:
+    try:
+        there = user_path(given).is_file() if len(str(given).split()) == 1 else Path(given).is_file()
+    except OSError:  # longer than a name may be: a text
+        there = False
+    # One word with a suffix is the name of a file rather than a sentence.
+    named = isinstance(given, Path) or (
+        len(str(given).split()) == 1 and Path(given).suffix in (".txt", ".tsv", ".json", ".jsonl")
+    )
+    if named and not there:
+        raise UserError(f"no file {given}; give a file of sentences, or a sentence")
+    return there

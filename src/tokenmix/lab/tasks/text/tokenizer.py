@@ -1,0 +1,224 @@
+"""Tokenizers trained on the user's own text, in Hugging Face's form."""
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from tokenmix.errors import UserError
+from tokenmix.files import new_folder, user_path, write_json
+from tokenmix.lab.tasks.text.encoding import growth, tokenizing
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+
+TokenizerKind = Literal["bpe", "wordpiece", "unigram"]
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+"""The first five ids, in this order."""
+MOST_CHARACTERS = 1000
+MOST_GROWTH = 64
+"""What a normalizer may make of a character, in bytes; SentencePiece's makes 33 of one."""
+MOST_SPECIAL = 64
+NAMES = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL}
+
+
+def train_tokenizer(
+    texts: str | Iterable[str],
+    kind: TokenizerKind = "bpe",
+    vocab_size: int = 8000,
+    *,
+    lowercase: Literal["yes", "no"] = "no",
+    max_length: int = 512,
+) -> "PreTrainedTokenizerFast":
+    """Train a tokenizer on these texts.
+
+    `bpe`: merges of UTF-8 bytes, so that no text is unknown (GPT-2's, Sennrich et al., arXiv:1508.07909).
+    `wordpiece`: BERT's, words cut into pieces with ## inside (arXiv:1810.04805); characters beyond the thousand most
+    frequent are unknown. `unigram`: SentencePiece's (Kudo, arXiv:1804.10959).
+
+    A single text is given the form [CLS] A [SEP], a pair [CLS] A [SEP] B [SEP] with segments 0 and 1.
+
+    Args:
+        texts: documents; or what --data takes, such as `text:PATH`, of which the part for training is used.
+        kind: the model.
+        vocab_size: number of pieces, with the five special ones; fewer if the text has fewer.
+        lowercase: yes drops the difference of capitals; BERT's wordpiece then drops accents too.
+        max_length: kept as the tokenizer's `model_max_length`.
+
+    Raises:
+        UserError: no text, or a vocabulary too small for the characters.
+
+    bpe and wordpiece are the same for the same texts in every process. unigram is not: the library sums in the order of
+    a hash table, so scores and numbers of rare pieces differ from process to process; keep the folder.
+    """
+    if kind not in get_args(TokenizerKind):
+        raise UserError(f"the kind of a tokenizer must be bpe, wordpiece or unigram, got {kind!r}")
+    # Byte-level pieces need the 256 bytes, and none of the kinds makes sense with less.
+    least = 256 + len(SPECIAL) if kind == "bpe" else len(SPECIAL) + 1
+    if vocab_size < least:
+        raise UserError(f"a vocabulary of {vocab_size} is too small for {kind}; give {least} or more")
+    if isinstance(texts, str):
+        from tokenmix.lab.tasks.text.data import load_text
+
+        texts = load_text(texts).train
+    from tokenmix.lab.tasks.text.data.corpus import Documents, pieces
+
+    # Gone through more than once; a corpus is streamed anew each time.
+    whole = list(texts) if isinstance(texts, Iterator) else texts
+    documents = Documents(partial(pieces, whole))
+    if not any(document.strip() for document in documents):
+        raise UserError("there is no text to train a tokenizer on; give a file or corpus that holds some")
+    make = {"bpe": _bpe, "wordpiece": _wordpiece, "unigram": _unigram}[kind]
+    settings = {"vocab_size": vocab_size, "special_tokens": list(SPECIAL), "show_progress": sys.stderr.isatty()}
+    return _wrapped(make(documents, lowercase == "yes", settings), max_length)
+
+
+def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> Path:
+    """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json: into another folder, then renamed.
+
+    Raises:
+        UserError: a folder that holds anything already.
+    """
+    folder = user_path(folder)
+    check_new(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with new_folder(folder) as partial:
+        tokenizer.save_pretrained(partial)
+        # transformers 5 leaves it out; older versions and other libraries read it.
+        names = {name: str(getattr(tokenizer, name)) for name in NAMES}
+        write_json(partial / "special_tokens_map.json", names)
+    return folder
+
+
+def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerFast":
+    """The tokenizer of a folder.
+
+    Raises:
+        UserError: a folder that is missing, incomplete or damaged, or a tokenizer without one of the special tokens.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    path = user_path(folder)
+    if not path.is_dir():
+        raise UserError(f"there is no tokenizer folder {str(path)!r}; make one: tokenmix train-tokenizer --out {path}")
+    missing = [name for name in ("tokenizer.json", "tokenizer_config.json") if not (path / name).is_file()]
+    if missing:
+        raise UserError(f"the tokenizer folder {path} has no {' and no '.join(missing)}; copy it whole, or train again")
+    with tokenizing(f"the tokenizer in {path} cannot be read", Exception):
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
+        backend = tokenizer.backend_tokenizer
+        # A file may cut or fill each text; our callers say where they want that.
+        backend.no_truncation()
+        backend.no_padding()
+        most = max(growth(backend.normalizer), growth(backend.decoder))
+        special = max(backend.num_special_tokens_to_add(pair) for pair in (False, True))
+        highest = max(tokenizer.get_vocab().values(), default=0)
+    if most > MOST_GROWTH or special > MOST_SPECIAL:
+        what = f"{most:,.0f} bytes of one character" if most > MOST_GROWTH else f"{special:,} special tokens in a text"
+        raise UserError(f"the tokenizer in {path} makes {what}, which no text needs; use another")
+    if highest >= len(tokenizer):
+        raise UserError(
+            f"the tokenizer in {path} has the id {highest}, but {len(tokenizer)} pieces; number them without gaps"
+        )
+    without = [name for name in NAMES if getattr(tokenizer, name) is None]
+    if without:
+        raise UserError(f"the tokenizer in {path} names no {', '.join(without)} in its tokenizer_config.json; add it")
+    return tokenizer
+
+
+def write_tokenizer(
+    data: str, out: Path, kind: TokenizerKind, vocab_size: int, lowercase: Literal["yes", "no"], max_length: int
+) -> str:
+    """Train, write, and print one line about the result."""
+    check_new(user_path(out))
+    tokenizer = train_tokenizer(data, kind, vocab_size, lowercase=lowercase, max_length=max_length)
+    folder = save_tokenizer(tokenizer, out)
+    return f"{kind} tokenizer with {len(tokenizer):,} pieces, trained on the training part of {data}, is in {folder}"
+
+
+def check_new(folder: Path) -> None:
+    """`UserError` for a folder that holds anything already."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists and is not empty; give another folder for the tokenizer, or remove it")
+
+
+def _bpe(documents: Iterable[str], lowercase: bool, settings: dict[str, Any]) -> "Tokenizer":
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    steps = [normalizers.NFC(), *([normalizers.Lowercase()] if lowercase else [])]
+    tokenizer.normalizer = normalizers.Sequence(steps)  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    trainer = trainers.BpeTrainer(initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), **settings)
+    tokenizer.train_from_iterator(documents, trainer=trainer)
+    return tokenizer
+
+
+def _wordpiece(documents: Iterable[str], lowercase: bool, settings: dict[str, Any]) -> "Tokenizer":
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    kept = _alphabet(documents, normalizer)
+    inner = [f"##{character}" for character in kept]
+    vocab_size, least = settings["vocab_size"], len(SPECIAL) + 2 * len(kept)
+    if vocab_size < least:
+        raise UserError(f"a vocabulary of {vocab_size} is too small for {len(kept)} characters; give {least} or more")
+    draft = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    draft.normalizer = normalizer  # type: ignore[assignment]
+    draft.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment]
+    # The library numbers ##a, ##b, ... as it meets them in a hash table, and ties between merges go by number: named
+    # beforehand, as if they were special, they have the same numbers in every process.
+    settings = {**settings, "special_tokens": [*SPECIAL, *inner]}
+    trainer = trainers.WordPieceTrainer(initial_alphabet=kept, limit_alphabet=len(kept), **settings)
+    draft.train_from_iterator(documents, trainer=trainer)
+    tokenizer = Tokenizer(models.WordPiece(vocab=draft.get_vocab(), unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = draft.normalizer, draft.pre_tokenizer
+    tokenizer.decoder = decoders.WordPiece()  # type: ignore[assignment]
+    return tokenizer
+
+
+def _unigram(documents: Iterable[str], lowercase: bool, settings: dict[str, Any]) -> "Tokenizer":
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.Unigram())
+    steps: list[Any] = [normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")]
+    steps += [normalizers.Lowercase()] if lowercase else []
+    tokenizer.normalizer = normalizers.Sequence(steps)  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()  # type: ignore[assignment]
+    tokenizer.decoder = decoders.Metaspace()  # type: ignore[assignment]
+    tokenizer.train_from_iterator(documents, trainer=trainers.UnigramTrainer(unk_token="[UNK]", **settings))
+    return tokenizer
+
+
+def _alphabet(documents: Iterable[str], normalizer: Any) -> list[str]:
+    """The most frequent characters, sorted."""
+    counts: Counter[str] = Counter()
+    for document in documents:
+        counts.update(normalizer.normalize_str(document))
+    counts = Counter({c: n for c, n in counts.items() if not c.isspace()})
+    ordered = sorted(counts, key=lambda character: (-counts[character], character))
+    return sorted(ordered[:MOST_CHARACTERS])
+
+
+def _wrapped(tokenizer: "Tokenizer", max_length: int) -> "PreTrainedTokenizerFast":
+    from tokenizers import AddedToken, processors
+    from transformers import PreTrainedTokenizerFast
+
+    # A piece of bpe or unigram begins with the space before its word: so [MASK] takes the space before it too.
+    tokenizer.add_special_tokens([AddedToken(token, special=True, lstrip=token == "[MASK]") for token in SPECIAL])
+    ends = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=max_length,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+        **NAMES,
+    )

@@ -1,0 +1,235 @@
+"""Checkpoints: a folder with model.safetensors, state.pt and meta.json. Nothing is ever unpickled.
+
+state.pt is a torch.save of tensors and plain containers, and is read with `weights_only=True`. A byte that changed on
+the disk is found, and a file of another checkpoint or run: weights carry a SHA-256 in the file's own metadata, and
+meta.json has that of weights, of state.pt and of itself.
+"""
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError
+from tokenmix.files import (
+    latest_complete_checkpoint,
+    make_folder,
+    new_folder,
+    open_regular,
+    read_bytes,
+    read_json,
+    replace_file,
+    to_json,
+    write_bytes,
+    write_json,
+)
+from tokenmix.lab.data.fetch import log
+from tokenmix.lab.data.tensor_files import read_sealed, sealed
+from tokenmix.lab.train.distributed import distributed_info, raise_on_all_ranks
+from tokenmix.lab.train.identity import check_identity, sha256_of
+from tokenmix.lab.train.plan import Progress
+
+WEIGHTS, STATE, META = "model.safetensors", "state.pt", "meta.json"
+# How files begin that torch.save or pickle wrote: a zip archive, or protocol 2 and later.
+PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint folder holds. `run` is what `identity_of` says of the run folder."""
+
+    weights: dict[str, Tensor]
+    state: dict[str, Any]
+    meta: dict[str, Any]
+    run: dict[str, str] = field(default_factory=dict)
+
+
+def save_weights(path: Path, weights: Mapping[str, Tensor], run: Mapping[str, str] | None = None) -> None:
+    """Write one safetensors file, atomically; `run` as in `Checkpoint`."""
+    replace_file(path, _serialized(weights, run)[0])
+
+
+def _serialized(weights: Mapping[str, Tensor], run: Mapping[str, str] | None) -> tuple[bytes, str]:
+    """A safetensors file, and its SHA-256 of values."""
+    # safetensors refuses tensors that share memory; each is written as if it stood alone.
+    tensors = {k: v.detach().cpu().clone().contiguous() for k, v in weights.items()}
+    notes = sealed(tensors, run)
+    return safetensors.torch.save(tensors, notes), notes["sha256"]
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint into another folder, then put it in place of the one before."""
+    state = io.BytesIO()
+    torch.save(checkpoint.state, state)
+    weights, weights_sha256 = _serialized(checkpoint.weights, checkpoint.run)
+    make_folder(folder.parent)
+    with new_folder(folder) as partial:
+        write_bytes(partial / WEIGHTS, weights)
+        write_bytes(partial / STATE, state.getvalue())
+        meta = {
+            **checkpoint.meta,
+            "run": checkpoint.run,
+            "weights_sha256": weights_sha256,
+            "state_sha256": hashlib.sha256(state.getbuffer()).hexdigest(),
+        }
+        meta = json.loads(to_json(meta))
+        write_json(partial / META, {**meta, "sha256": sha256_of(meta)})
+
+
+def copy_checkpoint(source: Path, folder: Path) -> None:
+    """Give a checkpoint a second name, without a second copy on the disk where the file system can do that."""
+    make_folder(folder.parent)
+    with new_folder(folder) as partial:
+        for file in sorted(source.iterdir()):
+            # No file of a checkpoint is ever changed in place, so two folders may share one.
+            try:
+                os.link(file, partial / file.name)
+            except OSError:
+                write_bytes(partial / file.name, read_bytes(file))
+
+
+def save_run(run: Path, checkpoint: Checkpoint, weights: Mapping[str, Tensor] | None = None) -> None:
+    """Save `last`; before that, at the end of the best epoch so far, its `weights` as the run's own, and `best`.
+
+    The first process writes, and all must call this. `last` comes at the end: a kill before it repeats the epoch and
+    writes the others once more.
+    """
+    last, best = run / "checkpoints" / "last", run / "checkpoints" / "best"
+    with raise_on_all_ranks():
+        if not distributed_info().first:
+            return
+        if weights is None:
+            save_checkpoint(last, checkpoint)
+            return
+        save_weights(run / WEIGHTS, weights, checkpoint.run)
+        save_checkpoint(best, checkpoint)
+        copy_checkpoint(best, last)
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Read a checkpoint folder; `UserError` if there is none or it is damaged."""
+    folder = latest_complete_checkpoint(folder)
+    if not (folder / META).is_file():
+        raise UserError(f"{folder} holds no checkpoint; start a new run")
+    try:
+        meta = read_json(folder / META)
+        if meta.pop("sha256", None) not in (None, sha256_of(meta)):
+            raise UserError(f"{folder / META} is damaged: its values are not those that were written")
+        data = read_bytes(folder / STATE)
+        if meta.pop("state_sha256", None) not in (None, hashlib.sha256(data).hexdigest()):
+            raise UserError(f"{folder / STATE} is damaged: its bytes are not those that were written")
+        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        weights, _, sha256 = read_sealed(folder / WEIGHTS)
+        if meta.pop("weights_sha256", sha256) != sha256:
+            raise UserError(f"{folder / WEIGHTS} is damaged: its values are not those of this checkpoint")
+        return Checkpoint(weights, state, meta, meta.pop("run", {}))
+    except UserError:
+        raise
+    except Exception as error:  # torch and json raise many types for a damaged file
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"checkpoint {folder} is damaged ({reason[:200]})") from None
+
+
+def read_latest_checkpoint(run: Path) -> Checkpoint:
+    """The run's last checkpoint; if it is damaged, its best one, and a line on standard error that says so.
+
+    Raises:
+        UserError: neither is whole.
+    """
+    folders = [run / "checkpoints" / name for name in ("last", "best")]
+    try:
+        return _of_run(folders[0])
+    except UserError as error:
+        damage = error
+    try:
+        checkpoint = _of_run(folders[1])
+    except UserError:
+        raise UserError(f"{damage}, and there is no other; start a new run") from None
+    step = checkpoint.meta["progress"]["step"]
+    log(f"{damage}; continuing from the best checkpoint, of step {step}")
+    return checkpoint
+
+
+def _of_run(folder: Path) -> Checkpoint:
+    """A checkpoint with the position of its run."""
+    checkpoint = read_checkpoint(folder)
+    try:
+        Progress.from_dict(checkpoint.meta.get("progress"))
+    except UserError as error:
+        raise UserError(f"{folder / META} is damaged: {error}") from None
+    return checkpoint
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Tensors of a safetensors file, or of a folder that holds `model.safetensors`; a pickle is refused unread.
+
+    Raises:
+        UserError: no such file, a damaged one, or in a run folder one that was written for another run.
+    """
+    folder = path if path.is_dir() else None
+    path = path / WEIGHTS if path.is_dir() else path
+    if not path.exists():
+        raise UserError(f"no weights at {path}; give a .safetensors file or a run folder with {WEIGHTS}")
+    with open_regular(path) as file:
+        start = file.read(4)
+    if start.startswith(PICKLED):
+        raise UserError(
+            f"{path} is a pickle (torch.save), which can run code when read; "
+            "convert it where you trust it: safetensors.torch.save_file(state_dict, 'model.safetensors')"
+        )
+    weights, notes, _ = read_sealed(path)
+    broken = next((name for name, value in weights.items() if not value.isfinite().all()), None)
+    if broken is not None:
+        raise UserError(f"{path} has values in {broken} that are NaN or infinite; give other weights")
+    if folder is not None:
+        check_identity(notes, folder, path)
+    return weights
+
+
+def put_weights(
+    model: nn.Module, weights: Mapping[str, Tensor], source: Path, types: Collection[torch.dtype] = ()
+) -> None:
+    """Load weights into a model.
+
+    Args:
+        model: takes the weights.
+        weights: of the same names, shapes and types.
+        source: for the message.
+        types: further types that a floating-point weight may have; it is converted.
+
+    Raises:
+        UserError: the weights are those of another model; up to three keys are named.
+    """
+    own = model.state_dict()
+    shared = {k: (weights[k], v) for k, v in own.items() if k in weights}
+    problems = {
+        "missing": [k for k in own if k not in weights],
+        "unexpected": [k for k in weights if k not in own],
+        "other shape": [
+            f"{k} {tuple(value.shape)} for {tuple(v.shape)}"
+            for k, (value, v) in shared.items()
+            if value.shape != v.shape
+        ],
+        "other type": [
+            f"{k} {value.dtype} for {v.dtype}"
+            for k, (value, v) in shared.items()
+            if value.dtype != v.dtype and not (v.is_floating_point() and value.dtype in types)
+        ],
+    }
+    found = [f"{kind}: {_three(keys)}" for kind, keys in problems.items() if keys]
+    if found:
+        raise UserError(f"{source} is for another model than this {type(model).__name__}; {'; '.join(found)}")
+    model.load_state_dict(dict(weights))
+
+
+def _three(keys: Iterable[str]) -> str:
+    keys = list(keys)
+    return ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")

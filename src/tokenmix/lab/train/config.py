@@ -1,0 +1,336 @@
+"""What a run is made of. No heavy import here: the command line reads these classes to print its help."""
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import tyro
+
+from tokenmix.errors import UserError, unknown_name
+from tokenmix.lab.registry import TASKS
+from tokenmix.lab.train.schema import Document, Part, Range
+from tokenmix.lab.train.words import Folders, Names, Needed, Numbers, Pairs
+from tokenmix.registry import load_object
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Part):
+    """Data options."""
+
+    data: Needed = "fashion-mnist"
+    """A name of `tokenmix list data` that fits the task, or your own files in a layout that it lists.
+    Layouts are folder:PATH (one sub-folder per class), masks:PATH, coco:PATH, text:PATH, clouds:PATH and others."""
+    limit: Annotated[int | None, Range(least=1)] = None
+    """Use this many training samples."""
+    limit_eval: Annotated[int | None, Range(least=1)] = None
+    """Use this many test samples."""
+    validation: Annotated[int | None, Range(least=0)] = None
+    """Hold out this many training samples (scenes, questions), to choose the best epoch by; with 0 the last is kept.
+    If not given, a tenth of those used, 10,000 at most, and none where that is fewer than 10."""
+    workers: Annotated[int, Range(least=0, most=256)] = 0
+    """Processes that load samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(Part):
+    """Model options."""
+
+    model: Needed = "vit_nano"
+    """A model for the task, see `tokenmix list models`."""
+    model_kwargs: Pairs = field(default_factory=dict)
+    """Arguments of the model, for example --model-kwargs depth=6 drop_path_rate=0.1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in self.model_kwargs.items():
+            _check_model_argument(name, value)
+
+
+# Arguments of timm's factory and of PyTorch that another option sets, or that make another kind of model.
+SET_ELSEWHERE = {
+    "checkpoint_path": "--init-from FILE", "pretrained_cfg": "--init-from FILE",
+    "pretrained_cfg_overlay": "--init-from FILE", "device": "--device", "dtype": "--precision",
+    "features_only": "timm in Python", "out_indices": "timm in Python",
+}  # fmt: skip
+# Sizes for which 0 means "none of them".
+MAY_BE_ZERO = ("attention_dim", "frozen_stages", "num_leading", "num_vanilla", "type_vocab_size")
+SIZES = re.compile(r"num_\w+|(\w+_)?(depth|dim|width|size|channel|stride)s?|image_size")
+
+
+def _check_model_argument(name: str, value: Any) -> None:
+    """Ranges that the names of arguments imply in this field: rates below 1, sizes and counts at least 1."""
+    if name in SET_ELSEWHERE:
+        raise UserError(f"model argument {name}={value!r} cannot be given here; use {SET_ELSEWHERE[name]}")
+    values = value if isinstance(value, tuple | list) else (value,)
+    for number in values:
+        label = f"model argument {name}={value!r}"
+        if isinstance(number, float) and not math.isfinite(number):
+            raise UserError(f"{label} must be finite")
+        plain = isinstance(number, int | float) and not isinstance(number, bool)
+        if name.endswith("_rate") and not (plain and 0 <= number < 1):
+            raise UserError(f"{label} must be a number in [0, 1)")
+        size = SIZES.fullmatch(name) and (plain or isinstance(number, str | dict))
+        least, most = int(name not in MAY_BE_ZERO), 10_000 if name.startswith("depth") else 1_000_000
+        if size and not (isinstance(number, int) and least <= number <= most):
+            raise UserError(f"{label} must be a whole number in [{least}, {most}]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwapConfig(Part):
+    """Another mixer in the network."""
+
+    swap: str | None = None
+    """Replace the model's attention layers by this mixer, a name of `tokenmix list mixers` or module:Class.
+    Weights of --init-from are loaded first, and projections carry over where possible; see `tokenmix swap`."""
+    swap_where: str = "*"
+    """Glob over the names of the attention layers that are replaced, such as "blocks.[6-9]*"."""
+    swap_kwargs: Pairs = field(default_factory=dict)
+    """Arguments of that mixer, for example --swap-kwargs num_slots=32."""
+    train_only: Literal["all", "mixers"] = "all"
+    """mixers: train the replaced layers and freeze the rest of the model."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        changed = [field.name for field in fields(self) if getattr(self, field.name) not in ("*", {}, "all", None)]
+        if self.swap is None and changed:
+            raise UserError(
+                f"{changed[0]}={getattr(self, changed[0])!r} needs a mixer; give --swap MIXER as well, or leave it out"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig(Part):
+    """Optimizer and learning-rate options."""
+
+    opt: str = "adamw"
+    """Optimiser, by timm's name."""
+    opt_eps: Annotated[float | None, Range(least=0)] = None
+    """Epsilon of the optimiser; the optimiser's default if not given."""
+    lr: Annotated[float, Range(above=0)] = 2e-3
+    """Peak learning rate."""
+    min_lr: Annotated[float, Range(least=0)] = 1e-5
+    """Learning rate at the end of the schedule."""
+    schedule: Literal["cosine", "linear", "poly", "step", "constant"] = "cosine"
+    """How the learning rate falls after the warm-up.
+    poly: (1 - step / steps) ** 0.9; step: a tenth from 8/12 of the run on, a hundredth from 11/12 on."""
+    warmup_steps: Annotated[int | None, Range(least=0)] = None
+    """Steps of linear warm-up; 5 % of the run if not given."""
+    warmup_epochs: Annotated[float | None, Range(least=0)] = None
+    """Epochs of linear warm-up, instead of --warmup-steps."""
+    cooldown_epochs: Annotated[float, Range(least=0)] = 0.0
+    """Last epochs (part of --epochs) at the lowest learning rate."""
+    weight_decay: Annotated[float, Range(least=0)] = 0.05
+    """Weight decay; never on norms, biases and the parameters in the model's no_weight_decay."""
+    clip_grad: Annotated[float | None, Range(above=0)] = 1.0
+    """Largest gradient norm; none switches clipping off."""
+    accumulate: Annotated[int, Range(least=1)] = 1
+    """Parts into which a batch is split, one backward pass each (gradient accumulation)."""
+    ema: Annotated[float | None, Range(above=0, below=1)] = None
+    """Decay of the exponential moving average of the weights, such as 0.999; none switches it off."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManualOptim(Part):
+    """Base for tasks that step their optimisers themselves: what the trainer would do for others does not exist."""
+
+    accumulate: ClassVar[int] = 1
+    clip_grad: ClassVar[float | None] = None
+    ema: ClassVar[float | None] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetConfig(Part):
+    """Budget, precision and device."""
+
+    epochs: Annotated[int, Range(least=1)] = 10
+    """Passes over the training samples: images, texts or point clouds."""
+    max_steps: Annotated[int | None, Range(least=1)] = None
+    """Stop after this many optimiser steps, if that comes first."""
+    batch_size: Annotated[int, Range(least=1)] = 128
+    """Samples of one optimiser step on one device, divided into --accumulate parts."""
+    precision: Literal["32", "bf16-mixed", "16-mixed", "bf16"] = "32"
+    """Training precision."""
+    grad_checkpointing: bool = False
+    """Recompute each block in the backward pass: less memory, more time."""
+    threads: Annotated[int | None, Range(least=1, most=1024)] = None
+    """CPU threads of PyTorch."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Device to train on; auto takes a GPU if there is one."""
+    log_every: Annotated[int, Range(least=1)] = 20
+    """Steps between two rows of metrics.csv."""
+    checkpoint_every: Annotated[int, Range(least=1)] = 200
+    """Steps between checkpoints; one is also written after each epoch."""
+    logger: Literal["wandb", "mlflow"] | None = None
+    """Log to Weights & Biases or MLflow, in addition to metrics.csv and TensorBoard.
+    Their environment variables, such as WANDB_MODE and MLFLOW_TRACKING_URI, configure them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopConfig(BudgetConfig):
+    """Budget, precision, device, seed, folders and processes of a run."""
+
+    seed: Annotated[int, Range(least=0)] = 0
+    """Seed of weights, order and augmentation."""
+    out: Path | None = None
+    """Run folder; runs/MODEL-DATA-SEED if not given."""
+    resume: Path | None = None
+    """Continue this run folder where it stopped; its own config is used."""
+    init_from: Path | None = None
+    """Start from the weights of a safetensors file or run folder; image size and classes may differ.
+    A run folder also sets the model, its arguments and its swap, unless --model or --recipe is given."""
+    recipe: str | None = None
+    """A recipe by name or file; options on the command line override it. See recipes/."""
+    devices: Annotated[int | None, Range(least=1)] = None
+    """Processes on this machine, one per device; torchrun's number if it started them, else 1."""
+    num_nodes: Annotated[int | None, Range(least=1)] = None
+    """Machines; torchrun's number if that started the processes, else 1."""
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    """How processes share the work: ddp (auto) copies the model to each, fsdp shards it."""
+    token_parallel: Annotated[int, Range(least=1)] = 1
+    """Processes that share each image, each with some rows of its tokens; --devices must be a multiple of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions(Part):
+    """Base of a task's own options; of a task that has none, these.
+
+    Attributes:
+        evaluation: dataclass of those that `eval` and `predict` take as well, to change the run's.
+    """
+
+    evaluation: ClassVar[type[Part]] = Part
+
+    def check_given(self, names: Iterable[str]) -> None:
+        """Raise `UserError` if an option that was given on the command line, by name, needs another one."""
+
+    def for_evaluation(self) -> Part:
+        """Those of these options that `eval` and `predict` take."""
+        return self.evaluation(**{field.name: getattr(self, field.name) for field in fields(self.evaluation)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherOptions(TaskOptions):
+    """Base of the options of a task that predicts classes: knowledge distillation from a trained model."""
+
+    teacher: str | None = None
+    """Learn from this trained model: a run folder of the same task and classes.
+    For image classification also a pretrained timm model by name, hf-hub:OWNER/NAME or local-dir:PATH."""
+    distill: Annotated[float, Range(above=0, most=1)] = 0.5
+    """Weight w of the teacher's logits: (1 - w) * loss + w * T^2 * KL(teacher / T || model / T).
+    At 1 no label is used."""
+    temperature: Annotated[float, Range(above=0)] = 2.0
+    """Temperature T of the teacher and the model in that divergence."""
+    distill_from: Literal["logits", "layers"] = "logits"
+    """What to learn from the teacher: its logits, or the outputs of the layers that --swap replaces.
+    layers: each swapped layer gets the teacher's own input to it; no labels are needed, and the rest is frozen."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_given(field.name for field in fields(TeacherOptions) if getattr(self, field.name) != field.default)
+
+    def check_given(self, names: Iterable[str]) -> None:
+        """As there: distillation needs a teacher."""
+        own = {field.name for field in fields(TeacherOptions)} - {"teacher"}
+        name = next((name for name in names if name in own), None)
+        if self.teacher is None and name is not None:
+            raise UserError(f"{name}={getattr(self, name)!r} needs a teacher; give --teacher RUN, or leave it out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Document):
+    """One run. `optim` and `options` are Any since a task may have other optimisers, and has its own options."""
+
+    task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")] = "image-classification"
+    """Task to train, see `tokenmix list tasks`."""
+    data: DataConfig = DataConfig()
+    model: ModelConfig = field(default_factory=ModelConfig)
+    swap: SwapConfig = field(default_factory=SwapConfig)
+    optim: Any = OptimConfig()
+    loop: LoopConfig = LoopConfig()
+    options: Annotated[Any, tyro.conf.arg(name="task")] = TaskOptions()
+
+    def replace(self, **values: Any) -> Self:
+        """`Document.replace`; the task cannot change, since the options belong to it."""
+        if values.get("task", self.task) != self.task:
+            raise UserError(f"a config of {self.task} cannot become one of {values['task']}; use make_config")
+        return super().replace(**values)
+
+    def unknown_option(self, name: str, known: Iterable[str]) -> UserError:
+        """The error for an option that the task does not have, with the tasks that have it."""
+        plain = name.removeprefix("--").replace("-", "_")
+        having = [entry.name for entry in TASKS if plain in default_config(entry.name).flat()]
+        if 0 < len(having) < 6:
+            return UserError(f"{self.task} has no option {name}, which is one of {', '.join(having)}; leave it out")
+        return unknown_name(f"option of {self.task}", name, known)
+
+
+def default_config(task: str) -> TrainConfig:
+    """A run of this task with every option at its default; `UserError` with the nearest names if there is none."""
+    entry = TASKS[task]
+    config = TrainConfig(task=task, optim=load_object(entry.optim)(), options=load_object(entry.options)())
+    return config.replace(**{"model": "", "data": "", **entry.defaults})
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig(Part):
+    """Where the runs of a comparison are trained."""
+
+    engine: Literal["local", "ray", "slurm"] = "local"
+    """local: this machine; ray: tasks on a Ray cluster; slurm: an array job.
+    Every node needs the same packages, and the same files at the same paths."""
+    jobs: Annotated[int, Range(least=0)] = 0
+    """Number of runs at a time. With local each in a process of its own; 0: one after another in this process.
+    With slurm those of the array that may run at once; 0: no limit."""
+    address: str | None = None
+    """Address of the Ray cluster, such as HOST:6379 or auto; without it Ray is started on this machine."""
+    run_cpus: Annotated[int | None, Range(least=1)] = None
+    """CPUs that ray and slurm reserve for a run; 1 if not given."""
+    run_gpus: Annotated[float | None, Range(least=0)] = None
+    """GPUs that ray and slurm reserve for a run, with ray also a part of one; none if not given."""
+    slurm: Pairs = field(default_factory=dict)
+    """Parameters of submitit's executor, for example --slurm timeout_min=600 slurm_partition=gpu."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        takes = {
+            "jobs": ("local", "slurm"), "address": ("ray",), "run_cpus": ("ray", "slurm"), "run_gpus": ("ray", "slurm"),
+            "slurm": ("slurm",),
+        }  # fmt: skip
+        for name, engines in takes.items():
+            if getattr(self, name) and self.engine not in engines:
+                raise UserError(
+                    f"{name}={getattr(self, name)!r} needs --engine {' or '.join(engines)}, got {self.engine}; "
+                    "change the engine, or leave it out"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig(Document):
+    """Variants that differ only in their mixer: what they share, and what differs."""
+
+    mixers: Names = ("self", "external", "multihead-external", "gating", "less")
+    """Mixers to compare, separated by commas: names of tokenmix list mixers, or module:Class."""
+    seeds: Numbers = (0,)
+    """Seeds, separated by commas; one run of every variant for each."""
+    sizes: Names = ()
+    """Sizes of the network, separated by commas: nano,small compares in mixer_nano and in mixer_small.
+    Each size, and each data set of several after --data, separated by commas, has a report of its own."""
+    only: Names = ()
+    """Train only these runs, separated by commas, such as self-seed0 or '*-seed0', and report on the finished ones."""
+    merge: Folders = None
+    """Train nothing: copy the runs of these folders of comparisons with equal settings to --out, and report on them."""
+    out: Path | None = None
+    """Folder of the report; runs/compare-DATA if not given."""
+    task: str = "image-classification"
+    """Task to train."""
+    data: DataConfig = DataConfig()
+    model: ModelConfig = field(default_factory=lambda: ModelConfig(model="mixer_nano"))
+    optim: OptimConfig = OptimConfig()
+    loop: BudgetConfig = BudgetConfig()
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    options: Annotated[Any, tyro.conf.arg(name="task")] = field(
+        default_factory=lambda: default_config("image-classification").options
+    )

@@ -1,0 +1,159 @@
+"""Knowledge distillation: learning from a trained model, by its logits or layer by layer."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError
+from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.metrics import Mean
+from tokenmix.lab.train.task import TaskData, TaskModule
+from tokenmix.swap.probe import watch_calls
+
+
+def distillation_loss(student: Tensor, teacher: Tensor, temperature: float, count: Tensor | None = None) -> Tensor:
+    """T^2 KL(softmax(teacher / T) || softmax(student / T)), logits (rows, classes), summed and divided by `count`.
+
+    Paper:
+        Hinton et al., Distilling the Knowledge in a Neural Network (arXiv 1503.02531). T^2 keeps the gradients of
+        different temperatures alike.
+    """
+    log_p, log_q = ((logits.float() / temperature).log_softmax(-1) for logits in (teacher, student))
+    divergence = F.kl_div(log_q, log_p, log_target=True, reduction="sum")
+    return temperature**2 * divergence / (max(1, len(student)) if count is None else count)
+
+
+class DistillingTask(TaskModule, ABC):
+    """A task with a logit for each class, which can be learned from a teacher's logits instead of, or next to, labels.
+
+        loss = (1 - w) L(labels) + w T^2 KL(softmax(t / T) || softmax(s / T)),   w = `distill`, T = `temperature`
+
+    With `distill_from="layers"` the loss is `layer_loss` over the layers that were swapped in, without labels; on the
+    validation samples it is the metric `layer_loss`, which picks the best checkpoint.
+
+    Attributes:
+        teacher: a trained task with its model, frozen; None without one, and wherever a run is only evaluated.
+        swapped: names of the layers that were swapped in.
+    """
+
+    def __init__(self, model: nn.Module, config: TrainConfig, data: Mapping[str, Any]) -> None:
+        super().__init__(model, config, data)
+        self.teacher: DistillingTask | None = None
+        self.swapped: Sequence[str] = ()
+
+    @abstractmethod
+    def teacher_logits(self, teacher: "DistillingTask", batch: Any) -> Tensor:
+        """A teacher's logits (rows, classes) on a training batch of this task, prepared as the teacher is used to."""
+
+    @classmethod
+    def named_teacher(cls, name: str, config: TrainConfig, data: Mapping[str, Any]) -> Self:
+        """A pretrained model by name, in a task for data of this description."""
+        raise UserError(f"no run folder {name}; the teacher of {config.task} is a run of the same task")
+
+    def check_teacher(self, teacher: "DistillingTask", data: TaskData) -> None:
+        """Raise `UserError` for a teacher whose logits are of other classes, or that takes other inputs."""
+        ours, theirs = (task.data.get("classes") for task in (self, teacher))
+        if ours != theirs:
+            raise UserError(f"the teacher {self.options.teacher} knows other classes: {theirs}, the data has {ours}")
+
+    def learn_from(self, teacher: "DistillingTask", data: TaskData, swapped: Sequence[str]) -> None:
+        """Take a teacher; `UserError` if it does not fit."""
+        self.check_teacher(teacher, data)
+        if self.options.distill_from == "layers":
+            known = dict(teacher.model.named_modules())
+            other = next((name for name in swapped if name not in known), None)
+            if other is not None:
+                raise UserError(
+                    f"the teacher {self.options.teacher} has no layer {other!r}; distill_from=layers pairs layers by "
+                    "name, so the teacher is the run that --init-from names"
+                )
+            self.headline, self.direction = "layer_loss", "min"  # type: ignore[misc]
+            self.scores.add_metrics({"layer_loss": LayerLoss()})
+        self.teacher, self.swapped = teacher.eval().requires_grad_(False), swapped
+
+    def distilled(
+        self, loss: Callable[[], Tensor], logits: Tensor, batch: Any, count: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss with the teacher's part, if there is a teacher; and what to log.
+
+        Args:
+            loss: computes that of the labels, which at `distill=1` is not called.
+            logits: the model's, (rows, classes).
+            batch: what they were computed from.
+            count: what sums over the rows are divided by; the number of rows if not given.
+        """
+        if self.teacher is None:
+            return loss(), {}
+        with torch.no_grad():
+            wanted = self.teacher_logits(self.teacher, batch)
+        divergence = distillation_loss(logits, wanted, self.options.temperature, count)
+        share = self.options.distill
+        total = divergence if share == 1 else (1 - share) * loss() + share * divergence
+        return total, {"distillation": divergence.detach()}
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        """As of every task, or the loss over layers."""
+        if self.teacher is None or self.options.distill_from == "logits":
+            return super().training_step(batch, batch_idx)
+        loss = self._layer_loss(self.teacher, batch)
+        return {"loss": loss, "logs": {"loss": loss.detach()}}
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """As of every task, and the loss over layers."""
+        super().validation_step(batch, batch_idx)
+        if self.teacher is not None and self.options.distill_from == "layers":
+            metric: Any = self.scores["layer_loss"]
+            metric.add(self._layer_loss(self.teacher, batch))
+
+    def _layer_loss(self, teacher: "DistillingTask", batch: Any) -> Tensor:
+        return layer_loss(self.model, teacher.model, self.swapped, lambda: self.teacher_logits(teacher, batch))
+
+
+class LayerLoss(Mean):
+    """The mean of `layer_loss` over batches; among metrics of predictions and labels it takes neither."""
+
+    def update(self, *_: Any) -> None:
+        """Nothing: see `add`."""
+
+    def add(self, value: Tensor) -> None:
+        """Count a batch."""
+        self.total += value.float()
+        self.count += 1
+
+
+def layer_loss(student: nn.Module, teacher: nn.Module, names: Sequence[str], run: Callable[[], Any]) -> Tensor:
+    """How far the student's layers are from the teacher's of the same name, each given the teacher's input.
+
+        1/L sum_l |S_l(x_l) - A_l(x_l)|^2 / |A_l(x_l)|^2
+
+    Each layer learns by itself, so that an early one that is still far off does not disturb those after it. A layer
+    that gives 0 has 1.
+
+    Args:
+        student: whose layers learn.
+        teacher: whose layers are watched.
+        names: of the layers in both.
+        run: puts a batch through the teacher.
+    """
+    calls: list[tuple[str, str, tuple[Any, ...], dict[str, Any], Tensor]] = []
+    with torch.no_grad(), ExitStack() as stack:
+        for name in names:
+            note = partial(lambda name, method, args, kwargs, out: (name, method, args, kwargs, _first(out)), name)
+            stack.enter_context(watch_calls(teacher.get_submodule(name), calls, note))
+        run()
+    losses = []
+    for name, method, args, kwargs, wanted in calls:
+        given = _first(getattr(student.get_submodule(name), method)(*args, **kwargs)).float()
+        losses.append((given - wanted.float()).square().sum() / wanted.float().square().sum().clamp_min(1e-12))
+    return torch.stack(losses).mean()
+
+
+def _first(result: Any) -> Tensor:
+    """What attention returns, without the maps or scores that some return with it."""
+    return result if isinstance(result, Tensor) else result[0]

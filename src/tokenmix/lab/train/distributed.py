@@ -1,0 +1,292 @@
+"""The processes of one run: which of them this one is, and what they agree on.
+
+torchrun, or `tokenmix train --devices 2`, starts the processes and gives each its rank by environment variables.
+Only the first process, rank 0, writes files and messages; what stops one stops all, and one of them reports why.
+"""
+
+import gc
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+
+from tokenmix.errors import UserError, one_line
+from tokenmix.lab.train.config import TrainConfig
+
+
+class PeerFailure(Exception):
+    """Another process of the run stops it, and reports why."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"another process of the run stopped it (exit code {code})")
+        self.code = code
+
+
+@dataclass(frozen=True)
+class DistributedInfo:
+    """Ranks of this process: in the run, and on its machine."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes the files."""
+        return self.rank == 0
+
+    @property
+    def num_nodes(self) -> int:
+        """Machines of the run."""
+        return self.world_size // self.local_world_size
+
+
+def distributed_info() -> DistributedInfo:
+    """Rank of this process, from torchrun's variables; rank 0 of 1 without them.
+
+    Raises:
+        UserError: a variable is not a number, or they contradict each other.
+    """
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    if not all(os.environ.get(name) for name in names):
+        return DistributedInfo()
+    here = DistributedInfo(*map(_number_in, names))
+    if not (0 <= here.rank < here.world_size and 0 <= here.local_rank < here.local_world_size <= here.world_size):
+        given = ", ".join(f"{name}={os.environ[name]}" for name in names)
+        raise UserError(f"{given} contradict each other: a rank counts from 0 and is below the size; {START}")
+    return here
+
+
+START = "let torchrun or --devices set the variables, or unset RANK and WORLD_SIZE for one process"
+
+
+def _number_in(variable: str) -> int:
+    """The whole number in an environment variable, 0 if it is not set."""
+    text = os.environ.get(variable, "0")
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"{variable}={text!r} is not a whole number; {START}") from None
+
+
+def restarts_allowed() -> bool:
+    """Whether torchrun starts the processes again when one of them is lost (--max-restarts above 0)."""
+    return _number_in("TORCHELASTIC_MAX_RESTARTS") > 0
+
+
+def fit_to_ranks(config: TrainConfig) -> TrainConfig:
+    """The config of a run to resume for as many processes as run now; a step takes as many samples as it did.
+
+    Raises:
+        UserError: they cannot be divided equally.
+    """
+    if "RANK" not in os.environ:
+        return config
+    here = distributed_info()
+    before = (config.loop.devices or 1) * (config.loop.num_nodes or 1)
+    samples = config.loop.batch_size * before
+    if samples % here.world_size:
+        raise UserError(
+            f"the run takes {samples} samples a step ({before} processes of {config.loop.batch_size}), which "
+            f"{here.world_size} processes cannot share equally; resume it with another number of processes"
+        )
+    several = {"devices": here.local_world_size, "num_nodes": here.num_nodes}
+    return config.replace(batch_size=samples // here.world_size, **several)
+
+
+def data_parallel_rank(config: TrainConfig) -> tuple[int, int]:
+    """The number of this process's part of the batches, and how many parts there are.
+
+    Processes that share images under token parallelism have one part, and so one seed for dropout and mixup.
+    """
+    here, shared = distributed_info(), config.loop.token_parallel
+    return here.rank // shared, here.world_size // shared
+
+
+def check_ranks(config: TrainConfig) -> None:
+    """Raise `UserError` unless as many processes run as the config asks for."""
+    here = distributed_info()
+    devices, nodes = config.loop.devices or here.local_world_size, config.loop.num_nodes or here.num_nodes
+    if (devices, nodes) != (here.local_world_size, here.num_nodes):
+        several = f"--nnodes {nodes} --rdzv_endpoint FIRST_MACHINE:29500 --rdzv_backend c10d " if nodes > 1 else ""
+        raise UserError(
+            f"{devices * nodes} processes are requested and {here.world_size} run; start them on each machine with: "
+            f"torchrun {several}--nproc_per_node {devices} -m tokenmix train ..."
+        )
+    if here.world_size % config.loop.token_parallel:
+        raise UserError(
+            f"token_parallel={config.loop.token_parallel} splits each image over as many processes and "
+            f"{here.world_size} run; give --devices {config.loop.token_parallel} or a multiple of it"
+        )
+    if config.loop.strategy != "auto" and here.world_size == 1:
+        raise UserError(f"strategy {config.loop.strategy} needs several processes; give --devices 2 or more")
+    if config.loop.strategy == "fsdp" and config.optim.ema is not None:
+        raise UserError("ema keeps a whole copy of the weights, which fsdp avoids; leave --ema out or use ddp")
+    if config.loop.strategy == "fsdp" and config.loop.precision == "16-mixed":
+        raise UserError("fsdp cannot compute in 16-mixed; give --precision bf16-mixed or 32")
+
+
+@contextmanager
+def process_group(device: str) -> Iterator[None]:
+    """Join the other processes for the block; a single process does nothing.
+
+    Raises:
+        UserError: in the first process, where another one ended without a word; the rest raise `PeerFailure`.
+    """
+    here = distributed_info()
+    if here.world_size == 1 or dist.is_initialized():
+        yield
+        return
+    cuda = device in ("auto", "cuda") and torch.cuda.is_available()
+    if cuda:
+        _check_devices(here)
+        torch.cuda.set_device(here.local_rank)
+    try:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+    except (OSError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        address = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        raise UserError(
+            f"process {here.rank} of {here.world_size} cannot join the others at {address!r}, which MASTER_ADDR and "
+            f"MASTER_PORT give ({one_line(error)}); {START}"
+        ) from None
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_lost_peer(error):
+            raise
+        if not here.first:
+            raise PeerFailure(1) from None
+        raise UserError(
+            "the connection to another process of the run is lost, so training stopped; see what that process or its "
+            "machine reported, then continue from the last checkpoint with: tokenmix train --resume FOLDER"
+        ) from None
+    finally:
+        dist.destroy_process_group()
+        # A thread of gloo's hands the tensors of its last work back to Python, and aborts if Python has begun to end.
+        # So the groups go now, and their threads with them.
+        gc.collect()
+
+
+def _is_lost_peer(error: RuntimeError) -> bool:
+    """Whether a backend reports that its connection broke; gloo has no exception class of its own."""
+    words = ("connection closed", "connection reset", "broken pipe", "remote process exited", "timed out", "timeout")
+    backend = isinstance(error, dist.DistError) or "gloo" in str(error)
+    return backend and any(word in str(error).lower() for word in words)
+
+
+def _check_devices(here: DistributedInfo) -> None:
+    """Raise `UserError` in the first process, and `PeerFailure` in the others, if some would have no GPU."""
+    count = torch.cuda.device_count()
+    if here.local_world_size <= count:
+        return
+    if here.local_rank:
+        raise PeerFailure(2)
+    raise UserError(
+        f"{here.local_world_size} processes are requested and this machine has {count} CUDA device{'s' * (count > 1)}; "
+        f"give --devices {count}, and --batch-size with --accumulate to keep the number of images per step, or "
+        "--device cpu"
+    )
+
+
+def all_reduce_mean(values: Tensor) -> Tensor:
+    """The mean over the processes of a tensor on the CPU."""
+    if not dist.is_initialized():
+        return values
+    values = values.clone()
+    dist.all_reduce(values)
+    return values / dist.get_world_size()
+
+
+def all_reduce_max(count: int) -> int:
+    """The largest count of any process."""
+    if not dist.is_initialized():
+        return count
+    value = torch.tensor(count)
+    dist.all_reduce(value, dist.ReduceOp.MAX)
+    return int(value)
+
+
+def broadcast_object(value: Any) -> Any:
+    """The first process's value."""
+    if not dist.is_initialized():
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+def broadcast_buffers(module: nn.Module) -> None:
+    """Give every process the first one's buffers, such as the running statistics of a batch norm."""
+    if dist.is_initialized():
+        for buffer in module.buffers():
+            dist.broadcast(buffer, src=0)
+
+
+@contextmanager
+def raise_on_all_ranks() -> Iterator[None]:
+    """Let what fails in the block of one process stop the others too, which raise `PeerFailure`.
+
+    The block must not wait for other processes itself.
+    """
+    if not dist.is_initialized():
+        yield
+        return
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as caught:
+        error = caught
+    codes: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(codes, 0 if error is None else 2 if isinstance(error, UserError | OSError) else 1)
+    first = next((rank for rank, code in enumerate(codes) if code), None)
+    if first is None:
+        return
+    if error is not None and first == dist.get_rank():
+        raise error
+    raise PeerFailure(codes[first]) from error
+
+
+def full_state_dict(value: Any) -> Any:
+    """The state with every tensor of which fsdp left a part on this process made whole; all processes must call it.
+
+    So a run's checkpoints are the same whatever its strategy.
+    """
+    if isinstance(value, DTensor):
+        return value.full_tensor()
+    if isinstance(value, dict):
+        return {key: full_state_dict(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [full_state_dict(one) for one in value]
+    return value
+
+
+@torch.no_grad()
+def load_full_state_dict(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Load whole tensors into a module that fsdp may have sharded; all processes must call it."""
+    for name, own in module.state_dict().items():
+        value = state[name].to(own.device)
+        own.copy_(distribute_tensor(value, own.device_mesh, own.placements) if isinstance(own, DTensor) else value)
+
+
+def sharded_state_dict(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """The full state dict of an optimiser, sharded as its own parameters are."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    moments = {place: dict(values) for place, values in state["state"].items()}
+    for place, values in moments.items():
+        parameter = parameters[place]
+        if not isinstance(parameter, DTensor):
+            continue
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                values[name] = distribute_tensor(
+                    value.to(parameter.device), parameter.device_mesh, parameter.placements
+                )
+    return {**state, "state": moments}

@@ -1,0 +1,84 @@
+"""Starting the processes of a run on one machine, as torchrun does, with the exit code and the one line of the run."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from tokenmix.errors import UserError
+from tokenmix.lab.data.fetch import log
+from tokenmix.lab.train.config import TrainConfig
+
+PATIENCE = 30.0
+
+
+def processes_to_start(config: TrainConfig) -> int:
+    """How many processes the command still has to start; 1 if this one is to train."""
+    if "RANK" in os.environ:
+        return 1
+    devices, nodes = config.loop.devices, config.loop.num_nodes
+    return (devices or config.loop.token_parallel) if (nodes or 1) == 1 else 1
+
+
+def launch(processes: int, arguments: Sequence[str]) -> int:
+    """Run `tokenmix ARGUMENTS` in this many processes; the exit code of the first that failed, else 0.
+
+    When one fails the others have some seconds to end by themselves before they are ended.
+    """
+    most = max(8, os.cpu_count() or 1)
+    if processes > most:
+        raise UserError(f"devices={processes} would start {processes} processes on this machine; give at most {most}")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1"}
+    environment = {**os.environ, **shared, "MASTER_PORT": str(port)}
+    # As torchrun: or each process would take all cores.
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    # Without -P a module of a library's name in the current folder would be imported instead of the library.
+    command = [sys.executable, "-P", "-m", "tokenmix", *arguments]
+    # Ctrl-C reaches the processes as well, which save and end; here it must not cut the waiting short.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Told to end, it tells the processes, which save and end as well.
+    told: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    running = []
+    try:
+        for rank in range(processes):
+            place = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            running.append(subprocess.Popen(command, env=place, preexec_fn=_heed_ctrl_c))
+        return _wait(running, told)
+    finally:
+        for process in running:
+            process.kill()
+        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _heed_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _wait(running: Sequence[subprocess.Popen[bytes]], told: list[int]) -> int:
+    failed, since = 0, time.monotonic()
+    while any(process.poll() is None for process in running):
+        while told:
+            number = told.pop()
+            for process in running:
+                process.send_signal(number)
+        codes = [process.poll() for process in running]
+        if not failed:
+            rank, failed = next(((rank, code) for rank, code in enumerate(codes) if code), (0, 0))
+            since = time.monotonic()
+            if failed < 0:
+                how = signal.Signals(-failed).name + " (too little memory, perhaps)" * (-failed == signal.SIGKILL)
+                place = f"process {rank} of {len(running)}"
+                log(f"{place} was ended by {how}; the others stop")
+        elif time.monotonic() - since > PATIENCE:
+            return failed if failed > 0 else 128 - failed
+        time.sleep(0.05)
+    failed = failed or next((code for code in (p.returncode for p in running) if code), 0)
+    return failed if failed >= 0 else 128 - failed

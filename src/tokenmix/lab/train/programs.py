@@ -1,0 +1,95 @@
+"""Hooks by which `info`, `compare`, `inspect`, `cost` and `export` ask a task about its models."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError
+from tokenmix.models.registry import create_on_meta
+from tokenmix.registry import MODELS
+
+
+@dataclass(frozen=True)
+class HubForm:
+    """Format of the models of a task on the hub.
+
+    Attributes:
+        library: that loads them, by the hub's name, which is one of its tags.
+        pipeline: what they do, by the hub's name.
+        extra: of tokenmix, which brings what loading needs.
+        code: Python that loads one from `{repo}`.
+    """
+
+    library: str
+    pipeline: str
+    extra: str
+    code: str
+
+
+class View(NamedTuple):
+    """An input as it is drawn, (C, H, W), and as the model takes it, (1, C, H', W')."""
+
+    shown: Tensor
+    inputs: Tensor
+
+
+class ProgramHooks:
+    """Defaults for a task that overrides none of these hooks.
+
+    Attributes:
+        looks_at: what `inspect` can show: the maps of an image, of which `view` makes the model's input; the gates and
+            attention of a text; or nothing.
+        comparison: None if `compare` can put mixers into models of this task: the models have `blocks` and
+            `mixer_name`. Else how variants are trained one by one, as options of `tokenmix train TASK`.
+        hub: how `save_for_hub` leaves its models; None if no library of the hub loads them.
+    """
+
+    looks_at: ClassVar[Literal["images", "text", "nothing"]] = "nothing"
+    comparison: ClassVar[str | None] = "--model NAME, then another"
+    hub: ClassVar[HubForm | None] = None
+
+    @classmethod
+    def summarize_model(cls, name: str, sizes: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """What `tokenmix info` prints of a model.
+
+        Args:
+            name: of the registry.
+            sizes: of the input, as asked for: `img_size`, `num_points`; `UserError` for one that the model lacks.
+            model_kwargs: arguments of the model.
+        """
+        if sizes:
+            flag, value = next(iter(sizes.items()))
+            raise UserError(f"{name} has no --{flag.replace('_', '-')} {value}; give --model-kwargs that it takes")
+        return model_summary(name, create_on_meta(name, **model_kwargs))
+
+    @classmethod
+    def view(cls, model: nn.Module, file: Path, data: Mapping[str, Any]) -> View:
+        """The input in a file as `predict` reads it; `data` is the run's description of its data."""
+        raise NotImplementedError(f"{cls.__name__} has no view")
+
+    @classmethod
+    def name_prediction(cls, model: nn.Module, inputs: Tensor, data: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The model's prediction for the input of `view`, in names; None if it has none that fits a line."""
+        return None
+
+    def save_for_hub(self, folder: Path) -> nn.Module:
+        """Write the model into a folder in the form `hub`, and return what its library loads from there.
+
+        The module that is returned is called as the task's `answering()` is.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has a form on the hub and no save_for_hub")
+
+
+def model_summary(name: str, model: nn.Module) -> dict[str, Any]:
+    """What is known of any model of the registry."""
+    macs: Any = getattr(model, "macs", None)
+    return {
+        "model": name,
+        "task": ", ".join(MODELS[name].tasks),
+        "about": MODELS[name].about,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "macs": None if macs is None else macs(),
+    }

@@ -1,0 +1,263 @@
+"""metrics.csv, TensorBoard, trackers, the bar and the line after each epoch; and the check that the loss is finite."""
+
+import csv
+import io
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+from torch import Tensor
+
+from tokenmix.errors import UserError, printable
+from tokenmix.files import open_to_append, read_bytes, replace_file
+from tokenmix.lab.data.fetch import log
+from tokenmix.lab.train.distributed import PeerFailure, all_reduce_mean, distributed_info
+from tokenmix.lab.train.loggers import RunLogger
+from tokenmix.lab.train.plan import Progress, TrainingPlan
+from tokenmix.lab.train.task import TaskData, TaskModule
+
+
+class Recorder:
+    """Writes one row every `log_every` steps and one after each epoch; a row has the mean loss since the row before.
+
+    Losses stay on the device until a row is due, so that a step never waits for the device. Of several processes the
+    first one writes, the mean over all of them. What was seen is counted in a column that has the name of the data's
+    unit, such as images or sequences.
+    """
+
+    def __init__(
+        self, run: Path, plan: TrainingPlan, progress: Progress, task: TaskModule, data: TaskData, *, quiet: bool
+    ) -> None:
+        self.path, self.plan, self.progress, self.task = run / "metrics.csv", plan, progress, task
+        self.log_every, self.quiet, self.unit = task.config.loop.log_every, quiet, data.unit
+        self.pending: dict[str, list[Tensor]] = {}
+        self.first = distributed_info().first
+        self.started = self.lr = 0.0
+        self.row_start = (progress.images, progress.train_seconds)
+        self.evaluated = task.numbers() if data.num_validation else []
+        if self.first:
+            from torch.utils.tensorboard.writer import SummaryWriter
+
+            logger = task.config.loop.logger
+            self.logger = None if logger is None else RunLogger(task.config, run, quiet=quiet)
+            # Points after the checkpoint, written before the kill, are hidden by purge_step.
+            purged = progress.step + 1 if progress.step else None
+            self.tensorboard = run / "tensorboard"
+            self.board = SummaryWriter(str(self.tensorboard), purge_step=purged)
+            self.columns = _cut(self.path, progress.csv_bytes)
+            progress.csv_bytes = self.path.stat().st_size
+            self.file = open_to_append(self.path)
+        self.latest: dict[str, float] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The losses that no row has yet, and from where the rate of the next row counts."""
+        return {"pending": self._columns(), "row_start": list(self.row_start)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up where `state_dict` left off."""
+        self.pending = {name: list(column) for name, column in state_dict["pending"].items()}
+        self.row_start = (int(state_dict["row_start"][0]), float(state_dict["row_start"][1]))
+
+    def start_clock(self) -> None:
+        """Start the clock of training, or of evaluation: one of them is stopped while the other runs."""
+        self.started = time.perf_counter()
+
+    def record_batch(self, logs: dict[str, Tensor], lr: float) -> None:
+        """Record the loss of a batch and the learning rate of its step; write a row if one is due.
+
+        The last batch of an epoch goes into the epoch's own row.
+        """
+        progress, self.lr = self.progress, lr
+        for name, value in logs.items():
+            self.pending.setdefault(name, []).append(value)
+        if progress.batch == self.plan.batches(progress.epoch):
+            self.settle()
+        elif progress.batch % self.plan.accumulate == 0 and progress.step % self.log_every == 0:
+            self.settle()
+            self._write(self._train_values())
+
+    def record_evaluation(self) -> None:
+        """Write the epoch's row and print a line; the training clock restarts."""
+        progress, results = self.progress, self.task.results
+        progress.eval_seconds += time.perf_counter() - self.started
+        progress.final = dict(results)
+        # Where nothing is held out to choose by, the last epoch is the best.
+        if not results or progress.best_epoch is None or _as_good(self.task, results, progress.best):
+            progress.best_epoch, progress.best = progress.epoch + 1, dict(results)
+        values = {**self._train_values(), **{f"val_{name}": results[name] for name in self.evaluated}}
+        self._write(values)
+        if self.first:
+            self.task.draw(self.path.parent / "samples", progress.step)
+        if not self.quiet:
+            print(printable(self._line()), file=sys.stderr, flush=True)
+        self.start_clock()
+
+    def record_test(self) -> None:
+        """Count the time of the test."""
+        self.progress.eval_seconds += time.perf_counter() - self.started
+
+    def sync(self) -> None:
+        """Wait until metrics.csv is on the disk, before a checkpoint that relies on its rows."""
+        if self.first:
+            self._check_folder()
+            os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        """Close metrics.csv and the TensorBoard log."""
+        if self.first:
+            self.file.close()
+            if not self._removed():  # Its thread cannot flush into a folder that was taken away.
+                self.board.close()
+            if self.logger is not None:
+                self.logger.close(finished=self.progress.epoch == self.plan.epochs)
+
+    def _check_folder(self) -> None:
+        if removed := self._removed():
+            raise UserError(
+                f"{removed} was removed or renamed during the run, so training stopped; "
+                "continue a renamed folder with --resume FOLDER, or start again"
+            )
+
+    def _removed(self) -> Path | None:
+        """What of the run folder is there no more."""
+        parts = {self.path.parent: self.path, self.tensorboard: self.tensorboard}
+        return next((shown for shown, part in parts.items() if not part.exists()), None)
+
+    def settle(self) -> None:
+        """Bring the clock up to date; `UserError` if a loss since the last row is not finite."""
+        now = time.perf_counter()
+        self.progress.train_seconds += now - self.started
+        self.started = now
+        if not self.pending:
+            return
+        columns = {name: all_reduce_mean(column) for name, column in self._columns().items()}
+        self.pending = {name: list(column) for name, column in columns.items()}
+        losses = columns["loss"]
+        bad = (~losses.isfinite()).nonzero()
+        if len(bad):
+            first = int(bad[0])
+            before = self.progress.step * self.plan.accumulate - len(losses) + first
+            raise self.diverged(f"the loss is {losses[first].item()}", before // self.plan.accumulate + 1)
+
+    def diverged(self, what: str, step: int) -> Exception:
+        """The error for a run whose numbers are no longer finite; all processes see it, the first one reports it."""
+        if not self.first:
+            return PeerFailure(2)
+        return UserError(
+            f"{what} at step {step} (learning rate {self.lr:.3g}); lower --lr, raise --warmup-steps or set --clip-grad"
+        )
+
+    def _columns(self) -> dict[str, Tensor]:
+        return {name: torch.stack([value.float().cpu() for value in batches]) for name, batches in self.pending.items()}
+
+    def _train_values(self) -> dict[str, float]:
+        progress = self.progress
+        means = {f"train_{name}": column.mean().item() for name, column in self._columns().items()}
+        images, seconds = (now - then for now, then in zip((progress.images, progress.train_seconds), self.row_start))
+        self.row_start = (progress.images, progress.train_seconds)
+        self.pending.clear()
+        return {f"{self.unit}_per_second": round(images / seconds, 2), "lr": self.lr, **means}
+
+    def _write(self, values: dict[str, float]) -> None:
+        progress = self.progress
+        self.latest = {**self.latest, **values}
+        if not self.first:
+            return
+        self._check_folder()
+        place = {"step": progress.step, "epoch": progress.epoch + 1, self.unit: progress.images}
+        self._append({**place, "seconds": round(progress.train_seconds, 4), **values})
+        named = {name.replace("_", "/", 1): value for name, value in values.items()}
+        for name, value in named.items():
+            self.board.add_scalar(name, value, progress.step)
+        if self.logger is not None:
+            self.logger.log(named, progress.step)
+
+    def _append(self, row: dict[str, float]) -> None:
+        text = io.StringIO()
+        if not self.columns:
+            # The first row is always one of training; the columns of evaluation come after its own.
+            self.columns = list(dict.fromkeys([*row, *(f"val_{name}" for name in self.evaluated)]))
+            csv.writer(text, lineterminator="\n").writerow(self.columns)
+        csv.DictWriter(text, self.columns, lineterminator="\n").writerow(row)
+        self.file.write(text.getvalue())
+        self.file.flush()
+        self.progress.csv_bytes = self.file.tell()
+
+    def _line(self) -> str:
+        task, progress, latest = self.task, self.progress, self.latest
+        score = f"{task.headline} {latest['val_' + task.headline]:.4f}  " if self.evaluated else ""
+        return (
+            f"epoch {progress.epoch + 1}/{self.plan.epochs}  step {progress.step}/{self.plan.total_steps}  loss "
+            f"{latest['train_loss']:.4f}  {score}{latest[f'{self.unit}_per_second']:,.0f} {self.unit}/s"
+        )
+
+
+class ProgressBar:
+    """A line on the terminal for each epoch: its number, batches, and what was last written to metrics.csv.
+
+    Used as a context; nothing is shown where `shown` is False.
+    """
+
+    def __init__(self, recorder: Recorder, *, shown: bool) -> None:
+        self.recorder = recorder
+        self.rich = RichProgress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            TimeRemainingColumn(), TextColumn("{task.fields[values]}"),
+            console=Console(stderr=True), refresh_per_second=4, transient=True, disable=not shown,
+        )  # fmt: skip
+        self.line = self.rich.add_task("", values="")
+
+    def __enter__(self) -> "ProgressBar":
+        self.rich.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.rich.stop()
+
+    def start_epoch(self) -> None:
+        """Begin a line at the batch where the epoch continues."""
+        plan, progress = self.recorder.plan, self.recorder.progress
+        self.rich.reset(
+            self.line, description=f"epoch {progress.epoch + 1}/{plan.epochs}", total=plan.batches(progress.epoch),
+            completed=progress.batch,
+        )  # fmt: skip
+
+    def advance(self) -> None:
+        """One batch more."""
+        if not self.rich.disable:
+            self.rich.update(self.line, advance=1, values=self.values())
+
+    def values(self) -> str:
+        """Loss and headline metric, as far as there are any."""
+        latest, headline = self.recorder.latest, self.recorder.task.headline
+        shown = {"loss": latest.get("train_loss"), headline: latest.get(f"val_{headline}")}
+        return "  ".join(f"{name} {value:.4f}" for name, value in shown.items() if value is not None)
+
+
+def _as_good(task: TaskModule, results: dict[str, Any], best: dict[str, Any]) -> bool:
+    """Of equal epochs the later one counts, which few validation samples often have; one without a score never wins."""
+    now, before = (math.nan if value is None else value for value in (results[task.headline], best[task.headline]))
+    return math.isnan(before) or (now >= before if task.direction == "max" else now <= before)
+
+
+def _cut(path: Path, size: int) -> list[str]:
+    """Truncate metrics.csv to its rows at the checkpoint, and return its columns.
+
+    Rows that are gone or damaged, as after a power cut, are left out, and a line on standard error says so.
+    """
+    held = read_bytes(path)[:size] if path.exists() else b""
+    lines = held.split(b"\n")[:-1]
+    columns = lines[0].split(b",") if lines else []
+    whole = [line for line in lines if line.count(b",") == len(columns) - 1 and line.replace(b"\0", b"") == line]
+    kept = b"".join(line + b"\n" for line in whole) if whole[:1] == lines[:1] else b""
+    if len(kept) < size:
+        log(f"{path} has lost rows from before the checkpoint; continuing without them")
+    replace_file(path, kept)
+    return [column.decode() for column in columns] if kept else []

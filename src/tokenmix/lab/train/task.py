@@ -1,0 +1,337 @@
+"""The interface between the trainer and a task.
+
+A task is a LightningModule: what differs between tasks is what a user of Lightning overrides anyway. A classifier
+writes `loss`, `evaluate` and `metrics`; a pair of adversaries overrides `training_step` and `configure_optimizers` as
+well.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import parallelize_module
+from torchmetrics import MetricCollection
+
+from tokenmix.errors import UserError, one_line
+from tokenmix.files import user_path
+from tokenmix.lab.data.lookup import with_absolute_paths
+from tokenmix.lab.train.config import TeacherOptions, TrainConfig
+from tokenmix.lab.train.distributed import all_reduce_mean
+from tokenmix.lab.train.optimizer import make_optimizer, make_schedule
+from tokenmix.lab.train.pretrained_weights import initial_weights
+from tokenmix.lab.train.programs import ProgramHooks
+from tokenmix.parallel import TokenParallel
+
+
+class TaskData(ABC):
+    """The data of a task. The order of training batches is a function of (seed, epoch) and nothing else.
+
+    Attributes:
+        num_train: number of training samples.
+        num_test: number of test samples.
+        num_validation: number of training samples that are held out to choose the best epoch by; with 0 it is the last.
+        unit: what a sample is, in the plural.
+    """
+
+    num_train: int
+    num_test: int
+    num_validation: int = 0
+    unit: str = "images"
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """The run folder's description of the data, as values for JSON: enough for the model and for predictions."""
+
+    @abstractmethod
+    def train_batches(self, *, batch_size: int, epoch: int, start: int) -> Iterable[Any]:
+        """The full batches of one epoch, without the first `start`, which are not read."""
+
+    @abstractmethod
+    def test_batches(self, *, batch_size: int) -> Iterable[Any]:
+        """All test samples in a fixed order; its `len` is the number of batches."""
+
+    def validation_batches(self, *, batch_size: int) -> Iterable[Any]:
+        """The validation samples likewise; asked for if there are any."""
+        raise NotImplementedError
+
+    def save(self, run: Path) -> None:
+        """Write into the run folder what a later command needs and a description cannot hold, such as a tokenizer."""
+        return
+
+    def split_rows(self, rows: Callable[[int], slice]) -> None:
+        """Let batches have only this process's rows of images, which several share under token parallelism.
+
+        Args:
+            rows: of an image's number of rows those of this process. Data that reads whole images leaves it out.
+        """
+        return
+
+    def part(self, rank: int, world_size: int) -> "TaskData":
+        """What one of `world_size` processes reads; the numbers of samples stay those of the whole.
+
+        Every process gives as many training batches, and at least one test batch.
+        """
+        raise UserError(
+            f"{type(self).__name__} cannot be split over {world_size} processes; train with one, or implement its "
+            "part()"
+        )
+
+
+@contextmanager
+def built_with(model: str, given: Mapping[str, Any]) -> Iterator[None]:
+    """`UserError` for arguments of the user's with which a model cannot be built."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if not given:
+            raise
+        listed = " ".join(f"{name}={value!r}" for name, value in given.items())
+        raise UserError(
+            f"{model} cannot be built with --model-kwargs {listed} ({one_line(error)}); give other values"
+        ) from None
+
+
+def input_sizes(model: Any, img_size: Sequence[int] | None = None) -> dict[str, Any]:
+    """`img_size` (height, width), `patch_size` and `num_tokens` of a model of images, as far as it has them.
+
+    Several stages have a list of `num_tokens`.
+    """
+    stem, embed = getattr(model, "stem", None), getattr(model, "patch_embed", None)  # ours, timm's
+    size = getattr(model, "img_size", None) or getattr(embed, "img_size", None) or img_size
+    patch = next((p for p in (getattr(part, "patch_size", None) for part in (model, stem, embed)) if p), None)
+    tokens: Any = [height * width for height, width in getattr(model, "grid_sizes", ())]
+    tokens = tokens or getattr(model, "num_tokens", None)
+    if tokens is None and hasattr(embed, "num_patches"):
+        tokens = embed.num_patches + (getattr(model, "num_prefix_tokens", 0) or 0)
+    if size is None:
+        return {}
+    patch = patch[0] if isinstance(patch, Sequence) else patch
+    found = {"img_size": list(size), "patch_size": patch, "num_tokens": tokens}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def size_note(sizes: Mapping[str, Any]) -> str:
+    """What `input_sizes` found, as a line."""
+    words = ["images of {} x {} px".format(*sizes["img_size"])]
+    if "patch_size" in sizes:
+        words.append(f"patches of {sizes['patch_size']} px")
+    if "num_tokens" in sizes:
+        tokens = sizes["num_tokens"]
+        words.append(f"{', then '.join(map(str, tokens)) if isinstance(tokens, list) else tokens} tokens")
+    return ", ".join(words)
+
+
+class TaskModule(ProgramHooks, L.LightningModule, ABC):
+    """A network with its loss and metrics; `ProgramHooks` has the hooks for the other verbs.
+
+    Everything that is learned must be in `model`, since that is what is saved; a task with two networks puts both
+    there.
+
+    Args:
+        model: the network.
+        config: the run's config.
+        data: what `TaskData.describe` returned.
+
+    Attributes:
+        headline: the metric that picks the best checkpoint.
+        direction: whether more or less of it is better.
+        options: the task's own options, `config.options`.
+        writes: `predict_into` writes files, such as masks.
+        tables: those of `metrics()` that are not a single number, such as a confusion matrix.
+        total_steps: optimiser steps of the whole run; our loop sets it before training.
+        part_weight: what the loss of the current batch is multiplied by, see `part_weights`; set before each batch.
+        prepared_optimizers: those of `configure_optimizers`, as our loop's Fabric steps them.
+        results: the values of `metrics()` after the last evaluation.
+    """
+
+    headline: ClassVar[str]
+    direction: ClassVar[Literal["max", "min"]]
+    tables: ClassVar[frozenset[str]] = frozenset()
+    writes: ClassVar[bool] = False
+
+    def __init__(self, model: nn.Module, config: TrainConfig, data: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.model, self.config, self.data = model, config, data
+        self.options: Any = config.options
+        self.scores = self.metrics()
+        self.total_steps = 0
+        self.part_weight = 1.0
+        self.prepared_optimizers: list[Any] = []
+        self.results: dict[str, Any] = {}
+
+    @classmethod
+    @abstractmethod
+    def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> TaskData:
+        """Read `config.data.data`; if `like`, a description, is given, prepared as that data was, or `UserError`."""
+
+    @classmethod
+    @abstractmethod
+    def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
+        """A new model for data of this description."""
+
+    @classmethod
+    def model_from_config(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
+        """`build_model`, where arguments of the user's with which the model cannot be built are a `UserError`."""
+        with built_with(config.model.model, config.model.model_kwargs):
+            return cls.build_model(config, data)
+
+    @classmethod
+    def with_absolute_paths(cls, config: TrainConfig) -> TrainConfig:
+        """The config with full paths, so that its run can be used from anywhere."""
+        config = config.replace(data=with_absolute_paths(config.data.data))
+        teacher = config.options.teacher if isinstance(config.options, TeacherOptions) else None
+        if teacher is None or not user_path(teacher).is_dir():
+            return config
+        return config.replace(teacher=str(user_path(teacher).absolute()))
+
+    @classmethod
+    def check(cls, config: TrainConfig, batch_size: int) -> None:
+        """Raise `UserError` for options that do not fit together; `batch_size` is that of one backward pass."""
+        return
+
+    def initial_weights(self, source: Path) -> dict[str, Tensor]:
+        """The weights in a safetensors file or a run folder, fitted to `model`: how --init-from starts a run."""
+        return initial_weights(source, self.model)
+
+    @abstractmethod
+    def loss(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of a training batch, and further numbers for the log.
+
+        A mean over the `count` of a batch is multiplied by `part_weight`.
+        """
+
+    def count(self, batch: Any) -> int | None:
+        """How many samples, tokens, pixels or points the loss of a batch is a mean over; None: equally many in each."""
+        return None
+
+    def part_weights(self, parts: Sequence[Any]) -> list[float]:
+        """The count of each part of a step over the mean count of all parts on all processes; all processes call it.
+
+        The mean of weighted means is then the mean over everything in the step.
+        """
+        if type(self).count is TaskModule.count:
+            return [1.0] * len(parts)
+        counts = torch.tensor([self.count(part) for part in parts], dtype=torch.float64)
+        mean = all_reduce_mean(counts.mean())
+        return (counts / mean if mean else torch.ones_like(counts)).tolist()
+
+    @abstractmethod
+    def evaluate(self, batch: Any) -> None:
+        """Run the model on a batch of validation or test samples and update `self.scores`."""
+
+    @abstractmethod
+    def metrics(self) -> MetricCollection:
+        """The metrics of an evaluation, by the names that logs and results use."""
+
+    def numbers(self) -> list[str]:
+        """Names of the results that are single numbers, which are logged after each epoch."""
+        return [str(name) for name in self.scores if name not in self.tables]
+
+    @abstractmethod
+    def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
+        """Predictions for files, or for what the task can read from a command line itself, as values for JSON."""
+
+    def predict_into(self, inputs: Sequence[str | Path], out: Path) -> list[dict[str, Any]]:
+        """The same predictions, also written as images and files into the existing folder `out`."""
+        raise UserError(f"{self.config.task} writes no files; omit --out, or use --json")
+
+    def draw(self, folder: Path, step: int) -> None:
+        """Write images of the state after `step` steps into a folder, which is created if needed.
+
+        The first process calls it after each evaluation; nothing is written here.
+        """
+        return
+
+    def macs(self) -> int | None:
+        """Multiply-adds of one sample, from the equations; None if the model does not count them."""
+        count: Any = getattr(self.model, "macs", None)
+        return None if count is None else int(count())
+
+    def example(self) -> dict[str, Tensor]:
+        """Two samples in the order of the model's arguments, by the names that an export gives them."""
+        raise UserError(f"{type(self).__name__} cannot be exported; implement its example()")
+
+    def swap_example(self) -> tuple[Any, ...] | None:
+        """Arguments of a forward pass that shows a swap how the model calls its attention; None for one image."""
+        return None
+
+    def answering(self) -> nn.Module:
+        """The model as it is exported: one tensor of predictions for the arguments that `example` gives."""
+        return self.model
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        """The loss, and under `logs` what is written to metrics.csv as train_*."""
+        loss, logs = self.loss(batch)
+        return {"loss": loss, "logs": {"loss": loss.detach(), **logs}}
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Set `part_weight` under Lightning's Trainer, over its processes; our own loop sets it for whole steps."""
+        own = self.count(batch)
+        if own is not None:
+            counts: Any = self.all_gather(torch.tensor(float(own), device=self.device))
+            self.part_weight = own / max(1.0, float(counts.mean()))
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Log `logs` under Lightning's Trainer; our own loop records them itself."""
+        self.log_dict({f"train_{name}": value for name, value in outputs["logs"].items()})
+
+    def on_validation_epoch_start(self) -> None:
+        """Reset the metrics of the previous evaluation."""
+        self.scores.reset()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """`evaluate`, under Lightning's name."""
+        self.evaluate(batch)
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Shard every block's parameters, and the rest, over the processes; blocks are gathered when used."""
+        for block in [block for name, blocks in self.model.named_modules() if name.endswith("blocks")
+                      for block in blocks.children()]:  # fmt: skip
+            fully_shard(block, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
+
+    def split_tokens(self, mesh: DeviceMesh) -> None:
+        """Split the tokens of each image over the processes of a mesh, see `tokenmix.parallel.TokenParallel`."""
+        parallelize_module(self.model, mesh, TokenParallel())
+
+    def on_validation_epoch_end(self) -> None:
+        """Keep the metrics as plain values, and log the numbers among them where Lightning's Trainer has loggers."""
+        values = self.scores.compute()
+        self.results = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in values.items()}
+        self.log_dict({f"val_{name}": self.results[name] for name in self.numbers()})
+
+    def name_classes(self, *tables: str) -> None:
+        """Results of these names, a number for each class, become one by the name of the class."""
+        for table in tables:
+            # torchmetrics makes one number of a table of one.
+            values = self.results[table] if isinstance(self.results[table], list) else [self.results[table]]
+            self.results[table] = dict(zip(self.data["classes"], values, strict=True))
+
+    def optimizers(self, use_pl_optimizer: bool = True) -> Any:
+        """The optimisers for a `training_step` of manual optimisation, in our loop and under Lightning's Trainer."""
+        prepared = self.prepared_optimizers
+        if not prepared:
+            return super().optimizers(use_pl_optimizer)
+        return prepared if len(prepared) > 1 else prepared[0]
+
+    def parameter_groups(self) -> nn.Module | list[dict[str, Any]]:
+        """What `make_optimizer` takes: the model, or groups with rates and decays of their own."""
+        return self.model
+
+    def configure_optimizers(self) -> Any:
+        """timm's optimiser, with the recipe's schedule after linear warm-up, step by step."""
+        optim, epochs = self.config.optim, self.config.loop.epochs
+        optimizer = make_optimizer(self.parameter_groups(), optim)
+        # Lightning's own Trainer knows how many there will be.
+        total_steps = self.total_steps or int(self.trainer.estimated_stepping_batches)
+        schedule = make_schedule(optimizer, optim, total_steps, epochs)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

@@ -1,0 +1,9 @@
+"""Networks that find objects: torchvision's detectors over backbones of ours."""
+
+from tokenmix.errors import needs
+
+with needs("tokenmix.models.detection"):
+    from tokenmix.models.detection.backbones import LaViTBackbone, ResNetBackbone
+    from tokenmix.models.detection.detector import Detector
+
+__all__ = ["Detector", "LaViTBackbone", "ResNetBackbone"]

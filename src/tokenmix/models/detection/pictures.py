@@ -1,0 +1,134 @@
+"""Images of any size to a detector and masks back, without copies of the whole."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import floor
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.roi_heads import expand_boxes, expand_masks
+from torchvision.models.detection.transform import GeneralizedRCNNTransform, resize_boxes
+
+from tokenmix.environment import check_mask_memory
+from tokenmix.errors import UserError
+
+# Pixels that are interpolated at a time.
+BLOCK_PIXELS = 1 << 20
+
+
+def bilinear_blocks(image: Any, size: tuple[int, int]) -> Iterator[Tensor]:
+    """An image (C, H, W), as a tensor or a `Picture`, resized to `size` as by F.interpolate (bilinear, no
+    antialiasing): float32 (C, rows, width), some rows after the others, of which only the neighbours are read."""
+    (top, bottom, down), (left, right, along) = (
+        _neighbours(old, new) for old, new in zip(image.shape[1:], size, strict=True)
+    )
+    per_row = max(size[1], image.shape[2] * max(1, image.shape[1] // size[0]))
+    for rows in torch.arange(size[0]).split(max(1, BLOCK_PIXELS // per_row)):
+        first, last = int(top[rows[0]]), int(bottom[rows[-1]])
+        seen = image[:, first : last + 1, :].float()
+        shift = down[rows, None].to(seen.device)
+        block = torch.lerp(seen[:, top[rows] - first], seen[:, bottom[rows] - first], shift)
+        yield torch.lerp(block[..., left], block[..., right], along.to(seen.device))
+
+
+def _neighbours(old: int, new: int) -> tuple[Tensor, Tensor, Tensor]:
+    """For each of `new` pixels along a side of `old`: the two that it is between, and how far from the first."""
+    place = ((torch.arange(new, dtype=torch.float64) + 0.5) * (old / new) - 0.5).clamp(0, old - 1)
+    lower = place.floor().long()
+    return lower, (lower + 1).clamp_max(old - 1), (place - lower).float()
+
+
+class PictureTransform(GeneralizedRCNNTransform):
+    """torchvision's transform for images of any size.
+
+    Images in 8 bits, tensors or `Picture`s, are resized before they are normalised: a large one has no copy in floats.
+    `Detector` sets `device`, where those are needed, and `paste` for each pass.
+
+    Attributes:
+        paste: masks come out in whole images, as torchvision's; False leaves them in their boxes, see `place_masks`.
+    """
+
+    device = torch.device("cpu")
+    paste = True
+    min_size: Any
+
+    def forward(self, images: list[Any], targets: Any = None) -> Any:
+        """A batch of one size, and the targets."""
+        if all(isinstance(image, Tensor) and image.is_floating_point() for image in images):
+            return super().forward(images, targets)
+        seen = []
+        for image in images:
+            height, width = image.shape[1:]
+            scale = min(self.min_size[-1] / min(height, width), self.max_size / max(height, width))
+            size = (floor(height * scale), floor(width * scale))
+            if min(size) < 1:
+                raise UserError(f"an image of {width} x {height} pixels is too narrow for {self.max_size} at most")
+            seen.append(self.normalize(torch.cat(list(bilinear_blocks(image, size)), 1).div_(255).to(self.device)))
+        return ImageList(self.batch_images(seen, self.size_divisible), [(x.shape[1], x.shape[2]) for x in seen]), None
+
+    def postprocess(self, result: list[Any], image_shapes: Any, original_image_sizes: Any) -> list[Any]:
+        """Boxes in the pixels of the images; masks (M, 1, 28, 28) of boxes, or of whole images if `paste`."""
+        if self.paste:
+            return super().postprocess(result, image_shapes, original_image_sizes)
+        if not self.training:
+            for found, seen, size in zip(result, image_shapes, original_image_sizes, strict=True):
+                found["boxes"] = resize_boxes(found["boxes"], seen, size)
+        return result
+
+
+@dataclass(frozen=True)
+class PlacedMasks:
+    """Masks as what is in their boxes: 100 whole ones of a large image would fill gigabytes.
+
+    Attributes:
+        crops: of each, bool (h, w) with its top and left.
+        size: height and width of the image.
+    """
+
+    crops: Sequence[tuple[Tensor, int, int]]
+    size: tuple[int, int]
+
+    def __len__(self) -> int:
+        return len(self.crops)
+
+    def __getitem__(self, keep: Tensor) -> "PlacedMasks":
+        """Those that `keep`, bool (M,), marks."""
+        return PlacedMasks([crop for crop, kept in zip(self.crops, keep.tolist(), strict=True) if kept], self.size)
+
+    def cpu(self) -> "PlacedMasks":
+        """The same in the memory of the CPU."""
+        return PlacedMasks([(crop.cpu(), top, left) for crop, top, left in self.crops], self.size)
+
+    def whole(self, index: int) -> Tensor:
+        """One mask, bool (H, W), stored by columns as run lengths go."""
+        crop, top, left = self.crops[index]
+        mask = crop.new_zeros(self.size[::-1]).T
+        mask[top : top + crop.shape[0], left : left + crop.shape[1]] = crop
+        return mask
+
+    def dense(self) -> Tensor:
+        """All of them, bool (M, H, W); `UserError` if they would not fit in memory."""
+        check_mask_memory(len(self), self.size)
+        masks = [self.whole(i) for i in range(len(self))]
+        return torch.stack(masks) if masks else torch.zeros(0, *self.size, dtype=torch.bool)
+
+
+def place_masks(shares: Tensor, boxes: Tensor, size: tuple[int, int]) -> PlacedMasks:
+    """Masks from the probabilities (M, 1, h, w) in their boxes, as torchvision pastes them, from a half on."""
+    padded, factor = expand_masks(shares, padding=1)
+    crops = []
+    for share, box in zip(padded, expand_boxes(boxes, factor).long().tolist(), strict=True):
+        width, height = (max(box[i + 2] - box[i] + 1, 1) for i in (0, 1))
+        mask = torch.cat([block[0] > 0.5 for block in bilinear_blocks(share, (height, width))])
+        left, top = max(box[0], 0), max(box[1], 0)
+        inside = mask[top - box[1] : size[0] - box[1], left - box[0] : size[1] - box[0]]
+        crops.append((inside.clone(), top, left))
+    return PlacedMasks(crops, size)
+
+
+def with_dense_masks(found: dict[str, Any]) -> dict[str, Any]:
+    """Detections with masks bool (M, H, W), if they have any."""
+    masks = found.get("masks")
+    return {**found, "masks": masks.dense()} if isinstance(masks, PlacedMasks) else found

@@ -1,0 +1,17 @@
+"""Costs of mechanisms: parameters, multiply-adds, memory and speed compared with self-attention as N grows."""
+
+from tokenmix.profiling.cost import CostRow, CostTable, cost_table
+from tokenmix.profiling.crossover import Crossover, find_crossover
+from tokenmix.profiling.memory import peak_memory
+from tokenmix.profiling.speed import Timing, time_interleaved
+
+__all__ = [
+    "CostRow",
+    "CostTable",
+    "Crossover",
+    "Timing",
+    "cost_table",
+    "find_crossover",
+    "peak_memory",
+    "time_interleaved",
+]

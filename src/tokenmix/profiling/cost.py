@@ -1,0 +1,339 @@
+"""Costs of mixers or models as their input grows: parameters, multiply-adds, memory and time on this machine."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+
+from tokenmix.environment import environment
+from tokenmix.errors import UserError
+from tokenmix.profiling.ceilings import Ceilings, measure_ceilings
+from tokenmix.profiling.crossover import Crossover, Ends, faster_ranges, find_crossover, measured_crossover
+from tokenmix.profiling.estimate import Pass, expected_peak, free_memory, too_large, too_slow
+from tokenmix.profiling.memory import peak_memory
+from tokenmix.profiling.other_work import OtherWork
+from tokenmix.profiling.speed import Timing, time_interleaved
+from tokenmix.profiling.target import BenchmarkTarget, Measurable, MixerTarget, targets_for
+
+Precision = Literal["fp32", "bf16", "fp16"]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DIM = 256
+SECONDS = 20.0
+"""About as long is spent on timing one size; two rounds are taken in any case."""
+SAMPLE = 0.2
+"""Seconds that the calls of a cell last together, at least about."""
+RUN = 0.002
+"""Seconds: of shorter calls several in a row make one time, their mean."""
+SPREAD = 0.5
+"""Times whose quartiles are farther apart than this share of their median are noisy."""
+
+PASSES: tuple[Pass, Pass] = ("forward", "step")
+FULL = "took more memory than the device has"
+
+# Far beyond what any memory holds; the products of larger ones are no numbers of bytes that PyTorch can work with.
+LARGEST_TOKENS = 1 << 28
+LARGEST_SIDE = 1 << 16
+LARGEST_DIM = 1 << 20
+
+
+@dataclass(frozen=True)
+class CostRow:
+    """One mixer or model at one size, for one sample: times in seconds, memory in bytes above weights and input.
+
+    Attributes:
+        size: number of tokens, or side of the image in pixels.
+        macs: multiply-adds of a forward pass; of models that are not ours counted, else from the equations.
+        traffic: the least number of bytes that a forward pass moves: input, weights and output once.
+        forward, step, forward_memory, step_memory: None where it was not run.
+        skipped: why neither was run, "" if the forward pass was.
+        step_skipped: why the step was not run, "" if it was.
+    """
+
+    name: str
+    size: int
+    parameters: int
+    macs: int
+    traffic: int
+    forward: Timing | None
+    step: Timing | None
+    forward_memory: int | None
+    step_memory: int | None
+    skipped: str = ""
+    step_skipped: str = ""
+
+    @property
+    def unsteady(self) -> tuple[Pass, ...]:
+        """The passes whose times are noisy."""
+        timings: dict[Pass, Timing | None] = {"forward": self.forward, "step": self.step}
+        return tuple(which for which, timing in timings.items() if timing is not None and timing.spread > SPREAD)
+
+    @property
+    def macs_per_second(self) -> float | None:
+        """Of the forward pass."""
+        return None if self.forward is None else self.macs / self.forward.median
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """Of the forward pass, if it moved its least traffic."""
+        return None if self.forward is None else self.traffic / self.forward.median
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Costs of several mixers or models; `step` is a forward and backward pass.
+
+    Attributes:
+        axis: what a row's size is: tokens, or pixels of a side.
+        dim: width D of the tokens; None for models.
+        device, precision: where, and in what numbers.
+        ceilings: what the machine can do at most.
+        rows: one row for each name and size.
+        exponents: p of seconds ~ N^p for a forward pass over the upper half of the sizes; N is the number of tokens, or
+            of pixels of the whole image. None with one size, and where times are unsteady.
+        reference: the name that the others are compared with: self-attention, or the first model.
+        crossovers: where the mixer takes fewer multiply-adds than self-attention; empty for models.
+        measured: first size at which its forward pass becomes faster or slower than the reference's; None if in no gap,
+            and where its times or the reference's are unsteady.
+        faster: ranges of sizes in which its forward pass is faster than the reference's, None for an end that the sizes
+            do not show; None instead of ranges where no size has both, and where times are unsteady.
+        warning: that other programs took part of the CPU meanwhile, so that times are unreliable; "" if they did not.
+    """
+
+    axis: Literal["tokens", "pixels"]
+    dim: int | None
+    device: str
+    precision: Precision
+    ceilings: Ceilings
+    rows: tuple[CostRow, ...]
+    exponents: Mapping[str, float | None]
+    reference: str
+    crossovers: Mapping[str, Crossover]
+    measured: Mapping[str, int | None]
+    faster: Mapping[str, tuple[Ends, ...] | None]
+    warning: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """The mixers or models, the reference first."""
+        return list(self.exponents)
+
+    @property
+    def unsteady(self) -> set[str]:
+        """Names with noisy forward times."""
+        return {row.name for row in self.rows if "forward" in row.unsteady}
+
+    def seconds(self, name: str) -> dict[int, float]:
+        """Of a forward pass, for the sizes at which it was run."""
+        return _seconds(row for row in self.rows if row.name == name)
+
+    def row(self, name: str, size: int) -> CostRow:
+        """The row of a name and a size."""
+        return next(row for row in self.rows if (row.name, row.size) == (name, size))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, with the environment."""
+        plain = asdict(self)
+        plain["crossovers"] = {name: str(crossover) for name, crossover in self.crossovers.items()}
+        for cell, row in zip(plain["rows"], self.rows):
+            cell |= {"macs_per_second": row.macs_per_second, "bytes_per_second": row.bytes_per_second}
+            cell["unsteady"] = list(row.unsteady)
+        return {"schema": 3, **plain, "environment": environment()}
+
+
+def cost_table(
+    names: Sequence[str],
+    sizes: Sequence[int] | None = None,
+    dim: int | None = None,
+    *,
+    device: str = "cpu",
+    precision: Precision = "fp32",
+    repeats: int = 7,
+    track: Callable[[Sequence[int]], Iterable[int]] = iter,
+    **kwargs: Any,
+) -> CostTable:
+    """Count and measure mixers at several numbers of tokens next to self-attention, or models at several image sizes.
+
+    Args:
+        names: names of `list_mixers()`; or of models, ours or timm's.
+        sizes: numbers of tokens N, 196, 1,024 and 4,096 if not given; or sides of the image, the model's own if not.
+        dim: width D of the tokens, 256 if not given.
+        device: cpu or cuda.
+        precision: of weights and input.
+        repeats: rounds of timing, fewer where they take long, with several turns of short calls; the names take turns.
+        track: wraps the sizes as they are measured, for a progress bar such as `rich.progress.track`.
+        **kwargs: arguments for the layers that have them, such as `num_heads`.
+
+    Raises:
+        UserError: an unknown name, a width or a size below 1 or beyond all memory, a size that a model does not
+            take, or a device that does not exist.
+    """
+    place, dtype = _place(device), DTYPES[precision]
+    if dim is not None and not 1 <= dim <= LARGEST_DIM:
+        raise UserError(f"dim must be at least 1, got {dim}" if dim < 1 else _too_many("dim", dim, LARGEST_DIM))
+    targets = targets_for(names, dim=dim or DIM, device=place, dtype=dtype, kwargs=kwargs)
+    models = not isinstance(targets[0], MixerTarget)
+    if models and (dim is not None or kwargs):
+        raise UserError(
+            f"dim={dim} and similar options apply to mixers only; {targets[0].name!r} is a model with its own width"
+        )
+    sizes = _sizes(sizes, targets[0])
+    counts = {n: {target.name: _counted(target, n) for target in targets} for n in sizes}
+    others_work = OtherWork()
+    ceilings = measure_ceilings(place, dtype)
+    by_size = {n: _measure(targets, n, counts[n], ceilings, place, repeats) for n in track(sizes)}
+    found = [target.name for target in targets]
+    reference, others = found[0], found[1:]
+    steady = {name: _steady_seconds([by_size[n][name] for n in sizes]) for name in found}
+    both = {name: {n: s for n, s in steady[name].items() if n in steady[reference]} for name in others}
+    return CostTable(
+        axis="pixels" if models else "tokens",
+        dim=None if models else dim or DIM,
+        device=str(place),
+        precision=precision,
+        ceilings=ceilings,
+        rows=tuple(by_size[n][name] for name in found for n in sizes),
+        exponents={name: exponent({n**2 if models else n: s for n, s in steady[name].items()}) for name in found},
+        reference=reference,
+        crossovers={} if models else {name: find_crossover(name, dim or DIM, **kwargs) for name in others},
+        measured={name: measured_crossover(both[name], steady[reference]) for name in others},
+        faster={name: faster_ranges(both[name], steady[reference]) if both[name] else None for name in others},
+        warning=others_work.warning(torch.get_num_threads()) if place.type == "cpu" else "",
+    )
+
+
+def _place(device: str) -> torch.device:
+    if device not in ("cpu", "cuda"):
+        raise UserError(f"unknown device {device!r}; costs are measured on cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("no CUDA device is available; omit --device cuda")
+    return torch.device(device)
+
+
+def _sizes(sizes: Sequence[int] | None, target: BenchmarkTarget) -> list[int]:
+    if sizes is None:
+        return list(target.default_sizes())
+    if not sizes or min(sizes) < 1:
+        raise UserError(f"sizes must be positive numbers, got {list(sizes)}; for example --tokens 196,1024,4096")
+    mixers = isinstance(target, MixerTarget)
+    what, largest = ("tokens", LARGEST_TOKENS) if mixers else ("img-size", LARGEST_SIDE)
+    if max(sizes) > largest:
+        raise UserError(_too_many(what, max(sizes), largest))
+    return sorted(set(sizes))
+
+
+def _too_many(what: str, given: int, largest: int) -> str:
+    return f"{what} can be at most {largest:,}, got {given}; give a smaller --{what}"
+
+
+def _counted(target: BenchmarkTarget, n: int) -> dict[str, int]:
+    outline = target.outline(n)
+    return {"parameters": outline.parameters(), "macs": outline.macs(), "traffic": outline.traffic()}
+
+
+def _seconds(rows: Iterable[CostRow]) -> dict[int, float]:
+    return {row.size: row.forward.median for row in rows if row.forward is not None}
+
+
+def _steady_seconds(rows: Sequence[CostRow]) -> dict[int, float]:
+    """None if one of them is noisy: growth and crossings would be those of the noise."""
+    return {} if any("forward" in row.unsteady for row in rows) else _seconds(rows)
+
+
+def _measure(
+    targets: Sequence[BenchmarkTarget],
+    n: int,
+    counts: Mapping[str, Mapping[str, int]],
+    ceilings: Ceilings,
+    device: torch.device,
+    repeats: int,
+) -> dict[str, CostRow]:
+    """A row for each; a pass that exceeds memory or time is left out, with the reason instead."""
+    top = ceilings.macs_per_second
+    reasons = {target.name: _reasons(target, n, counts[target.name]["macs"], top, device) for target in targets}
+    built: dict[str, Measurable] = {}
+    for target in (target for target in targets if not reasons[target.name]["forward"]):
+        try:
+            built[target.name] = target.build(n)
+        except torch.OutOfMemoryError:
+            reasons[target.name] = dict.fromkeys(PASSES, FULL)
+    if device.type == "cuda":
+        for which in PASSES:
+            for name, one in built.items():
+                reasons[name][which] = reasons[name][which] or _obstacle(getattr(one, which))
+    calls = [{name: getattr(b, which) for name, b in built.items() if not reasons[name][which]} for which in PASSES]
+    forward, step = (_time(functions, repeats, device) for functions in calls)
+    forward_peak, step_peak = ({name: peak_memory(call, device) for name, call in fs.items()} for fs in calls)
+    return {
+        name: CostRow(
+            name=name,
+            size=n,
+            **counts[name],
+            forward=forward.get(name),
+            step=step.get(name),
+            forward_memory=forward_peak.get(name),
+            step_memory=step_peak.get(name),
+            skipped=why["forward"],
+            step_skipped=why["step"],
+        )
+        for name, why in reasons.items()
+    }
+
+
+def _reasons(
+    target: BenchmarkTarget, n: int, macs: int, macs_per_second: float, device: torch.device
+) -> dict[Pass, str]:
+    """Why each pass is not made. On the CPU a process that takes too much is killed, so this is known before."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # What PyTorch keeps of earlier sizes is free as well.
+    free = free_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+
+    def reason(which: Pass) -> str:
+        return too_large(expected_peak(target.dry_run(n, which)), free) or too_slow(macs, macs_per_second, which)
+
+    step = reason("step")
+    # A forward pass takes less of both.
+    return {"forward": reason("forward") if step else "", "step": step}
+
+
+def _obstacle(call: Callable[[], object]) -> str:
+    """Kernels can take more than was estimated, which on a GPU is an error that costs no more than this cell."""
+    try:
+        call()
+    except torch.OutOfMemoryError:
+        return FULL
+    return ""
+
+
+def _time(functions: Mapping[str, Callable[[], object]], repeats: int, device: torch.device) -> dict[str, Timing]:
+    """Seconds of each; a short call has more turns in a round, so that its sample is long enough."""
+    once = time_interleaved(functions, repeats=1, warmup=1, device=device)
+    least = {name: timing.median for name, timing in once.items()}
+    short = {name: fn for name, fn in functions.items() if least[name] < SAMPLE}
+    if short:
+        # One call may have been held up, which would make it look long enough.
+        again = time_interleaved(short, repeats=2, warmup=0, device=device)
+        least |= {name: min(least[name], *timing.runs) for name, timing in again.items()}
+    least = {name: max(1e-6, seconds) for name, seconds in least.items()}
+    rounds = max(min(2, repeats), min(repeats, int(SECONDS / 2 / max(1e-6, sum(least.values())))))
+    wanted = {name: max(1, math.ceil(SAMPLE / rounds / seconds)) for name, seconds in least.items()}
+    calls = {name: min(wanted[name], math.ceil(RUN / seconds)) for name, seconds in least.items()}
+    turns = {name: math.ceil(wanted[name] / calls[name]) for name in least}
+    return time_interleaved(functions, repeats=rounds, warmup=0, device=device, turns=turns, calls=calls)
+
+
+def upper_sizes(sizes: Iterable[int]) -> list[int]:
+    """The upper half of the sizes, two at least if there are two: those that growth is read from."""
+    ordered = sorted(sizes)
+    return ordered[-max(2, (len(ordered) + 1) // 2) :]
+
+
+def exponent(seconds: Mapping[int, float]) -> float | None:
+    """p of seconds ~ N^p by least squares on logarithms over the upper half of the sizes (two at least)."""
+    upper = upper_sizes(seconds)
+    if len(upper) < 2:
+        return None
+    xs, ys = [math.log(n) for n in upper], [math.log(seconds[n]) for n in upper]
+    return statistics.linear_regression(xs, ys).slope

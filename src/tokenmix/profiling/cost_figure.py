@@ -1,0 +1,93 @@
+"""Time and memory over size on logarithmic axes: one line per name, the reference dashed, crossings marked."""
+
+from itertools import chain
+from typing import BinaryIO, Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from tokenmix.profiling.cost import CostRow, CostTable
+from tokenmix.profiling.units import milliseconds, size
+
+# Okabe and Ito's colours, which colour-blind people tell apart; markers and names do without them.
+COLOURS = ("#222222", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f5539")
+MARKERS = "osD^vPX*"
+
+
+def draw_cost(table: CostTable, file: BinaryIO, suffix: Literal["png", "svg"]) -> None:
+    """Forward time on the left, peak memory of a forward pass on the right."""
+    figure = Figure(figsize=(10.5, 4.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for i, name in enumerate(table.names):
+        rows = [row for row in table.rows if row.name == name and row.forward is not None]
+        _line(left, i, rows, [row.forward.median * 1e3 for row in rows if row.forward], _named(table, name))
+        _line(right, i, rows, [max(1, row.forward_memory or 0) for row in rows], name)
+    _mark_noisy(left, table)
+    _mark_crossings(left, table)
+    _finish(left, table, "forward pass, ms")
+    _finish(right, table, "peak memory of a forward pass")
+    left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: milliseconds(value / 1e3)))
+    right.set_yscale("log", base=2)
+    right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
+    if any(row.forward for row in table.rows):
+        _refine(left, 10, (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0))
+        _refine(right, 2, (1.0, 1.25, 1.5, 1.75))
+        left.legend(frameon=False, fontsize=9)
+    figure.savefig(file, format=suffix, dpi=140)
+
+
+def _refine(axes: Axes, base: int, steps: tuple[float, ...]) -> None:
+    """Ticks between the powers of the base where a power or two would be all that the axis shows."""
+    low, high = axes.get_ylim()
+    if high / low < base**2:
+        axes.yaxis.set_major_locator(LogLocator(base=base, subs=steps))
+
+
+def _named(table: CostTable, name: str) -> str:
+    """With its exponent in the legend."""
+    power = table.exponents[name]
+    return name if power is None else f"{name}  ~ {'N' if table.axis == 'tokens' else 'pixels'}$^{{{power:.2f}}}$"
+
+
+def _line(axes: Axes, index: int, rows: list[CostRow], values: list[float] | list[int], label: str) -> None:
+    if not rows:
+        return
+    colour = COLOURS[index % len(COLOURS)]
+    axes.loglog(
+        [row.size for row in rows], values, color=colour, marker=MARKERS[index % len(MARKERS)], markersize=6,
+        linewidth=1.8, linestyle="--" if index == 0 else "-", label=label,
+    )  # fmt: skip
+
+
+def _mark_noisy(axes: Axes, table: CostTable) -> None:
+    """Hollow markers on noisy times, with a line below that says so."""
+    noisy = [(row.size, row.forward.median * 1e3) for row in table.rows if row.forward and "forward" in row.unsteady]
+    if noisy:
+        axes.plot(*zip(*noisy), "o", markersize=3.5, color="white", zorder=5)
+        axes.annotate("hollow: noisy, see ~", (1, 0), xycoords="axes fraction", ha="right", va="bottom", fontsize=8)
+
+
+def _mark_crossings(axes: Axes, table: CostTable) -> None:
+    """A ring where a line meets the reference's, with the size next to it."""
+    reference = [(r.size, r.forward.median * 1e3) for r in table.rows if r.name == table.reference and r.forward]
+    for i, name in enumerate(table.names):
+        for crossing in chain.from_iterable(table.faster.get(name) or ()):
+            if crossing is not None:
+                place = crossing, float(np.exp(np.interp(np.log(crossing), *np.log(reference).T)))
+                style = {"color": COLOURS[i % len(COLOURS)]}
+                axes.plot(*place, "o", markersize=13, markerfacecolor="none", **style)
+                axes.annotate(f"{crossing:,}", place, (9, -11), textcoords="offset points", fontsize=9, **style)
+
+
+def _finish(axes: Axes, table: CostTable, label: str) -> None:
+    sizes = sorted({row.size for row in table.rows})
+    axes.set_xlabel("tokens N" if table.axis == "tokens" else "side of the image, px")
+    axes.set_title(label, fontsize=11, loc="left")
+    axes.xaxis.set_major_locator(FixedLocator([float(n) for n in sizes]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.grid(True, which="major", color="#dddddd", linewidth=0.7)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,233 @@
+"""A table of costs as people read it: on the terminal, and as cost.json, cost.md and figures in a folder."""
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from tokenmix.environment import environment
+from tokenmix.errors import UserError
+from tokenmix.files import make_folder, replace_file, to_json, write_json
+from tokenmix.profiling.cost import SPREAD, CostRow, CostTable, Precision, cost_table, upper_sizes
+from tokenmix.profiling.crossover import Ends
+from tokenmix.profiling.speed import Timing
+from tokenmix.profiling.target import are_mixers
+from tokenmix.profiling.units import count, milliseconds, size, to_markdown
+
+COSTS = ("params", "MACs", "fwd ms", "step ms", "fwd mem", "step mem")
+RATES = ("GMAC/s", "of peak", "GB/s", "of peak", "bound by")
+
+BOUND = 0.25
+"""From this share of a ceiling on, that ceiling is named as what holds a forward pass."""
+
+
+def print_costs(
+    names: tuple[str, ...],
+    *,
+    tokens: tuple[int, ...] | None = None,
+    img_size: tuple[int, ...] | None = None,
+    dim: int | None = None,
+    device: str = "cpu",
+    precision: Precision = "fp32",
+    threads: int | None = None,
+    out: Path | None = None,
+    as_json: bool = False,
+) -> None:
+    """`tokenmix cost`: print the tables, or JSON, and write the folder asked for."""
+    if not names:
+        raise UserError("nothing to measure: name mixers or models, or ask for the paper's table with --table eanet")
+    if threads is not None:
+        cpus = os.cpu_count() or 1
+        if not 1 <= threads <= cpus:
+            raise UserError(f"threads must be at least 1 and at most the {cpus} CPUs here, got {threads}")
+        torch.set_num_threads(threads)
+    mixers = are_mixers(names)
+    if (img_size if mixers else tokens) is not None:
+        kind, right, wrong = ("mixer", "--tokens", "--img-size") if mixers else ("model", "--img-size", "--tokens")
+        raise UserError(f"{names[0]!r} is a {kind}: give {right} instead of {wrong}")
+    if out is not None:
+        # Reported before minutes are spent on measuring.
+        make_folder(out)
+    shown = Console(stderr=True)
+    table = cost_table(
+        names, tokens if mixers else img_size, dim, device=device, precision=precision,
+        track=partial(track, description="measuring", console=shown, transient=True, disable=not shown.is_terminal),
+    )  # fmt: skip
+    if out is not None:
+        write_cost(table, out)
+    if table.warning:
+        print(f"warning: {table.warning}", file=sys.stderr)
+    if as_json:
+        print(to_json(table.to_json()))
+        return
+    console = Console()
+    heading, ceilings = _title(table), _ceiling_line(table)
+    console.print(_rich(table, heading, COSTS, [_costs(row) for row in table.rows]))
+    console.print(_rich(table, ceilings, RATES, [_rates(table, row) for row in table.rows]))
+    for line in [*sentences(table), *footnotes(table)]:
+        console.print(line, highlight=False, markup=False)
+    if out is not None:
+        print(f"cost.json, cost.md, cost.png and cost.svg in {out}")
+
+
+def write_cost(table: CostTable, folder: Path) -> None:
+    """cost.json, cost.md, cost.png and cost.svg."""
+    from tokenmix.profiling.cost_figure import draw_cost
+
+    make_folder(folder)
+    write_json(folder / "cost.json", table.to_json())
+    for suffix in ("png", "svg"):
+        picture = io.BytesIO()
+        draw_cost(table, picture, suffix)
+        replace_file(folder / f"cost.{suffix}", picture.getvalue())
+    replace_file(folder / "cost.md", markdown(table).encode())
+
+
+def markdown(table: CostTable) -> str:
+    """Both tables, what they say, and on what they were measured."""
+    costs = [[row.name, f"{row.size:,}", *_costs(row)] for row in table.rows]
+    rates = [[row.name, f"{row.size:,}", *_rates(table, row)] for row in table.rows]
+    where: dict[str, Any] = environment()
+    measured = f"{where['cpu']}, torch {where['versions']['torch']}, {where['threads']} threads, {where['date']}"
+    notes = "\n".join(f"- {line}" for line in [*sentences(table), *footnotes(table)])
+    parts = [
+        "# Costs",
+        f"{_title(table)}. Measured on {measured}.",
+        to_markdown(["name", _axis(table), *COSTS], costs),
+        f"Rates of a forward pass; {_ceiling_line(table)}.",
+        to_markdown(["name", _axis(table), *RATES], rates),
+        f"Warning: {table.warning}." if table.warning else "",
+        notes,
+        "![Time and memory over size](cost.svg)",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _rich(table: CostTable, title: str, headings: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:
+    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0))
+    shown.add_column("mixer" if table.axis == "tokens" else "model", no_wrap=True)
+    for heading in (_axis(table), *headings):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    for i, (row, texts) in enumerate(zip(table.rows, cells)):
+        last = i + 1 == len(table.rows) or table.rows[i + 1].name != row.name
+        shown.add_row(row.name, f"{row.size:,}", *texts, end_section=last)
+    return shown
+
+
+def _axis(table: CostTable) -> str:
+    return "N" if table.axis == "tokens" else "px"
+
+
+def _title(table: CostTable) -> str:
+    sample = f"N tokens of width {table.dim}" if table.axis == "tokens" else "an image of px x px"
+    return f"one sample, {sample}, {table.precision} on {table.device}; step = forward and backward"
+
+
+def _ceiling_line(table: CostTable) -> str:
+    top = table.ceilings
+    return (
+        f"this machine's ceilings: {top.macs_per_second / 1e9:,.0f} GMAC/s, {top.bytes_per_second / 1e9:.1f} GB/s "
+        f"({top.threads} thread{'s' * (top.threads != 1)})"
+    )
+
+
+def _costs(row: CostRow) -> list[str]:
+    times = [_time(row.forward, "forward" in row.unsteady), _time(row.step, "step" in row.unsteady)]
+    peaks = ["-*" if peak is None else size(peak) for peak in (row.forward_memory, row.step_memory)]
+    return [count(row.parameters), count(row.macs), *times, *peaks]
+
+
+def _time(timing: Timing | None, unsteady: bool) -> str:
+    return "-*" if timing is None else "~" * unsteady + milliseconds(timing.median)
+
+
+def _rates(table: CostTable, row: CostRow) -> list[str]:
+    macs, moved = row.macs_per_second, row.bytes_per_second
+    if macs is None or moved is None:
+        return ["-*"] * len(RATES)
+    shares = macs / table.ceilings.macs_per_second, moved / table.ceilings.bytes_per_second
+    bound = "arithmetic" if shares[0] >= shares[1] else "memory"
+    # Far from both ceilings it is calls, caches or exponentials that take the time.
+    bound = bound if max(shares) >= BOUND else "neither"
+    return [f"{macs / 1e9:.3g}", f"{shares[0]:.0%}", f"{moved / 1e9:.3g}", f"{shares[1]:.0%}", bound]
+
+
+def footnotes(table: CostTable) -> list[str]:
+    """What was not run, and why; and what the mark of a time means."""
+    unit = "tokens" if table.axis == "tokens" else "px"
+    lines = []
+    for row in table.rows:
+        what, why = (row.name, row.skipped) if row.skipped else (f"a step of {row.name}", row.step_skipped)
+        lines += [f"* {what} at {row.size:,} {unit} was not run: it {why}"] if why else []
+    if any(row.unsteady for row in table.rows):
+        lines.append(
+            f"~ says little: the quartiles of these times are more than {SPREAD:.0%} of their median apart; measure "
+            "again on a quieter machine"
+        )
+    return lines
+
+
+def sentences(table: CostTable) -> list[str]:
+    """A line for each name: growth, and where it is faster than the reference."""
+    lines = []
+    for name in table.names:
+        parts = [_growth(table, name)]
+        if name in table.crossovers:
+            parts.append(f"fewer MACs than self-attention: {table.crossovers[name]}")
+        if name != table.reference:
+            parts.append(_comparison(table, name))
+        sentence = "; ".join(part for part in parts if part)
+        lines += [f"{name}: {sentence}"] if sentence else []
+    return lines
+
+
+def _growth(table: CostTable, name: str) -> str:
+    if name in table.unsteady:
+        return "no growth exponent: its forward times are noisy (~)"
+    power = table.exponents[name]
+    if power is None:
+        return ""
+    upper = upper_sizes(table.seconds(name))
+    growth = f"time grows as {'N' if table.axis == 'tokens' else 'pixels'}^{power:.2f}"
+    if len(upper) == 2:
+        return f"{growth} between {_at(table, *upper)}"
+    return f"{growth} over the {len(upper)} sizes from {_at(table, upper[0])} to {_at(table, upper[-1])}"
+
+
+def _comparison(table: CostTable, name: str) -> str:
+    """Where its forward pass is faster than the reference's."""
+    ranges, reference = table.faster[name], table.reference
+    unsteady = [other for other in (name, reference) if other in table.unsteady]
+    if unsteady:
+        return f"not compared with {reference}: forward times of {' and '.join(unsteady)} are noisy (~)"
+    if ranges is None:
+        return ""
+    if ranges in ((), ((None, None),)):
+        both = [n for n in table.seconds(name) if n in table.seconds(reference)]
+        everywhere = len(both) > 1 and len(both) == len({row.size for row in table.rows})
+        where = "all of these sizes" if everywhere else _at(table, *both)
+        return f"{'faster' if ranges else 'slower'} than {reference} at {where}"
+    return f"faster than {reference} {' and '.join(_range(table, ends) for ends in ranges)}"
+
+
+def _range(table: CostTable, ends: Ends) -> str:
+    first, last = ends
+    if first is None or last is None:
+        return f"up to about {_at(table, last or 0)}" if first is None else f"from about {_at(table, first)} on"
+    return f"from about {_at(table, first)} to {_at(table, last)}"
+
+
+def _at(table: CostTable, *sizes: int) -> str:
+    """`N = 64`, or `N = 64 and 256`; `32 px` of images."""
+    *before, last = [f"{n:,}" for n in sizes]
+    listed = f"{', '.join(before)} and {last}" if before else last
+    return f"N = {listed}" if table.axis == "tokens" else f"{listed} px"

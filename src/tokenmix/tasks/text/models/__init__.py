@@ -1,1 +1,0 @@
-"""Text models in Hugging Face form; their public names are those of `tokenmix.text`."""
