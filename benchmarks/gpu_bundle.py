@@ -21,10 +21,28 @@ from tokenmix.lab.data.lookup import stored_path
 ROOT = Path(__file__).parents[1]
 TRACKED = ("src", "tests", "benchmarks", "recipes", "pyproject.toml", "README.md", "LICENSE")
 WHEELS = (
-    "timm", "transformers", "tyro", "docstring-parser", "typeguard", "lightning", "lightning-utilities", "torchmetrics",
-    "pytest", "pytest-xdist", "execnet", "iniconfig", "pluggy", "einops", "einx", "frozendict", "loguru",
-    "torch-einops-utils", "g-mlp-pytorch==0.1.5", "vit-pytorch", "x-transformers",
-)  # fmt: skip
+    "timm",
+    "transformers",
+    "tyro",
+    "docstring-parser",
+    "typeguard",
+    "lightning",
+    "lightning-utilities",
+    "torchmetrics",
+    "pytest",
+    "pytest-xdist",
+    "execnet",
+    "iniconfig",
+    "pluggy",
+    "einops",
+    "einx",
+    "frozendict",
+    "loguru",
+    "torch-einops-utils",
+    "g-mlp-pytorch==0.1.5",
+    "vit-pytorch",
+    "x-transformers",
+)
 """Pure Python, so that the same file serves any machine; compiled packages are those of the machine."""
 SOURCES = ("fightingcv-attention==1.0.0",)
 """Pure Python too, and published as source alone."""

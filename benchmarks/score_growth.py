@@ -89,9 +89,7 @@ def main() -> None:
     data = load_images("fashion-mnist", limit_eval=1000)
     model = create_model("mixer_nano", mixer="less", img_size=28, patch_size=2, in_chans=1, num_classes=10)
     start = time.perf_counter()
-    train(
-        model, data, steps=asked.steps, seed=asked.seed, weight=asked.weight, form=asked.form, factor=asked.factor
-    )  # fmt: skip
+    train(model, data, steps=asked.steps, seed=asked.seed, weight=asked.weight, form=asked.form, factor=asked.factor)
     seconds = time.perf_counter() - start
     model.eval()
     images = next(

@@ -181,10 +181,19 @@ def _parser() -> argparse.ArgumentParser:
 def _config(options: argparse.Namespace, model: str, augment: str) -> TrainConfig:
     # One turn more, to warm up. Nothing is evaluated within the run.
     return make_config(
-        model=model, augment=augment, data=options.data, batch_size=options.batch_size, log_every=options.steps,
-        max_steps=options.steps * (options.rounds + 1), validation=0, limit_eval=options.batch_size,
-        checkpoint_every=10**9, epochs=10**4, threads=options.threads, device="cpu",
-    )  # fmt: skip
+        model=model,
+        augment=augment,
+        data=options.data,
+        batch_size=options.batch_size,
+        log_every=options.steps,
+        max_steps=options.steps * (options.rounds + 1),
+        validation=0,
+        limit_eval=options.batch_size,
+        checkpoint_every=10**9,
+        epochs=10**4,
+        threads=options.threads,
+        device="cpu",
+    )
 
 
 def _measure(config: TrainConfig) -> Row:

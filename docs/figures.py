@@ -76,9 +76,13 @@ def frame(picture: Tensor) -> tuple[float, float, float, float]:
 def outline(axes: Axes, picture: Tensor) -> None:
     """Where the object ends."""
     axes.contour(
-        torch.arange(picture.shape[1]) + 0.5, torch.arange(picture.shape[0]) + 0.5, picture, [0.12], colors=GREY,
+        torch.arange(picture.shape[1]) + 0.5,
+        torch.arange(picture.shape[0]) + 0.5,
+        picture,
+        [0.12],
+        colors=GREY,
         linewidths=0.6,
-    )  # fmt: skip
+    )
 
 
 def mark(axes: Axes, picture: Tensor, query: tuple[int, int] | None, tokens: int = 1) -> None:

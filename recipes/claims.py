@@ -118,9 +118,14 @@ def ablation(name: str, label: str) -> Pick:
 def plateau(what: str, name: str, a: str, b: str, **more: Any) -> Row:
     """A comparison of two rows of an ablation."""
     row = Row(
-        f"Fashion-MNIST, accuracy: {what}", PLATEAU, ablation(name, a), ablation(name, b), (a, b), images=TEST_IMAGES,
+        f"Fashion-MNIST, accuracy: {what}",
+        PLATEAU,
+        ablation(name, a),
+        ablation(name, b),
+        (a, b),
+        images=TEST_IMAGES,
         extra="--part ablations",
-    )  # fmt: skip
+    )
     return Row(**{**row.__dict__, **more})
 
 
@@ -128,11 +133,16 @@ def families(a: str, b: str, budgets: Sequence[str], **more: Any) -> tuple[Row, 
     """Two mixers of the plateau recipe, at each of these budgets."""
     return tuple(
         Row(
-            f"Fashion-MNIST, accuracy, {budget}", PLATEAU, at("families", budget, a), at("families", budget, b), (a, b),
-            images=TEST_IMAGES, **more,
+            f"Fashion-MNIST, accuracy, {budget}",
+            PLATEAU,
+            at("families", budget, a),
+            at("families", budget, b),
+            (a, b),
+            images=TEST_IMAGES,
+            **more,
         )
         for budget in budgets
-    )  # fmt: skip
+    )
 
 
 def on_emoji(a: str, b: str, **more: Any) -> Row:
@@ -216,16 +226,24 @@ CLAIMS = (
             climates("external, double, S 64", "external, softmax, S 64"),
             plateau("against softmax over the slots", "normalisation", "double", "softmax over slots"),
             plateau("against none", "normalisation", "double", "none"),
-            plateau("against more Sinkhorn steps", "normalisation", "double", "three Sinkhorn steps", kind="as good",
-                    margin=0.005),
+            plateau(
+                "against more Sinkhorn steps",
+                "normalisation",
+                "double",
+                "three Sinkhorn steps",
+                kind="as good",
+                margin=0.005,
+            ),
         ),
     ),
     Claim(
         "64 memory slots are enough",
         "EANet: S = 64 throughout [V]; the figures of its sweep are not known to us [?]",
         (
-            *(climates("external, double, S 64", f"external, double, S {slots}", kind="as good", margin=0.01)
-              for slots in (8, 32, 256)),
+            *(
+                climates("external, double, S 64", f"external, double, S {slots}", kind="as good", margin=0.01)
+                for slots in (8, 32, 256)
+            ),
             *(plateau("", "slots", "S 64", f"S {slots}", kind="as good", margin=0.005) for slots in (8, 32, 256)),
         ),
     ),
@@ -257,9 +275,13 @@ CLAIMS = (
         "Gates: split is best, then multiplicative, additive, linear",
         "gMLP, table 3, perplexity: 4.35 [V2], 4.53, 4.97, 5.14 [M]",
         (
-            gates("split", "multiplicative"), gates("multiplicative", "additive"), gates("additive", "linear"),
-            *(plateau("gates of gMLP's branch", "gate", *pair) for pair in
-              (("split", "multiplicative"), ("multiplicative", "additive"), ("additive", "linear"))),
+            gates("split", "multiplicative"),
+            gates("multiplicative", "additive"),
+            gates("additive", "linear"),
+            *(
+                plateau("gates of gMLP's branch", "gate", *pair)
+                for pair in (("split", "multiplicative"), ("multiplicative", "additive"), ("additive", "linear"))
+            ),
         ),
     ),
     Claim(
@@ -271,8 +293,13 @@ CLAIMS = (
         "The gate becomes Toeplitz by itself",
         "gMLP: seen on masked language modelling, so imposed there [V2]; no figure",
         (
-            Row("held-out text: variance of a free gate on its diagonals", TEXT, toeplitz, 2 / 65,
-                ("share after training", "share by chance")),
+            Row(
+                "held-out text: variance of a free gate on its diagonals",
+                TEXT,
+                toeplitz,
+                2 / 65,
+                ("share after training", "share by chance"),
+            ),
         ),
     ),
     Claim(
@@ -280,32 +307,66 @@ CLAIMS = (
         "gMLP, base sizes: MNLI 85.9 instead of 83.7, SQuAD 2.0 80.9 instead of 70.1, SST-2 93.4 and 94.2 [V2]",
         (
             tuned("wordnet-pairs"),
-            Row("held-out text, perplexity", TEXT, at("families", "aMLP"), at("families", "gMLP"), ("aMLP", "gMLP"),
-                lower=True),
+            Row(
+                "held-out text, perplexity",
+                TEXT,
+                at("families", "aMLP"),
+                at("families", "gMLP"),
+                ("aMLP", "gMLP"),
+                lower=True,
+            ),
         ),
     ),
     Claim(
         "gMLP matches self-attention at equal parameters, and scales like it",
         "gMLP, perplexity of 36 layers 4.35, of BERT 4.37 [M]; ImageNet: gMLP-S 79.6, DeiT-S 79.8 [V2]",
         (
-            Row("held-out text, perplexity, 1.16 M parameters", TEXT, at("families", "gMLP"),
-                at("families", "self-attention, relative"), ("gMLP", "self-attention, relative positions"),
-                kind="as good", margin=2.0, lower=True),
-            *(plateau(f"width {width}", "sizes", f"gMLP, width {width}", f"self, width {width}", kind="as good",
-                      margin=0.01) for width in (24, 48, 96)),
+            Row(
+                "held-out text, perplexity, 1.16 M parameters",
+                TEXT,
+                at("families", "gMLP"),
+                at("families", "self-attention, relative"),
+                ("gMLP", "self-attention, relative positions"),
+                kind="as good",
+                margin=2.0,
+                lower=True,
+            ),
+            *(
+                plateau(
+                    f"width {width}",
+                    "sizes",
+                    f"gMLP, width {width}",
+                    f"self, width {width}",
+                    kind="as good",
+                    margin=0.01,
+                )
+                for width in (24, 48, 96)
+            ),
             on_emoji("gating", "self", kind="as good", margin=0.01),
-            Row("Fashion-MNIST, accuracy for ten times the parameters", PLATEAU, slope("gMLP"), slope("self"),
-                ("slope of gMLP", "slope of self-attention"), kind="as good", margin=0.01, extra="--part ablations"),
+            Row(
+                "Fashion-MNIST, accuracy for ten times the parameters",
+                PLATEAU,
+                slope("gMLP"),
+                slope("self"),
+                ("slope of gMLP", "slope of self-attention"),
+                kind="as good",
+                margin=0.01,
+                extra="--part ablations",
+            ),
         ),
     ),
     Claim(
         "Attention saturates with depth",
         "LaViT: maps of deep layers resemble those before them [S]; no figure",
         (
-            Row("Fashion-MNIST, 8 blocks: distance of a map to that of the block before", PLATEAU,
+            Row(
+                "Fashion-MNIST, 8 blocks: distance of a map to that of the block before",
+                PLATEAU,
                 blocks("depth", "self, 8 blocks", "distance", slice(1, 4)),
                 blocks("depth", "self, 8 blocks", "distance", slice(4, 8)),
-                ("blocks 2 to 4", "blocks 5 to 8"), extra="--part ablations"),
+                ("blocks 2 to 4", "blocks 5 to 8"),
+                extra="--part ablations",
+            ),
         ),
     ),
     Claim(
@@ -337,8 +398,13 @@ CLAIMS = (
         "External attention helps detection",
         "EANet, COCO: Faster R-CNN 38.6 instead of 37.4, Mask R-CNN 39.0 instead of 38.2 box AP [M]",
         tuple(
-            Row(f"{job}, AP", DETECTION, of_rows(("map",), job=job, mixer="external"),
-                of_rows(("map",), job=job, mixer="none"), ("external", "none"))
+            Row(
+                f"{job}, AP",
+                DETECTION,
+                of_rows(("map",), job=job, mixer="external"),
+                of_rows(("map",), job=job, mixer="none"),
+                ("external", "none"),
+            )
             for job in ("trees", "composed")
         ),
     ),
@@ -347,18 +413,29 @@ CLAIMS = (
         "EANet, Fréchet distance: CIFAR-10 14.105 instead of SAGAN's 14.498, Tiny-ImageNet 48.374 instead of 51.414 "
         "[M]",
         tuple(
-            Row(f"{data}, Fréchet distance of features", GENERATION,
+            Row(
+                f"{data}, Fréchet distance of features",
+                GENERATION,
                 of_rows(("feature_fd",), data=data, attention="external"),
-                of_rows(("feature_fd",), data=data, attention=other), ("external", other), lower=True)
-            for data in ("fashion-mnist", "emoji") for other in ("none", "sagan")
+                of_rows(("feature_fd",), data=data, attention=other),
+                ("external", other),
+                lower=True,
+            )
+            for data in ("fashion-mnist", "emoji")
+            for other in ("none", "sagan")
         ),
     ),
     Claim(
         "External attention helps point clouds",
         "EANet: ModelNet40 93.4 instead of PCT's 93.2, ShapeNet-part 86.5 instead of 86.4 [M]",
         tuple(
-            Row(f"LDraw's bricks, {metric}", POINTS, of_rows(("metrics", metric), task=task, mixer="external"),
-                of_rows(("metrics", metric), task=task, mixer="offset"), ("external", "offset attention"))
+            Row(
+                f"LDraw's bricks, {metric}",
+                POINTS,
+                of_rows(("metrics", metric), task=task, mixer="external"),
+                of_rows(("metrics", metric), task=task, mixer="offset"),
+                ("external", "offset attention"),
+            )
             for task, metric in (("point-classification", "accuracy"), ("point-segmentation", "part_miou"))
         ),
     ),
@@ -366,9 +443,14 @@ CLAIMS = (
         "The map of simplified attention, softmax(F F^T), is close to the identity",
         "the EANet author's article [S]; no figure",
         (
-            Row("Fashion-MNIST, 16 tokens: share of a row on the token itself", PLATEAU,
-                blocks("simplified", "simplified", "diagonality", slice(0, 4)), 0.5, ("share", "half"),
-                extra="--part ablations"),
+            Row(
+                "Fashion-MNIST, 16 tokens: share of a row on the token itself",
+                PLATEAU,
+                blocks("simplified", "simplified", "diagonality", slice(0, 4)),
+                0.5,
+                ("share", "half"),
+                extra="--part ablations",
+            ),
         ),
     ),
     Claim(
@@ -376,7 +458,7 @@ CLAIMS = (
         "ImageNet, COCO, PASCAL VOC, C4: see [the models](models/index.md)",
         not_testable="neither the data sets nor the hundreds of GPU hours are here; recipes/ has the papers' recipes",
     ),
-)  # fmt: skip
+)
 
 
 @cache

@@ -36,10 +36,14 @@ def never_blocks(seconds: int = 5) -> Iterator[None]:
 
 
 READERS: dict[str, Callable[[Path], object]] = {
-    "open_regular": files.open_regular, "check_regular": files.check_regular, "read_bytes": files.read_bytes,
-    "read_text": files.read_text, "read_json": files.read_json,
-    "replace_file": lambda path: files.replace_file(path, b""), "write_json": lambda path: files.write_json(path, 1),
-}  # fmt: skip
+    "open_regular": files.open_regular,
+    "check_regular": files.check_regular,
+    "read_bytes": files.read_bytes,
+    "read_text": files.read_text,
+    "read_json": files.read_json,
+    "replace_file": lambda path: files.replace_file(path, b""),
+    "write_json": lambda path: files.write_json(path, 1),
+}
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -281,9 +281,13 @@ def test_listing_loads_nothing_heavy(what: str) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["train", "--model", "vit_nanoo"], ["train", "detection", "--model", "vit_nano"], ["info", "vit_nanoo"],
-     ["train", "detecton"]],
-)  # fmt: skip
+    [
+        ["train", "--model", "vit_nanoo"],
+        ["train", "detection", "--model", "vit_nano"],
+        ["info", "vit_nanoo"],
+        ["train", "detecton"],
+    ],
+)
 def test_a_wrong_name_is_told_without_anything_heavy(words: list[str]) -> None:
     loaded = _python(
         f"import sys, tokenmix.lab.cli; assert tokenmix.lab.cli.main({words!r}) == 2\n"

@@ -11,10 +11,25 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAG
 
 # Methods and functions that write to the path that they get, and the position of that path.
 WRITERS = {
-    "write_text": None, "write_bytes": None, "touch": None, "symlink_to": None, "hardlink_to": None,
-    "save": 0, "savefig": 0, "save_file": 1, "save_pretrained": 0, "save_for_hf": 1, "dump": 1, "tofile": 0, "savez": 0,
-    "copy": 1, "copy2": 1, "copyfile": 1, "copytree": 1, "move": 1,
-}  # fmt: skip
+    "write_text": None,
+    "write_bytes": None,
+    "touch": None,
+    "symlink_to": None,
+    "hardlink_to": None,
+    "save": 0,
+    "savefig": 0,
+    "save_file": 1,
+    "save_pretrained": 0,
+    "save_for_hf": 1,
+    "dump": 1,
+    "tofile": 0,
+    "savez": 0,
+    "copy": 1,
+    "copy2": 1,
+    "copyfile": 1,
+    "copytree": 1,
+    "move": 1,
+}
 # Methods of these names that are ours, or give bytes: receiver and name as in the source.
 OURS = {"session.data.save", "results.save", "safetensors.torch.save"}
 MODULES = {"copy": "shutil", "copy2": "shutil", "copyfile": "shutil", "copytree": "shutil", "move": "shutil"}
@@ -84,11 +99,21 @@ def test_no_module_writes_a_file_itself(path: Path):
 @pytest.mark.parametrize(
     "source",
     [
-        "path.write_text(told)", "path.write_bytes(b'')", "open(path, 'w')", "path.open('ab')", "figure.savefig(path)",
-        "image.save(path)", "torch.save(x, path)", "save_file(x, path)", "os.open(path, os.O_WRONLY)",
-        "open(path, mode='r+')", "model.save_pretrained(path)", "shutil.copy(a, b)", "os.fdopen(handle, 'wb')",
+        "path.write_text(told)",
+        "path.write_bytes(b'')",
+        "open(path, 'w')",
+        "path.open('ab')",
+        "figure.savefig(path)",
+        "image.save(path)",
+        "torch.save(x, path)",
+        "save_file(x, path)",
+        "os.open(path, os.O_WRONLY)",
+        "open(path, mode='r+')",
+        "model.save_pretrained(path)",
+        "shutil.copy(a, b)",
+        "os.fdopen(handle, 'wb')",
     ],
-)  # fmt: skip
+)
 def test_a_direct_write_is_found(source: str):
     assert list(direct_writes(ast.parse(source)))
 
@@ -98,8 +123,11 @@ def test_a_direct_write_is_found(source: str):
     [
         "with replacing(path) as partial:\n    image.save(partial)",
         "with new_folder(path) as partial:\n    model.save_pretrained(partial)\n    torch.save(x, partial / 'x')",
-        "buffer = io.BytesIO()\ntorch.save(x, buffer)", "open(path, 'rb')", "write_bytes(path, data)", "x.copy()",
+        "buffer = io.BytesIO()\ntorch.save(x, buffer)",
+        "open(path, 'rb')",
+        "write_bytes(path, data)",
+        "x.copy()",
     ],
-)  # fmt: skip
+)
 def test_partial_files_and_buffers_are_allowed(source: str):
     assert not list(direct_writes(ast.parse(source)))

@@ -110,8 +110,22 @@ class Stated(Shift):
 
 tokenmix.register_mixer("mean", Mean)
 '''
-TINY = ["--data", "digits", "--max-steps", "2", "--batch-size", "16", "--limit", "64", "--limit-eval", "16",
-        "--device", "cpu", "--threads", "1"]  # fmt: skip
+TINY = [
+    "--data",
+    "digits",
+    "--max-steps",
+    "2",
+    "--batch-size",
+    "16",
+    "--limit",
+    "64",
+    "--limit-eval",
+    "16",
+    "--device",
+    "cpu",
+    "--threads",
+    "1",
+]
 NARROW = ["depth=2", "embed_dim=16", "num_heads=2"]
 
 

@@ -73,9 +73,13 @@ def test_a_task_of_ones_own_trains(capsys, tmp_path) -> None:
 def test_a_data_set_of_ones_own_is_listed_and_registered_once(capsys) -> None:
     row = json.loads(printed(capsys, *LEVELS, "list", "data", "--json"))[-1]
     assert row == {
-        "name": "toy-levels", "kinds": ["images"], "about": "20 grey levels", "licence": "CC0", "origin": "here",
+        "name": "toy-levels",
+        "kinds": ["images"],
+        "about": "20 grey levels",
+        "licence": "CC0",
+        "origin": "here",
         "cached": True,
-    }  # fmt: skip
+    }
     assert printed(capsys, *LEVELS, "data", "get", "toy-levels") == "toy\n"
     with pytest.raises(UserError, match="the data set 'toy-levels' is registered already"):
         DATA_SETS.register(replace(DATA_SETS["toy-levels"], licence="MIT"))
@@ -174,8 +178,11 @@ def test_an_installed_package_is_found_by_its_entry_point(tmp_path) -> None:
     path = os.pathsep.join(map(str, (tmp_path, Path(tokenmix.__file__).parents[1])))
     done = subprocess.run(
         [sys.executable, "-c", "import tokenmix; print(tokenmix.list_models('toy*'))"],
-        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.stdout.strip() == "['toy_vit']", done.stderr
 
 
@@ -186,9 +193,13 @@ def test_a_model_with_a_pretrained_cfg_is_timms_too() -> None:
     from tokenmix.registry import ModelEntry
 
     entry = ModelEntry(
-        name="toy_thin", tasks=("image-classification",), about="a thin gMLP", build="tokenmix.models.gmlp:GMLP",
-        arguments={"embed_dim": 16, "depth": 1}, pretrained_cfg={"input_size": (3, 32, 32), "num_classes": 4},
-    )  # fmt: skip
+        name="toy_thin",
+        tasks=("image-classification",),
+        about="a thin gMLP",
+        build="tokenmix.models.gmlp:GMLP",
+        arguments={"embed_dim": 16, "depth": 1},
+        pretrained_cfg={"input_size": (3, 32, 32), "num_classes": 4},
+    )
     MODELS.register(entry)
     assert tokenmix.create_model("toy_thin").num_classes == 4
     register_with_timm(entry)

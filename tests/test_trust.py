@@ -51,11 +51,31 @@ class X(Mixer):
 """
 NET = {"depth": 1, "embed_dim": 16, "num_heads": 2}
 SMALL: dict[str, Any] = {
-    "data": "digits", "limit": 32, "limit_eval": 16, "validation": 0, "batch_size": 8, "max_steps": 1, "device": "cpu",
+    "data": "digits",
+    "limit": 32,
+    "limit_eval": 16,
+    "validation": 0,
+    "batch_size": 8,
+    "max_steps": 1,
+    "device": "cpu",
     "threads": 1,
-}  # fmt: skip
-WORDS = ["--data", "digits", "--limit", "32", "--limit-eval", "16", "--batch-size", "8", "--max-steps", "1",
-         "--device", "cpu", "--threads", "1"]  # fmt: skip
+}
+WORDS = [
+    "--data",
+    "digits",
+    "--limit",
+    "32",
+    "--limit-eval",
+    "16",
+    "--batch-size",
+    "8",
+    "--max-steps",
+    "1",
+    "--device",
+    "cpu",
+    "--threads",
+    "1",
+]
 
 
 class Reached(Exception):
@@ -169,10 +189,15 @@ def test_a_backbone_and_its_weights_are_typed() -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        "wds:https://host/a-{0..2}.tar", "csv:s3://bucket/a.csv#text,label", "text:memory://a", "hf:me/set#text",
-        "csv:zip://a::https://host/b.zip", "wds:a.tar,gs://bucket/b.tar", "hf:hf://datasets/me/set",
+        "wds:https://host/a-{0..2}.tar",
+        "csv:s3://bucket/a.csv#text,label",
+        "text:memory://a",
+        "hf:me/set#text",
+        "csv:zip://a::https://host/b.zip",
+        "wds:a.tar,gs://bucket/b.tar",
+        "hf:hf://datasets/me/set",
     ],
-)  # fmt: skip
+)
 def test_a_file_names_no_address(strange: Path, capsys, monkeypatch: pytest.MonkeyPatch, spec: str) -> None:
     def reach(*args: Any, **kwargs: Any) -> None:
         raise Reached(*args)

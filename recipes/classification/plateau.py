@@ -40,11 +40,17 @@ VARIANTS = "recipes.classification.variants"
 # 16 tokens of 7 x 7 pixels: a third of the time of 49 tokens of 4 x 4, so that three times as many images are seen.
 NET: dict[str, Any] = {"patch_size": 7, "embed_dim": 64, "depth": 4}
 SHARED: dict[str, Any] = {
-    "data": "fashion-mnist", "model": "mixer_nano", "batch_size": 128, "validation": 5000, "threads": 1,
-    "device": "cpu", "log_every": 1000, "checkpoint_every": 1000,
+    "data": "fashion-mnist",
+    "model": "mixer_nano",
+    "batch_size": 128,
+    "validation": 5000,
+    "threads": 1,
+    "device": "cpu",
+    "log_every": 1000,
+    "checkpoint_every": 1000,
     # Mirrored and shifted, self-attention has 0.825 after four epochs; as they are, 0.872 (dev/LOG.md).
     "augment": "none",
-}  # fmt: skip
+}
 # 3,008 training pictures, 64 tokens; after 45 epochs self-attention's validation loss falls no further.
 EMOJI = {**SHARED, "data": "emoji", "img_size": 32, "augment": "light", "batch_size": 64, "validation": 300}
 EMOJI_NET = {**NET, "patch_size": 4}
@@ -216,9 +222,13 @@ class Plateau:
         file = self.runner.kept.with_name("plateau_seconds.json")  # type: ignore[union-attr]
         if not file.exists():
             config = CompareConfig().replace(
-                mixers=self.families, model_kwargs=self.net, data=self.shared["data"], device="cpu", limit=1000,
+                mixers=self.families,
+                model_kwargs=self.net,
+                data=self.shared["data"],
+                device="cpu",
+                limit=1000,
                 batch_size=self.shared["batch_size"],
-            )  # fmt: skip
+            )
             write_json(file, {"cpu": environment()["cpu"], "seconds": predict_steps(config, (1,))[1]})
         return json.loads(file.read_text())
 
@@ -243,12 +253,15 @@ class Plateau:
             steps = self.steps({f: cost[f] for f in costs})
             cells = {
                 f: self.over_seeds(
-                    f"{kind.split()[1]}-{f}", {"mixer": f}, lr=rates[f]["lr"], max_steps=steps[f],
+                    f"{kind.split()[1]}-{f}",
+                    {"mixer": f},
+                    lr=rates[f]["lr"],
+                    max_steps=steps[f],
                     epochs=math.ceil(steps[f] * EPOCHS / steps["self"]),
                 )
                 for f in costs
                 if f != "self"
-            }  # fmt: skip
+            }
             found[kind] = {"self": found["equal images"]["self"], **self.rows(cells, step_seconds)}
         return found
 
@@ -260,10 +273,13 @@ class Plateau:
                 label: self.over_seeds(
                     # A family as it is is the baseline of several ablations, and is trained once.
                     f"base-{family}" if kwargs == {"mixer": family} else f"{name}-{label}".translate(FILE_NAME),
-                    kwargs, epochs=ABLATION, lr=rates[family]["lr"],
+                    kwargs,
+                    epochs=ABLATION,
+                    lr=rates[family]["lr"],
                 )
-                for label, (family, kwargs) in rows.items() if family in rates
-            }  # fmt: skip
+                for label, (family, kwargs) in rows.items()
+                if family in rates
+            }
             found[name] = self.rows(cells)
         return {name: rows for name, rows in found.items() if rows}
 
@@ -442,9 +458,13 @@ def main(args: Args) -> bool:
     rates = plateau.tuned()
     command = f"python -m recipes.classification.plateau --part {args.part} --seeds {','.join(map(str, args.seeds))}"
     about = {
-        "command": command, "environment": environment(), "net": plateau.net, "shared": plateau.shared,
-        "epochs": {"families": plateau.epochs, "tuning": plateau.tuning}, "rates": rates,
-    }  # fmt: skip
+        "command": command,
+        "environment": environment(),
+        "net": plateau.net,
+        "shared": plateau.shared,
+        "epochs": {"families": plateau.epochs, "tuning": plateau.tuning},
+        "rates": rates,
+    }
     if args.part == "emoji":
         found["emoji"] = {**about, "equal images": plateau.equal_images(rates)}
     elif args.part == "ablations":

@@ -45,23 +45,44 @@ SHOWN = 0.25
 # Of the pictures: ten classes are told apart by their colours, and photographs would take more than 100 kB.
 COLORS = {"trees": 64, "composed": 256}
 SHARED: dict[str, Any] = {
-    "batch_size": 8, "lr": 2e-3, "clip_grad": 10.0, "threads": 1, "device": "cpu", "log_every": 25,
+    "batch_size": 8,
+    "lr": 2e-3,
+    "clip_grad": 10.0,
+    "threads": 1,
+    "device": "cpu",
+    "log_every": 25,
     "checkpoint_every": 100_000,
-}  # fmt: skip
+}
 # Crowns, most of 25 to 50 px, are looked at at half their size, 256 px of a photograph at a time, in training as in
 # testing: the network learns four times as many of them in the same time.
 JOBS: dict[str, dict[str, Any]] = {
     "trees": {
-        "task": "detection", "data": "trees", "model": "faster_rcnn_nano", "epochs": 8, "batch_size": 4,
+        "task": "detection",
+        "data": "trees",
+        "model": "faster_rcnn_nano",
+        "epochs": 8,
+        "batch_size": 4,
         "color_jitter": 0.2,
-        "crop": 256, "crops": 8, "min_size": 128, "max_size": 128, "window": 256, "overlap": 0.3,
-        "scales": (0.8, 1.0, 1.25), "validation": 6,
+        "crop": 256,
+        "crops": 8,
+        "min_size": 128,
+        "max_size": 128,
+        "window": 256,
+        "overlap": 0.3,
+        "scales": (0.8, 1.0, 1.25),
+        "validation": 6,
     },
     "composed": {
-        "task": "instance-segmentation", "data": "composed", "model": "mask_rcnn_nano", "epochs": 2, "limit": 1300,
-        "limit_eval": 100, "min_size": 128, "max_size": 128,
+        "task": "instance-segmentation",
+        "data": "composed",
+        "model": "mask_rcnn_nano",
+        "epochs": 2,
+        "limit": 1300,
+        "limit_eval": 100,
+        "min_size": 128,
+        "max_size": 128,
     },
-}  # fmt: skip
+}
 METRICS = {
     "trees": ("map", "map_50", "mar"),
     "composed": ("map", "map_50", "box_map", "box_map_50"),
@@ -226,12 +247,13 @@ def markdown(rows: Sequence[Mapping[str, Any]], command: str) -> str:
             " | ".join([f"| {job}, {JOBS[job]['model']}", *names, "parameters", "images", "peak memory |"]),
             "|---|" + "---:|" * (len(names) + 3),
             *(
-                f"| {row['mixer']} | " + " | ".join(_shown(row[name]) for name in names)
+                f"| {row['mixer']} | "
+                + " | ".join(_shown(row[name]) for name in names)
                 + f" | {row['parameters']:,} | {row['images']:,} "
                 f"| {row['peak_memory'] / 2**20:,.0f} MiB |"
                 for row in chosen
             ),
-        ]  # fmt: skip
+        ]
     return "\n".join(lines) + "\n"
 
 

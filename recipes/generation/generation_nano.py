@@ -79,10 +79,15 @@ def judge(args: Args, data: str) -> dict[str, Any]:
     steps = QUICK if args.quick else {}
     return one_run(
         make_config(
-            model="gmlp_nano", data=data, batch_size=64, out=args.out / f"judge-{data}", **SHARED, **JUDGES[data],
+            model="gmlp_nano",
+            data=data,
+            batch_size=64,
+            out=args.out / f"judge-{data}",
+            **SHARED,
+            **JUDGES[data],
             **steps,
         )
-    )  # fmt: skip
+    )
 
 
 def gan(args: Args, data: str, attention: str, seed: int) -> dict[str, Any]:
@@ -91,11 +96,18 @@ def gan(args: Args, data: str, attention: str, seed: int) -> dict[str, Any]:
     budget: dict[str, Any] = {**BUDGETS[data], **(QUICK if args.quick else {})}
     return one_run(
         make_config(
-            task="image-generation", model=MODELS[attention], data=data, batch_size=BATCH, seed=seed,
-            precision="bf16-mixed", **settings,
-            out=args.out / f"{data}-{attention}-{seed}", **SHARED, **budget,
+            task="image-generation",
+            model=MODELS[attention],
+            data=data,
+            batch_size=BATCH,
+            seed=seed,
+            precision="bf16-mixed",
+            **settings,
+            out=args.out / f"{data}-{attention}-{seed}",
+            **SHARED,
+            **budget,
         )
-    )  # fmt: skip
+    )
 
 
 def summarise(data: str, attention: str, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -205,8 +217,15 @@ def main(args: Args) -> None:
     cost = costs(2 if args.quick else 15)
     seeds = ",".join(map(str, args.seeds))
     command = f"python -m recipes.generation.generation_nano --seeds {seeds}{' --quick' * args.quick}"
-    kept = {"command": command, "environment": environment(), "budgets": BUDGETS, "settings": SETTINGS,
-            "judges": judges, "rows": rows, "costs": cost}  # fmt: skip
+    kept = {
+        "command": command,
+        "environment": environment(),
+        "budgets": BUDGETS,
+        "settings": SETTINGS,
+        "judges": judges,
+        "rows": rows,
+        "costs": cost,
+    }
     home, images = (args.out, args.out) if args.quick else (HERE, IMAGES)
     (home / "generation_nano.json").write_text(json.dumps(kept, indent=1) + "\n")
     (home / "generation_nano.md").write_text(markdown(rows, cost, command))

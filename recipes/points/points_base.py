@@ -56,8 +56,10 @@ def classify(trees: int) -> None:
     forest = RandomForestClassifier(trees, random_state=0, n_jobs=-1).fit(table(data.train), data.train.labels.numpy())
     truth, found = data.test.labels.numpy(), forest.predict(table(data.test))
     print(f"classes: {len(data.train)} + {len(data.test)} clouds, {len(data.classes)} classes")
-    print(f"accuracy {(truth == found).mean():.3f}, balanced {balanced_accuracy_score(truth, found):.3f}, "
-          f"largest class {np.bincount(truth).max() / len(truth):.3f}")  # fmt: skip
+    print(
+        f"accuracy {(truth == found).mean():.3f}, balanced {balanced_accuracy_score(truth, found):.3f}, "
+        f"largest class {np.bincount(truth).max() / len(truth):.3f}"
+    )
 
 
 def segment(trees: int) -> None:

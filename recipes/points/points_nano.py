@@ -34,24 +34,33 @@ from tokenmix.profiling.memory import peak_memory
 HERE = Path(__file__).parent
 IMAGES = HERE.parents[1] / "docs" / "images"
 SHARED: dict[str, Any] = {
-    "data": "ldraw", "batch_size": 16, "weight_decay": 0.01, "model_kwargs": {"drop_rate": 0.1},
-    "threads": 1, "device": "cpu",
+    "data": "ldraw",
+    "batch_size": 16,
+    "weight_decay": 0.01,
+    "model_kwargs": {"drop_rate": 0.1},
+    "threads": 1,
+    "device": "cpu",
     # Nothing is chosen by epoch, so nothing is held out.
     "validation": 0,
-}  # fmt: skip
+}
 CLOUDS: dict[str, Any] = {"num_points": 384, "scale": 1.25, "shift": 0.1}
 TASKS: dict[str, dict[str, Any]] = {
     "point-classification": {
-        "epochs": 28, "lr": 1.5e-3, "options": {"smoothing": 0.0},
-        "metric": "accuracy", "also": ("balanced_accuracy",),
+        "epochs": 28,
+        "lr": 1.5e-3,
+        "options": {"smoothing": 0.0},
+        "metric": "accuracy",
+        "also": ("balanced_accuracy",),
         "models": {"offset": "pct_cls_nano", "external": "eapct_cls_nano"},
     },
     "point-segmentation": {
-        "epochs": 4, "lr": 2e-3, "metric": "part_miou",
+        "epochs": 4,
+        "lr": 2e-3,
+        "metric": "part_miou",
         "also": ("instance_miou", "category_miou"),
         "models": {"offset": "pct_part_nano", "external": "eapct_part_nano"},
     },
-}  # fmt: skip
+}
 # The baseline to be beaten.
 BASES = {"point-classification": 0.54, "point-segmentation": 0.34}
 SIZES, DIM, MOST = (1024, 4096, 16384, 65536), 64, 8192
@@ -80,11 +89,19 @@ def one_run(args: Args, task: str, mixer: str, seed: int) -> dict[str, Any]:
     short: dict[str, Any] = {"max_steps": 3, "limit_eval": 32} if args.quick else {}
     finish_run(
         make_config(
-            task=task, model=plan["models"][mixer], seed=seed, out=folder, epochs=plan["epochs"],
-            lr=plan["lr"], **CLOUDS, **plan.get("options", {}), **SHARED, **short,
+            task=task,
+            model=plan["models"][mixer],
+            seed=seed,
+            out=folder,
+            epochs=plan["epochs"],
+            lr=plan["lr"],
+            **CLOUDS,
+            **plan.get("options", {}),
+            **SHARED,
+            **short,
         ),
         quiet=True,
-    )  # fmt: skip
+    )
     result = read_result(folder)
     print(task, mixer, seed, f"{result['final'][plan['metric']]:.4f}", f"{result['seconds']:.0f} s", flush=True)
     return result
@@ -186,9 +203,11 @@ def markdown(rows: Sequence[Mapping[str, Any]], costs: Sequence[Mapping[str, Any
         "|---|---:|---:|---:|",
     ]
     for row in costs:
-        times = f"{row['seconds'] * 1e3:.1f} | {row['peak_bytes'] / 1e6:.1f}" if "seconds" in row else (
-            f"not run | a map alone is {row['map_bytes'] / 1e6:,.0f}"
-        )  # fmt: skip
+        times = (
+            f"{row['seconds'] * 1e3:.1f} | {row['peak_bytes'] / 1e6:.1f}"
+            if "seconds" in row
+            else (f"not run | a map alone is {row['map_bytes'] / 1e6:,.0f}")
+        )
         lines.append(f"| {row['layer']} | {row['points']:,} | {times} |")
     return "\n".join(lines) + "\n"
 

@@ -47,12 +47,25 @@ NETWORK: dict[str, Any] = {"backbone": "resnet18", "backbone_kwargs": BACKBONE, 
 CROP, TILE = 112, 450
 SCALES = (0.5, 0.7, 1.0)
 SHARED: dict[str, Any] = {
-    "task": "semantic-segmentation", "model": "eanet_seg_nano", "data": f"blue-marble:{TILE}", "batch_size": 16,
-    "epochs": 5, "lr": 4e-3, "ema": 0.99, "precision": "bf16-mixed", "threads": 1, "device": "cpu",
-    "log_every": 1000, "checkpoint_every": 100_000,
+    "task": "semantic-segmentation",
+    "model": "eanet_seg_nano",
+    "data": f"blue-marble:{TILE}",
+    "batch_size": 16,
+    "epochs": 5,
+    "lr": 4e-3,
+    "ema": 0.99,
+    "precision": "bf16-mixed",
+    "threads": 1,
+    "device": "cpu",
+    "log_every": 1000,
+    "checkpoint_every": 100_000,
     "weight_decay": 0.5,
-    "crop": CROP, "crops": 48, "train_scales": SCALES, "mirror": "yes", "iou_loss": 1.0,
-}  # fmt: skip
+    "crop": CROP,
+    "crops": 48,
+    "train_scales": SCALES,
+    "mirror": "yes",
+    "iou_loss": 1.0,
+}
 LOOKS: dict[str, dict[str, Any]] = {
     "windows of 300": {"way": "sliding", "window": 300, "stride": 100},
     "whole tiles": {"way": "whole"},
@@ -315,10 +328,16 @@ def main(args: Args) -> None:
     described = json.loads((folders["none"] / "data.json").read_text())
     command = f"python -m recipes.segmentation.segmentation_nano --seeds {','.join(map(str, args.seeds))}"
     found = {
-        "command": command, "environment": environment(), "shared": SHARED, "network": NETWORK, "base": BASE,
-        "classes": described["classes"], "threads": torch.get_num_threads(),
-        "heads": [summarise(head, runs) for head, runs in results.items()], "costs": costs(args),
-    }  # fmt: skip
+        "command": command,
+        "environment": environment(),
+        "shared": SHARED,
+        "network": NETWORK,
+        "base": BASE,
+        "classes": described["classes"],
+        "threads": torch.get_num_threads(),
+        "heads": [summarise(head, runs) for head, runs in results.items()],
+        "costs": costs(args),
+    }
     images = args.out if args.quick else IMAGES
     images.mkdir(parents=True, exist_ok=True)
     shown_heads = ("none", "self", "external, double, S 8")

@@ -34,14 +34,25 @@ HERE = Path(__file__).parent
 IMAGES = HERE.parents[1] / "docs" / "images"
 SHARDS = (2, 1, 4)
 SETTINGS: dict[str, Any] = {
-    "data": "blue-marble:whole", "model": "eanet_seg_nano", "batch-size": 1,
-    "augment": "none", "lr": 4e-3, "threads": 1, "device": "cpu", "log-every": 1, "checkpoint-every": 100_000,
-}  # fmt: skip
+    "data": "blue-marble:whole",
+    "model": "eanet_seg_nano",
+    "batch-size": 1,
+    "augment": "none",
+    "lr": 4e-3,
+    "threads": 1,
+    "device": "cpu",
+    "log-every": 1,
+    "checkpoint-every": 100_000,
+}
 # A stem of three narrow convolutions: what is as large as the image decides the memory.
 THIN = {"layers": (1, 1, 1, 1), "channels": (16, 24, 32, 64), "stem_type": "deep", "stem_width": 8}
 NETWORK: dict[str, Any] = {
-    "backbone": "resnet18", "backbone_kwargs": THIN, "stem": "large", "output_stride": 8, "drop_rate": 0.0
-}  # fmt: skip
+    "backbone": "resnet18",
+    "backbone_kwargs": THIN,
+    "stem": "large",
+    "output_stride": 8,
+    "drop_rate": 0.0,
+}
 GIB = 2**30
 
 
@@ -136,24 +147,37 @@ def main(args: Args) -> None:
     ).solution.tolist()
     program, limit = program_bytes(), (peaks[1] + peaks[2]) // 2
     found: dict[str, Any] = {
-        "pixels": [5400, 2700], "tokens": 675 * 338, "settings": {**SETTINGS, **NETWORK}, "steps": args.steps,
-        "peak_bytes": peaks, "program_bytes": program, "fixed_bytes": round(fixed), "split_bytes": round(split),
-        "limit_bytes": limit, "seconds_of_a_step": {shared: result["seconds"] for shared, result in measured.items()},
-    }  # fmt: skip
+        "pixels": [5400, 2700],
+        "tokens": 675 * 338,
+        "settings": {**SETTINGS, **NETWORK},
+        "steps": args.steps,
+        "peak_bytes": peaks,
+        "program_bytes": program,
+        "fixed_bytes": round(fixed),
+        "split_bytes": round(split),
+        "limit_bytes": limit,
+        "seconds_of_a_step": {shared: result["seconds"] for shared, result in measured.items()},
+    }
     write_json(HERE / "whole_map.json", {**found, "environment": environment()})
     draw(peaks, program, limit, IMAGES / "whole_map_memory.png")
     alone = train(args.out / "limited-1", 1, 1, limit)
     run = args.out / "limited-2"
     together = train(run, 2, args.steps, limit)
     if together is None or alone is not None:
-        raise SystemExit(f"under {limit} bytes one process {'fails' if alone is None else 'trains'}, two "
-                         f"{'fail' if together is None else 'train'}")  # fmt: skip
+        raise SystemExit(
+            f"under {limit} bytes one process {'fails' if alone is None else 'trains'}, two "
+            f"{'fail' if together is None else 'train'}"
+        )
     found |= {
-        "one_process_under_the_limit": "failed", "two_processes_under_the_limit": {
-            "steps": together["steps"], "seconds": together["seconds"], "metrics": together["metrics"],
-            "peak_bytes": together["peak_memory"]["process"], "predicted": predicted(run, 2, limit),
+        "one_process_under_the_limit": "failed",
+        "two_processes_under_the_limit": {
+            "steps": together["steps"],
+            "seconds": together["seconds"],
+            "metrics": together["metrics"],
+            "peak_bytes": together["peak_memory"]["process"],
+            "predicted": predicted(run, 2, limit),
         },
-    }  # fmt: skip
+    }
     write_json(HERE / "whole_map.json", {**found, "environment": environment()})
 
 

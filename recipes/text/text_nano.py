@@ -38,20 +38,36 @@ HERE = Path(__file__).parent
 PICTURE = HERE.parents[1] / "docs" / "images" / "text_toeplitz.png"
 TOKENS = 2000
 SHARED: dict[str, Any] = {
-    "opt_eps": 1e-6, "min_lr": 0.0, "schedule": "linear", "weight_decay": 0.01, "precision": "bf16-mixed",
-    "threads": 1, "device": "cpu", "seq_len": 64, "log_every": 50, "checkpoint_every": 100_000,
+    "opt_eps": 1e-6,
+    "min_lr": 0.0,
+    "schedule": "linear",
+    "weight_decay": 0.01,
+    "precision": "bf16-mixed",
+    "threads": 1,
+    "device": "cpu",
+    "seq_len": 64,
+    "log_every": 50,
+    "checkpoint_every": 100_000,
     # Nothing is chosen by epoch, so nothing is held out; learning rates and budgets were chosen on the held-out texts.
     "validation": 0,
-}  # fmt: skip
+}
 # 1 / sqrt(128); with 0.02, which is for wide models, all of them learn more slowly.
 START = {"initializer_range": 0.08}
 PRETRAINING: dict[str, Any] = {
-    "task": "masked-lm", "data": "english", "batch_size": 32, "epochs": 100, "max_steps": 1200, "warmup_steps": 100,
+    "task": "masked-lm",
+    "data": "english",
+    "batch_size": 32,
+    "epochs": 100,
+    "max_steps": 1200,
+    "warmup_steps": 100,
     "limit_eval": 2000,
-}  # fmt: skip
+}
 TUNING: dict[str, Any] = {
-    "task": "text-classification", "batch_size": 32, "lr": 1e-3, "warmup_steps": 100,
-}  # fmt: skip
+    "task": "text-classification",
+    "batch_size": 32,
+    "lr": 1e-3,
+    "warmup_steps": 100,
+}
 
 
 @dataclass(frozen=True)
@@ -77,8 +93,10 @@ GATES: dict[str, dict[str, Any]] = {
     name: {"gate_variant": name, "intermediate_size": 576} for name in ("multiplicative", "additive", "linear")
 }
 SETS: dict[str, dict[str, Any]] = {
-    "vader": {"epochs": 2}, "wordnet-definitions": {"epochs": 1}, "wordnet-pairs": {"epochs": 2},
-}  # fmt: skip
+    "vader": {"epochs": 2},
+    "wordnet-definitions": {"epochs": 1},
+    "wordnet-pairs": {"epochs": 2},
+}
 
 
 @dataclass(frozen=True)
@@ -145,11 +163,17 @@ def pretrain(args: Args, label: str, family: Family) -> list[dict[str, Any]]:
     task = {"task": "watched-lm"} if family.kwargs.get("gate") == "dense" else {}
     return [
         one_run(
-            args, f"{file_name(label)}-{seed}", **{**PRETRAINING, **task}, model=family.model, lr=family.lr,
-            model_kwargs={**START, **family.kwargs}, seed=seed, tokenizer=args.out / "tokenizer",
+            args,
+            f"{file_name(label)}-{seed}",
+            **{**PRETRAINING, **task},
+            model=family.model,
+            lr=family.lr,
+            model_kwargs={**START, **family.kwargs},
+            seed=seed,
+            tokenizer=args.out / "tokenizer",
         )
         for seed in args.seeds
-    ]  # fmt: skip
+    ]
 
 
 def finetune(args: Args, data: str, label: str) -> list[dict[str, Any]]:
@@ -157,11 +181,18 @@ def finetune(args: Args, data: str, label: str) -> list[dict[str, Any]]:
     family, name = FAMILIES[label], file_name(label)
     return [
         one_run(
-            args, f"{data}-{name}-{seed}", **TUNING, **SETS[data], data=data, model=family.model,
-            model_kwargs={**START, **family.kwargs}, seed=seed, init_from=args.out / f"{name}-{seed}",
+            args,
+            f"{data}-{name}-{seed}",
+            **TUNING,
+            **SETS[data],
+            data=data,
+            model=family.model,
+            model_kwargs={**START, **family.kwargs},
+            seed=seed,
+            init_from=args.out / f"{name}-{seed}",
         )
         for seed in args.seeds
-    ]  # fmt: skip
+    ]
 
 
 def summarise(results: Sequence[dict[str, Any]], metric: str) -> dict[str, Any]:

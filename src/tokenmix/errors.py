@@ -13,8 +13,19 @@ from contextlib import contextmanager
 EXTRAS = {
     "vision": ("PIL", "huggingface_hub", "timm", "torchvision"),
     "train": (
-        "filelock", "jinja2", "lightning", "matplotlib", "pooch", "requests", "rich", "scipy", "sklearn",
-        "tensorboard", "threadpoolctl", "torchmetrics", "tyro",
+        "filelock",
+        "jinja2",
+        "lightning",
+        "matplotlib",
+        "pooch",
+        "requests",
+        "rich",
+        "scipy",
+        "sklearn",
+        "tensorboard",
+        "threadpoolctl",
+        "torchmetrics",
+        "tyro",
     ),
     "text": ("datasets", "pyarrow", "tokenizers", "transformers"),
     "points": ("trimesh",),
@@ -26,7 +37,7 @@ EXTRAS = {
     "mlflow": ("mlflow",),
     "ray": ("ray",),
     "slurm": ("submitit",),
-}  # fmt: skip
+}
 """Modules of other packages that each extra of pyproject.toml brings, next to those of the extras that it includes."""
 
 

@@ -373,11 +373,12 @@ def test_a_recipe_without_a_name_and_sizes_that_are_words(capsys):
 @pytest.mark.parametrize(
     "error",
     [
-        OSError(errno.EMFILE, os.strerror(errno.EMFILE)), ImportError("libx.so: Too many open files"),
+        OSError(errno.EMFILE, os.strerror(errno.EMFILE)),
+        ImportError("libx.so: Too many open files"),
         RuntimeError("unable to open shared memory object in read-write mode: Too many open files (24)"),
         RuntimeError("received 0 items of ancdata"),
     ],
-)  # fmt: skip
+)
 def test_too_many_open_files_is_one_line(error: Exception, monkeypatch: pytest.MonkeyPatch, capsys):
     def fail(*_: object) -> None:
         raise error

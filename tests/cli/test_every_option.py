@@ -17,10 +17,18 @@ from tokenmix.lab.train.config import BudgetConfig, CompareConfig, DataConfig, T
 
 REMEDY = re.compile(r"; |\bgive\b|\bsee\b|did you mean|must be .*, got|leave .* out|\bknown: ")
 WORDS = {
-    "info": ["vit_nano"], "eval": ["run"], "predict": ["run", "x.png"], "generate": ["run", "--out", "x"],
-    "inspect": ["vit_nano"], "export": ["run"], "swap": ["vit_nano", "--to", "external"], "doctor": ["external"],
-    "data": ["list"], "list": ["mixers"], "train-tokenizer": ["--data", "text:x", "--out", "y"],
-}  # fmt: skip
+    "info": ["vit_nano"],
+    "eval": ["run"],
+    "predict": ["run", "x.png"],
+    "generate": ["run", "--out", "x"],
+    "inspect": ["vit_nano"],
+    "export": ["run"],
+    "swap": ["vit_nano", "--to", "external"],
+    "doctor": ["external"],
+    "data": ["list"],
+    "list": ["mixers"],
+    "train-tokenizer": ["--data", "text:x", "--out", "y"],
+}
 BAD = ("x", "-1", "nan", "1e999", "", "~nosuchuser/x", "\x1b[31m", "9" * 200)
 
 
@@ -70,13 +78,20 @@ def test_a_bad_value_of_any_option_is_refused_with_a_remedy(value: str) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["train", "image-classification", "--lr"], ["train", "image-classification", "--epochs"],
-        ["train", "image-classification", "--ema"], ["train", "image-classification", "--schedule"],
-        ["train", "image-classification", "--logger"], ["compare", "--seeds"], ["compare", "--clip-grad"],
-        ["train", "semantic-segmentation", "--scales"], ["train", "image-classification", "--model-kwargs"],
-        ["cost", "external", "--tokens"], ["info", "vit_nano", "--img-size"], ["compare", "--run-gpus"],
+        ["train", "image-classification", "--lr"],
+        ["train", "image-classification", "--epochs"],
+        ["train", "image-classification", "--ema"],
+        ["train", "image-classification", "--schedule"],
+        ["train", "image-classification", "--logger"],
+        ["compare", "--seeds"],
+        ["compare", "--clip-grad"],
+        ["train", "semantic-segmentation", "--scales"],
+        ["train", "image-classification", "--model-kwargs"],
+        ["cost", "external", "--tokens"],
+        ["info", "vit_nano", "--img-size"],
+        ["compare", "--run-gpus"],
     ],
-)  # fmt: skip
+)
 def test_a_bad_value_of_each_type_is_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     for value in ("x", "\x1b[31m"):
         assert main([*words, value]) == 2
@@ -140,15 +155,26 @@ def test_a_comparison_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     "words",
     [
-        "train --out ~nosuchuser/x", "train --init-from ~nosuchuser/x", "train --resume ~nosuchuser/x",
-        "train --recipe ~nosuchuser/x", "train --data folder:~nosuchuser/x",
+        "train --out ~nosuchuser/x",
+        "train --init-from ~nosuchuser/x",
+        "train --resume ~nosuchuser/x",
+        "train --recipe ~nosuchuser/x",
+        "train --data folder:~nosuchuser/x",
         "train masked-lm --tokenizer ~nosuchuser/x",
-        "compare --out ~nosuchuser/x", "compare --merge a ~nosuchuser/x", "eval ~nosuchuser/x", "export ~nosuchuser/x",
-        "export run --out ~nosuchuser/x", "predict ~nosuchuser/x y.png", "generate ~nosuchuser/x --out y",
-        "inspect ~nosuchuser/x", "inspect vit_nano ~nosuchuser/x.png", "swap ~nosuchuser/x --to self",
-        "cost self --out ~nosuchuser/x", "train-tokenizer --data text:~nosuchuser/x --out y",
+        "compare --out ~nosuchuser/x",
+        "compare --merge a ~nosuchuser/x",
+        "eval ~nosuchuser/x",
+        "export ~nosuchuser/x",
+        "export run --out ~nosuchuser/x",
+        "predict ~nosuchuser/x y.png",
+        "generate ~nosuchuser/x --out y",
+        "inspect ~nosuchuser/x",
+        "inspect vit_nano ~nosuchuser/x.png",
+        "swap ~nosuchuser/x --to self",
+        "cost self --out ~nosuchuser/x",
+        "train-tokenizer --data text:~nosuchuser/x --out y",
     ],
-)  # fmt: skip
+)
 def test_nobodys_home_is_one_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words.split()) == 2
     error = capsys.readouterr().err

@@ -15,9 +15,15 @@ from tokenmix.lab.train.config import CompareConfig
 from verbs import printed, refused
 
 SETTINGS: dict[str, Any] = {
-    "data": "digits", "limit": 64, "limit_eval": 20, "validation": 16, "batch_size": 16, "epochs": 1, "device": "cpu",
+    "data": "digits",
+    "limit": 64,
+    "limit_eval": 20,
+    "validation": 16,
+    "batch_size": 16,
+    "epochs": 1,
+    "device": "cpu",
     "mixers": ("self", "external"),
-}  # fmt: skip
+}
 GRID = {"data": "digits,digits-again", "sizes": ("nano", "small"), "mixers": ("self",), "seeds": (0, 1)}
 NAMES = ["digits-nano", "digits-small", "digits-again-nano", "digits-again-small"]
 

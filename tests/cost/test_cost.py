@@ -119,15 +119,37 @@ def test_table_has_self_attention_beside_what_was_asked():
 
 
 CELL = {
-    "name": str, "size": int, "parameters": int, "macs": int, "traffic": int, "forward": dict, "step": dict,
-    "forward_memory": int, "step_memory": int, "skipped": str, "step_skipped": str, "macs_per_second": float,
-    "bytes_per_second": float, "unsteady": list,
-}  # fmt: skip
+    "name": str,
+    "size": int,
+    "parameters": int,
+    "macs": int,
+    "traffic": int,
+    "forward": dict,
+    "step": dict,
+    "forward_memory": int,
+    "step_memory": int,
+    "skipped": str,
+    "step_skipped": str,
+    "macs_per_second": float,
+    "bytes_per_second": float,
+    "unsteady": list,
+}
 HEAD = {
-    "schema": int, "axis": str, "dim": int, "device": str, "precision": str, "ceilings": dict, "rows": list,
-    "exponents": dict, "reference": str, "crossovers": dict, "measured": dict, "faster": dict, "warning": str,
+    "schema": int,
+    "axis": str,
+    "dim": int,
+    "device": str,
+    "precision": str,
+    "ceilings": dict,
+    "rows": list,
+    "exponents": dict,
+    "reference": str,
+    "crossovers": dict,
+    "measured": dict,
+    "faster": dict,
+    "warning": str,
     "environment": dict,
-}  # fmt: skip
+}
 
 
 def _check_document(document: dict[str, Any]) -> None:

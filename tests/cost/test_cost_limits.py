@@ -208,9 +208,18 @@ def _curves(**times: list[float]) -> CostTable:
     faster = {name: faster_ranges(seconds[name], seconds["self"]) for name in times if name != "self"}
     crossovers = {name: Crossover(()) for name in faster}
     return CostTable(
-        "tokens", 8, "cpu", "fp32", _ceilings(1.0)(), rows, dict.fromkeys(times, 1.0), "self", crossovers,
-        dict.fromkeys(faster), faster,
-    )  # fmt: skip
+        "tokens",
+        8,
+        "cpu",
+        "fp32",
+        _ceilings(1.0)(),
+        rows,
+        dict.fromkeys(times, 1.0),
+        "self",
+        crossovers,
+        dict.fromkeys(faster),
+        faster,
+    )
 
 
 @pytest.mark.parametrize(

@@ -57,9 +57,16 @@ def test_environment_is_json_and_names_machine_and_versions():
 
 @pytest.mark.parametrize(
     ("version", "newer"),
-    [("2.14.1+cpu", False), ("2.14", False), ("2.13.9", False), ("2.15.0", True), ("2.15.0.dev20261101+cu130", True),
-     ("3.0", True), ("2.9.1", False)],
-)  # fmt: skip
+    [
+        ("2.14.1+cpu", False),
+        ("2.14", False),
+        ("2.13.9", False),
+        ("2.15.0", True),
+        ("2.15.0.dev20261101+cu130", True),
+        ("3.0", True),
+        ("2.9.1", False),
+    ],
+)
 def test_what_is_newer_than_the_tested_release(version: str, newer: bool):
     assert newer_than(version, "2.14") is newer
 

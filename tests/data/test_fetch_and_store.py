@@ -74,9 +74,12 @@ def test_download_and_digest(home: tuple[Path, str], tmp_path: Path):
 
 def test_what_is_wrong_with_an_address_is_one_line(home: tuple[Path, str], tmp_path: Path):
     wrong = {
-        "http://127.0.0.1:9/x": "refused", f"{home[1]}missing": "404", f"{home[1]}cut": "4 bytes read, 96 more",
-        "gopher://x": "No connection adapters", "http://no-such-host.invalid/x": "",
-    }  # fmt: skip
+        "http://127.0.0.1:9/x": "refused",
+        f"{home[1]}missing": "404",
+        f"{home[1]}cut": "4 bytes read, 96 more",
+        "gopher://x": "No connection adapters",
+        "http://no-such-host.invalid/x": "",
+    }
     for url, message in wrong.items():
         with pytest.raises(FetchError, match=message) as caught:
             download(url, tmp_path / "x")

@@ -28,10 +28,14 @@ def make(path: Path, kind: str) -> Path:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("pipe", "is a pipe or a device"), ("device", "is a pipe or a device"), ("socket", "is a pipe or a device"),
-        ("folder", "is a folder"), ("empty", "is empty"), ("missing", "does not exist"),
+        ("pipe", "is a pipe or a device"),
+        ("device", "is a pipe or a device"),
+        ("socket", "is a pipe or a device"),
+        ("folder", "is a folder"),
+        ("empty", "is empty"),
+        ("missing", "does not exist"),
     ],
-)  # fmt: skip
+)
 def test_only_regular_files_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, message: str):
     monkeypatch.chdir(tmp_path)  # The path of a socket is short.
     with pytest.raises(UserError, match=message):
@@ -41,10 +45,20 @@ def test_only_regular_files_are_opened(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     "text",
     [
-        "[" * 20_000, "9" * 5000, "1e400", "-1e400", "NaN", "Infinity", "-Infinity", '"\\ud800"', b"\xff\xfe\x00", "",
-        '{"a": 1,}', b'"\\uDFFF"',
+        "[" * 20_000,
+        "9" * 5000,
+        "1e400",
+        "-1e400",
+        "NaN",
+        "Infinity",
+        "-Infinity",
+        '"\\ud800"',
+        b"\xff\xfe\x00",
+        "",
+        '{"a": 1,}',
+        b'"\\uDFFF"',
     ],
-)  # fmt: skip
+)
 def test_no_json(text: str | bytes):
     with pytest.raises(UserError, match=r"^here is not JSON \(.*\); write or fetch it again$"):
         parse_json(text, "here")

@@ -31,9 +31,16 @@ from tokenmix.lab.train.sources import make_config
 from verbs import printed, refused
 
 CONFIG = make_config(
-    model="vit_nano", model_kwargs={"depth": 1, "drop_rate": 0.1}, epochs=2, batch_size=8, img_size=16, threads=1,
-    device="cpu", log_every=2, checkpoint_every=1,
-)  # fmt: skip
+    model="vit_nano",
+    model_kwargs={"depth": 1, "drop_rate": 0.1},
+    epochs=2,
+    batch_size=8,
+    img_size=16,
+    threads=1,
+    device="cpu",
+    log_every=2,
+    checkpoint_every=1,
+)
 SPEC = "wds:{}/train-{{0..2}}.tar,{}/val-*.tar"
 
 

@@ -17,10 +17,38 @@ from PIL import Image
 from pyarrow import parquet
 
 HOSTILE = (
-    "-1", "0", "1", "2", "0.5", "1e400", "-inf", "nan", "inf", "1e-400", "9" * 5000, "1e9", "", " ", "none", "true",
-    "auto", "[/b]", "\x1b[31m", "a\nb", "=cmd()", "../..", "/dev/zero", "/dev/null", "{}", "[]", "None", "1,2", ",",
-    "ä", "\ufeff",
-)  # fmt: skip
+    "-1",
+    "0",
+    "1",
+    "2",
+    "0.5",
+    "1e400",
+    "-inf",
+    "nan",
+    "inf",
+    "1e-400",
+    "9" * 5000,
+    "1e9",
+    "",
+    " ",
+    "none",
+    "true",
+    "auto",
+    "[/b]",
+    "\x1b[31m",
+    "a\nb",
+    "=cmd()",
+    "../..",
+    "/dev/zero",
+    "/dev/null",
+    "{}",
+    "[]",
+    "None",
+    "1,2",
+    ",",
+    "ä",
+    "\ufeff",
+)
 TASKS: dict[str, tuple[str, ...]] = {
     "image-classification": ("--data", "digits", "--model", "vit_nano", "--model-kwargs", "depth=1"),
     "semantic-segmentation": ("--data", "masks:data", "--model", "fpn_seg_nano", "--crop", "32"),
@@ -34,9 +62,23 @@ TASKS: dict[str, tuple[str, ...]] = {
     "question-answering": ("--data", "squad:data", "--model", "gmlp_text_nano", "--seq-len", "48", "--doc-stride", "8"),
 }
 BUDGET = (
-    "--epochs", "1", "--max-steps", "1", "--limit", "8", "--limit-eval", "4", "--batch-size", "4", "--device", "cpu",
-    "--threads", "1", "--out", "run",
-)  # fmt: skip
+    "--epochs",
+    "1",
+    "--max-steps",
+    "1",
+    "--limit",
+    "8",
+    "--limit-eval",
+    "4",
+    "--batch-size",
+    "4",
+    "--device",
+    "cpu",
+    "--threads",
+    "1",
+    "--out",
+    "run",
+)
 COMPARISON = ("compare", "--mixers", "self", "--data", "digits", *BUDGET[:-2], "--out", "compared")
 # Options whose values would be obeyed at length; only values that are always refused are drawn for them.
 LONG = {"workers": "-1", "devices": "1000000", "num-nodes": "2", "epochs": "0", "max-steps": "0"}
@@ -49,10 +91,13 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "point-segmentation": ("clouds:data",),
     "masked-lm": ("text:data", "jsonl:data.jsonl#text", "csv:data.csv#text", "parquet:data.parquet#text"),
     "text-classification": (
-        "csv:data.csv#text,label", "jsonl:data.jsonl#text,label", "parquet:data.parquet#text,label", "glue:data/SST-2",
+        "csv:data.csv#text,label",
+        "jsonl:data.jsonl#text,label",
+        "parquet:data.parquet#text,label",
+        "glue:data/SST-2",
     ),
     "question-answering": ("squad:data",),
-}  # fmt: skip
+}
 """Data that each task can be trained on."""
 MISFITS: dict[str, tuple[str, ...]] = {
     "image-classification": ("imagefolder:data", "wds:data/x-{000..001}.tar", "folder:/dev/zero"),
@@ -88,21 +133,36 @@ def verbs(draw: Any) -> Case:
     """The other verbs with words that are mostly wrong."""
     small = BUDGET[2:-2]
     shapes = (
-        ("list", "W"), ("info", "W"), ("info", "vit_nano", "--img-size", "W"),
+        ("list", "W"),
+        ("info", "W"),
+        ("info", "vit_nano", "--img-size", "W"),
         ("info", "vit_nano", "--model-kwargs", "W"),
-        ("cost", "W"), ("cost", "self", "--tokens", "W"), ("cost", "vit_nano", "--img-size", "W"),
+        ("cost", "W"),
+        ("cost", "self", "--tokens", "W"),
+        ("cost", "vit_nano", "--img-size", "W"),
         ("swap", "W", "--to", "W"),
-        ("cost", "external", "--dim", "W", "--tokens", "16"), ("swap", "vit_nano", "--to", "external", "--where", "W"),
-        ("eval", "W"), ("predict", "W", "W"), ("export", "W"), ("inspect", "W", "W"),
-        ("data", "get", "W"), ("data", "W"),
-        ("compare", "--mixers", "W", "--data", "digits", *small, "--out", "c"), ("doctor", "W"), ("W",),
+        ("cost", "external", "--dim", "W", "--tokens", "16"),
+        ("swap", "vit_nano", "--to", "external", "--where", "W"),
+        ("eval", "W"),
+        ("predict", "W", "W"),
+        ("export", "W"),
+        ("inspect", "W", "W"),
+        ("data", "get", "W"),
+        ("data", "W"),
+        ("compare", "--mixers", "W", "--data", "digits", *small, "--out", "c"),
+        ("doctor", "W"),
+        ("W",),
         ("W", "W"),
-        ("train", "W"), ("train", "--recipe", "W", *BUDGET), ("train", "--resume", "W", *BUDGET),
+        ("train", "W"),
+        ("train", "--recipe", "W", *BUDGET),
+        ("train", "--resume", "W", *BUDGET),
         ("train-tokenizer", "W", "--out", "t"),
         ("train", "masked-lm", *TASKS["masked-lm"], *BUDGET, "--tokenizer", "W"),
         ("compare", "--merge", "W", "--out", "c"),
-        ("--import", "W", "list", "mixers"), ("generate", "W"), ("info", "vit_nano", "--model-kwargs", "depth=W"),
-    )  # fmt: skip
+        ("--import", "W", "list", "mixers"),
+        ("generate", "W"),
+        ("info", "vit_nano", "--model-kwargs", "depth=W"),
+    )
     words = draw(st.sampled_from(shapes))
     value = st.sampled_from((*HOSTILE, "vit_nano", "digits", "external", "models", "hf-hub:x/y", "local-dir:x", "x:Y"))
     return Case(tuple(word.replace("W", draw(value)) for word in words))
@@ -111,10 +171,27 @@ def verbs(draw: Any) -> Case:
 @st.composite
 def recipes(draw: Any) -> Case:
     """A recipe whose values, or bytes, are wrong."""
-    value = st.sampled_from((
-        "-1", "0", '"2e-3"', "true", "nan", "inf", "[]", "{}", '"zigzag"', '"64"', "9" * 5000, "[" * 3000, '"\\u0000"',
-        "1979-05-27", '"../../x"', "[[1]]", "1e400",
-    ))  # fmt: skip
+    value = st.sampled_from(
+        (
+            "-1",
+            "0",
+            '"2e-3"',
+            "true",
+            "nan",
+            "inf",
+            "[]",
+            "{}",
+            '"zigzag"',
+            '"64"',
+            "9" * 5000,
+            "[" * 3000,
+            '"\\u0000"',
+            "1979-05-27",
+            '"../../x"',
+            "[[1]]",
+            "1e400",
+        )
+    )
     lines = ['task = "image-classification"', 'data = "digits"', 'model = "vit_nano"', "max_steps = 1", "limit = 8"]
     lines += ["limit_eval = 4", "batch_size = 4"]
     keys = (
@@ -148,19 +225,26 @@ def run_folders(draw: Any, files: dict[str, bytes]) -> Case:
         new = draw(st.one_of(st.none(), damaged(files[name])))
     shapes = {
         "run": (
-            ("eval", "run"), ("train", "--resume", "run"), ("export", "run", "--out", "e.pt2"),
+            ("eval", "run"),
+            ("train", "--resume", "run"),
+            ("export", "run", "--out", "e.pt2"),
             ("predict", "run", "image.png"),
-            ("inspect", "run", "image.png", "--out", "i"), ("swap", "run", "--to", "external"),
+            ("inspect", "run", "image.png", "--out", "i"),
+            ("swap", "run", "--to", "external"),
             ("train", "image-classification", "--data", "digits", "--init-from", "run", *BUDGET[:-1], "other"),
         ),
         "text": (
-            ("eval", "text"), ("predict", "text", "the quick [MASK] fox"), ("train", "--resume", "text"),
+            ("eval", "text"),
+            ("predict", "text", "the quick [MASK] fox"),
+            ("train", "--resume", "text"),
             ("inspect", "text", "--out", "i"),
         ),
         "compared": (
-            COMPARISON, ("compare", "--merge", "compared", "--out", "c"), ("eval", "compared/runs/self-seed0"),
+            COMPARISON,
+            ("compare", "--merge", "compared", "--out", "c"),
+            ("eval", "compared/runs/self-seed0"),
         ),
-    }  # fmt: skip
+    }
     words = draw(st.sampled_from(shapes[kind]))
     return Case(words, {"image.png": picture(8, 8)}, ((name, new),))
 
@@ -334,10 +418,17 @@ def _scenes(_: str) -> dict[str, bytes]:
         runs = {"size": [64, 64], "counts": [100, 20, 3976]}
         outlines = ([[8, 8, 40, 8, 40, 40, 8, 40]], runs)
         boxes = [
-            {"id": i + 1, "image_id": i, "category_id": 1, "bbox": [8, 8, 32, 32], "area": 1024, "iscrowd": i // 3,
-             "segmentation": outlines[i // 3]}
+            {
+                "id": i + 1,
+                "image_id": i,
+                "category_id": 1,
+                "bbox": [8, 8, 32, 32],
+                "area": 1024,
+                "iscrowd": i // 3,
+                "segmentation": outlines[i // 3],
+            }
             for i in range(4)
-        ]  # fmt: skip
+        ]
         told = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "thing"}]}
         files[f"data/annotations/instances_{part}2017.json"] = json.dumps(told).encode()
         files |= {f"data/{part}2017/{i}.png": picture(64, 64, "RGB", 60 * i) for i in range(4)}
@@ -349,8 +440,10 @@ def _texts(_: str) -> dict[str, bytes]:
     lines = [f"{i} " + " ".join(words[(i * k) % len(words)] for k in range(1, 12)) for i in range(1, 300)]
     rows = [{"text": line, "label": "ab"[i % 2]} for i, line in enumerate(lines)]
     context = " ".join(lines[:2])
-    asked = [{"id": str(i), "question": "who?", "answers": [{"text": "quick", "answer_start": context.find("quick")}]}
-             for i in range(8)]  # fmt: skip
+    asked = [
+        {"id": str(i), "question": "who?", "answers": [{"text": "quick", "answer_start": context.find("quick")}]}
+        for i in range(8)
+    ]
     squad = json.dumps({"version": "1.1", "data": [{"title": "t", "paragraphs": [{"context": context, "qas": asked}]}]})
     files = {"data/a.txt": "\n\n".join(lines).encode(), "data/b.txt": "\n\n".join(lines[::-1]).encode()}
     files["data.csv"] = ("text,label\n" + "\n".join(f"{r['text']},{r['label']}" for r in rows)).encode()

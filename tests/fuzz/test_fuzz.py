@@ -60,18 +60,24 @@ def _write(files: dict[str, bytes], folder: Path) -> None:
 
 def _strategies(runs: Path) -> dict[str, Any]:
     names = {
-        entry.name: tuple(sorted(set(default_config(entry.name).flat()) - NOT_DRAWN)) for entry in TASKS
+        entry.name: tuple(sorted(set(default_config(entry.name).flat()) - NOT_DRAWN))
+        for entry in TASKS
         if entry.name in grammar.TASKS
-    }  # fmt: skip
+    }
     files = {
         str(path.relative_to(runs)): path.read_bytes()
-        for name in ("run", "text", "compared") for path in (runs / name).rglob("*") if path.is_file()
-    }  # fmt: skip
+        for name in ("run", "text", "compared")
+        for path in (runs / name).rglob("*")
+        if path.is_file()
+    }
     files = {name: data for name, data in files.items() if "tensorboard" not in name}
     return {
-        "options": grammar.options(names), "verbs": grammar.verbs(), "recipes": grammar.recipes(),
-        "run folders": grammar.run_folders(files), "data files": grammar.data_files(),
-    }  # fmt: skip
+        "options": grammar.options(names),
+        "verbs": grammar.verbs(),
+        "recipes": grammar.recipes(),
+        "run folders": grammar.run_folders(files),
+        "data files": grammar.data_files(),
+    }
 
 
 def _try(case: grammar.Case, runs: Path) -> tuple[str, str]:

@@ -26,9 +26,15 @@ from tokenmix.lab.train.sources import make_config
 PLUGIN = Path(__file__).parents[1] / "plugins" / "toy_net.py"
 NET = {"embed_dim": 16, "depth": 1, "num_heads": 2}
 DIGITS: dict[str, Any] = {
-    "data": "digits", "limit": 64, "limit_eval": 20, "validation": 16, "batch_size": 16, "epochs": 2, "threads": 1,
+    "data": "digits",
+    "limit": 64,
+    "limit_eval": 20,
+    "validation": 16,
+    "batch_size": 16,
+    "epochs": 2,
+    "threads": 1,
     "device": "cpu",
-}  # fmt: skip
+}
 LONG = {"epochs": 40, "checkpoint_every": 5}
 
 

@@ -44,9 +44,23 @@ def test_equals_pytorchs_function(causal):
     ahead = torch.ones(7, 7, dtype=torch.bool).triu(1) if causal else None
     sequence = x.transpose(0, 1)
     expected, weights = F.multi_head_attention_forward(
-        sequence, sequence, sequence, 16, 4, layer.qkv.weight, layer.qkv.bias, None, None, False, 0.0,
-        layer.proj.weight, layer.proj.bias, key_padding_mask=~mask, attn_mask=ahead, average_attn_weights=False,
-    )  # fmt: skip
+        sequence,
+        sequence,
+        sequence,
+        16,
+        4,
+        layer.qkv.weight,
+        layer.qkv.bias,
+        None,
+        None,
+        False,
+        0.0,
+        layer.proj.weight,
+        layer.proj.bias,
+        key_padding_mask=~mask,
+        attn_mask=ahead,
+        average_attn_weights=False,
+    )
     assert weights is not None
     torch.testing.assert_close(layer(x, mask)[mask], expected.transpose(0, 1)[mask])
     torch.testing.assert_close(layer.attention_map(x, mask).transpose(1, 2)[mask], weights.transpose(1, 2)[mask])

@@ -109,10 +109,16 @@ def test_the_authors_block_loads_into_its_place() -> None:
     model = EANet(backbone="resnet18", img_size=64, num_classes=3)
     block = model.blocks[0].mixer
     shapes = {
-        "conv1.weight": (512, 512, 1, 1), "conv1.bias": (512,), "linear_0.weight": (64, 512, 1),
-        "linear_1.weight": (512, 64, 1), "conv2.0.weight": (512, 512, 1, 1), "conv2.1.weight": (512,),
-        "conv2.1.bias": (512,), "conv2.1.running_mean": (512,), "conv2.1.running_var": (512,),
-    }  # fmt: skip
+        "conv1.weight": (512, 512, 1, 1),
+        "conv1.bias": (512,),
+        "linear_0.weight": (64, 512, 1),
+        "linear_1.weight": (512, 64, 1),
+        "conv2.0.weight": (512, 512, 1, 1),
+        "conv2.1.weight": (512,),
+        "conv2.1.bias": (512,),
+        "conv2.1.running_mean": (512,),
+        "conv2.1.running_var": (512,),
+    }
     theirs = {f"head.0.{key}": torch.full(shape, 0.5) for key, shape in shapes.items()}
     theirs["head.0.conv2.1.num_batches_tracked"] = torch.tensor(3)
     block.load_state_dict(convert(theirs, "eanet", to=block))

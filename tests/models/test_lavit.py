@@ -315,8 +315,11 @@ def test_timm_builds_it_with_its_features():
     assert model(torch.randn(2, 1, 28, 28)).shape == (2, 3)
     maps = timm.create_model("lavit_tiny", img_size=64, features_only=True, out_indices=(0, 1, 2, 3))
     assert [tuple(m.shape[1:]) for m in maps(torch.randn(1, 3, 64, 64))] == [
-        (48, 16, 16), (96, 8, 8), (240, 4, 4), (432, 2, 2)
-    ]  # fmt: skip
+        (48, 16, 16),
+        (96, 8, 8),
+        (240, 4, 4),
+        (432, 2, 2),
+    ]
     assert maps.feature_info.reduction() == [4, 8, 16, 32]
 
 

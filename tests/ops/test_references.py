@@ -80,9 +80,12 @@ def test_forms_of_the_gate(gate: str, variant: Any, causal: bool, masked: bool) 
     weight = torch.randn((7, 7) if gate == "dense" else (13,), dtype=D)
     addend = torch.randn(2, 5, 3 if variant == "split" else 6, dtype=D)
     options: dict[str, Any] = {
-        "variant": variant, "causal": causal, "mask": MASK if masked else None, "addend": addend,
+        "variant": variant,
+        "causal": causal,
+        "mask": MASK if masked else None,
+        "addend": addend,
         "norm": lambda x: F.layer_norm(x, x.shape[-1:]),
-    }  # fmt: skip
+    }
     ours = spatial_gate(z, weight, bias, **options, method="fft" if gate == "toeplitz by fft" else "dense")
     torch.testing.assert_close(ours, gating.reference(z, weight, bias, **options), rtol=1e-11, atol=1e-12)
 

@@ -85,10 +85,11 @@ LACKING = {
     "tokenmix.create_model": "tokenmix.models needs timm: pip install 'tokenmix[vision]'",
     "tokenmix.optimize": "tokenmix.models needs timm: pip install 'tokenmix[vision]'",
     "import tokenmix.lab.train": "tokenmix.lab.train needs tyro: pip install 'tokenmix[train]'",
-    "tokenmix.lab.registry.get_task('image-classification')":
-        "tokenmix.lab.tasks.classification.task needs timm: pip install 'tokenmix[vision]'",
+    "tokenmix.lab.registry.get_task('image-classification')": (
+        "tokenmix.lab.tasks.classification.task needs timm: pip install 'tokenmix[vision]'"
+    ),
     "import tokenmix.text": "tokenmix.text needs transformers: pip install 'tokenmix[text]'",
-}  # fmt: skip
+}
 """What is raised where a statement finds no module of any extra."""
 
 

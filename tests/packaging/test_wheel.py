@@ -30,8 +30,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
     done = subprocess.run(
         [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)],
-        capture_output=True, text=True, check=False, cwd=folder,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -160,9 +163,11 @@ def test_each_extra_is_enough(extra: str, built: Path, tmp_path: Path) -> None:
 
 def test_all_works_and_writes_nothing_into_its_packages(built: Path, tmp_path: Path) -> None:
     """Every smoke test, a comparison with its report, and a recipe file; site-packages may be read-only."""
-    site, run = environment(tmp_path, wheel_of(built), *[e for e in ("all",) if missing(requirements(e)) is None] or [
-        "text", "points", "detection", "onnx"
-    ])  # fmt: skip
+    site, run = environment(
+        tmp_path,
+        wheel_of(built),
+        *[e for e in ("all",) if missing(requirements(e)) is None] or ["text", "points", "detection", "onnx"],
+    )
     before = sorted(site.rglob("*"))
     for extra in set(SMOKE) - {"onnx", "fid"}:
         done = run("python", "-c", f"import torch, tokenmix\n{SMOKE[extra]}")

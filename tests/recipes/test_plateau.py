@@ -17,9 +17,17 @@ from tokenmix.layers import ExternalAttention, GatedMLP, MultiHeadExternalAttent
 
 ROOT = Path(__file__).parents[2]
 DIGITS: dict[str, Any] = {
-    "data": "digits", "model": "mixer_nano", "model_kwargs": {"embed_dim": 16, "depth": 1, "num_heads": 2}, "limit": 64,
-    "batch_size": 16, "epochs": 1, "validation": 16, "limit_eval": 20, "threads": 1, "device": "cpu",
-}  # fmt: skip
+    "data": "digits",
+    "model": "mixer_nano",
+    "model_kwargs": {"embed_dim": 16, "depth": 1, "num_heads": 2},
+    "limit": 64,
+    "batch_size": 16,
+    "epochs": 1,
+    "validation": 16,
+    "limit_eval": 20,
+    "threads": 1,
+    "device": "cpu",
+}
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,24 @@ import pytest
 
 # Marks that their suites set.
 MARKS = (
-    "accelerate_tests", "backward", "base", "cfg", "cfg_nonstd", "features", "flash_attn_3_test", "flash_attn_4_test",
-    "flash_attn_test", "forward", "fxbackward", "fxforward", "is_training_test", "order", "timeout",
-    "torch_compile_test", "torchscript",
-)  # fmt: skip
+    "accelerate_tests",
+    "backward",
+    "base",
+    "cfg",
+    "cfg_nonstd",
+    "features",
+    "flash_attn_3_test",
+    "flash_attn_4_test",
+    "flash_attn_test",
+    "forward",
+    "fxbackward",
+    "fxforward",
+    "is_training_test",
+    "order",
+    "timeout",
+    "torch_compile_test",
+    "torchscript",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:

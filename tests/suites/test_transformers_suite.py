@@ -76,9 +76,14 @@ class Small:
 
     def get_config(self) -> GMLPConfig:
         return GMLPConfig(
-            vocab_size=99, hidden_size=self.hidden_size, num_hidden_layers=self.num_hidden_layers, intermediate_size=48,
-            max_position_embeddings=64, type_vocab_size=2, **self.fields,
-        )  # fmt: skip
+            vocab_size=99,
+            hidden_size=self.hidden_size,
+            num_hidden_layers=self.num_hidden_layers,
+            intermediate_size=48,
+            max_position_embeddings=64,
+            type_vocab_size=2,
+            **self.fields,
+        )
 
     def prepare_config_and_inputs_for_common(self) -> tuple[GMLPConfig, dict[str, torch.Tensor]]:
         ids = models.ids_tensor([self.batch_size, self.seq_length], 99).clamp(min=1)

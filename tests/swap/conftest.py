@@ -49,9 +49,14 @@ def _torchvision() -> Subject:
 def _transformers() -> Subject:
     transformers = pytest.importorskip("transformers", reason="transformers is optional and not installed")
     config = transformers.ViTConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=16, patch_size=4,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        image_size=16,
+        patch_size=4,
         num_labels=5,
-    )  # fmt: skip
+    )
     return Subject(transformers.ViTForImageClassification(config), torch.randn(4, 3, 16, 16), 17, {})
 
 

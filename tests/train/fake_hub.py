@@ -59,10 +59,14 @@ class FakeHub(BaseHTTPRequestHandler):
             row = json.loads(line)
             if row["key"] == "file":
                 self.repositories[found[1]][row["value"]["path"]] = base64.b64decode(row["value"]["content"])
-        return self.answer_json({
-            "success": True, "commitOid": self.commit(found[1]), "commitUrl": f"{self.home()}/{found[1]}/commit/0",
-            "pullRequestUrl": None,
-        })  # fmt: skip
+        return self.answer_json(
+            {
+                "success": True,
+                "commitOid": self.commit(found[1]),
+                "commitUrl": f"{self.home()}/{found[1]}/commit/0",
+                "pullRequestUrl": None,
+            }
+        )
 
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
@@ -79,14 +83,23 @@ class FakeHub(BaseHTTPRequestHandler):
             data = files[file[2]]
             return self.answer(200, data, ETag=f'"{hashlib.sha1(data).hexdigest()}"', X_Repo_Commit=self.commit(name))
         if listed is not None:
-            return self.answer_json([
-                {"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
-                for path, data in files.items()
-            ])  # fmt: skip
-        return self.answer_json({
-            "id": name, "modelId": name, "sha": self.commit(name), "private": False, "tags": [], "downloads": 0,
-            "siblings": [{"rfilename": p} for p in files],
-        })  # fmt: skip
+            return self.answer_json(
+                [
+                    {"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                    for path, data in files.items()
+                ]
+            )
+        return self.answer_json(
+            {
+                "id": name,
+                "modelId": name,
+                "sha": self.commit(name),
+                "private": False,
+                "tags": [],
+                "downloads": 0,
+                "siblings": [{"rfilename": p} for p in files],
+            }
+        )
 
     do_HEAD = do_GET
 

@@ -123,10 +123,23 @@ def test_the_loop_weighs_the_parts_of_each_step(tmp_path: Path, monkeypatch: pyt
     text = tmp_path / "words.txt"
     text.write_text("".join(f"On day {i} the ship sailed {7 * i} miles further to the south.\n" for i in range(80)))
     one: dict[str, Any] = {
-        "model": "gmlp_text_nano", "data": f"text:{text}", "seq_len": 16, "vocab_size": 300, "batch_size": 4,
-        "opt": "sgd", "lr": 0.5, "min_lr": 0.0, "schedule": "constant", "warmup_steps": 0, "weight_decay": 0.0,
-        "clip_grad": None, "max_steps": 2, "validation": 0, "threads": 1, "device": "cpu",
-    }  # fmt: skip
+        "model": "gmlp_text_nano",
+        "data": f"text:{text}",
+        "seq_len": 16,
+        "vocab_size": 300,
+        "batch_size": 4,
+        "opt": "sgd",
+        "lr": 0.5,
+        "min_lr": 0.0,
+        "schedule": "constant",
+        "warmup_steps": 0,
+        "weight_decay": 0.0,
+        "clip_grad": None,
+        "max_steps": 2,
+        "validation": 0,
+        "threads": 1,
+        "device": "cpu",
+    }
     whole, parts = (
         train(make_config("masked-lm", accumulate=n, out=tmp_path / str(n), **one), quiet=True) for n in (1, 4)
     )

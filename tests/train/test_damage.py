@@ -21,9 +21,18 @@ from tokenmix.lab.train.run import evaluate, train
 from tokenmix.lab.train.sources import make_config
 
 CONFIG = make_config(
-    data="digits", model="vit_nano", model_kwargs={"depth": 1}, epochs=3, batch_size=32, limit=160, limit_eval=40,
-    threads=1, device="cpu", log_every=2, checkpoint_every=2,
-)  # fmt: skip
+    data="digits",
+    model="vit_nano",
+    model_kwargs={"depth": 1},
+    epochs=3,
+    batch_size=32,
+    limit=160,
+    limit_eval=40,
+    threads=1,
+    device="cpu",
+    log_every=2,
+    checkpoint_every=2,
+)
 
 
 class Killed(BaseException):

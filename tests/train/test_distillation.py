@@ -23,9 +23,16 @@ from tokenmix.layers import SelfAttention
 from tokenmix.swap import swap_attention
 
 SHORT: dict[str, Any] = {
-    "data": "digits", "epochs": 1, "max_steps": 3, "batch_size": 16, "limit": 64, "limit_eval": 32, "threads": 1,
-    "device": "cpu", "augment": "none",
-}  # fmt: skip
+    "data": "digits",
+    "epochs": 1,
+    "max_steps": 3,
+    "batch_size": 16,
+    "limit": 64,
+    "limit_eval": 32,
+    "threads": 1,
+    "device": "cpu",
+    "augment": "none",
+}
 SMALL = {"model": "vit_nano", "model_kwargs": {"depth": 2}}
 
 
@@ -90,9 +97,15 @@ def test_a_run_learns_its_teachers_logits_and_needs_it_no_more(teacher: Path, tm
     gone = tmp_path / "teacher"
     shutil.copytree(teacher, gone)
     config = make_config(
-        **{**SHORT, "max_steps": 30, "epochs": 8, "limit": 64}, **SMALL, teacher=str(gone), distill=1.0, lr=3e-3,
-        log_every=1, smoothing=0.0, out=tmp_path / "run",
-    )  # fmt: skip
+        **{**SHORT, "max_steps": 30, "epochs": 8, "limit": 64},
+        **SMALL,
+        teacher=str(gone),
+        distill=1.0,
+        lr=3e-3,
+        log_every=1,
+        smoothing=0.0,
+        out=tmp_path / "run",
+    )
     run = train(config, quiet=True)
     divergences = rows(run, "train_distillation")
     assert sum(divergences[-4:]) < 0.3 * sum(divergences[:4])
@@ -133,9 +146,15 @@ def test_each_layer_gets_the_teachers_input() -> None:
 
 def test_layers_are_learned_without_labels(teacher: Path, tmp_path: Path) -> None:
     config = make_config(
-        **{**SHORT, "max_steps": 24, "epochs": 8}, validation=16, init_from=teacher, teacher=str(teacher),
-        swap="external", distill_from="layers", lr=5e-3, out=tmp_path / "run",
-    )  # fmt: skip
+        **{**SHORT, "max_steps": 24, "epochs": 8},
+        validation=16,
+        init_from=teacher,
+        teacher=str(teacher),
+        swap="external",
+        distill_from="layers",
+        lr=5e-3,
+        out=tmp_path / "run",
+    )
     run = train(config, quiet=True)
     losses = rows(run, "val_layer_loss")
     result = json.loads((run / "result.json").read_text())
@@ -199,9 +218,16 @@ def test_a_teacher_of_other_classes_or_another_task(teacher: Path, tmp_path: Pat
 
 
 TEXT: dict[str, Any] = {
-    "batch_size": 4, "max_steps": 3, "limit_eval": 4, "threads": 1, "device": "cpu", "epochs": 1, "seq_len": 16,
-    "vocab_size": 270, "log_every": 1,
-}  # fmt: skip
+    "batch_size": 4,
+    "max_steps": 3,
+    "limit_eval": 4,
+    "threads": 1,
+    "device": "cpu",
+    "epochs": 1,
+    "seq_len": 16,
+    "vocab_size": 270,
+    "log_every": 1,
+}
 TINY = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64}
 
 
@@ -214,9 +240,14 @@ def test_masked_words_are_learned_from_a_teacher_at_the_masked_places(tmp_path: 
         quiet=True,
     )
     config = make_config(
-        "masked-lm", model="gmlp_text_nano", model_kwargs=TINY, teacher=str(start), distill=1.0, out=tmp_path / "run",
+        "masked-lm",
+        model="gmlp_text_nano",
+        model_kwargs=TINY,
+        teacher=str(start),
+        distill=1.0,
+        out=tmp_path / "run",
         **{**shared, "vocab_size": 280},
-    )  # fmt: skip
+    )
     run = train(config, quiet=True)
     task, saved, data = load_task(run)
     assert data["vocab_size"] == load_task(start)[2]["vocab_size"], "the tokenizer is the teacher's"

@@ -30,9 +30,20 @@ from tokenmix.lab.train.sources import make_config
 # Without dropout, which each process draws for itself. 21 test images do not divide by two: with batches of 10 one
 # process has one batch more. One thread: sums of float32 differ by their order alone.
 CONFIG = make_config(
-    data="digits", model="vit_nano", model_kwargs={"depth": 2}, epochs=2, batch_size=10, accumulate=2, limit=170,
-    limit_eval=21, threads=1, device="cpu", log_every=2, checkpoint_every=3, lr=1e-3,
-)  # fmt: skip
+    data="digits",
+    model="vit_nano",
+    model_kwargs={"depth": 2},
+    epochs=2,
+    batch_size=10,
+    accumulate=2,
+    limit=170,
+    limit_eval=21,
+    threads=1,
+    device="cpu",
+    log_every=2,
+    checkpoint_every=3,
+    lr=1e-3,
+)
 
 WORKER = """
 import dataclasses, errno, json, os, signal, sys
@@ -329,8 +340,11 @@ def test_a_mistake_with_two_processes_is_one_line(tmp_path: Path):
     command = [sys.executable, "-m", "tokenmix", "train", "--data", "digits", "--devices", "2", "--device", "cpu"]
     done = subprocess.run(
         [*command, "--strategy", "fsdp", "--ema", "0.9", "--out", str(tmp_path / "run")],
-        capture_output=True, text=True, env=environment(), timeout=120,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=120,
+    )
     assert done.returncode == 2
     assert (
         done.stderr
@@ -369,8 +383,14 @@ def test_modules_in_the_current_folder_are_not_imported(tmp_path: Path, monkeypa
 def test_wrong_variables_of_the_launcher_are_one_line(
     given: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    sound = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-             "MASTER_PORT": "29511"}  # fmt: skip
+    sound = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29511",
+    }
     for name, value in (sound | given).items():
         monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
     with pytest.raises(UserError, match=message):

@@ -19,10 +19,34 @@ import torch
 
 STEPS = 48
 TRAIN = [
-    "train", "--data", "digits", "--model", "vit_nano", "--model-kwargs", "depth=1", "--device", "cpu",
-    "--threads", "1", "--batch-size", "6", "--limit", "432", "--limit-eval", "30", "--validation", "30",
-    "--epochs", "2", "--lr", "1e-3", "--log-every", "1", "--checkpoint-every", "5",
-]  # fmt: skip
+    "train",
+    "--data",
+    "digits",
+    "--model",
+    "vit_nano",
+    "--model-kwargs",
+    "depth=1",
+    "--device",
+    "cpu",
+    "--threads",
+    "1",
+    "--batch-size",
+    "6",
+    "--limit",
+    "432",
+    "--limit-eval",
+    "30",
+    "--validation",
+    "30",
+    "--epochs",
+    "2",
+    "--lr",
+    "1e-3",
+    "--log-every",
+    "1",
+    "--checkpoint-every",
+    "5",
+]
 # The run waits at the step that the file `hold` names, until the file is gone or the run is asked to stop.
 PLUGIN = """
 import contextlib, pathlib, time
@@ -56,11 +80,31 @@ class Nodes:
     def start(self) -> int:
         """One more agent; the first one hosts the rendezvous."""
         agent = [
-            sys.executable, "-m", "torch.distributed.run", "--nnodes", self.nodes, "--nproc-per-node", "1",
-            "--max-restarts", "5", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self.port}",
-            "--rdzv-conf", f"is_host={int(not self.agents)},last_call_timeout=3", "--monitor-interval", "0.5",
-            "-m", "tokenmix", "--import", str(self.folder / "held.py"), *TRAIN, "--out", str(self.run),
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes",
+            self.nodes,
+            "--nproc-per-node",
+            "1",
+            "--max-restarts",
+            "5",
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            f"127.0.0.1:{self.port}",
+            "--rdzv-conf",
+            f"is_host={int(not self.agents)},last_call_timeout=3",
+            "--monitor-interval",
+            "0.5",
+            "-m",
+            "tokenmix",
+            "--import",
+            str(self.folder / "held.py"),
+            *TRAIN,
+            "--out",
+            str(self.run),
+        ]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
         # Else torch 2.14.1 does not say where to meet to a node that comes later.
         environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"

@@ -18,9 +18,17 @@ from tokenmix.lab.train.sources import make_config
 from verbs import refused
 
 CONFIG = make_config(
-    data="digits", model="vit_nano", model_kwargs={"depth": 1}, epochs=2, batch_size=8, limit=24, limit_eval=10,
-    threads=1, device="cpu", checkpoint_every=2,
-)  # fmt: skip
+    data="digits",
+    model="vit_nano",
+    model_kwargs={"depth": 1},
+    epochs=2,
+    batch_size=8,
+    limit=24,
+    limit_eval=10,
+    threads=1,
+    device="cpu",
+    checkpoint_every=2,
+)
 
 
 class Killed(BaseException):

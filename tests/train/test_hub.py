@@ -39,9 +39,12 @@ from tokenmix.lab.train.sources import make_config
 SRC = Path(__file__).parents[2] / "src"
 TINY: dict[str, Any] = {"threads": 1, "device": "cpu", "max_steps": 4, "batch_size": 16, "epochs": 2, "log_every": 1}
 TEXT = {
-    **TINY, "model": "amlp_text_nano", "vocab_size": 300, "seq_len": 24,
+    **TINY,
+    "model": "amlp_text_nano",
+    "vocab_size": 300,
+    "seq_len": 24,
     "model_kwargs": {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 32},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +84,12 @@ def elsewhere(code: str, address: str, home: Path, token: str = TOKEN) -> subpro
     """Python in a process of its own: huggingface_hub reads address and token once, when it is imported."""
     environment = {
         **{key: value for key, value in os.environ.items() if not key.startswith("HF_")},
-        "HF_ENDPOINT": address, "HF_HOME": str(home), "PYTHONPATH": str(SRC), "HF_TOKEN": token,
+        "HF_ENDPOINT": address,
+        "HF_HOME": str(home),
+        "PYTHONPATH": str(SRC),
+        "HF_TOKEN": token,
         "HF_HUB_DISABLE_TELEMETRY": "1",
-    }  # fmt: skip
+    }
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True, check=False
     )
@@ -217,9 +223,10 @@ def text_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for part in ("train", "dev"):
         (folder / f"{part}-v1.1.json").write_text(json.dumps({"data": [{"paragraphs": asked}]}))
     sets = {
-        "masked-lm": f"text:{folder / 'log.txt'}", "text-classification": f"csv:{folder / 'some.csv'}",
+        "masked-lm": f"text:{folder / 'log.txt'}",
+        "text-classification": f"csv:{folder / 'some.csv'}",
         "question-answering": f"squad:{folder}",
-    }  # fmt: skip
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TOKENMIX_DATA", str(folder / "cache"))
         more = {"question-answering": {"doc_stride": 4}}
@@ -234,9 +241,10 @@ def text_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_a_folder_in_transformers_form(text_runs: dict[str, Path], tmp_path: Path, task: str) -> None:
     folder = Path(export_to_hub(text_runs[task], tmp_path / "out"))
     model = {
-        "masked-lm": AutoModelForMaskedLM, "text-classification": AutoModelForSequenceClassification,
+        "masked-lm": AutoModelForMaskedLM,
+        "text-classification": AutoModelForSequenceClassification,
         "question-answering": AutoModelForQuestionAnswering,
-    }[task].from_pretrained(folder)  # fmt: skip
+    }[task].from_pretrained(folder)
     words = AutoTokenizer.from_pretrained(folder)("on day 7 the ship", return_tensors="pt")
     own = load_run(text_runs[task])[0]
     weights = model.state_dict()

@@ -23,9 +23,19 @@ from tokenmix.lab.train.run import evaluate, predict, train
 from tokenmix.lab.train.sources import make_config
 
 CONFIG = make_config(
-    data="digits", model="vit_nano", model_kwargs={"depth": 1}, epochs=1, batch_size=16, limit=48, limit_eval=16,
-    threads=1, device="cpu", log_every=1, checkpoint_every=1, ema=0.9,
-)  # fmt: skip
+    data="digits",
+    model="vit_nano",
+    model_kwargs={"depth": 1},
+    epochs=1,
+    batch_size=16,
+    limit=48,
+    limit_eval=16,
+    threads=1,
+    device="cpu",
+    log_every=1,
+    checkpoint_every=1,
+    ema=0.9,
+)
 
 
 class Killed(BaseException):
@@ -137,9 +147,15 @@ def test_a_file_of_another_checkpoint_is_found(copied: Path, capsys: pytest.Capt
 
 @pytest.mark.parametrize(
     ("part", "name", "value"),
-    [("optim", "ema", None), ("optim", "opt", "sgd"), ("optim", "lr", 0.1), ("options", "teacher", "ONE"),
-     ("loop", "seed", 7), ("model", "model_kwargs", {"depth": 1, "mlp_ratio": 4.0})],
-)  # fmt: skip
+    [
+        ("optim", "ema", None),
+        ("optim", "opt", "sgd"),
+        ("optim", "lr", 0.1),
+        ("options", "teacher", "ONE"),
+        ("loop", "seed", 7),
+        ("model", "model_kwargs", {"depth": 1, "mlp_ratio": 4.0}),
+    ],
+)
 def test_an_edited_config_is_refused_at_resume_and_named_otherwise(
     copied: Path, part: str, name: str, value: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,8 +218,14 @@ def test_results_of_another_run_or_without_their_keys_are_refused(copied: Path) 
     assert not (copied / "two" / "hub").exists()
 
 
-PARTS = ["config.json", "data.json", "metrics.csv", "checkpoints/last/state.pt", "checkpoints/last/meta.json",
-         "checkpoints/last/model.safetensors"]  # fmt: skip
+PARTS = [
+    "config.json",
+    "data.json",
+    "metrics.csv",
+    "checkpoints/last/state.pt",
+    "checkpoints/last/meta.json",
+    "checkpoints/last/model.safetensors",
+]
 
 
 @pytest.mark.parametrize("name", PARTS)

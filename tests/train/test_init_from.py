@@ -15,9 +15,20 @@ from tokenmix.lab.train.sources import make_config
 from tokenmix.models import create_model
 
 CONFIG = make_config(
-    data="digits", model="gmlp_nano", model_kwargs={"depth": 1}, epochs=1, max_steps=1, batch_size=64, limit=64,
-    limit_eval=32, img_size=8, threads=1, device="cpu", lr=1e-12, min_lr=0.0,
-)  # fmt: skip
+    data="digits",
+    model="gmlp_nano",
+    model_kwargs={"depth": 1},
+    epochs=1,
+    max_steps=1,
+    batch_size=64,
+    limit=64,
+    limit_eval=32,
+    img_size=8,
+    threads=1,
+    device="cpu",
+    lr=1e-12,
+    min_lr=0.0,
+)
 
 
 # Far from what any seed draws, so that what was taken over can be reported from what was drawn.

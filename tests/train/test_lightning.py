@@ -25,9 +25,14 @@ def under_lightning(config: TrainConfig, folder: Path) -> tuple[TaskModule, list
     seed_everything(0, 0, 0)
     task = kind(kind.build_model(config, description), config, description)
     trainer = L.Trainer(
-        max_epochs=2, accelerator="cpu", logger=CSVLogger(folder), log_every_n_steps=1, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
+        max_epochs=2,
+        accelerator="cpu",
+        logger=CSVLogger(folder),
+        log_every_n_steps=1,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     trainer.fit(task, data.train_batches(batch_size=16, epoch=0, start=0), data.test_batches(batch_size=16))
     with (folder / "lightning_logs" / "version_0" / "metrics.csv").open(newline="") as file:
         return task, list(csv.DictReader(file))
@@ -55,9 +60,15 @@ def test_image_classification_under_lightnings_trainer(tmp_path: Path):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_two_optimisers_under_lightnings_trainer(tmp_path: Path):
     config = make_config(
-        "image-generation", data="digits", model="eagan_nano", model_kwargs={"width": 8, "latent_dim": 8}, img_size=32,
-        limit=64, limit_eval=32, threads=1,
-    )  # fmt: skip
+        "image-generation",
+        data="digits",
+        model="eagan_nano",
+        model_kwargs={"width": 8, "latent_dim": 8},
+        img_size=32,
+        limit=64,
+        limit_eval=32,
+        threads=1,
+    )
     task, rows = under_lightning(config, tmp_path)
     assert task.trainer.global_step == 16, "each batch steps the discriminator and the generator"
     assert len([row for row in rows if row["train_d_loss"]]) == 8

@@ -15,9 +15,19 @@ from tokenmix.lab.train.run import train
 from tokenmix.lab.train.sources import make_config
 
 SHORT: dict[str, Any] = {
-    "data": "digits", "model": "vit_nano", "model_kwargs": {"depth": 1}, "epochs": 2, "batch_size": 16, "limit": 64,
-    "limit_eval": 16, "threads": 1, "device": "cpu", "log_every": 1, "checkpoint_every": 1, "validation": 16,
-}  # fmt: skip
+    "data": "digits",
+    "model": "vit_nano",
+    "model_kwargs": {"depth": 1},
+    "epochs": 2,
+    "batch_size": 16,
+    "limit": 64,
+    "limit_eval": 16,
+    "threads": 1,
+    "device": "cpu",
+    "log_every": 1,
+    "checkpoint_every": 1,
+    "validation": 16,
+}
 
 
 def rows(run: Path) -> list[dict[str, str]]:
@@ -87,8 +97,21 @@ def test_wandb_has_the_rows_of_metrics_csv(tmp_path: Path, monkeypatch: pytest.M
 def test_a_tracker_that_is_missing_or_cannot_start_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["train", "image-classification", "--data", "digits", "--max-steps", "1", "--limit", "200", "--device",
-             "cpu", "--out", str(tmp_path / "run"), "--logger"]  # fmt: skip
+    words = [
+        "train",
+        "image-classification",
+        "--data",
+        "digits",
+        "--max-steps",
+        "1",
+        "--limit",
+        "200",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path / "run"),
+        "--logger",
+    ]
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "wandb", None)
         assert main([*words, "wandb"]) == 2

@@ -22,10 +22,22 @@ from tokenmix.lab.train.sources import make_config
 TIMES = ("seconds", "images_per_second")
 # Everything that keeps a state: dropout, stochastic depth, mixup, EMA, accumulation over an epoch of 5 steps.
 CONFIG = make_config(
-    data="digits", model="vit_nano", model_kwargs={"depth": 1, "drop_rate": 0.1, "drop_path_rate": 0.2},
-    epochs=3, batch_size=32, accumulate=2, limit=170, limit_eval=40, mixup=0.4, cutmix=0.5, ema=0.9, threads=1,
-    device="cpu", log_every=3, checkpoint_every=2,
-)  # fmt: skip
+    data="digits",
+    model="vit_nano",
+    model_kwargs={"depth": 1, "drop_rate": 0.1, "drop_path_rate": 0.2},
+    epochs=3,
+    batch_size=32,
+    accumulate=2,
+    limit=170,
+    limit_eval=40,
+    mixup=0.4,
+    cutmix=0.5,
+    ema=0.9,
+    threads=1,
+    device="cpu",
+    log_every=3,
+    checkpoint_every=2,
+)
 
 
 def rows(run: Path) -> list[dict[str, str]]:
@@ -103,11 +115,41 @@ trainer.TrainingLoop.advance = send
 sys.exit(cli.main(sys.argv[1:]))
 """
 ARGUMENTS = [
-    "train", "image-classification", "--data", "digits", "--model", "vit_nano", "--model-kwargs", "depth=1",
-    "drop_rate=0.1", "drop_path_rate=0.2", "--epochs", "3", "--batch-size", "32", "--accumulate", "2", "--limit", "170",
-    "--limit-eval", "40", "--mixup", "0.4", "--cutmix", "0.5", "--ema", "0.9", "--threads", "1", "--device", "cpu",
-    "--log-every", "3", "--checkpoint-every", "2",
-]  # fmt: skip
+    "train",
+    "image-classification",
+    "--data",
+    "digits",
+    "--model",
+    "vit_nano",
+    "--model-kwargs",
+    "depth=1",
+    "drop_rate=0.1",
+    "drop_path_rate=0.2",
+    "--epochs",
+    "3",
+    "--batch-size",
+    "32",
+    "--accumulate",
+    "2",
+    "--limit",
+    "170",
+    "--limit-eval",
+    "40",
+    "--mixup",
+    "0.4",
+    "--cutmix",
+    "0.5",
+    "--ema",
+    "0.9",
+    "--threads",
+    "1",
+    "--device",
+    "cpu",
+    "--log-every",
+    "3",
+    "--checkpoint-every",
+    "2",
+]
 
 
 def signalled(name: str, step: int, run: Path, *more: str) -> subprocess.CompletedProcess[str]:

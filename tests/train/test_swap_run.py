@@ -25,9 +25,15 @@ from tokenmix.layers.masked_norm import MaskedBatchNorm
 from tokenmix.swap.timm_adapter import MixerInTimm
 
 SHORT: dict[str, Any] = {
-    "data": "digits", "epochs": 1, "max_steps": 3, "batch_size": 16, "limit": 64, "limit_eval": 32, "threads": 1,
+    "data": "digits",
+    "epochs": 1,
+    "max_steps": 3,
+    "batch_size": 16,
+    "limit": 64,
+    "limit_eval": 32,
+    "threads": 1,
     "device": "cpu",
-}  # fmt: skip
+}
 STILL = {"lr": 1e-12, "min_lr": 0.0, "weight_decay": 0.0}
 TIMM = {"model": "vit_tiny_patch16_224", "model_kwargs": {"patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2}}
 
@@ -116,9 +122,16 @@ def test_only_the_mixers_are_trained(teacher: Path, tmp_path: Path) -> None:
 def test_a_text_model_is_swapped_too(tmp_path: Path, mixer: str) -> None:
     (tmp_path / "tiny.txt").write_text("the old cat sees the red dog .\nthe small king loves the great ship .\n" * 200)
     shared: dict[str, Any] = {
-        "data": f"text:{tmp_path / 'tiny.txt'}", "seq_len": 16, "vocab_size": 270, "batch_size": 4, "max_steps": 2,
-        "limit_eval": 4, "threads": 1, "device": "cpu", "epochs": 1,
-    }  # fmt: skip
+        "data": f"text:{tmp_path / 'tiny.txt'}",
+        "seq_len": 16,
+        "vocab_size": 270,
+        "batch_size": 4,
+        "max_steps": 2,
+        "limit_eval": 4,
+        "threads": 1,
+        "device": "cpu",
+        "epochs": 1,
+    }
     small = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
     first = make_config("masked-lm", model="bert_text_nano", model_kwargs=small, out=tmp_path / "bert", **shared)
     start = train(first, quiet=True)
@@ -135,8 +148,24 @@ def test_a_text_model_is_swapped_too(tmp_path: Path, mixer: str) -> None:
 
 
 def test_from_the_command_line(teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["train", "image-classification", "--data", "digits", "--max-steps", "1", "--batch-size", "16", "--limit",
-             "32", "--limit-eval", "16", "--device", "cpu", "--init-from", str(teacher)]  # fmt: skip
+    words = [
+        "train",
+        "image-classification",
+        "--data",
+        "digits",
+        "--max-steps",
+        "1",
+        "--batch-size",
+        "16",
+        "--limit",
+        "32",
+        "--limit-eval",
+        "16",
+        "--device",
+        "cpu",
+        "--init-from",
+        str(teacher),
+    ]
     out = ["--out", str(tmp_path / "run")]
     assert main([*words, "--swap", "external", "--swap-where", "blocks.[1-9]*", *out]) == 0
     told = capsys.readouterr().err

@@ -31,15 +31,26 @@ SHARED: dict[str, Any] = {
     "lr": 0.05,
 }
 IMAGES = make_config(
-    data="digits", model="mixer_nano", model_kwargs={"depth": 2, "mixer": "external"}, epochs=1, batch_size=20,
-    limit=140, limit_eval=41, **SHARED,
-)  # fmt: skip
+    data="digits",
+    model="mixer_nano",
+    model_kwargs={"depth": 2, "mixer": "external"},
+    epochs=1,
+    batch_size=20,
+    limit=140,
+    limit_eval=41,
+    **SHARED,
+)
 THIN = {"layers": (1, 1, 1, 1), "channels": (8, 8, 8, 8)}
 PIXELS = make_config(
-    task="semantic-segmentation", data="stripes", model="eanet_seg_nano", batch_size=2, epochs=2, iou_loss=0.5,
+    task="semantic-segmentation",
+    data="stripes",
+    model="eanet_seg_nano",
+    batch_size=2,
+    epochs=2,
+    iou_loss=0.5,
     model_kwargs={"backbone": "resnet18", "backbone_kwargs": THIN, "width": 8, "head_width": 8, "drop_rate": 0.0},
     **SHARED,
-)  # fmt: skip
+)
 WINDOWS = {"way": "sliding", "window": (40, 24), "stride": (20, 12), "scales": (1.0, 2.0), "mirror": "yes"}
 
 WORKER = """
@@ -101,10 +112,17 @@ class Stripes(Scenes):
 
 def stripes(spec: str, **_: object) -> SceneData:
     return SceneData(
-        spec=spec, train=Stripes(8, 0), test=Stripes(3, 1), classes=["dark", "light"], ignore=255,
-        palette=[(0, 0, 0), (255, 255, 255)], mean=(0.5, 0.5, 0.5), std=(0.3, 0.3, 0.3), crop=(40, 24),
+        spec=spec,
+        train=Stripes(8, 0),
+        test=Stripes(3, 1),
+        classes=["dark", "light"],
+        ignore=255,
+        palette=[(0, 0, 0), (255, 255, 255)],
+        mean=(0.5, 0.5, 0.5),
+        std=(0.3, 0.3, 0.3),
+        crop=(40, 24),
         source="made here",
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +134,12 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     paths = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
     done = subprocess.run(
-        [*start, str(out / "worker.py"), str(out), *configs], capture_output=True, text=True, timeout=580,
+        [*start, str(out / "worker.py"), str(out), *configs],
+        capture_output=True,
+        text=True,
+        timeout=580,
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return out
 

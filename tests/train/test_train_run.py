@@ -30,9 +30,18 @@ from tokenmix.lab.train.run import DiskError, evaluate, predict, train
 from tokenmix.lab.train.sources import make_config
 
 CONFIG = make_config(
-    data="digits", model="vit_nano", model_kwargs={"depth": 1}, epochs=2, batch_size=64, limit=200, limit_eval=100,
-    threads=1, device="cpu", log_every=2, checkpoint_every=100,
-)  # fmt: skip
+    data="digits",
+    model="vit_nano",
+    model_kwargs={"depth": 1},
+    epochs=2,
+    batch_size=64,
+    limit=200,
+    limit_eval=100,
+    threads=1,
+    device="cpu",
+    log_every=2,
+    checkpoint_every=100,
+)
 
 
 def config(out: Path, **changes: Any) -> TrainConfig:
@@ -110,8 +119,11 @@ def test_a_run_folder_holds_what_later_verbs_need(finished):
 def test_metrics_csv(finished):
     read = rows(finished)
     assert [(row["step"], row["epoch"], row["images"]) for row in read] == [
-        ("2", "1", "128"), ("3", "1", "192"), ("4", "2", "256"), ("6", "2", "384"),
-    ]  # fmt: skip
+        ("2", "1", "128"),
+        ("3", "1", "192"),
+        ("4", "2", "256"),
+        ("6", "2", "384"),
+    ]
     assert all(float(row["train_loss"]) > 0 and float(row["seconds"]) > 0 for row in read)
     assert [bool(row["val_accuracy"]) for row in read] == [False, True, False, True]
     assert {"val_loss", "val_top5"} <= set(read[0])

@@ -20,9 +20,18 @@ from tokenmix.lab.train.task_data import IndexedData
 from tokenmix.lab.train.trainer import TrainingLoop
 
 CONFIG = make_config(
-    data="digits", model="vit_nano", model_kwargs={"depth": 1}, epochs=3, batch_size=64, limit=200, validation=60,
-    limit_eval=100, threads=1, device="cpu", log_every=10,
-)  # fmt: skip
+    data="digits",
+    model="vit_nano",
+    model_kwargs={"depth": 1},
+    epochs=3,
+    batch_size=64,
+    limit=200,
+    validation=60,
+    limit_eval=100,
+    threads=1,
+    device="cpu",
+    log_every=10,
+)
 
 
 def config(out: Path, **changes: Any) -> TrainConfig:

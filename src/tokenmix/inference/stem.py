@@ -86,8 +86,11 @@ class FoldedT2TStem(T2TStem):
         Stem.__init__(self)
         self.dtype: Dtype = dtype
         self.dim, self.in_chans, self.reduction, self.splits = (
-            source.dim, source.in_chans, source.reduction, source.splits,
-        )  # fmt: skip
+            source.dim,
+            source.in_chans,
+            source.reduction,
+            source.splits,
+        )
         self.attentions = nn.ModuleList(
             FoldedStemAttention(attention, split, dtype)  # type: ignore[arg-type]
             for attention, split in zip(source.attentions, source.splits, strict=False)

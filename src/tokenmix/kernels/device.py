@@ -45,9 +45,19 @@ def take_part(mask, strides, batch, head, tokens, num_tokens):
 
 @triton.jit
 def _products(
-    left, strides, tokens, taking, memory, memory_strides, held, slots, S: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    left,
+    strides,
+    tokens,
+    taking,
+    memory,
+    memory_strides,
+    held,
+    slots,
+    S: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """Rows of `left` times rows of a memory, (tokens, slots) in float32. `held` are the memory's first columns."""
     columns = tl.arange(0, BLOCK)
     tile = load_tile(left, tokens, columns, strides, taking, WIDTH)
@@ -61,9 +71,21 @@ def _products(
 
 @triton.jit
 def logits_of(
-    query, strides, tokens, taking, key, key_strides, held, bias, offset, slots, S: tl.constexpr, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    query,
+    strides,
+    tokens,
+    taking,
+    key,
+    key_strides,
+    held,
+    bias,
+    offset,
+    slots,
+    S: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """a - L of a tile, or a where there is no offset; -inf in slots that are padding, finite in tokens left out."""
     logits = _products(query, strides, tokens, taking, key, key_strides, held, slots, S, D, BLOCK_D, PRECISION)
     if bias is not None:
@@ -82,9 +104,20 @@ def shares_of(logits, taking):
 
 @triton.jit
 def map_and_gradient(
-    logits, taking, grad, strides, tokens, value, value_strides, held, slots, S: tl.constexpr, DV: tl.constexpr,
-    BLOCK_V: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    logits,
+    taking,
+    grad,
+    strides,
+    tokens,
+    value,
+    value_strides,
+    held,
+    slots,
+    S: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """P, and dS = P * (dP - rowsum(dP * P)) with dP the output's gradient times the value memory."""
     shares = shares_of(logits, taking)
     through = _products(grad, strides, tokens, taking, value, value_strides, held, slots, S, DV, BLOCK_V, PRECISION)

@@ -147,10 +147,22 @@ def external_forward(
             _slot_offsets(query, key_memory, key_bias, mask, offset)
         walk = _Walk(query, forward_tiles(max(query.shape[-1], width), slots, query.element_size()))
         _launch(
-            emit_kernel, (walk.programs(),), query, key_memory, value_memory, key_bias, value_bias, mask,
-            offset if double else None, out, *walk.counts(), *_strides(query, key_memory, value_memory, mask, out),
-            **walk.options(slots), DV=width, BLOCK_V=padded_size(width, walk.tiles.columns),
-        )  # fmt: skip
+            emit_kernel,
+            (walk.programs(),),
+            query,
+            key_memory,
+            value_memory,
+            key_bias,
+            value_bias,
+            mask,
+            offset if double else None,
+            out,
+            *walk.counts(),
+            *_strides(query, key_memory, value_memory, mask, out),
+            **walk.options(slots),
+            DV=width,
+            BLOCK_V=padded_size(width, walk.tiles.columns),
+        )
     return out, offset
 
 
@@ -161,9 +173,17 @@ def _slot_offsets(
     walk = _Walk(query, forward_tiles(width, slots, query.element_size()))
     partial = walk.parts(slots)
     _launch(
-        slot_sums_kernel, (walk.programs(),), query, key_memory, key_bias, mask, partial, *walk.counts(),
-        *_strides(query, key_memory, mask), **walk.options(slots),
-    )  # fmt: skip
+        slot_sums_kernel,
+        (walk.programs(),),
+        query,
+        key_memory,
+        key_bias,
+        mask,
+        partial,
+        *walk.counts(),
+        *_strides(query, key_memory, mask),
+        **walk.options(slots),
+    )
     grid = (query.shape[0] * query.shape[1], triton.cdiv(slots, 16))
     _launch(merge_kernel, grid, partial, offset, walk.num_blocks, S=slots, BLOCK_R=64, BLOCK_S=16)
 

@@ -13,11 +13,34 @@ from tokenmix.kernels.device import COUNTS, load_tile, logits_of, map_and_gradie
 
 @triton.jit(do_not_specialize=COUNTS)
 def backward_sums_kernel(
-    grad, query, key, value, key_bias, mask, offset, partial, grad_value, num_tokens, num_heads, num_blocks, num_tiles,
-    grad_strides, query_strides, key_strides, value_strides, mask_strides, S: tl.constexpr, D: tl.constexpr,
-    DV: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    grad,
+    query,
+    key,
+    value,
+    key_bias,
+    mask,
+    offset,
+    partial,
+    grad_value,
+    num_tokens,
+    num_heads,
+    num_blocks,
+    num_tiles,
+    grad_strides,
+    query_strides,
+    key_strides,
+    value_strides,
+    mask_strides,
+    S: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """Per tile sum_i dS_ij, and per program its part of dM_v = P^T grad."""
     slots, columns = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_V)
     mine = tl.program_id(1) * BLOCK_V + columns
@@ -36,9 +59,20 @@ def backward_sums_kernel(
         from_above = grad + batch * grad_strides[0] + head * grad_strides[1]
         strides = (grad_strides[2], grad_strides[3])
         shares, through = map_and_gradient(
-            logits, taking, from_above, strides, tokens, value, value_strides, held_value, slots, S, DV, BLOCK_V,
+            logits,
+            taking,
+            from_above,
+            strides,
+            tokens,
+            value,
+            value_strides,
+            held_value,
+            slots,
+            S,
+            DV,
+            BLOCK_V,
             PRECISION,
-        )  # fmt: skip
+        )
         part = load_tile(from_above, tokens, mine, strides, taking, DV)
         total = tl.dot(tl.trans(shares).to(part.dtype), part, total, input_precision=PRECISION)
         if tl.program_id(1) == 0:
@@ -49,11 +83,36 @@ def backward_sums_kernel(
 
 @triton.jit(do_not_specialize=COUNTS)
 def backward_emit_kernel(
-    grad, query, key, value, key_bias, mask, offset, sums, grad_query, grad_key, num_tokens, num_heads, num_blocks,
-    num_tiles, grad_strides, query_strides, key_strides, value_strides, mask_strides, out_strides, S: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    grad,
+    query,
+    key,
+    value,
+    key_bias,
+    mask,
+    offset,
+    sums,
+    grad_query,
+    grad_key,
+    num_tokens,
+    num_heads,
+    num_blocks,
+    num_tiles,
+    grad_strides,
+    query_strides,
+    key_strides,
+    value_strides,
+    mask_strides,
+    out_strides,
+    S: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """da = dS - exp(a - L) * c, its product with M_k into grad_query, and per program its part of dM_k = da^T F."""
     slots, columns = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
     mine = tl.program_id(1) * BLOCK_D + columns
@@ -73,9 +132,20 @@ def backward_emit_kernel(
         from_above = grad + batch * grad_strides[0] + head * grad_strides[1]
         strides = (grad_strides[2], grad_strides[3])
         _shares, through = map_and_gradient(
-            logits, taking, from_above, strides, tokens, value, value_strides, held_value, slots, S, DV, BLOCK_V,
+            logits,
+            taking,
+            from_above,
+            strides,
+            tokens,
+            value,
+            value_strides,
+            held_value,
+            slots,
+            S,
+            DV,
+            BLOCK_V,
             PRECISION,
-        )  # fmt: skip
+        )
         if sums is not None:
             collected = tl.load(sums + (batch * num_heads + head) * S + slots, slots < S, 0.0)
             # A token that takes no part is in no column; its logits may lie above the offset, so not exp(.) * 0.

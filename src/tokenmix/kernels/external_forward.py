@@ -11,10 +11,26 @@ from tokenmix.kernels.device import COUNTS, load_tile, logits_of, shares_of, tak
 
 @triton.jit(do_not_specialize=COUNTS)
 def slot_sums_kernel(
-    query, key, key_bias, mask, partial, num_tokens, num_heads, num_blocks, num_tiles, query_strides, key_strides,
-    mask_strides, S: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
-    BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    query,
+    key,
+    key_bias,
+    mask,
+    partial,
+    num_tokens,
+    num_heads,
+    num_blocks,
+    num_tiles,
+    query_strides,
+    key_strides,
+    mask_strides,
+    S: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """Per tile and slot, log sum_i exp(a_ij) over the tile's tokens; -inf where none takes part."""
     slots = tl.arange(0, BLOCK_S)
     held = load_tile(key, slots, tl.arange(0, BLOCK_D), key_strides, slots < S, D)
@@ -57,11 +73,33 @@ def merge_kernel(partial, offset, num_blocks, S: tl.constexpr, BLOCK_R: tl.const
 
 @triton.jit(do_not_specialize=COUNTS)
 def emit_kernel(
-    query, key, value, key_bias, value_bias, mask, offset, out, num_tokens, num_heads, num_blocks, num_tiles,
-    query_strides, key_strides, value_strides, mask_strides, out_strides, S: tl.constexpr, D: tl.constexpr,
-    DV: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    query,
+    key,
+    value,
+    key_bias,
+    value_bias,
+    mask,
+    offset,
+    out,
+    num_tokens,
+    num_heads,
+    num_blocks,
+    num_tiles,
+    query_strides,
+    key_strides,
+    value_strides,
+    mask_strides,
+    out_strides,
+    S: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """out = softmax_j(a - L) M_v + b_v, 0 for tokens that take no part."""
     slots, columns = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_V)
     held = load_tile(key, slots, tl.arange(0, BLOCK_D), key_strides, slots < S, D)

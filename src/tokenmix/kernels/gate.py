@@ -48,10 +48,28 @@ def fused_gate(
 
 @triton.jit
 def gate_kernel(
-    content, gated, weight, bias, addend, mask, out, num_tokens, channels, content_strides, gated_strides,
-    weight_strides, addend_strides, mask_strides, out_strides, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
-    BLOCK_K: tl.constexpr, ALIGN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    content,
+    gated,
+    weight,
+    bias,
+    addend,
+    mask,
+    out,
+    num_tokens,
+    channels,
+    content_strides,
+    gated_strides,
+    weight_strides,
+    addend_strides,
+    mask_strides,
+    out_strides,
+    BLOCK_N: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    ALIGN: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """out = content * (W gated + b + addend) for one block of tokens and channels of one sample; 0 where masked.
 
     ALIGN divides the number of tokens and the stride of W's rows. Triton sees no divisor but 16, and would load W

@@ -115,9 +115,14 @@ class Memory(nn.Module):
         if self.token_shard is not None and self.normalization == "double":
             return sharded_external_attention(query, self.key_memory, values, group=self.token_shard.group, **given)
         return external_attention(
-            query, self.key_memory, values, normalization=self.normalization, dropout=dropout, backend=self.backend,
+            query,
+            self.key_memory,
+            values,
+            normalization=self.normalization,
+            dropout=dropout,
+            backend=self.backend,
             **given,
-        )  # fmt: skip
+        )
 
     def attention_map(self, query: Tensor, mask: Tensor | None = None) -> Tensor:
         """A (B, H, N, S)."""

@@ -110,9 +110,15 @@ class SelfAttention(Mixer):
             out = F.dropout(weights, dropout) @ value
         else:
             out = attention(
-                query, key, value, mask=mask, bias=residual, causal=self.causal, normalization=self.normalization,
+                query,
+                key,
+                value,
+                mask=mask,
+                bias=residual,
+                causal=self.causal,
+                normalization=self.normalization,
                 dropout=dropout,
-            )  # fmt: skip
+            )
         return finish(self.drop(self.proj(out.transpose(1, 2).flatten(2))), mask), query, key
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -100,9 +100,16 @@ class SpatialGatingUnit(Mixer):
         check_addend(addend, x, self.out_dim)
         method = "fft" if self.gate == "toeplitz-fft" else "dense"
         return spatial_gate(
-            x, self.weight, self.bias, variant=self.variant, norm=self.norm, addend=addend,
-            mask=mask, causal=self.causal, method=method,
-        )  # fmt: skip
+            x,
+            self.weight,
+            self.bias,
+            variant=self.variant,
+            norm=self.norm,
+            addend=addend,
+            mask=mask,
+            causal=self.causal,
+            method=method,
+        )
 
     def attention_map(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The (N, N) matrix W that the tokens of x met. It has no batch axis: a mask, which is per sample, is checked

@@ -121,8 +121,9 @@ def _note_cost(name: str, received: int) -> None:
             "tokenmix: %s mixes all tokens of an image in every process: each layer receives %s bytes of tokens "
             "forward and as many of gradients backward, growing with N, and its time and memory are not split; "
             "external attention exchanges 12 B H S bytes, whatever N",
-            name, f"{received:,}",
-        )  # fmt: skip
+            name,
+            f"{received:,}",
+        )
 
 
 def split_convolution(conv: nn.Conv2d, shard: TokenShard) -> None:

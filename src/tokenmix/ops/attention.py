@@ -61,9 +61,17 @@ def attention(
     out = None if normalization != "softmax" else _fused(*given, dropout)
     if out is None:
         return reference(
-            query, key, value, mask=mask, key_mask=key_mask, bias=bias, causal=causal, normalization=normalization,
-            scale=scale, dropout=dropout,
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            mask=mask,
+            key_mask=key_mask,
+            bias=bias,
+            causal=causal,
+            normalization=normalization,
+            scale=scale,
+            dropout=dropout,
+        )
     in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
     # With dropout the entries that a kernel dropped are not known.
     if not in_graph and dropout == 0.0 and torch.is_grad_enabled() and out.requires_grad:

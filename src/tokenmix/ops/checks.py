@@ -11,9 +11,15 @@ from torch import Tensor
 from tokenmix.errors import UserError, unknown_name
 
 EXAMPLES: dict[str, object] = {
-    "dim": 64, "num_tokens": 196, "num_heads": 8, "num_slots": 64, "expansion": 4, "reduction": 4,
-    "attention_dim": 64, "out_dim": 64,
-}  # fmt: skip
+    "dim": 64,
+    "num_tokens": 196,
+    "num_heads": 8,
+    "num_slots": 64,
+    "expansion": 4,
+    "reduction": 4,
+    "attention_dim": 64,
+    "out_dim": 64,
+}
 """A usual value of an argument, by its name; 1 for any other."""
 
 

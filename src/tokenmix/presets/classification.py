@@ -14,20 +14,34 @@ IMAGENET: dict[str, Any] = {**SHARED, "mean": (0.485, 0.456, 0.406), "std": (0.2
 HALF: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 # Small images, whole.
 SMALL: dict[str, Any] = {
-    **SHARED, **HALF, "input_size": (3, 32, 32), "num_classes": 10, "crop_pct": 1.0, "interpolation": "bilinear",
-}  # fmt: skip
+    **SHARED,
+    **HALF,
+    "input_size": (3, 32, 32),
+    "num_classes": 10,
+    "crop_pct": 1.0,
+    "interpolation": "bilinear",
+}
 
 
 def _register(
-    name: str, build: str, about: str, pretrained_cfg: dict[str, Any], arguments: dict[str, Any] | None = None,
+    name: str,
+    build: str,
+    about: str,
+    pretrained_cfg: dict[str, Any],
+    arguments: dict[str, Any] | None = None,
     published: Published | None = None,
-) -> None:  # fmt: skip
+) -> None:
     MODELS.register(
         ModelEntry(
-            name=name, tasks=("image-classification",), about=about, build=f"tokenmix.models.{build}",
-            arguments=arguments or {}, pretrained_cfg=pretrained_cfg, published=published,
+            name=name,
+            tasks=("image-classification",),
+            about=about,
+            build=f"tokenmix.models.{build}",
+            arguments=arguments or {},
+            pretrained_cfg=pretrained_cfg,
+            published=published,
         )
-    )  # fmt: skip
+    )
 
 
 FROM_TABLES = "arXiv:2105.08050, tables 1 and 2, a third party's extraction; parameters and MACs checked by our count"
@@ -50,17 +64,29 @@ GMLP_NANO = {"patch_size": 4, "embed_dim": 64, "depth": 4, "expansion": 4.0, "in
 AMLP_NANO = {**GMLP_NANO, "attention_dim": 32}
 AMLP_TINY, AMLP_SMALL = ({"embed_dim": dim, "attention_dim": 64} for dim in (128, 256))
 _register(
-    "gmlp_tiny", GMLP, "gMLP-Ti: 30 blocks of width 128", GMLP_CFG, {"embed_dim": 128},
+    "gmlp_tiny",
+    GMLP,
+    "gMLP-Ti: 30 blocks of width 128",
+    GMLP_CFG,
+    {"embed_dim": 128},
     Published(5.9, 1.4, 72.3, FROM_TABLES),
-)  # fmt: skip
+)
 _register(
-    "gmlp_small", GMLP, "gMLP-S: 30 blocks of width 256; timm has weights", {**GMLP_CFG, **TIMM_WEIGHTS},
-    {"embed_dim": 256}, Published(19.5, 4.5, 79.6, FROM_TABLES),
-)  # fmt: skip
+    "gmlp_small",
+    GMLP,
+    "gMLP-S: 30 blocks of width 256; timm has weights",
+    {**GMLP_CFG, **TIMM_WEIGHTS},
+    {"embed_dim": 256},
+    Published(19.5, 4.5, 79.6, FROM_TABLES),
+)
 _register(
-    "gmlp_base", GMLP, "gMLP-B: 30 blocks of width 512", GMLP_CFG, {"embed_dim": 512},
+    "gmlp_base",
+    GMLP,
+    "gMLP-B: 30 blocks of width 512",
+    GMLP_CFG,
+    {"embed_dim": 512},
     Published(73.4, 15.8, 81.6, FROM_TABLES),
-)  # fmt: skip
+)
 _register("amlp_tiny", GMLP, "gmlp_tiny with tiny attention of width 64", GMLP_CFG, AMLP_TINY)
 _register("amlp_small", GMLP, "gmlp_small with tiny attention of width 64", GMLP_CFG, AMLP_SMALL)
 _register("gmlp_nano", GMLP, "4 blocks of width 64 for images of 28 to 64 px", {**SMALL, **PATCHES}, GMLP_NANO)
@@ -83,21 +109,31 @@ _register(
     "eamlp_19", EAMLP, "EAMLP-19: 19 blocks of width 448", EAMLP_CFG, EAMLP_19, Published(55.0, None, 79.4, FROM_TABLE)
 )
 _register(
-    "eamlp_nano", EAMLP, "4 blocks of width 64 after two unfoldings, for images of 28 to 64 px",
-    {**SMALL, **UNFOLDED}, EAMLP_NANO,
-)  # fmt: skip
+    "eamlp_nano",
+    EAMLP,
+    "4 blocks of width 64 after two unfoldings, for images of 28 to 64 px",
+    {**SMALL, **UNFOLDED},
+    EAMLP_NANO,
+)
 
 LAVIT, EMBED = "lavit:LaViT", {"first_conv": "stages.0.embed"}
 LAVIT_CFG = {**IMAGENET, **EMBED, "pool_size": (7, 7)}
 LAVIT_NANO_CFG = {**SMALL, **EMBED, "pool_size": (2, 2)}
 LAVIT_TINY = {
-    "embed_dims": (48, 96, 240, 432), "num_heads": (1, 2, 5, 9), "depths": (2, 2, 5, 3), "num_vanilla": (2, 2, 2, 1),
-}  # fmt: skip
+    "embed_dims": (48, 96, 240, 432),
+    "num_heads": (1, 2, 5, 9),
+    "depths": (2, 2, 5, 3),
+    "num_vanilla": (2, 2, 2, 1),
+}
 LAVIT_BASE = {"depths": (3, 3, 14, 5), "num_vanilla": (3, 3, 4, 1)}
 LAVIT_NANO = {
-    "patch_size": 2, "embed_dims": (32, 64, 96, 128), "num_heads": (1, 2, 3, 4), "depths": (1, 1, 4, 2),
-    "num_vanilla": (1, 1, 2, 1), "mlp_ratio": 2.0,
-}  # fmt: skip
+    "patch_size": 2,
+    "embed_dims": (32, 64, 96, 128),
+    "num_heads": (1, 2, 3, 4),
+    "depths": (1, 1, 4, 2),
+    "num_vanilla": (1, 1, 2, 1),
+    "mlp_ratio": 2.0,
+}
 _register("lavit_tiny", LAVIT, "LaViT-T in our layout", LAVIT_CFG, LAVIT_TINY, Published(10.9, 1.6, 79.2, EXTRACTED))
 _register("lavit_small", LAVIT, "LaViT-S in our layout", LAVIT_CFG, published=Published(22.4, 3.3, 82.6, EXTRACTED))
 _register("lavit_base", LAVIT, "LaViT-B in our layout", LAVIT_CFG, LAVIT_BASE, Published(39.6, 6.1, 83.1, EXTRACTED))
@@ -108,14 +144,21 @@ CONVOLUTIONS = {"fixed_input_size": False, "first_conv": "backbone.conv1", "clas
 EANET_CFG = {**IMAGENET, **CONVOLUTIONS, "pool_size": (7, 7)}
 EANET_NANO_CFG = {**SMALL, **CONVOLUTIONS, "pool_size": (4, 4)}
 EANET_NANO = {
-    "img_size": 32, "backbone": "resnet18", "stem": "small", "num_slots": 32,
+    "img_size": 32,
+    "backbone": "resnet18",
+    "stem": "small",
+    "num_slots": 32,
     "backbone_kwargs": {"layers": (1, 1, 1, 1), "channels": (32, 32, 64, 128)},
-}  # fmt: skip
+}
 _register("eanet_resnet50", EANET, "ResNet-50 and the EANet block", EANET_CFG, {"backbone": "resnet50"})
 _register("eanet_resnet101", EANET, "ResNet-101 and the EANet block", EANET_CFG, {"backbone": "resnet101"})
 _register(
-    "eanet_nano", EANET, "four stages of one basic block for images of 28 to 64 px", EANET_NANO_CFG, EANET_NANO,
-)  # fmt: skip
+    "eanet_nano",
+    EANET,
+    "four stages of one basic block for images of 28 to 64 px",
+    EANET_NANO_CFG,
+    EANET_NANO,
+)
 
 
 def may_be_timms(name: str) -> bool:

@@ -61,10 +61,13 @@ GANS: dict[str, GANPreset] = {
 MODELS.register(
     *(
         ModelEntry(
-            name=name, tasks=("image-generation",), about=preset.about,
-            build="tokenmix.models.generation.gan:create_gan", arguments={"name": name},
+            name=name,
+            tasks=("image-generation",),
+            about=preset.about,
+            build="tokenmix.models.generation.gan:create_gan",
+            arguments={"name": name},
             published=preset.published,
         )
         for name, preset in GANS.items()
     )
-)  # fmt: skip
+)

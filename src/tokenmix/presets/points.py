@@ -51,14 +51,26 @@ _PCT = PointPreset("class", "PCT with neighbour embedding")
 _NAIVE = PointPreset("class", "PCT point by point (NPCT)", embedding="naive", dim=128)
 _PARTS = replace(_NAIVE, about="PCT for parts, point by point as released", answers="parts")
 _NANO = PointPreset(
-    "class", "PCT at nano size", dim=64, stem_dim=32, stage_dims=(48, 64), centres=(128, 64), num_neighbours=16,
-    fuse_dim=256, head_dims=(128, 64), drop_rate=0.3,
-)  # fmt: skip
+    "class",
+    "PCT at nano size",
+    dim=64,
+    stem_dim=32,
+    stage_dims=(48, 64),
+    centres=(128, 64),
+    num_neighbours=16,
+    fuse_dim=256,
+    head_dims=(128, 64),
+    drop_rate=0.3,
+)
 _NANO_NAIVE = replace(_NANO, about="NPCT at nano size", embedding="naive")
 _NANO_PARTS = replace(
-    _NANO, about="PCT for parts at nano size, every point with its neighbours", answers="parts", centres="all",
-    stage_dims=(32, 64), num_neighbours=12,
-)  # fmt: skip
+    _NANO,
+    about="PCT for parts at nano size, every point with its neighbours",
+    answers="parts",
+    centres="all",
+    stage_dims=(32, 64),
+    num_neighbours=12,
+)
 
 POINT_MODELS: dict[str, PointPreset] = {
     "pct_cls": _PCT,

@@ -7,17 +7,25 @@ from tokenmix.registry import MODELS, ModelEntry, Published
 
 def _entry(name: str, build: str, about: str, published: Published | None = None, **arguments: Any) -> ModelEntry:
     return ModelEntry(
-        name=name, tasks=("semantic-segmentation",), about=about, build=f"tokenmix.models.segmentation.{build}",
-        arguments=arguments, published=published,
-    )  # fmt: skip
+        name=name,
+        tasks=("semantic-segmentation",),
+        about=about,
+        build=f"tokenmix.models.segmentation.{build}",
+        arguments=arguments,
+        published=published,
+    )
 
 
 EANET, FPN = "eanet:EANetSegmenter", "fpn:FPNSegmenter"
 THIN: dict[str, Any] = {"layers": (1, 1, 1, 1), "channels": (32, 32, 64, 128)}
 NANO: dict[str, Any] = {
-    "img_size": 64, "upsampling": "pixels", "backbone": "resnet18", "backbone_kwargs": THIN, "width": 64,
+    "img_size": 64,
+    "upsampling": "pixels",
+    "backbone": "resnet18",
+    "backbone_kwargs": THIN,
+    "width": 64,
     "head_width": 64,
-}  # fmt: skip
+}
 
 BLOCK = Published(0.55, None, None, "arXiv:2105.02358, from memory, not looked up", part="block")
 

@@ -31,15 +31,21 @@ PRESETS: dict[str, Preset] = {
     "gmlp_text_large": Preset(LARGE, "gMLP-large: 96 blocks of width 768", 365, 430.1),
     "gmlp_text_xlarge": Preset(
         {"num_hidden_layers": 144, "hidden_size": 1024, "intermediate_size": 4096},
-        "gMLP-xlarge: 144 blocks of width 1024", 941, 1091.3,
+        "gMLP-xlarge: 144 blocks of width 1024",
+        941,
+        1091.3,
     ),
     "amlp_text_base": Preset(
         {"num_hidden_layers": 36, "tiny_attention_dim": 64},
-        "aMLP-base: 36 blocks of width 512, tiny attention of width 64", 109, 128.9,
+        "aMLP-base: 36 blocks of width 512, tiny attention of width 64",
+        109,
+        128.9,
     ),
     "amlp_text_large": Preset(
         {"num_hidden_layers": 72, "hidden_size": 768, "tiny_attention_dim": 128},
-        "aMLP-large: 72 blocks of width 768, tiny attention of width 128", 316, 370.3,
+        "aMLP-large: 72 blocks of width 768, tiny attention of width 128",
+        316,
+        370.3,
     ),
     "gmlp_text_nano": Preset(
         {**NANO, "num_hidden_layers": 6, "intermediate_size": 768}, "six blocks of width 128, up to 128 tokens"
@@ -52,7 +58,7 @@ PRESETS: dict[str, Preset] = {
         {**NANO, "num_hidden_layers": 4, "intermediate_size": 599, "mixer": "self", "num_attention_heads": 4},
         "gmlp_text_nano's parameters with self-attention and learned positions, blocks pre-norm",
     ),
-}  # fmt: skip
+}
 
 MODELS.register(
     *(

@@ -56,9 +56,15 @@ def _line(axes: Axes, index: int, rows: list[CostRow], values: list[float] | lis
         return
     colour = COLOURS[index % len(COLOURS)]
     axes.loglog(
-        [row.size for row in rows], values, color=colour, marker=MARKERS[index % len(MARKERS)], markersize=6,
-        linewidth=1.8, linestyle="--" if index == 0 else "-", label=label,
-    )  # fmt: skip
+        [row.size for row in rows],
+        values,
+        color=colour,
+        marker=MARKERS[index % len(MARKERS)],
+        markersize=6,
+        linewidth=1.8,
+        linestyle="--" if index == 0 else "-",
+        label=label,
+    )
 
 
 def _mark_noisy(axes: Axes, table: CostTable) -> None:

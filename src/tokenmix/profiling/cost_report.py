@@ -59,9 +59,13 @@ def print_costs(
         make_folder(out)
     shown = Console(stderr=True)
     table = cost_table(
-        names, tokens if mixers else img_size, dim, device=device, precision=precision,
+        names,
+        tokens if mixers else img_size,
+        dim,
+        device=device,
+        precision=precision,
         track=partial(track, description="measuring", console=shown, transient=True, disable=not shown.is_terminal),
-    )  # fmt: skip
+    )
     if out is not None:
         write_cost(table, out)
     if table.warning:

@@ -64,19 +64,30 @@ def swap_attention(
     if probe.note and example_inputs is not None:
         raise UserError(f"example_inputs do not match the model: {probe.note}")
     request = SwapRequest(
-        label=label, layer=layer, kwargs={**fixed, **(mixer_kwargs or {})}, num_tokens=num_tokens, grid=_grid(model),
-        probe=probe, strict=not isinstance(where, str) and not callable(where),
-    )  # fmt: skip
+        label=label,
+        layer=layer,
+        kwargs={**fixed, **(mixer_kwargs or {})},
+        num_tokens=num_tokens,
+        grid=_grid(model),
+        probe=probe,
+        strict=not isinstance(where, str) and not callable(where),
+    )
     replacements, skipped = plan_replacements(chosen, request)
     before = count_parameters(model)
     undo, notes = _put(model, replacements, label, whole=len(replacements) == len(sites))
     return SwapReport(
-        model=model, mixer=label, rows=tuple(replacement.row for replacement in replacements), skipped=tuple(skipped),
-        parameters_before=before, parameters_after=count_parameters(model), macs_before=probe.macs,
+        model=model,
+        mixer=label,
+        rows=tuple(replacement.row for replacement in replacements),
+        skipped=tuple(skipped),
+        parameters_before=before,
+        parameters_after=count_parameters(model),
+        macs_before=probe.macs,
         macs_after=None if probe.macs is None else check_runs(model, example or (), undo, probe.device),
         notes=(*notes, f"multiply-adds of the model are not known: {probe.note}; give example_inputs or img_size")
-        if probe.note else notes,
-    )  # fmt: skip
+        if probe.note
+        else notes,
+    )
 
 
 def _resolve(mixer: str | type[Mixer]) -> tuple[str, type[Mixer], Mapping[str, Any]]:

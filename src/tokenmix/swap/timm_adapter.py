@@ -74,10 +74,18 @@ class TimmAdapter(AttentionAdapter):
             out = None
             remarks.append("the output projection stood after a norm or a gate")
         return AttentionWeights(
-            dim=dim, num_heads=module.num_heads, like=module.proj.weight, query=query, key=key, value=value, out=out,
-            qkv_bias=module.qkv.bias is not None, dropout=module.proj_drop.p, attention_dropout=module.attn_drop.p,
+            dim=dim,
+            num_heads=module.num_heads,
+            like=module.proj.weight,
+            query=query,
+            key=key,
+            value=value,
+            out=out,
+            qkv_bias=module.qkv.bias is not None,
+            dropout=module.proj_drop.p,
+            attention_dropout=module.attn_drop.p,
             remark="; ".join(remarks),
-        )  # fmt: skip
+        )
 
     def observe(self, module: nn.Module, arguments: Mapping[str, Any]) -> ObservedCall:
         """Masks of pairs cannot be honoured; their values tell them from masks of tokens."""

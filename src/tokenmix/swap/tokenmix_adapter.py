@@ -33,10 +33,18 @@ class TokenmixAdapter(AttentionAdapter):
             )
         query, key, value = Affine.parts(module.qkv.weight, module.qkv.bias)
         return AttentionWeights(
-            dim=module.dim, num_heads=module.num_heads, like=like, query=query, key=key, value=value,
-            out=Affine.of(module.proj), qkv_bias=module.qkv.bias is not None, causal=causal, dropout=module.drop.p,
+            dim=module.dim,
+            num_heads=module.num_heads,
+            like=like,
+            query=query,
+            key=key,
+            value=value,
+            out=Affine.of(module.proj),
+            qkv_bias=module.qkv.bias is not None,
+            causal=causal,
+            dropout=module.drop.p,
             attention_dropout=module.attention_dropout,
-        )  # fmt: skip
+        )
 
     def observe(self, module: nn.Module, arguments: Mapping[str, Any]) -> ObservedCall:
         """An attention residual is added to scores, which other mixers do not have."""

@@ -106,11 +106,17 @@ class TorchAdapter(AttentionAdapter):
         query, key, value = Affine.parts(module.in_proj_weight, module.in_proj_bias)
         own_keys = module.bias_k is not None or module.add_zero_attn
         return AttentionWeights(
-            dim=module.embed_dim, num_heads=module.num_heads, like=module.in_proj_weight,
-            query=None if own_keys else query, key=None if own_keys else key, value=value,
-            out=Affine.of(module.out_proj), qkv_bias=module.in_proj_bias is not None,
-            attention_dropout=module.dropout, remark="it attended to a key of its own as well" if own_keys else "",
-        )  # fmt: skip
+            dim=module.embed_dim,
+            num_heads=module.num_heads,
+            like=module.in_proj_weight,
+            query=None if own_keys else query,
+            key=None if own_keys else key,
+            value=value,
+            out=Affine.of(module.out_proj),
+            qkv_bias=module.in_proj_bias is not None,
+            attention_dropout=module.dropout,
+            remark="it attended to a key of its own as well" if own_keys else "",
+        )
 
     def example(self, module: nn.Module, tokens: Tensor) -> tuple[Any, ...]:
         """One tensor for all three, without a mask, and no weights wanted."""

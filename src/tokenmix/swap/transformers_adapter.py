@@ -19,9 +19,14 @@ from tokenmix.swap.adapter import (
 
 # transformers copies its code from model to model: these have one and the same forward pass.
 CLASSES = (
-    "ViTAttention", "DeiTAttention", "ViTMAEAttention", "ViTMSNAttention", "IJepaAttention", "Dinov2Attention",
+    "ViTAttention",
+    "DeiTAttention",
+    "ViTMAEAttention",
+    "ViTMSNAttention",
+    "IJepaAttention",
+    "Dinov2Attention",
     "Dinov2WithRegistersAttention",
-)  # fmt: skip
+)
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
@@ -69,12 +74,17 @@ class TransformersAdapter(AttentionAdapter):
         dim, inner = out.weight.shape
         fits = inner == dim
         return AttentionWeights(
-            dim=dim, num_heads=int(module.num_attention_heads), like=out.weight,  # type: ignore[arg-type]
-            query=query if fits else None, key=key if fits else None, value=value if fits else None,
-            out=out if fits else None, qkv_bias=query.bias is not None,
+            dim=dim,
+            num_heads=int(module.num_attention_heads),
+            like=out.weight,  # type: ignore[arg-type]
+            query=query if fits else None,
+            key=key if fits else None,
+            value=value if fits else None,
+            out=out if fits else None,
+            qkv_bias=query.bias is not None,
             attention_dropout=float(module.attention_dropout),  # type: ignore[arg-type]
             remark="" if fits else f"its heads are together {inner} wide, not {dim}",
-        )  # fmt: skip
+        )
 
     def observe(self, module: nn.Module, arguments: Mapping[str, Any]) -> ObservedCall:
         """Its masks are those of padding."""

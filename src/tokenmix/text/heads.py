@@ -178,9 +178,13 @@ class GMLPForQuestionAnswering(GMLPPreTrainedModel):
         if start_positions is not None:
             loss = self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs)
         return GMLPQuestionAnsweringOutput(
-            loss=loss, start_logits=start_logits, end_logits=end_logits, hidden_states=out.hidden_states,
-            attentions=out.attentions, gates=out.gates,
-        )  # fmt: skip
+            loss=loss,
+            start_logits=start_logits,
+            end_logits=end_logits,
+            hidden_states=out.hidden_states,
+            attentions=out.attentions,
+            gates=out.gates,
+        )
 
     def macs(self, num_tokens: int) -> int:
         """Multiply-adds of one sequence."""

@@ -307,9 +307,11 @@ def test_too_many_pixels_are_refused_before_they_are_read(tmp_path: Path, monkey
 def test_what_is_converted_takes_little_more_than_what_is_kept(tmp_path: Path, mode: str):
     """A PNG of 92 kB with 16 bits took 1.1 GB, for an image of 64 x 64."""
     side = 2000
-    image = Image.new("RGBA", (side, side)) if mode == "RGBA" else Image.fromarray(
-        np.zeros((side, side), np.uint16 if mode == "I;16" else np.float32)
-    )  # fmt: skip
+    image = (
+        Image.new("RGBA", (side, side))
+        if mode == "RGBA"
+        else Image.fromarray(np.zeros((side, side), np.uint16 if mode == "I;16" else np.float32))
+    )
     path = tmp_path / "a.tif"
     image.save(path, compression="tiff_adobe_deflate")
     # Of NumPy's arrays: Pillow's own memory, 4 bytes a pixel at most, is not seen.

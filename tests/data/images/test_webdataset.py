@@ -169,9 +169,17 @@ def test_headers_are_read_once(shards: Callable[..., str], tmp_path: Path, monke
 
 def test_bad_members_are_skipped_counted_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     bad = [
-        ("a.png", b""), ("a.cls", b"0"), ("b.cls", b"1"), ("c.png", encoded(1)), ("d.png", encoded(1)),
-        ("d.cls", b"cat"), ("e.png", encoded(1)), ("e.cls", b"-3"), ("f.png", encoded(1)[:-30]), ("f.cls", b"0"),
-    ]  # fmt: skip
+        ("a.png", b""),
+        ("a.cls", b"0"),
+        ("b.cls", b"1"),
+        ("c.png", encoded(1)),
+        ("d.png", encoded(1)),
+        ("d.cls", b"cat"),
+        ("e.png", encoded(1)),
+        ("e.cls", b"-3"),
+        ("f.png", encoded(1)[:-30]),
+        ("f.cls", b"0"),
+    ]
     write(tmp_path / "a.tar", [*bad, *(m for n in range(9) for m in sample(n))])
     data = load_images(f"wds:{tmp_path}/a.tar,{tmp_path}/a.tar", img_size=8)
     reasons = {s.path.split(": ")[1]: s.reason for s in data.skipped[:5]}

@@ -265,14 +265,26 @@ def coco_part(root: Path, part: str, **changes: Any) -> dict[str, Any]:
         "images": [{"id": i, "file_name": f"{i}.jpg", "width": 12, "height": 10} for i in (1, 2)],
         "categories": [{"id": 90, "name": "toothbrush"}, {"id": 1, "name": "person"}],
         "annotations": [
-            {"id": 5, "image_id": 1, "category_id": 90, "bbox": [2, 1, 4, 3], "iscrowd": 0,
-             "segmentation": [[2, 1, 6, 1, 6, 4, 2, 4]]},
-            {"id": 6, "image_id": 1, "category_id": 1, "bbox": [0, 0, 2, 10], "iscrowd": 1,
-             "segmentation": {"size": [10, 12], "counts": [0, 20, 100]}},
+            {
+                "id": 5,
+                "image_id": 1,
+                "category_id": 90,
+                "bbox": [2, 1, 4, 3],
+                "iscrowd": 0,
+                "segmentation": [[2, 1, 6, 1, 6, 4, 2, 4]],
+            },
+            {
+                "id": 6,
+                "image_id": 1,
+                "category_id": 1,
+                "bbox": [0, 0, 2, 10],
+                "iscrowd": 1,
+                "segmentation": {"size": [10, 12], "counts": [0, 20, 100]},
+            },
             {"id": 7, "image_id": 1, "category_id": 1, "bbox": [3, 3, 0, 4], "iscrowd": 0, "segmentation": []},
         ],
         **changes,
-    }  # fmt: skip
+    }
     path = root / "annotations" / f"instances_{part}2017.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(told))
@@ -436,13 +448,18 @@ BOX = [1, 1, 50, 1, 50, 50, 1, 50]
 @pytest.mark.parametrize(
     ("polygon", "message"),
     [
-        ([3e9, 1, 50, 1, 50, 50], "far outside"), ([-3e9, 1, 50, 1, 50, 50], "far outside"),
-        ([10**400, 1, 50, 1, 50, 50], "far outside"), ([float("nan"), *BOX[1:]], "far outside"),
-        ([float("inf"), *BOX[1:]], "far outside"), ([0, 0, 99, 119] * 1000, "longer outline"),
-        ("12345678", "not a list"), ([None] * 8, "not a list"),
-        (BOX[:4], "three or more corners"), (BOX[:7], "three or more corners"),
+        ([3e9, 1, 50, 1, 50, 50], "far outside"),
+        ([-3e9, 1, 50, 1, 50, 50], "far outside"),
+        ([10**400, 1, 50, 1, 50, 50], "far outside"),
+        ([float("nan"), *BOX[1:]], "far outside"),
+        ([float("inf"), *BOX[1:]], "far outside"),
+        ([0, 0, 99, 119] * 1000, "longer outline"),
+        ("12345678", "not a list"),
+        ([None] * 8, "not a list"),
+        (BOX[:4], "three or more corners"),
+        (BOX[:7], "three or more corners"),
     ],
-)  # fmt: skip
+)
 def test_outlines_that_pycocotools_does_not_survive(polygon: object, message: str):
     """3e9 ended the process by SIGSEGV; a zigzag takes memory for each of its steps."""
     assert int(decode_mask([BOX], 120, 100).sum()) == 49 * 49

@@ -53,9 +53,15 @@ def set_of(*scenes: Scene) -> SceneData:
     part = Listed(*scenes)
     zero, one = (0.0,) * 3, (1.0,) * 3
     return SceneData(
-        spec="none", train=part, test=part, classes=list("abcde"), palette=[(0, 0, 0)] * 5, mean=zero, std=one,
+        spec="none",
+        train=part,
+        test=part,
+        classes=list("abcde"),
+        palette=[(0, 0, 0)] * 5,
+        mean=zero,
+        std=one,
         source="made here",
-    )  # fmt: skip
+    )
 
 
 def items() -> Objects:

@@ -28,9 +28,20 @@ from tokenmix.ops.less import Scores
 
 LESS = {"mixer": "less", "depth": 3, "patch_size": 4}
 CONFIG = make_config(
-    data="digits", model="mixer_nano", model_kwargs=LESS, epochs=1, batch_size=20, limit=80, limit_eval=20,
-    diagonality=0.5, threads=1, device="cpu", log_every=1, checkpoint_every=2, lr=1e-3,
-)  # fmt: skip
+    data="digits",
+    model="mixer_nano",
+    model_kwargs=LESS,
+    epochs=1,
+    batch_size=20,
+    limit=80,
+    limit_eval=20,
+    diagonality=0.5,
+    threads=1,
+    device="cpu",
+    log_every=1,
+    checkpoint_every=2,
+    lr=1e-3,
+)
 DESCRIPTION: dict[str, Any] = {"classes": list("abc"), "channels": 1, "img_size": [32, 32], "mean": [0.0], "std": [1.0]}
 MODELS = {
     "mixer_nano": {"mixer": "less", "depth": 3, "patch_size": 8},
@@ -162,8 +173,9 @@ def test_settings_are_checked(change, message):
 
 def rows(run: Path) -> list[dict[str, str]]:
     with (run / "metrics.csv").open(newline="") as file:
-        return [{k: v for k, v in row.items() if k not in ("seconds", "images_per_second")}
-                for row in csv.DictReader(file)]  # fmt: skip
+        return [
+            {k: v for k, v in row.items() if k not in ("seconds", "images_per_second")} for row in csv.DictReader(file)
+        ]
 
 
 def weights(run: Path) -> dict[str, Tensor]:
@@ -224,11 +236,23 @@ def test_two_processes_equal_one(tmp_path):
     (tmp_path / "worker.py").write_text(WORKER)
     config = CONFIG.replace(batch_size=10, out=None)
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
-         str(tmp_path / "worker.py"), str(tmp_path), json.dumps(dataclasses.asdict(config))],
-        capture_output=True, text=True, timeout=240, check=False,
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc_per_node",
+            "2",
+            str(tmp_path / "worker.py"),
+            str(tmp_path),
+            json.dumps(dataclasses.asdict(config)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     one = train(CONFIG.replace(out=tmp_path / "one"), quiet=True)
     for strategy in ("ddp", "fsdp"):

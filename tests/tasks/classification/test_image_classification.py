@@ -18,8 +18,12 @@ from tokenmix.lab.train.sources import make_config
 
 CONFIG = make_config(data="digits", limit=60, limit_eval=30, batch_size=10)
 DESCRIPTION: dict[str, Any] = {
-    "classes": list("abcdefg"), "channels": 1, "img_size": [2, 2], "mean": [0.0], "std": [1.0]
-}  # fmt: skip
+    "classes": list("abcdefg"),
+    "channels": 1,
+    "img_size": [2, 2],
+    "mean": [0.0],
+    "std": [1.0],
+}
 
 
 class Flat(nn.Module):

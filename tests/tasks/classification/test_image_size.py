@@ -15,9 +15,13 @@ from tokenmix.lab.train.sources import make_config
 from tokenmix.lab.train.task import input_sizes, size_note
 
 SHORT: dict[str, Any] = {
-    "model": "vit_nano", "model_kwargs": {"depth": 1, "embed_dim": 16}, "batch_size": 4, "max_steps": 1,
-    "device": "cpu", "validation": 0,
-}  # fmt: skip
+    "model": "vit_nano",
+    "model_kwargs": {"depth": 1, "embed_dim": 16},
+    "batch_size": 4,
+    "max_steps": 1,
+    "device": "cpu",
+    "validation": 0,
+}
 
 
 @pytest.fixture

@@ -32,8 +32,9 @@ def count(model: nn.Module) -> int:
 
 def targets(classes: int, masks: bool) -> list[dict[str, Tensor]]:
     one: dict[str, Tensor] = {
-        "boxes": torch.tensor([[4.0, 6, 30, 40], [20, 20, 60, 50]]), "labels": torch.tensor([0, classes - 1])
-    }  # fmt: skip
+        "boxes": torch.tensor([[4.0, 6, 30, 40], [20, 20, 60, 50]]),
+        "labels": torch.tensor([0, classes - 1]),
+    }
     empty = {"boxes": torch.empty(0, 4), "labels": torch.empty(0, dtype=torch.int64)}
     if masks:
         one["masks"] = torch.zeros(2, 64, 80, dtype=torch.bool)
@@ -52,9 +53,13 @@ def test_without_a_block_it_is_torchvisions(name: str):
     # torchvision's published weights have a frozen BatchNorm, whose scale and shift are no parameters.
     frozen = create_model(name, mixer="none", norm="frozen", num_classes=classes, device="meta")
     norms = sum(count(m) for m in theirs.modules() if isinstance(m, nn.BatchNorm2d))
-    assert count(frozen) == count(theirs) - norms == {
-        "retinanet_resnet50": 34_014_999, "faster_rcnn_resnet50": 41_755_286, "mask_rcnn_resnet50": 44_401_393
-    }[name]  # fmt: skip
+    assert (
+        count(frozen)
+        == count(theirs) - norms
+        == {"retinanet_resnet50": 34_014_999, "faster_rcnn_resnet50": 41_755_286, "mask_rcnn_resnet50": 44_401_393}[
+            name
+        ]
+    )
 
 
 @pytest.mark.parametrize(("name", "published"), [("retinanet_resnet50", 151.54), ("faster_rcnn_resnet50", 134.38)])
@@ -80,10 +85,14 @@ def test_parts_make_up_the_whole(name: str):
     table = model.cost_table()
     assert sum(row.parameters for row in table) == count(model)
     assert sum(row.macs for row in table) == model.macs() > 0
-    assert len(model.sizes.sides()) == len(model.net.backbone.neck(
-        [torch.empty(1, i["num_chs"], 64 // i["reduction"], 64 // i["reduction"], device="meta")
-         for i in model.feature_info]
-    ))  # fmt: skip
+    assert len(model.sizes.sides()) == len(
+        model.net.backbone.neck(
+            [
+                torch.empty(1, i["num_chs"], 64 // i["reduction"], 64 // i["reduction"], device="meta")
+                for i in model.feature_info
+            ]
+        )
+    )
 
 
 @pytest.mark.parametrize("name", NANO)
@@ -114,8 +123,12 @@ def test_maps_do_not_depend_on_the_other_images_of_a_size():
 
 
 def small_lavit(kind: str, **kwargs):
-    thin = {"embed_dims": (16, 16, 32, 32), "num_heads": (1, 1, 2, 2), "depths": (1, 1, 2, 2),
-            "num_vanilla": (1, 1, 1, 1)}  # fmt: skip
+    thin = {
+        "embed_dims": (16, 16, 32, 32),
+        "num_heads": (1, 1, 2, 2),
+        "depths": (1, 1, 2, 2),
+        "num_vanilla": (1, 1, 1, 1),
+    }
     return create_model(f"{kind}_lavit_tiny", backbone_kwargs=thin, num_classes=2, **{"img_size": 64, **kwargs})
 
 
@@ -149,8 +162,12 @@ def test_a_lavit_of_another_size_keeps_its_weights_by_interpolation():
 
 
 def test_it_starts_from_a_classifier():
-    thin = {"embed_dims": (16, 16, 32, 32), "num_heads": (1, 1, 2, 2), "depths": (1, 1, 2, 2),
-            "num_vanilla": (1, 1, 1, 1)}  # fmt: skip
+    thin = {
+        "embed_dims": (16, 16, 32, 32),
+        "num_heads": (1, 1, 2, 2),
+        "depths": (1, 1, 2, 2),
+        "num_vanilla": (1, 1, 1, 1),
+    }
     classifier = create_model("lavit_tiny", img_size=32, num_classes=5, **thin)
     model = small_lavit("retinanet")
     fitted, line = model.starting_weights(classifier.state_dict(), (32, 32))

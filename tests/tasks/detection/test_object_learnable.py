@@ -26,10 +26,15 @@ def coco(root: Path, counts: list[int]) -> Path:
             "images": [{"id": i, "file_name": f"{i}.jpg", "width": 12, "height": 10} for i in (1, 2)],
             "categories": [{"id": 1, "name": "person"}],
             "annotations": [
-                {"id": 1, "image_id": 2, "category_id": 1, "bbox": [0, 0, 2, 10],
-                 "segmentation": {"size": [10, 12], "counts": counts}},
+                {
+                    "id": 1,
+                    "image_id": 2,
+                    "category_id": 1,
+                    "bbox": [0, 0, 2, 10],
+                    "segmentation": {"size": [10, 12], "counts": counts},
+                },
             ],
-        }  # fmt: skip
+        }
         (root / "annotations").mkdir(exist_ok=True)
         (root / "annotations" / f"instances_{part}2017.json").write_text(json.dumps(told))
     return root

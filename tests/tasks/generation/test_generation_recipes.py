@@ -15,8 +15,10 @@ NAMES = [name for name in list_recipes() if load_recipe(name).task == "image-gen
 
 def test_there_is_one_for_every_published_size():
     assert {name: load_recipe(name).options.img_size for name in NAMES} == {
-        "sagan_cifar10": 32, "sagan_tiny_imagenet": 64, "sagan_imagenet128": 128
-    }  # fmt: skip
+        "sagan_cifar10": 32,
+        "sagan_tiny_imagenet": 64,
+        "sagan_imagenet128": 128,
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)

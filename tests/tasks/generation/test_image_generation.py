@@ -29,21 +29,42 @@ from tokenmix.lab.train.sources import make_config
 
 # Three batches an epoch, each cut into two steps of the discriminator. Nothing that a GAN keeps is left out.
 CONFIG = make_config(
-    task="image-generation", model="sagan_nano", model_kwargs={"width": 4, "latent_dim": 4}, data="digits", img_size=32,
-    epochs=2, batch_size=8, limit=24, limit_eval=20, validation=20, threads=1, device="cpu", log_every=2,
-    checkpoint_every=2, ema=0.9, d_steps=2, classes=("1", "4", "7"), columns=2,
-)  # fmt: skip
+    task="image-generation",
+    model="sagan_nano",
+    model_kwargs={"width": 4, "latent_dim": 4},
+    data="digits",
+    img_size=32,
+    epochs=2,
+    batch_size=8,
+    limit=24,
+    limit_eval=20,
+    validation=20,
+    threads=1,
+    device="cpu",
+    log_every=2,
+    checkpoint_every=2,
+    ema=0.9,
+    d_steps=2,
+    classes=("1", "4", "7"),
+    columns=2,
+)
 
 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory) -> Path:
     return train(
         make_config(
-            model="vit_nano", model_kwargs={"depth": 1}, data="digits", max_steps=3, batch_size=32, limit_eval=10,
-            device="cpu", out=tmp_path_factory.mktemp("judge") / "run",
+            model="vit_nano",
+            model_kwargs={"depth": 1},
+            data="digits",
+            max_steps=3,
+            batch_size=32,
+            limit_eval=10,
+            device="cpu",
+            out=tmp_path_factory.mktemp("judge") / "run",
         ),
         quiet=True,
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +84,7 @@ def test_it_leaves_numbers_and_pictures(run):
     assert 1 <= result["metrics"]["class_score"] <= 10
     header = (run / "metrics.csv").read_text().splitlines()[0].split(",")
     assert {"train_loss", "train_d_loss", "train_g_loss", "val_feature_fd"} <= set(header)
-    assert {p.name for p in (run / "samples").iterdir()} == {
-        "step-000003.png", "step-000006.png", "interpolation.png"
-    }  # fmt: skip
+    assert {p.name for p in (run / "samples").iterdir()} == {"step-000003.png", "step-000006.png", "interpolation.png"}
     # Three rows of two images of 32 px, 2 px between.
     assert Image.open(run / "samples" / "step-000006.png").size == (2 * 34 + 2, 3 * 34 + 2)
     data = json.loads((run / "data.json").read_text())

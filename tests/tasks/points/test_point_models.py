@@ -36,12 +36,26 @@ def attention(dim: int) -> int:
 
 HEAD = lbr(1024, 512) + lbr(512, 256, bias=1) + 256 * 40 + 40
 PUBLISHED = {
-    "pct_cls": lbr(3, 64) + lbr(64, 64) + lbr(128, 128) + lbr(128, 128) + 4 * lbr(256, 256) + 4 * attention(256)
-    + lbr(1280, 1024) + HEAD,
+    "pct_cls": lbr(3, 64)
+    + lbr(64, 64)
+    + lbr(128, 128)
+    + lbr(128, 128)
+    + 4 * lbr(256, 256)
+    + 4 * attention(256)
+    + lbr(1280, 1024)
+    + HEAD,
     "pct_naive_cls": lbr(3, 128) + lbr(128, 128) + 4 * attention(128) + lbr(512, 1024) + HEAD,
-    "pct_part": lbr(3, 128) + lbr(128, 128) + 4 * attention(128) + lbr(512, 1024) + 16 * 64 + BN * 64
-    + lbr(3136, 512, bias=1) + lbr(512, 256, bias=1) + 256 * 50 + 50,
-}  # fmt: skip
+    "pct_part": lbr(3, 128)
+    + lbr(128, 128)
+    + 4 * attention(128)
+    + lbr(512, 1024)
+    + 16 * 64
+    + BN * 64
+    + lbr(3136, 512, bias=1)
+    + lbr(512, 256, bias=1)
+    + 256 * 50
+    + 50,
+}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -21,9 +21,15 @@ from tokenmix.lab.train.export import export
 from tokenmix.lab.train.sources import make_config
 
 TINY = {
-    "dim": 16, "depth": 1, "drop_rate": 0.0, "stem_dim": 8, "stage_dims": (8, 16), "num_neighbours": 4, "fuse_dim": 32,
+    "dim": 16,
+    "depth": 1,
+    "drop_rate": 0.0,
+    "stem_dim": 8,
+    "stage_dims": (8, 16),
+    "num_neighbours": 4,
+    "fuse_dim": 32,
     "head_dims": (16, 16),
-}  # fmt: skip
+}
 SHARED = {"epochs": 2, "batch_size": 6, "threads": 1, "device": "cpu", "log_every": 2, "lr": 1e-2}
 
 
@@ -51,9 +57,13 @@ def config(folder: Path, task: str, out: Path, **changes) -> TrainConfig:
     parts = task == "point-segmentation"
     model = {**TINY, "centres": "all"} if parts else {**TINY, "centres": (12, 6)}
     given = {
-        "task": task, "model": "pct_part_nano" if parts else "pct_cls_nano", "data": f"clouds:{folder}",
-        "model_kwargs": model, "num_points": 48, "out": out,
-    }  # fmt: skip
+        "task": task,
+        "model": "pct_part_nano" if parts else "pct_cls_nano",
+        "data": f"clouds:{folder}",
+        "model_kwargs": model,
+        "num_points": 48,
+        "out": out,
+    }
     return make_config(**{**SHARED, **given, **changes})
 
 
@@ -261,9 +271,12 @@ def test_parts_outside_the_category_are_told(run: Path) -> None:
         return
     task, _, _ = runs.load_task(run)
     batch = {
-        "points": torch.randn(2, 5, 3), "mask": torch.ones(2, 5, dtype=torch.bool), "label": torch.tensor([0, 1]),
-        "part": torch.tensor([[0, 1, 1, 0, 0], [1, 2, 0, 1, -100]]), "index": torch.tensor([7, 8]),
-    }  # fmt: skip
+        "points": torch.randn(2, 5, 3),
+        "mask": torch.ones(2, 5, dtype=torch.bool),
+        "label": torch.tensor([0, 1]),
+        "part": torch.tensor([[0, 1, 1, 0, 0], [1, 2, 0, 1, -100]]),
+        "index": torch.tensor([7, 8]),
+    }
     with pytest.raises(UserError, match="cloud 8 is a 'rod' and has a point of part 0"):
         task.evaluate(batch)
 

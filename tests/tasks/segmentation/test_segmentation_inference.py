@@ -16,9 +16,14 @@ from tokenmix.layers import ExternalAttention2d
 from tokenmix.profiling.memory import peak_memory
 
 KWARGS = {
-    "backbone": "resnet18", "backbone_kwargs": {"layers": (1, 1, 1, 1), "channels": (8, 8, 8, 8)}, "width": 8,
-    "head_width": 8, "num_classes": 3, "num_slots": 4, "img_size": 32,
-}  # fmt: skip
+    "backbone": "resnet18",
+    "backbone_kwargs": {"layers": (1, 1, 1, 1), "channels": (8, 8, 8, 8)},
+    "width": 8,
+    "head_width": 8,
+    "num_classes": 3,
+    "num_slots": 4,
+    "img_size": 32,
+}
 
 
 class Pointwise(torch.nn.Module):

@@ -64,11 +64,18 @@ def authors_keys(model) -> dict[str, torch.Tensor]:
     """Our weights under the names and in the shapes of the released network."""
     stages = {f"layer{i}": f"extractor.{3 + i}" for i in range(1, 5)}
     names = {
-        "backbone.conv1": "extractor.0", "backbone.bn1": "extractor.1", "reduce.0": "fc0.conv", "reduce.1": "fc0.bn",
-        "context.conv1": "linu.conv1", "context.conv2": "linu.conv2.0", "context.norm": "linu.conv2.1",
-        "head.0": "fc1.0.conv", "head.1": "fc1.0.bn", "classifier": "fc2",
+        "backbone.conv1": "extractor.0",
+        "backbone.bn1": "extractor.1",
+        "reduce.0": "fc0.conv",
+        "reduce.1": "fc0.bn",
+        "context.conv1": "linu.conv1",
+        "context.conv2": "linu.conv2.0",
+        "context.norm": "linu.conv2.1",
+        "head.0": "fc1.0.conv",
+        "head.1": "fc1.0.bn",
+        "classifier": "fc2",
         **{f"backbone.{ours}": theirs for ours, theirs in stages.items()},
-    }  # fmt: skip
+    }
     found = {}
     for key, value in model.state_dict().items():
         if key == "context.memory.key_memory":

@@ -61,18 +61,33 @@ class Unlabelled(Fields):
 
 def fields(spec: str, **_: object) -> SceneData:
     return SceneData(
-        spec=spec, train=Fields(16, 0), test=Fields(5, 1), classes=NAMES, ignore=IGNORE,
-        palette=[tuple(colour) for colour in COLOURS.tolist()], mean=(0.4, 0.5, 0.5), std=(0.3, 0.3, 0.3),
-        crop=(24, 24), source="made here",
-    )  # fmt: skip
+        spec=spec,
+        train=Fields(16, 0),
+        test=Fields(5, 1),
+        classes=NAMES,
+        ignore=IGNORE,
+        palette=[tuple(colour) for colour in COLOURS.tolist()],
+        mean=(0.4, 0.5, 0.5),
+        std=(0.3, 0.3, 0.3),
+        crop=(24, 24),
+        source="made here",
+    )
 
 
 T8 = {"layers": (1, 1, 1, 1), "channels": (8, 8, 16, 16)}
 CONFIG = make_config(
-    task="semantic-segmentation", data="fields", model="eanet_seg_nano", batch_size=4, epochs=4, lr=1e-2, threads=1,
-    device="cpu", log_every=4, checkpoint_every=3,
+    task="semantic-segmentation",
+    data="fields",
+    model="eanet_seg_nano",
+    batch_size=4,
+    epochs=4,
+    lr=1e-2,
+    threads=1,
+    device="cpu",
+    log_every=4,
+    checkpoint_every=3,
     model_kwargs={"backbone": "resnet18", "backbone_kwargs": T8, "width": 16, "head_width": 16, "num_slots": 8},
-)  # fmt: skip
+)
 
 
 @pytest.fixture(autouse=True)

@@ -21,9 +21,12 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def small_config(kind: str = "gmlp", **fields: Any) -> GMLPConfig:
     sizes = {
-        "vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 2, "intermediate_size": 12,
+        "vocab_size": 30,
+        "hidden_size": 8,
+        "num_hidden_layers": 2,
+        "intermediate_size": 12,
         "max_position_embeddings": 10,
-    }  # fmt: skip
+    }
     return GMLPConfig(**{**sizes, **KINDS[kind], **fields})
 
 

@@ -14,9 +14,15 @@ from tokenmix.lab.train.sources import make_config
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64}
 SETTINGS: dict[str, Any] = {
-    "model": "gmlp_text_nano", "model_kwargs": SMALL, "vocab_size": 400, "seq_len": 32, "batch_size": 16, "lr": 1e-2,
-    "threads": 1, "device": "cpu",
-}  # fmt: skip
+    "model": "gmlp_text_nano",
+    "model_kwargs": SMALL,
+    "vocab_size": 400,
+    "seq_len": 32,
+    "batch_size": 16,
+    "lr": 1e-2,
+    "threads": 1,
+    "device": "cpu",
+}
 BEASTS, THINGS = ["cat", "dog", "cow"], ["ship", "house", "road"]
 
 

@@ -127,9 +127,17 @@ def test_a_file_of_several_that_cannot_be_read_is_left_out(tmp_path: Path, capsy
 
 
 HOSTILE_ROWS = [
-    '{"t": 1e400}', '{"t": Infinity}', '{"t": ' + "9" * 5000 + "}", "[" * 20_000, '{"t": "\\ud800"}', '{"t": null}',
-    "null", "{}", '{"t": ["a"]}', '{"t": "a',
-]  # fmt: skip
+    '{"t": 1e400}',
+    '{"t": Infinity}',
+    '{"t": ' + "9" * 5000 + "}",
+    "[" * 20_000,
+    '{"t": "\\ud800"}',
+    '{"t": null}',
+    "null",
+    "{}",
+    '{"t": ["a"]}',
+    '{"t": "a',
+]
 
 
 def test_rows_that_cannot_be_used_are_left_out_counted_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

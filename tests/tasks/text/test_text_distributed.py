@@ -39,10 +39,22 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [" ".join(words[(i * k) % len(words)] for k in range(1, 9)) for i in range(200)]
     (out / "some.txt").write_text("\n".join(lines) + "\n")
     config = make_config(
-        task="masked-lm", model="amlp_text_nano", model_kwargs=SMALL, data=f"text:{out / 'some.txt'}", vocab_size=300,
-        seq_len=16, batch_size=8, epochs=1, max_steps=6, lr=1e-3, opt_eps=1e-6, schedule="linear", threads=1,
-        device="cpu", log_every=2,
-    )  # fmt: skip
+        task="masked-lm",
+        model="amlp_text_nano",
+        model_kwargs=SMALL,
+        data=f"text:{out / 'some.txt'}",
+        vocab_size=300,
+        seq_len=16,
+        batch_size=8,
+        epochs=1,
+        max_steps=6,
+        lr=1e-3,
+        opt_eps=1e-6,
+        schedule="linear",
+        threads=1,
+        device="cpu",
+        log_every=2,
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TOKENMIX_DATA", str(out / "cache"))
         train(config.replace(batch_size=16, out=out / "one"), quiet=True)
@@ -51,9 +63,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
         done = subprocess.run(
             [*start, str(out / "worker.py"), str(out), json.dumps(values)],
-            capture_output=True, text=True, timeout=240, check=False,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+        )
     assert done.returncode == 0, done.stderr[-4000:]
     return out
 

@@ -15,9 +15,12 @@ from tokenmix.lab.train.config import CompareConfig
 from tokenmix.lab.train.sources import make_config
 
 SETTINGS: dict[str, Any] = {
-    "task": "text-classification", "model": "gmlp_text_nano", "vocab_size": 300, "seq_len": 16,
+    "task": "text-classification",
+    "model": "gmlp_text_nano",
+    "vocab_size": 300,
+    "seq_len": 16,
     "model_kwargs": {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 32},
-}  # fmt: skip
+}
 HEADERS = {"CoLA": [], "MRPC": ["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"]}
 ROWS = {"CoLA": "gj04\t{label}\t\tthe dog saw {i}", "MRPC": "{label}\t1\t2\tthe dog saw\tit saw {i}"}
 TRUE = torch.tensor([0] * 6 + [1] * 14)

@@ -66,10 +66,20 @@ def test_a_corpus_is_trained_on(tmp_path: Path):
     small = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 32}
     run = train(
         make_config(
-            task="masked-lm", model="gmlp_text_nano", model_kwargs=small, data=spec, vocab_size=300, seq_len=16,
-            batch_size=8, max_steps=2, device="cpu", threads=1, out=tmp_path / "run",
-        ), quiet=True,
-    )  # fmt: skip
+            task="masked-lm",
+            model="gmlp_text_nano",
+            model_kwargs=small,
+            data=spec,
+            vocab_size=300,
+            seq_len=16,
+            batch_size=8,
+            max_steps=2,
+            device="cpu",
+            threads=1,
+            out=tmp_path / "run",
+        ),
+        quiet=True,
+    )
     assert json.loads((run / "data.json").read_text())["source"].startswith(spec)
 
 

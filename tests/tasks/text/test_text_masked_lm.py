@@ -47,10 +47,24 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
     folder = tmp_path_factory.mktemp("text")
     (folder / "tiny.txt").write_text(sentences(2400))
     return make_config(
-        task="masked-lm", model="gmlp_text_nano", model_kwargs=SMALL, data=f"text:{folder / 'tiny.txt'}",
-        vocab_size=400, seq_len=16, batch_size=16, epochs=6, lr=1e-2, schedule="linear", opt_eps=1e-6, threads=1,
-        device="cpu", log_every=5, checkpoint_every=7, limit_eval=60, validation=0,
-    )  # fmt: skip
+        task="masked-lm",
+        model="gmlp_text_nano",
+        model_kwargs=SMALL,
+        data=f"text:{folder / 'tiny.txt'}",
+        vocab_size=400,
+        seq_len=16,
+        batch_size=16,
+        epochs=6,
+        lr=1e-2,
+        schedule="linear",
+        opt_eps=1e-6,
+        threads=1,
+        device="cpu",
+        log_every=5,
+        checkpoint_every=7,
+        limit_eval=60,
+        validation=0,
+    )
 
 
 @pytest.fixture(scope="module")

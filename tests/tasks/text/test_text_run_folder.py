@@ -17,10 +17,18 @@ from tokenmix.lab.train.run import predict, train
 from tokenmix.lab.train.sources import make_config
 
 SETTINGS: dict[str, Any] = {
-    "model": "amlp_text_nano", "vocab_size": 300, "seq_len": 24, "batch_size": 16, "max_steps": 6,
-    "model_kwargs": {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 32}, "lr": 1e-2, "epochs": 2,
-    "threads": 1, "device": "cpu", "log_every": 1,
-}  # fmt: skip
+    "model": "amlp_text_nano",
+    "vocab_size": 300,
+    "seq_len": 24,
+    "batch_size": 16,
+    "max_steps": 6,
+    "model_kwargs": {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 32},
+    "lr": 1e-2,
+    "epochs": 2,
+    "threads": 1,
+    "device": "cpu",
+    "log_every": 1,
+}
 ANIMALS = ["cat", "dog", "cow"]
 
 

@@ -25,9 +25,12 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def config(kind: str, **fields: Any) -> GMLPConfig:
     sizes = {
-        "vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96,
+        "vocab_size": 300,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "intermediate_size": 96,
         "max_position_embeddings": 48,
-    }  # fmt: skip
+    }
     return GMLPConfig(**{**sizes, **KINDS[kind], **fields})
 
 

@@ -66,8 +66,11 @@ def test_a_pretrained_body_under_another_head(build, ids, tmp_path):
     body = GMLPForMaskedLM.from_pretrained(tmp_path).gmlp
     model, info = GMLPForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
     assert set(info["missing_keys"]) == {
-        "gmlp.pooler.weight", "gmlp.pooler.bias", "classifier.weight", "classifier.bias",
-    }  # fmt: skip
+        "gmlp.pooler.weight",
+        "gmlp.pooler.bias",
+        "classifier.weight",
+        "classifier.bias",
+    }
     assert torch.equal(model.gmlp(ids)[0], body(ids)[0])
     assert model.classifier.weight.std() < 0.1
 
@@ -132,9 +135,17 @@ def test_under_transformers_trainer(build, ids, kind, tmp_path):
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     rows = [{"input_ids": row, "labels": row} for row in ids.repeat(4, 1)]
     arguments = TrainingArguments(
-        str(tmp_path), max_steps=2, per_device_train_batch_size=2, gradient_accumulation_steps=2, use_cpu=True,
-        report_to=[], save_strategy="no", logging_strategy="no", learning_rate=0.01, disable_tqdm=True,
-    )  # fmt: skip
+        str(tmp_path),
+        max_steps=2,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        logging_strategy="no",
+        learning_rate=0.01,
+        disable_tqdm=True,
+    )
     Trainer(model=model, args=arguments, train_dataset=rows).train()
     assert not [name for name, p in model.named_parameters() if torch.equal(p, before[name])]
 

@@ -114,9 +114,16 @@ class Cost:
             published_costs.print_requirements(as_json=self.json)
             return
         cost_report.print_costs(
-            self.names, tokens=self.tokens, img_size=self.img_size, dim=self.dim, device=self.device,
-            precision=self.dtype, threads=self.threads, out=self.out, as_json=self.json,
-        )  # fmt: skip
+            self.names,
+            tokens=self.tokens,
+            img_size=self.img_size,
+            dim=self.dim,
+            device=self.device,
+            precision=self.dtype,
+            threads=self.threads,
+            out=self.out,
+            as_json=self.json,
+        )
 
 
 @dataclass(frozen=True)

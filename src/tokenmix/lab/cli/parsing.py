@@ -64,9 +64,14 @@ def parse_into(kind: type[T], prog: str, args: Sequence[str], default: T | None 
     unknown = default.unknown_option if isinstance(default, Document) else UNKNOWN_OPTION
     with one_line_errors(_options(kind if default is None else default), unknown, args):
         return tyro.cli(
-            kind, prog=prog, description=_described(prog, about or kind.__doc__ or ""), args=list(args), config=STYLE,
-            registry=WORDS, **given,
-        )  # fmt: skip
+            kind,
+            prog=prog,
+            description=_described(prog, about or kind.__doc__ or ""),
+            args=list(args),
+            config=STYLE,
+            registry=WORDS,
+            **given,
+        )
 
 
 def _described(prog: str, about: str) -> str:

@@ -52,11 +52,25 @@ _OURS: dict[str, tuple[str, ...]] = {
 """What to type with us, and other libraries' names for it; of several rows, the first whose option the verb has."""
 
 _VERBS = {
-    "bench": "cost", "benchmark": "cost", "profile": "cost", "flops": "cost", "convert": "export", "evaluate": "eval",
-    "finetune": "train", "fit": "train", "help": "--help", "infer": "predict", "sample": "generate",
-    "summary": "info", "test": "eval", "tune": "train", "validate": "eval", "visualize": "inspect", "-h": "--help",
+    "bench": "cost",
+    "benchmark": "cost",
+    "profile": "cost",
+    "flops": "cost",
+    "convert": "export",
+    "evaluate": "eval",
+    "finetune": "train",
+    "fit": "train",
+    "help": "--help",
+    "infer": "predict",
+    "sample": "generate",
+    "summary": "info",
+    "test": "eval",
+    "tune": "train",
+    "validate": "eval",
+    "visualize": "inspect",
+    "-h": "--help",
     "version": "--version",
-}  # fmt: skip
+}
 
 
 def our_option(word: str, known: Sequence[str]) -> UserError | None:

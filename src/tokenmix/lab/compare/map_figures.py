@@ -42,12 +42,21 @@ def example_figure(results: Results, maps: ExampleMaps) -> dict[str, Any]:
                 for b, tiles in enumerate(maps.tiles[variant.mixer], 1)
             ]
             rows.append(
-                {"mixer": variant.mixer, "colour": i % 8, "answer": f"{label}, {share:.0%}",
-                 "wrong": label != known.label, "blocks": blocks}
-            )  # fmt: skip
+                {
+                    "mixer": variant.mixer,
+                    "colour": i % 8,
+                    "answer": f"{label}, {share:.0%}",
+                    "wrong": label != known.label,
+                    "blocks": blocks,
+                }
+            )
     return {
-        "name": name, "index": maps.index, "label": known.label, "store": _shared_image(name, maps.image), "rows": rows
-    }  # fmt: skip
+        "name": name,
+        "index": maps.index,
+        "label": known.label,
+        "store": _shared_image(name, maps.image),
+        "rows": rows,
+    }
 
 
 def _shared_image(name: str, image: Tensor) -> str:

@@ -34,15 +34,29 @@ def write_report(results: Results, file: Path, examples: Sequence[ExampleMaps] =
     """
     machine = results.environment
     return write_page(
-        file, "report.html", script=_part("js"), title=_title(results), environment=machine,
+        file,
+        "report.html",
+        script=_part("js"),
+        title=_title(results),
+        environment=machine,
         machine=machine["gpus"][0] if results.device.startswith("cuda") and machine["gpus"] else machine["cpu"],
-        finding=finding_sentence(results), budget=budget_sentence(results), notes=notes(results),
-        variants=results.variants, columns=columns(results), cells=partial(cells, results),
-        several=len(results.config["seeds"]) > 1, marker=marker, curves=learning_curves(results),
-        scatters=cost_charts(results), growth=growth_charts(results), bars=partial(bars, results),
-        confusions=confusions(results), examples=[example_figure(results, maps) for maps in examples],
-        command=results.command, repeat=_repeat(results),
-    )  # fmt: skip
+        finding=finding_sentence(results),
+        budget=budget_sentence(results),
+        notes=notes(results),
+        variants=results.variants,
+        columns=columns(results),
+        cells=partial(cells, results),
+        several=len(results.config["seeds"]) > 1,
+        marker=marker,
+        curves=learning_curves(results),
+        scatters=cost_charts(results),
+        growth=growth_charts(results),
+        bars=partial(bars, results),
+        confusions=confusions(results),
+        examples=[example_figure(results, maps) for maps in examples],
+        command=results.command,
+        repeat=_repeat(results),
+    )
 
 
 def write_page(file: Path, template: str, **values: Any) -> Path:

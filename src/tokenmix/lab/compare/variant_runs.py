@@ -16,9 +16,19 @@ from tokenmix.lab.train.identity import read_result
 from tokenmix.lab.train.sources import read_part
 
 FREE = (
-    "mixers", "seeds", "sizes", "only", "merge", "out", "workers", "threads", "log_every", "checkpoint_every", "logger",
+    "mixers",
+    "seeds",
+    "sizes",
+    "only",
+    "merge",
+    "out",
+    "workers",
+    "threads",
+    "log_every",
+    "checkpoint_every",
+    "logger",
     *(field.name for field in fields(EngineConfig)),
-)  # fmt: skip
+)
 """Settings that may differ when a comparison is taken up again: they add runs, or leave their results as they are."""
 
 

@@ -135,9 +135,15 @@ def make_loader(
     if workers:
         _check_open_files(workers)
     sampler = EpochSampler(
-        dataset=dataset, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last,
-        start_batch=start_batch, rank=rank, world_size=world_size,
-    )  # fmt: skip
+        dataset=dataset,
+        batch_size=batch_size,
+        shuffle=shuffle,
+        seed=seed,
+        drop_last=drop_last,
+        start_batch=start_batch,
+        rank=rank,
+        world_size=world_size,
+    )
     if drop_last and not len(sampler):
         raise UserError(
             f"a batch of {batch_size} x {world_size} does not fit into {len(dataset)} {dataset.unit}; "

@@ -51,10 +51,14 @@ class ModelConfig(Part):
 
 # Arguments of timm's factory and of PyTorch that another option sets, or that make another kind of model.
 SET_ELSEWHERE = {
-    "checkpoint_path": "--init-from FILE", "pretrained_cfg": "--init-from FILE",
-    "pretrained_cfg_overlay": "--init-from FILE", "device": "--device", "dtype": "--precision",
-    "features_only": "timm in Python", "out_indices": "timm in Python",
-}  # fmt: skip
+    "checkpoint_path": "--init-from FILE",
+    "pretrained_cfg": "--init-from FILE",
+    "pretrained_cfg_overlay": "--init-from FILE",
+    "device": "--device",
+    "dtype": "--precision",
+    "features_only": "timm in Python",
+    "out_indices": "timm in Python",
+}
 # Sizes for which 0 means "none of them".
 MAY_BE_ZERO = ("attention_dim", "frozen_stages", "num_leading", "num_vanilla", "type_vocab_size")
 SIZES = re.compile(r"num_\w+|(\w+_)?(depth|dim|width|size|channel|stride)s?|image_size")
@@ -296,9 +300,12 @@ class EngineConfig(Part):
     def __post_init__(self) -> None:
         super().__post_init__()
         takes = {
-            "jobs": ("local", "slurm"), "address": ("ray",), "run_cpus": ("ray", "slurm"), "run_gpus": ("ray", "slurm"),
+            "jobs": ("local", "slurm"),
+            "address": ("ray",),
+            "run_cpus": ("ray", "slurm"),
+            "run_gpus": ("ray", "slurm"),
             "slurm": ("slurm",),
-        }  # fmt: skip
+        }
         for name, engines in takes.items():
             if getattr(self, name) and self.engine not in engines:
                 raise UserError(

@@ -53,9 +53,12 @@ def make_fabric(config: TrainConfig, task: TaskModule, *, alone: bool = False) -
         fabric = Fabric(accelerator=device, devices=1, plugins=plugins)
     else:
         fabric = Fabric(
-            accelerator=device, devices=here.local_world_size, num_nodes=here.num_nodes,
-            strategy=_strategy(config, task), plugins=[*plugins, TorchElasticEnvironment()],
-        )  # fmt: skip
+            accelerator=device,
+            devices=here.local_world_size,
+            num_nodes=here.num_nodes,
+            strategy=_strategy(config, task),
+            plugins=[*plugins, TorchElasticEnvironment()],
+        )
     fabric.launch()
     return fabric
 

@@ -72,9 +72,14 @@ def _write_onnx(model: nn.Module, example: Mapping[str, Tensor], partial: Path) 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
-            model, tuple(example.values()), dynamo=True, verbose=False, input_names=list(example),
-            output_names=["logits"], dynamic_shapes=_dynamic(example),
-        )  # fmt: skip
+            model,
+            tuple(example.values()),
+            dynamo=True,
+            verbose=False,
+            input_names=list(example),
+            output_names=["logits"],
+            dynamic_shapes=_dynamic(example),
+        )
     assert program is not None
     program.save(str(partial), external_data=False)
     session = onnxruntime.InferenceSession(str(partial), providers=["CPUExecutionProvider"])

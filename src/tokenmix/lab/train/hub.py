@@ -140,16 +140,23 @@ def _header(form: HubForm, result: Mapping[str, Any], numbers: Mapping[str, floa
     """The card's metadata: the hub reads library, task and results from it."""
     results = [
         EvalResult(
-            task_type=form.pipeline, dataset_type=result["data"], dataset_name=result["data"], dataset_split="test",
-            metric_type=key, metric_value=value,
+            task_type=form.pipeline,
+            dataset_type=result["data"],
+            dataset_name=result["data"],
+            dataset_split="test",
+            metric_type=key,
+            metric_value=value,
         )
         for key, value in numbers.items()
         if value is not None and math.isfinite(value)
-    ]  # fmt: skip
+    ]
     card = ModelCardData(
-        library_name=form.library, pipeline_tag=form.pipeline, tags=["tokenmix", form.library],
-        model_name=(repo or result["model"]).rpartition("/")[2], eval_results=results or None,
-    )  # fmt: skip
+        library_name=form.library,
+        pipeline_tag=form.pipeline,
+        tags=["tokenmix", form.library],
+        model_name=(repo or result["model"]).rpartition("/")[2],
+        eval_results=results or None,
+    )
     return f"---\n{card.to_yaml()}\n---"
 
 

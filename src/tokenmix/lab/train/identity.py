@@ -19,9 +19,18 @@ from tokenmix.lab.train.sources import read_part
 ID = "run_id"
 # Where, how fast and how often, not what: these may differ when a run is taken up again.
 FREE = (
-    "out", "resume", "device", "devices", "num_nodes", "workers", "threads", "grad_checkpointing", "log_every",
-    "checkpoint_every", "logger",
-)  # fmt: skip
+    "out",
+    "resume",
+    "device",
+    "devices",
+    "num_nodes",
+    "workers",
+    "threads",
+    "grad_checkpointing",
+    "log_every",
+    "checkpoint_every",
+    "logger",
+)
 
 
 def identity_of(run: Path) -> dict[str, str]:

@@ -73,9 +73,13 @@ def _wandb(run: Path, known: str | None, quiet: bool) -> Any:
 
     # Its files hold links, and a run folder that holds any is not resumed.
     logger = WandbLogger(
-        name=run.name, save_dir=os.environ.get("WANDB_DIR", run.parent), id=known or secrets.token_hex(4),
-        resume="allow", project=os.environ.get("WANDB_PROJECT", PROJECT), settings=wandb.Settings(silent=quiet),
-    )  # fmt: skip
+        name=run.name,
+        save_dir=os.environ.get("WANDB_DIR", run.parent),
+        id=known or secrets.token_hex(4),
+        resume="allow",
+        project=os.environ.get("WANDB_PROJECT", PROJECT),
+        settings=wandb.Settings(silent=quiet),
+    )
     _ = logger.experiment  # which starts it
     return logger
 

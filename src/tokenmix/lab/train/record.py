@@ -208,10 +208,17 @@ class ProgressBar:
     def __init__(self, recorder: Recorder, *, shown: bool) -> None:
         self.recorder = recorder
         self.rich = RichProgress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            TimeRemainingColumn(), TextColumn("{task.fields[values]}"),
-            console=Console(stderr=True), refresh_per_second=4, transient=True, disable=not shown,
-        )  # fmt: skip
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[values]}"),
+            console=Console(stderr=True),
+            refresh_per_second=4,
+            transient=True,
+            disable=not shown,
+        )
         self.line = self.rich.add_task("", values="")
 
     def __enter__(self) -> "ProgressBar":
@@ -225,9 +232,11 @@ class ProgressBar:
         """Begin a line at the batch where the epoch continues."""
         plan, progress = self.recorder.plan, self.recorder.progress
         self.rich.reset(
-            self.line, description=f"epoch {progress.epoch + 1}/{plan.epochs}", total=plan.batches(progress.epoch),
+            self.line,
+            description=f"epoch {progress.epoch + 1}/{plan.epochs}",
+            total=plan.batches(progress.epoch),
             completed=progress.batch,
-        )  # fmt: skip
+        )
 
     def advance(self) -> None:
         """One batch more."""

@@ -17,8 +17,13 @@ from tokenmix.errors import UserError, unknown_name
 from tokenmix.files import user_path
 
 WORDS: dict[type, str] = {
-    int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path", dict: "a table",
-}  # fmt: skip
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    Path: "a path",
+    dict: "a table",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

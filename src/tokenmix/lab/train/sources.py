@@ -74,9 +74,12 @@ def config_of_source(source: Path) -> TrainConfig | None:
 Count = Annotated[int, Range(least=0, most=2**31)]
 NUMBERS = ("channels", "ignore", "num_points", "pad_token_id", "seq_len", "vocab_size")
 LISTS: dict[str, Any] = {
-    "classes": str, "part_names": str, "img_size": Annotated[int, Range(least=1, most=2**14)],
-    "mean": Annotated[float, Range(least=-1e6, most=1e6)], "std": Annotated[float, Range(least=1e-6, most=1e6)],
-}  # fmt: skip
+    "classes": str,
+    "part_names": str,
+    "img_size": Annotated[int, Range(least=1, most=2**14)],
+    "mean": Annotated[float, Range(least=-1e6, most=1e6)],
+    "std": Annotated[float, Range(least=1e-6, most=1e6)],
+}
 """What tasks keep of their data in data.json, as far as a task keeps it, and the types of the items of lists."""
 
 

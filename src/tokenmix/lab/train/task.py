@@ -294,8 +294,12 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
 
     def shard(self, mesh: DeviceMesh) -> None:
         """Shard every block's parameters, and the rest, over the processes; blocks are gathered when used."""
-        for block in [block for name, blocks in self.model.named_modules() if name.endswith("blocks")
-                      for block in blocks.children()]:  # fmt: skip
+        for block in [
+            block
+            for name, blocks in self.model.named_modules()
+            if name.endswith("blocks")
+            for block in blocks.children()
+        ]:
             fully_shard(block, mesh=mesh)
         fully_shard(self.model, mesh=mesh)
 

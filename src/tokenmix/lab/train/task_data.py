@@ -45,8 +45,10 @@ class IndexedData(TaskData):
         counts = {"train": self.num_train, "validation": self.num_validation, "test": self.num_test}
         self.description = {**counts, **description}
         self._shared: dict[str, Any] = {
-            "seed": config.loop.seed, "workers": config.data.workers, "pin_memory": torch.cuda.is_available()
-        }  # fmt: skip
+            "seed": config.loop.seed,
+            "workers": config.data.workers,
+            "pin_memory": torch.cuda.is_available(),
+        }
 
     def describe(self) -> dict[str, Any]:
         """Numbers of samples, and what the task added."""

@@ -176,11 +176,17 @@ def create_gan(
     after_g, after_d = layout.after
     return GAN(
         Generator(
-            generator_widths, latent_dim=latent_dim or preset.latent_dim, attention=block(generator_widths[after_g]),
-            attention_after=after_g, **shared,
+            generator_widths,
+            latent_dim=latent_dim or preset.latent_dim,
+            attention=block(generator_widths[after_g]),
+            attention_after=after_g,
+            **shared,
         ),
         Discriminator(
-            discriminator_widths, num_halvings=layout.num_halvings, attention=block(discriminator_widths[after_d - 1]),
-            attention_after=after_d, **shared,
+            discriminator_widths,
+            num_halvings=layout.num_halvings,
+            attention=block(discriminator_widths[after_d - 1]),
+            attention_after=after_d,
+            **shared,
         ),
-    )  # fmt: skip
+    )

@@ -69,9 +69,14 @@ def _trunk(preset: PointPreset, place: dict[str, Any]) -> PCT:
         raise UserError(f"depth={preset.depth} must be at least 1; the paper has 4")
     if preset.embedding == "neighbour":
         embedding = NeighbourEmbedding(
-            preset.in_chans, preset.dim, stem_dim=preset.stem_dim, stage_dims=preset.stage_dims,
-            centres=preset.centres, num_neighbours=preset.num_neighbours, **place,
-        )  # fmt: skip
+            preset.in_chans,
+            preset.dim,
+            stem_dim=preset.stem_dim,
+            stage_dims=preset.stage_dims,
+            centres=preset.centres,
+            num_neighbours=preset.num_neighbours,
+            **place,
+        )
     elif preset.embedding == "naive":
         embedding = NaiveEmbedding(preset.in_chans, preset.dim, **place)
     else:

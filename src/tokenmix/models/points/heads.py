@@ -69,10 +69,12 @@ class PointClassifier(_PointModel):
         self.trunk, self.num_classes = trunk, num_classes
         first, second = head_dims
         self.layers = nn.Sequential(
-            LBR(trunk.out_dim, first, **place), nn.Dropout(drop_rate),
-            LBR(first, second, bias=True, **place), nn.Dropout(drop_rate),
+            LBR(trunk.out_dim, first, **place),
+            nn.Dropout(drop_rate),
+            LBR(first, second, bias=True, **place),
+            nn.Dropout(drop_rate),
             nn.Linear(second, num_classes, **place),
-        )  # fmt: skip
+        )
 
     def forward(self, points: Tensor, mask: Tensor | None = None) -> Tensor:
         """Logits (B, num_classes)."""

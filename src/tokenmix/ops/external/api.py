@@ -275,5 +275,8 @@ def _check_one_step(backend: str, problem: Problem) -> None:
 
 
 _BACKENDS: dict[Backend, Callable[[Problem], Tensor]] = {
-    "eager": _eager, "tiled": _tiled, "sdpa": _sdpa, "triton": _triton
-}  # fmt: skip
+    "eager": _eager,
+    "tiled": _tiled,
+    "sdpa": _sdpa,
+    "triton": _triton,
+}

@@ -251,9 +251,15 @@ def _written(tensors: Sequence[Any], num_steps: int) -> tuple[Callable[..., Tens
             next(found) if tensor is not None else None for tensor in tensors[:5]
         )
         return reference(
-            query, key_memory, value_memory, key_bias=key_bias, value_bias=value_bias, mask=tensors[5],  # pyrefly: ignore[bad-argument-type]
-            normalization="double" if num_steps else "softmax", num_steps=max(1, num_steps),
-        )  # fmt: skip
+            query,
+            key_memory,
+            value_memory,
+            key_bias=key_bias,
+            value_bias=value_bias,
+            mask=tensors[5],  # pyrefly: ignore[bad-argument-type]
+            normalization="double" if num_steps else "softmax",
+            num_steps=max(1, num_steps),
+        )
 
     return run, [tensor for tensor in tensors[:5] if tensor is not None]
 

@@ -182,9 +182,14 @@ def onnx_by_tracing(build: Build, x: Tensor) -> None:
         try:
             with _quiet():
                 torch.onnx.export(
-                    layer, inputs, file, dynamo=False, opset_version=17, input_names=names,
+                    layer,
+                    inputs,
+                    file,
+                    dynamo=False,
+                    opset_version=17,
+                    input_names=names,
                     dynamic_axes={name: {0: "batch"} for name in names},
-                )  # fmt: skip
+                )
             session = InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])
             for given in (inputs, tuple(each[:1] for each in inputs)):
                 (out,) = session.run(None, {name: each.numpy() for name, each in zip(names, given, strict=True)})

@@ -128,11 +128,12 @@ def load_coco(request: DataRequest) -> SceneData:
     year = next((y for y in YEARS if (root / "annotations" / f"instances_train{y}.json").is_file()), YEARS[0])
     train, test = (
         CocoScenes(
-            root / "annotations" / f"instances_{part}{year}.json", root / f"{part}{year}",
+            root / "annotations" / f"instances_{part}{year}.json",
+            root / f"{part}{year}",
             with_masks=request.kind == "masks",
         )
         for part in ("train", "val")
-    )  # fmt: skip
+    )
     if train.categories != test.categories:
         raise UserError(f"{train.path} and {test.path} have different categories; both splits must have the same")
     for part, purpose in ((train, "learn from"), (test, "evaluate on")):

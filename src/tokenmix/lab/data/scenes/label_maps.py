@@ -54,9 +54,14 @@ def load_ade20k(request: DataRequest) -> SceneData:
         for part in ("training", "validation")
     )
     return SceneData(
-        spec=request.spec, train=train, test=test, classes=_ade20k_names(root),
-        palette=bit_palette(ADE20K + 1)[1:], crop=(512, 512), source=f"ADE20K in {root}",
-    )  # fmt: skip
+        spec=request.spec,
+        train=train,
+        test=test,
+        classes=_ade20k_names(root),
+        palette=bit_palette(ADE20K + 1)[1:],
+        crop=(512, 512),
+        source=f"ADE20K in {root}",
+    )
 
 
 def _ade20k_names(root: Path) -> list[str]:
@@ -79,9 +84,14 @@ def load_cityscapes(request: DataRequest) -> SceneData:
     root = folder_in(request.path, ("",), "leftImg8bit", "Cityscapes")
     train, test = (_city_scenes(root, part) for part in ("train", "val"))
     return SceneData(
-        spec=request.spec, train=train, test=test, classes=[kind.name for kind in EVALUATED],
-        palette=[kind.color for kind in EVALUATED], crop=(769, 769), source=f"Cityscapes in {root}",
-    )  # fmt: skip
+        spec=request.spec,
+        train=train,
+        test=test,
+        classes=[kind.name for kind in EVALUATED],
+        palette=[kind.color for kind in EVALUATED],
+        crop=(769, 769),
+        source=f"Cityscapes in {root}",
+    )
 
 
 def _city_scenes(root: Path, part: str) -> "PairScenes":
@@ -117,9 +127,13 @@ def load_masks(request: DataRequest) -> SceneData:
     classes = _own_names(root, train)
     table = numbers_table({IGNORE: IGNORE, **{i: i for i in range(len(classes))}})
     return SceneData(
-        spec=request.spec, train=PairScenes(train, table), test=PairScenes(test, table), classes=classes,
-        palette=bit_palette(len(classes)), source=f"images and masks in {root}",
-    )  # fmt: skip
+        spec=request.spec,
+        train=PairScenes(train, table),
+        test=PairScenes(test, table),
+        classes=classes,
+        palette=bit_palette(len(classes)),
+        source=f"images and masks in {root}",
+    )
 
 
 def _own_names(root: Path, pairs: Sequence[tuple[Path, Path]]) -> list[str]:

@@ -38,9 +38,27 @@ from tokenmix.lab.data.scenes.scenes import (
 )
 
 OBJECTS = [
-    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",
-    "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
-]  # fmt: skip
+    "aeroplane",
+    "bicycle",
+    "bird",
+    "boat",
+    "bottle",
+    "bus",
+    "car",
+    "cat",
+    "chair",
+    "cow",
+    "diningtable",
+    "dog",
+    "horse",
+    "motorbike",
+    "person",
+    "pottedplant",
+    "sheep",
+    "sofa",
+    "train",
+    "tvmonitor",
+]
 ROOTS = ("", "VOC2012", "VOCdevkit/VOC2012", "VOC2007", "VOCdevkit/VOC2007")
 # Who a pixel belongs to: 0 is nobody, and so is the border around each object.
 OWNERS = numbers_table({**{number: number for number in range(IGNORE)}, IGNORE: 0})
@@ -65,9 +83,14 @@ def _load_classes(request: DataRequest, root: Path) -> SceneData:
         for name, folder in ((part, f"SegmentationClass{'Aug' * augmented}"), ("val", "SegmentationClass"))
     )
     return SceneData(
-        spec=request.spec, train=train, test=test, classes=classes, palette=bit_palette(len(classes)), crop=(513, 513),
+        spec=request.spec,
+        train=train,
+        test=test,
+        classes=classes,
+        palette=bit_palette(len(classes)),
+        crop=(513, 513),
         source=f"Pascal VOC in {root}, training on {part}",
-    )  # fmt: skip
+    )
 
 
 def _load_masks(request: DataRequest, root: Path) -> SceneData:
@@ -94,10 +117,12 @@ def _load_boxes(request: DataRequest, root: Path) -> SceneData:
             raise UserError(f"no image of {lists / name}.txt has an object in {root / 'Annotations'} to {purpose}")
     dropped = [(path, found.dropped) for part in parts for path, found in zip(part.annotations, part.boxes)]
     return _object_data(
-        request, *parts, source=f"Pascal VOC in {root}, boxes, {' and '.join(names)}",
+        request,
+        *parts,
+        source=f"Pascal VOC in {root}, boxes, {' and '.join(names)}",
         skipped=[Skipped(str(path), f"{count} of its boxes have no area") for path, count in dropped if count],
         notes={"boxes_without_area": sum(count for _, count in dropped)},
-    )  # fmt: skip
+    )
 
 
 def _object_data(request: DataRequest, train: Scenes, test: Scenes, **more: Any) -> SceneData:

@@ -86,10 +86,15 @@ class ImageClassification(ImageTask, DistillingTask):
         options: ClassificationOptions = config.options
         size = options.img_size if like is None else tuple(like["img_size"])
         images = load_images(
-            config.data.data, img_size=size, limit=config.data.limit, limit_eval=config.data.limit_eval,
-            validation=config.data.validation, seed=config.loop.seed, crop_pct=options.crop_pct,
+            config.data.data,
+            img_size=size,
+            limit=config.data.limit,
+            limit_eval=config.data.limit_eval,
+            validation=config.data.validation,
+            seed=config.loop.seed,
+            crop_pct=options.crop_pct,
             channels=options.in_chans,
-        )  # fmt: skip
+        )
         if like is not None:
             check_names(config.data.data, images.classes, like["classes"])
             if images.channels != like["channels"]:
@@ -249,9 +254,12 @@ class ImageClassification(ImageTask, DistillingTask):
         """In timm's form: config.json with the data's classes, mean and std, and model.safetensors."""
         prepared = {"mean": self.data["mean"], "std": self.data["std"], "crop_pct": self.data.get("crop_pct", 1.0)}
         save_for_hf(
-            self.model, str(folder), safe_serialization=True, model_config={"label_names": self.classes},
+            self.model,
+            str(folder),
+            safe_serialization=True,
+            model_config={"label_names": self.classes},
             data_config={**prepared, "interpolation": "bicubic"},
-        )  # fmt: skip
+        )
         return timm.create_model(f"local-dir:{folder}", pretrained=True)
 
     @torch.no_grad()

@@ -37,10 +37,12 @@ class AveragePrecision(MeanAveragePrecision):
         with needs("COCO's average precision"):
             import pycocotools  # noqa: F401  (torchmetrics' backend)
         super().__init__(
-            iou_type="bbox" if iou == "bbox" else ("bbox", "segm"), extended_summary=True,
-            max_detection_thresholds=[1, min(10, count), count], backend="pycocotools",
+            iou_type="bbox" if iou == "bbox" else ("bbox", "segm"),
+            extended_summary=True,
+            max_detection_thresholds=[1, min(10, count), count],
+            backend="pycocotools",
             sync_on_compute=False,
-        )  # fmt: skip
+        )
         self.warn_on_many_detections = False
         self.num_classes = num_classes
 

@@ -12,9 +12,7 @@ from torchvision.ops import box_convert
 from tokenmix.lab.data.scenes.coco import encode_mask
 
 # Bright ones, since what they are drawn on is a photograph, with much green, blue and grey in it.
-COLORS = (
-    "#ffe11a", "#1ae5ff", "#ff4dff", "#ff8c1a", "#66ff33", "#ff3b3b", "#4d79ff", "#b366ff", "#99ffcc", "#ffb3c6"
-)  # fmt: skip
+COLORS = ("#ffe11a", "#1ae5ff", "#ff4dff", "#ff8c1a", "#66ff33", "#ff3b3b", "#4d79ff", "#b366ff", "#99ffcc", "#ffb3c6")
 
 
 VEIL = 0.45
@@ -50,9 +48,12 @@ def coco_results(
     entries = []
     for i, (label, score, box) in enumerate(_objects(found)):
         entry: dict[str, Any] = {
-            "image_id": image_id, "category_id": category_ids[label], "bbox": [round(v, 2) for v in box],
-            "score": round(score, 5), "file_name": file,
-        }  # fmt: skip
+            "image_id": image_id,
+            "category_id": category_ids[label],
+            "bbox": [round(v, 2) for v in box],
+            "score": round(score, 5),
+            "file_name": file,
+        }
         if "masks" in found:
             entry["segmentation"] = encode_mask(found["masks"].whole(i))
         entries.append(entry)

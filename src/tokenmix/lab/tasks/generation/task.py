@@ -100,8 +100,10 @@ class ImageGeneration(TaskModule):
     def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:
         """The GAN of that name for the data's classes, channels and size, with an average if asked for."""
         given: dict[str, Any] = {
-            "num_classes": len(data["classes"]), "channels": data["channels"], "img_size": data["img_size"][0]
-        }  # fmt: skip
+            "num_classes": len(data["classes"]),
+            "channels": data["channels"],
+            "img_size": data["img_size"][0],
+        }
         check_own(config.model.model_kwargs, dict.fromkeys(given, "--data, --classes and --img-size"))
         gan: Any = create_model(config.model.model, **given, **config.model.model_kwargs)
         # On a CPU steps are a quarter shorter this way; the layout of the weights is that of what they make.
@@ -200,9 +202,11 @@ class ImageGeneration(TaskModule):
                 self._judge[0].check(self.classes, self.data["channels"])
             features, logits = self._judge[0](fake)
             judged = {
-                "real_features": self._judge[0](real)[0], "fake_features": features, "logits": logits,
+                "real_features": self._judge[0](real)[0],
+                "fake_features": features,
+                "logits": logits,
                 "wanted": self._judge[0].wanted(labels),
-            }  # fmt: skip
+            }
         self.scores.update(real=real, fake=fake, **judged)
 
     def metrics(self) -> MetricCollection:

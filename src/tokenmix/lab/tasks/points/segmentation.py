@@ -69,10 +69,14 @@ class PointSegmentation(PointTask):
         answered = among.argmax(-1)
         iou = cloud_iou(answered, part, label, self.allowed)  # type: ignore[arg-type]
         given = {
-            "instance_miou": (iou,), "category_miou": (iou, label), "iou_by_category": (iou, label),
-            "part_miou": (answered, part), "iou_by_part": (answered, part),
-            "accuracy": (answered, part), "loss": (scores[real], part[real]),
-        }  # fmt: skip
+            "instance_miou": (iou,),
+            "category_miou": (iou, label),
+            "iou_by_category": (iou, label),
+            "part_miou": (answered, part),
+            "iou_by_part": (answered, part),
+            "accuracy": (answered, part),
+            "loss": (scores[real], part[real]),
+        }
         for name, values in given.items():
             self.scores[name].update(*values)
 

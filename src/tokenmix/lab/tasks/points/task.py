@@ -58,8 +58,11 @@ class PointTask(TaskModule):
             _check_like(config.data.data, data, like)
         features = _features(options.features, data) if like is None else like["features"]
         shared: dict[str, Any] = {
-            "want": cls.want, "features": features, "num_points": options.num_points, "seed": config.loop.seed,
-        }  # fmt: skip
+            "want": cls.want,
+            "features": features,
+            "num_points": options.num_points,
+            "seed": config.loop.seed,
+        }
         augment = {} if options.augment == "none" else {k: getattr(options, k) for k in AUGMENTATION}
         still = "farthest" if options.choice == "farthest" else "first"
         kept, held = hold_out(data.train.labels, config.data.validation, config.data.limit)
@@ -69,10 +72,15 @@ class PointTask(TaskModule):
             CloudSamples(data.train, choice=still, **shared).chosen(held) if len(held) else None,
             config=config,
             description={
-                "classes": data.classes, "parts": data.parts, "part_names": data.part_names, "features": features,
-                "num_points": options.num_points, "source": data.source, "skipped": [asdict(s) for s in data.skipped],
+                "classes": data.classes,
+                "parts": data.parts,
+                "part_names": data.part_names,
+                "features": features,
+                "num_points": options.num_points,
+                "source": data.source,
+                "skipped": [asdict(s) for s in data.skipped],
             },
-        )  # fmt: skip
+        )
 
     @classmethod
     def build_model(cls, config: TrainConfig, data: Mapping[str, Any]) -> nn.Module:

@@ -49,23 +49,36 @@ class PixelData(IndexedData):
         crop = both_sides(options.crop) if options.crop else data.crop
         still = options.augment == "none"
         augment = PixelAugment(
-            seed=config.loop.seed, crop=crop, ignore=data.ignore, scales=options.train_scales,
-            flip=0.0 if still else 0.5, color_jitter=options.color_jitter, fill=data.mean,
-        )  # fmt: skip
+            seed=config.loop.seed,
+            crop=crop,
+            ignore=data.ignore,
+            scales=options.train_scales,
+            flip=0.0 if still else 0.5,
+            color_jitter=options.color_jitter,
+            fill=data.mean,
+        )
         self.options = options
         size = crop or tuple(PixelSamples(data, data.train).read(torch.tensor([0]), 0)["image"].shape[2:])
         train, test = PixelSamples(data, repeated(data.train, options.crops), augment), PixelSamples(data, data.test)
         held = None if data.validation is None else PixelSamples(data, data.validation)
         self.samples = (train, test, held)
         super().__init__(
-            train, test, held,
+            train,
+            test,
+            held,
             config=config,
             description={
-                "classes": data.classes, "ignore": data.ignore, "palette": data.palette, "mean": data.mean,
-                "std": data.std, "channels": 3, "img_size": size, "source": data.source,
+                "classes": data.classes,
+                "ignore": data.ignore,
+                "palette": data.palette,
+                "mean": data.mean,
+                "std": data.std,
+                "channels": 3,
+                "img_size": size,
+                "source": data.source,
                 "skipped": [asdict(one) for one in data.skipped],
             },
-        )  # fmt: skip
+        )
 
     def test_batches(self, *, batch_size: int) -> Iterable[Any]:
         """The test images in their order; `batch_size` is that of training."""

@@ -58,9 +58,12 @@ class TextClassification(DistillingTextTask):
         none.
         """
         texts = load_labelled(
-            config.data.data, limit=config.data.limit, limit_eval=config.data.limit_eval,
-            validation=config.data.validation, seed=config.loop.seed,
-        )  # fmt: skip
+            config.data.data,
+            limit=config.data.limit,
+            limit_eval=config.data.limit_eval,
+            validation=config.data.validation,
+            seed=config.loop.seed,
+        )
         if like is not None:
             check_names(config.data.data, texts.classes, like["classes"])
             if (texts.train.pairs is not None) != like["pairs"]:
@@ -73,9 +76,11 @@ class TextClassification(DistillingTextTask):
         train, test = encoded(texts.train), encoded(texts.test)
         held = None if texts.validation is None else encoded(texts.validation)
         description = {
-            "classes": texts.classes, "pairs": texts.train.pairs is not None, "cut": train.cut + test.cut,
+            "classes": texts.classes,
+            "pairs": texts.train.pairs is not None,
+            "cut": train.cut + test.cut,
             "source": texts.source,
-        }  # fmt: skip
+        }
         if texts.classes and texts.metrics != ("accuracy",):
             description["metrics"] = list(texts.metrics)
         return TextData(train, test, held, tokenizer=tokenizer, config=config, length=length, description=description)

@@ -49,9 +49,11 @@ class MaskedLM(DistillingTextTask):
         tokenizer = tokenizer_for(config, corpus.train)
         length = config.options.seq_len if like is None else int(like["seq_len"])
         shared: dict[str, Any] = {
-            "length": length, "masking": config.options.masking, "share": config.options.mask_prob,
+            "length": length,
+            "masking": config.options.masking,
+            "share": config.options.mask_prob,
             "seed": config.loop.seed,
-        }  # fmt: skip
+        }
         whole, test = tokenized(corpus, tokenizer)
         # Running text is held out as its end, since cuts between training sequences move.
         window = max(1, length - 2)
@@ -61,8 +63,11 @@ class MaskedLM(DistillingTextTask):
             PackedText(train, tokenizer, part="train", **shared),
             PackedText(test, tokenizer, part="test", **shared),
             PackedText(validation, tokenizer, part="test", **shared) if held else None,
-            tokenizer=tokenizer, config=config, length=length, description={"source": corpus.source},
-        )  # fmt: skip
+            tokenizer=tokenizer,
+            config=config,
+            length=length,
+            description={"source": corpus.source},
+        )
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy over the masked positions of this step's sequences."""
@@ -119,9 +124,15 @@ class MaskedLM(DistillingTextTask):
                     top.setdefault(word, round(p, 6))
                 label, probability = next(iter(top.items()))
                 answers.append(
-                    {"text": sentence.text, "mask": i, "label": label, "probability": probability, "top": top,
-                     "filled": text}
-                )  # fmt: skip
+                    {
+                        "text": sentence.text,
+                        "mask": i,
+                        "label": label,
+                        "probability": probability,
+                        "top": top,
+                        "filled": text,
+                    }
+                )
         return answers
 
     def _encode(self, sentence: Sentence, tokenizer: Any) -> Tensor:

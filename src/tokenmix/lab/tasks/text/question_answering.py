@@ -78,10 +78,14 @@ class QuestionAnswering(TextTask):
         encoded = partial(_encoded, tokenizer=tokenizer, length=length, stride=stride)
         description = {"doc_stride": stride, "unanswerable": data.unanswerable, "source": data.source}
         return TextData(
-            encoded([data.train[i] for i in kept]), WholeQuestions(encoded(data.test)),
+            encoded([data.train[i] for i in kept]),
+            WholeQuestions(encoded(data.test)),
             WholeQuestions(encoded([data.train[i] for i in held])) if len(held) else None,
-            tokenizer=tokenizer, config=config, length=length, description=description,
-        )  # fmt: skip
+            tokenizer=tokenizer,
+            config=config,
+            length=length,
+            description=description,
+        )
 
     def loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean of both cross-entropies."""

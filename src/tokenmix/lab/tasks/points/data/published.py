@@ -20,11 +20,23 @@ MODELNET = (
 )
 SHAPENET_PART = "synsetoffset2category.txt, train_test_split/shuffled_{train,val,test}_file_list.json and SYNSET/*.txt"
 PARTS = {
-    "Airplane": range(4), "Bag": range(4, 6), "Cap": range(6, 8), "Car": range(8, 12), "Chair": range(12, 16),
-    "Earphone": range(16, 19), "Guitar": range(19, 22), "Knife": range(22, 24), "Lamp": range(24, 28),
-    "Laptop": range(28, 30), "Motorbike": range(30, 36), "Mug": range(36, 38), "Pistol": range(38, 41),
-    "Rocket": range(41, 44), "Skateboard": range(44, 47), "Table": range(47, 50),
-}  # fmt: skip
+    "Airplane": range(4),
+    "Bag": range(4, 6),
+    "Cap": range(6, 8),
+    "Car": range(8, 12),
+    "Chair": range(12, 16),
+    "Earphone": range(16, 19),
+    "Guitar": range(19, 22),
+    "Knife": range(22, 24),
+    "Lamp": range(24, 28),
+    "Laptop": range(28, 30),
+    "Motorbike": range(30, 36),
+    "Mug": range(36, 38),
+    "Pistol": range(38, 41),
+    "Rocket": range(41, 44),
+    "Skateboard": range(44, 47),
+    "Table": range(47, 50),
+}
 Sides = tuple[list[str], list[list[CloudItem]]]
 """Names of the classes, and the files for training and for testing."""
 

@@ -35,8 +35,11 @@ GLUE: dict[str, tuple[tuple[str, ...] | tuple[int, ...], tuple[str, ...] | Liter
 }
 """GLUE's tasks: columns of the published files, the label last, by name or by position; and its classes in order."""
 GLUE_METRICS = {
-    "cola": ("matthews",), "mrpc": ("accuracy", "f1"), "qqp": ("accuracy", "f1"), "stsb": ("pearson", "spearman")
-}  # fmt: skip
+    "cola": ("matthews",),
+    "mrpc": ("accuracy", "f1"),
+    "qqp": ("accuracy", "f1"),
+    "stsb": ("pearson", "spearman"),
+}
 """GLUE's own metrics where they are not accuracy, by the names that the tasks have on the hub."""
 
 
