@@ -75,8 +75,8 @@ class TransformersAdapter(AttentionAdapter):
         fits = inner == dim
         return AttentionWeights(
             dim=dim,
-            num_heads=int(module.num_attention_heads),
-            like=out.weight,  # type: ignore[arg-type]
+            num_heads=int(module.num_attention_heads),  # type: ignore[arg-type]
+            like=out.weight,
             query=query if fits else None,
             key=key if fits else None,
             value=value if fits else None,

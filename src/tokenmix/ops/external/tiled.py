@@ -247,16 +247,15 @@ def _written(tensors: Sequence[Any], num_steps: int) -> tuple[Callable[..., Tens
 
     def run(*there: Tensor) -> Tensor:
         found = iter(there)
-        query, key_memory, value_memory, key_bias, value_bias = (
-            next(found) if tensor is not None else None for tensor in tensors[:5]
-        )
+        factors: list[Any] = [next(found) if tensor is not None else None for tensor in tensors[:5]]
+        query, key_memory, value_memory, key_bias, value_bias = factors
         return reference(
             query,
             key_memory,
             value_memory,
             key_bias=key_bias,
             value_bias=value_bias,
-            mask=tensors[5],  # pyrefly: ignore[bad-argument-type]
+            mask=tensors[5],
             normalization="double" if num_steps else "softmax",
             num_steps=max(1, num_steps),
         )
