@@ -231,7 +231,8 @@ def test_a_bias_for_each_batch_has_gradients_under_vmap(dtype: torch.dtype) -> N
     found, wanted = torch.vmap(run)(query, bias), torch.stack([run(*each) for each in zip(query, bias, strict=True)])
     torch.testing.assert_close(found, wanted)
     gradients = [torch.autograd.grad(out.square().sum(), weight)[0] for out in (found, wanted)]
-    torch.testing.assert_close(*gradients)
+    # A sum of squares over all outputs: its last digits depend on the order of the CPU's additions.
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
 def test_what_else_a_kernel_refuses_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

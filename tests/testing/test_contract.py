@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases import CASES, DIM, VARIANTS, builder, example
+from tokenmix.environment import newer_than
 from tokenmix.layers import MIXERS
 from tokenmix.testing import PROPERTIES, NotApplicable, PropertyFailure
 from tokenmix.testing.harness import awake, call, noise, size_like, to_tokens
@@ -52,6 +53,8 @@ def _check(name: str, row: str) -> None:
 
 @pytest.mark.parametrize(("name", "row"), KEPT)
 def test_keeps(name: str, row: str) -> None:
+    if (name, row) == ("offset-chunked", "trace") and not newer_than(torch.__version__, "2.8"):
+        pytest.skip("torch 2.8 numbers the values of a recomputed chunk differently at each trace")
     _check(name, row)
 
 

@@ -180,15 +180,14 @@ def _check_contents(layer: Mixer, x: Tensor, num_tokens: int, weight: Tensor | N
         for first in layer.parameters():
             weight = first
             break
-    if weight is not None and weight.dtype != x.dtype and not autocasts(x.device.type):
+    if weight is not None and weight.dtype != x.dtype and not _autocasts(x.device.type):
         raise UserError(
             f"{name} has {weight.dtype} weights and got {x.dtype} input; "
             "convert one of them with .to(dtype), or run under torch.autocast"
         )
 
 
-def autocasts(device: str) -> bool:
-    """Whether autocast is on for a type of device."""
+def _autocasts(device: str) -> bool:
     # Of a device without autocast, such as meta, torch refuses to say whether it is enabled.
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokenmix.layers.base import Capabilities, Mixer, autocasts, finish
+from tokenmix.layers.base import Capabilities, Mixer, finish
 from tokenmix.ops.checks import check_flags, check_heads, check_rates, check_whole
 
 EPSILON = 1e-15
@@ -64,8 +64,8 @@ class LinearAttention(Mixer):
         x, mask = self.checked(x, mask)
         query, key, value = self._features(x, mask)
         wide = torch.promote_types(x.dtype, torch.float32)
-        # Devices without autocast, such as meta, refuse the context.
-        with torch.autocast(x.device.type, enabled=False) if autocasts(x.device.type) else nullcontext():
+        # The meta device has no autocast and refuses the context.
+        with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             summary = key.to(wide).transpose(-2, -1) @ F.pad(value.to(wide), (0, 1), value=1.0)  # (B, H, d, d + 1)
             sums = query.to(wide) @ summary
         mixed = (sums[..., :-1] / (sums[..., -1:] + EPSILON)).to(value.dtype)

@@ -34,7 +34,8 @@ def check_whole(least: int = 1, **values: Any) -> None:
 
 def _is_whole(value: Any) -> bool:
     # The first test is the usual case, a tenth of the time of the second: some checks run at every call of an op.
-    return type(value) is int or (isinstance(value, Integral | torch.SymInt) and not isinstance(value, bool))
+    # torch 2.8 compiles no isinstance with a union.
+    return type(value) is int or (isinstance(value, (Integral, torch.SymInt)) and not isinstance(value, bool))
 
 
 def check_chunk_size(chunk_size: int | None) -> None:
@@ -53,7 +54,7 @@ def check_flags(**values: Any) -> None:
 def check_rates(**values: Any) -> None:
     """Raise `UserError` unless every value is a probability."""
     for name, value in values.items():
-        if not isinstance(value, float | Real) or not 0.0 <= float(value) <= 1.0:
+        if not isinstance(value, Real) or not 0.0 <= float(value) <= 1.0:
             raise UserError(f"{name} must be a number between 0 and 1, got {value!r}; {name}=0 drops nothing")
 
 
