@@ -133,7 +133,7 @@ def look(target: str | Callable[..., nn.Module], num_tokens: int = 16, dim: int 
     changed[index, index] += 1.0
     # Samples one at a time, so that a leak between samples is not taken for mixing of tokens.
     difference = torch.stack([layer(a[None])[0] - layer(b[None])[0] for a, b in zip(changed, alone)])
-    influence = difference.abs().amax(2) > 1e-9  # [changed token, output]
+    influence = difference.abs().amax(2) > 0  # [changed token, output]
     distance = (index[:, None] - index).abs()
     pair, other = x[:2], torch.cat([x[:1], x[2:3]])
     leaks = not torch.allclose(layer(pair)[0], layer(other)[0], atol=1e-9)
