@@ -171,3 +171,18 @@ def test_mixers_that_were_promised() -> None:
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'list_everything'"):
         _ = tokenmix.list_everything
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("create_mixer", None, "a mixer is built by its name, .* got None"),
+        ("create_model", None, "a model is built by its name, .* got None"),
+        ("train", "image-classification", "train takes a TrainConfig, got 'image-classification'; make one with"),
+        ("compare", {"data": "digits"}, "compare takes a CompareConfig, got {'data': 'digits'}; for example"),
+    ],
+)
+def test_a_value_of_another_kind_is_one_line(name: str, value: object, message: str) -> None:
+    more = (8,) if name == "create_mixer" else ()
+    with pytest.raises(tokenmix.UserError, match=message):
+        getattr(tokenmix, name)(value, *more)

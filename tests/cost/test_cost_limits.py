@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tokenmix.errors import UserError
 from tokenmix.lab.cli import main
 from tokenmix.profiling import cost, cost_report
 from tokenmix.profiling.ceilings import Ceilings
@@ -252,3 +253,11 @@ def test_help_tells_one_default_of_each_option(capsys: pytest.CaptureFixture[str
         assert f"(default: {default})" in expected
     assert "(default: None)" not in expected
     assert "if not given" not in expected
+
+
+def test_one_name_is_a_name_and_unknown_arguments_are_told():
+    rows = cost_table("identity", [4], 8, repeats=1).rows
+    assert [row.name for row in rows] == ["self", "identity"]
+    with pytest.raises(UserError, match=r"none of self, identity has an argument 'tokens'; they take .*num_heads"):
+        cost_table(["identity"], tokens=[4])
+    assert cost_table(["identity"], [4], 8, repeats=1, num_heads=2).rows

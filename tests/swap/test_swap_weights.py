@@ -58,6 +58,8 @@ def test_simplified_keeps_values_and_output_as_one_map(make: Callable[..., Any])
         ("self", {}, ("query", "key", "value", "out")),
         ("self", {"num_heads": 4}, ("value", "out")),
         ("self", {"qkv_bias": False}, ()),
+        ("linear", {}, ("query", "key", "value", "out")),
+        ("linear", {"qkv_bias": False}, ()),
         ("less", {"num_heads": 4}, ("value", "out")),
         ("external", {"query_projection": False}, ("out",)),
         ("external", {"output_projection": False}, ("query",)),

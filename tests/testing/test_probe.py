@@ -151,6 +151,11 @@ def test_less_attention_follows_self_attention() -> None:
     assert net(torch.zeros(2, 8, dtype=torch.long)).shape == (2, 8, SYMBOLS)
 
 
+class Wider(nn.Linear):
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, 2 * dim)
+
+
 class Broken(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -162,6 +167,11 @@ class Broken(nn.Module):
     [
         (lambda: probe("selff"), "unknown mixer 'selff'; did you mean self"),
         (lambda: probe("self", tasks=["recal"]), "unknown task of the probe 'recal'; did you mean recall"),
+        (lambda: probe("self", tasks="recal"), "unknown task of the probe 'recal'"),
+        (lambda: probe("self", tasks=[]), "no task given; name one or more of recall"),
+        (lambda: probe(None), "a mixer must be a name .* or a class, got None"),
+        (lambda: probe(nn.Linear(8, 8)), "a mixer must be a name .* or a class, got Linear"),
+        (lambda: probe(Wider, tasks=["shift"]), r"Wider.* gives \(1, 16, 64\) for tokens \(1, 16, 32\)"),
         (lambda: probe(Broken, tasks=["shift"]), "cannot be built with the width 32: RuntimeError: no such width"),
     ],
 )
@@ -169,3 +179,16 @@ def test_mistakes_are_found_before_training(call, message: str, monkeypatch: pyt
     monkeypatch.setattr("tokenmix.testing.probe.train_one", lambda *a, **k: pytest.fail("training began"))
     with pytest.raises(UserError, match=message):
         call()
+
+
+def test_a_plain_module_is_named_like_one_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenmix.testing.probe.train_one", lambda target, *a, **k: {"shift": float(target == "self")})
+    report = probe(["torch.nn:Identity", f"{__name__}:Nothing"], tasks=["shift"])
+    assert report.mixers == ["self", "identity", "torch.nn:Identity", f"{__name__}:Nothing"]
+    assert report.structures["torch.nn:Identity"].reach == 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
+def test_a_device_that_is_not_there_is_told() -> None:
+    with pytest.raises(UserError, match="no CUDA device is available"):
+        probe("self", tasks=["shift"], device="cuda")

@@ -85,6 +85,8 @@ def is_mixer(name: str) -> bool:
 @from_caller
 def get_spec(name: str) -> MixerSpec:
     """The row of the table for a name, or one made for "module:Class"; `UserError` if there is no such mixer."""
+    if not isinstance(name, str):
+        raise UserError(f"a mixer is built by its name, one of tokenmix.list_mixers() or 'module:Class', got {name!r}")
     if name in MIXERS:
         return MIXERS[name]
     if ":" not in name:

@@ -43,6 +43,8 @@ def create_model(name: str, **kwargs: Any) -> nn.Module:
             else's, a model of the hub or of a folder, or a place of weights.
     """
     warn_untested()
+    if not isinstance(name, str):
+        raise UserError(f"a model is built by its name, one of tokenmix.list_models(), got {name!r}")
     architecture = name.split(".")[0]
     if architecture not in MODELS:
         if timm.is_model(name) or name.startswith(("hf-hub:", "local-dir:")):

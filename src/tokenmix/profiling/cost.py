@@ -144,7 +144,7 @@ class CostTable:
 
 
 def cost_table(
-    names: Sequence[str],
+    names: str | Sequence[str],
     sizes: Sequence[int] | None = None,
     dim: int | None = None,
     *,
@@ -157,7 +157,7 @@ def cost_table(
     """Count and measure mixers at several numbers of tokens next to self-attention, or models at several image sizes.
 
     Args:
-        names: names of `list_mixers()`; or of models, ours or timm's.
+        names: one or more names of `list_mixers()`; or of models, ours or timm's.
         sizes: numbers of tokens N, 196, 1,024 and 4,096 if not given; or sides of the image, the model's own if not.
         dim: width D of the tokens, 256 if not given.
         device: cpu or cuda.
@@ -167,12 +167,13 @@ def cost_table(
         **kwargs: arguments for the layers that have them, such as `num_heads`.
 
     Raises:
-        UserError: an unknown name, a width or a size below 1 or beyond all memory, a size that a model does not
-            take, or a device that does not exist.
+        UserError: an unknown name, an argument that no layer has, a width or a size below 1 or beyond all memory, a
+            size that a model does not take, or a device that does not exist.
     """
     place, dtype = _place(device), DTYPES[precision]
     if dim is not None and not 1 <= dim <= LARGEST_DIM:
         raise UserError(f"dim must be at least 1, got {dim}" if dim < 1 else _too_many("dim", dim, LARGEST_DIM))
+    names = [names] if isinstance(names, str) else names
     targets = targets_for(names, dim=dim or DIM, device=place, dtype=dtype, kwargs=kwargs)
     models = not isinstance(targets[0], MixerTarget)
     if models and (dim is not None or kwargs):

@@ -155,16 +155,24 @@ def _known(layer: type[Mixer], offered: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in offered.items() if name in accepted and value is not None}
 
 
+_OF_THE_TABLE = {"dim", "num_tokens", "device", "dtype"}
+
+
 def targets_for(
     names: Sequence[str], *, dim: int, device: torch.device, dtype: torch.dtype, kwargs: Mapping[str, Any]
 ) -> Sequence[BenchmarkTarget]:
     """Mixers, self-attention first, or models in the order given.
 
     Raises:
-        UserError: a name that is neither, or mixers and models together.
+        UserError: a name that is neither, mixers and models together, or an argument that none of the mixers has.
     """
     if are_mixers(names):
-        return [MixerTarget(name, dim, device, dtype, kwargs) for name in dict.fromkeys(["self", *names])]
+        mixers = list(dict.fromkeys(["self", *names]))
+        accepted = {key for name in mixers for key in inspect.signature(get_spec(name).layer).parameters}
+        if unknown := sorted(set(kwargs) - accepted):
+            known = ", ".join(sorted(accepted - _OF_THE_TABLE))
+            raise UserError(f"none of {', '.join(mixers)} has an argument {unknown[0]!r}; they take {known}")
+        return [MixerTarget(name, dim, device, dtype, kwargs) for name in mixers]
     from tokenmix.profiling.model_target import ModelTarget
 
     return [ModelTarget(name, device, dtype) for name in dict.fromkeys(names)]

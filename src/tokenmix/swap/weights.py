@@ -13,6 +13,7 @@ from torch import nn
 from tokenmix.layers.base import Mixer
 from tokenmix.layers.external import ExternalAttention
 from tokenmix.layers.less_attention import LessAttention
+from tokenmix.layers.linear_attention import LinearAttention
 from tokenmix.layers.multihead_external import MultiHeadExternalAttention
 from tokenmix.layers.self_attention import SelfAttention
 from tokenmix.layers.simplified import SimplifiedSelfAttention
@@ -43,6 +44,11 @@ def _self(old: AttentionWeights, mixer: SelfAttention) -> KeptWeights:
     return _attention(old, mixer, Affine.parts(mixer.qkv.weight, mixer.qkv.bias), f"the same projections, {same}")
 
 
+def _linear(old: AttentionWeights, mixer: LinearAttention) -> KeptWeights:
+    targets = Affine.parts(mixer.qkv.weight, mixer.qkv.bias)
+    return _attention(old, mixer, targets, "the same projections, relu of query and key in place of the softmax")
+
+
 def _less(old: AttentionWeights, mixer: LessAttention) -> KeptWeights:
     if mixer.qk is None:
         return KeptWeights((), "query and key are those of the layer before")
@@ -52,7 +58,7 @@ def _less(old: AttentionWeights, mixer: LessAttention) -> KeptWeights:
 
 
 def _attention(
-    old: AttentionWeights, mixer: SelfAttention | LessAttention, targets: Sequence[Affine], why: str
+    old: AttentionWeights, mixer: SelfAttention | LinearAttention | LessAttention, targets: Sequence[Affine], why: str
 ) -> KeptWeights:
     """Query, key and value by their targets, and the output projection."""
     kept = []
@@ -106,6 +112,7 @@ def _simplified(old: AttentionWeights, mixer: SimplifiedSelfAttention) -> KeptWe
 
 RULES: dict[type[Mixer], Callable[[AttentionWeights, Any], KeptWeights]] = {
     SelfAttention: _self,
+    LinearAttention: _linear,
     LessAttention: _less,
     ExternalAttention: _external,
     MultiHeadExternalAttention: _multihead_external,

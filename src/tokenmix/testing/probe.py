@@ -15,8 +15,10 @@ from torch.nn import functional as F
 from tokenmix.errors import UserError, one_line, unknown_name
 from tokenmix.layers.base import GridMixer, Mixer, near_square
 from tokenmix.layers.table import build_mixer, get_spec
+from tokenmix.registry import import_object
 from tokenmix.testing.harness import Builder, awake
 from tokenmix.testing.probe_tasks import TASKS, ProbeTask
+from tokenmix.trust import from_caller
 
 BASELINES = ("self", "identity")
 SOLVED = 0.95
@@ -127,6 +129,8 @@ def look(target: str | Callable[..., nn.Module], num_tokens: int = 16, dim: int 
     """Change one token, or another sample, and see which outputs change."""
     layer = awake(Builder(lambda: make_mixers(target, near_square(num_tokens), dim, 1)[0])).double()
     x = torch.randn(num_tokens + 1, num_tokens, dim, generator=torch.Generator().manual_seed(0)).double()
+    if (found := layer(x[:1])).shape != x[:1].shape:
+        raise UserError(f"{target} gives {tuple(found.shape)} for tokens {tuple(x[:1].shape)}; a mixer keeps the shape")
     alone = x[:1].expand(num_tokens, -1, -1).clone()
     changed = alone.clone()
     index = torch.arange(num_tokens)
@@ -338,6 +342,7 @@ def accuracy(net: nn.Module, task: ProbeTask, grid: tuple[int, int], device: str
     return float((found[asked] == answers[asked]).double().mean())
 
 
+@from_caller
 def probe(
     mixers: str | Callable[..., nn.Module] | Sequence[str | Callable[..., nn.Module]],
     *,
@@ -352,26 +357,31 @@ def probe(
     seed and takes at most two minutes a mixer on two cores.
 
     Args:
-        mixers: names of the table, "module:Class", or classes of modules from (B, N, D) to (B, N, D) that are called
-            with the width, and with `num_tokens` if they have this argument.
+        mixers: names of the table; or classes of modules from (B, N, D) to (B, N, D), also as "module:Class", that are
+            called with the width, and with `num_tokens` if they have this argument.
         tasks: names of `TASKS`; all if None.
         full: five seeds, with 95 % confidence intervals.
         device: where to train.
         progress: called with a line for each result.
 
     Raises:
-        UserError: an unknown mixer or task, or a mixer that cannot be built or trained.
+        UserError: an unknown mixer or task, a mixer that cannot be built or trained, or no such device.
     """
     import time
 
-    chosen = list(TASKS) if tasks is None else list(tasks)
+    chosen = list(TASKS) if tasks is None else [tasks] if isinstance(tasks, str) else list(tasks)
+    if not chosen:
+        raise UserError(f"no task given; name one or more of {', '.join(TASKS)}")
     for name in chosen:
         if name not in TASKS:
             raise unknown_name("task of the probe", name, TASKS)
-    given = [mixers] if isinstance(mixers, str) or callable(mixers) else list(mixers)
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("no CUDA device is available; leave device out")
+    given = list(mixers) if isinstance(mixers, Sequence) and not isinstance(mixers, str) else [mixers]
     named: dict[str, str | Callable[..., nn.Module]] = {}
     for target in [*BASELINES, *given]:
-        named.setdefault(target if isinstance(target, str) else getattr(target, "__name__", str(target)), target)
+        label = target if isinstance(target, str) else getattr(target, "__name__", str(target))
+        named.setdefault(label, _class_of(target))
     structures = {label: _structure(label, target) for label, target in named.items()}
     scores: dict[tuple[str, str], list[float]] = {}
     seconds: dict[str, float] = {}
@@ -395,6 +405,16 @@ def probe(
         for (task, label), values in scores.items()
     ]
     return ProbeReport(tuple(rows), structures, seconds, len(SEEDS) if full else 1)
+
+
+def _class_of(target: Any) -> str | Callable[..., nn.Module]:
+    """What builds the layer: a name of the table or of a Mixer as "module:Class", or a class."""
+    if isinstance(target, nn.Module) or not (isinstance(target, str) or callable(target)):
+        raise UserError(f"a mixer must be a name of tokenmix.list_mixers() or a class, got {target!r}")
+    if isinstance(target, str) and ":" in target:
+        found = import_object(target)
+        return target if isinstance(found, type) and issubclass(found, Mixer) else found
+    return target
 
 
 def _structure(label: str, target: str | Callable[..., nn.Module]) -> Structure:

@@ -294,6 +294,14 @@ def test_labels_are_whole_numbers(tmp_path: Path, ending: str):
     assert all("whole number" in s.reason for s in data.skipped)
 
 
+def test_a_label_that_is_not_there_is_told_without_python_s_names(tmp_path: Path):
+    texts = [b'{"label": 0}', b'{"label": 1}', b'{"class": 1}', b"[1]", b"{"]
+    data = load_images(shard(tmp_path / "a.tar", texts, "json"), img_size=8)
+    reasons = [s.reason for s in data.skipped][:3]
+    assert reasons[:2] == ['has no label: its .json has no "label"'] * 2
+    assert reasons[2].startswith("has no label: its .json is not JSON")
+
+
 def test_a_label_beyond_what_is_plausible_is_one_line(tmp_path: Path):
     spec = shard(tmp_path / "a.tar", [b"0", b"1", b"999999"])
     with pytest.raises(UserError, match=r"a\.tar: 2 has the label 999999, and there are 6 samples; .* classes\.txt"):

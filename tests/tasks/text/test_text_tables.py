@@ -71,6 +71,17 @@ def test_spellings_of_a_label_are_one_class(tmp_path: Path, capsys: pytest.Captu
     assert "the label '1.0' is read as '1', and 2 others likewise" in capsys.readouterr().err
 
 
+def test_forms_of_unicode_are_one_label(tmp_path: Path):
+    rows = "text,label\na,caf\u00e9\nb,cafe\u0301\nc,tea\n"
+    assert load_labelled(parts(tmp_path, "csv", rows.encode())).classes == ["caf\u00e9", "tea"]
+
+
+def test_an_infinite_number_is_no_label(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    data = load_labelled(write(tmp_path, {"text": ["a", "b", "c"], "label": [1.0, 0.0, float("inf")]}))
+    assert (data.classes, len(data.train)) == (["0", "1"], 2)
+    assert "row 3: 'label' is inf, not a label" in capsys.readouterr().err
+
+
 def test_one_spelling_is_not_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     data = load_labelled(parts(tmp_path, "csv", b"text,label\na,1.0\nb,0.0\n"))
     assert data.classes == ["0", "1"]

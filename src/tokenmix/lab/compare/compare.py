@@ -57,6 +57,10 @@ def compare(config: CompareConfig, *, quiet: bool = False, baseline: Mapping[str
     Raises:
         UserError: a mistake that is known before the first training; or no run finished.
     """
+    if not isinstance(config, CompareConfig):
+        raise UserError(
+            f"compare takes a CompareConfig, got {config!r}; for example CompareConfig().replace(data='digits')"
+        )
     console = Console(quiet=quiet)
     merged = config if config.merge is None else merge_settings(config, config.merge)
     out, parts = split_grid(merged)

@@ -102,6 +102,8 @@ def train(config: TrainConfig, *, quiet: bool = False) -> Path:
             checkpoint is kept.
         KeyboardInterrupt: Ctrl-C or SIGTERM; the run has been saved, and the message says how to continue.
     """
+    if not isinstance(config, TrainConfig):
+        raise UserError(f"train takes a TrainConfig, got {config!r}; make one with tokenmix.lab.train.make_config")
     try:
         check_device(config)
         with process_group(config.loop.device):

@@ -152,8 +152,8 @@ def _sample(key: str, parts: dict[str, tuple[int, int]], handle: int) -> Found:
         return Found(key, wrong="is empty (0 bytes)")
     try:
         label = _label(parts, handle)
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
-        return Found(key, wrong=f"has no label ({error!r})")
+    except ValueError as error:
+        return Found(key, wrong=f"has no label: {error}")
     if not 0 <= label < MOST_CLASSES:
         return Found(key, wrong=f"has the label {label}, which is no class")
     return Found(key, *picture, label)
@@ -169,7 +169,10 @@ def _label(parts: dict[str, tuple[int, int]], handle: int) -> int:
     if "cls" in parts:
         return _whole(text("cls"))
     if "json" in parts:
-        return _whole(parse_json(text("json"), ".json")["label"])
+        held = parse_json(text("json"), "its .json")
+        if not isinstance(held, dict) or "label" not in held:
+            raise ValueError('its .json has no "label"')
+        return _whole(held["label"])
     raise ValueError("neither .cls nor .json")
 
 

@@ -10,6 +10,7 @@ import math
 import re
 import reprlib
 import sys
+import unicodedata
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -318,7 +319,8 @@ def _values(
     if label is None:
         return [row[name] for name in columns], ""
     value = row[label]
-    if value is None or isinstance(value, _NO_LABEL) or str(value).strip().lower() in ("", "nan"):
+    infinite = isinstance(value, float) and math.isinf(value)
+    if value is None or infinite or isinstance(value, _NO_LABEL) or str(value).strip().lower() in ("", "nan"):
         raise UserError(f"{where}: {label!r} is {_shown(value)}, not a label; leave the row out or name another column")
     return [row[name] for name in columns], str(value)
 
@@ -331,11 +333,11 @@ def _shown(value: Any) -> str:
 
 
 def label_name(label: str) -> str:
-    """A label without blanks around it, and a whole number without its fraction; all else is kept.
+    """A label in Unicode's form NFC, without blanks around it, and a whole number without its fraction.
 
-    Programs write 1 as 1.0 where a value of its column is missing.
+    Programs write 1 as 1.0 where a value of its column is missing, and é as one or two characters.
     """
-    return re.sub(r"^([+-]?\d+)\.0*$", r"\1", label.strip())
+    return re.sub(r"^([+-]?\d+)\.0*$", r"\1", unicodedata.normalize("NFC", label).strip())
 
 
 def import_datasets(what: str) -> Any:
