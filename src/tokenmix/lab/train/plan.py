@@ -106,7 +106,10 @@ def check_config(config: TrainConfig) -> None:
     if distills_layers(config) and loop.token_parallel > 1:
         raise UserError("distill_from=layers calls single layers on whole images; leave --token-parallel out")
     if loop.batch_size % optim.accumulate:
-        raise UserError(f"batch size {loop.batch_size} cannot be split into accumulate={optim.accumulate} equal parts")
+        raise UserError(
+            f"batch size {loop.batch_size} cannot be split into accumulate={optim.accumulate} equal parts; give a "
+            f"multiple of {optim.accumulate} by --batch-size"
+        )
     if not isinstance(optim, OptimConfig):
         return
     if optim.warmup_steps is not None and optim.warmup_epochs is not None:

@@ -130,7 +130,9 @@ class ImageGeneration(TaskModule):
                     f"{', '.join(possible)}"
                 )
         if batch_size % steps:
-            raise UserError(f"a batch of {batch_size} cannot be cut into d_steps={steps} equal parts")
+            raise UserError(
+                f"a batch of {batch_size} cannot be cut into d_steps={steps} equal parts; give a multiple of {steps}"
+            )
         if batch_size // steps < 2:
             raise UserError(f"batch norm needs two images, a part of the batch has {batch_size // steps}")
 

@@ -98,7 +98,7 @@ def _bytes(colors: np.ndarray) -> Tensor:
     colors = np.nan_to_num(colors, posinf=0, neginf=0)
     highest = colors.max(initial=0)
     floating = colors.dtype.kind == "f"
-    ranges = sorted((255, 65535, highest if floating else np.iinfo(colors.dtype).max))
+    ranges = sorted((255, 65535, max(highest, 65535) if floating else np.iinfo(colors.dtype).max))
     scale = 1 if floating and highest < 2 else next(limit for limit in ranges if highest <= limit)
     return torch.from_numpy(((colors / scale).clip(0, 1) * 255).round().astype(np.uint8))
 
