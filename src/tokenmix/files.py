@@ -236,6 +236,22 @@ def _umask() -> int:
     return mask
 
 
+def copy_folder(source: Path, target: Path) -> None:
+    """Copy the files of a folder, which may be a stranger's, into an empty one.
+
+    Raises:
+        UserError: something in it is a link, which could lead anywhere, a pipe or a device.
+    """
+    for entry in sorted(source.iterdir()):
+        if entry.is_symlink():
+            raise UserError(f"{entry} is a link to {os.readlink(entry)}, which is not copied; put the files themselves")
+        if entry.is_dir():
+            (target / entry.name).mkdir()
+            copy_folder(entry, target / entry.name)
+        elif entry.name not in LOCKS:
+            write_bytes(target / entry.name, read_bytes(entry))
+
+
 def open_to_append(path: Path) -> TextIO:
     """A regular file, open to be appended to; a link is never followed."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
