@@ -221,3 +221,11 @@ def test_a_strangers_folder_is_copied_without_links_and_pipes(tmp_path: Path) ->
     os.mkfifo(source / "deep/pipe")
     with never_blocks(), pytest.raises(UserError, match="is a folder, a pipe or a device"):
         copied("piped")
+
+
+def test_a_link_is_not_replaced_by_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    with pytest.raises(UserError, match="link is a link to real"), files.new_folder(tmp_path / "link"):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]

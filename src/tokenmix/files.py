@@ -295,8 +295,10 @@ def new_folder(path: Path) -> Iterator[Path]:
     """An empty folder to write into, which takes the place of `path` at the end; after an error nothing is left of it.
 
     A full folder cannot be renamed over, so the one before steps aside first; `latest_complete_checkpoint` finds it if
-    a kill falls between the two renames.
+    a kill falls between the two renames. `UserError` if `path` is a link.
     """
+    if path.is_symlink():
+        raise UserError(f"{path} is a link to {os.readlink(path)}, which is not replaced; give the folder itself")
     partial, aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=PARTIAL)), _aside(path)
     try:
         yield partial

@@ -123,7 +123,7 @@ def test_folders_of_two_machines_are_merged(tmp_path: Path, capsys: pytest.Captu
     assert not (tmp_path / "new").exists()
     (tmp_path / "secret").write_text("of another folder")
     (two / "runs/self-seed0/more").symlink_to(tmp_path / "secret")
-    with pytest.raises(UserError, match="more is a link to .*secret, which is not copied"):
+    with pytest.raises(UserError, match=r"more is a link to .*secret, which is not copied"):
         compare(CompareConfig().replace(merge=(one, two), out=tmp_path / "new"), quiet=True)
     (two / "runs/self-seed0/more").unlink()
     settings = json.loads((two / "compare.json").read_text())
