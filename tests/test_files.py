@@ -199,3 +199,33 @@ def test_an_error_names_the_file_and_not_its_random_name(tmp_path: Path, monkeyp
         files.replace_file(tmp_path / "file.json", b"")
     assert caught.value.filename == str(tmp_path / "file.json")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_strangers_folder_is_copied_without_links_and_pipes(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "deep").mkdir(parents=True)
+    (source / "deep/file").write_text("kept")
+    (source / files.LOCK).touch()
+
+    def copied(name: str) -> Path:
+        (tmp_path / name).mkdir()
+        files.copy_folder(source, tmp_path / name)
+        return tmp_path / name
+
+    assert [path.name for path in sorted(copied("whole").rglob("*"))] == ["deep", "file"]
+    for place in (".", "..", "/usr", "deep/file", "nowhere"):
+        (source / "deep/link").symlink_to(place)
+        with pytest.raises(UserError, match="link is a link to"):
+            copied(f"linked-{place.replace('/', '-')}")
+        (source / "deep/link").unlink()
+    os.mkfifo(source / "deep/pipe")
+    with never_blocks(), pytest.raises(UserError, match="is a folder, a pipe or a device"):
+        copied("piped")
+
+
+def test_a_link_is_not_replaced_by_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    with pytest.raises(UserError, match="link is a link to real"), files.new_folder(tmp_path / "link"):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]

@@ -236,6 +236,22 @@ def _umask() -> int:
     return mask
 
 
+def copy_folder(source: Path, target: Path) -> None:
+    """Copy the files of a folder, which may be a stranger's, into an empty one.
+
+    Raises:
+        UserError: something in it is a link, which could lead anywhere, a pipe or a device.
+    """
+    for entry in sorted(source.iterdir()):
+        if entry.is_symlink():
+            raise UserError(f"{entry} is a link to {os.readlink(entry)}, which is not copied; put the files themselves")
+        if entry.is_dir():
+            (target / entry.name).mkdir()
+            copy_folder(entry, target / entry.name)
+        elif entry.name not in LOCKS:
+            write_bytes(target / entry.name, read_bytes(entry))
+
+
 def open_to_append(path: Path) -> TextIO:
     """A regular file, open to be appended to; a link is never followed."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -279,8 +295,10 @@ def new_folder(path: Path) -> Iterator[Path]:
     """An empty folder to write into, which takes the place of `path` at the end; after an error nothing is left of it.
 
     A full folder cannot be renamed over, so the one before steps aside first; `latest_complete_checkpoint` finds it if
-    a kill falls between the two renames.
+    a kill falls between the two renames. `UserError` if `path` is a link.
     """
+    if path.is_symlink():
+        raise UserError(f"{path} is a link to {os.readlink(path)}, which is not replaced; give the folder itself")
     partial, aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=PARTIAL)), _aside(path)
     try:
         yield partial

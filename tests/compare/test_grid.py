@@ -10,6 +10,7 @@ from tokenmix.errors import UserError
 from tokenmix.lab.compare.compare import compare
 from tokenmix.lab.compare.grid import split_grid
 from tokenmix.lab.compare.results import load_results
+from tokenmix.lab.compare.variant_runs import plan_runs, read_run
 from tokenmix.lab.data.lookup import data_sets
 from tokenmix.lab.train.config import CompareConfig
 from verbs import printed, refused
@@ -120,7 +121,34 @@ def test_folders_of_two_machines_are_merged(tmp_path: Path, capsys: pytest.Captu
         out = [] if "--merge" in words else ["--out", str(tmp_path / "new")]
         assert message in refused(capsys, "compare", *words, *out)
     assert not (tmp_path / "new").exists()
+    (tmp_path / "secret").write_text("of another folder")
+    (two / "runs/self-seed0/more").symlink_to(tmp_path / "secret")
+    with pytest.raises(UserError, match=r"more is a link to .*secret, which is not copied"):
+        compare(CompareConfig().replace(merge=(one, two), out=tmp_path / "new"), quiet=True)
+    (two / "runs/self-seed0/more").unlink()
     settings = json.loads((two / "compare.json").read_text())
     (two / "compare.json").write_text(json.dumps({**settings, "lr": 0.5}))
     with pytest.raises(UserError, match=r"two holds a comparison with lr 0.5, .*one one with 0.002"):
         compare(CompareConfig().replace(merge=(one, two), out=tmp_path / "new"), quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"accuracy": "<b>"}, "accuracy='<b>' must be a number"),
+        ({"accuracy": 7.0}, "accuracy must be in"),
+        ({"confusion": "x"}, "confusion='x' must be a whole number"),
+        ({"confusion": [[-1]]}, "confusion must be at least 0"),
+    ],
+)
+def test_an_edited_result_is_refused(tmp_path: Path, changed: dict[str, Any], named: str) -> None:
+    (cell,) = plan_runs(small(tmp_path, mixers=("self",)), tmp_path)
+    cell.folder.mkdir(parents=True)
+    result = {"seconds": 1.0, "images_per_second": 9.0, "final": {"accuracy": 0.5, "confusion": [[1, 2], [0, 3]]}}
+    (cell.folder / "config.json").write_text("{}")
+    (cell.folder / "result.json").write_text(json.dumps(result))
+    assert read_run(cell, "", "accuracy", tmp_path).confusion == [[1, 2], [0, 3]]
+    result["final"] |= changed
+    (cell.folder / "result.json").write_text(json.dumps(result))
+    with pytest.raises(UserError, match=named):
+        read_run(cell, "", "accuracy", tmp_path)

@@ -38,3 +38,11 @@ def test_an_unreadable_image_leaves_nothing(tmp_path: Path):
     with pytest.raises(UserError, match=r"broken\.png"):
         inspect_run("vit_nano", broken, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_name_is_neither_a_formula_nor_a_control_sequence(tmp_path: Path, picture: Path):
+    for name in ("a$x^{$.png", "\x1b]0;x\x07\x9b.png"):
+        out = inspect_run("vit_nano", picture.rename(tmp_path / name), tmp_path / "out")
+        assert (out / "depth.png").exists()
+        picture = tmp_path / name

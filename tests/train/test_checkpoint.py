@@ -1,10 +1,12 @@
 """Checkpoints: whole or not at all, never a pickle, and a clear word about those of another model."""
 
 import errno
+import io
 import os
 import pickle
 import resource
 import signal
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from torch import nn
 
 from tokenmix import files
 from tokenmix.errors import UserError
+from tokenmix.files import read_json, write_json
 from tokenmix.lab.train import checkpoint as checkpoints
 from tokenmix.lab.train.checkpoint import (
     Checkpoint,
@@ -194,3 +197,15 @@ def test_tied_weights_are_saved_and_loaded(tmp_path):
     put_weights(other, read_weights(tmp_path), tmp_path)
     assert torch.equal(other["two"].weight, model["one"].weight)
     assert other["two"].weight is other["one"].weight
+
+
+def test_a_compressed_state_is_refused_unread(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "last", Checkpoint({"a": torch.zeros(2)}, {"s": torch.zeros(4)}, {}))
+    held = read_json(tmp_path / "last/meta.json")
+    write_json(tmp_path / "last/meta.json", {key: value for key, value in held.items() if "sha256" not in key})
+    whole = (tmp_path / "last/state.pt").read_bytes()
+    with zipfile.ZipFile(io.BytesIO(whole)) as old, zipfile.ZipFile(tmp_path / "last/state.pt", "w") as new:
+        for part in old.infolist():
+            new.writestr(part.filename, old.read(part), zipfile.ZIP_DEFLATED)
+    with pytest.raises(UserError, match=r"state\.pt is compressed"):
+        read_checkpoint(tmp_path / "last")

@@ -93,6 +93,7 @@ def test_a_task_refuses_what_it_does_not_have() -> None:
     [
         ("lr = 'fast'", "mine.toml: lr='fast' must be a number"),
         ("clip_grad = true", "mine.toml: clip_grad=True must be a number"),
+        (f"lr = 1{'0' * 400}", "mine.toml: lr=10*0 must be a number"),
         ("[optim]\nlrr = 1", "mine.toml: unknown option of image-classification 'lrr'; did you mean lr"),
         ("task = 3", "mine.toml is damaged"),
     ],

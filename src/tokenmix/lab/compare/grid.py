@@ -1,13 +1,12 @@
 """A comparison over several data sets and sizes: one comparison for each pair, and a table over all of them."""
 
 import dataclasses
-import shutil
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tokenmix.errors import UserError, unknown_name
-from tokenmix.files import LOCKS, inside, make_folder, new_folder, replace_file
+from tokenmix.files import copy_folder, inside, make_folder, new_folder, replace_file
 from tokenmix.lab.compare.report import write_page
 from tokenmix.lab.compare.results import Results
 from tokenmix.lab.compare.variant_runs import FREE
@@ -131,7 +130,7 @@ def copy_runs(folders: Sequence[Path], cells: Sequence[Cell]) -> None:
                 finish_run(cell.config.replace(out=run))
                 make_folder(cell.folder.parent)
                 with new_folder(cell.folder) as partial:
-                    shutil.copytree(run, partial, ignore=shutil.ignore_patterns(*LOCKS), dirs_exist_ok=True)
+                    copy_folder(run, partial)
 
 
 def write_grid(results: Mapping[str, Results], out: Path) -> Path:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tokenmix.errors import UserError
 from tokenmix.files import inside, is_unused, make_folder, read_text, to_json, write_json
@@ -13,6 +13,7 @@ from tokenmix.lab.compare.results import Curve, Run
 from tokenmix.lab.grid.cells import Cell
 from tokenmix.lab.train.config import BudgetConfig, CompareConfig, EngineConfig, LoopConfig, TrainConfig
 from tokenmix.lab.train.identity import read_result
+from tokenmix.lab.train.schema import Range, fitted
 from tokenmix.lab.train.sources import read_part
 
 FREE = (
@@ -30,6 +31,11 @@ FREE = (
     *(field.name for field in fields(EngineConfig)),
 )
 """Settings that may differ when a comparison is taken up again: they add runs, or leave their results as they are."""
+
+Amount = Annotated[float, Range(least=0)]
+Confusion = tuple[tuple[Annotated[int, Range(least=0)], ...], ...] | None
+SHARES = {"accuracy": Annotated[float | None, Range(least=0, most=1)]}
+"""Metrics with a range."""
 
 
 def plan_runs(config: CompareConfig, out: Path, name: str = "") -> list[Cell]:
@@ -100,14 +106,16 @@ def _read_run(cell: Cell, failure: str, metric: str, out: Path) -> Run:
     if not cell.is_finished:
         return run
     result = read_result(cell.folder)
+    final, rate = result["final"], f"{_unit(result)}_per_second"
+    confusion = fitted(Confusion, final.get("confusion"), "confusion")
     return replace(
         run,
         status="finished",
         message="",
-        score=result["final"][metric],
-        seconds=result["seconds"],
-        images_per_second=result[f"{_unit(result)}_per_second"],
-        confusion=result["final"].get("confusion"),
+        score=fitted(SHARES.get(metric, float | None), final[metric], metric),
+        seconds=fitted(Amount, result["seconds"], "seconds"),
+        images_per_second=fitted(Amount, result[rate], rate),
+        confusion=None if confusion is None else [list(row) for row in confusion],
     )
 
 

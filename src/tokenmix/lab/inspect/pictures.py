@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from tokenmix.files import replacing
+from tokenmix.lab.figures import save_figure
 from tokenmix.lab.inspect.numbers import MapNumbers
 from tokenmix.lab.inspect.tiles import SIGNED, Tile
 
@@ -32,8 +32,7 @@ def draw_tiles(image: Tensor, tiles: Sequence[Tile], title: str, file: Path) -> 
     axes[0].set_title("image", fontsize=8)
     for axis, tile in zip(axes[1:], tiles):
         _draw_tile(axis, shown, tile)
-    with replacing(file) as partial:
-        figure.savefig(partial, dpi=120)
+    save_figure(figure, file, dpi=120)
 
 
 def _panel(count: int, title: str) -> tuple[Figure, list[Axes]]:
@@ -77,8 +76,7 @@ def draw_matrices(matrices: Sequence[Tensor], titles: Sequence[str], title: str,
         axis.imshow(values, cmap=SIGNED if signed else "magma", vmin=-high if signed else 0, vmax=high)
         axis.set_title(label, fontsize=8)
         axis.set_xlabel(f"{'±' if signed else '0 to '}{high:.2g}", fontsize=7)
-    with replacing(file) as partial:
-        figure.savefig(partial, dpi=120)
+    save_figure(figure, file, dpi=120)
 
 
 def draw_depth(numbers: Sequence[MapNumbers], title: str, file: Path) -> None:
@@ -93,5 +91,4 @@ def draw_depth(numbers: Sequence[MapNumbers], title: str, file: Path) -> None:
     axis.set(xlabel="block", xticks=list(depth), ylim=(-0.03, 1.03), title=title)
     axis.grid(alpha=0.3)
     axis.legend(frameon=False, fontsize=8)
-    with replacing(file) as partial:
-        figure.savefig(partial, dpi=120)
+    save_figure(figure, file, dpi=120)

@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import os
+import zipfile
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,6 +127,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         data = read_bytes(folder / STATE)
         if meta.pop("state_sha256", None) not in (None, hashlib.sha256(data).hexdigest()):
             raise UserError(f"{folder / STATE} is damaged: its bytes are not those that were written")
+        if any(part.compress_type for part in zipfile.ZipFile(io.BytesIO(data)).infolist()):
+            # torch.save never compresses; what a few bytes expand to is bounded by nothing.
+            raise UserError(f"{folder / STATE} is compressed, so torch.save did not write it; put the run's own back")
         state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         weights, _, sha256 = read_sealed(folder / WEIGHTS)
         if meta.pop("weights_sha256", sha256) != sha256:

@@ -92,7 +92,7 @@ def fitted(hint: Any, value: Any, name: str) -> Any:
 
 def _plain(wanted: type, value: Any, name: str) -> Any:
     number = isinstance(value, int) and not isinstance(value, bool)
-    if wanted is float and number:
+    if wanted is float and number and abs(value) < 2**1023:
         return float(value)
     if wanted is Path and isinstance(value, str | Path):
         return user_path(value)

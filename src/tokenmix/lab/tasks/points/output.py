@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from tokenmix.errors import UserError
-from tokenmix.files import replacing
+from tokenmix.lab.figures import save_figure
 
 _DRAWN = 4000
 
@@ -43,8 +43,7 @@ def draw_cloud(path: Path, points: Tensor, parts: Tensor, names: Mapping[str, in
         figure.axes[0].plot([], [], "o", color=colors_of(torch.tensor([number]))[0].div(255).tolist(), label=name)
     figure.legend(loc="outside lower center", ncols=len(names), frameon=False)
     try:
-        with replacing(path) as partial:
-            figure.savefig(partial, dpi=110)
+        save_figure(figure, path, dpi=110)
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror}); give a folder that exists and is writable") from None
     return path
