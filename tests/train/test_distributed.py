@@ -22,7 +22,7 @@ import torch
 
 from processes import finish, start
 from tokenmix.errors import UserError
-from tokenmix.lab.train.launch import launch
+from tokenmix.lab.train.launch import launch, processes_to_start
 from tokenmix.lab.train.plan import seed_everything
 from tokenmix.lab.train.run import evaluate, train
 from tokenmix.lab.train.sources import make_config
@@ -372,6 +372,7 @@ def test_modules_in_the_current_folder_are_not_imported(tmp_path: Path, monkeypa
         ({"WORLD_SIZE": "2.5"}, "WORLD_SIZE='2.5' is not a whole number"),
         ({"RANK": "2"}, "RANK=2, LOCAL_RANK=0, WORLD_SIZE=2, .* contradict each other"),
         ({"RANK": "-1"}, "contradict each other"),
+        ({"LOCAL_RANK": ""}, "asks for several processes, and LOCAL_RANK is not set; let torchrun"),
         ({"LOCAL_WORLD_SIZE": "3"}, "contradict each other"),
         ({"WORLD_SIZE": "0"}, "contradict each other"),
         ({"MASTER_PORT": "x"}, "process 0 of 2 cannot join the others at '127.0.0.1:x', which MASTER_ADDR and MASTER"),
@@ -393,6 +394,12 @@ def test_wrong_variables_of_the_launcher_are_one_line(
     }
     for name, value in (sound | given).items():
         monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+    config = make_config(data="digits", model="vit_nano", device="cpu", out=tmp_path / "run")
+
+    def start() -> None:
+        processes_to_start(config)  # The command asks before Lightning is imported.
+        train(config)
+
     with pytest.raises(UserError, match=message):
-        train(make_config(data="digits", model="vit_nano", device="cpu", out=tmp_path / "run"))
+        start()
     assert not (tmp_path / "run").exists()

@@ -8,7 +8,6 @@ import gc
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch.optim import Optimizer
 
 from tokenmix.errors import UserError, one_line
 from tokenmix.lab.train.config import TrainConfig
+from tokenmix.lab.train.launch import START, DistributedInfo, distributed_info, number_in
 
 
 class PeerFailure(Exception):
@@ -29,57 +29,9 @@ class PeerFailure(Exception):
         self.code = code
 
 
-@dataclass(frozen=True)
-class DistributedInfo:
-    """Ranks of this process: in the run, and on its machine."""
-
-    rank: int = 0
-    local_rank: int = 0
-    world_size: int = 1
-    local_world_size: int = 1
-
-    @property
-    def first(self) -> bool:
-        """Whether this process writes the files."""
-        return self.rank == 0
-
-    @property
-    def num_nodes(self) -> int:
-        """Machines of the run."""
-        return self.world_size // self.local_world_size
-
-
-def distributed_info() -> DistributedInfo:
-    """Rank of this process, from torchrun's variables; rank 0 of 1 without them.
-
-    Raises:
-        UserError: a variable is not a number, or they contradict each other.
-    """
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-    if not all(os.environ.get(name) for name in names):
-        return DistributedInfo()
-    here = DistributedInfo(*map(_number_in, names))
-    if not (0 <= here.rank < here.world_size and 0 <= here.local_rank < here.local_world_size <= here.world_size):
-        given = ", ".join(f"{name}={os.environ[name]}" for name in names)
-        raise UserError(f"{given} contradict each other: a rank counts from 0 and is below the size; {START}")
-    return here
-
-
-START = "let torchrun or --devices set the variables, or unset RANK and WORLD_SIZE for one process"
-
-
-def _number_in(variable: str) -> int:
-    """The whole number in an environment variable, 0 if it is not set."""
-    text = os.environ.get(variable, "0")
-    try:
-        return int(text)
-    except ValueError:
-        raise UserError(f"{variable}={text!r} is not a whole number; {START}") from None
-
-
 def restarts_allowed() -> bool:
     """Whether torchrun starts the processes again when one of them is lost (--max-restarts above 0)."""
-    return _number_in("TORCHELASTIC_MAX_RESTARTS") > 0
+    return number_in("TORCHELASTIC_MAX_RESTARTS") > 0
 
 
 def fit_to_ranks(config: TrainConfig) -> TrainConfig:

@@ -7,16 +7,71 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tokenmix.errors import UserError
 from tokenmix.lab.data.fetch import log
 from tokenmix.lab.train.config import TrainConfig
 
 PATIENCE = 30.0
+START = "let torchrun or --devices set the variables, or unset RANK and WORLD_SIZE for one process"
+
+
+@dataclass(frozen=True)
+class DistributedInfo:
+    """Ranks of this process: in the run, and on its machine."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes the files."""
+        return self.rank == 0
+
+    @property
+    def num_nodes(self) -> int:
+        """Machines of the run."""
+        return self.world_size // self.local_world_size
+
+
+def distributed_info() -> DistributedInfo:
+    """Rank of this process, from torchrun's variables; rank 0 of 1 without them.
+
+    Raises:
+        UserError: a variable is not a number, or they contradict each other.
+    """
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    missing = [name for name in names if not os.environ.get(name)]
+    if missing:
+        if number_in("WORLD_SIZE") > 1 or number_in("RANK") > 0:
+            raise UserError(f"RANK or WORLD_SIZE asks for several processes, and {missing[0]} is not set; {START}")
+        return DistributedInfo()
+    here = DistributedInfo(*map(number_in, names))
+    if not (0 <= here.rank < here.world_size and 0 <= here.local_rank < here.local_world_size <= here.world_size):
+        given = ", ".join(f"{name}={os.environ[name]}" for name in names)
+        raise UserError(f"{given} contradict each other: a rank counts from 0 and is below the size; {START}")
+    return here
+
+
+def number_in(variable: str) -> int:
+    """The whole number in an environment variable, 0 if it is not set."""
+    text = os.environ.get(variable) or "0"
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"{variable}={text!r} is not a whole number; {START}") from None
 
 
 def processes_to_start(config: TrainConfig) -> int:
-    """How many processes the command still has to start; 1 if this one is to train."""
+    """How many processes the command still has to start; 1 if this one is to train.
+
+    Raises:
+        UserError: see `distributed_info`, which must come before Lightning: that reads RANK at its import.
+    """
+    distributed_info()
     if "RANK" in os.environ:
         return 1
     devices, nodes = config.loop.devices, config.loop.num_nodes
