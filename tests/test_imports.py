@@ -41,7 +41,8 @@ LIBRARY = {*BELOW}
 BELOW["lab.registry"] = {"registry"}
 BELOW["lab.data"] = {*LIBRARY, "lab.registry"}
 BELOW["lab.train"] = BELOW["lab.data"] | {"lab.data"}
-BELOW["lab.tasks"] = BELOW["lab.train"] | {"lab.train"}
+BELOW["lab.figures"] = {*LEAVES}
+BELOW["lab.tasks"] = BELOW["lab.train"] | {"lab.train", "lab.figures"}
 # The tools work on run folders of any task.
 BELOW["lab.inspect"] = BELOW["lab.optimized_run"] = BELOW["lab.tasks"] | {"lab.tasks"}
 BELOW["lab.grid"] = BELOW["lab.train"] | {"lab.train"}
