@@ -50,6 +50,9 @@ def main() -> int:
     except UserError as error:
         print(f"tokenmix: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt as stop:
+        print(f"tokenmix: {stop or 'interrupted'}", file=sys.stderr)
+        return 130
     return 0
 
 
