@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix import UserError
-from tokenmix.layers import Mixer, SelfAttention
+from tokenmix.layers import Mixer, Pooling2d, SelfAttention
 from tokenmix.layers.base import Capabilities
 from tokenmix.testing.probe import ProbeNet, look, make_mixers, probe, train_one
 from tokenmix.testing.probe_tasks import KEYS, SHIFT, SYMBOLS, TASKS, VALUES
@@ -115,6 +115,14 @@ def test_planted_layers_are_named() -> None:
     assert look(SelfAttention).sentence() == ""
     assert look("gating").sentence() == ""
     assert "mixes nothing" in look("external-softmax").sentence()
+
+
+def test_a_class_is_probed_as_its_name_is() -> None:
+    """A 2-d class too, which sees the tokens as a grid."""
+    assert look(Pooling2d) == look("pool")
+    assert look("less").reach == 15
+    kinds = [[type(mixer) for mixer in make_mixers(target, (4, 4), 32, 2)] for target in (Pooling2d, "pool")]
+    assert kinds[0] == kinds[1]
 
 
 def test_a_quick_task_tells_self_attention_from_identity() -> None:

@@ -1,12 +1,12 @@
 """Mixers by name: the table, rows of the user's, and how a mixer is built."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmix.errors import UserError, one_line, unknown_name
-from tokenmix.layers.base import Capabilities, Mixer
+from tokenmix.layers.base import Capabilities, GridMixer, Mixer
 from tokenmix.registry import import_object
 from tokenmix.trust import from_caller
 
@@ -56,12 +56,13 @@ def register_mixer(name: str, layer: type[Mixer], about: str = "", **fixed: Any)
             f"a mixer's name must not contain a colon, which separates a module from a class; got {name!r}, try "
             f"{name.replace(':', '-')!r}"
         )
-    row = _spec(name, layer, about, fixed)
+    row = spec_of(name, layer, about, fixed)
     if MIXERS.setdefault(name, row) != row:
         raise UserError(f"the mixer {name!r} is registered already; choose another name")
 
 
-def _spec(name: str, layer: Any, about: str = "", fixed: Mapping[str, Any] | None = None) -> MixerSpec:
+def spec_of(name: str, layer: Any, about: str = "", fixed: Mapping[str, Any] | None = None) -> MixerSpec:
+    """The row for a class under a name; `UserError` if it is no class of mixers."""
     stated = getattr(layer, "capabilities", None)
     if not (isinstance(layer, type) and issubclass(layer, Mixer) and isinstance(stated, Capabilities | property)):
         raise UserError(
@@ -91,7 +92,7 @@ def get_spec(name: str) -> MixerSpec:
         return MIXERS[name]
     if ":" not in name:
         raise unknown_name("mixer", name, MIXERS)
-    return _spec(name, import_object(name))
+    return spec_of(name, import_object(name))
 
 
 def create_mixer(name: str, dim: int, *, num_tokens: int | None = None, **kwargs: Any) -> Mixer:
@@ -127,3 +128,65 @@ def build_mixer(layer: type[Mixer], label: str, dim: int, num_tokens: int | None
         raise UserError(
             f"{label} cannot be built with these arguments: {one_line(error)}; change one of {shown}, or the class"
         ) from error
+
+
+def build_on_grid(
+    layer: type[Mixer],
+    label: str,
+    dim: int,
+    grid: Sequence[int],
+    offered: Mapping[str, Any],
+    kwargs: Mapping[str, Any],
+) -> Mixer:
+    """One layer for tokens that form a grid, row by row; a 2-d layer inside a `GridMixer`.
+
+    Args:
+        layer: the class.
+        label: for messages.
+        dim: width D.
+        grid: (height, width) of the tokens.
+        offered: arguments for layers that have them.
+        kwargs: arguments that the layer must have.
+    """
+    known = inspect.signature(layer).parameters
+    given = {name: value for name, value in offered.items() if name in known}
+    built = build_mixer(layer, label, dim, grid[0] * grid[1], {**given, **kwargs})
+    return GridMixer(built, (grid[0], grid[1])) if built.capabilities.layout == "2d" else built
+
+
+def build_stack(
+    name: str,
+    spec: MixerSpec,
+    dim: int,
+    grid: Sequence[int],
+    depth: int,
+    *,
+    num_leading: int = 1,
+    mixer_kwargs: Mapping[str, Any] | None = None,
+    **offered: Any,
+) -> list[Mixer]:
+    """One mixer for each block of a network whose blocks see the same grid of tokens.
+
+    Args:
+        name: for messages.
+        spec: the mixer's row.
+        dim: width D.
+        grid: (height, width) of the tokens.
+        depth: number of blocks.
+        num_leading: blocks at the front that have the row's leader, if it has one.
+        mixer_kwargs: arguments of the mixer's own class, which refuses an unknown one.
+        **offered: arguments for the layers that have them, such as num_heads, device and dtype.
+
+    Raises:
+        UserError: the mixer cannot be built, or num_leading leaves no block for it.
+    """
+    asked, label = mixer_kwargs or {}, f"mixer {name!r}"
+    if spec.leader is None:
+        return [build_on_grid(spec.layer, label, dim, grid, offered, {**spec.fixed, **asked}) for _ in range(depth)]
+    if not 1 <= num_leading < depth:
+        raise UserError(f"num_leading must lie in 1..{depth - 1} for {name!r} at depth {depth}, got {num_leading}")
+    shared = {key: value for key, value in asked.items() if key in inspect.signature(spec.leader).parameters}
+    later = {**spec.fixed, **spec.later, **asked}
+    leading = [build_on_grid(spec.leader, label, dim, grid, offered, shared) for _ in range(num_leading)]
+    others = range(depth - num_leading)
+    return leading + [build_on_grid(spec.layer, label, dim, grid, offered, later) for _ in others]

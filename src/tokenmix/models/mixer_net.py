@@ -1,15 +1,12 @@
 """The skeleton of equal-budget comparisons: one isotropic network, any mixer of the table."""
 
-import inspect
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 from timm.layers.drop import calculate_drop_path_rates
 
-from tokenmix.errors import UserError
-from tokenmix.layers.base import GridMixer, Mixer
-from tokenmix.layers.table import build_mixer, get_spec
+from tokenmix.layers.table import build_stack, get_spec
 from tokenmix.models.isotropic import IsotropicNet, MixerBlock
 from tokenmix.models.stems import PatchStem, pair
 
@@ -59,27 +56,17 @@ class MixerNet(IsotropicNet):
         factory = {"device": device, "dtype": dtype}
         patch_size = patch_size or (4 if min(pair(img_size)) >= 24 else 2)
         stem = PatchStem(embed_dim, img_size=img_size, patch_size=patch_size, in_chans=in_chans, **factory)
-        spec, grid, asked = get_spec(mixer), stem.grid_size, mixer_kwargs or {}
-        offered = {"num_heads": num_heads, **factory}
-
-        # The skeleton's own arguments go to the layers that have them. The user's go to every layer of the mixer's own
-        # class, which refuses an unknown one.
-        def make(layer: type[Mixer], row: Mapping[str, Any], asked: Mapping[str, Any]) -> Mixer:
-            known = inspect.signature(layer).parameters
-            args = {k: v for k, v in offered.items() if k in known}
-            built = build_mixer(layer, f"mixer {mixer!r}", embed_dim, grid[0] * grid[1], {**args, **row, **asked})
-            return GridMixer(built, grid) if built.capabilities.layout == "2d" else built
-
-        leading: list[Mixer] = []
-        if spec.leader is not None:
-            if not 1 <= num_leading < depth:
-                raise UserError(
-                    f"num_leading must lie in 1..{depth - 1} for {mixer!r} at depth {depth}, got {num_leading}"
-                )
-            shared = {k: v for k, v in asked.items() if k in inspect.signature(spec.leader).parameters}
-            leading = [make(spec.leader, {}, shared) for _ in range(num_leading)]
-        row = spec.fixed if spec.leader is None else {**spec.fixed, **spec.later}
-        mixers = leading + [make(spec.layer, row, asked) for _ in range(depth - len(leading))]
+        mixers = build_stack(
+            mixer,
+            get_spec(mixer),
+            embed_dim,
+            stem.grid_size,
+            depth,
+            num_leading=num_leading,
+            mixer_kwargs=mixer_kwargs,
+            num_heads=num_heads,
+            **factory,
+        )
         rates: Any = calculate_drop_path_rates(drop_path_rate, depth)
         blocks = [
             MixerBlock(m, mlp_ratio=mlp_ratio, drop=drop_rate, drop_path=rate, norm=norm, **factory)

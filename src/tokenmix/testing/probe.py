@@ -1,9 +1,9 @@
 """`tokenmix.probe`: what a token mixer can do, measured on synthetic tasks next to self-attention and to no mixing."""
 
 import inspect
-import json
 import math
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,19 +13,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenmix.errors import UserError, one_line, unknown_name
-from tokenmix.layers.base import GridMixer, Mixer, near_square
-from tokenmix.layers.table import build_mixer, get_spec
+from tokenmix.files import to_json
+from tokenmix.layers.base import Mixer, near_square
+from tokenmix.layers.table import MixerSpec, build_on_grid, build_stack, get_spec, spec_of
 from tokenmix.registry import import_object
 from tokenmix.testing.harness import Builder, awake
 from tokenmix.testing.probe_tasks import TASKS, ProbeTask
 from tokenmix.trust import from_caller
 
+Target = str | Callable[..., nn.Module]
+"""A name of the table, "module:Class", or a class of layers."""
 BASELINES = ("self", "identity")
 SOLVED = 0.95
 """Share of the way from guessing to all right that counts as solved."""
 NOTHING = 0.1
 """Share of that way below which a mixer has learned nothing."""
 SEEDS = (0, 1, 2, 3, 4)
+T_QUANTILE = 2.776
+"""Of Student's t at 97.5 % with four degrees of freedom."""
 DIM, DEPTH, HEADS, BATCH, LR = 64, 2, 4, 64, 3e-3
 EVAL = 1024
 
@@ -73,30 +78,29 @@ class ProbeNet(nn.Module):
         return self.head(self.norm(x))
 
 
-def make_mixers(target: str | Callable[..., nn.Module], grid: tuple[int, int], dim: int, depth: int) -> list[nn.Module]:
-    """One mixer for each block: of the table, "module:Class", or a class that is called with the width.
+def make_mixers(target: Target, grid: tuple[int, int], dim: int, depth: int) -> list[nn.Module]:
+    """One mixer for each block.
 
     Raises:
         UserError: there is no such mixer, or it cannot be built.
     """
-    tokens = grid[0] * grid[1]
-    if not isinstance(target, str):
-        given = {"num_tokens": tokens} if "num_tokens" in inspect.signature(target).parameters else {}
-        try:
-            return [target(dim, **given) for _ in range(depth)]
-        except Exception as error:
-            raise UserError(f"{target} cannot be built with the width {dim}: {one_line(error)}") from error
-    spec = get_spec(target)
+    label, spec = _spec_of(target)
+    if spec is not None:
+        return [*build_stack(label, spec, dim, grid, depth, num_heads=HEADS)]
+    build: Any = target
+    given = {"num_tokens": grid[0] * grid[1]} if "num_tokens" in inspect.signature(build).parameters else {}
+    try:
+        return [build(dim, **given) for _ in range(depth)]
+    except Exception as error:
+        raise UserError(f"{target} cannot be built with the width {dim}: {one_line(error)}") from error
 
-    def make(layer: type[Mixer], given: dict[str, Any]) -> nn.Module:
-        if "num_heads" in inspect.signature(layer).parameters:
-            given = {"num_heads": HEADS, **given}
-        built = build_mixer(layer, f"mixer {target!r}", dim, tokens, given)
-        return GridMixer(built, grid) if built.capabilities.layout == "2d" else built
 
-    first = [] if spec.leader is None else [make(spec.leader, {})]
-    later = {} if spec.leader is None else dict(spec.later)
-    return first + [make(spec.layer, {**spec.fixed, **later}) for _ in range(depth - len(first))]
+def _spec_of(target: Target) -> tuple[str, MixerSpec | None]:
+    """Name and row of a mixer; None for a class or a function of other layers, which are called with the width."""
+    if isinstance(target, str):
+        return target, get_spec(target)
+    name = getattr(target, "__name__", str(target))
+    return name, spec_of(name, target) if isinstance(target, type) and issubclass(target, Mixer) else None
 
 
 @dataclass(frozen=True)
@@ -125,9 +129,16 @@ class Structure:
 
 
 @torch.no_grad()
-def look(target: str | Callable[..., nn.Module], num_tokens: int = 16, dim: int = 32) -> Structure:
+def look(target: Target, num_tokens: int = 16, dim: int = 32) -> Structure:
     """Change one token, or another sample, and see which outputs change."""
-    layer = awake(Builder(lambda: make_mixers(target, near_square(num_tokens), dim, 1)[0])).double()
+    grid, (label, spec) = near_square(num_tokens), _spec_of(target)
+
+    def build() -> nn.Module:
+        if spec is None:
+            return make_mixers(target, grid, dim, 1)[0]
+        return build_on_grid(spec.layer, f"mixer {label!r}", dim, grid, {"num_heads": HEADS}, spec.fixed)
+
+    layer = awake(Builder(build)).double()
     x = torch.randn(num_tokens + 1, num_tokens, dim, generator=torch.Generator().manual_seed(0)).double()
     if (found := layer(x[:1])).shape != x[:1].shape:
         raise UserError(f"{target} gives {tuple(found.shape)} for tokens {tuple(x[:1].shape)}; a mixer keeps the shape")
@@ -167,11 +178,10 @@ class Score:
 
     @property
     def half_width(self) -> float | None:
-        """Half of the 95 % confidence interval over seeds; None for fewer than three seeds."""
-        if len(self.values) < 3:
+        """Half of the 95 % confidence interval over five seeds; None for a single one."""
+        if len(self.values) < len(SEEDS):
             return None
-        quantile = {3: 4.303, 4: 3.182, 5: 2.776}.get(len(self.values), 2.6)
-        return quantile * statistics.stdev(self.values) / math.sqrt(len(self.values))
+        return T_QUANTILE * statistics.stdev(self.values) / math.sqrt(len(self.values))
 
     @property
     def level(self) -> float:
@@ -229,7 +239,7 @@ class ProbeReport:
         structures = {name: asdict(structure) for name, structure in self.structures.items()}
         sentences = {name: self.sentences(name) for name in self.mixers}
         document = {"seeds": self.seeds, "seconds": self.seconds, "structures": structures}
-        return json.dumps({**document, "scores": rows, "sentences": sentences}, indent=2)
+        return to_json({**document, "scores": rows, "sentences": sentences})
 
     def rows(self) -> list[list[str]]:
         """Cells of the table: a header, then one row for each mixer. Solved tasks are marked by `*`."""
@@ -300,9 +310,7 @@ STEPS: dict[str, int] = {
 """Training steps of a task: where self-attention's curve is flat."""
 
 
-def train_one(
-    target: str | Callable[..., nn.Module], task: ProbeTask, seed: int, *, steps: int, device: str = "cpu"
-) -> dict[str, float]:
+def train_one(target: Target, task: ProbeTask, seed: int, *, steps: int, device: str = "cpu") -> dict[str, float]:
     """Train one network from nothing; accuracies on unseen samples, at the trained and at twice the length."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -344,7 +352,7 @@ def accuracy(net: nn.Module, task: ProbeTask, grid: tuple[int, int], device: str
 
 @from_caller
 def probe(
-    mixers: str | Callable[..., nn.Module] | Sequence[str | Callable[..., nn.Module]],
+    mixers: Target | Sequence[Target],
     *,
     tasks: Sequence[str] | None = None,
     full: bool = False,
@@ -367,8 +375,6 @@ def probe(
     Raises:
         UserError: an unknown mixer or task, a mixer that cannot be built or trained, or no such device.
     """
-    import time
-
     chosen = list(TASKS) if tasks is None else [tasks] if isinstance(tasks, str) else list(tasks)
     if not chosen:
         raise UserError(f"no task given; name one or more of {', '.join(TASKS)}")
@@ -378,7 +384,7 @@ def probe(
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("no CUDA device is available; leave device out")
     given = list(mixers) if isinstance(mixers, Sequence) and not isinstance(mixers, str) else [mixers]
-    named: dict[str, str | Callable[..., nn.Module]] = {}
+    named: dict[str, Target] = {}
     for target in [*BASELINES, *given]:
         label = target if isinstance(target, str) else getattr(target, "__name__", str(target))
         named.setdefault(label, _class_of(target))
@@ -407,17 +413,14 @@ def probe(
     return ProbeReport(tuple(rows), structures, seconds, len(SEEDS) if full else 1)
 
 
-def _class_of(target: Any) -> str | Callable[..., nn.Module]:
-    """What builds the layer: a name of the table or of a Mixer as "module:Class", or a class."""
+def _class_of(target: Any) -> Target:
+    """A name of the table, or the class that a name or a caller gives."""
     if isinstance(target, nn.Module) or not (isinstance(target, str) or callable(target)):
         raise UserError(f"a mixer must be a name of tokenmix.list_mixers() or a class, got {target!r}")
-    if isinstance(target, str) and ":" in target:
-        found = import_object(target)
-        return target if isinstance(found, type) and issubclass(found, Mixer) else found
-    return target
+    return import_object(target) if isinstance(target, str) and ":" in target else target
 
 
-def _structure(label: str, target: str | Callable[..., nn.Module]) -> Structure:
+def _structure(label: str, target: Target) -> Structure:
     try:
         return look(target)
     except UserError:
