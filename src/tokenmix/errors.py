@@ -15,7 +15,6 @@ EXTRAS = {
     "train": (
         "filelock",
         "jinja2",
-        "lightning",
         "matplotlib",
         "pooch",
         "requests",
@@ -33,6 +32,7 @@ EXTRAS = {
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "streaming": ("fsspec", "gcsfs", "s3fs"),
     "fid": ("torch_fidelity",),
+    "lightning": ("lightning",),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),
     "ray": ("ray",),

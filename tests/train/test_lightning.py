@@ -1,29 +1,33 @@
-"""A task is a LightningModule: it trains under Lightning's own Trainer, in a script without tokenmix's loop."""
+"""A task trains under Lightning's own Trainer, in a script without tokenmix's loop."""
 
 import csv
 from pathlib import Path
+from typing import Any
 
-import lightning as L
 import pytest
 import torch
-from lightning.pytorch.loggers import CSVLogger
 
 from tokenmix.lab.registry import get_task
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.plan import seed_everything
 from tokenmix.lab.train.sources import make_config
-from tokenmix.lab.train.task import TaskModule
+
+L = pytest.importorskip("lightning")
 
 CONFIG = make_config(data="digits", model="vit_nano", model_kwargs={"depth": 1}, limit=64, limit_eval=32, threads=1)
 
 
-def under_lightning(config: TrainConfig, folder: Path) -> tuple[TaskModule, list[dict[str, str]]]:
+def under_lightning(config: TrainConfig, folder: Path) -> tuple[Any, list[dict[str, str]]]:
     """The task after two epochs of four batches, and the rows of Lightning's metrics.csv."""
+    from lightning.pytorch.loggers import CSVLogger
+
+    from tokenmix.lab.train.lightning import LightningTask
+
     kind = get_task(config.task)
     data = kind.load_data(config)
     description = data.describe()
     seed_everything(0, 0, 0)
-    task = kind(kind.build_model(config, description), config, description)
+    task = LightningTask(kind(kind.build_model(config, description), config, description))
     trainer = L.Trainer(
         max_epochs=2,
         accelerator="cpu",
@@ -49,8 +53,8 @@ def test_image_classification_under_lightnings_trainer(tmp_path: Path):
     assert sum(losses[4:]) < sum(losses[:4])
     evaluated = [row for row in rows if row["val_accuracy"]]
     assert len(evaluated) == 2
-    assert float(evaluated[-1]["val_accuracy"]) == pytest.approx(task.results["accuracy"])
-    assert "confusion" in task.results, "a table stays with the task"
+    assert float(evaluated[-1]["val_accuracy"]) == pytest.approx(task.task.results["accuracy"])
+    assert "confusion" in task.task.results, "a table stays with the task"
     # The schedule covers the eight steps that the Trainer estimates.
     schedule = task.lr_schedulers()
     assert isinstance(schedule, torch.optim.lr_scheduler.LambdaLR)
@@ -72,4 +76,4 @@ def test_two_optimisers_under_lightnings_trainer(tmp_path: Path):
     task, rows = under_lightning(config, tmp_path)
     assert task.trainer.global_step == 16, "each batch steps the discriminator and the generator"
     assert len([row for row in rows if row["train_d_loss"]]) == 8
-    assert all(parameter.requires_grad for parameter in task.model.parameters())
+    assert all(parameter.requires_grad for parameter in task.task.model.parameters())

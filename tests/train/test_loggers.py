@@ -86,7 +86,7 @@ def test_wandb_has_the_rows_of_metrics_csv(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(wandb.Run, "log", noted)
     run = tmp_path / "run"
     stopped_and_resumed(run, "wandb", monkeypatch)
-    losses = {row["trainer/global_step"]: row["train/loss"] for row in logged}
+    losses = {row["step"]: row["train/loss"] for row in logged}
     assert losses == {int(row["step"]): float(row["train_loss"]) for row in rows(run)}
     name = json.loads((run / "logger.json").read_text())["id"]
     kept = sorted((tmp_path / "wandb").glob(f"offline-run-*-{name}/run-{name}.wandb"))

@@ -46,10 +46,10 @@ class Adversaries(TaskModule):
     """A generator that shifts noise, and a discriminator that tells its numbers from real ones."""
 
     headline, direction = "distance", "min"
+    automatic_optimization = False
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.automatic_optimization = False
 
     @classmethod
     def load_data(cls, config: Any, like: Any = None) -> Numbers:
@@ -73,9 +73,9 @@ class Adversaries(TaskModule):
             F.softplus(-judge(fake)).mean(),
             F.softplus(judge(fake.detach())).mean() + F.softplus(-judge(batch)).mean(),
         ]
-        for optimizer, loss in zip(self.optimizers(), losses):  # type: ignore[arg-type]
+        for optimizer, loss in zip(self.optimizers, losses):
             optimizer.zero_grad()
-            self.manual_backward(loss)
+            loss.backward()
             optimizer.step()
         return {"logs": {"loss": losses[0].detach(), "judge_loss": losses[1].detach()}}
 

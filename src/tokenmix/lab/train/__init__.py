@@ -1,7 +1,7 @@
-"""One trainer for every task: Lightning, checkpoints without pickle, run folders.
+"""One trainer for every task: checkpoints without pickle, run folders.
 
 The functions are fetched when they are first used: the command line imports `config` for its help and must not wait
-for Lightning.
+for torch.
 """
 
 import importlib

@@ -1,110 +1,155 @@
-"""Lightning Fabric, set up for one run: device, precision, and how several processes share the work."""
+"""Where a run computes, in which precision, and how several processes share the work."""
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.fabric import Fabric
-from lightning.fabric.plugins.environments import TorchElasticEnvironment
-from lightning.fabric.plugins.precision import HalfPrecision, MixedPrecision, Precision
-from lightning.fabric.strategies import DDPStrategy, ModelParallelStrategy, Strategy
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from tokenmix.errors import UserError
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.distributed import distributed_info
 from tokenmix.lab.train.task import TaskModule
 
-
-class Autocast(MixedPrecision):
-    """Automatic mixed precision whose inputs stay as they are: points need all bits of their coordinates."""
-
-    def convert_input(self, data: Any) -> Any:
-        """Nothing is cast."""
-        return data
+MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
-class AverageAtStep(DDPStrategy):
-    """DDP for a task that steps its optimisers itself: each step uses the mean of the processes' gradients.
+class _TrainingStep(nn.Module):
+    """A task whose forward pass is its training step, which is what DistributedDataParallel wraps."""
 
-    DistributedDataParallel instead expects one backward pass after each forward pass of the module that it wraps; such
-    a task has several within `training_step`, each through a part of its networks.
+    def __init__(self, task: TaskModule) -> None:
+        super().__init__()
+        self.task = task
+
+    def forward(self, batch: Any, number: int) -> dict[str, Any]:
+        return self.task.training_step(batch, number)
+
+
+class Engine:
+    """A task on its device and, unless `alone`, shared by all processes of the run.
+
+    Several processes hold copies (ddp), shards (fsdp), or copies that split the tokens of an image. A task that steps
+    its optimisers itself has several backward passes in a step, so that its gradients are averaged before each step of
+    an optimiser.
     """
 
-    def setup_module(self, module: nn.Module) -> nn.Module:  # pyrefly: ignore[bad-override]
-        """The module itself; all processes have drawn or read the same weights."""
-        return module
+    def __init__(self, config: TrainConfig, task: TaskModule, *, alone: bool = False) -> None:
+        here, kind = distributed_info(), device_type(config)
+        self.task, self.precision, self.kind = task, config.loop.precision, kind
+        several = not alone and here.world_size > 1
+        self.device = torch.device(kind, here.local_rank) if several and kind == "cuda" else torch.device(kind)
+        self.scaler = torch.amp.GradScaler(kind) if self.precision == "16-mixed" else None
+        self.average = several and not task.automatic_optimization
+        self.sharded = several and config.loop.strategy == "fsdp"
+        self.module: nn.Module = _TrainingStep(task)
+        task.to(self.device, torch.bfloat16 if self.precision == "bf16" else None)
+        if self.sharded:
+            _shard(task, kind, config.loop.token_parallel)
+        elif several and not self.average:
+            if (shared := config.loop.token_parallel) > 1:
+                shape = (here.world_size // shared, shared)
+                task.split_tokens(init_device_mesh(kind, shape, mesh_dim_names=("data", "tokens"))["tokens"])
+            self.module = DistributedDataParallel(self.module, [self.device] if kind == "cuda" else None)
 
-    def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:
-        """Average, then step."""
-        for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-            if parameter.grad is not None:
-                dist.all_reduce(parameter.grad)
-                parameter.grad /= dist.get_world_size()
-        return super().optimizer_step(optimizer, **kwargs)
+    def use(self, optimizers: list[Optimizer]) -> None:
+        """Let the task step these; the processes' gradients are averaged where nothing else does it."""
+        self.task.optimizers = optimizers
+        for optimizer in optimizers if self.average else ():
+            optimizer.register_step_pre_hook(_average_gradients)
+
+    def move(self, batch: Any) -> Any:
+        """The batch on the device, in bf16 in that type. Mixed precision keeps floats: points need all their bits."""
+        dtype = torch.bfloat16 if self.precision == "bf16" else None
+        return _mapped(batch, lambda x: x.to(self.device, dtype if x.is_floating_point() else None, non_blocking=True))
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Autocast in mixed precision; in bf16 new tensors are bf16."""
+        before = torch.get_default_dtype()
+        try:
+            if self.precision == "bf16":
+                torch.set_default_dtype(torch.bfloat16)
+            mixed = MIXED.get(self.precision)
+            with nullcontext() if mixed is None else torch.autocast(self.kind, mixed):
+                yield
+        finally:
+            torch.set_default_dtype(before)
+
+    def train(self, batch: Any, number: int, *, share: float = 1.0, last: bool = True) -> dict[str, Tensor]:
+        """The task's training step, and the backward pass of `share` of its loss; returns what there is to log.
+
+        Args:
+            batch: on the device.
+            number: of the batch in its epoch.
+            share: factor of the loss.
+            last: whether a step of the optimiser follows; only then the processes exchange gradients.
+        """
+        with nullcontext() if last or not isinstance(self.module, DistributedDataParallel) else self.module.no_sync():
+            if self.sharded:
+                self.task.model.set_requires_gradient_sync(last)  # type: ignore[operator]
+            with self.computing():
+                outputs = self.module(batch, number)
+            if self.task.automatic_optimization:
+                loss = outputs["loss"].float() * share
+                (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        return _mapped(outputs["logs"], lambda x: x.float() if x.is_floating_point() else x)
+
+    def step(self, optimizer: Optimizer, clip_grad: float | None) -> None:
+        """Clip the gradients, step, and clear them."""
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
+        if clip_grad is not None:
+            # Weights that are not finite are reported with the checkpoint.
+            nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip_grad)
+        if self.scaler is None:
+            optimizer.step()
+        else:
+            self.scaler.step(optimizer)
+            self.scaler.update()
+        optimizer.zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scale of 16-mixed."""
+        return {} if self.scaler is None else self.scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set the scale of 16-mixed; `ValueError` for the state of another precision."""
+        if (self.scaler is None) != (not state):
+            raise ValueError("another precision")
+        if self.scaler is not None:
+            self.scaler.load_state_dict(state)
 
 
-def make_fabric(config: TrainConfig, task: TaskModule, *, alone: bool = False) -> Fabric:
-    """Fabric on the config's device, over all processes of the run, or only this one."""
-    device, here = device_type(config), distributed_info()
-    plugins: list[Any] = [_precision(config, device)]
-    if alone or here.world_size == 1:
-        fabric = Fabric(accelerator=device, devices=1, plugins=plugins)
-    else:
-        fabric = Fabric(
-            accelerator=device,
-            devices=here.local_world_size,
-            num_nodes=here.num_nodes,
-            strategy=_strategy(config, task),
-            plugins=[*plugins, TorchElasticEnvironment()],
-        )
-    fabric.launch()
-    return fabric
+def _mapped(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    """The function on each tensor of nested dicts, lists and tuples."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {key: _mapped(one, function) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_mapped(one, function) for one in value)
+    return value
 
 
-def _precision(config: TrainConfig, device: str) -> Precision:
-    if config.loop.precision == "32":
-        return Precision()
-    if config.loop.precision == "bf16":
-        return HalfPrecision("bf16-true")
-    return Autocast(config.loop.precision, device)
+def _average_gradients(optimizer: Optimizer, *_: Any) -> None:
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
 
 
-class SplitTokens(DDPStrategy):
-    """Copies of a task whose model has split tokens; gradients are averaged over all processes."""
-
-    def __init__(self, shared: int) -> None:
-        super().__init__()
-        self.shared = shared
-
-    def setup_module(self, module: nn.Module) -> nn.Module:  # pyrefly: ignore[bad-override]
-        """Split the tokens over neighbouring processes, then wrap."""
-        shape = (dist.get_world_size() // self.shared, self.shared)
-        mesh = init_device_mesh(self.root_device.type, shape, mesh_dim_names=("data", "tokens"))
-        assert isinstance(module, TaskModule)
-        module.split_tokens(mesh["tokens"])
-        return super().setup_module(module)
-
-
-def _strategy(config: TrainConfig, task: TaskModule) -> Strategy:
-    shared = config.loop.token_parallel
-    if config.loop.strategy == "fsdp":
-        size = distributed_info().world_size // shared
-        return ModelParallelStrategy(_shard, data_parallel_size=size, tensor_parallel_size=shared)
+def _shard(task: TaskModule, kind: str, shared: int) -> None:
+    size = dist.get_world_size()
     if shared > 1:
-        return SplitTokens(shared)
-    return DDPStrategy() if task.automatic_optimization else AverageAtStep()
-
-
-def _shard(task: TaskModule, mesh: DeviceMesh) -> TaskModule:
-    if mesh["tensor_parallel"].size() == 1:
-        task.shard(mesh["data_parallel"])
-        return task
-    task.split_tokens(mesh["tensor_parallel"])
+        shape = (size // shared, shared)
+        task.split_tokens(init_device_mesh(kind, shape, mesh_dim_names=("data", "tokens"))["tokens"])
     # Over all processes, as gradients must be averaged over those that share an image too.
-    task.shard(init_device_mesh(mesh.device_type, (mesh.size(),)))
-    return task
+    task.shard(init_device_mesh(kind, (size,)))
 
 
 def device_type(config: TrainConfig) -> str:

@@ -1,4 +1,4 @@
-"""Experiment trackers, through Lightning's loggers: Weights & Biases and MLflow.
+"""Experiment trackers: Weights & Biases and MLflow.
 
 A run folder keeps the tracker's id of the run in logger.json, so that a run that is resumed continues there too. Where
 they send to is configured as usual: by WANDB_MODE, WANDB_PROJECT and MLFLOW_TRACKING_URI.
@@ -8,7 +8,6 @@ import importlib
 import os
 import secrets
 from pathlib import Path
-from typing import Any
 
 from tokenmix.errors import UserError, needs, one_line
 from tokenmix.files import read_json, write_json
@@ -47,50 +46,65 @@ class RunLogger:
             known = read_json(file)["id"] if file.exists() else None
         except (LookupError, TypeError, ValueError, RecursionError):
             raise UserError(f"{file} is damaged; remove it, then the tracker gets a new run") from None
+        options = {name: str(value) for name, value in config.flat().items()}
         try:
-            self.logger = {"wandb": _wandb, "mlflow": _mlflow}[kind](run, known, quiet)
-            if known is None:
-                self.logger.log_hyperparams({name: str(value) for name, value in config.flat().items()})
-            write_json(file, {"logger": kind, "id": str(self.logger.version)})
+            self.tracker: _Wandb | _MLflow = {"wandb": _Wandb, "mlflow": _MLflow}[kind](run, known, options, quiet)
+            write_json(file, {"logger": kind, "id": self.tracker.id})
         except Exception as error:  # Each tracker has its own types for a missing login and a missing network.
             raise UserError(f"--logger {kind} cannot start ({one_line(error)}); {REMEDIES[kind]}") from error
 
     def log(self, values: dict[str, float], step: int) -> None:
         """A row; names as in TensorBoard."""
-        self.logger.log_metrics(values, step)
+        self.tracker.log(values, step)
 
     def close(self, *, finished: bool) -> None:
         """End the run there; one that did not finish is marked so, and may be resumed."""
-        self.logger.finalize("success" if finished else "failed")
-        end = getattr(self.logger.experiment, "finish", None)
-        if end is not None:
-            end(exit_code=0 if finished else 1)
+        self.tracker.close(finished=finished)
 
 
-def _wandb(run: Path, known: str | None, quiet: bool) -> Any:
-    import wandb
-    from lightning.pytorch.loggers import WandbLogger
+class _Wandb:
+    def __init__(self, run: Path, known: str | None, options: dict[str, str], quiet: bool) -> None:
+        import wandb
 
-    # Its files hold links, and a run folder that holds any is not resumed.
-    logger = WandbLogger(
-        name=run.name,
-        save_dir=os.environ.get("WANDB_DIR", run.parent),
-        id=known or secrets.token_hex(4),
-        resume="allow",
-        project=os.environ.get("WANDB_PROJECT", PROJECT),
-        settings=wandb.Settings(silent=quiet),
-    )
-    _ = logger.experiment  # which starts it
-    return logger
+        # Its files hold links, and a run folder that holds any is not resumed.
+        self.run = wandb.init(
+            name=run.name,
+            dir=os.environ.get("WANDB_DIR", run.parent),
+            id=known or secrets.token_hex(4),
+            resume="allow",
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            config=options if known is None else None,
+            settings=wandb.Settings(silent=quiet),
+        )
+        self.run.define_metric("*", step_metric="step")
+        self.id = self.run.id
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.run.log({**values, "step": step})
+
+    def close(self, *, finished: bool) -> None:
+        self.run.finish(exit_code=0 if finished else 1)
 
 
-def _mlflow(run: Path, known: str | None, quiet: bool) -> Any:
-    import mlflow
-    from lightning.pytorch.loggers import MLFlowLogger
+class _MLflow:
+    def __init__(self, run: Path, known: str | None, options: dict[str, str], quiet: bool) -> None:
+        import mlflow
 
-    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-    # Lightning's default is a folder, which MLflow 3 refuses; MLflow's own default depends on what of it is installed.
-    where = os.environ.get("MLFLOW_TRACKING_URI") or mlflow.get_tracking_uri()
-    logger = MLFlowLogger(experiment_name=name, run_name=run.name, tracking_uri=where, run_id=known)
-    _ = logger.experiment
-    return logger
+        # MLflow's own default depends on what of it is installed.
+        where = os.environ.get("MLFLOW_TRACKING_URI") or mlflow.get_tracking_uri()
+        self.client = mlflow.tracking.MlflowClient(where)
+        if known is None:
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+            experiment = self.client.get_experiment_by_name(name)
+            where_to = self.client.create_experiment(name) if experiment is None else experiment.experiment_id
+            known = self.client.create_run(where_to, run_name=run.name).info.run_id
+            for option, value in options.items():
+                self.client.log_param(known, option, value)
+        self.id = known
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        for name, value in values.items():
+            self.client.log_metric(self.id, name, value, step=step)
+
+    def close(self, *, finished: bool) -> None:
+        self.client.set_terminated(self.id, "FINISHED" if finished else "FAILED")

@@ -1,8 +1,7 @@
 """The interface between the trainer and a task.
 
-A task is a LightningModule: what differs between tasks is what a user of Lightning overrides anyway. A classifier
-writes `loss`, `evaluate` and `metrics`; a pair of adversaries overrides `training_step` and `configure_optimizers` as
-well.
+Methods have the names of LightningModule's. A classifier writes `loss`, `evaluate` and `metrics`; a pair of adversaries
+overrides `training_step` and `configure_optimizers` as well. `LightningTask` puts a task under Lightning's Trainer.
 """
 
 from abc import ABC, abstractmethod
@@ -11,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import lightning as L
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import parallelize_module
+from torch.optim import Optimizer
 from torchmetrics import MetricCollection
 
 from tokenmix.errors import UserError, one_line
@@ -130,7 +129,7 @@ def size_note(sizes: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
-class TaskModule(ProgramHooks, L.LightningModule, ABC):
+class TaskModule(ProgramHooks, nn.Module, ABC):
     """A network with its loss and metrics; `ProgramHooks` has the hooks for the other verbs.
 
     Everything that is learned must be in `model`, since that is what is saved; a task with two networks puts both
@@ -147,9 +146,10 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
         options: the task's own options, `config.options`.
         writes: `predict_into` writes files, such as masks.
         tables: those of `metrics()` that are not a single number, such as a confusion matrix.
-        total_steps: optimiser steps of the whole run; our loop sets it before training.
+        total_steps: optimiser steps of the whole run; the loop sets it before training.
+        automatic_optimization: the loop runs the backward pass and steps the optimisers; False: `training_step` does.
+        optimizers: those of `configure_optimizers`, for such a `training_step`.
         part_weight: what the loss of the current batch is multiplied by, see `part_weights`; set before each batch.
-        prepared_optimizers: those of `configure_optimizers`, as our loop's Fabric steps them.
         results: the values of `metrics()` after the last evaluation.
     """
 
@@ -157,6 +157,7 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
     direction: ClassVar[Literal["max", "min"]]
     tables: ClassVar[frozenset[str]] = frozenset()
     writes: ClassVar[bool] = False
+    automatic_optimization: ClassVar[bool] = True
 
     def __init__(self, model: nn.Module, config: TrainConfig, data: Mapping[str, Any]) -> None:
         super().__init__()
@@ -165,7 +166,7 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
         self.scores = self.metrics()
         self.total_steps = 0
         self.part_weight = 1.0
-        self.prepared_optimizers: list[Any] = []
+        self.optimizers: list[Optimizer] = []
         self.results: dict[str, Any] = {}
 
     @classmethod
@@ -268,28 +269,22 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
         """The model as it is exported: one tensor of predictions for the arguments that `example` gives."""
         return self.model
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         """The loss, and under `logs` what is written to metrics.csv as train_*."""
         loss, logs = self.loss(batch)
         return {"loss": loss, "logs": {"loss": loss.detach(), **logs}}
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Set `part_weight` under Lightning's Trainer, over its processes; our own loop sets it for whole steps."""
-        own = self.count(batch)
-        if own is not None:
-            counts: Any = self.all_gather(torch.tensor(float(own), device=self.device))
-            self.part_weight = own / max(1.0, float(counts.mean()))
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log `logs` under Lightning's Trainer; our own loop records them itself."""
-        self.log_dict({f"train_{name}": value for name, value in outputs["logs"].items()})
 
     def on_validation_epoch_start(self) -> None:
         """Reset the metrics of the previous evaluation."""
         self.scores.reset()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """`evaluate`, under Lightning's name."""
+        """Evaluate a batch of validation or test samples; as `evaluate` for most tasks."""
         self.evaluate(batch)
 
     def shard(self, mesh: DeviceMesh) -> None:
@@ -308,10 +303,9 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
         parallelize_module(self.model, mesh, TokenParallel())
 
     def on_validation_epoch_end(self) -> None:
-        """Keep the metrics as plain values, and log the numbers among them where Lightning's Trainer has loggers."""
+        """Keep the metrics as plain values."""
         values = self.scores.compute()
         self.results = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in values.items()}
-        self.log_dict({f"val_{name}": self.results[name] for name in self.numbers()})
 
     def name_classes(self, *tables: str) -> None:
         """Results of these names, a number for each class, become one by the name of the class."""
@@ -319,13 +313,6 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
             # torchmetrics makes one number of a table of one.
             values = self.results[table] if isinstance(self.results[table], list) else [self.results[table]]
             self.results[table] = dict(zip(self.data["classes"], values, strict=True))
-
-    def optimizers(self, use_pl_optimizer: bool = True) -> Any:
-        """The optimisers for a `training_step` of manual optimisation, in our loop and under Lightning's Trainer."""
-        prepared = self.prepared_optimizers
-        if not prepared:
-            return super().optimizers(use_pl_optimizer)
-        return prepared if len(prepared) > 1 else prepared[0]
 
     def parameter_groups(self) -> nn.Module | list[dict[str, Any]]:
         """What `make_optimizer` takes: the model, or groups with rates and decays of their own."""
@@ -335,7 +322,5 @@ class TaskModule(ProgramHooks, L.LightningModule, ABC):
         """timm's optimiser, with the recipe's schedule after linear warm-up, step by step."""
         optim, epochs = self.config.optim, self.config.loop.epochs
         optimizer = make_optimizer(self.parameter_groups(), optim)
-        # Lightning's own Trainer knows how many there will be.
-        total_steps = self.total_steps or int(self.trainer.estimated_stepping_batches)
-        schedule = make_schedule(optimizer, optim, total_steps, epochs)
+        schedule = make_schedule(optimizer, optim, self.total_steps, epochs)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

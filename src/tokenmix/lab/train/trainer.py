@@ -1,6 +1,4 @@
-"""The training loop. Devices, precision and processes are Lightning Fabric's; which batch, step and epoch comes next is
-decided here alone, since a run that continues in mid-epoch has to do so bit for bit.
-"""
+"""The training loop: which batch, step and epoch comes next. A run that continues in mid-epoch does so bit for bit."""
 
 import itertools
 import sys
@@ -13,14 +11,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError, one_line
 from tokenmix.lab.data.loader import worker_errors
 from tokenmix.lab.train.checkpoint import Checkpoint, read_weights, save_run
 from tokenmix.lab.train.config import TrainConfig
-from tokenmix.lab.train.distillation import DistillingTask
 from tokenmix.lab.train.distributed import (
     all_reduce_max,
     broadcast_buffers,
@@ -30,7 +26,7 @@ from tokenmix.lab.train.distributed import (
     raise_on_all_ranks,
     sharded_state_dict,
 )
-from tokenmix.lab.train.engine import make_fabric
+from tokenmix.lab.train.engine import Engine
 from tokenmix.lab.train.identity import identity_of
 from tokenmix.lab.train.interrupt import Interrupted, StopRequest, listen
 from tokenmix.lab.train.optimizer import WeightEMA, optimizers_and_schedules
@@ -80,10 +76,9 @@ def fit(
 def validate(task: TaskModule, data: TaskData, config: TrainConfig, batch_size: int) -> dict[str, Any]:
     """Metrics of the task's model on the test samples; the task is on the CPU afterwards."""
     with _expected_warnings_ignored():
-        fabric = make_fabric(config, task, alone=True)
-        fabric.setup_module(task)
+        engine = Engine(config, task, alone=True)
         with finite_outputs(task), worker_errors():
-            _evaluate(fabric, task, ((batch, True) for batch in data.test_batches(batch_size=batch_size)))
+            _evaluate(engine, task, ((batch, True) for batch in data.test_batches(batch_size=batch_size)))
         task.cpu()
     return task.results
 
@@ -106,15 +101,9 @@ class TrainingLoop:
         self.task, self.data, self.plan, self.config = task, session.data, session.plan, config
         self.folder, self.progress, self.recorder, self.request = run, progress, recorder, request
         task.total_steps = self.plan.total_steps
-        self.fabric = make_fabric(config, task)
-        self.precision = self.fabric.strategy.precision
-        self.module = self.fabric.setup_module(task)
-        # fsdp moves no more than the model.
-        task.scores.to(self.fabric.device)
-        if isinstance(task, DistillingTask) and task.teacher is not None:
-            task.teacher.to(self.fabric.device)
+        self.engine = Engine(config, task)
         self.optimizers, self.schedules = optimizers_and_schedules(task.configure_optimizers())
-        task.prepared_optimizers = [self.fabric.setup_optimizers(optimizer) for optimizer in self.optimizers]
+        self.engine.use(self.optimizers)
         self.ema = None if config.optim.ema is None else WeightEMA(task.model, config.optim.ema)
         self.identity = identity_of(run) if recorder.first else {}
 
@@ -145,7 +134,7 @@ class TrainingLoop:
         while parts := list(itertools.islice(rest, together)):
             for batch, weight in zip(parts, self.task.part_weights(parts)):
                 self.task.part_weight = weight
-                yield self.precision.convert_input(self.fabric.to_device(batch))
+                yield self.engine.move(batch)
 
     def start_batch(self) -> None:
         """Seed: dropout, mixup and the like of this batch depend on (seed, epoch, batch, part of the data) alone."""
@@ -153,35 +142,19 @@ class TrainingLoop:
         seed_everything(self.config.loop.seed, self.progress.epoch + 1, self.progress.batch, rank)
 
     def _train(self, batch: Any) -> dict[str, Tensor]:
-        """Forward and backward pass, and a step of the optimiser where one is due; what there is to log."""
-        number = self.progress.batch
-        if not self.task.automatic_optimization:
-            with self.fabric.autocast():
-                return self.module.training_step(batch, number)["logs"]
-        due = (number + 1) % self.plan.accumulate == 0
-        with self.fabric.no_backward_sync(self.module, enabled=not due):
-            with self.fabric.autocast():
-                outputs = self.module.training_step(batch, number)
-            self.fabric.backward(outputs["loss"] / self.plan.accumulate)
-        if due:
-            self._step()
-        return outputs["logs"]
-
-    def _step(self) -> None:
-        """Clip, step the optimiser, and step the schedules that count steps."""
-        for optimizer in self.task.prepared_optimizers:
-            if self.config.optim.clip_grad is not None:
-                # Weights that are not finite are reported with the checkpoint.
-                self.fabric.clip_gradients(
-                    self.module, optimizer, max_norm=self.config.optim.clip_grad, error_if_nonfinite=False
-                )
-            optimizer.step()
-            optimizer.zero_grad()
-        self._move_schedules("step")
+        """Forward and backward pass, and a step of the optimisers where one is due; what there is to log."""
+        number, parts = self.progress.batch, self.plan.accumulate
+        due = (number + 1) % parts == 0
+        logs = self.engine.train(batch, number, share=1 / parts, last=due)
+        if due and self.task.automatic_optimization:
+            for optimizer in self.optimizers:
+                self.engine.step(optimizer, self.config.optim.clip_grad)
+            self._move_schedules("step")
+        return logs
 
     def _move_schedules(self, interval: str) -> None:
         for schedule in self.schedules:
-            # As in Lightning, a task that steps its optimisers itself moves its schedules on itself.
+            # A task that steps its optimisers itself moves its schedules on itself.
             if schedule["interval"] == interval and self.task.automatic_optimization:
                 schedule["scheduler"].step()
 
@@ -232,7 +205,7 @@ class TrainingLoop:
 
     def _evaluate(self, batches: Any) -> None:
         broadcast_buffers(self.task.model)
-        _evaluate(self.fabric, self.task, _evenly_padded(batches))
+        _evaluate(self.engine, self.task, _evenly_padded(batches))
 
     def end_epoch(self) -> None:
         """Advance to the next epoch."""
@@ -258,7 +231,7 @@ class TrainingLoop:
         state = {
             "optimizers": [full_state_dict(optimizer.state_dict()) for optimizer in self.optimizers],
             "schedules": [schedule["scheduler"].state_dict() for schedule in self.schedules],
-            "precision": self.precision.state_dict(),
+            "precision": self.engine.state_dict(),
             "recorder": self.recorder.state_dict(),
             "average": self.ema.state_dict() if self.ema else None,
         }
@@ -278,7 +251,7 @@ class TrainingLoop:
                 optimizer.load_state_dict(sharded_state_dict(saved, optimizer))
             for schedule, saved in zip(self.schedules, state["schedules"], strict=True):
                 schedule["scheduler"].load_state_dict(saved)
-            self.precision.load_state_dict(state["precision"])
+            self.engine.load_state_dict(state["precision"])
             self.recorder.load_state_dict(state["recorder"])
             if (self.ema is None) != (state["average"] is None):
                 raise ValueError("an average on one side only")
@@ -321,7 +294,7 @@ def _floats(outputs: Any) -> Iterator[Tensor]:
             yield from _floats(output)
 
 
-def _evaluate(fabric: Fabric, task: TaskModule, batches: Iterable[tuple[Any, bool]]) -> None:
+def _evaluate(engine: Engine, task: TaskModule, batches: Iterable[tuple[Any, bool]]) -> None:
     """Set the task's results from test batches; of those that come with False nothing is counted."""
     training = [module for module in task.modules() if module.training]
     task.eval()
@@ -329,10 +302,10 @@ def _evaluate(fabric: Fabric, task: TaskModule, batches: Iterable[tuple[Any, boo
     with torch.no_grad() if dist.is_initialized() else torch.inference_mode():
         task.on_validation_epoch_start()
         for number, (batch, counted) in enumerate(batches):
-            batch = fabric.strategy.precision.convert_input(fabric.to_device(batch))
+            batch = engine.move(batch)
             scores = task.scores
             task.scores = scores if counted else scores.clone()
-            with fabric.autocast():
+            with engine.computing():
                 task.validation_step(batch, number)
             task.scores = scores
         task.on_validation_epoch_end()
@@ -355,9 +328,8 @@ def _evenly_padded(batches: Any) -> Iterator[tuple[Any, bool]]:
 
 @contextmanager
 def _expected_warnings_ignored() -> Iterator[None]:
-    """Suppress Fabric's remarks on the machine and on settings that are ours."""
+    """Suppress a remark of FSDP on views that nothing writes into."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"lightning\..*")
         # Scores that a block passes on are views, and nothing is written into them.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
         yield

@@ -48,13 +48,13 @@ class ImageGeneration(TaskModule):
     # An instance has another headline once a classifier judges.
     headline: str = "thumbnail_fd"  # pyrefly: ignore[bad-override]
     direction: ClassVar[Literal["max", "min"]] = "min"
+    automatic_optimization = False
     options: GenerationOptions
     comparison: ClassVar[str | None] = "--model resnet_gan_nano, then sagan_nano, then eagan_nano"
     model: GAN  # pyrefly: ignore[bad-override-mutable-attribute]
 
     def __init__(self, model: nn.Module, config: TrainConfig, data: Mapping[str, Any]) -> None:
         super().__init__(model, config, data)
-        self.automatic_optimization = False
         self.classes: list[str] = list(data["classes"])
         # In a list, or the classifier would be a part of this module, and of what several processes share.
         self._judge: list[Features] = []
@@ -153,7 +153,7 @@ class ImageGeneration(TaskModule):
 
     def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> dict[str, Any]:
         """`d_steps` steps of the discriminator, each on its part of the batch, and one of the generator."""
-        judging, generating = self.optimizers()  # type: ignore[misc]
+        judging, generating = self.optimizers
         parts = self.config.optim.d_steps
         images, labels = self._mirrored(batch["image"]), batch["label"]
         # A batch is smaller if one of its files could not be read any more.
@@ -178,9 +178,9 @@ class ImageGeneration(TaskModule):
         judge = self.model.discriminator
         return F.relu(1 - judge(real, classes).float()).mean() + F.relu(1 + judge(fake, classes).float()).mean()
 
-    def _step(self, optimizer: Any, loss: Tensor) -> None:
+    def _step(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
         optimizer.zero_grad(set_to_none=True)
-        self.manual_backward(loss)
+        loss.backward()
         optimizer.step()
 
     def _noise(self, classes: Tensor) -> Tensor:

@@ -1,0 +1,54 @@
+"""A task under Lightning's own Trainer, with its callbacks and loggers and without a run folder."""
+
+from typing import Any
+
+import lightning as L
+import torch
+
+from tokenmix.lab.train.task import TaskModule
+
+
+class LightningTask(L.LightningModule):
+    """A task as a LightningModule.
+
+    Logs have the names of metrics.csv: train_* for each batch, val_* for each evaluation. The learning-rate schedule
+    covers the steps that the Trainer estimates.
+
+    Args:
+        task: with its model and config.
+    """
+
+    def __init__(self, task: TaskModule) -> None:
+        super().__init__()
+        self.task = task
+        self.automatic_optimization = task.automatic_optimization
+
+    def configure_optimizers(self) -> Any:
+        """The task's."""
+        self.task.total_steps = int(self.trainer.estimated_stepping_batches)
+        return self.task.configure_optimizers()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """The task's, with the loss weighted by the share that the batch has of all processes' samples."""
+        optimizers: Any = self.optimizers()
+        self.task.optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
+        own = self.task.count(batch)
+        if own is not None:
+            counts: Any = self.all_gather(torch.tensor(float(own), device=self.device))
+            self.task.part_weight = own / max(1.0, float(counts.mean()))
+        outputs = self.task.training_step(batch, batch_idx)
+        self.log_dict({f"train_{name}": value for name, value in outputs["logs"].items()})
+        return outputs.get("loss")
+
+    def on_validation_epoch_start(self) -> None:
+        """Reset the metrics."""
+        self.task.on_validation_epoch_start()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """The task's."""
+        self.task.validation_step(batch, batch_idx)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the numbers; tables stay in `task.results`."""
+        self.task.on_validation_epoch_end()
+        self.log_dict({f"val_{name}": self.task.results[name] for name in self.task.numbers()})
