@@ -253,3 +253,19 @@ def test_a_start_in_a_folder_that_is_being_written_says_by_whom(copied: Path) ->
         train(CONFIG.replace(out=copied / "cut"), quiet=True)
     with pytest.raises(UserError, match="exists already; continue it with"):
         train(CONFIG.replace(out=copied / "cut"), quiet=True)
+
+
+def test_a_large_size_in_data_json_is_refused_before_the_model_is_built(copied: Path, monkeypatch: pytest.MonkeyPatch):
+    edit(copied / "one" / "data.json", lambda data: data.update(img_size=[16000, 16000]))
+    built = []
+    tensor = torch.nn.Parameter.__new__
+    monkeypatch.setattr(
+        torch.nn.Parameter,
+        "__new__",
+        lambda cls, data=None, *args, **kwargs: (
+            built.append(0 if data is None or data.is_meta else data.numel()) or tensor(cls, data, *args, **kwargs)
+        ),
+    )
+    with pytest.raises(UserError, match="is for another model than this"):
+        evaluate(copied / "one")
+    assert max(built, default=0) < 10_000_000

@@ -115,6 +115,8 @@ def build_mixer(layer: type[Mixer], label: str, dim: int, num_tokens: int | None
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         accepted = ", ".join(p for p in parameters if p not in ("dim", "num_tokens"))
         raise UserError(f"{label} has no argument {unknown[0]!r}; it takes {accepted}")
+    if num_tokens is not None and (not isinstance(num_tokens, int) or num_tokens < 1):
+        raise UserError(f"{label}: num_tokens must be a whole number from 1 on, got {num_tokens!r}")
     takes_number = "num_tokens" in parameters
     if takes_number and num_tokens is None:
         raise UserError(f"{label} learns a matrix over tokens: give num_tokens, for example num_tokens=196")

@@ -274,7 +274,7 @@ def test_a_key_that_comes_again_loses_nothing(tmp_path: Path, capsys: pytest.Cap
     for _ in range(2):  # Also from the cached index.
         data = load_images(spec, img_size=16)
         assert {(int(image[0, 0, 0]), label) for image, label in data.train} == {(1, 0), (3, 1), (2, 1)}
-        assert f"1 keys come again in their shard, the first {tmp_path}/a.tar: a" in capsys.readouterr().err
+        assert f"1 key repeated in one shard, the first {tmp_path}/a.tar: a" in capsys.readouterr().err
     mixed = [m for m in first + again if "png" in m[0]] + [m for m in first + again if "cls" in m[0]]
     data = load_images(f"wds:{write(tmp_path / 'c.tar', mixed)},{tmp_path}/b.tar", img_size=16)
     assert {(int(image[0, 0, 0]), label) for image, label in data.train} == {(1, 0), (3, 1), (2, 1)}
@@ -377,3 +377,15 @@ def test_labels_that_are_no_numbers(tmp_path: Path, ending: str, content: str):
     (tmp_path / "a.tar").write_bytes(PICTURE + label + bytes(1024))
     with pytest.raises(UserError, match=r"hold no sample with an image and a \.cls or \.json label"):
         load_images(f"wds:{tmp_path}/a.tar", root=tmp_path / "cache")
+
+
+def test_a_sample_with_two_pictures_is_left_out_and_a_class_named_twice_refused(tmp_path: Path):
+    members = [("a.png", encoded(1)), ("a.cls", b"0"), ("b.png", encoded(2)), ("b.cls", b"1")]
+    twice = [*members, ("c.png", encoded(3)), ("c.jpg", encoded(3)), ("c.cls", b"1")]
+    spec = f"wds:{write(tmp_path / 'a.tar', twice)},{write(tmp_path / 'b.tar', members)}"
+    data = load_images(spec, img_size=16)
+    assert len(data.train) == 2
+    assert [s.reason for s in data.skipped] == ["has two pictures, .jpg and .png"]
+    (tmp_path / "classes.txt").write_text("cat\ncat\n")
+    with pytest.raises(UserError, match="names 'cat' more than once"):
+        load_images(spec, img_size=16)

@@ -155,6 +155,8 @@ def test_tables_tell_normals_from_colours(tmp_path: Path):
     (tmp_path / "c.txt").write_text("1 2 3 255 0 128\n4 5 6 0 0 1\n")
     (tmp_path / "d.txt").write_text("1 2 3 0 0 1 4.000000\n4 5 6 0 1 0 5.000000\n")
     assert read_points(tmp_path / "a.xyz").points.tolist() == [[1, 2, 3], [4, 5, 6]]
+    (tmp_path / "a.csv").write_text('"x","y",z\n1,2,3\n4,5,6\n')
+    assert read_points(tmp_path / "a.csv").points.tolist() == [[1, 2, 3], [4, 5, 6]]
     normals, colors = read_points(tmp_path / "b.txt").normals, read_points(tmp_path / "c.txt").colors
     parts = read_points(tmp_path / "d.txt").parts
     assert normals is not None

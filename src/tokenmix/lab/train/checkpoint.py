@@ -201,7 +201,15 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 def put_weights(
     model: nn.Module, weights: Mapping[str, Tensor], source: Path, types: Collection[torch.dtype] = ()
 ) -> None:
-    """Load weights into a model.
+    """Load weights into a model; arguments and errors are those of `check_weights`."""
+    check_weights(model, weights, source, types)
+    model.load_state_dict(dict(weights))
+
+
+def check_weights(
+    model: nn.Module, weights: Mapping[str, Tensor], source: Path, types: Collection[torch.dtype] = ()
+) -> None:
+    """Raise `UserError` unless the weights are those of the model, which may be on the meta device.
 
     Args:
         model: takes the weights.
@@ -231,7 +239,6 @@ def put_weights(
     found = [f"{kind}: {_three(keys)}" for kind, keys in problems.items() if keys]
     if found:
         raise UserError(f"{source} is for another model than this {type(model).__name__}; {'; '.join(found)}")
-    model.load_state_dict(dict(weights))
 
 
 def _three(keys: Iterable[str]) -> str:

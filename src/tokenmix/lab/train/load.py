@@ -10,12 +10,15 @@ from torch import nn
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.lab.registry import get_task
-from tokenmix.lab.train.checkpoint import put_weights, read_weights
+from tokenmix.lab.train.checkpoint import check_weights, put_weights, read_weights
 from tokenmix.lab.train.config import TrainConfig
 from tokenmix.lab.train.sources import read_config, read_description
 from tokenmix.lab.train.swapping import swap_mixers
 from tokenmix.lab.train.task import TaskModule
 from tokenmix.trust import from_caller
+
+LARGE = 1024
+"""Pixels of an image's side up to which a model is built before its weights are looked at."""
 
 
 def load_run(run: Path) -> tuple[nn.Module, TrainConfig, dict[str, Any]]:
@@ -35,10 +38,14 @@ def load_task(run: Path, options: Mapping[str, Any] | None = None) -> tuple[Task
     weights = run / "model.safetensors"
     if not weights.exists():
         raise UserError(f"{run} has not finished its first epoch; continue with: tokenmix train --resume {run}")
-    kind = get_task(config.task)
+    kind, stored = get_task(config.task), read_weights(run)
+    if max(description.get("img_size") or [0]) > LARGE:
+        # A model with a weight for each token of such images may not fit into memory.
+        with torch.device("meta"):
+            check_weights(kind.model_from_config(config, description), stored, weights, stored_types(config))
     task = kind(kind.model_from_config(config, description), config, description)
     swap_mixers(task)
-    put_weights(task.model, read_weights(run), weights, stored_types(config))
+    put_weights(task.model, stored, weights, stored_types(config))
     return task.eval(), config, description
 
 

@@ -145,7 +145,10 @@ def _add(samples: list[dict[str, tuple[int, int]]], ending: str, member: tarfile
 def _sample(key: str, parts: dict[str, tuple[int, int]], handle: int) -> Found:
     readable = picture_endings()
     endings = [*PICTURES, *(ending for ending in parts if f".{ending}" in readable)]
-    picture = next((parts[ending] for ending in endings if ending in parts), None)
+    found = [ending for ending in dict.fromkeys(endings) if ending in parts]
+    if len(found) > 1:
+        return Found(key, wrong=f"has two pictures, .{found[0]} and .{found[1]}")
+    picture = parts[found[0]] if found else None
     if picture is None:
         return Found(key, wrong=f"has no picture, only .{', .'.join(sorted(parts))}")
     if picture[1] == 0:
@@ -299,7 +302,9 @@ def load_webdataset(request: DataRequest) -> LoadedImages:
     skipped = [one for images in sets for one in images.skipped]
     log_skipped(skipped, "sample")
     if again := [name for images in sets for name in images.again]:
-        log(f"{len(again)} keys come again in their shard, the first {again[0]}; all samples are kept")
+        log(
+            f"{len(again)} key{'s' * (len(again) > 1)} repeated in one shard, the first {again[0]}; all samples are kept"
+        )
     for images, part in zip(sets, paths):
         if not len(images):
             raise UserError(f"{part[0]} and the other shards hold no sample with an image and a .cls or .json label")
@@ -328,6 +333,8 @@ def _classes(file: Path | None, sets: Sequence[ShardImages]) -> list[str]:
             )
         return [str(label) for label in range(max(count, 2))]
     names = [line.strip() for line in read_text(file).splitlines() if line.strip()]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f"{file} names {twice!r} more than once; give each class a name of its own")
     if len(names) < count:
         raise UserError(
             f"{file} names {len(names)} classes, the labels go up to {count - 1} ({where}); give one line per class"

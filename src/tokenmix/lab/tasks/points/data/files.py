@@ -162,9 +162,13 @@ def _of_shape(values: np.ndarray, key: str, shape: tuple[int, ...], name: str) -
 def _table(content: bytes, name: str) -> dict[str, np.ndarray]:
     """Columns of numbers between blanks, commas or semicolons; comments follow # or //.
 
-    Between semicolons, or between blanks that follow no comma, a comma is a decimal comma.
+    Between semicolons, or between blanks that follow no comma, a comma is a decimal comma. A first line of names, such
+    as x,y,z, is left out.
     """
-    text = re.sub(r"(#|//)[^\r\n]*", "", _text(content, name))
+    text = re.sub(r"(#|//)[^\r\n]*", "", _text(content, name)).lstrip()
+    head = re.match(r'[A-Za-z_ \t,;"]+(?=[\r\n])', text)
+    if head and not {*re.findall(r"\w+", head[0].lower())} & {"nan", "inf", "infinity"}:
+        text = text[head.end() :]
     decimal = "," in text and (";" in text or re.search(r"[^\s,][ \t]+[^\s,]", text))
     text = text.replace(",", "." if decimal else " ").replace(";", " ")
     try:
