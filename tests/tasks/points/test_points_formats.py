@@ -275,7 +275,7 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "huge.xyz": (b"0 0 0\n1 1e300 3\n", "point 2 of 2 is not finite"),
     "columns.xyz": (b"0 0 0\n1 3\n", "changed from 3 to 2"),
     "two.csv": (b"0,0\n1,3\n", "2 columns"),
-    "words.csv": (b"x,y,z\n1,3,4\n", "string 'x'"),
+    "words.csv": (b"x,y,z\n1,3,4\na,b,c\n", "string 'a'"),
     "neither.txt": (b"0 0 0 -7 2 2\n", "neither normals nor colours"),
     "part.txt": (b"0 0 0 1 0 0 3\n0 0 1 1 0 0 0.5\n", "0.5 in column 7"),
     "note.txt": (b"# nothing\n", "no points"),

@@ -145,10 +145,7 @@ def _add(samples: list[dict[str, tuple[int, int]]], ending: str, member: tarfile
 def _sample(key: str, parts: dict[str, tuple[int, int]], handle: int) -> Found:
     readable = picture_endings()
     endings = [*PICTURES, *(ending for ending in parts if f".{ending}" in readable)]
-    found = [ending for ending in dict.fromkeys(endings) if ending in parts]
-    if len(found) > 1:
-        return Found(key, wrong=f"has two pictures, .{found[0]} and .{found[1]}")
-    picture = parts[found[0]] if found else None
+    picture = next((parts[ending] for ending in endings if ending in parts), None)
     if picture is None:
         return Found(key, wrong=f"has no picture, only .{', .'.join(sorted(parts))}")
     if picture[1] == 0:
@@ -302,9 +299,8 @@ def load_webdataset(request: DataRequest) -> LoadedImages:
     skipped = [one for images in sets for one in images.skipped]
     log_skipped(skipped, "sample")
     if again := [name for images in sets for name in images.again]:
-        log(
-            f"{len(again)} key{'s' * (len(again) > 1)} repeated in one shard, the first {again[0]}; all samples are kept"
-        )
+        keys = "key" if len(again) == 1 else "keys"
+        log(f"{len(again)} {keys} repeated in one shard, the first {again[0]}; all samples are kept")
     for images, part in zip(sets, paths):
         if not len(images):
             raise UserError(f"{part[0]} and the other shards hold no sample with an image and a .cls or .json label")
