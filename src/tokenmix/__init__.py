@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tokenmix.models.registry import create_model
     from tokenmix.profiling import cost_table as cost
     from tokenmix.registry import list_models
-    from tokenmix.swap import swap_attention
+    from tokenmix.swap import insert, swap_attention
     from tokenmix.testing.probe import probe
 
 __version__ = "0.2.0"
@@ -28,6 +28,7 @@ _LAZY = {
     "cost": "tokenmix.profiling:cost_table",
     "create_mixer": "tokenmix.layers.table:create_mixer",
     "create_model": "tokenmix.models.registry:create_model",
+    "insert": "tokenmix.swap:insert",
     "list_mixers": "tokenmix.layers:list_mixers",
     "list_models": "tokenmix.registry:list_models",
     "list_tasks": "tokenmix.lab.registry:list_tasks",
@@ -59,6 +60,7 @@ __all__ = [
     "cost",
     "create_mixer",
     "create_model",
+    "insert",
     "list_mixers",
     "list_models",
     "list_tasks",

@@ -53,7 +53,7 @@ def test_weights_carry_over_and_the_folder_rebuilds_the_model(teacher: Path, tmp
     model, config, _ = load_run(run)
     assert config.model.model == TIMM["model"], "the model is that of --init-from"
     with pytest.raises(
-        UserError, match="loads a model of vit_tiny_patch16_224 with external swapped in; upload the run"
+        UserError, match="loads a model of vit_tiny_patch16_224 with external swapped in or inserted; upload the run"
     ):
         export_to_hub(run)
     layer = model.get_submodule("blocks.1.attn")
@@ -220,3 +220,24 @@ def test_a_run_of_new_layers_alone_moves_no_statistic(tmp_path: Path) -> None:
     means = [value for name, value in read_weights(run).items() if name.endswith("running_mean")]
     assert len(means) > 20
     assert not any(mean.any() for mean in means)
+
+
+def test_a_block_is_inserted_and_the_folder_rebuilds_the_model(tmp_path: Path):
+    config = make_config(**SHORT, model="resnet18", insert="external", insert_after="layer[12]", out=tmp_path / "run")
+    config = config.replace(insert_kwargs={"num_slots": 4})
+    run = train(config, quiet=True)
+    model, loaded, _ = load_run(run)
+    assert loaded.swap.insert_after == "layer[12]"
+    assert {n for n, _ in model.named_parameters() if "inserted.gamma" in n} == {
+        "layer1.inserted.gamma",
+        "layer2.inserted.gamma",
+    }
+    result = json.loads((run / "result.json").read_text())
+    assert evaluate(run, device="cpu")["loss"] == pytest.approx(result["metrics"]["loss"])
+    again = train(config.replace(init_from=run, train_only="mixers", out=tmp_path / "again"), quiet=True)
+    before, after = (read_weights(folder) for folder in (run, again))
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved
+    assert all(".inserted." in name for name in moved)
+    with pytest.raises(UserError, match=r"was trained with --insert external --insert-after 'layer\[12\]'"):
+        train(config.replace(insert_after="layer1", init_from=run, out=tmp_path / "other"), quiet=True)

@@ -95,6 +95,16 @@ def get_spec(name: str) -> MixerSpec:
     return spec_of(name, import_object(name))
 
 
+def resolve_mixer(mixer: str | type[Mixer]) -> tuple[str, type[Mixer], Mapping[str, Any]]:
+    """Label, class and fixed arguments of a mixer, given by name or as a class."""
+    if isinstance(mixer, str):
+        spec = get_spec(mixer)
+        return mixer, spec.layer, spec.fixed
+    if isinstance(mixer, type) and issubclass(mixer, Mixer):
+        return mixer.__name__, mixer, {}
+    raise UserError(f"mixer must be a name of tokenmix.list_mixers() or a subclass of Mixer, got {mixer!r}")
+
+
 def create_mixer(name: str, dim: int, *, num_tokens: int | None = None, **kwargs: Any) -> Mixer:
     """Build one mixer of the table.
 

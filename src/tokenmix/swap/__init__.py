@@ -1,6 +1,16 @@
-"""Swap the attention of timm's, torchvision's, transformers' and other models for another mixer."""
+"""Put mixers into models: in place of their attention (swap), or after any module (insert)."""
 
+from tokenmix.swap.insert import InsertReport, InsertRow, insert, remove_inserted
 from tokenmix.swap.report import SkippedAttention, SwapReport, SwapRow
 from tokenmix.swap.swap import swap_attention
 
-__all__ = ["SkippedAttention", "SwapReport", "SwapRow", "swap_attention"]
+__all__ = [
+    "InsertReport",
+    "InsertRow",
+    "SkippedAttention",
+    "SwapReport",
+    "SwapRow",
+    "insert",
+    "remove_inserted",
+    "swap_attention",
+]

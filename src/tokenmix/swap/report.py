@@ -75,10 +75,10 @@ class SwapReport:
         table = [("module", "N", "params", "", "MACs", "", *(["kept"] if differing else []))]
         for row in self.rows:
             tokens = "?" if row.num_tokens is None else f"{row.num_tokens:,}"
-            table.append((row.name, tokens, *_costs(row), *([_kept(row)] if differing else [])))
-        table.append(("whole model", "", *_costs(self), *([""] if differing else [])))
+            table.append((row.name, tokens, *cost_cells(row), *([_kept(row)] if differing else [])))
+        table.append(("whole model", "", *cost_cells(self), *([""] if differing else [])))
         kinds = ", ".join(dict.fromkeys(row.before for row in self.rows))
-        return "\n".join([f"{kinds} -> {self.mixer}", "", *_aligned(table), "", *self._lines()])
+        return "\n".join([f"{kinds} -> {self.mixer}", "", *aligned(table), "", *self._lines()])
 
     def _lines(self) -> list[str]:
         reasons = dict.fromkeys(
@@ -88,7 +88,7 @@ class SwapReport:
         return [*reasons, *left, *self.notes]
 
 
-def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
     """Lines of a table with a heading; numbers, which columns 1 to 5 hold, are aligned on the right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = []
@@ -103,7 +103,8 @@ def _kept(row: SwapRow) -> str:
     return ", ".join(row.kept) or "nothing"
 
 
-def _costs(of: SwapRow | SwapReport) -> tuple[str, str, str, str]:
+def cost_cells(of: Any) -> tuple[str, str, str, str]:
+    """Parameters and multiply-adds before and after, and the changes in percent, of a row or a whole report."""
     parameters = _change(of.parameters_before, of.parameters_after)
     return (*parameters, *_change(of.macs_before, of.macs_after))
 

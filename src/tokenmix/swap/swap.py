@@ -8,7 +8,7 @@ from torch import nn
 from tokenmix.environment import warn_untested
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer, count_parameters
-from tokenmix.layers.table import get_spec
+from tokenmix.layers.table import resolve_mixer
 from tokenmix.swap.probe import check_runs, example_of, probe_model
 from tokenmix.swap.replacements import Replacement, SwapRequest, plan_replacements
 from tokenmix.swap.report import SwapReport
@@ -56,7 +56,7 @@ def swap_attention(
             f"model must be an nn.Module, got {model!r}; build it first, for example with timm.create_model"
         )
     warn_untested()
-    label, layer, fixed = _resolve(mixer)
+    label, layer, fixed = resolve_mixer(mixer)
     sites = find_sites(model)
     chosen = select_sites(sites, where)
     example = example_of(model, img_size) if example_inputs is None else tuple(example_inputs)
@@ -88,15 +88,6 @@ def swap_attention(
         if probe.note
         else notes,
     )
-
-
-def _resolve(mixer: str | type[Mixer]) -> tuple[str, type[Mixer], Mapping[str, Any]]:
-    if isinstance(mixer, str):
-        spec = get_spec(mixer)
-        return mixer, spec.layer, spec.fixed
-    if isinstance(mixer, type) and issubclass(mixer, Mixer):
-        return mixer.__name__, mixer, {}
-    raise UserError(f"mixer must be a name of tokenmix.list_mixers() or a subclass of Mixer, got {mixer!r}")
 
 
 def _grid(model: Any) -> tuple[int, int] | None:

@@ -84,7 +84,7 @@ def _check_model_argument(name: str, value: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SwapConfig(Part):
-    """Another mixer in the network."""
+    """Other mixers in the network: in place of its attention, or inserted."""
 
     swap: str | None = None
     """Replace the model's attention layers by this mixer, a name of `tokenmix list mixers` or module:Class.
@@ -93,16 +93,28 @@ class SwapConfig(Part):
     """Glob over the names of the attention layers that are replaced, such as "blocks.[6-9]*"."""
     swap_kwargs: Pairs = field(default_factory=dict)
     """Arguments of that mixer, for example --swap-kwargs num_slots=32."""
+    insert: str | None = None
+    """Insert a residual block with this mixer after the modules of --insert-after; it is the identity at the start."""
+    insert_after: str = ""
+    """Name of a module of the model, or a glob such as "layer[34]"."""
+    insert_kwargs: Pairs = field(default_factory=dict)
+    """Arguments of the inserted mixer, for example --insert-kwargs num_slots=32."""
     train_only: Literal["all", "mixers"] = "all"
-    """mixers: train the replaced layers and freeze the rest of the model."""
+    """mixers: train the replaced layers and inserted blocks, and freeze the rest of the model."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        changed = [field.name for field in fields(self) if getattr(self, field.name) not in ("*", {}, "all", None)]
-        if self.swap is None and changed:
-            raise UserError(
-                f"{changed[0]}={getattr(self, changed[0])!r} needs a mixer; give --swap MIXER as well, or leave it out"
-            )
+        given = [field.name for field in fields(self) if getattr(self, field.name) not in ("*", "", {}, "all", None)]
+        for part in ("swap", "insert"):
+            other = next((name for name in given if name.startswith(f"{part}_")), None)
+            if getattr(self, part) is None and other is not None:
+                raise UserError(
+                    f"{other}={getattr(self, other)!r} needs a mixer; give --{part} MIXER as well, or leave it out"
+                )
+        if self.insert is not None and not self.insert_after:
+            raise UserError(f"insert={self.insert!r} needs a place; give --insert-after MODULE, such as layer3")
+        if self.train_only == "mixers" and self.swap is None and self.insert is None:
+            raise UserError("train_only='mixers' needs a mixer; give --swap MIXER as well, or leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)

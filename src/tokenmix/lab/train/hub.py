@@ -42,9 +42,9 @@ def export_to_hub(run: Path, out: Path | None = None, push: str | None = None) -
     """
     task, _, _ = load_task(run)
     form = task.hub
-    swapped = task.config.swap.swap
-    if form is None or swapped is not None:
-        what = task.config.task if form is None else f"{task.config.model.model} with {swapped} swapped in"
+    other = task.config.swap.swap or task.config.swap.insert
+    if form is None or other is not None:
+        what = task.config.task if form is None else f"{task.config.model.model} with {other} swapped in or inserted"
         raise UserError(
             f"no library of the hub loads a model of {what}; upload the run folder itself: hf upload "
             f"{push or REPOSITORY} {run} --exclude 'checkpoints/*'; tokenmix predict takes what hf download leaves"

@@ -76,7 +76,7 @@ from tokenmix.lab.train.plan import (
     warmup_note,
 )
 from tokenmix.lab.train.sources import read_config, read_description
-from tokenmix.lab.train.swapping import check_own_mixers, freeze_all_but, start_and_swap, swap_notes
+from tokenmix.lab.train.swapping import check_own_mixers, freeze_all_but, start_and_swap
 from tokenmix.lab.train.task import TaskData, TaskModule, input_sizes, size_note
 from tokenmix.lab.train.trainer import Session, finite_outputs, fit, validate
 from tokenmix.layers.base import count_parameters
@@ -292,8 +292,9 @@ def _check_settings(config: TrainConfig) -> TrainConfig:
     check_device(config)
     check_ranks(config)
     check_logger(config)
-    if config.swap.swap is not None:
-        get_spec(config.swap.swap)
+    for mixer in (config.swap.swap, config.swap.insert):
+        if mixer is not None:
+            get_spec(mixer)
     if isinstance(config.optim, OptimConfig):
         check_optimizer(config.optim.opt, config.optim.opt_eps)
     get_task(config.task).check(config, config.loop.batch_size // config.optim.accumulate)
@@ -317,13 +318,12 @@ def _prepare(config: TrainConfig, start: Path | None = None) -> Session:
     description = json.loads(to_json(data.describe()))
     seed_everything(config.loop.seed, 0, 0)
     task = kind(kind.model_from_config(config, description), config, description)
-    report = start_and_swap(task, start)
+    changed = start_and_swap(task, start)
     check_own_mixers(task)
-    swapped = [] if report is None else [row.name for row in report.rows]
     if isinstance(task, DistillingTask) and task.options.teacher is not None:
-        task.learn_from(_load_teacher(task), data, swapped)
+        task.learn_from(_load_teacher(task), data, changed.swapped)
     if config.swap.train_only == "mixers" or distills_layers(config):
-        freeze_all_but(task, swapped)
+        freeze_all_but(task, changed.mixers)
     if config.loop.grad_checkpointing:
         _checkpoint_blocks(task.model)
     data = data if parts == 1 else data.part(rank, parts)
@@ -337,7 +337,7 @@ def _prepare(config: TrainConfig, start: Path | None = None) -> Session:
     sizes = input_sizes(task.model, task.data.get("img_size"))
     counts = {"parameters": count_parameters(task.model), "macs": task.macs(), **sizes}
     warmup = warmup_note(config, plan)
-    notes = [*([size_note(sizes)] if sizes else []), *swap_notes(report), *([warmup] if warmup else [])]
+    notes = [*([size_note(sizes)] if sizes else []), *changed.notes, *([warmup] if warmup else [])]
     return Session(task, data, plan, counts, notes)
 
 

@@ -1,6 +1,7 @@
-"""Weights to start from and mixers that are swapped in, as a run's config states them; mixers of the user's own."""
+"""Weights to start from, and mixers that are swapped in or inserted, as a run's config states them."""
 
 import dataclasses
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -11,25 +12,41 @@ from tokenmix.lab.train.config import SwapConfig
 from tokenmix.lab.train.sources import config_of_source
 from tokenmix.lab.train.task import TaskModule
 from tokenmix.layers.own import checked_own_mixers, own_mixers
-from tokenmix.swap import SwapReport, swap_attention
+from tokenmix.swap import InsertReport, SwapReport, insert, swap_attention
+from tokenmix.swap.insert import INSERTED
 
 # Weights to start from may be of any precision.
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def start_and_swap(task: TaskModule, source: Path | None) -> SwapReport | None:
-    """Put the weights of `source` into the task's new model, and swap as its config says.
+@dataclass
+class ChangedModel:
+    """What was swapped and inserted.
 
-    Weights of a model that was not swapped go in before the swap, so that it can keep projections; those of a run that
-    was swapped in the same way go in after it.
+    Attributes:
+        swapped: names of the layers that were swapped in.
+        mixers: those, and the inserted blocks.
+        notes: lines for the user.
+    """
+
+    swapped: list[str] = field(default_factory=list)
+    mixers: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def start_and_swap(task: TaskModule, source: Path | None) -> ChangedModel:
+    """Put the weights of `source` into the task's new model, and swap and insert as its config says.
+
+    Weights of a model that was not changed go in before, so that a swap can keep projections; those of a run that was
+    changed in the same way go in after it.
 
     Raises:
-        UserError: weights of another model, or of a run with another swap; else as `swap_attention`.
+        UserError: weights of another model, or of a run with another swap; else as `swap_attention` and `insert`.
     """
     if source is None:
         return swap_mixers(task)
     theirs = config_of_source(source)
-    if theirs is None or theirs.swap.swap is None:
+    if theirs is None or (theirs.swap.swap is None and theirs.swap.insert is None):
         put_weights(task.model, task.initial_weights(source), source, FLOATS)
         return swap_mixers(task)
     ours = task.config.swap
@@ -37,24 +54,43 @@ def start_and_swap(task: TaskModule, source: Path | None) -> SwapReport | None:
         raise UserError(
             f"{source} was trained with {_words(theirs.swap)}; give the same, or start from a run without a swap"
         )
-    report = swap_mixers(task)
+    changed = swap_mixers(task)
     put_weights(task.model, task.initial_weights(source), source, FLOATS)
-    return report
+    return changed
 
 
 def _words(swap: SwapConfig) -> str:
-    kwargs = "".join(f" {name}={value}" for name, value in swap.swap_kwargs.items())
-    return f"--swap {swap.swap} --swap-where {swap.swap_where!r}{kwargs and f' --swap-kwargs{kwargs}'}"
+    words = []
+    for part, place in (
+        ("swap", f"--swap-where {swap.swap_where!r}"),
+        ("insert", f"--insert-after {swap.insert_after!r}"),
+    ):
+        if (mixer := getattr(swap, part)) is not None:
+            kwargs = "".join(f" {name}={value}" for name, value in getattr(swap, f"{part}_kwargs").items())
+            words.append(f"--{part} {mixer} {place}{kwargs and f' --{part}-kwargs{kwargs}'}")
+    return " ".join(words)
 
 
-def swap_mixers(task: TaskModule) -> SwapReport | None:
-    """Swap attention layers of the task's model as its config states; None if there is no swap."""
-    swap = task.config.swap
-    if swap.swap is None:
-        return None
-    return swap_attention(
-        task.model, swap.swap, swap.swap_where, mixer_kwargs=swap.swap_kwargs, example_inputs=task.swap_example()
-    )
+def swap_mixers(task: TaskModule) -> ChangedModel:
+    """Swap attention layers of the task's model and insert blocks into it, as its config states."""
+    swap, changed = task.config.swap, ChangedModel()
+    if swap.swap is None and swap.insert is None:
+        return changed
+    example = task.swap_example()
+    if swap.swap is not None:
+        report = swap_attention(
+            task.model, swap.swap, swap.swap_where, mixer_kwargs=swap.swap_kwargs, example_inputs=example
+        )
+        changed.swapped = [row.name for row in report.rows]
+        changed.mixers += changed.swapped
+        changed.notes += _swap_notes(report)
+    if swap.insert is not None:
+        inserted = insert(
+            task.model, swap.insert_after, swap.insert, mixer_kwargs=swap.insert_kwargs, example_inputs=example
+        )
+        changed.mixers += [f"{row.name}.{INSERTED}" for row in inserted.rows]
+        changed.notes += _insert_notes(inserted)
+    return changed
 
 
 @torch.no_grad()
@@ -71,15 +107,21 @@ def check_own_mixers(task: TaskModule) -> None:
     task.train()
 
 
-def swap_notes(report: SwapReport | None) -> list[str]:
-    """What was swapped, and what was matched and left as it was, in lines."""
-    if report is None:
-        return []
-    names = list(dict.fromkeys((report.rows[0].name, report.rows[-1].name)))
-    count = f"{len(report.rows)} layer{'s' * (len(report.rows) > 1)} ({' to '.join(names)})"
+def _swap_notes(report: SwapReport) -> list[str]:
     kept = ", ".join(report.rows[0].kept) or "none"
-    first = f"{report.mixer} in place of {report.rows[0].before} in {count}; projections kept: {kept}"
+    first = f"{report.mixer} in place of {report.rows[0].before} in {_places(report)}; projections kept: {kept}"
     return [first, *(f"left as it was: {s.name} ({s.kind}): {s.reason}" for s in report.skipped)]
+
+
+def _insert_notes(report: InsertReport) -> list[str]:
+    more = report.parameters_after - report.parameters_before
+    first = f"{report.mixer} inserted after {_places(report)}; identity at the start, {more:,} more parameters"
+    return [first, *(f"left out: {s.name} ({s.kind}): {s.reason}" for s in report.skipped)]
+
+
+def _places(report: SwapReport | InsertReport) -> str:
+    names = list(dict.fromkeys((report.rows[0].name, report.rows[-1].name)))
+    return f"{len(report.rows)} layer{'s' * (len(report.rows) > 1)} ({' to '.join(names)})"
 
 
 def freeze_all_but(task: TaskModule, layers: list[str]) -> None:
@@ -95,4 +137,5 @@ def freeze_all_but(task: TaskModule, layers: list[str]) -> None:
         if module not in inside and not saved.keys().isdisjoint(own):
             module.training = False
     if not any(p.requires_grad for p in task.model.parameters()):
-        raise UserError(f"{task.config.swap.swap} has no weights, so there is nothing to train with train_only=mixers")
+        mixers = " and ".join(filter(None, (task.config.swap.swap, task.config.swap.insert)))
+        raise UserError(f"{mixers} has no weights, so there is nothing to train with train_only=mixers")

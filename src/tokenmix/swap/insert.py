@@ -1,0 +1,402 @@
+"""Insert a token mixer after modules of any model, as a residual block that changes nothing at the start."""
+
+import fnmatch
+import inspect
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.environment import warn_untested
+from tokenmix.errors import UserError, one_line, unknown_name
+from tokenmix.layers.base import Mixer, count_parameters
+from tokenmix.layers.own import count_of
+from tokenmix.layers.table import build_mixer, resolve_mixer
+from tokenmix.swap.probe import META, check_runs, example_of, model_macs, watch_calls
+from tokenmix.swap.report import SkippedAttention, aligned, cost_cells
+
+INSERTED = "inserted"
+"""Name of the block in the module that it follows."""
+HOOKED = "has_insert_hook"
+
+Layout = Literal["tokens", "channels-first", "channels-last"]
+
+
+class InsertedBlock(nn.Module):
+    """A token mixer on the output of a module.
+
+        y = x + gamma * mixer(norm(x)),   gamma in R^C, 0 at the start
+
+    `norm` is LayerNorm over the channels. A mixer that starts as the identity itself, such as SAGAN's, is used without
+    norm and gamma.
+
+    Args:
+        mixer: of tokens (B, N, C), or of maps (B, C, H, W).
+        layout: where the channels of x are.
+
+    Shape:
+        x (B, N, C) for `tokens`; (B, C, L), (B, C, H, W) or (B, C, D, H, W) for `channels-first`; (B, ..., C) for
+        `channels-last`; the output has the shape of x. A mixer of maps sees D slices as one map of D * H rows.
+    """
+
+    def __init__(self, mixer: Mixer, layout: Layout, *, device: Any = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.mixer, self.layout = mixer, layout
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        bare = starts_as_identity(mixer)
+        self.norm = None if bare else nn.LayerNorm(mixer.dim, **factory)
+        self.gamma = None if bare else nn.Parameter(torch.zeros(mixer.dim, **factory))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x with what the mixer adds."""
+        first = self.layout == "channels-first"
+        tokens = x.flatten(2).transpose(1, 2) if first else x.flatten(1, -2)
+        normed = tokens if self.norm is None else self.norm(tokens)
+        if self.mixer.capabilities.layout == "2d":
+            sizes = x.shape[2:] if first else x.shape[1:-1]
+            rows = sizes[0] * sizes[1] if len(sizes) == 3 else sizes[0] if len(sizes) == 2 else 1
+            out = self.mixer(normed.transpose(1, 2).unflatten(2, (rows, sizes[-1]))).flatten(2).transpose(1, 2)
+        else:
+            out = self.mixer(normed)
+        mixed = out if self.gamma is None else tokens + self.gamma * out
+        return (mixed.transpose(1, 2) if first else mixed).reshape(x.shape)
+
+    def extra_repr(self) -> str:
+        """The layout."""
+        return f"layout={self.layout!r}"
+
+
+@torch.no_grad()
+def starts_as_identity(mixer: Mixer) -> bool:
+    """Whether a new mixer that has something to learn returns its input."""
+    weight = next(mixer.parameters(), None)
+    if weight is None or mixer.capabilities.length != "any":
+        return False
+    if weight.is_meta:
+        return hasattr(mixer, "gamma")
+    x = torch.linspace(-1, 1, 4 * mixer.dim, device=weight.device).to(weight.dtype)
+    x = x.view((1, mixer.dim, 2, 2) if mixer.capabilities.layout == "2d" else (1, 4, mixer.dim))
+    training = mixer.training
+    same = torch.equal(mixer.eval()(x), x)
+    mixer.train(training)
+    return same
+
+
+def run_inserted(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    """The forward hook of a module that has, or had, an inserted block."""
+    block = getattr(module, INSERTED, None)
+    return output if block is None else block(output)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InsertRow:
+    """One block; multiply-adds of one sample over all its calls.
+
+    Attributes:
+        name: of the module that it follows.
+        after: its class.
+        layout: of its output, such as "(B, C, H, W)".
+        dim: width C.
+        num_tokens: N at each call.
+    """
+
+    name: str
+    after: str
+    layout: str
+    dim: int
+    num_tokens: tuple[int, ...]
+    parameters: int
+    macs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class InsertReport:
+    """A model with inserted blocks, and what they cost.
+
+    Attributes:
+        model: the model that was given, changed in place.
+        mixer: what was put in.
+        rows: one for each block.
+        skipped: modules that a glob matched and that cannot have one.
+        parameters_before, parameters_after: of the whole model.
+        macs_before, macs_after: multiply-adds of the whole model on the example.
+    """
+
+    model: nn.Module
+    mixer: str
+    rows: tuple[InsertRow, ...]
+    skipped: tuple[SkippedAttention, ...]
+    parameters_before: int
+    parameters_after: int
+    macs_before: int
+    macs_after: int
+
+    def remove(self) -> None:
+        """Take the blocks out of the model again."""
+        remove_inserted(self.model)
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the model, as plain values."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "model"}
+        return {**values, "rows": [asdict(r) for r in self.rows], "skipped": [asdict(s) for s in self.skipped]}
+
+    def __str__(self) -> str:
+        table = [("after", "N", "params", "", "MACs", "", "layout")]
+        for row in self.rows:
+            tokens = ", ".join(f"{n:,}" for n in dict.fromkeys(row.num_tokens))
+            table.append((row.name, tokens, f"+{row.parameters:,}", "", f"+{row.macs:,}", "", row.layout))
+        table.append(("whole model", "", *cost_cells(self), ""))
+        skipped = [f"left out: {s.name} ({s.kind}): {s.reason}" for s in self.skipped]
+        return "\n".join([f"{self.mixer} inserted, identity at the start", "", *aligned(table), *skipped])
+
+
+class _Call(NamedTuple):
+    """The output of a module in the example's forward pass; `refusal` says why nothing can follow it."""
+
+    shape: tuple[int, ...]
+    refusal: str = ""
+
+
+def insert(
+    model: nn.Module,
+    after: str | Sequence[str],
+    mixer: str | type[Mixer],
+    *,
+    layout: Layout | None = None,
+    img_size: int | tuple[int, int] | None = None,
+    example_inputs: Sequence[Any] | None = None,
+    mixer_kwargs: Mapping[str, Any] | None = None,
+) -> InsertReport:
+    """Insert a residual block with a token mixer after modules of a model, in place.
+
+        y = x + gamma * mixer(norm(x)),   gamma = 0 at the start
+
+    So the model's outputs are the same at the start. The block becomes the module `inserted` of the module that it
+    follows: names of the model's own weights stay. One forward pass on the meta device finds widths and layouts. For a
+    saved model, build it, insert with the same arguments, then load the state dict. Optimisers are built afterwards.
+
+    Args:
+        model: any model.
+        after: name of a module, a glob such as "layer[34]", or several of either. Of nested matches the outermost.
+        mixer: a name of `tokenmix.list_mixers()`, "module:Class", or a class of mixers.
+        layout: of the outputs; found from their shape and the modules that make them if not given.
+        img_size: of the forward pass; the model's own, or 224, if not given.
+        example_inputs: arguments of that pass, for a model that is not of images.
+        mixer_kwargs: arguments of the mixer.
+
+    Returns:
+        The report; `report.remove()` takes the blocks out again.
+
+    Raises:
+        UserError: no module of that name; a module whose output is not one tensor of tokens or of a map, or that the
+            forward pass does not call, if it is named or the only one; a mixer that cannot be built.
+    """
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model must be an nn.Module, got {model!r}; build it first")
+    warn_untested()
+    label, layer, fixed = resolve_mixer(mixer)
+    patterns = [after] if isinstance(after, str) else list(after)
+    hosts = _find_hosts(model, patterns)
+    example = _example(model, img_size, example_inputs)
+    calls, macs_before = _watch(model, hosts, example)
+    blocks: dict[str, tuple[nn.Module, InsertedBlock]] = {}
+    rows, skipped = [], []
+    for name, host in hosts.items():
+        seen = calls[name]
+        refusal = _refusal(host, seen)
+        if refusal:
+            skipped.append(SkippedAttention(name, type(host).__name__, refusal))
+            continue
+        chosen = layout or _layout_of(host, seen[0].shape)
+        block = _build(layer, label, host, model, seen, chosen, {**fixed, **(mixer_kwargs or {})})
+        counts = tuple(_tokens(call.shape, chosen) for call in seen)
+        blocks[name] = host, block
+        rows.append(
+            InsertRow(
+                name=name,
+                after=type(host).__name__,
+                layout=_letters(seen[0].shape, chosen),
+                dim=block.mixer.dim,
+                num_tokens=counts,
+                parameters=count_parameters(block),
+                macs=sum(count_of(block.mixer, n) for n in counts),
+            )
+        )
+    if skipped and (not rows or any(s.name in patterns for s in skipped)):
+        first = next((s for s in skipped if s.name in patterns), skipped[0])
+        raise UserError(f"nothing can be inserted after {first.name} ({first.kind}): {first.reason}")
+    before = count_parameters(model)
+    for host, block in blocks.values():
+        _attach(host, block)
+
+    def undo() -> None:
+        for host, _ in blocks.values():
+            delattr(host, INSERTED)
+
+    macs_after = check_runs(model, example, undo, _device(model, example))
+    return InsertReport(
+        model=model,
+        mixer=label,
+        rows=tuple(rows),
+        skipped=tuple(skipped),
+        parameters_before=before,
+        parameters_after=count_parameters(model),
+        macs_before=macs_before,
+        macs_after=macs_after,
+    )
+
+
+def remove_inserted(model: nn.Module) -> list[str]:
+    """Take all inserted blocks out of a model; returns the names of the modules that had one."""
+    names = [
+        name for name, module in model.named_modules() if isinstance(getattr(module, INSERTED, None), InsertedBlock)
+    ]
+    for name in names:
+        delattr(model.get_submodule(name), INSERTED)
+    return names
+
+
+def _attach(host: nn.Module, block: InsertedBlock) -> None:
+    host.add_module(INSERTED, block)
+    # What is added to an nn.Sequential already runs last in it. The hook stays where a block was taken out.
+    if type(host).forward is not nn.Sequential.forward and not getattr(host, HOOKED, False):
+        host.register_forward_hook(run_inserted)
+        setattr(host, HOOKED, True)
+
+
+def _find_hosts(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
+    """Modules by name that a pattern matches, of nested ones the outermost."""
+    modules = {name: module for name, module in model.named_modules() if name}
+    found: dict[str, nn.Module] = {}
+    for pattern in patterns:
+        matching = [name for name in modules if fnmatch.fnmatchcase(name, pattern)]
+        if not matching:
+            raise unknown_name("module of the model", pattern, modules)
+        for name in matching:
+            if not any(name.startswith(f"{outer}.") for outer in matching):
+                found[name] = modules[name]
+    for name, module in found.items():
+        if hasattr(module, INSERTED):
+            raise UserError(f"{name} has an inserted block already; take it out with tokenmix.swap.remove_inserted")
+    return found
+
+
+def _example(model: nn.Module, img_size: int | tuple[int, int] | None, given: Sequence[Any] | None) -> tuple[Any, ...]:
+    if given is not None:
+        return tuple(given)
+    example = example_of(model, img_size) or example_of(model, 224)
+    if example is None:
+        raise UserError("the model does not tell its input; give example_inputs, a tuple of arguments of its forward")
+    return example
+
+
+def _device(model: nn.Module, example: Sequence[Any]) -> torch.device:
+    """Where the example's forward pass runs: on the meta device if the model can, else where the model is."""
+    try:
+        model_macs(model, example, META)
+        return META
+    except Exception:  # whatever a stranger's forward pass may raise
+        return next((p.device for p in model.parameters()), META)
+
+
+def _watch(
+    model: nn.Module, hosts: Mapping[str, nn.Module], example: Sequence[Any]
+) -> tuple[dict[str, list[_Call]], int]:
+    """The calls of each host in a forward pass, and the multiply-adds of the pass."""
+    calls: dict[str, list[_Call]] = {name: [] for name in hosts}
+    device = _device(model, example)
+    with ExitStack() as stack:
+        for name, host in hosts.items():
+            stack.enter_context(watch_calls(host, calls[name], _observe))
+        try:
+            macs = model_macs(model, example, device)
+        except Exception as error:  # whatever a stranger's forward pass may raise
+            raise UserError(
+                f"the forward pass on the example fails with {one_line(error)}; give example_inputs that fit the model"
+            ) from error
+    return calls, macs
+
+
+def _observe(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> _Call:
+    if not isinstance(result, Tensor):
+        return _Call(
+            (), f"its output is a {type(result).__name__}, not a tensor; name the module that makes the tensor"
+        )
+    if not result.is_floating_point() or not 3 <= result.dim() <= 5:
+        return _Call(
+            (),
+            f"its output {tuple(result.shape)} is neither tokens (B, N, C) nor a map (B, C, ...); name a "
+            "module before the global pooling",
+        )
+    return _Call(tuple(result.shape))
+
+
+def _refusal(host: nn.Module, calls: Sequence[_Call]) -> str:
+    if not calls:
+        return "the forward pass does not call it; name a module that it calls"
+    reason = next((call.refusal for call in calls if call.refusal), "")
+    widths = {len(call.shape) for call in calls}
+    return reason or ("its calls give outputs of different layouts" if len(widths) > 1 else "")
+
+
+def _layout_of(host: nn.Module, shape: Sequence[int]) -> Layout:
+    """Where the channels are: at the axis whose size the last layers of the module have."""
+    kinds: tuple[tuple[str, bool], ...] = (
+        ("out_channels", True),
+        ("num_features", True),
+        ("out_features", False),
+        ("normalized_shape", False),
+    )
+    for module in reversed(list(host.modules())):
+        for name, convolves in kinds:
+            size = getattr(module, name, None)
+            size = size[-1] if isinstance(size, tuple) and size else size
+            if not isinstance(size, int) or size not in (shape[1], shape[-1]):
+                continue
+            if shape[1] != shape[-1]:
+                first = size == shape[1]
+            else:
+                first = convolves
+            return "channels-first" if first else "tokens" if len(shape) == 3 else "channels-last"
+    return "tokens" if len(shape) == 3 else "channels-first"
+
+
+def _tokens(shape: Sequence[int], layout: Layout) -> int:
+    return torch.Size(shape[2:] if layout == "channels-first" else shape[1:-1]).numel()
+
+
+def _letters(shape: Sequence[int], layout: Layout) -> str:
+    if layout == "tokens":
+        return "(B, N, C)"
+    sizes = {3: "L", 4: "H, W", 5: "D, H, W"}[len(shape)]
+    return f"(B, C, {sizes})" if layout == "channels-first" else f"(B, {sizes}, C)"
+
+
+def _build(
+    layer: type[Mixer],
+    label: str,
+    host: nn.Module,
+    model: nn.Module,
+    calls: Sequence[_Call],
+    layout: Layout,
+    kwargs: Mapping[str, Any],
+) -> InsertedBlock:
+    shape = calls[0].shape
+    dim, counts = shape[1 if layout == "channels-first" else -1], {_tokens(call.shape, layout) for call in calls}
+    known = inspect.signature(layer).parameters
+    if layer.capabilities.layout == "2d" and layout == "tokens":
+        raise UserError(
+            f"{label} works on maps (B, C, H, W), and the output is tokens {tuple(shape)}; choose a mixer of tokens"
+        )
+    if "num_tokens" in known and layer.capabilities.length == "fixed" and len(counts) > 1:
+        raise UserError(f"{label} takes one number of tokens, and the module is called with {sorted(counts)}")
+    like = next(host.parameters(), None)
+    like = next(model.parameters(), None) if like is None else like
+    factory: dict[str, Any] = {} if like is None else {"device": like.device, "dtype": like.dtype}
+    offered = {"num_heads": next(n for n in range(8, 0, -1) if dim % n == 0), **factory}
+    given = {name: value for name, value in offered.items() if name in known}
+    mixer = build_mixer(layer, f"mixer {label!r}", dim, max(counts), {**given, **kwargs}).to(**factory)
+    return InsertedBlock(mixer, layout, **factory).train(host.training)

@@ -1,0 +1,250 @@
+"""Blocks that are inserted into models of other libraries: the identity at the start, then what the equation says."""
+
+import copy
+import json
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torchvision
+from torch import Tensor, nn
+
+import tokenmix
+from tokenmix import UserError
+from tokenmix.layers import ExternalAttention, list_mixers
+from tokenmix.swap import insert, remove_inserted
+from tokenmix.swap.insert import InsertedBlock
+
+
+class Net(nn.Module):
+    """Convolutions in 1, 2 or 3 dimensions, with SiLU at the end of each."""
+
+    def __init__(self, dims: int, width: int = 16) -> None:
+        super().__init__()
+        conv: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
+        self.first = nn.Sequential(conv(3, width, 3, padding=1), nn.SiLU())
+        self.second = conv(width, width, 3, padding=1)
+        self.pairs = nn.ModuleList([conv(width, 4, 1)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pairs[0](torch.nn.functional.silu(self.second(self.first(x))))
+
+
+EXAMPLES = {1: (2, 3, 12), 2: (2, 3, 6, 4), 3: (2, 3, 2, 6, 4)}
+
+
+@pytest.mark.parametrize("dims", EXAMPLES)
+@pytest.mark.parametrize("name", list_mixers())
+def test_every_mixer_in_every_layout_starts_as_the_identity(name: str, dims: int):
+    torch.manual_seed(0)
+    model, x = Net(dims).eval(), torch.randn(EXAMPLES[dims])
+    before, keys = model(x), set(model.state_dict())
+    report = insert(model, ["first", "second"], name, example_inputs=(x,))
+    assert torch.equal(model(x), before)
+    assert [row.dim for row in report.rows] == [16, 16]
+    assert [row.num_tokens for row in report.rows] == [(x[0, 0].numel(),)] * 2
+    assert report.rows[0].layout == ("(B, C, L)", "(B, C, H, W)", "(B, C, D, H, W)")[dims - 1]
+    assert keys < set(model.state_dict()), "names of the model's own weights stay"
+    model.train()(x).square().mean().backward()
+    gates = [p for n, p in model.named_parameters() if n.endswith("gamma")]
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in gates)
+    report.remove()
+    assert set(model.state_dict()) == keys
+    assert torch.equal(model.eval()(x), before)
+
+
+@torch.no_grad()
+def loop(block: InsertedBlock, x: Tensor) -> Tensor:
+    """x + gamma * mixer(norm(x)) with external attention, position by position."""
+    mixer: Any = block.mixer
+    assert block.norm is not None
+    assert block.gamma is not None
+    flat = x.flatten(2)
+    out = flat.clone()
+    for b in range(flat.shape[0]):
+        columns = []
+        for n in range(flat.shape[2]):
+            token = flat[b, :, n]
+            token = (token - token.mean()) / (token.var(unbiased=False) + block.norm.eps).sqrt()
+            columns.append(token * block.norm.weight + block.norm.bias)
+        out[b] += block.gamma[:, None] * mixer(torch.stack(columns)[None])[0].T
+    return out.view(x.shape)
+
+
+@pytest.mark.parametrize("dims", EXAMPLES)
+def test_the_equation(dims: int):
+    torch.manual_seed(1)
+    block = InsertedBlock(ExternalAttention(16, num_slots=8), "channels-first").double().eval()
+    for p in block.parameters():
+        nn.init.normal_(p)
+    x = torch.randn(2, 16, *EXAMPLES[dims][2:], dtype=torch.float64)
+    torch.testing.assert_close(block(x), loop(block, x), rtol=1e-12, atol=1e-12)
+    moved = InsertedBlock(block.mixer, "channels-last").double()
+    moved.load_state_dict(block.state_dict())
+    torch.testing.assert_close(moved.eval()(x.movedim(1, -1)).movedim(-1, 1), block(x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["external", "self", "sagan", "external-2d", "depthwise-2d", "linear"])
+def test_a_volume_of_one_slice_is_a_map(name: str):
+    torch.manual_seed(2)
+    mixer = tokenmix.create_mixer(name, 16, **({"num_heads": 2} if name in ("self", "linear") else {}))
+    block = InsertedBlock(mixer, "channels-first").double().eval()
+    for p in block.parameters():
+        nn.init.normal_(p, std=0.3)
+    x = torch.randn(2, 16, 6, 4, dtype=torch.float64)
+    assert torch.equal(block(x.unsqueeze(2)).squeeze(2), block(x))
+
+
+def models() -> dict[str, tuple[Any, str, str]]:
+    vision = torchvision.models
+    plain = {"weights": None, "weights_backbone": None}
+    return {
+        "resnet18": (lambda: vision.resnet18(weights=None), "layer3", "(B, C, H, W)"),
+        "resnet18 blocks": (lambda: vision.resnet18(weights=None), "layer[34].*", "(B, C, H, W)"),
+        "fcn": (lambda: vision.segmentation.fcn_resnet50(**plain), "backbone.layer4", "(B, C, H, W)"),
+        "lraspp": (lambda: vision.segmentation.lraspp_mobilenet_v3_large(**plain), "classifier.cbr", "(B, C, H, W)"),
+        "convnext": (lambda: timm.create_model("convnext_atto"), "stages.2", "(B, C, H, W)"),
+        "vit": (lambda: timm.create_model("vit_tiny_patch16_224", img_size=64), "blocks.[01]", "(B, N, C)"),
+        "swin": (
+            lambda: timm.create_model("swin_tiny_patch4_window7_224", depths=(1, 1, 1, 1)),
+            "layers.1",
+            "(B, H, W, C)",
+        ),
+    }
+
+
+@pytest.mark.parametrize("case", models())
+def test_models_of_other_libraries(case: str):
+    build, after, layout = models()[case]
+    torch.manual_seed(3)
+    model = build().eval()
+    size = 224 if case == "swin" else 64
+    x = torch.randn(1, 3, size, size)
+
+    def out(network: nn.Module) -> Tensor:
+        found = network(x)
+        return found["out"] if isinstance(found, dict) else found
+
+    before = out(model)
+    report = insert(model, after, "external", img_size=size, mixer_kwargs={"num_slots": 8})
+    assert {row.layout for row in report.rows} == {layout}
+    assert torch.equal(out(model), before)
+    assert report.macs_after > report.macs_before
+    assert report.parameters_after - report.parameters_before == sum(row.parameters for row in report.rows)
+    for name, p in model.named_parameters():
+        if name.endswith("gamma") and "inserted" in name:
+            nn.init.normal_(p)
+    assert not torch.equal(out(model), before)
+    # Rebuilt, copied, traced to a graph.
+    again = build().eval()
+    insert(again, after, "external", img_size=size, mixer_kwargs={"num_slots": 8})
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(out(again), out(model))
+    assert torch.equal(out(copy.deepcopy(model)), out(model))
+    json.dumps(report.to_json())
+    assert remove_inserted(again) == [row.name for row in report.rows]
+    assert torch.equal(out(again), before)
+
+
+def test_graphs_of_a_model_with_a_block(tmp_path: Any):
+    torch.manual_seed(4)
+    model, x = torchvision.models.resnet18(weights=None).eval(), torch.randn(2, 3, 64, 64)
+    insert(model, "layer3", "external", img_size=64)
+    nn.init.normal_(model.layer3.inserted.gamma)
+    wanted = model(x)
+    torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), wanted)
+    # torch.fx cannot look into layers that check their input: the block is a leaf of the graph.
+    leaf = {"leaf_modules": [InsertedBlock]}
+    nodes = torchvision.models.feature_extraction.create_feature_extractor(model, {"layer3": "f"}, tracer_kwargs=leaf)
+    stem = nn.Sequential(model.conv1, model.bn1, model.relu, model.maxpool, model.layer1, model.layer2, model.layer3)
+    torch.testing.assert_close(nodes(x)["f"], stem(x))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), wanted)
+
+
+def test_a_module_that_is_called_several_times():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Conv2d(4, 4, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x).mean() + self.head(x[..., ::2, ::2]).mean()
+
+    model, x = Twice(), torch.randn(1, 4, 8, 8)
+    before = model(x)
+    report = insert(model, "head", "external", example_inputs=(x,))
+    assert report.rows[0].num_tokens == (64, 16)
+    assert torch.equal(model(x), before)
+    report.remove()
+    with pytest.raises(UserError, match="takes one number of tokens"):
+        insert(model, "head", "token-mlp", example_inputs=(x,))
+
+
+@pytest.mark.parametrize(
+    ("after", "mixer", "message"),
+    [
+        ("layr3", "external", "unknown module of the model 'layr3'; did you mean layer3"),
+        ("fc", "external", r"after fc \(Linear\): its output .* is neither tokens"),
+        ("layer3", "extern", "unknown mixer 'extern'"),
+        ("layer3", 3, "mixer must be a name"),
+    ],
+)
+def test_refusals(after: str, mixer: Any, message: str):
+    model = torchvision.models.resnet18(weights=None)
+    keys = set(model.state_dict())
+    with pytest.raises(UserError, match=message):
+        insert(model, after, mixer, img_size=32)
+    assert set(model.state_dict()) == keys
+    insert(model, "layer3", "external", img_size=32)
+    with pytest.raises(UserError, match="has an inserted block already"):
+        insert(model, "layer3", "external", img_size=32)
+    with pytest.raises(UserError, match=r"model must be an nn\.Module"):
+        insert("resnet18", "layer3", "external")  # type: ignore[arg-type]
+
+
+def test_outputs_that_are_no_tensor_and_modules_that_are_not_called():
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pair, self.unused, self.conv = Pair(), nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(self.pair(x)[0])
+
+    class Pair(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x, x
+
+    x = torch.randn(1, 3, 4, 4)
+    with pytest.raises(UserError, match="its output is a tuple"):
+        insert(Odd(), "pair", "external", example_inputs=(x,))
+    with pytest.raises(UserError, match="forward pass does not call it"):
+        insert(Odd(), "unused", "external", example_inputs=(x,))
+    report = insert(Odd(), "*", "external", example_inputs=(x,))
+    assert [row.name for row in report.rows] == ["conv"]
+    assert {s.name for s in report.skipped} == {"pair", "unused"}
+    with pytest.raises(UserError, match="forward pass on the example fails"):
+        insert(Odd(), "conv", "external", example_inputs=(x[0, 0],))
+
+
+def test_a_unet_of_monai_in_three_dimensions():
+    nets = pytest.importorskip("monai.networks.nets")
+    torch.manual_seed(5)
+    model = nets.UNet(spatial_dims=3, in_channels=1, out_channels=2, channels=(4, 8, 16), strides=(2, 2)).eval()
+    x = torch.randn(1, 1, 16, 16, 16)
+    before = model(x)
+    report = insert(model, "model.1.submodule.1.submodule", "external", example_inputs=(x,))
+    assert report.rows[0].layout == "(B, C, D, H, W)"
+    assert torch.equal(model(x), before)
+
+
+def test_a_unet_of_segmentation_models_pytorch():
+    smp = pytest.importorskip("segmentation_models_pytorch")
+    torch.manual_seed(6)
+    model, x = smp.Unet("resnet18", encoder_weights=None, classes=2).eval(), torch.randn(1, 3, 64, 64)
+    before = model(x)
+    report = insert(model, ["encoder.layer4", "decoder.blocks.*"], "external", img_size=64)
+    assert len(report.rows) == 6
+    assert torch.equal(model(x), before)
