@@ -34,6 +34,7 @@ BELOW = {
     "register": {"models", "text"},
     "testing": {*LEAVES, "ops", "layers"},
     "swap": {*LEAVES, "layers"},
+    "integrations": {"errors", "layers", "swap"},
     "inference": {*LEAVES, "ops", "layers", "models", "text"},
     "profiling": {*LEAVES, "ops", "layers", "models", "swap"},
 }

@@ -41,6 +41,7 @@ _LAZY = {
 _MODULES = (
     "checkpoints",
     "inference",
+    "integrations",
     "lab",
     "layers",
     "losses",

@@ -85,6 +85,13 @@ def starts_as_identity(mixer: Mixer) -> bool:
     return same
 
 
+def default_heads(layer: type[Mixer], dim: int) -> dict[str, int]:
+    """`num_heads` for a mixer that has it: the most up to 8 that divide the width."""
+    if "num_heads" not in inspect.signature(layer).parameters:
+        return {}
+    return {"num_heads": next(n for n in range(8, 0, -1) if dim % n == 0)}
+
+
 def run_inserted(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
     """The forward hook of a module that has, or had, an inserted block."""
     block = getattr(module, INSERTED, None)
@@ -396,7 +403,6 @@ def _build(
     like = next(host.parameters(), None)
     like = next(model.parameters(), None) if like is None else like
     factory: dict[str, Any] = {} if like is None else {"device": like.device, "dtype": like.dtype}
-    offered = {"num_heads": next(n for n in range(8, 0, -1) if dim % n == 0), **factory}
-    given = {name: value for name, value in offered.items() if name in known}
+    given = {**default_heads(layer, dim), **{name: value for name, value in factory.items() if name in known}}
     mixer = build_mixer(layer, f"mixer {label!r}", dim, max(counts), {**given, **kwargs}).to(**factory)
     return InsertedBlock(mixer, layout, **factory).train(host.training)

@@ -1,0 +1,63 @@
+"""Token mixers in the YAML files of Ultralytics' YOLO. Ultralytics is under AGPL-3.0; only `register` imports it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from tokenmix.errors import UserError
+from tokenmix.layers.table import build_mixer, resolve_mixer
+from tokenmix.swap.insert import InsertedBlock, default_heads
+
+
+class TokenMix(nn.Module):
+    """A residual block with a token mixer, as a row of a YOLO model's YAML file.
+
+        y = x + gamma * mixer(norm(x)),   gamma = 0 at the start
+
+        - [-1, 1, TokenMix, [ch, f, external, {num_slots: 64}]]
+
+    Ultralytics replaces the words `ch` and `f` by its lists of widths and sources. So the block has the width of its
+    input at every scale (n, s, m, l, x).
+
+    Args:
+        widths: of all layers before; `ch` in the file.
+        source: which of them is the input; `f` in the file.
+        mixer: a name of `tokenmix.list_mixers()` that takes maps of any size.
+        mixer_kwargs: arguments of the mixer.
+
+    Shape:
+        x (B, C, H, W) to (B, C, H, W).
+
+    Raises:
+        UserError: an unknown mixer, or one with a weight for each position: YOLO runs at many sizes.
+    """
+
+    def __init__(
+        self,
+        widths: Sequence[int],
+        source: int,
+        mixer: str = "external",
+        mixer_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        label, layer, fixed = resolve_mixer(mixer)
+        if layer.capabilities.length != "any":
+            raise UserError(f"{label} has weights for one size of maps, and YOLO runs at many; take external or self")
+        dim = widths[source]
+        heads = {} if "num_heads" in (mixer_kwargs or {}) else default_heads(layer, dim)
+        built = build_mixer(layer, f"mixer {label!r}", dim, None, {**fixed, **heads, **(mixer_kwargs or {})})
+        self.block = InsertedBlock(built, "channels-first")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The map with what the mixer adds."""
+        return self.block(x)
+
+
+def register() -> None:
+    """Let YAML files of Ultralytics name `TokenMix`; call it before `YOLO("file.yaml")` and in each new process."""
+    try:
+        import ultralytics.nn.tasks as tasks
+    except ImportError:
+        raise UserError("tokenmix.integrations.ultralytics needs Ultralytics: pip install ultralytics") from None
+    tasks.TokenMix = TokenMix

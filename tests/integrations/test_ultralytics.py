@@ -1,0 +1,99 @@
+"""Blocks in YOLO's YAML files: widths at each scale, training, a new process, export."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from tokenmix.errors import UserError
+from tokenmix.integrations.ultralytics import TokenMix, register
+from tokenmix.layers import list_mixers
+from tokenmix.layers.table import get_spec
+
+YAML = """
+nc: 2
+scales:
+  n: [0.33, 0.25, 1024]
+  s: [0.33, 0.50, 1024]
+  m: [0.67, 0.75, 768]
+backbone:
+  - [-1, 1, Conv, [64, 3, 2]]
+  - [-1, 1, Conv, [128, 3, 2]]
+  - [-1, 3, C2f, [128, True]]
+  - [-1, 1, Conv, [256, 3, 2]]
+  - [-1, 1, TokenMix, [ch, f, {mixer}]]
+  - [-1, 1, Conv, [512, 3, 2]]
+  - [-1, 1, SPPF, [512, 5]]
+head:
+  - [-1, 1, nn.Upsample, [None, 2, nearest]]
+  - [[-1, 4], 1, Concat, [1]]
+  - [-1, 1, C2f, [256]]
+  - [[9, 6], 1, Detect, [nc]]
+"""
+
+
+def written(folder: Path, mixer: str = "external", scale: str = "n") -> Path:
+    file = folder / f"yolo99{scale}.yaml"  # Ultralytics reads the scale from the name
+    file.write_text(YAML.replace("{mixer}", mixer))
+    return file
+
+
+@pytest.mark.parametrize("name", [name for name in list_mixers() if get_spec(name).layer.capabilities.length == "any"])
+def test_a_block_is_the_identity_at_the_start(name: str):
+    torch.manual_seed(0)
+    block, x = TokenMix([8, 32, 16], -2, name).eval(), torch.randn(2, 32, 4, 6)
+    assert torch.equal(block(x), x)
+
+
+def test_refusals():
+    with pytest.raises(UserError, match="gating has weights for one size"):
+        TokenMix([8], -1, "gating")
+    with pytest.raises(UserError, match="did you mean external"):
+        TokenMix([8], -1, "extrnal")
+
+
+def test_without_ultralytics_it_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "ultralytics.nn.tasks", None)
+    with pytest.raises(UserError, match="pip install ultralytics"):
+        register()
+
+
+@pytest.mark.parametrize(("scale", "width"), [("n", 64), ("s", 128), ("m", 192)])
+def test_widths_follow_the_scale(tmp_path: Path, scale: str, width: int):
+    tasks = pytest.importorskip("ultralytics.nn.tasks")
+    register()
+    model = tasks.DetectionModel(str(written(tmp_path, scale=scale)), verbose=False)
+    assert model.model[4].block.mixer.dim == width
+
+
+@pytest.mark.slow
+def test_it_trains_reloads_in_a_new_process_and_exports(tmp_path: Path):
+    ultralytics = pytest.importorskip("ultralytics")
+    register()
+    for part in ("train", "val"):
+        for kind in ("images", "labels"):
+            (tmp_path / kind / part).mkdir(parents=True)
+        for i in range(4):
+            Image.new("RGB", (64, 64), (60 * i, 90, 30)).save(tmp_path / "images" / part / f"{i}.png")
+            (tmp_path / "labels" / part / f"{i}.txt").write_text(f"{i % 2} 0.5 0.5 0.4 0.4\n")
+    data = tmp_path / "data.yaml"
+    data.write_text(f"path: {tmp_path}\ntrain: images/train\nval: images/val\nnames: {{0: a, 1: b}}\n")
+    yolo = ultralytics.YOLO(str(written(tmp_path)))
+    quick = {"imgsz": 64, "batch": 2, "epochs": 1, "device": "cpu", "workers": 0, "plots": False, "amp": False}
+    yolo.train(data=str(data), project=str(tmp_path / "runs"), name="one", **quick)
+    best = tmp_path / "runs" / "one" / "weights" / "last.pt"
+    code = f"""
+import torch
+from ultralytics import YOLO
+from tokenmix.integrations.ultralytics import TokenMix
+yolo = YOLO({str(best)!r})
+assert isinstance(yolo.model.model[4], TokenMix)
+yolo.predict({str(tmp_path / "images" / "val" / "0.png")!r}, imgsz=64, device="cpu", verbose=False)
+print(yolo.export(format="onnx", imgsz=64, simplify=False))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert best.with_suffix(".onnx").is_file()
