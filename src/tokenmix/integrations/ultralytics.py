@@ -1,5 +1,6 @@
 """Token mixers in the YAML files of Ultralytics' YOLO. Ultralytics is under AGPL-3.0; only `register` imports it."""
 
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -57,7 +58,7 @@ class TokenMix(nn.Module):
 def register() -> None:
     """Let YAML files of Ultralytics name `TokenMix`; call it before `YOLO("file.yaml")` and in each new process."""
     try:
-        import ultralytics.nn.tasks as tasks
+        tasks: Any = importlib.import_module("ultralytics.nn.tasks")
     except ImportError:
         raise UserError("tokenmix.integrations.ultralytics needs Ultralytics: pip install ultralytics") from None
     tasks.TokenMix = TokenMix
