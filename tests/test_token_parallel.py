@@ -31,7 +31,9 @@ CLASSES = 5
 
 
 def mixer_net(mixer: str, **given: Any) -> nn.Module:
-    return create_model("mixer_nano", num_classes=CLASSES, img_size=24, mixer=mixer, depth=2, embed_dim=16, **given)
+    return create_model(
+        "mixer_nano", stem="patch", num_classes=CLASSES, img_size=24, mixer=mixer, depth=2, embed_dim=16, **given
+    )
 
 
 def with_class_token() -> nn.Module:
@@ -282,7 +284,7 @@ def test_rows_that_cannot_be_shared() -> None:
             lambda: mixer_net("multihead-external", mixer_kwargs={"attention_dropout": 0.1}),
             "attention_dropout=0.1 has no token-parallel form",
         ),
-        (lambda: create_model("mixer_nano", img_size=(8, 64), patch_size=8), "images of 8 rows cannot be split over 2"),
+        (lambda: create_model("vit_nano", img_size=(8, 64), patch_size=8), "images of 8 rows cannot be split over 2"),
     ],
 )
 def test_what_has_no_token_parallel_form(make: Callable[[], nn.Module], message: str) -> None:

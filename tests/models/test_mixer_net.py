@@ -9,6 +9,7 @@ import tokenmix
 from tokenmix import UserError, create_model, list_mixers, list_models
 from tokenmix.layers import MIXERS
 from tokenmix.models import MixerNet
+from tokenmix.models.stems import ConvStem
 
 
 def net(mixer: str, **kwargs) -> MixerNet:
@@ -44,6 +45,18 @@ def test_analytic_macs_equal_counted(mixer):
         model(torch.randn(1, 3, 8, 8))
     # Less-attention's layers pass on two more columns each, which a layer by itself cannot count: 1.4 % at this size.
     assert model.macs() == pytest.approx(counter.get_total_flops() / 2, rel=0.02 if mixer == "less" else 0.001)
+
+
+@pytest.mark.parametrize("patch", [1, 2, 3, 4, 6, 7, 8, 16])
+def test_a_stem_of_convolutions_makes_one_token_of_each_patch(patch):
+    stem = ConvStem(12, img_size=(2 * patch, 3 * patch), patch_size=patch, in_chans=2).eval()
+    with FlopCounterMode(display=False) as counter:
+        assert stem(torch.randn(2, 2, 2 * patch, 3 * patch)).shape == (2, 6, 12)
+    assert 2 * stem.macs() == counter.get_total_flops() / 2
+    stem.set_input_size(4 * patch)
+    assert stem(torch.randn(1, 2, 4 * patch, 4 * patch)).shape == (1, 16, 12)
+    with pytest.raises(UserError, match="no token-parallel form"):
+        stem.check_token_parallel()
 
 
 @pytest.mark.parametrize("mixer", [name for name, row in MIXERS.items() if row.layer.capabilities.map is not None])

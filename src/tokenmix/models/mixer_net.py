@@ -8,7 +8,8 @@ from timm.layers.drop import calculate_drop_path_rates
 
 from tokenmix.layers.table import build_stack, get_spec
 from tokenmix.models.isotropic import IsotropicNet, MixerBlock
-from tokenmix.models.stems import PatchStem, pair
+from tokenmix.models.stems import ConvStem, PatchStem, pair
+from tokenmix.ops.checks import check_choice
 
 
 class MixerNet(IsotropicNet):
@@ -19,6 +20,7 @@ class MixerNet(IsotropicNet):
         mixer_kwargs: arguments of the mixer's constructor.
         img_size: side of the image, or (height, width); a multiple of the patch.
         patch_size: side of a patch; 4, or 2 for images under 24 px, if not given.
+        stem: `"patch"` for one linear map of each patch, `"conv"` for convolutions down to the grid of patches.
         in_chans: channels of the image.
         num_classes: width of the head; 0 for none.
         global_pool: `"avg"`, or `""` for the tokens themselves.
@@ -39,6 +41,7 @@ class MixerNet(IsotropicNet):
         mixer_kwargs: Mapping[str, Any] | None = None,
         img_size: int | tuple[int, int] = 32,
         patch_size: int | None = None,
+        stem: Literal["patch", "conv"] = "patch",
         in_chans: int = 3,
         num_classes: int = 10,
         global_pool: Literal["avg", ""] = "avg",
@@ -55,12 +58,14 @@ class MixerNet(IsotropicNet):
     ) -> None:
         factory = {"device": device, "dtype": dtype}
         patch_size = patch_size or (4 if min(pair(img_size)) >= 24 else 2)
-        stem = PatchStem(embed_dim, img_size=img_size, patch_size=patch_size, in_chans=in_chans, **factory)
+        check_choice("stem", stem, ("conv", "patch"))
+        kind = ConvStem if stem == "conv" else PatchStem
+        tokens = kind(embed_dim, img_size=img_size, patch_size=patch_size, in_chans=in_chans, **factory)
         mixers = build_stack(
             mixer,
             get_spec(mixer),
             embed_dim,
-            stem.grid_size,
+            tokens.grid_size,
             depth,
             num_leading=num_leading,
             mixer_kwargs=mixer_kwargs,
@@ -72,5 +77,7 @@ class MixerNet(IsotropicNet):
             MixerBlock(m, mlp_ratio=mlp_ratio, drop=drop_rate, drop_path=rate, norm=norm, **factory)
             for m, rate in zip(mixers, rates, strict=True)
         ]
-        super().__init__(stem, blocks, num_classes=num_classes, global_pool=global_pool, drop_rate=drop_rate, **factory)
+        super().__init__(
+            tokens, blocks, num_classes=num_classes, global_pool=global_pool, drop_rate=drop_rate, **factory
+        )
         self.mixer_name = mixer

@@ -52,10 +52,14 @@ EXTRACTED = "arXiv:2406.00427, from a third party's extraction; the layout is ou
 # timm adapts first convolutions to other channels; EAMLP unfolds pixels instead, see `EAMLP.adapt_channels`.
 PATCHES, UNFOLDED = {"first_conv": "stem.proj"}, {"first_conv": None}
 
-NET, NET_CFG = "mixer_net:MixerNet", {**SMALL, **PATCHES}
-_register("mixer_nano", NET, "the skeleton of comparisons, 4 blocks of width 64: give mixer=", NET_CFG)
-_register("mixer_small", NET, "the same skeleton, 8 blocks of width 128", NET_CFG, {"embed_dim": 128, "depth": 8})
-_register("vit_nano", NET, "the same skeleton with self-attention", NET_CFG, {"mixer": "self"})
+NET, NET_CFG, CONV_CFG = "mixer_net:MixerNet", {**SMALL, **PATCHES}, {**SMALL, "first_conv": "stem.convs.0"}
+# Measured, Fashion-MNIST, 12,000 images, 5 epochs, one seed: self 0.778 with convolutions, 0.735 with bare patches.
+CONV = {"stem": "conv"}
+_register("mixer_nano", NET, "the skeleton of comparisons, 4 blocks of width 64: give mixer=", CONV_CFG, CONV)
+_register(
+    "mixer_small", NET, "the same skeleton, 8 blocks of width 128", CONV_CFG, {**CONV, "embed_dim": 128, "depth": 8}
+)
+_register("vit_nano", NET, "a ViT on bare patches, 4 blocks of width 64", NET_CFG, {"mixer": "self"})
 
 GMLP, GMLP_CFG = "gmlp:GMLP", {**IMAGENET, **HALF, **PATCHES}
 TIMM_WEIGHTS = {"tag": "ra3_in1k", "hf_hub_id": "timm/gmlp_s16_224.ra3_in1k"}
