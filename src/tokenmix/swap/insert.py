@@ -31,7 +31,8 @@ class InsertedBlock(nn.Module):
         y = x + gamma * mixer(norm(x)),   gamma in R^C, 0 at the start
 
     `norm` is LayerNorm over the channels. A mixer that starts as the identity itself, such as SAGAN's, is used without
-    norm and gamma.
+    norm and gamma. At the start y is x to the last bit: a zero keeps its sign, and the mixer reads 0 where x is not
+    finite. y has the type of x, under autocast too.
 
     Args:
         mixer: of tokens (B, N, C), or of maps (B, C, H, W).
@@ -54,14 +55,17 @@ class InsertedBlock(nn.Module):
         """x with what the mixer adds."""
         first = self.layout == "channels-first"
         tokens = x.flatten(2).transpose(1, 2) if first else x.flatten(1, -2)
-        normed = tokens if self.norm is None else self.norm(tokens)
+        finite = tokens.nan_to_num(0.0, 0.0, 0.0)
+        normed = finite if self.norm is None else self.norm(finite)
         if self.mixer.capabilities.layout == "2d":
             sizes = x.shape[2:] if first else x.shape[1:-1]
             rows = sizes[0] * sizes[1] if len(sizes) == 3 else sizes[0] if len(sizes) == 2 else 1
             out = self.mixer(normed.transpose(1, 2).unflatten(2, (rows, sizes[-1]))).flatten(2).transpose(1, 2)
         else:
             out = self.mixer(normed)
-        mixed = out if self.gamma is None else tokens + self.gamma * out
+        added = out - finite if self.gamma is None else self.gamma * out
+        # 0 - added is +0 for a zero of either sign, and x - 0 is x. The sum x + 0 would turn -0 into 0.
+        mixed = (tokens - (0.0 - added)).to(x.dtype)
         return (mixed.transpose(1, 2) if first else mixed).reshape(x.shape)
 
     def extra_repr(self) -> str:
@@ -243,7 +247,8 @@ def insert(
         for host, _ in blocks.values():
             delattr(host, INSERTED)
 
-    macs_after = check_runs(model, example, undo, _device(model, example))
+    remedy = "name another module, or give the layout of its output"
+    macs_after = check_runs(model, example, undo, _device(model, example), "insertion", remedy)
     return InsertReport(
         model=model,
         mixer=label,
