@@ -54,6 +54,25 @@ def test_every_mixer_in_every_layout_starts_as_the_identity(name: str, dims: int
     assert torch.equal(model.eval()(x), before)
 
 
+@pytest.mark.parametrize("name", ["external", "self", "sagan", "external-2d", "depthwise-2d", "identity"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_start_is_the_identity_to_the_last_bit(name: str, dtype: torch.dtype):
+    torch.manual_seed(7)
+    block = InsertedBlock(tokenmix.create_mixer(name, 16), "channels-first").to(dtype).eval()
+    x = torch.randn(2, 16, 6, 4, dtype=dtype).relu() * -1
+    assert x.signbit().logical_and(x == 0).any(), "zeros of both signs"
+    x[0, 3, 2, 1], x[0, 4, 5, 3] = torch.inf, -torch.inf
+    bits = torch.int32 if dtype == torch.float32 else torch.int16
+    for given in (x, x.contiguous(memory_format=torch.channels_last)):
+        y = block(given)
+        assert torch.equal(y.view(bits), x.view(bits))
+        assert y.stride() == given.stride()
+    x[1, 0, 0, 0] = torch.nan
+    assert block(x).isnan().sum() == 1
+    with torch.autocast("cpu", torch.bfloat16):
+        assert block(x).dtype == dtype
+
+
 @torch.no_grad()
 def loop(block: InsertedBlock, x: Tensor) -> Tensor:
     """x + gamma * mixer(norm(x)) with external attention, position by position."""
@@ -182,6 +201,24 @@ def test_a_module_that_is_called_several_times():
         insert(model, "head", "token-mlp", example_inputs=(x,))
 
 
+def test_a_module_under_several_names():
+    class Shared(nn.Module):
+        def __init__(self, last: int) -> None:
+            super().__init__()
+            self.act = nn.SiLU()
+            self.first = nn.Sequential(nn.Conv2d(3, 8, 1), self.act)
+            self.last = nn.Sequential(nn.Conv2d(8, last, 1), self.act)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.first(x))
+
+    x = torch.randn(1, 3, 4, 4)
+    assert insert(Shared(8), "last.1", "external", example_inputs=(x,)).rows[0].num_tokens == (16, 16)
+    assert len(insert(Shared(8), "*.1", "external", example_inputs=(x,)).rows) == 1
+    with pytest.raises(UserError, match=r"after last\.1 \(SiLU\): its calls give outputs of widths \[6, 8\]"):
+        insert(Shared(6), "last.1", "external", example_inputs=(x,))
+
+
 @pytest.mark.parametrize(
     ("after", "mixer", "message"),
     [
@@ -227,6 +264,62 @@ def test_outputs_that_are_no_tensor_and_modules_that_are_not_called():
     assert {s.name for s in report.skipped} == {"pair", "unused"}
     with pytest.raises(UserError, match="forward pass on the example fails"):
         insert(Odd(), "conv", "external", example_inputs=(x[0, 0],))
+
+
+@pytest.mark.parametrize("mixer", ["external", "self", "sagan"])
+@pytest.mark.parametrize("dynamo", [False, True])
+def test_onnx_by_both_exporters(mixer: str, dynamo: bool, tmp_path: Any):
+    runtime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(8)
+    model, x = Net(2).eval(), torch.randn(1, 3, 6, 4)
+    report = insert(model, "first", mixer, example_inputs=(x,))
+    assert report.rows
+    for name, p in model.named_parameters():
+        if name.endswith("gamma"):
+            nn.init.normal_(p)
+    file = tmp_path / "model.onnx"
+    torch.onnx.export(model, (x,), file, dynamo=dynamo)
+    session = runtime.InferenceSession(file)
+    found = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
+    torch.testing.assert_close(torch.from_numpy(found), model(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_features_of_other_libraries_keep_the_block():
+    model, x = timm.create_model("resnet18", features_only=True).eval(), torch.randn(1, 3, 64, 64)
+    before, channels = model(x), model.feature_info.channels()
+    insert(model, "layer[34]", "external", img_size=64)
+    assert all(torch.equal(a, b) for a, b in zip(before, model(x), strict=True))
+    assert model.feature_info.channels() == channels
+    nn.init.normal_(model.layer3.inserted.gamma)
+    changed = [not torch.equal(a, b) for a, b in zip(before, model(x), strict=True)]
+    assert changed == [False, False, False, True, True]
+    vision = torchvision.models.resnet18(weights=None).eval()
+    insert(vision, "layer3", "external", img_size=64)
+    nn.init.normal_(vision.layer3.inserted.gamma)
+    getter = torchvision.models._utils.IntermediateLayerGetter(vision, {"layer3": "out"})
+    stem = nn.Sequential(
+        *(module for name, module in vision.named_children() if name not in ("layer4", "avgpool", "fc"))
+    )
+    assert torch.equal(getter(x)["out"], stem(x))
+
+
+def test_a_yolo():
+    tasks = pytest.importorskip("ultralytics.nn.tasks")
+    torch.manual_seed(9)
+    model, x = tasks.DetectionModel("yolo11n.yaml", verbose=False).eval(), torch.rand(1, 3, 64, 64)
+    before = model(x)[0]
+    report = insert(model, ["model.4", "model.1[0-3]"], "external", img_size=64)
+    assert [row.name for row in report.rows] == ["model.4", *(f"model.{i}" for i in range(10, 14))]
+    assert {row.layout for row in report.rows} == {"(B, C, H, W)"}
+    assert torch.equal(model(x)[0], before)
+    nn.init.normal_(model.model[4].inserted.gamma)
+    wanted = model(x)[0]
+    assert not torch.equal(wanted, before)
+    torch.testing.assert_close(model.fuse(verbose=False)(x)[0], wanted, rtol=1e-3, atol=1e-3)
+    with pytest.raises(UserError, match=r"SiLU.*its calls give outputs of widths"):
+        insert(model, "model.6.cv1.act", "external", img_size=64)
+    with pytest.raises(UserError, match="its output is a"):
+        insert(model, "model.23", "external", img_size=64)
 
 
 def test_a_unet_of_monai_in_three_dimensions():

@@ -31,7 +31,8 @@ class InsertedBlock(nn.Module):
         y = x + gamma * mixer(norm(x)),   gamma in R^C, 0 at the start
 
     `norm` is LayerNorm over the channels. A mixer that starts as the identity itself, such as SAGAN's, is used without
-    norm and gamma.
+    norm and gamma. At the start y is x to the last bit: a zero keeps its sign, and the mixer reads 0 where x is not
+    finite. y has the type of x, under autocast too.
 
     Args:
         mixer: of tokens (B, N, C), or of maps (B, C, H, W).
@@ -54,14 +55,17 @@ class InsertedBlock(nn.Module):
         """x with what the mixer adds."""
         first = self.layout == "channels-first"
         tokens = x.flatten(2).transpose(1, 2) if first else x.flatten(1, -2)
-        normed = tokens if self.norm is None else self.norm(tokens)
+        finite = tokens.nan_to_num(0.0, 0.0, 0.0)
+        normed = finite if self.norm is None else self.norm(finite)
         if self.mixer.capabilities.layout == "2d":
             sizes = x.shape[2:] if first else x.shape[1:-1]
             rows = sizes[0] * sizes[1] if len(sizes) == 3 else sizes[0] if len(sizes) == 2 else 1
             out = self.mixer(normed.transpose(1, 2).unflatten(2, (rows, sizes[-1]))).flatten(2).transpose(1, 2)
         else:
             out = self.mixer(normed)
-        mixed = out if self.gamma is None else tokens + self.gamma * out
+        added = out - finite if self.gamma is None else self.gamma * out
+        # 0 - added is +0 for a zero of either sign, and x - 0 is x. The sum x + 0 would turn -0 into 0.
+        mixed = (tokens - (0.0 - added)).to(x.dtype)
         return (mixed.transpose(1, 2) if first else mixed).reshape(x.shape)
 
     def extra_repr(self) -> str:
@@ -213,7 +217,7 @@ def insert(
     rows, skipped = [], []
     for name, host in hosts.items():
         seen = calls[name]
-        refusal = _refusal(host, seen)
+        refusal = _refusal(host, seen, layout)
         if refusal:
             skipped.append(SkippedAttention(name, type(host).__name__, refusal))
             continue
@@ -243,7 +247,8 @@ def insert(
         for host, _ in blocks.values():
             delattr(host, INSERTED)
 
-    macs_after = check_runs(model, example, undo, _device(model, example))
+    remedy = "name another module, or give the layout of its output"
+    macs_after = check_runs(model, example, undo, _device(model, example), "insertion", remedy)
     return InsertReport(
         model=model,
         mixer=label,
@@ -276,14 +281,16 @@ def _attach(host: nn.Module, block: InsertedBlock) -> None:
 
 def _find_hosts(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
     """Modules by name that a pattern matches, of nested ones the outermost."""
-    modules = {name: module for name, module in model.named_modules() if name}
+    # With the further names of shared modules, such as one activation that all layers use.
+    modules = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
     found: dict[str, nn.Module] = {}
     for pattern in patterns:
         matching = [name for name in modules if fnmatch.fnmatchcase(name, pattern)]
         if not matching:
             raise unknown_name("module of the model", pattern, modules)
         for name in matching:
-            if not any(name.startswith(f"{outer}.") for outer in matching):
+            inner = any(name.startswith(f"{outer}.") for outer in matching)
+            if not inner and not any(modules[name] is module for module in found.values()):
                 found[name] = modules[name]
     for name, module in found.items():
         if hasattr(module, INSERTED):
@@ -341,12 +348,16 @@ def _observe(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], resu
     return _Call(tuple(result.shape))
 
 
-def _refusal(host: nn.Module, calls: Sequence[_Call]) -> str:
+def _refusal(host: nn.Module, calls: Sequence[_Call], layout: Layout | None) -> str:
     if not calls:
         return "the forward pass does not call it; name a module that it calls"
     reason = next((call.refusal for call in calls if call.refusal), "")
-    widths = {len(call.shape) for call in calls}
-    return reason or ("its calls give outputs of different layouts" if len(widths) > 1 else "")
+    if reason:
+        return reason
+    if len({len(call.shape) for call in calls}) > 1:
+        return "its calls give outputs of different layouts"
+    dims = {_width(call.shape, layout or _layout_of(host, calls[0].shape)) for call in calls}
+    return f"its calls give outputs of widths {sorted(dims)}; name a module around one call" if len(dims) > 1 else ""
 
 
 def _layout_of(host: nn.Module, shape: Sequence[int]) -> Layout:
@@ -371,6 +382,10 @@ def _layout_of(host: nn.Module, shape: Sequence[int]) -> Layout:
     return "tokens" if len(shape) == 3 else "channels-first"
 
 
+def _width(shape: Sequence[int], layout: Layout) -> int:
+    return shape[1 if layout == "channels-first" else -1]
+
+
 def _tokens(shape: Sequence[int], layout: Layout) -> int:
     return torch.Size(shape[2:] if layout == "channels-first" else shape[1:-1]).numel()
 
@@ -391,8 +406,8 @@ def _build(
     layout: Layout,
     kwargs: Mapping[str, Any],
 ) -> InsertedBlock:
-    shape = calls[0].shape
-    dim, counts = shape[1 if layout == "channels-first" else -1], {_tokens(call.shape, layout) for call in calls}
+    shape, counts = calls[0].shape, {_tokens(call.shape, layout) for call in calls}
+    dim = _width(shape, layout)
     known = inspect.signature(layer).parameters
     if layer.capabilities.layout == "2d" and layout == "tokens":
         raise UserError(

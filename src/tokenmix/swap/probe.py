@@ -168,7 +168,14 @@ def count_alone(module: nn.Module, adapter: AttentionAdapter, dim: int, num_toke
     return model_macs(module, adapter.example(module, tokens))
 
 
-def check_runs(model: nn.Module, example: Sequence[Any], undo: Callable[[], None], device: torch.device = META) -> int:
+def check_runs(
+    model: nn.Module,
+    example: Sequence[Any],
+    undo: Callable[[], None],
+    device: torch.device = META,
+    change: str = "swap",
+    remedy: str = "layers that pass scores to each other must be swapped together",
+) -> int:
     """Multiply-adds of a model that was changed; if it no longer runs, the change is undone and an error raised."""
     try:
         with checked_own_mixers(model):
@@ -179,6 +186,5 @@ def check_runs(model: nn.Module, example: Sequence[Any], undo: Callable[[], None
     except Exception as error:
         undo()
         raise UserError(
-            f"the model does not run with the mixer, so the swap was undone: {one_line(error)}; layers that pass "
-            "scores to each other must be swapped together"
+            f"the model does not run with the mixer, so the {change} was undone: {one_line(error)}; {remedy}"
         ) from error

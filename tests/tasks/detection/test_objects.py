@@ -521,3 +521,23 @@ def test_a_detector_whose_attention_cannot_be_swapped_says_so(tmp_path: Path) ->
     with pytest.raises(UserError, match=r"no attention that can be swapped: what it has is net\.backbone\.body\.block"):
         train(config(tmp_path / "run", swap="external"), quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_with_an_inserted_block(runs: dict[str, Path], tmp_path: Path):
+    block: dict[str, Any] = {
+        "insert": "external",
+        "insert_after": "net.backbone.fpn.layer_blocks.0",
+        "insert_kwargs": {"num_slots": 4},
+    }
+    run = train(config(tmp_path / "run", **block, init_from=runs["boxes"], train_only="mixers"), quiet=True)
+    before, after = (
+        load_file(folder / "checkpoints" / "last" / "model.safetensors") for folder in (runs["boxes"], run)
+    )
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    new = after.keys() - before.keys()
+    assert new
+    assert all(".layer_blocks.0.inserted." in name for name in new)
+    result = json.loads((run / "result.json").read_text())
+    assert evaluate(run, device="cpu")["map"] == pytest.approx(result["metrics"]["map"])
+    Image.new("RGB", (64, 64)).save(tmp_path / "plain.png")
+    assert predict(run, [tmp_path / "plain.png"])

@@ -372,3 +372,16 @@ def test_the_soft_iou_is_learnt_beside_the_entropy() -> None:
     total, parts = task(model, config, data.describe()).loss(batch)
     torch.testing.assert_close(total, parts["cross_entropy"] + 2 * parts["iou_loss"])
     assert 0 < parts["iou_loss"] < 1
+
+
+def test_a_run_with_an_inserted_block(run, pictures, tmp_path):
+    block = {"insert": "external", "insert_after": "backbone.layer3", "insert_kwargs": {"num_slots": 4}}
+    start = CONFIG.replace(**block, init_from=run, train_only="mixers", out=tmp_path / "run", epochs=1)
+    inserted = train(start, quiet=True)
+    before, after = read_weights(run), read_weights(inserted)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert all(".layer3.inserted." in name for name in after.keys() - before.keys())
+    result = json.loads((inserted / "result.json").read_text())
+    assert evaluate(inserted, device="cpu")["loss"] == pytest.approx(result["metrics"]["loss"], abs=1e-6)
+    assert len(predict(inserted, pictures)) == 2
+    assert export(inserted, "onnx", tmp_path / "model.onnx").is_file()

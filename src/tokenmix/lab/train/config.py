@@ -114,7 +114,7 @@ class SwapConfig(Part):
         if self.insert is not None and not self.insert_after:
             raise UserError(f"insert={self.insert!r} needs a place; give --insert-after MODULE, such as layer3")
         if self.train_only == "mixers" and self.swap is None and self.insert is None:
-            raise UserError("train_only='mixers' needs a mixer; give --swap MIXER as well, or leave it out")
+            raise UserError("train_only='mixers' needs a mixer; give --swap or --insert MIXER as well, or leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
