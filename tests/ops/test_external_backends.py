@@ -152,8 +152,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The backends that ran, in order."""
     ran: list[str] = []
     for name, function in (("eager", "_eager"), ("tiled", "tiled_external_attention")):
+        way = getattr(external, function)
 
-        def run(*given: Any, name: str = name, way: Any = getattr(external, function), **more: Any) -> Tensor:
+        def run(*given: Any, name: str = name, way: Any = way, **more: Any) -> Tensor:
             ran.append(name)
             return way(*given, **more)
 

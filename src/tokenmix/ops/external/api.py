@@ -83,7 +83,8 @@ def external_attention(
     query, full = without_padding(query, mask)
     given = query, key_memory, value_memory, key_bias, value_bias
     double = normalization == "double"
-    if chunk_size is not None and not (torch.compiler.is_exporting() or torch.jit.is_tracing()):
+    in_graph = torch.compiler.is_exporting() or torch.jit.is_tracing()
+    if chunk_size is not None and not in_graph and chunk_size < query.shape[-2]:
         steps = num_steps if double else 0
         return streamed_external_attention(*given, full, num_steps=steps, chunk_size=chunk_size)
     chosen = backend or _choose(query, key_memory.shape[0], num_steps, dropout)

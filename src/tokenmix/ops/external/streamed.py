@@ -104,7 +104,7 @@ class _Streams(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
-        query, key_memory, value_memory, key_bias, value_bias, mask, offsets = ctx.saved_tensors
+        query, key_memory, value_memory, key_bias, _value_bias, mask, offsets = ctx.saved_tensors
         if torch.is_grad_enabled():
             if ctx.merge is not None:
                 raise RuntimeError("external attention over several processes has a first derivative only")

@@ -94,7 +94,7 @@ class _Tiles(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
-        query, key_memory, value_memory, key_bias, value_bias, mask, offsets = ctx.saved_tensors
+        query, key_memory, value_memory, key_bias, _value_bias, mask, offsets = ctx.saved_tensors
         if torch.is_grad_enabled():
             return *written_gradients(grad, ctx.saved_tensors, ctx.num_steps), None, None
         grad_query, wide = empty_like_heads(query, query.shape[-1]), offsets.dtype
