@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.autograd import forward_ad, gradcheck
 
 from tokenmix.errors import UserError
-from tokenmix.ops.external import tiled as streaming
 from tokenmix.ops.external.api import external_attention, external_attention_map
 from tokenmix.profiling.memory import peak_memory
 
@@ -239,15 +238,6 @@ def test_working_memory_of_chunks_does_not_grow_with_the_tokens(num_steps: int) 
     whole = working_memory(8192, None, num_steps)
     assert whole[0] > 8 * many[0]
     assert whole[1] > 8 * many[1]
-
-
-@pytest.mark.parametrize("num_steps", [0, 2])
-def test_the_chunked_operator_is_registered_as_pytorch_wants_it(num_steps: int) -> None:
-    inputs = tuple(problem(3, 2, 7, 3, dtype=torch.float32).values())
-    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    assert set(
-        torch.library.opcheck(streaming._operator, (*inputs, MASK[:, None], num_steps, 3), test_utils=checks).values()
-    ) == {"SUCCESS"}
 
 
 def test_autocast_reaches_both_paths() -> None:

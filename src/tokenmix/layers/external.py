@@ -1,14 +1,13 @@
 """External attention as published for tokens (Algorithm 1) and for maps (the EANet block)."""
 
-from typing import Unpack
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenmix.layers.base import Capabilities, Mixer, finish, zero_masked
-from tokenmix.layers.memory import Memory, MemoryOptions, takes_memory_options
+from tokenmix.layers.memory import Memory, Tie
 from tokenmix.ops.checks import check_flags, check_rates, check_whole
+from tokenmix.ops.external.api import Backend, Normalization
 
 
 class ExternalAttention(Mixer):
@@ -28,7 +27,12 @@ class ExternalAttention(Mixer):
         query_projection: has W_q.
         output_projection: has W_o.
         dropout: of the output.
-        **options: num_slots, tie, normalization, num_steps, chunk_size and backend, see `MemoryOptions`.
+        num_slots: S, rows of each memory.
+        tie: `"none"`, two memories; `"init"`, equal at the start and trained apart; `"hard"`, one memory for both.
+        normalization: `"double"`, or `"softmax"` over the slots, the ablation, in which tokens do not mix at all.
+        num_steps: Sinkhorn steps of `"double"`.
+        chunk_size: tokens worked on at a time, see `tokenmix.ops.external_attention`; None does all at once.
+        backend: implementation of the mixing, see `tokenmix.ops.external_attention`.
 
     Raises:
         UserError: an unknown option, or input that does not fit. There is no causal form: double normalisation sums
@@ -37,7 +41,6 @@ class ExternalAttention(Mixer):
 
     capabilities = Capabilities(linear=True, map="slots")
 
-    @takes_memory_options
     def __init__(
         self,
         dim: int,
@@ -45,9 +48,14 @@ class ExternalAttention(Mixer):
         query_projection: bool = True,
         output_projection: bool = True,
         dropout: float = 0.0,
+        num_slots: int = 64,
+        tie: Tie = "none",
+        normalization: Normalization = "double",
+        num_steps: int = 1,
+        chunk_size: int | None = None,
+        backend: Backend | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **options: Unpack[MemoryOptions],
     ) -> None:
         super().__init__()
         check_whole(dim=dim)
@@ -55,7 +63,17 @@ class ExternalAttention(Mixer):
         check_rates(dropout=dropout)
         self.dim = dim
         self.query = nn.Linear(dim, dim, device=device, dtype=dtype) if query_projection else nn.Identity()
-        self.memory = Memory(dim, **options, device=device, dtype=dtype)
+        self.memory = Memory(
+            dim,
+            num_slots=num_slots,
+            tie=tie,
+            normalization=normalization,
+            num_steps=num_steps,
+            chunk_size=chunk_size,
+            backend=backend,
+            device=device,
+            dtype=dtype,
+        )
         self.out = nn.Linear(dim, dim, device=device, dtype=dtype) if output_projection else nn.Identity()
         self.dropout = nn.Dropout(dropout)
 
@@ -95,8 +113,14 @@ class ExternalAttention2d(Mixer):
 
     Args:
         dim: channels.
-        **options: num_slots, tie, normalization, num_steps, chunk_size and backend, see `MemoryOptions`. The released
-            network has 64 slots and amounts to `tie="init"` on a GPU, the paper's parameter count to `tie="hard"`.
+        num_slots: S, rows of each memory.
+        tie: `"none"`, two memories; `"init"`, equal at the start and trained apart; `"hard"`, one memory for both.
+        normalization: `"double"`, or `"softmax"` over the slots, the ablation, in which tokens do not mix at all.
+        num_steps: Sinkhorn steps of `"double"`.
+        chunk_size: tokens worked on at a time, see `tokenmix.ops.external_attention`; None does all at once.
+        backend: implementation of the mixing, see `tokenmix.ops.external_attention`.
+
+    The released network has 64 slots and amounts to `tie="init"` on a GPU, the paper's parameter count to `tie="hard"`.
 
     Raises:
         UserError: an unknown option, or input that does not fit. There is no causal form.
@@ -104,20 +128,34 @@ class ExternalAttention2d(Mixer):
 
     capabilities = Capabilities(layout="2d", linear=True, map="slots", independent=False)
 
-    @takes_memory_options
     def __init__(
         self,
         dim: int,
         *,
+        num_slots: int = 64,
+        tie: Tie = "none",
+        normalization: Normalization = "double",
+        num_steps: int = 1,
+        chunk_size: int | None = None,
+        backend: Backend | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **options: Unpack[MemoryOptions],
     ) -> None:
         super().__init__()
         check_whole(dim=dim)
         self.dim = dim
         self.conv1 = nn.Conv2d(dim, dim, 1, device=device, dtype=dtype)
-        self.memory = Memory(dim, **options, device=device, dtype=dtype)
+        self.memory = Memory(
+            dim,
+            num_slots=num_slots,
+            tie=tie,
+            normalization=normalization,
+            num_steps=num_steps,
+            chunk_size=chunk_size,
+            backend=backend,
+            device=device,
+            dtype=dtype,
+        )
         self.conv2 = nn.Conv2d(dim, dim, 1, bias=False, device=device, dtype=dtype)
         self.norm = nn.BatchNorm2d(dim, device=device, dtype=dtype)
 

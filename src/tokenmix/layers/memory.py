@@ -1,8 +1,6 @@
-"""The two learned memories that every layer of external attention reads, and the options that these layers share."""
+"""The two learned memories that every layer of external attention reads."""
 
-import inspect
-from collections.abc import Callable
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,26 +19,6 @@ from tokenmix.ops.sharded import sharded_external_attention
 from tokenmix.ops.token_shard import TokenShard
 
 Tie = Literal["none", "init", "hard"]
-
-
-class MemoryOptions(TypedDict, total=False):
-    """Options of every layer of external attention; `Memory` has the defaults.
-
-    num_slots: S, rows of each memory.
-    tie: `"none"`, two memories; `"init"`, equal at the start and trained apart (the released code on a GPU); `"hard"`,
-        one memory used for both.
-    normalization: `"double"`, or `"softmax"` over the slots, the ablation, in which tokens do not mix at all.
-    num_steps: Sinkhorn steps of `"double"`.
-    chunk_size: tokens worked on at a time, see `tokenmix.ops.external_attention`; None does all at once.
-    backend: implementation of the mixing, see `tokenmix.ops.external_attention`.
-    """
-
-    num_slots: int
-    tie: Tie
-    normalization: Normalization
-    num_steps: int
-    chunk_size: int | None
-    backend: Backend | None
 
 
 class Memory(nn.Module):
@@ -136,12 +114,3 @@ class Memory(nn.Module):
     def extra_repr(self) -> str:
         slots, width = self.key_memory.shape
         return f"num_slots={slots}, width={width}, tie={self.tie!r}, normalization={self.normalization!r}"
-
-
-def takes_memory_options(init: Callable[..., None]) -> Callable[..., None]:
-    """Spell out the **options of a constructor in its signature, for help() and for programs that look arguments up."""
-    own = inspect.signature(init)
-    shared = [p for name, p in inspect.signature(Memory).parameters.items() if name in MemoryOptions.__annotations__]
-    named = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    init.__signature__ = own.replace(parameters=[*named, *shared])  # pyrefly: ignore[missing-attribute]
-    return init

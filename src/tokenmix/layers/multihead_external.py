@@ -1,13 +1,12 @@
 """Multi-head external attention: EAMLP's token mixer."""
 
-from typing import Unpack
-
 import torch
 from torch import Tensor, nn
 
 from tokenmix.layers.base import Capabilities, Mixer, finish
-from tokenmix.layers.memory import Memory, MemoryOptions, takes_memory_options
+from tokenmix.layers.memory import Memory, Tie
 from tokenmix.ops.checks import check_flags, check_heads, check_rates, check_whole
+from tokenmix.ops.external.api import Backend, Normalization
 
 
 class MultiHeadExternalAttention(Mixer):
@@ -32,7 +31,12 @@ class MultiHeadExternalAttention(Mixer):
         memory_bias: the memories have biases b_k (S,) and b_v (d,). Under double normalisation b_k cancels exactly.
         dropout: of the output.
         attention_dropout: of the map; not together with chunk_size.
-        **options: num_slots, tie, normalization, num_steps, chunk_size and backend, see `MemoryOptions`.
+        num_slots: S, rows of each memory.
+        tie: `"none"`, two memories; `"init"`, equal at the start and trained apart; `"hard"`, one memory for both.
+        normalization: `"double"`, or `"softmax"` over the slots, the ablation, in which tokens do not mix at all.
+        num_steps: Sinkhorn steps of `"double"`.
+        chunk_size: tokens worked on at a time, see `tokenmix.ops.external_attention`; None does all at once.
+        backend: implementation of the mixing, see `tokenmix.ops.external_attention`.
 
     Raises:
         UserError: num_heads does not divide dim, an unknown option, or input that does not fit. There is no causal
@@ -41,7 +45,6 @@ class MultiHeadExternalAttention(Mixer):
 
     capabilities = Capabilities(linear=True, map="slots")
 
-    @takes_memory_options
     def __init__(
         self,
         dim: int,
@@ -51,9 +54,14 @@ class MultiHeadExternalAttention(Mixer):
         memory_bias: bool = True,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
+        num_slots: int = 64,
+        tie: Tie = "none",
+        normalization: Normalization = "double",
+        num_steps: int = 1,
+        chunk_size: int | None = None,
+        backend: Backend | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **options: Unpack[MemoryOptions],
     ) -> None:
         super().__init__()
         width = check_heads(dim, num_heads)
@@ -62,7 +70,18 @@ class MultiHeadExternalAttention(Mixer):
         check_rates(dropout=dropout, attention_dropout=attention_dropout)
         self.dim, self.num_heads, self.expansion, self.attention_dropout = dim, num_heads, expansion, attention_dropout
         self.query = nn.Linear(dim, expansion * dim, device=device, dtype=dtype)
-        self.memory = Memory(width, **options, bias=memory_bias, device=device, dtype=dtype)
+        self.memory = Memory(
+            width,
+            num_slots=num_slots,
+            tie=tie,
+            normalization=normalization,
+            num_steps=num_steps,
+            chunk_size=chunk_size,
+            backend=backend,
+            bias=memory_bias,
+            device=device,
+            dtype=dtype,
+        )
         self.memory.check_dropout(attention_dropout)
         self.out = nn.Linear(expansion * dim, dim, device=device, dtype=dtype)
         self.dropout = nn.Dropout(dropout)

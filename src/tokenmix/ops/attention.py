@@ -139,7 +139,7 @@ def attention_probabilities(
 class _DifferentiableTwice(torch.autograd.Function):
     """The identity on what a fused kernel gave, whose gradient cannot be differentiated.
 
-    A gradient that autograd records is written out instead, past the kernel; any other continues to the kernel's own.
+    A gradient that autograd records is the reference's, past the kernel; any other continues to the kernel's own.
     """
 
     generate_vmap_rule = True
@@ -157,35 +157,21 @@ class _DifferentiableTwice(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         if not torch.is_grad_enabled():
             return grad_outputs[0], *[None] * 8
-        found = _written_gradients(grad_outputs[0], *ctx.saved_tensors, ctx.causal, ctx.scale)  # pyrefly: ignore[bad-argument-count]
-        return None, *found[:3], None, None, found[3], None, None
+        query, key, value, mask, key_mask, bias = ctx.saved_tensors
+
+        def written(query: Tensor, key: Tensor, value: Tensor, *bias: Tensor) -> Tensor:
+            # In the query's type: under autocast the kernel has cast what it got.
+            options: Any = {"mask": mask, "key_mask": key_mask, "causal": ctx.causal, "scale": ctx.scale}
+            key, value = key.to(query.dtype), value.to(query.dtype)
+            return reference(query, key, value, bias=bias[0] if bias else None, **options)
+
+        there = (query, key, value) if bias is None else (query, key, value, bias)
+        found = torch.func.vjp(written, *there)[1](grad_outputs[0].to(query.dtype))
+        return None, *found[:3], None, None, found[3] if bias is not None else None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *grad_inputs: Any) -> Tensor:
         return grad_inputs[0].view_as(grad_inputs[0])
-
-
-def _written_gradients(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    key_mask: Tensor | None,
-    bias: Tensor | None,
-    causal: bool,
-    scale: float | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of query, key, value and bias, as expressions that can be differentiated again.
-
-    In the query's type: under autocast the kernel has cast what it got, and `grad` is of the type that it gave.
-    """
-    grad, key, value = (x.to(query.dtype) for x in (grad, key, value))
-    shares = attention_probabilities(query, key, mask=mask, key_mask=key_mask, bias=bias, causal=causal, scale=scale)
-    back = grad @ value.mT
-    scores = shares * (back - (shares * back).sum(-1, keepdim=True))
-    scaled = scores * _scale(query, scale)
-    return scaled @ key, scaled.mT @ query, shares.mT @ grad, None if bias is None else scores.sum_to_size(bias.shape)
 
 
 def _fused(

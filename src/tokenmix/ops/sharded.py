@@ -1,19 +1,14 @@
 """External attention with tokens sharded over processes: communication does not grow with N."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from tokenmix.errors import UserError
 from tokenmix.ops.external.api import check_chunks, check_memories, check_normalization, without_padding
-from tokenmix.ops.normalize import slot_offset
+from tokenmix.ops.external.streamed import streamed_external_attention
 
 
 def sharded_external_attention(
@@ -65,76 +60,33 @@ def sharded_external_attention(
     check_memories(query, key_memory, value_memory, key_bias, value_bias)
     _check_group()
     query, full = without_padding(query, mask)
-    logits_of = partial(_logits, key_memory=key_memory, key_bias=key_bias)
-    if chunk_size is None:
-        parts, masks, run = [logits_of(query, full)], [full], _once
-        logits_of = _ready
-    else:
-        parts, run = query.split(chunk_size, dim=-2), _again_in_backward
-        masks = [None] * len(parts) if full is None else full.split(chunk_size, dim=-1)
-
-    def collect(part: Tensor, mask: Tensor | None, offset: Tensor | None) -> Tensor:
-        logits = logits_of(part, mask)
-        if offset is not None:
-            logits = logits - torch.logsumexp(logits - offset, dim=-1, keepdim=True)
-        return slot_offset(logits, mask=mask)
-
-    def emit(part: Tensor, mask: Tensor | None, offset: Tensor | None) -> Tensor:
-        assert offset is not None
-        shares = torch.softmax(logits_of(part, mask) - offset, dim=-1).to(query.dtype)
-        out = F.linear(shares, value_memory.mT, value_bias)
-        return out if mask is None else out.masked_fill(~mask.unsqueeze(-1), 0.0)
-
-    offset = None
-    for _ in range(num_steps):
-        local = torch.stack([run(collect, part, m, offset) for part, m in zip(parts, masks, strict=True)])
-        offset = cast(Tensor, _Merge.apply(torch.logsumexp(local, dim=0), group)).unsqueeze(-2)
-    return torch.cat([run(emit, part, m, offset) for part, m in zip(parts, masks, strict=True)], dim=-2)
+    return streamed_external_attention(
+        query,
+        key_memory,
+        value_memory,
+        key_bias,
+        value_bias,
+        full,
+        num_steps=num_steps,
+        chunk_size=chunk_size,
+        merge=partial(_merged, group),
+        total=partial(_total, group),
+    )
 
 
-def _once(work: Callable[..., Tensor], *arguments: Tensor | None) -> Tensor:
-    return work(*arguments)
-
-
-def _again_in_backward(work: Callable[..., Tensor], *arguments: Tensor | None) -> Tensor:
-    return cast(Tensor, checkpoint(work, *arguments, use_reentrant=False))
-
-
-def _ready(logits: Tensor, mask: Tensor | None) -> Tensor:
-    """Logits that are there already: without chunks one pass makes them for all steps."""
-    return logits
-
-
-class _Merge(torch.autograd.Function):
+def _merged(group: dist.ProcessGroup | None, here: Tensor) -> Tensor:
     """L of all ranks from the rank's own, 0 where no token reaches a slot."""
-
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, local: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-        largest = local.contiguous().clone()
-        dist.all_reduce(largest, dist.ReduceOp.MAX, group)
-        largest = largest.masked_fill(torch.isneginf(largest), 0.0)
-        total = torch.exp(local - largest)
-        dist.all_reduce(total, dist.ReduceOp.SUM, group)
-        merged = largest + torch.log(total)
-        merged = merged.masked_fill(torch.isneginf(merged), 0.0)
-        ctx.save_for_backward(torch.exp(local - merged))
-        ctx.group = group  # pyrefly: ignore[missing-attribute]
-        return merged
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:  # pyrefly: ignore[bad-override]
-        (share,) = ctx.saved_tensors  # pyrefly: ignore[missing-attribute]
-        total = grad.contiguous().clone()
-        dist.all_reduce(total, dist.ReduceOp.SUM, ctx.group)  # pyrefly: ignore[missing-attribute]
-        return total * share, None
+    largest = here.contiguous().clone()
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group)
+    largest = largest.masked_fill(torch.isneginf(largest), 0.0)
+    merged = largest + torch.log(_total(group, torch.exp(here - largest)))
+    return merged.masked_fill(torch.isneginf(merged), 0.0)
 
 
-def _logits(query: Tensor, mask: Tensor | None, key_memory: Tensor, key_bias: Tensor | None) -> Tensor:
-    """Wide logits, neutral where a token takes no part."""
-    logits = F.linear(query, key_memory, key_bias)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return logits if mask is None else logits.masked_fill(~mask.unsqueeze(-1), 0.0)
+def _total(group: dist.ProcessGroup | None, here: Tensor) -> Tensor:
+    total = here.contiguous().clone()
+    dist.all_reduce(total, dist.ReduceOp.SUM, group)
+    return total
 
 
 def _check_group() -> None:

@@ -1,7 +1,5 @@
 """External attention: tokens attend to two learned memories of S slots, in time linear in N."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -13,33 +11,14 @@ from tokenmix.kernels.support import autocast_inputs, require_triton
 from tokenmix.ops.checks import check_choice, check_chunk_size, check_rates, check_tensor, check_whole
 from tokenmix.ops.external.reference import Normalization, reference_map
 from tokenmix.ops.external.sdpa import external_by_sdpa
-from tokenmix.ops.external.tiled import stream_external
+from tokenmix.ops.external.streamed import streamed_external_attention
+from tokenmix.ops.external.tiled import tiled_external_attention
 from tokenmix.ops.normalize import broadcast_mask, double_normalize
 
 Backend = Literal["eager", "tiled", "sdpa", "triton"]
 
 # Several heads whose maps have more entries than this are worked on in tiles.
-LEAST_ENTRIES = 2**18
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What a backend computes: checked arguments of `external_attention`. `mask` broadcasts against (..., N)."""
-
-    query: Tensor
-    key_memory: Tensor
-    value_memory: Tensor
-    key_bias: Tensor | None
-    value_bias: Tensor | None
-    mask: Tensor | None
-    normalization: Normalization
-    num_steps: int
-    chunk_size: int | None
-    dropout: float
-
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-        """The query, both memories and both biases."""
-        return self.query, self.key_memory, self.value_memory, self.key_bias, self.value_bias
+LEAST_ENTRIES = 2**21
 
 
 def external_attention(
@@ -76,14 +55,15 @@ def external_attention(
         normalization: `"double"`, see `double_normalize`; `"softmax"`, over the slots alone, does not mix tokens.
         num_steps: Sinkhorn steps of `"double"`.
         chunk_size: tokens that are worked on at a time, forward and backward. Working memory is then
-            O(chunk_size * S) a head, whatever N; the tokens are read num_steps + 1 times. None does all at once.
+            O(chunk_size * S) a head, whatever N; the tokens are read num_steps + 1 times. Under the derivatives of
+            torch.func the maps are kept; an exported or traced graph does all at once, for any N. Not with a backend.
         dropout: probability of dropping an entry of A; not with chunk_size.
         backend: an implementation by name; it computes the call or raises. `"eager"` materializes the map. `"tiled"`
-            works on groups of heads whose map stays in the cache and recomputes it for the gradient; no dropout. None
-            is `"tiled"` if chunk_size is given, and on a CPU, without dropout, for several heads whose maps have more
-            than 2^18 entries, unless the call is exported or traced; else `"eager"`. `"triton"` is fused on a CUDA
-            device and never materializes the map; `"sdpa"` is PyTorch's attention over the slots. Both have one
-            Sinkhorn step, and no dropout.
+            works on groups of heads whose map stays in the cache and recomputes it for the gradient. None is
+            `"tiled"` on a CPU, without dropout, for several heads whose maps have more than 2^21 entries, unless the
+            call is compiled, exported or traced; else `"eager"`. `"triton"` is fused on a CUDA device and never
+            materializes the map; `"sdpa"` is PyTorch's attention over the slots. All but `"eager"` have one Sinkhorn
+            step, and no dropout.
 
     All backends compute `tokenmix.ops.external.reference.reference`. How long they take next to the two bare products:
     docs/benchmarks.md.
@@ -100,12 +80,28 @@ def external_attention(
     check_rates(dropout=dropout)
     check_chunks(chunk_size, dropout)
     check_backend(backend, chunk_size, dropout)
-    chosen = backend or _choose(query, key_memory.shape[0], chunk_size, dropout)
     query, full = without_padding(query, mask)
-    problem = Problem(
-        query, key_memory, value_memory, key_bias, value_bias, full, normalization, num_steps, chunk_size, dropout
-    )
-    return _BACKENDS[chosen](problem)
+    given = query, key_memory, value_memory, key_bias, value_bias
+    double = normalization == "double"
+    in_graph = torch.compiler.is_exporting() or torch.jit.is_tracing()
+    if chunk_size is not None and not in_graph and chunk_size < query.shape[-2]:
+        steps = num_steps if double else 0
+        return streamed_external_attention(*given, full, num_steps=steps, chunk_size=chunk_size)
+    chosen = backend or _choose(query, key_memory.shape[0], num_steps, dropout)
+    if chosen == "eager":
+        return _eager(*given, full, normalization, num_steps, dropout)
+    if num_steps != 1:
+        raise UserError(f"backend={chosen!r} has one Sinkhorn step, got num_steps={num_steps}; use 'eager'")
+    if chosen == "sdpa":
+        return external_by_sdpa(*given, full, double=double)
+    given = autocast_inputs(*given)
+    if chosen == "tiled":
+        return tiled_external_attention(*given, full, double=double)
+    require_triton("external_attention", *given)
+    # It imports triton, which a CPU does without.
+    from tokenmix.kernels.external import fused_external_attention
+
+    return fused_external_attention(*given, mask=full, normalization=normalization)
 
 
 def external_attention_map(
@@ -162,10 +158,9 @@ def check_backend(backend: Backend | None, chunk_size: int | None, dropout: floa
     if backend is None:
         return
     check_choice("backend", backend, get_args(Backend))
-    if backend != "tiled" and chunk_size is not None:
+    if chunk_size is not None:
         raise UserError(
-            f"backend={backend!r} does all tokens at once, got chunk_size={chunk_size}; leave chunk_size at None or "
-            "use backend='tiled'"
+            f"backend={backend!r} does all tokens at once, got chunk_size={chunk_size}; leave one of them out"
         )
     if backend != "eager" and dropout > 0.0:
         raise UserError(
@@ -206,77 +201,43 @@ def _check_keys(query: Tensor, key_memory: Tensor, key_bias: Tensor | None) -> N
         )
 
 
-def _choose(query: Tensor, num_slots: int, chunk_size: int | None, dropout: float) -> Backend:
-    if chunk_size is not None:
-        return "tiled"
-    if query.device.type != "cpu" or dropout > 0.0 or query.dim() < 4:
+def _choose(query: Tensor, num_slots: int, num_steps: int, dropout: float) -> Backend:
+    if query.device.type != "cpu" or dropout > 0.0 or num_steps != 1 or query.dim() < 4:
         return "eager"
-    # A saved graph holds PyTorch's operators only.
-    if torch.compiler.is_exporting() or torch.jit.is_tracing():
+    # A saved graph holds PyTorch's operators only, and a compiler fuses them.
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return "eager"
     heads, map_entries = query.shape[-3], query.shape[:-1].numel() * num_slots
     return "tiled" if heads > 1 and map_entries > LEAST_ENTRIES else "eager"
 
 
-def _eager(problem: Problem) -> Tensor:
-    shares = _map(problem)
-    if problem.dropout > 0.0:
-        shares = F.dropout(shares, problem.dropout)
-    out = F.linear(shares, problem.value_memory.t(), problem.value_bias)
-    if problem.mask is None or problem.value_bias is None:
-        return out
-    return out.masked_fill(~problem.mask.unsqueeze(-1), 0.0)
-
-
-def _map(problem: Problem) -> Tensor:
-    plain = problem.mask is None and problem.key_bias is None and problem.normalization == "double"
-    if plain and problem.num_steps == 1 and problem.query.device.type == "cpu":
-        logits = F.linear(problem.query, problem.key_memory)
-        if logits.dtype in (torch.float32, torch.float64):
-            # The same in two fused softmaxes. They cannot have a slot that is closed by -inf, which only a bias or
-            # float16 brings; on CUDA the first would have one block of threads for all tokens of a head. One name, so
-            # that the second writes where the logits were, which the cache still holds.
-            logits = torch.log_softmax(logits, dim=-2)
-            return torch.softmax(logits, dim=-1)
-        return double_normalize(logits)
-    return reference_map(
-        problem.query,
-        problem.key_memory,
-        key_bias=problem.key_bias,
-        mask=problem.mask,
-        normalization=problem.normalization,
-        num_steps=problem.num_steps,
-    )
-
-
-def _tiled(problem: Problem) -> Tensor:
-    steps = problem.num_steps if problem.normalization == "double" else 0
-    return stream_external(*autocast_inputs(*problem.tensors()), problem.mask, steps, problem.chunk_size)
-
-
-def _sdpa(problem: Problem) -> Tensor:
-    _check_one_step("sdpa", problem)
-    return external_by_sdpa(*problem.tensors(), problem.mask, double=problem.normalization == "double")
-
-
-def _triton(problem: Problem) -> Tensor:
-    _check_one_step("triton", problem)
-    tensors = autocast_inputs(*problem.tensors())
-    require_triton("external_attention", *tensors)
-    # It imports triton, which a CPU does without.
-    from tokenmix.kernels.external import fused_external_attention
-
-    return fused_external_attention(*tensors, mask=problem.mask, normalization=problem.normalization)
-
-
-def _check_one_step(backend: str, problem: Problem) -> None:
-    if problem.num_steps != 1:
-        raise UserError(f"backend={backend!r} has one Sinkhorn step, got num_steps={problem.num_steps}; use 'eager'")
-
-
-_BACKENDS: dict[Backend, Callable[[Problem], Tensor]] = {
-    "eager": _eager,
-    "tiled": _tiled,
-    "sdpa": _sdpa,
-    "triton": _triton,
-}
+def _eager(
+    query: Tensor,
+    key_memory: Tensor,
+    value_memory: Tensor,
+    key_bias: Tensor | None,
+    value_bias: Tensor | None,
+    mask: Tensor | None,
+    normalization: Normalization,
+    num_steps: int,
+    dropout: float,
+) -> Tensor:
+    plain = mask is None and key_bias is None and normalization == "double" and num_steps == 1
+    # The same in two fused softmaxes. They cannot have a slot that is closed by -inf, which only a bias or float16
+    # brings; on CUDA the first would have one block of threads for all tokens of a head.
+    if plain and query.device.type == "cpu":
+        # One name, so that each step writes where the one before was, which the cache still holds.
+        weights = F.linear(query, key_memory)
+        if weights.dtype in (torch.float32, torch.float64):
+            weights = torch.log_softmax(weights, dim=-2)
+            weights = torch.softmax(weights, dim=-1)
+        else:
+            weights = double_normalize(weights)
+    else:
+        weights = reference_map(
+            query, key_memory, key_bias=key_bias, mask=mask, normalization=normalization, num_steps=num_steps
+        )
+    if dropout > 0.0:
+        weights = F.dropout(weights, dropout)
+    out = F.linear(weights, value_memory.t(), value_bias)
+    return out if mask is None or value_bias is None else out.masked_fill(~mask.unsqueeze(-1), 0.0)
