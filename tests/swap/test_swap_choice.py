@@ -30,7 +30,7 @@ def test_where_is_a_glob_names_or_a_function(make: Callable[..., Any], where: An
     model = make(depth=3)
     report = tokenmix.swap_attention(model, "external", where)
     assert [row.name for row in report.rows] == ["blocks.1.attn"]
-    assert kinds(model) == ["Attention", "MixerInTimm", "Attention"]
+    assert kinds(model) == ["Attention", "SwappedAttention", "Attention"]
 
 
 @pytest.mark.one_fast

@@ -22,7 +22,7 @@ from tokenmix.lab.train.sources import make_config
 from tokenmix.lab.train.swapping import freeze_all_but
 from tokenmix.layers import ExternalAttention, GatedMLP
 from tokenmix.layers.masked_norm import MaskedBatchNorm
-from tokenmix.swap.timm_adapter import MixerInTimm
+from tokenmix.swap.adapter import SwappedAttention
 
 SHORT: dict[str, Any] = {
     "data": "digits",
@@ -57,7 +57,7 @@ def test_weights_carry_over_and_the_folder_rebuilds_the_model(teacher: Path, tmp
     ):
         export_to_hub(run)
     layer = model.get_submodule("blocks.1.attn")
-    assert isinstance(layer, MixerInTimm)
+    assert isinstance(layer, SwappedAttention)
     assert isinstance(layer.mixer, ExternalAttention)
     assert layer.mixer.macs(4) == 4 * 2 * (32 * 32 + 32 * 8)
     before, after = read_weights(teacher), read_weights(run)
