@@ -242,17 +242,6 @@ def test_cross_attention_that_no_pass_shows_is_left() -> None:
         tokenmix.swap_attention(nn.Transformer(32, 2, 1, 1, 64), "external", ["decoder.layers.0.multihead_attn"])
 
 
-def test_attention_that_no_pass_shows_must_be_named() -> None:
-    transformers = pytest.importorskip("transformers", reason="transformers is optional and not installed")
-    config = transformers.Siglip2VisionConfig(
-        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, patch_size=4, num_patches=16
-    )
-    model = transformers.Siglip2VisionModel(config)
-    with pytest.raises(UserError, match=r"tokens is unknown .* give example_inputs, or where=\['head.attention'\]"):
-        tokenmix.swap_attention(model, "external")
-    assert type(model.get_submodule("head.attention")) is nn.MultiheadAttention
-
-
 class Unused(nn.Module):
     """Attention on itself, and one that the forward pass leaves out."""
 
@@ -262,6 +251,14 @@ class Unused(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.own(x, x, x, need_weights=False)[0]
+
+
+def test_attention_that_no_pass_shows_must_be_named() -> None:
+    model = Unused()
+    with pytest.raises(UserError, match=r"tokens is unknown .* give example_inputs, or where=\['own'\]"):
+        tokenmix.swap_attention(model, "external")
+    assert type(model.own) is nn.MultiheadAttention
+    assert [row.name for row in tokenmix.swap_attention(model, "external", ["own"]).rows] == ["own"]
 
 
 def test_attention_that_the_pass_does_not_call_is_left() -> None:

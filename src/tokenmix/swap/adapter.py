@@ -233,13 +233,15 @@ class AttentionLayout(AttentionAdapter):
             return ObservedCall(0, refusal=f"it is called with {tuple(x.shape)}, and a mixer takes tokens (B, N, D)")
         if isinstance(mask, Tensor) and mask.is_meta and mask.dim() > 2 and mask.shape[-2] > 1:
             raise SwapError("its attention mask has no values on the meta device")
-        reason = ""
+        causal, positions = bool(given.get("is_causal")), self.brought_positions(given)
+        if causal and "is_causal" not in inspect.signature(module.forward).parameters:
+            return ObservedCall(x.shape[1], refusal="it is causal by a mask of pairs, which a mixer has no place for")
         try:
             self.check_call(given)
             shared_mask(mask, x)
         except UserError as refusal:
-            reason = str(refusal)
-        return ObservedCall(x.shape[1], bool(given.get("is_causal")), reason, self.brought_positions(given))
+            return ObservedCall(x.shape[1], causal, str(refusal), positions)
+        return ObservedCall(x.shape[1], causal, "", positions)
 
     def brought_positions(self, given: Mapping[str, Any]) -> tuple[str, ...]:
         """Names of arguments of a call that bring positions."""
@@ -259,9 +261,11 @@ class AttentionLayout(AttentionAdapter):
             )
 
     def macs(self, module: nn.Module, num_tokens: int) -> int:
-        """Of its linear maps, and of the two products with N x N maps."""
-        weights = sum(part.weight.numel() for part in module.modules() if isinstance(part, nn.Linear))
-        return num_tokens * weights + 2 * num_tokens**2 * _part(module, self.out).in_features
+        """Of its projections and a gate, and of the two products with N x N maps."""
+        names = (self.qkv, self.query, self.key, self.value, self.out, *self.around_out)
+        layers = [part for name in names if isinstance(part := _part(module, name), nn.Linear)]
+        inner = _part(module, self.out).in_features
+        return num_tokens * sum(layer.weight.numel() for layer in layers) + 2 * num_tokens**2 * inner
 
     def attends_to_itself(self, module: nn.Module, holder: nn.Module) -> bool | None:
         """Unknown where the arguments of a call may say otherwise."""

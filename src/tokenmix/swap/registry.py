@@ -255,17 +255,20 @@ REFUSED = tuple(
             "timm.layers.attention_pool*",
         ),
         "windows: it attends inside windows, shifted ones by masks of pairs, which a mixer has no place for": (
-            *_timm("swin_transformer*.Window*Attention davit.WindowAttention gcvit.Window* maxxvit.Attention*"),
-            *_transformers("*SwinSelfAttention *Swinv2SelfAttention Swin2SRSelfAttention ClapAudioSelfAttention"),
+            *_timm("swin_transformer*.Window*Attention davit.WindowAttention gcvit.Window* maxxvit.AttentionCl"),
+            *_transformers("*SwinSelfAttention Swin*Attention ClapAudioSelfAttention"),
         ),
         "it is not one map over all tokens (B, N, D): it works on grids, strides, channels or neighbours": (
-            *_timm("vision_transformer_sam.Attention mvitv2.MultiScaleAttention* levit.Attention* xcit.XCA"),
-            *_timm("davit.ChannelAttention* pvt_v2.Attention twins.*Attn volo.*Attention tiny_vit.Attention"),
+            *_timm("vision_transformer_sam.Attention maxxvit.Attention2d mvitv2.MultiScaleAttention* levit.Attention*"),
+            *_timm("xcit.XCA davit.ChannelAttention* pvt_v2.Attention twins.*Attn volo.*Attention tiny_vit.Attention"),
             *_timm("hieradet_sam2.MultiScaleAttention efficientformer.Attention"),
-            *_transformers("SamVision*Attention Segformer*SelfAttention"),
+            *_transformers("SamVision*Attention SegformerAttention"),
+        ),
+        "its scores have learned relative positions and no scale, or it is a decoder's": _transformers(
+            "T5Attention MT5Attention"
         ),
         "it is a decoder's: causal, or on other tokens, with a cache": _transformers(
-            "T5Attention MT5Attention GPT2Attention BartAttention MBartAttention OPTAttention LlamaAttention "
+            "GPT2Attention BartAttention MBartAttention OPTAttention LlamaAttention "
             "GPTNeoXAttention Qwen2Attention MistralAttention"
         ),
         "disentangled: its scores have terms of content and position of their own": _transformers(
