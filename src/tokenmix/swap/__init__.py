@@ -4,7 +4,7 @@ from tokenmix.swap.adapter import Affine, AttentionAdapter, AttentionLayout, Att
 from tokenmix.swap.insert import InsertedBlock, InsertReport, InsertRow, insert, remove_inserted
 from tokenmix.swap.registry import register_adapter
 from tokenmix.swap.report import SkippedAttention, SwapReport, SwapRow
-from tokenmix.swap.swap import swap_attention
+from tokenmix.swap.swap import set_input_size, swap_attention
 
 __all__ = [
     "Affine",
@@ -22,5 +22,6 @@ __all__ = [
     "insert",
     "register_adapter",
     "remove_inserted",
+    "set_input_size",
     "swap_attention",
 ]

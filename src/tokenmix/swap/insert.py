@@ -293,7 +293,7 @@ def _find_hosts(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Modul
 
 def _example(model: nn.Module, img_size: int | tuple[int, int] | None, given: Example | None) -> Example:
     if given is not None:
-        return tuple(given)
+        return given
     example = example_of(model, img_size) or example_of(model, 224)
     if example is None:
         raise UserError("the model does not tell its input; give example_inputs, a tuple of arguments of its forward")

@@ -1,5 +1,6 @@
 """Swap a model's attention for another mixer."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -95,6 +96,41 @@ def swap_attention(
         if probe.note
         else notes,
     )
+
+
+def set_input_size(model: nn.Module, img_size: int | tuple[int, int]) -> None:
+    """Change the image size of one of timm's models, and of matrices over tokens that were swapped into it.
+
+    Gates and the transforms of less-attention are interpolated over the grid, see `tokenmix.ops.resize_gate`.
+
+    Args:
+        model: a model with `set_input_size`, changed in place.
+        img_size: its new size.
+
+    Raises:
+        UserError: a model without that method; a matrix over more tokens than those of the grid, such as class tokens.
+    """
+    sized: Any = model
+    old = _grid(model)
+    if not hasattr(model, "set_input_size") or not hasattr(model, "patch_embed") or old is None:
+        raise UserError(f"{type(model).__name__} has no set_input_size; build it for its size, then swap")
+    size = (img_size, img_size) if isinstance(img_size, int) else img_size
+    names = [name for name, module in model.named_modules() if isinstance(module, Mixer)]
+    mixers = [model.get_submodule(n) for n in names if not any(n.startswith(f"{outer}.") for outer in names)]
+    for mixer in mixers:
+        count = getattr(mixer, "num_tokens", old[0] * old[1])
+        if count != old[0] * old[1]:
+            raise UserError(
+                f"{type(mixer).__name__} has a matrix over {count} tokens, and the grid has {old[0]} x {old[1]}; set "
+                "the size first, then swap"
+            )
+    # The new grid is asked from a copy, so that a mixer that cannot be resized leaves the model as it was.
+    patches = copy.deepcopy(sized.patch_embed)
+    patches.set_input_size(size)
+    for mixer in mixers:
+        assert isinstance(mixer, Mixer)
+        mixer.set_grid(old, patches.grid_size)
+    sized.set_input_size(size)
 
 
 def _grid(model: Any) -> tuple[int, int] | None:
