@@ -193,6 +193,8 @@ TRANSFORMERS: dict[str, tuple[dict[str, Any], str]] = {
     "Dinov2": (IMAGE, "ok"),
     "DeiT": (IMAGE, "ok"),
     "ViTMAE": (IMAGE, "ok"),
+    "ViTMSN": (IMAGE, "ok"),
+    "IJepa": (IMAGE, "ok"),
     "XLMRoberta": (TEXT, "ok"),
     "Camembert": (TEXT, "ok"),
     "Hubert": (WAVE, "ok"),

@@ -150,6 +150,9 @@ def test_monai_s_block() -> None:
         assert report.rows[0].kept == ("query", "key", "value", "out")
         assert report.macs_before == report.macs_after
         torch.testing.assert_close(model(x, attn_mask=mask)[mask], before[mask], rtol=1e-10, atol=1e-10)
+    relative = Once(block(32, 2, rel_pos_embedding="decomposed", input_size=(2, 3)))
+    with pytest.raises(UserError, match="rel_positional_embedding adds positions"):
+        tokenmix.swap_attention(relative, "external", example_inputs=(torch.zeros(1, 6, 32),))
     with pytest.raises(UserError, match="is causal"):
         tokenmix.swap_attention(Once(block(32, 2, causal=True, sequence_length=5)), "external", example_inputs=(x,))
 
