@@ -18,7 +18,14 @@ MIXERS = ("external", "gating")
 
 
 def timm_vit(**kwargs: Any) -> nn.Module:
-    size = {"img_size": 16, "patch_size": 4, "depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 5}
+    size: dict[str, Any] = {
+        "img_size": 16,
+        "patch_size": 4,
+        "depth": 2,
+        "embed_dim": 32,
+        "num_heads": 2,
+        "num_classes": 5,
+    }
     model: nn.Module = timm.create_model("vit_tiny_patch16_224", **{**size, **kwargs})
     return model.eval()
 

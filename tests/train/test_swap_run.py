@@ -241,3 +241,16 @@ def test_a_block_is_inserted_and_the_folder_rebuilds_the_model(tmp_path: Path):
     assert all(".inserted." in name for name in moved)
     with pytest.raises(UserError, match=r"was trained with --insert external --insert-after 'layer\[12\]'"):
         train(config.replace(insert_after="layer1", init_from=run, out=tmp_path / "other"), quiet=True)
+
+
+def test_positions_are_dropped_by_consent_and_the_run_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rotary = {**TIMM, "model": "eva02_tiny_patch14_224"}
+    start = train(make_config(**SHORT, **rotary, out=tmp_path / "start"), quiet=True)
+    with pytest.raises(UserError, match="rope adds positions"):
+        swapped(start, tmp_path / "refused")
+    config = make_config(init_from=start, **SHORT, swap="external", swap_drop="positions", out=tmp_path / "run")
+    run = train(config)
+    assert "positions dropped: rope" in capsys.readouterr().err
+    assert json.loads((run / "config.json").read_text())["config"]["swap"]["swap_drop"] == "positions"

@@ -90,13 +90,12 @@ class ObservedCall:
 
 
 class AttentionAdapter(ABC):
-    """A kind of attention module that can be swapped. `AttentionLayout` is one that is told by names only.
+    """A kind of attention module that can be swapped. `AttentionLayout` is one that is told by names only."""
 
-    Attributes:
-        about: the kind in words, for errors.
-    """
-
-    about: str
+    @property
+    @abstractmethod
+    def about(self) -> str:
+        """The kind in words, for errors."""
 
     @abstractmethod
     def matches(self, module: nn.Module) -> bool:
@@ -341,7 +340,7 @@ def _part(module: nn.Module, path: str, default: object = None) -> Any:
     """A part of the module by its dotted name."""
     found: Any = module
     for name in path.split("."):
-        found = getattr(found, name, None) if not name.isdigit() else found[int(name)]
+        found = getattr(found, name, None)
     return default if found is None else found
 
 
