@@ -14,7 +14,7 @@ import tokenmix
 from tokenmix.errors import UserError
 from tokenmix.lab.cli import main
 from tokenmix.layers import MIXERS, SelfAttention
-from tokenmix.swap import SwapReport
+from tokenmix.swap import AttentionLayout, SwapReport, register_adapter, registry
 from tokenmix.swap.adapter import CROSS
 from tokenmix.swap.probe import check_runs
 
@@ -30,7 +30,7 @@ def test_where_is_a_glob_names_or_a_function(make: Callable[..., Any], where: An
     model = make(depth=3)
     report = tokenmix.swap_attention(model, "external", where)
     assert [row.name for row in report.rows] == ["blocks.1.attn"]
-    assert kinds(model) == ["Attention", "MixerInTimm", "Attention"]
+    assert kinds(model) == ["Attention", "SwappedAttention", "Attention"]
 
 
 @pytest.mark.one_fast
@@ -242,17 +242,6 @@ def test_cross_attention_that_no_pass_shows_is_left() -> None:
         tokenmix.swap_attention(nn.Transformer(32, 2, 1, 1, 64), "external", ["decoder.layers.0.multihead_attn"])
 
 
-def test_attention_that_no_pass_shows_must_be_named() -> None:
-    transformers = pytest.importorskip("transformers", reason="transformers is optional and not installed")
-    config = transformers.Siglip2VisionConfig(
-        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, patch_size=4, num_patches=16
-    )
-    model = transformers.Siglip2VisionModel(config)
-    with pytest.raises(UserError, match=r"tokens is unknown .* give example_inputs, or where=\['head.attention'\]"):
-        tokenmix.swap_attention(model, "external")
-    assert type(model.get_submodule("head.attention")) is nn.MultiheadAttention
-
-
 class Unused(nn.Module):
     """Attention on itself, and one that the forward pass leaves out."""
 
@@ -262,6 +251,14 @@ class Unused(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.own(x, x, x, need_weights=False)[0]
+
+
+def test_attention_that_no_pass_shows_must_be_named() -> None:
+    model = Unused()
+    with pytest.raises(UserError, match=r"tokens is unknown .* give example_inputs, or where=\['own'\]"):
+        tokenmix.swap_attention(model, "external")
+    assert type(model.own) is nn.MultiheadAttention
+    assert [row.name for row in tokenmix.swap_attention(model, "external", ["own"]).rows] == ["own"]
 
 
 def test_attention_that_the_pass_does_not_call_is_left() -> None:
@@ -287,3 +284,89 @@ def test_models_tell_the_new_mixer(name: str, example: Any) -> None:
     assert model.mixer_name == old
     tokenmix.swap_attention(model, "external", example_inputs=example)
     assert model.mixer_name == "external"
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_a_decoder_s_cross_attention_is_seen_to_be_one() -> None:
+    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(32, 2, 64, batch_first=True), 1)
+    report = tokenmix.swap_attention(decoder, "external", example_inputs=(torch.zeros(1, 5, 32), torch.zeros(1, 7, 32)))
+    assert [(row.name, row.num_tokens) for row in report.rows] == [("layers.0.self_attn", 5)]
+    assert [(s.name, s.reason) for s in report.skipped] == [("layers.0.multihead_attn", CROSS)]
+
+
+class Rotating(nn.Module):
+    """A user's attention: fused projections, a padding mask, positions by argument and two results more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleDict({"qkv": nn.Linear(32, 96), "out": nn.Linear(32, 32)})
+        self.heads = 2
+
+    def forward(
+        self, angle: torch.Tensor | None, tokens: torch.Tensor, *, keep: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, None, None]:
+        q, k, v = self.inner["qkv"](tokens).unflatten(2, (3, 2, 16)).permute(2, 0, 3, 1, 4)
+        mask = None if keep is None else keep[:, None, None]
+        if angle is not None:
+            q, k = q * angle.cos(), k * angle.cos()
+        out = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.inner["out"](out.transpose(1, 2).flatten(2)), None, None
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> AttentionLayout:
+    monkeypatch.setattr(registry, "_added", [])
+    layout = AttentionLayout(
+        classes=["*.Rotating"],
+        about="a user's own",
+        qkv="inner.qkv",
+        out="inner.out",
+        num_heads="heads",
+        tokens="tokens",
+        mask="keep",
+        positions=("angle",),
+        extra_outputs=2,
+    )
+    assert register_adapter(layout) is layout
+    return layout
+
+
+@pytest.mark.usefixtures("known")
+@torch.no_grad()
+def test_an_adapter_of_the_user_s_own() -> None:
+    torch.manual_seed(0)
+    model, x, keep = nn.ModuleDict({"a": Rotating()}), torch.randn(2, 5, 32), torch.arange(5) < torch.tensor([[5], [3]])
+    before = model["a"](None, x, keep=keep)[0]
+    with pytest.raises(UserError, match=r"tokens is unknown .* where=\['a'\]"):
+        tokenmix.swap_attention(model, "self")
+    row = tokenmix.swap_attention(model, "self", ["a"], num_tokens=5).rows[0]
+    assert row.kept == ("query", "key", "value", "out")
+    after = model["a"](None, x, keep=keep)
+    assert after[1:] == (None, None)
+    torch.testing.assert_close(after[0][keep], before[keep], rtol=1e-4, atol=1e-5)
+    with pytest.raises(UserError, match="angle brings positions"):
+        model["a"](torch.ones(()), x)
+    tokenmix.swap_attention(dropped := nn.ModuleDict({"a": Rotating()}), "self", ["a"], drop="positions")
+    assert dropped["a"](torch.ones(()), x)[0].shape == x.shape
+
+
+def test_adapters_and_drops_that_are_none() -> None:
+    with pytest.raises(UserError, match="takes an object of AttentionAdapter"):
+        register_adapter(AttentionLayout)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="drop='rope' is unknown"):
+        tokenmix.swap_attention(Unused(), "external", ["own"], drop="rope")  # type: ignore[arg-type]
+
+
+def test_inputs_may_be_named() -> None:
+    inputs = {"x": torch.zeros(1, 5, 32)}
+    assert tokenmix.swap_attention(Unused(), "external", example_inputs=inputs).rows[0].num_tokens == 5
+    with pytest.raises(UserError, match="example_inputs do not match the model"):
+        tokenmix.swap_attention(Unused(), "external", example_inputs={"y": torch.zeros(1, 5, 32)})
+
+
+def test_the_command_drops_positions(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["swap", "eva02_tiny_patch14_224", "--to", "external"]
+    assert main(args) == 2
+    assert "drop='positions'" in capsys.readouterr().err
+    assert main([*args, "--drop", "positions"]) == 0
+    assert "positions dropped: rope" in capsys.readouterr().out

@@ -22,7 +22,7 @@ from tokenmix.lab.train.sources import make_config
 from tokenmix.lab.train.swapping import freeze_all_but
 from tokenmix.layers import ExternalAttention, GatedMLP
 from tokenmix.layers.masked_norm import MaskedBatchNorm
-from tokenmix.swap.timm_adapter import MixerInTimm
+from tokenmix.swap.adapter import SwappedAttention
 
 SHORT: dict[str, Any] = {
     "data": "digits",
@@ -57,7 +57,7 @@ def test_weights_carry_over_and_the_folder_rebuilds_the_model(teacher: Path, tmp
     ):
         export_to_hub(run)
     layer = model.get_submodule("blocks.1.attn")
-    assert isinstance(layer, MixerInTimm)
+    assert isinstance(layer, SwappedAttention)
     assert isinstance(layer.mixer, ExternalAttention)
     assert layer.mixer.macs(4) == 4 * 2 * (32 * 32 + 32 * 8)
     before, after = read_weights(teacher), read_weights(run)
@@ -241,3 +241,16 @@ def test_a_block_is_inserted_and_the_folder_rebuilds_the_model(tmp_path: Path):
     assert all(".inserted." in name for name in moved)
     with pytest.raises(UserError, match=r"was trained with --insert external --insert-after 'layer\[12\]'"):
         train(config.replace(insert_after="layer1", init_from=run, out=tmp_path / "other"), quiet=True)
+
+
+def test_positions_are_dropped_by_consent_and_the_run_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rotary = {**TIMM, "model": "eva02_tiny_patch14_224"}
+    start = train(make_config(**SHORT, **rotary, out=tmp_path / "start"), quiet=True)
+    with pytest.raises(UserError, match="rope adds positions"):
+        swapped(start, tmp_path / "refused")
+    config = make_config(init_from=start, **SHORT, swap="external", swap_drop="positions", out=tmp_path / "run")
+    run = train(config)
+    assert "positions dropped: rope" in capsys.readouterr().err
+    assert json.loads((run / "config.json").read_text())["config"]["swap"]["swap_drop"] == "positions"

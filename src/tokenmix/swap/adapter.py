@@ -1,15 +1,18 @@
 """Adapters of attention modules for a swap: what they hold, how they are called, what replaces them."""
 
+import fnmatch
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer
+from tokenmix.swap.masks import shared_mask
 
 CROSS = "query, key and value are not one tensor: a mixer mixes one set of tokens"
 
@@ -48,6 +51,7 @@ class AttentionWeights:
         query, key, value, out: the projections, (D, D) each, heads one after the other.
         qkv_bias: whether query, key and value have biases; None if they are not known.
         causal: it never sees a future token.
+        positions: names of what it holds that adds positions to its scores.
         dropout: on its output.
         attention_dropout: on its map.
         remark: why projections are missing.
@@ -62,6 +66,7 @@ class AttentionWeights:
     out: Affine | None = None
     qkv_bias: bool | None = None
     causal: bool = False
+    positions: tuple[str, ...] = ()
     dropout: float = 0.0
     attention_dropout: float = 0.0
     remark: str = ""
@@ -69,17 +74,28 @@ class AttentionWeights:
 
 @dataclass(frozen=True)
 class ObservedCall:
-    """One call that was seen: its number of tokens, whether it was causal, and why a mixer cannot handle it."""
+    """One call that was seen.
+
+    Attributes:
+        num_tokens: its number of tokens N.
+        causal: whether it asked for a causal map.
+        refusal: why a mixer cannot handle it.
+        positions: names of the arguments that brought positions.
+    """
 
     num_tokens: int
     causal: bool = False
     refusal: str = ""
+    positions: tuple[str, ...] = ()
 
 
 class AttentionAdapter(ABC):
-    """A kind of attention module that can be swapped."""
+    """A kind of attention module that can be swapped. `AttentionLayout` is one that is told by names only."""
 
-    about: ClassVar[str]
+    @property
+    @abstractmethod
+    def about(self) -> str:
+        """The kind in words, for errors."""
 
     @abstractmethod
     def matches(self, module: nn.Module) -> bool:
@@ -89,13 +105,13 @@ class AttentionAdapter(ABC):
     def read(self, module: nn.Module) -> AttentionWeights:
         """What the module holds; `SwapError` if no mixer can replace it."""
 
-    def example(self, module: nn.Module, tokens: Tensor) -> tuple[Any, ...]:
-        """The arguments of a call of the module on tokens (B, N, D)."""
-        return (tokens,)
-
     @abstractmethod
     def observe(self, module: nn.Module, arguments: Mapping[str, Any]) -> ObservedCall:
         """A call of the module with these arguments."""
+
+    @abstractmethod
+    def macs(self, module: nn.Module, num_tokens: int) -> int:
+        """Multiply-adds of the module on one sample of N tokens, products of its map included."""
 
     def attends_to_itself(self, module: nn.Module, holder: nn.Module) -> bool | None:
         """Whether query, key and value are one tensor, from the classes of the module and its parent; None: unknown.
@@ -105,8 +121,206 @@ class AttentionAdapter(ABC):
         return True
 
     @abstractmethod
-    def adapt(self, module: nn.Module, mixer: Mixer) -> nn.Module:
-        """The mixer, with the module's signature."""
+    def adapt(self, module: nn.Module, mixer: Mixer, *, drop_positions: bool = False) -> nn.Module:
+        """The mixer, with the module's signature; it ignores positions that a call brings if they are dropped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionLayout(AttentionAdapter):
+    """softmax(Q K^T / sqrt(d)) V W_o on tokens (B, N, D), told by the names of its parts and arguments.
+
+    Names of parts are dotted, from the module. A part that a module does not have is taken as absent.
+
+    Attributes:
+        classes: globs over "module.Class" of the class whose forward pass it is; subclasses that inherit it match.
+        query, key, value, out: the `nn.Linear` projections.
+        qkv: the projection that holds all three, instead of them.
+        biases: parameters that hold the biases of `qkv`.
+        num_heads: the number of heads.
+        dropout, attention_dropout: rates or `nn.Dropout`, on the output and the map.
+        norm: a normalisation of the layer's own shortcut, norm(x + attention(x)).
+        around_map: other layers on query and key, with which these two cannot be kept.
+        around_out: other layers before `out`, with which it cannot be kept.
+        plain: values that parts must have, for the layer to be this equation.
+        causal: a flag of the module, True if it is causal.
+        positions: arguments or parts that add positions to the scores.
+        tokens: the argument that is x; the first if not given.
+        mask: the argument that masks tokens: (B, N), or (B, 1, 1 or N, N) with equal rows, True or 1 = takes part, or
+            added to scores.
+        others: arguments of other tokens and of caches, which must be None.
+        extra_outputs: how many results follow the first in a tuple; they become None. None: the result is a tensor.
+        refusal: why no mixer can replace such a module at all.
+    """
+
+    classes: Sequence[str]
+    about: str = ""
+    query: str = ""
+    key: str = ""
+    value: str = ""
+    qkv: str = ""
+    biases: Sequence[str] = ()
+    out: str = ""
+    num_heads: str = "num_heads"
+    dropout: str = ""
+    attention_dropout: str = ""
+    norm: str = ""
+    around_map: Sequence[str] = ()
+    around_out: Sequence[str] = ()
+    plain: Mapping[str, object] = field(default_factory=dict)
+    causal: str = ""
+    positions: Sequence[str] = ()
+    tokens: str = ""
+    mask: str = ""
+    others: Sequence[str] = ()
+    extra_outputs: int | None = None
+    refusal: str = ""
+
+    def matches(self, module: nn.Module) -> bool:
+        """By the name of the class that has the forward pass, so that its library need not be imported."""
+        owner = next(c for c in type(module).__mro__ if "forward" in vars(c))
+        name = f"{owner.__module__}.{owner.__qualname__}"
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.classes)
+
+    def read(self, module: nn.Module) -> AttentionWeights:
+        """Its projections; those next to norms of their own or a gate are left out."""
+        if self.refusal:
+            raise SwapError(self.refusal)
+        for name, wanted in self.plain.items():
+            if (found := _part(module, name, wanted)) != wanted:
+                raise SwapError(f"its {name} is {_shown(found)}, and a mixer has no place for it")
+        config = getattr(module, "config", None)
+        if getattr(config, "output_attentions", False):
+            raise SwapError("its config has output_attentions=True, which no mixer supports; set it to False")
+        projections, out = self._projections(module), _part(module, self.out)
+        if projections is None or not isinstance(out, nn.Linear):
+            names = ", ".join(filter(None, (self.qkv, self.query, self.key, self.value, self.out)))
+            raise SwapError(f"this version of its library names the projections differently; known are {names}")
+        query, key, value = projections
+        dim, inner = out.out_features, out.in_features
+        if query.weight.shape[1] != dim:
+            raise SwapError(f"it makes tokens of width {dim} from width {query.weight.shape[1]}")
+        of_map, of_out = (_present(module, names) for names in (self.around_map, self.around_out))
+        fits = inner == dim
+        remarks = [
+            "" if fits else f"its heads are together {inner} wide, not {dim}",
+            "query and key had norms of their own" if of_map else "",
+            "the output projection stood after a norm or a gate" if of_out else "",
+        ]
+        return AttentionWeights(
+            dim=dim,
+            num_heads=int(_part(module, self.num_heads)),
+            like=out.weight,
+            query=query if fits and not of_map else None,
+            key=key if fits and not of_map else None,
+            value=value if fits else None,
+            out=Affine.of(out) if fits and not of_out else None,
+            qkv_bias=query.bias is not None,
+            causal=bool(_part(module, self.causal)),
+            positions=_present(module, self.positions),
+            dropout=_rate(_part(module, self.dropout)),
+            attention_dropout=_rate(_part(module, self.attention_dropout)),
+            remark="; ".join(filter(None, remarks)),
+        )
+
+    def observe(self, module: nn.Module, arguments: Mapping[str, Any]) -> ObservedCall:
+        """Other tokens and masks of pairs cannot be honoured; values tell masks of pairs from masks of tokens."""
+        if self.refusal:
+            return ObservedCall(0, refusal=self.refusal)
+        given = _flat(module, arguments)
+        x, mask = given[self.tokens or next(iter(given))], given.get(self.mask)
+        if x.dim() != 3:
+            return ObservedCall(0, refusal=f"it is called with {tuple(x.shape)}, and a mixer takes tokens (B, N, D)")
+        if isinstance(mask, Tensor) and mask.is_meta and mask.dim() > 2 and mask.shape[-2] > 1:
+            raise SwapError("its attention mask has no values on the meta device")
+        causal, positions = bool(given.get("is_causal")), self.brought_positions(given)
+        if causal and "is_causal" not in inspect.signature(module.forward).parameters:
+            return ObservedCall(x.shape[1], refusal="it is causal by a mask of pairs, which a mixer has no place for")
+        try:
+            self.check_call(given)
+            shared_mask(mask, x)
+        except UserError as refusal:
+            return ObservedCall(x.shape[1], causal, str(refusal), positions)
+        return ObservedCall(x.shape[1], causal, "", positions)
+
+    def brought_positions(self, given: Mapping[str, Any]) -> tuple[str, ...]:
+        """Names of arguments of a call that bring positions."""
+        return tuple(name for name in self.positions if given.get(name) is not None)
+
+    def check_call(self, given: Mapping[str, Any]) -> None:
+        """Raise `UserError` for arguments that no mixer can honour, masks apart."""
+        other = next((name for name in self.others if given.get(name) is not None), None)
+        if other is not None:
+            raise UserError(
+                f"{other} is given, and a mixer mixes one set of tokens; leave this attention out by where="
+            )
+        if given.get("output_attentions"):
+            raise UserError(
+                "output_attentions=True, and swapped layers have no attentions in transformers' form; call "
+                "attention_map(x) of the layer's mixer"
+            )
+
+    def macs(self, module: nn.Module, num_tokens: int) -> int:
+        """Of its projections and a gate, and of the two products with N x N maps."""
+        names = (self.qkv, self.query, self.key, self.value, self.out, *self.around_out)
+        layers = [part for name in names if isinstance(part := _part(module, name), nn.Linear)]
+        inner = _part(module, self.out).in_features
+        return num_tokens * sum(layer.weight.numel() for layer in layers) + 2 * num_tokens**2 * inner
+
+    def attends_to_itself(self, module: nn.Module, holder: nn.Module) -> bool | None:
+        """Unknown where the arguments of a call may say otherwise."""
+        return None if self.others or self.positions else True
+
+    def adapt(self, module: nn.Module, mixer: Mixer, *, drop_positions: bool = False) -> nn.Module:
+        """See `SwappedAttention`."""
+        parameters = tuple(inspect.signature(module.forward).parameters)
+        if is_causal(mixer) and "is_causal" not in parameters and not _part(module, self.causal):
+            raise SwapError("it is not causal; leave out causal=True")
+        return SwappedAttention(mixer, self, parameters, _part(module, self.norm), drop_positions=drop_positions)
+
+    def _projections(self, module: nn.Module) -> Sequence[Affine] | None:
+        """Query, key and value; None if they are not there."""
+        stored = _part(module, self.qkv)
+        if isinstance(stored, nn.Linear):
+            biases = [b for name in self.biases if (b := _part(module, name)) is not None]
+            return Affine.parts(stored.weight, torch.cat(biases) if biases else stored.bias)
+        three = [_part(module, name) for name in (self.query, self.key, self.value)]
+        return [Affine.of(part) for part in three] if all(isinstance(part, nn.Linear) for part in three) else None
+
+
+class SwappedAttention(nn.Module):
+    """A mixer that is called as the attention was that it replaced, and returns as many results.
+
+    Raises:
+        UserError: a mask of pairs of tokens, other tokens, positions unless they were dropped,
+            `output_attentions=True`, or a causal call of a mixer that is not causal.
+    """
+
+    def __init__(
+        self,
+        mixer: Mixer,
+        layout: AttentionLayout,
+        parameters: Sequence[str],
+        norm: nn.Module | None,
+        *,
+        drop_positions: bool,
+    ) -> None:
+        super().__init__()
+        self.mixer, self.norm = mixer, norm
+        self.layout, self.parameter_names, self.drop_positions = layout, tuple(parameters), drop_positions
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor | None, ...]:
+        """Tokens (B, N, D) to the same; a mask (B, 1, 1, N), True = the token takes part."""
+        given = {**dict(zip(self.parameter_names, args, strict=False)), **kwargs}
+        self.layout.check_call(given)
+        brought = self.layout.brought_positions(given)
+        if brought and not self.drop_positions:
+            raise UserError(f"{', '.join(brought)} brings positions; swap with drop='positions' to leave them out")
+        check_causal(self.mixer, bool(given.get("is_causal")))
+        x = given[self.layout.tokens or self.parameter_names[0]]
+        out = self.mixer(x, shared_mask(given.get(self.layout.mask), x))
+        if self.norm is not None:
+            out = self.norm(x + out)
+        return out if self.layout.extra_outputs is None else (out, *[None] * self.layout.extra_outputs)
 
 
 def is_causal(mixer: nn.Module) -> bool:
@@ -122,53 +336,30 @@ def check_causal(mixer: Mixer, wanted: bool) -> None:
         raise UserError(f"is_causal=True, and this {name} sees future tokens; {remedy}")
 
 
-def check_values(holds: Tensor, message: str) -> None:
-    """Raise `UserError` unless `holds` is True everywhere; a compiled or exported graph asserts it when it runs.
-
-    On the meta device there are no values to check.
-    """
-    if torch.compiler.is_compiling():
-        torch._assert_async(holds.all(), message)
-    elif not holds.is_meta and not holds.all():
-        raise UserError(message)
+def _part(module: nn.Module, path: str, default: object = None) -> Any:
+    """A part of the module by its dotted name."""
+    found: Any = module
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return default if found is None else found
 
 
-def from_added(mask: Tensor) -> Tensor:
-    """A mask that is added to scores as a boolean one, True = the token takes part.
-
-    Raises:
-        UserError: a number other than 0 and about minus infinity, which weighs tokens instead of leaving them out.
-    """
-    taking_part = mask == 0
-    check_values(
-        taking_part | (mask < torch.finfo(mask.dtype).min / 4),
-        "the mask is added to attention scores and has values other than 0 and -inf; a mixer can mask tokens, not "
-        "weight them: give a boolean mask",
-    )
-    return taking_part
+def _present(module: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
+    parts = {name: _part(module, name) for name in names}
+    return tuple(name for name, part in parts.items() if part is not None and not isinstance(part, nn.Identity))
 
 
-def shared_mask(mask: Tensor | None, x: Tensor) -> Tensor | None:
-    """A mask of pairs (B, 1, 1 or N, N), of SDPA's polarity, as one of the tokens of x (B, N), True = it takes part.
+def _rate(dropout: Any) -> float:
+    return float(getattr(dropout, "p", dropout) or 0.0)
 
-    Every query sees the same tokens. A query that sees none must be a token that no query sees: timm's NaFlex masks
-    padding so.
 
-    Raises:
-        UserError: a mask whose queries see different tokens, which only a map of pairs can honour.
-    """
-    if mask is None:
-        return None
-    num_tokens = x.shape[1]
-    message = (
-        f"the attention mask {tuple(mask.shape)} masks pairs of tokens; a mixer can only mask tokens: "
-        f"give (B, 1, 1, {num_tokens}), or (B, 1, {num_tokens}, {num_tokens}) with equal rows"
-    )
-    if mask.dim() != 4 or mask.shape[1] != 1 or mask.shape[2] not in (1, num_tokens) or mask.shape[3] != num_tokens:
-        raise UserError(message)
-    pairs = (mask if mask.dtype == torch.bool else from_added(mask))[:, 0]
-    seen = pairs.any(1)
-    if pairs.shape[1] > 1:
-        padding = ~(seen.unsqueeze(2) | pairs.any(2, keepdim=True))
-        check_values((pairs == seen.unsqueeze(1)) | padding, message)
-    return seen.expand(x.shape[0], -1)
+def _shown(value: object) -> str:
+    return type(value).__name__ if isinstance(value, nn.Module) else repr(value)
+
+
+def _flat(module: nn.Module, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments as bound, with those of **kwargs among the others."""
+    kinds = inspect.signature(module.forward).parameters
+    named = {k: v for k, v in arguments.items() if kinds[k].kind is not inspect.Parameter.VAR_KEYWORD}
+    rest = (v for k, v in arguments.items() if kinds[k].kind is inspect.Parameter.VAR_KEYWORD)
+    return named | {name: value for more in rest for name, value in more.items()}

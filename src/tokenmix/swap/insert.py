@@ -15,7 +15,7 @@ from tokenmix.errors import UserError, one_line, unknown_name
 from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.layers.own import count_of
 from tokenmix.layers.table import build_mixer, resolve_mixer
-from tokenmix.swap.probe import META, check_runs, example_of, model_macs, watch_calls
+from tokenmix.swap.probe import META, Example, check_runs, example_of, model_macs, watch_calls
 from tokenmix.swap.report import SkippedAttention, aligned, cost_cells
 
 INSERTED = "inserted"
@@ -178,7 +178,7 @@ def insert(
     *,
     layout: Layout | None = None,
     img_size: int | tuple[int, int] | None = None,
-    example_inputs: Sequence[Any] | None = None,
+    example_inputs: Example | None = None,
     mixer_kwargs: Mapping[str, Any] | None = None,
 ) -> InsertReport:
     """Insert a residual block with a token mixer after modules of a model, in place.
@@ -298,16 +298,16 @@ def _find_hosts(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Modul
     return found
 
 
-def _example(model: nn.Module, img_size: int | tuple[int, int] | None, given: Sequence[Any] | None) -> tuple[Any, ...]:
+def _example(model: nn.Module, img_size: int | tuple[int, int] | None, given: Example | None) -> Example:
     if given is not None:
-        return tuple(given)
+        return given
     example = example_of(model, img_size) or example_of(model, 224)
     if example is None:
         raise UserError("the model does not tell its input; give example_inputs, a tuple of arguments of its forward")
     return example
 
 
-def _device(model: nn.Module, example: Sequence[Any]) -> torch.device:
+def _device(model: nn.Module, example: Example) -> torch.device:
     """Where the example's forward pass runs: on the meta device if the model can, else where the model is."""
     try:
         model_macs(model, example, META)
@@ -316,9 +316,7 @@ def _device(model: nn.Module, example: Sequence[Any]) -> torch.device:
         return next((p.device for p in model.parameters()), META)
 
 
-def _watch(
-    model: nn.Module, hosts: Mapping[str, nn.Module], example: Sequence[Any]
-) -> tuple[dict[str, list[_Call]], int]:
+def _watch(model: nn.Module, hosts: Mapping[str, nn.Module], example: Example) -> tuple[dict[str, list[_Call]], int]:
     """The calls of each host in a forward pass, and the multiply-adds of the pass."""
     calls: dict[str, list[_Call]] = {name: [] for name in hosts}
     device = _device(model, example)

@@ -43,24 +43,65 @@ class Probe:
     device: torch.device = META
 
 
-def example_of(model: nn.Module, img_size: int | tuple[int, int] | None) -> tuple[Tensor, ...] | None:
-    """One image of the size that a vision model of a known library is built for; None if none can be found."""
+Example = Sequence[Any] | Mapping[str, Any]
+
+
+def example_of(model: nn.Module, img_size: int | tuple[int, int] | None) -> Example | None:
+    """One input of the size that a model of a known library is built for; None if none can be found."""
+    size = _own_size(model) if img_size is None else _pair(img_size)
+    like = next(model.parameters(), None)
+    dtype = torch.float32 if like is None else like.dtype
+    if hasattr(model, "config") and hasattr(model, "main_input_name"):
+        return _transformers_example(model, size, dtype)
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
     channels = getattr(model, "in_chans", None if first is None else first.in_channels)
-    size = _own_size(model) if img_size is None else _pair(img_size)
     if channels is None or size is None:
         return None
-    return (torch.zeros(1, int(channels), *size, dtype=next(model.parameters()).dtype, device="meta"),)
+    return (torch.zeros(1, int(channels), *size, dtype=dtype, device=META),)
+
+
+def _transformers_example(model: Any, size: tuple[int, int] | None, dtype: torch.dtype) -> dict[str, Tensor] | None:
+    """Inputs of the sizes in the config of transformers' models of images, texts, videos, sound and time series."""
+    config, kwargs = model.config, {"dtype": dtype, "device": META}
+    vision, text = getattr(config, "vision_config", config), getattr(config, "text_config", config)
+    found: dict[str, Tensor] = {}
+    both = vision is not config and text is not config
+    if model.main_input_name == "input_ids" or both:
+        # Some models count their positions from the number of the padding token on.
+        counted = [
+            i
+            for n, m in model.named_modules()
+            if n.endswith("position_embeddings") and (i := getattr(m, "padding_idx", None)) is not None
+        ]
+        limit = getattr(text, "max_position_embeddings", 512) - (max(counted) + 1 if counted else 0)
+        token = (getattr(text, "pad_token_id", None) or 0) + 1
+        found["input_ids"] = torch.full((1, limit), token)
+    if model.main_input_name == "pixel_values" or both:
+        channels, patches = getattr(vision, "num_channels", 3), getattr(vision, "num_patches", None)
+        frames = [vision.num_frames] if hasattr(vision, "num_frames") else []
+        if size is not None:
+            found["pixel_values"] = torch.zeros(1, *frames, channels, *size, **kwargs)
+        elif patches is not None:
+            found["pixel_values"] = torch.zeros(1, patches, channels * vision.patch_size**2, **kwargs)
+            found["pixel_attention_mask"] = torch.ones(1, patches, dtype=torch.long)
+            found["spatial_shapes"] = torch.tensor([[1, patches]])
+    if model.main_input_name == "input_values":
+        mels = [config.max_length, config.num_mel_bins] if hasattr(config, "num_mel_bins") else [16000]
+        found["input_values"] = torch.zeros(1, *mels, **kwargs)
+    if model.main_input_name == "past_values":
+        found["past_values"] = torch.zeros(1, config.context_length, config.num_input_channels, **kwargs)
+    return found or None
 
 
 def _own_size(model: Any) -> tuple[int, int] | None:
     """The attributes of our, timm's, torchvision's and transformers' models, in this order."""
-    settings = getattr(model, "pretrained_cfg", None)
+    settings, config = getattr(model, "pretrained_cfg", None), getattr(model, "config", None)
     said = (
         getattr(model, "img_size", None),
         getattr(getattr(model, "patch_embed", None), "img_size", None),
         getattr(model, "image_size", None),
-        getattr(getattr(model, "config", None), "image_size", None),
+        getattr(config, "image_size", None),
+        getattr(getattr(config, "vision_config", None), "image_size", None),
         settings.get("input_size", (None,))[1:] if isinstance(settings, Mapping) else None,
     )
     size = next((size for size in said if size), None)
@@ -72,7 +113,7 @@ def _pair(size: int | Sequence[int]) -> tuple[int, int]:
 
 
 def probe_model(
-    model: nn.Module, attentions: Sequence[tuple[nn.Module, AttentionAdapter]], example: Sequence[Any] | None
+    model: nn.Module, attentions: Sequence[tuple[nn.Module, AttentionAdapter]], example: Example | None
 ) -> Probe:
     """Run the model on an example, watching these modules."""
     if example is None:
@@ -133,7 +174,7 @@ def watch_calls(module: nn.Module, calls: list[Any], note: Callable[..., Any]) -
         vars(module).pop("mix", None)
 
 
-def model_macs(model: nn.Module, inputs: Sequence[Any], device: torch.device = META) -> int:
+def model_macs(model: nn.Module, inputs: Example, device: torch.device = META) -> int:
     """Multiply-adds of a forward pass in evaluation mode: convolutions, linear maps, products of attention.
 
     Weights, buffers and random state stay as they are. On another device than meta, the model must be there.
@@ -141,7 +182,8 @@ def model_macs(model: nn.Module, inputs: Sequence[Any], device: torch.device = M
     # Detached, for the counter follows whatever needs a gradient into the backward pass, which there is not.
     tensors = {name: p.detach().to(device) for name, p in model.named_parameters()}
     tensors |= {name: buffer.to(device, copy=True) for name, buffer in model.named_buffers()}
-    given: Any = map_aggregate(tuple(inputs), lambda x: _moved(x, device) if isinstance(x, Tensor) else x)
+    args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
+    given: Any = map_aggregate((args, kwargs), lambda x: _moved(x, device) if isinstance(x, Tensor) else x)
     training = [module for module in model.modules() if module.training]
     # PyTorch's fused encoder layer would pass the attention by, and packs padded tokens, which meta tensors cannot be.
     fused = torch.backends.mha.get_fastpath_enabled()
@@ -149,7 +191,7 @@ def model_macs(model: nn.Module, inputs: Sequence[Any], device: torch.device = M
     model.eval()
     try:
         with torch.random.fork_rng(devices=[]):
-            return count_macs(functional_call, model, tensors, given)[1]
+            return count_macs(functional_call, model, tensors, *given)[1]
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
         for module in training:
@@ -160,17 +202,9 @@ def _moved(x: Tensor, device: torch.device) -> Tensor:
     return torch.zeros_like(x, device=device) if x.is_meta else x.to(device)
 
 
-def count_alone(module: nn.Module, adapter: AttentionAdapter, dim: int, num_tokens: int) -> int:
-    """Multiply-adds of one attention: from our equations, or counted on tokens only."""
-    if isinstance(module, Mixer):
-        return module.macs(num_tokens)
-    tokens = torch.zeros(1, num_tokens, dim, dtype=next(module.parameters()).dtype, device="meta")
-    return model_macs(module, adapter.example(module, tokens))
-
-
 def check_runs(
     model: nn.Module,
-    example: Sequence[Any],
+    example: Example,
     undo: Callable[[], None],
     device: torch.device = META,
     change: str = "swap",

@@ -12,7 +12,7 @@ from tokenmix.layers.base import GridMixer, Mixer, count_parameters
 from tokenmix.layers.own import count_of
 from tokenmix.layers.table import build_mixer
 from tokenmix.swap.adapter import CROSS, AttentionWeights, SwapError, is_causal
-from tokenmix.swap.probe import Probe, count_alone
+from tokenmix.swap.probe import Probe
 from tokenmix.swap.report import SkippedAttention, SwapRow
 from tokenmix.swap.sites import AttentionSite
 from tokenmix.swap.weights import KeptWeights, keep_weights
@@ -30,6 +30,7 @@ class SwapRequest:
         grid: (height, width) of the model's tokens, if known.
         probe: what a forward pass showed.
         strict: a site that cannot be swapped is an error.
+        drop_positions: positions inside an attention are left out; else it cannot be swapped.
     """
 
     label: str
@@ -39,6 +40,7 @@ class SwapRequest:
     grid: tuple[int, int] | None
     probe: Probe
     strict: bool
+    drop_positions: bool = False
 
     def counts(self, site: AttentionSite) -> list[int]:
         """Numbers of tokens that a site gets, one for each call in a forward pass."""
@@ -83,10 +85,17 @@ def _plan_one(site: AttentionSite, request: SwapRequest) -> Replacement:
             raise SwapError(call.refusal)
         if call.causal and not is_causal(built):
             raise SwapError(_not_causal(request, "it is called with is_causal=True"))
+    positions = tuple(dict.fromkeys([*old.positions, *(name for call in calls for name in call.positions)]))
+    if positions and not request.drop_positions:
+        raise SwapError(
+            f"{', '.join(positions)} adds positions to its scores, which {request.label} has no place for; "
+            "drop='positions' leaves them out"
+        )
     kept = keep_weights(old, built)
     mixer = _on_grid(built, request, request.counts(site))
-    replacement = site.adapter.adapt(site.module, mixer).train(site.module.training)
-    return Replacement(site, replacement, _row(site, old, request, mixer, kept))
+    replacement = site.adapter.adapt(site.module, mixer, drop_positions=request.drop_positions)
+    row = _row(site, old, request, mixer, kept, positions)
+    return Replacement(site, replacement.train(site.module.training), row)
 
 
 def _check_unseen(site: AttentionSite, request: SwapRequest) -> None:
@@ -165,11 +174,18 @@ def _on_grid(mixer: Mixer, request: SwapRequest, counts: Sequence[int]) -> Mixer
     return GridMixer(mixer, request.grid)
 
 
-def _row(site: AttentionSite, old: AttentionWeights, request: SwapRequest, mixer: Mixer, kept: KeptWeights) -> SwapRow:
+def _row(
+    site: AttentionSite,
+    old: AttentionWeights,
+    request: SwapRequest,
+    mixer: Mixer,
+    kept: KeptWeights,
+    dropped: tuple[str, ...],
+) -> SwapRow:
     counts, why = request.counts(site), kept.why
     if old.attention_dropout and "attention_dropout" not in inspect.signature(request.layer).parameters:
         why += f"; the dropout of {old.attention_dropout:g} on the map has no place in it"
-    alone = {n: count_alone(site.module, site.adapter, old.dim, n) for n in set(counts)}
+    alone = {n: site.adapter.macs(site.module, n) for n in set(counts)}
     return SwapRow(
         name=site.name,
         before=site.kind,
@@ -181,4 +197,5 @@ def _row(site: AttentionSite, old: AttentionWeights, request: SwapRequest, mixer
         macs_after=sum(count_of(mixer, n) for n in counts) if counts else None,
         kept=kept.names,
         why=why,
+        dropped=dropped,
     )

@@ -18,6 +18,7 @@ class SwapRow:
         num_tokens: tokens N that it gets.
         kept: projections whose weights continue in the mixer.
         why: why those and no others.
+        dropped: names of what added positions to its scores and was left out.
     """
 
     name: str
@@ -30,6 +31,7 @@ class SwapRow:
     macs_after: int | None
     kept: tuple[str, ...]
     why: str
+    dropped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ class SwapReport:
         reasons = dict.fromkeys(
             f"kept {_kept(row)}; {row.why}" if row.why else f"kept {_kept(row)}" for row in self.rows
         )
+        if dropped := tuple(dict.fromkeys(name for row in self.rows for name in row.dropped)):
+            reasons[f"positions dropped: {', '.join(dropped)}"] = None
         left = [f"left as it was: {s.name} ({s.kind}): {s.reason}" for s in self.skipped]
         return [*reasons, *left, *self.notes]
 

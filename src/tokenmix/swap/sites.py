@@ -8,14 +8,9 @@ from torch import nn
 
 from tokenmix.errors import UserError, unknown_name
 from tokenmix.swap.adapter import AttentionAdapter
-from tokenmix.swap.timm_adapter import TimmAdapter
-from tokenmix.swap.tokenmix_adapter import TokenmixAdapter
-from tokenmix.swap.torch_adapter import TorchAdapter
-from tokenmix.swap.transformers_adapter import TransformersAdapter
+from tokenmix.swap.registry import adapters
 
 Where = str | Sequence[str] | Callable[[str, nn.Module], bool]
-
-ADAPTERS: tuple[AttentionAdapter, ...] = (TimmAdapter(), TorchAdapter(), TransformersAdapter(), TokenmixAdapter())
 
 
 @dataclass(frozen=True)
@@ -42,8 +37,9 @@ def find_sites(model: nn.Module) -> list[AttentionSite]:
     """All attention that can be swapped, of nested modules the outermost; `UserError` if there is none."""
     found: dict[int, AttentionSite] = {}
     inside: list[str] = []
+    known = adapters()
     for name, module in model.named_modules(remove_duplicate=False):
-        adapter = next((adapter for adapter in ADAPTERS if adapter.matches(module)), None)
+        adapter = next((adapter for adapter in known if adapter.matches(module)), None)
         if adapter is None or any(name.startswith(f"{outer}.") for outer in inside):
             continue
         if not name:
@@ -83,7 +79,7 @@ def _nothing(model: nn.Module) -> UserError:
         if any(word in type(m).__name__.lower() for word in ("attention", "attn"))
     ]
     seen = f"what it has is {_listed(others)}" if others else "it has nothing called attention"
-    kinds = "; ".join(adapter.about for adapter in ADAPTERS)
+    kinds = "; ".join(dict.fromkeys(adapter.about for adapter in adapters() if adapter.about))
     return UserError(f"{type(model).__name__} has no attention that can be swapped: {seen}; looked for: {kinds}")
 
 

@@ -1,7 +1,8 @@
 """Swap a model's attention for another mixer."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -9,7 +10,7 @@ from tokenmix.environment import warn_untested
 from tokenmix.errors import UserError
 from tokenmix.layers.base import Mixer, count_parameters
 from tokenmix.layers.table import resolve_mixer
-from tokenmix.swap.probe import check_runs, example_of, probe_model
+from tokenmix.swap.probe import Example, check_runs, example_of, probe_model
 from tokenmix.swap.replacements import Replacement, SwapRequest, plan_replacements
 from tokenmix.swap.report import SwapReport
 from tokenmix.swap.sites import Where, find_sites, select_sites
@@ -22,15 +23,16 @@ def swap_attention(
     *,
     num_tokens: int | None = None,
     img_size: int | tuple[int, int] | None = None,
-    example_inputs: Sequence[Any] | None = None,
+    example_inputs: Example | None = None,
     mixer_kwargs: Mapping[str, Any] | None = None,
+    drop: Literal["positions"] | None = None,
 ) -> SwapReport:
     """Replace a model's attention layers by a mixer, in place.
 
         softmax(Q K^T / sqrt(d)) V W_o   ->   mixer(x),   with those of W_q, W_k, W_v, W_o that have a meaning there
 
-    It knows timm's `Attention` (ViT, DeiT), `nn.MultiheadAttention` anywhere (torchvision's ViT,
-    `nn.TransformerEncoderLayer`), transformers' `ViTAttention`, and our own mixers. The number of heads, biases and
+    It knows the attention of timm, torchvision, transformers, MONAI and diffusers that the page on swaps lists,
+    `nn.MultiheadAttention` anywhere, our own mixers, and what `register_adapter` added. The number of heads, biases and
     dropout rates carry over where the mixer has them. All of a new layer trains, also where the old one was frozen, and
     optimisers must be built afterwards. If an error is raised, the model is unchanged.
 
@@ -41,8 +43,11 @@ def swap_attention(
             function means and cannot be swapped is skipped and listed in the report; in a list it is an error.
         num_tokens: N, for mechanisms that learn over tokens; found by a forward pass if not given.
         img_size: of that pass; the model's own if not given.
-        example_inputs: arguments of that pass, for a model that is not of images.
+        example_inputs: arguments of that pass in order, or by name (what a tokenizer of transformers returns), for a
+            model that does not tell its input.
         mixer_kwargs: arguments of the mixer.
+        drop: "positions" leaves out rotary and relative positions inside an attention; without it, such attention
+            cannot be swapped. The rows of the report name what was left out.
 
     Returns:
         The report; `report.model` is `model`.
@@ -55,11 +60,13 @@ def swap_attention(
         raise UserError(
             f"model must be an nn.Module, got {model!r}; build it first, for example with timm.create_model"
         )
+    if drop not in (None, "positions"):
+        raise UserError(f"drop={drop!r} is unknown; give drop='positions', or leave it out")
     warn_untested()
     label, layer, fixed = resolve_mixer(mixer)
     sites = find_sites(model)
     chosen = select_sites(sites, where)
-    example = example_of(model, img_size) if example_inputs is None else tuple(example_inputs)
+    example = example_of(model, img_size) if example_inputs is None else example_inputs
     probe = probe_model(model, [(site.module, site.adapter) for site in chosen], example)
     if probe.note and example_inputs is not None:
         raise UserError(f"example_inputs do not match the model: {probe.note}")
@@ -71,6 +78,7 @@ def swap_attention(
         grid=_grid(model),
         probe=probe,
         strict=not isinstance(where, str) and not callable(where),
+        drop_positions=drop == "positions",
     )
     replacements, skipped = plan_replacements(chosen, request)
     before = count_parameters(model)
@@ -88,6 +96,41 @@ def swap_attention(
         if probe.note
         else notes,
     )
+
+
+def set_input_size(model: nn.Module, img_size: int | tuple[int, int]) -> None:
+    """Change the image size of one of timm's models, and of matrices over tokens that were swapped into it.
+
+    Gates and the transforms of less-attention are interpolated over the grid, see `tokenmix.ops.resize_gate`.
+
+    Args:
+        model: a model with `set_input_size`, changed in place.
+        img_size: its new size.
+
+    Raises:
+        UserError: a model without that method; a matrix over more tokens than those of the grid, such as class tokens.
+    """
+    sized: Any = model
+    old = _grid(model)
+    if not hasattr(model, "set_input_size") or not hasattr(model, "patch_embed") or old is None:
+        raise UserError(f"{type(model).__name__} has no set_input_size; build it for its size, then swap")
+    size = (img_size, img_size) if isinstance(img_size, int) else img_size
+    names = [name for name, module in model.named_modules() if isinstance(module, Mixer)]
+    mixers = [model.get_submodule(n) for n in names if not any(n.startswith(f"{outer}.") for outer in names)]
+    for mixer in mixers:
+        count = getattr(mixer, "num_tokens", old[0] * old[1])
+        if count != old[0] * old[1]:
+            raise UserError(
+                f"{type(mixer).__name__} has a matrix over {count} tokens, and the grid has {old[0]} x {old[1]}; set "
+                "the size first, then swap"
+            )
+    # The new grid is asked from a copy, so that a mixer that cannot be resized leaves the model as it was.
+    patches = copy.deepcopy(sized.patch_embed)
+    patches.set_input_size(size)
+    for mixer in mixers:
+        assert isinstance(mixer, Mixer)
+        mixer.set_grid(old, patches.grid_size)
+    sized.set_input_size(size)
 
 
 def _grid(model: Any) -> tuple[int, int] | None:

@@ -53,6 +53,11 @@ class TokenmixAdapter(AttentionAdapter):
             arguments["x"].shape[1], refusal="an attention residual is added to its scores" if residual else ""
         )
 
-    def adapt(self, module: nn.Module, mixer: Mixer) -> nn.Module:
+    def macs(self, module: nn.Module, num_tokens: int) -> int:
+        """By its own equation."""
+        assert isinstance(module, Mixer)
+        return module.macs(num_tokens)
+
+    def adapt(self, module: nn.Module, mixer: Mixer, *, drop_positions: bool = False) -> nn.Module:
         """The mixer itself."""
         return mixer

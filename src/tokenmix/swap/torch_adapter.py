@@ -16,8 +16,8 @@ from tokenmix.swap.adapter import (
     ObservedCall,
     SwapError,
     check_causal,
-    from_added,
 )
+from tokenmix.swap.masks import from_added
 
 PAIRS = "its attn_mask says which pairs of tokens meet"
 
@@ -118,11 +118,6 @@ class TorchAdapter(AttentionAdapter):
             remark="it attended to a key of its own as well" if own_keys else "",
         )
 
-    def example(self, module: nn.Module, tokens: Tensor) -> tuple[Any, ...]:
-        """One tensor for all three, without a mask, and no weights wanted."""
-        x = tokens if getattr(module, "batch_first", True) else tokens.transpose(0, 1)
-        return x, x, x, None, False
-
     def observe(self, module: nn.Module, arguments: Mapping[str, Any]) -> ObservedCall:
         """Other keys than queries and masks of pairs cannot be honoured."""
         query, causal = arguments["query"], bool(arguments.get("is_causal"))
@@ -134,13 +129,18 @@ class TorchAdapter(AttentionAdapter):
         axis = 1 if getattr(module, "batch_first", True) and query.dim() == 3 else 0
         return ObservedCall(query.shape[axis], causal, reason)
 
+    def macs(self, module: nn.Module, num_tokens: int) -> int:
+        """Of its four projections, and of the two products with N x N maps."""
+        assert isinstance(module, nn.MultiheadAttention)
+        return 4 * num_tokens * module.embed_dim**2 + 2 * num_tokens**2 * module.embed_dim
+
     def attends_to_itself(self, module: nn.Module, holder: nn.Module) -> bool | None:
         """Known in PyTorch's own layers."""
         if isinstance(holder, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
             return module is holder.self_attn
         return None
 
-    def adapt(self, module: nn.Module, mixer: Mixer) -> nn.Module:
+    def adapt(self, module: nn.Module, mixer: Mixer, *, drop_positions: bool = False) -> nn.Module:
         """See `MixerInTorch`."""
         assert isinstance(module, nn.MultiheadAttention)
         return MixerInTorch(mixer, module.embed_dim, module.num_heads, batch_first=module.batch_first)

@@ -140,6 +140,8 @@ class Swap:
     """Side of the image; the model's own if not given."""
     mixer_kwargs: Pairs = field(default_factory=dict)
     """Arguments of the mixer, for example num_slots=32."""
+    drop: Literal["positions"] | None = None
+    """positions: leave out rotary and relative positions inside the attention, without which it cannot be replaced."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -151,7 +153,7 @@ class Swap:
         from tokenmix.swap import swap_attention
 
         model = load_model(self.model, self.img_size)
-        report = swap_attention(model, self.to, self.where, mixer_kwargs=self.mixer_kwargs)
+        report = swap_attention(model, self.to, self.where, mixer_kwargs=self.mixer_kwargs, drop=self.drop)
         print(to_json({"model": self.model, **report.to_json()}) if self.json else report)
 
 

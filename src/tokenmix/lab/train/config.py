@@ -93,6 +93,8 @@ class SwapConfig(Part):
     """Glob over the names of the attention layers that are replaced, such as "blocks.[6-9]*"."""
     swap_kwargs: Pairs = field(default_factory=dict)
     """Arguments of that mixer, for example --swap-kwargs num_slots=32."""
+    swap_drop: Literal["positions"] | None = None
+    """positions: leave out rotary and relative positions inside the attention, without which it cannot be replaced."""
     insert: str | None = None
     """Insert a residual block with this mixer after the modules of --insert-after; it is the identity at the start."""
     insert_after: str = ""

@@ -68,7 +68,7 @@ def _words(swap: SwapConfig) -> str:
         if (mixer := getattr(swap, part)) is not None:
             kwargs = "".join(f" {name}={value}" for name, value in getattr(swap, f"{part}_kwargs").items())
             words.append(f"--{part} {mixer} {place}{kwargs and f' --{part}-kwargs{kwargs}'}")
-    return " ".join(words)
+    return " ".join([*words, *([f"--swap-drop {swap.swap_drop}"] if swap.swap_drop else [])])
 
 
 def swap_mixers(task: TaskModule) -> ChangedModel:
@@ -79,7 +79,12 @@ def swap_mixers(task: TaskModule) -> ChangedModel:
     example = task.swap_example()
     if swap.swap is not None:
         report = swap_attention(
-            task.model, swap.swap, swap.swap_where, mixer_kwargs=swap.swap_kwargs, example_inputs=example
+            task.model,
+            swap.swap,
+            swap.swap_where,
+            mixer_kwargs=swap.swap_kwargs,
+            example_inputs=example,
+            drop=swap.swap_drop,
         )
         changed.swapped = [row.name for row in report.rows]
         changed.mixers += changed.swapped
@@ -110,7 +115,9 @@ def check_own_mixers(task: TaskModule) -> None:
 def _swap_notes(report: SwapReport) -> list[str]:
     kept = ", ".join(report.rows[0].kept) or "none"
     first = f"{report.mixer} in place of {report.rows[0].before} in {_places(report)}; projections kept: {kept}"
-    return [first, *(f"left as it was: {s.name} ({s.kind}): {s.reason}" for s in report.skipped)]
+    dropped = dict.fromkeys(name for row in report.rows for name in row.dropped)
+    lines = [first, *([f"positions dropped: {', '.join(dropped)}"] if dropped else [])]
+    return [*lines, *(f"left as it was: {s.name} ({s.kind}): {s.reason}" for s in report.skipped)]
 
 
 def _insert_notes(report: InsertReport) -> list[str]:

@@ -1,0 +1,282 @@
+"""The kinds of attention that a swap knows: rows of one table, to which a user's own are added."""
+
+import dataclasses
+
+from tokenmix.errors import UserError
+from tokenmix.swap.adapter import AttentionAdapter, AttentionLayout
+from tokenmix.swap.tokenmix_adapter import TokenmixAdapter
+from tokenmix.swap.torch_adapter import TorchAdapter
+
+_added: list[AttentionAdapter] = []
+
+
+def register_adapter(adapter: AttentionAdapter) -> AttentionAdapter:
+    """Make a kind of attention known to `swap_attention`.
+
+    Adapters that were registered later are asked first, and those of tokenmix last.
+
+    Args:
+        adapter: mostly an `AttentionLayout`; a subclass of `AttentionAdapter` if names are not enough.
+
+    Returns:
+        The adapter.
+
+    Raises:
+        UserError: something else than an adapter.
+    """
+    if not isinstance(adapter, AttentionAdapter):
+        raise UserError(f"register_adapter takes an object of AttentionAdapter, got {adapter!r}; call its class first")
+    _added.insert(0, adapter)
+    return adapter
+
+
+def adapters() -> tuple[AttentionAdapter, ...]:
+    """All that are known, in the order in which they are asked."""
+    return (*_added, *ADAPTERS)
+
+
+def _transformers(names: str) -> tuple[str, ...]:
+    return tuple(f"transformers.models.*.modeling_*.{name}" for name in names.split())
+
+
+def _timm(names: str) -> tuple[str, ...]:
+    return tuple(f"timm.models.{name}" for name in names.split())
+
+
+# transformers copies code from model to model: the classes of a row have one and the same forward pass.
+VIT = AttentionLayout(
+    about="transformers' encoders of images, text, sound and video (see the page on swaps)",
+    classes=_transformers(
+        "ViTAttention DeiTAttention ViTMAEAttention ViTMSNAttention IJepaAttention "
+        "VivitAttention Dinov2Attention Dinov2WithRegistersAttention ASTAttention "
+        "Tipsv2VisionAttention"
+    ),
+    query="q_proj",
+    key="k_proj",
+    value="v_proj",
+    out="o_proj",
+    num_heads="num_attention_heads",
+    attention_dropout="attention_dropout",
+    mask="attention_mask",
+    extra_outputs=1,
+)
+TRANSFORMERS = (
+    VIT,
+    # Its layer hands relative positions over as a mask.
+    dataclasses.replace(VIT, classes=_transformers("BeitAttention"), mask="", positions=("attention_mask",)),
+    dataclasses.replace(
+        VIT,
+        classes=_transformers("DINOv3ViTAttention"),
+        num_heads="num_heads",
+        attention_dropout="dropout",
+        positions=("position_embeddings",),
+    ),
+    dataclasses.replace(
+        VIT,
+        classes=_transformers(
+            "CLIPAttention MetaClip2Attention CLIPSegAttention ChineseCLIPVisionAttention "
+            "SiglipAttention Siglip2Attention Aimv2Attention Idefics2VisionAttention"
+        ),
+        out="out_proj",
+        num_heads="num_heads",
+        attention_dropout="dropout",
+    ),
+    dataclasses.replace(
+        VIT,
+        classes=_transformers(
+            "Wav2Vec2Attention HubertAttention Data2VecAudioAttention UniSpeech*Attention "
+            "SEWAttention PatchTSTAttention"
+        ),
+        out="out_proj",
+        num_heads="num_heads",
+        attention_dropout="dropout",
+        causal="is_causal",
+        others=("key_value_states",),
+    ),
+    AttentionLayout(
+        classes=_transformers(
+            "BertAttention RobertaAttention XLMRobertaAttention CamembertAttention ElectraAttention "
+            "ErnieAttention Data2VecTextAttention SplinterAttention MarkupLMAttention "
+            "LayoutLMAttention"
+        ),
+        query="self.query",
+        key="self.key",
+        value="self.value",
+        out="output.dense",
+        num_heads="self.num_attention_heads",
+        dropout="output.dropout",
+        attention_dropout="self.dropout",
+        norm="output.LayerNorm",
+        plain={"is_cross_attention": False},
+        causal="self.is_causal",
+        mask="attention_mask",
+        others=("encoder_hidden_states", "cache", "past_key_values"),
+        extra_outputs=1,
+    ),
+    AttentionLayout(
+        classes=_transformers("AlbertAttention"),
+        query="query",
+        key="key",
+        value="value",
+        out="dense",
+        num_heads="num_attention_heads",
+        dropout="output_dropout",
+        attention_dropout="attention_dropout",
+        norm="LayerNorm",
+        mask="attention_mask",
+        extra_outputs=1,
+    ),
+    AttentionLayout(
+        classes=_transformers("DistilBertSelfAttention"),
+        query="q_lin",
+        key="k_lin",
+        value="v_lin",
+        out="out_lin",
+        num_heads="n_heads",
+        attention_dropout="dropout",
+        mask="attention_mask",
+        extra_outputs=1,
+    ),
+    AttentionLayout(
+        classes=_transformers("MPNetSelfAttention"),
+        query="q",
+        key="k",
+        value="v",
+        out="o",
+        num_heads="num_attention_heads",
+        attention_dropout="dropout",
+        positions=("position_bias",),
+        mask="attention_mask",
+        extra_outputs=0,
+    ),
+    AttentionLayout(
+        classes=_transformers("VideoMAEAttention YolosAttention DPTViTAttention VitPoseBackboneAttention"),
+        query="attention.query",
+        key="attention.key",
+        value="attention.value",
+        out="output.dense",
+        num_heads="attention.num_attention_heads",
+        dropout="output.dropout",
+        attention_dropout="attention.dropout_prob",
+    ),
+)
+
+TIMM_VIT = AttentionLayout(
+    about="timm's attention of ViT, DeiT, EVA, DINOv3, BEiT, Hiera and what has their blocks",
+    classes=("timm.layers.attention.Attention",),
+    qkv="qkv",
+    query="q_proj",
+    key="k_proj",
+    value="v_proj",
+    out="proj",
+    dropout="proj_drop",
+    attention_dropout="attn_drop",
+    around_map=("q_norm", "k_norm"),
+    around_out=("norm", "gate"),
+    mask="attn_mask",
+)
+TIMM = (
+    TIMM_VIT,
+    dataclasses.replace(
+        TIMM_VIT,
+        classes=("timm.models.eva.EvaAttention", "timm.layers.attention.AttentionRope"),
+        biases=("q_bias", "k_bias", "v_bias"),
+        positions=("rope",),
+    ),
+    dataclasses.replace(
+        TIMM_VIT,
+        classes=_timm("beit.Attention"),
+        biases=("q_bias", "k_bias", "v_bias"),
+        positions=("relative_position_bias_table", "shared_rel_pos_bias"),
+        mask="",
+    ),
+    dataclasses.replace(
+        TIMM_VIT,
+        classes=_timm("vision_transformer_relpos.RelPosAttention"),
+        positions=("rel_pos", "shared_rel_pos"),
+        mask="",
+    ),
+    AttentionLayout(
+        classes=_timm("hiera.MaskUnitAttention"),
+        qkv="qkv",
+        out="proj",
+        num_heads="heads",
+        plain={"use_mask_unit_attn": False, "q_stride": 1},
+    ),
+)
+
+OTHERS = (
+    AttentionLayout(
+        about="MONAI's SABlock",
+        classes=("monai.networks.blocks.selfattention.SABlock",),
+        qkv="qkv",
+        query="to_q",
+        key="to_k",
+        value="to_v",
+        out="out_proj",
+        dropout="drop_output",
+        attention_dropout="drop_weights",
+        plain={"include_fc": True, "attention_dtype": None, "save_attn": False},
+        causal="causal",
+        positions=("rel_positional_embedding",),
+        mask="attn_mask",
+    ),
+    AttentionLayout(
+        about="diffusers' Attention on its own tokens",
+        classes=("diffusers.models.attention_processor.Attention",),
+        query="to_q",
+        key="to_k",
+        value="to_v",
+        out="to_out.0",
+        num_heads="heads",
+        dropout="to_out.1",
+        around_map=("norm_q", "norm_k"),
+        plain={
+            "is_cross_attention": False,
+            "group_norm": None,
+            "spatial_norm": None,
+            "added_kv_proj_dim": None,
+            "residual_connection": False,
+            "rescale_output_factor": 1.0,
+            "scale_qk": True,
+        },
+        causal="is_causal",
+        mask="attention_mask",
+        others=("encoder_hidden_states", "temb", "image_rotary_emb"),
+    ),
+)
+
+REFUSED = tuple(
+    AttentionLayout(classes=classes, refusal=refusal)
+    for refusal, classes in {
+        "talking heads: its maps are mixed across heads by learned matrices": _timm("cait.TalkingHeadAttn"),
+        "only a few tokens of their own ask: its queries are not its tokens": (
+            *_timm("cait.ClassAttn xcit.ClassAttn volo.ClassAttention crossvit.CrossAttention"),
+            "timm.layers.attention_pool*",
+        ),
+        "windows: it attends inside windows, shifted ones by masks of pairs, which a mixer has no place for": (
+            *_timm("swin_transformer*.Window*Attention davit.WindowAttention gcvit.Window* maxxvit.AttentionCl"),
+            *_transformers("*SwinSelfAttention Swin*Attention ClapAudioSelfAttention"),
+        ),
+        "it is not one map over all tokens (B, N, D): it works on grids, strides, channels or neighbours": (
+            *_timm("vision_transformer_sam.Attention maxxvit.Attention2d mvitv2.MultiScaleAttention* levit.Attention*"),
+            *_timm("xcit.XCA davit.ChannelAttention* pvt_v2.Attention twins.*Attn volo.*Attention tiny_vit.Attention"),
+            *_timm("hieradet_sam2.MultiScaleAttention efficientformer.Attention"),
+            *_transformers("SamVision*Attention SegformerAttention"),
+        ),
+        "its scores have learned relative positions and no scale, or it is a decoder's": _transformers(
+            "T5Attention MT5Attention"
+        ),
+        "it is a decoder's: causal, or on other tokens, with a cache": _transformers(
+            "GPT2Attention BartAttention MBartAttention OPTAttention LlamaAttention "
+            "GPTNeoXAttention Qwen2Attention MistralAttention"
+        ),
+        "disentangled: its scores have terms of content and position of their own": _transformers(
+            "Disentangled*Attention DebertaSelfAttention DebertaV2SelfAttention"
+        ),
+        "it packs sequences, with rotary positions and local windows": _transformers("ModernBertAttention"),
+        "positions are added to query and key, not to value": _transformers("*DetrSelfAttention *DetrCrossAttention"),
+    }.items()
+)
+
+ADAPTERS: tuple[AttentionAdapter, ...] = (*TIMM, TorchAdapter(), *TRANSFORMERS, TokenmixAdapter(), *OTHERS, *REFUSED)
