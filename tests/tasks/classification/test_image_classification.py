@@ -88,7 +88,7 @@ def test_metrics_agree_with_scikit_learn():
 
 def test_top5_needs_more_than_five_classes():
     few = ImageClassification(Flat(5), CONFIG, {**DESCRIPTION, "classes": list("abcde")})
-    assert set(few.metrics().keys()) == {"accuracy", "loss", "confusion"}
+    assert set(few.make_metrics().keys()) == {"accuracy", "loss", "confusion"}
 
 
 def folder_of(path: Path, classes: str, colour: bool = False) -> str:

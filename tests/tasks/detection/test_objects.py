@@ -239,9 +239,9 @@ def test_crowds_are_neither_learnt_nor_wrong(tmp_path: Path):
     }
     task.find = lambda images: [answer]
     for crowd, expected in ((True, 1.0), (False, None)):
-        task.scores.reset()
+        task.metrics.reset()
         task.evaluate({"images": [None], "targets": [{**target, "iscrowd": torch.tensor([False, crowd])}]})
-        value = task.scores.compute()["map"].item()
+        value = task.metrics.compute()["map"].item()
         assert value == pytest.approx(expected) if expected is not None else value < 0.9
 
 

@@ -195,9 +195,9 @@ def test_a_run_measures_points_of_all_clouds_together(run: Path) -> None:
     task.model.forward = lambda points, label, mask=None: answers[label].unsqueeze(1).expand(-1, points.shape[1], -1)
     part = torch.tensor([[0, 0, 1, 1], [2, 2, 1, -100]])
     batch = {"points": torch.randn(2, 4, 3), "mask": part >= 0, "label": torch.tensor([0, 1]), "part": part}
-    task.scores.reset()
+    task.metrics.reset()
     task.evaluate(batch)
-    found = {name: value.tolist() for name, value in task.scores.compute().items()}
+    found = {name: value.tolist() for name, value in task.metrics.compute().items()}
     assert found["accuracy"] == pytest.approx(4 / 7)
     assert found["iou_by_part"] == pytest.approx([2 / 4, 0, 2 / 3])
     assert found["part_miou"] == pytest.approx((2 / 4 + 0 + 2 / 3) / 3)

@@ -124,7 +124,7 @@ Runs = Sequence[tuple[Cell, Run]]
 
 def _read_runs(one: Comparison, failures: Mapping[str, str]) -> Runs:
     """What there is of the runs; of those that `--only` leaves out there may be nothing."""
-    metric = get_task(one.config.task).headline
+    metric = get_task(one.config.task).monitor
     there = [cell for cell in one.cells if cell.name in failures or cell.folder.exists()]
     return [(cell, read_run(cell, failures.get(cell.name, ""), metric, one.out)) for cell in there]
 
@@ -232,7 +232,7 @@ def _spinner(label: str, console: Console) -> AbstractContextManager[Any]:
 
 
 def _score(cell: Cell) -> str:
-    metric = get_task(cell.config.task).headline
+    metric = get_task(cell.config.task).monitor
     run = read_run(cell, "", metric, cell.folder.parent)
     score = "is not defined" if run.score is None else f"{run.score:.4f}"
     return f"{metric} {score} in {run.seconds:.0f} s of training"
@@ -261,8 +261,8 @@ def _measure(one: Comparison, runs: Runs, baseline: Mapping[str, float]) -> tupl
     model: Any = next(iter(variants.values())).model
     results = Results(
         command=repeat_command(config),
-        metric=task.headline,
-        higher=task.direction == "max",
+        metric=task.monitor,
+        higher=task.mode == "max",
         config=config.flat(),
         data=description,
         classes=list(description.get("classes", [])),

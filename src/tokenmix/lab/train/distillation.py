@@ -73,8 +73,8 @@ class DistillingTask(TaskModule, ABC):
                     f"the teacher {self.options.teacher} has no layer {other!r}; distill_from=layers pairs layers by "
                     "name, so the teacher is the run that --init-from names"
                 )
-            self.headline, self.direction = "layer_loss", "min"  # type: ignore[misc]
-            self.scores.add_metrics({"layer_loss": LayerLoss()})
+            self.monitor, self.mode = "layer_loss", "min"  # type: ignore[misc]
+            self.metrics.add_metrics({"layer_loss": LayerLoss()})
         self.teacher, self.swapped = teacher.eval().requires_grad_(False), swapped
 
     def distilled(
@@ -108,7 +108,7 @@ class DistillingTask(TaskModule, ABC):
         """As of every task, and the loss over layers."""
         super().validation_step(batch, batch_idx)
         if self.teacher is not None and self.options.distill_from == "layers":
-            metric: Any = self.scores["layer_loss"]
+            metric: Any = self.metrics["layer_loss"]
             metric.add(self._layer_loss(self.teacher, batch))
 
     def _layer_loss(self, teacher: "DistillingTask", batch: Any) -> Tensor:

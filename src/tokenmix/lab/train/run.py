@@ -376,9 +376,9 @@ def _work(run: Path, session: Session, progress: Progress, state: dict[str, Any]
             if distributed_info().first:
                 write_json(run / "result.json", result)
     if not quiet:
-        headline, unit = session.task.headline, session.data.unit
+        monitor, unit = session.task.monitor, session.data.unit
         line = (
-            f"test {headline} {result['metrics'][headline]:.4f} "
+            f"test {monitor} {result['metrics'][monitor]:.4f} "
             f"(epoch {result['best_epoch']} of {session.plan.epochs}), {result['seconds']:.1f} s of training, "
             f"{result[f'{unit}_per_second']:,.0f} {unit}/s; run folder {run}"
         )

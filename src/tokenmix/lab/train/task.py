@@ -141,20 +141,20 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         data: what `TaskData.describe` returned.
 
     Attributes:
-        headline: the metric that picks the best checkpoint.
-        direction: whether more or less of it is better.
+        monitor: the metric that picks the best checkpoint.
+        mode: whether more (max) or less (min) of it is better.
         options: the task's own options, `config.options`.
         writes: `predict_into` writes files, such as masks.
-        tables: those of `metrics()` that are not a single number, such as a confusion matrix.
+        tables: those of `make_metrics()` that are not a single number, such as a confusion matrix.
         total_steps: optimiser steps of the whole run; the loop sets it before training.
         automatic_optimization: the loop runs the backward pass and steps the optimisers; False: `training_step` does.
         optimizers: those of `configure_optimizers`, for such a `training_step`.
         part_weight: what the loss of the current batch is multiplied by, see `part_weights`; set before each batch.
-        results: the values of `metrics()` after the last evaluation.
+        results: the values of `make_metrics()` after the last evaluation.
     """
 
-    headline: ClassVar[str]
-    direction: ClassVar[Literal["max", "min"]]
+    monitor: ClassVar[str]
+    mode: ClassVar[Literal["max", "min"]]
     tables: ClassVar[frozenset[str]] = frozenset()
     writes: ClassVar[bool] = False
     automatic_optimization: ClassVar[bool] = True
@@ -163,7 +163,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
         super().__init__()
         self.model, self.config, self.data = model, config, data
         self.options: Any = config.options
-        self.scores = self.metrics()
+        self.metrics = self.make_metrics()
         self.total_steps = 0
         self.part_weight = 1.0
         self.optimizers: list[Optimizer] = []
@@ -227,15 +227,15 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
 
     @abstractmethod
     def evaluate(self, batch: Any) -> None:
-        """Run the model on a batch of validation or test samples and update `self.scores`."""
+        """Run the model on a batch of validation or test samples and update `self.metrics`."""
 
     @abstractmethod
-    def metrics(self) -> MetricCollection:
+    def make_metrics(self) -> MetricCollection:
         """The metrics of an evaluation, by the names that logs and results use."""
 
     def numbers(self) -> list[str]:
         """Names of the results that are single numbers, which are logged after each epoch."""
-        return [str(name) for name in self.scores if name not in self.tables]
+        return [str(name) for name in self.metrics if name not in self.tables]
 
     @abstractmethod
     def predict(self, inputs: Sequence[str | Path]) -> list[dict[str, Any]]:
@@ -281,7 +281,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
 
     def on_validation_epoch_start(self) -> None:
         """Reset the metrics of the previous evaluation."""
-        self.scores.reset()
+        self.metrics.reset()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Evaluate a batch of validation or test samples; as `evaluate` for most tasks."""
@@ -304,7 +304,7 @@ class TaskModule(ProgramHooks, nn.Module, ABC):
 
     def on_validation_epoch_end(self) -> None:
         """Keep the metrics as plain values."""
-        values = self.scores.compute()
+        values = self.metrics.compute()
         self.results = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in values.items()}
 
     def name_classes(self, *tables: str) -> None:

@@ -303,11 +303,11 @@ def _evaluate(engine: Engine, task: TaskModule, batches: Iterable[tuple[Any, boo
         task.on_validation_epoch_start()
         for number, (batch, counted) in enumerate(batches):
             batch = engine.move(batch)
-            scores = task.scores
-            task.scores = scores if counted else scores.clone()
+            metrics = task.metrics
+            task.metrics = metrics if counted else metrics.clone()
             with engine.computing():
                 task.validation_step(batch, number)
-            task.scores = scores
+            task.metrics = metrics
         task.on_validation_epoch_end()
     for module in training:
         module.training = True

@@ -61,8 +61,8 @@ class ImageClassification(ImageTask, DistillingTask):
     out: logits (B, classes), and the scores that each less-attention layer made.
     """
 
-    headline: ClassVar[str] = "accuracy"
-    direction: ClassVar[Literal["max", "min"]] = "max"
+    monitor: ClassVar[str] = "accuracy"
+    mode: ClassVar[Literal["max", "min"]] = "max"
     tables: ClassVar[frozenset[str]] = frozenset({"confusion"})
     hub: ClassVar[HubForm | None] = HUB
     options: ClassificationOptions
@@ -237,9 +237,9 @@ class ImageClassification(ImageTask, DistillingTask):
         if shard is not None:
             logits, labels = logits[shard.rank :: shard.size], labels[shard.rank :: shard.size]
         if len(labels):
-            self.scores.update(logits, labels)
+            self.metrics.update(logits, labels)
 
-    def metrics(self) -> MetricCollection:
+    def make_metrics(self) -> MetricCollection:
         """Those of classes, and top-5 accuracy if there are more than five."""
         classes = len(self.data["classes"])
         if classes <= 5:

@@ -49,8 +49,8 @@ class ObjectTask(ImageTask):
     Crowd regions are not trained on, and detections in them are not counted as wrong, as in COCO.
     """
 
-    headline: ClassVar[str] = "map"
-    direction: ClassVar[Literal["max", "min"]] = "max"
+    monitor: ClassVar[str] = "map"
+    mode: ClassVar[Literal["max", "min"]] = "max"
     options: ObjectOptions
     writes: ClassVar[bool] = True
     want: ClassVar[Literal["boxes", "masks"]]
@@ -126,9 +126,9 @@ class ObjectTask(ImageTask):
     def evaluate(self, batch: Mapping[str, Any]) -> None:
         """What is found against what is there."""
         targets = [{**target, "iscrowd": target["iscrowd"].long()} for target in batch["targets"]]
-        self.scores.update(self.find(batch["images"]), targets)
+        self.metrics.update(self.find(batch["images"]), targets)
 
-    def metrics(self) -> MetricCollection:
+    def make_metrics(self) -> MetricCollection:
         """The numbers of `AveragePrecision`, of boxes, or of masks and under `box_*` of their boxes."""
         iou: Literal["bbox", "segm"] = "segm" if self.want == "masks" else "bbox"
         found = AveragePrecision(iou, num_classes=len(self.data["classes"]), count=self.options.detections)

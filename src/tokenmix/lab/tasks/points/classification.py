@@ -20,8 +20,8 @@ from tokenmix.lab.train.task import TaskData
 class PointClassification(PointTask, DistillingTask):
     """One class for each cloud, by cross-entropy with label smoothing; an evaluation may take the mean of votes."""
 
-    headline: ClassVar[str] = "accuracy"
-    direction: ClassVar[Literal["max", "min"]] = "max"
+    monitor: ClassVar[str] = "accuracy"
+    mode: ClassVar[Literal["max", "min"]] = "max"
     tables: ClassVar[frozenset[str]] = frozenset({"confusion"})
     want: ClassVar[Literal["class", "parts"]] = "class"
     usual_points: ClassVar[int] = 1024
@@ -54,9 +54,9 @@ class PointClassification(PointTask, DistillingTask):
     def evaluate(self, batch: Mapping[str, Tensor]) -> None:
         """The votes on each cloud against its class."""
         points, mask = self.inputs(batch)
-        self.scores.update(self.vote(lambda cloud: self.model(cloud, mask), points), batch["label"])
+        self.metrics.update(self.vote(lambda cloud: self.model(cloud, mask), points), batch["label"])
 
-    def metrics(self) -> MetricCollection:
+    def make_metrics(self) -> MetricCollection:
         """Those of classes, and balanced accuracy."""
         classes = len(self.data["classes"])
         return class_metrics(classes, balanced_accuracy=BalancedAccuracy(classes))

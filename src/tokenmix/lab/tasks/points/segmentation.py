@@ -27,8 +27,8 @@ class PointSegmentation(PointTask):
     confident, which is a guess, and the prediction says so.
     """
 
-    headline: ClassVar[str] = "instance_miou"
-    direction: ClassVar[Literal["max", "min"]] = "max"
+    monitor: ClassVar[str] = "instance_miou"
+    mode: ClassVar[Literal["max", "min"]] = "max"
     tables: ClassVar[frozenset[str]] = frozenset({"iou_by_category", "iou_by_part"})
     want: ClassVar[Literal["class", "parts"]] = "parts"
     usual_points: ClassVar[int] = 2048
@@ -78,9 +78,9 @@ class PointSegmentation(PointTask):
             "loss": (scores[real], part[real]),
         }
         for name, values in given.items():
-            self.scores[name].update(*values)
+            self.metrics[name].update(*values)
 
-    def metrics(self) -> MetricCollection:
+    def make_metrics(self) -> MetricCollection:
         """Mean IoU over clouds, categories and parts, accuracy of points, loss; IoU of each category and part."""
         categories, parts = len(self.data["classes"]), len(self.data["part_names"])
         pooled: dict[str, Any] = {"num_classes": parts, "ignore_index": NO_PART, "validate_args": False}

@@ -103,8 +103,8 @@ class SemanticSegmentation(ImageTask):
     divides by all pixels, ignored ones as well.
     """
 
-    headline: ClassVar[str] = "miou"
-    direction: ClassVar[Literal["max", "min"]] = "max"
+    monitor: ClassVar[str] = "miou"
+    mode: ClassVar[Literal["max", "min"]] = "max"
     tables: ClassVar[frozenset[str]] = frozenset({"class_iou"})
     options: SegmentationOptions
     writes: ClassVar[bool] = True
@@ -180,18 +180,18 @@ class SemanticSegmentation(ImageTask):
         """Logits of whole images, as the options look at them, against their classes."""
         images, classes, model = batch["image"], self._own_classes(batch), cast(Segmenter, self.model)
         if model.token_shard is not None:
-            self.scores.update(pixel_logits(model, images, self.options, batch.get("height")), classes)
+            self.metrics.update(pixel_logits(model, images, self.options, batch.get("height")), classes)
             return
         for tile in tiles(model, tuple(images.shape[2:]), self.options):
             logits = pixel_logits(model, images[..., *tile.seen], self.options)
-            self.scores.update(logits[..., *tile.inner], classes[..., *tile.kept])
+            self.metrics.update(logits[..., *tile.inner], classes[..., *tile.kept])
 
     def _own_classes(self, batch: Mapping[str, Any]) -> Tensor:
         """The classes of the rows that this process has logits of, (B, H, W); without token parallelism all."""
         model: Any = self.model
         return batch["classes"] if "height" in batch else model.own_rows(batch["classes"], 1)
 
-    def metrics(self) -> MetricCollection:
+    def make_metrics(self) -> MetricCollection:
         """Mean IoU, pixel accuracy, loss, and the IoU of each class."""
         classes, ignore = len(self.data["classes"]), int(self.data["ignore"])
         scores = {"pixels": PixelScores(classes, ignore), "loss": PixelEntropy(ignore)}

@@ -40,8 +40,8 @@ class TextClassification(DistillingTextTask):
     Texts longer than `seq_len` are cut, of a pair the longer one; the description counts them.
     """
 
-    headline: ClassVar[str] = "accuracy"
-    direction: ClassVar[Literal["max", "min"]] = "max"
+    monitor: ClassVar[str] = "accuracy"
+    mode: ClassVar[Literal["max", "min"]] = "max"
     tables: ClassVar[frozenset[str]] = frozenset({"confusion"})
     hub: ClassVar[HubForm | None] = hub_form("text-classification", "AutoModelForSequenceClassification")
     network: ClassVar[type[Any]] = GMLPForSequenceClassification
@@ -50,7 +50,7 @@ class TextClassification(DistillingTextTask):
         super().__init__(model, config, data)
         self.classes: list[str] = list(data["classes"])
         # The first of those that are usual for the data.
-        self.headline = data.get("metrics", ["accuracy" if self.classes else "pearson"])[0]  # type: ignore[misc]
+        self.monitor = data.get("metrics", ["accuracy" if self.classes else "pearson"])[0]  # type: ignore[misc]
 
     @classmethod
     def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> TextData:
@@ -101,9 +101,9 @@ class TextClassification(DistillingTextTask):
     def evaluate(self, batch: Mapping[str, Tensor]) -> None:
         """Logits of the batch against its labels."""
         logits = self.model(**inputs_of(batch)).logits.float()
-        self.scores.update(logits if self.classes else logits[:, 0], batch["labels"])
+        self.metrics.update(logits if self.classes else logits[:, 0], batch["labels"])
 
-    def metrics(self) -> MetricCollection:
+    def make_metrics(self) -> MetricCollection:
         """Those of classes, and macro F1.
 
         Of numbers Pearson's and Spearman's correlation; of GLUE's CoLA also Matthews' correlation, of MRPC and QQP F1.

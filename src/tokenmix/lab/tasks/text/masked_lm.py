@@ -36,8 +36,8 @@ class MaskedLM(DistillingTextTask):
     With several processes the loss is the mean over the masked positions of all of them.
     """
 
-    headline: ClassVar[str] = "perplexity"
-    direction: ClassVar[Literal["max", "min"]] = "min"
+    monitor: ClassVar[str] = "perplexity"
+    mode: ClassVar[Literal["max", "min"]] = "min"
     hub: ClassVar[HubForm | None] = hub_form("fill-mask", "AutoModelForMaskedLM")
     network: ClassVar[type[Any]] = GMLPForMaskedLM
     fields: ClassVar[Mapping[str, Any]] = {"predict": "labelled"}
@@ -84,9 +84,9 @@ class MaskedLM(DistillingTextTask):
         """Logits at the masked positions against the original tokens."""
         labels = batch["labels"][batch["labels"] != NO_LABEL]
         if len(labels):
-            self.scores.update(self.model(**inputs_of(batch)).logits.float(), labels)
+            self.metrics.update(self.model(**inputs_of(batch)).logits.float(), labels)
 
-    def metrics(self) -> MetricCollection:
+    def make_metrics(self) -> MetricCollection:
         """Loss, perplexity and accuracy at the masked positions of the held-out text."""
         accuracy = MulticlassAccuracy(int(self.data["vocab_size"]), average="micro", validate_args=False)
         return MetricCollection(

@@ -62,8 +62,8 @@ class QuestionAnswering(TextTask):
     at [CLS]. Where the data has questions without an answer, none is given if [CLS] scores higher than the best span.
     """
 
-    headline: ClassVar[str] = "f1"
-    direction: ClassVar[Literal["max", "min"]] = "max"
+    monitor: ClassVar[str] = "f1"
+    mode: ClassVar[Literal["max", "min"]] = "max"
     hub: ClassVar[HubForm | None] = hub_form("question-answering", "AutoModelForQuestionAnswering")
     network: ClassVar[type[Any]] = GMLPForQuestionAnswering
 
@@ -95,12 +95,12 @@ class QuestionAnswering(TextTask):
         """The best span of each question against the given answers."""
         spans = self._spans(batch)
         texts = [self._text(span, asked["context"]) for span, asked in zip(spans, batch["asked"])]
-        self.scores.update(
+        self.metrics.update(
             [{"id": str(i), "prediction_text": text} for i, text in enumerate(texts)],
             [{"id": str(i), "answers": {"text": asked["answers"]}} for i, asked in enumerate(batch["asked"])],
         )
 
-    def metrics(self) -> MetricCollection:
+    def make_metrics(self) -> MetricCollection:
         """Exact match and F1 of words, as SQuAD measures them."""
         return MetricCollection({"agreement": SpanAgreement()}, compute_groups=False)
 
