@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image, ImageColor
 
+from predictions import check_predictions
 from tokenmix.errors import UserError
 from tokenmix.lab.data.scenes import SceneData
 from tokenmix.lab.data.scenes.scenes import ChosenScenes, Scene, Scenes
@@ -372,3 +373,7 @@ def test_the_soft_iou_is_learnt_beside_the_entropy() -> None:
     total, parts = task(model, config, data.describe()).loss(batch)
     torch.testing.assert_close(total, parts["cross_entropy"] + 2 * parts["iou_loss"])
     assert 0 < parts["iou_loss"] < 1
+
+
+def test_predictions_are_kept(run):
+    check_predictions(run, {"miou", "accuracy", "loss"})

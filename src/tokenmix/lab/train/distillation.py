@@ -35,7 +35,7 @@ class DistillingTask(TaskModule, ABC):
         loss = (1 - w) L(labels) + w T^2 KL(softmax(t / T) || softmax(s / T)),   w = `distill`, T = `temperature`
 
     With `distill_from="layers"` the loss is `layer_loss` over the layers that were swapped in, without labels; on the
-    validation samples it is the metric `layer_loss`, which picks the best checkpoint.
+    validation samples it is the metric `layer_loss`, which picks the best checkpoint without `--monitor`.
 
     Attributes:
         teacher: a trained task with its model, frozen; None without one, and wherever a run is only evaluated.
@@ -73,7 +73,8 @@ class DistillingTask(TaskModule, ABC):
                     f"the teacher {self.options.teacher} has no layer {other!r}; distill_from=layers pairs layers by "
                     "name, so the teacher is the run that --init-from names"
                 )
-            self.monitor, self.mode = "layer_loss", "min"  # type: ignore[misc]
+            if self.config.loop.monitor is None:
+                self.monitor, self.mode = "layer_loss", "min"
             self.metrics.add_metrics({"layer_loss": LayerLoss()})
         self.teacher, self.swapped = teacher.eval().requires_grad_(False), swapped
 

@@ -1,7 +1,7 @@
 """Training, evaluating and predicting by run folder.
 
 A run folder holds config.json, data.json, metrics.csv, tensorboard/, checkpoints/, model.safetensors and, once training
-is done, result.json:
+is done, predictions.safetensors, what these weights say of each test sample, and result.json:
 
     metrics      on the test samples, of the weights in model.safetensors, which are those of the best epoch
     final        the same of the weights after the last epoch
@@ -148,7 +148,8 @@ def evaluate(
     source = type(task).load_data(read, like=description)
     if change is not None:
         change(task, source)
-    results = validate(task, source, config, config.loop.batch_size)
+    # Batches as in the run, so that its own figures come back to the last bit.
+    results = validate(task, source, config, config.loop.batch_size // config.optim.accumulate)
     return {"data": config.data.data, "source": source.describe().get("source"), "samples": source.num_test, **results}
 
 

@@ -45,9 +45,8 @@ class ImageGeneration(TaskModule):
     All noise is a function of the seed and the position in the run, of test images of the seed and the image's index.
     """
 
-    # An instance monitors another metric once a classifier judges.
-    monitor: str = "thumbnail_fd"  # pyrefly: ignore[bad-override]
-    mode: ClassVar[Literal["max", "min"]] = "min"
+    monitor: str = "thumbnail_fd"
+    mode: Literal["max", "min"] = "min"
     automatic_optimization = False
     options: GenerationOptions
     comparison: ClassVar[str | None] = "--model resnet_gan_nano, then sagan_nano, then eagan_nano"
@@ -58,9 +57,11 @@ class ImageGeneration(TaskModule):
         self.classes: list[str] = list(data["classes"])
         # In a list, or the classifier would be a part of this module, and of what several processes share.
         self._judge: list[Features] = []
-        if self.options.features is not None:
-            kind = features_kind(self.options.features)
-            self.monitor = kind.monitor
+
+    def usual_monitor(self) -> str:
+        """That of the classifier which judges, if there is one."""
+        judge = self.config.options.features
+        return self.monitor if judge is None else features_kind(judge).monitor
 
     @classmethod
     def load_data(cls, config: TrainConfig, like: Mapping[str, Any] | None = None) -> IndexedData:
