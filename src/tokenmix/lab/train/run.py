@@ -3,6 +3,7 @@
 A run folder holds config.json, data.json, metrics.csv, tensorboard/, checkpoints/, model.safetensors and, once training
 is done, predictions.safetensors, what these weights say of each test sample, and result.json:
 
+    monitor      the metric that chose the best epoch
     metrics      on the test samples, of the weights in model.safetensors, which are those of the best epoch
     final        the same of the weights after the last epoch
     validation   on the samples held out to choose the best epoch by, of its weights; empty if there are none
@@ -397,6 +398,7 @@ def _result(
         "model": config.model.model,
         "data": config.data.data,
         "seed": config.loop.seed,
+        "monitor": session.task.monitor,
         "metrics": best,
         "final": final,
         "validation": progress.best,
