@@ -120,7 +120,7 @@ def _resolution(results: Results, best: Variant, second: Variant) -> list[str]:
         if more is None:
             found.append(f"More seeds cannot settle {question}: that needs more test samples.")
         else:
-            found.append(f"{more} more seeds of each would settle {question}.")
+            found.append(f"{more} more seed{'s' * (more > 1)} of each would settle {question}.")
     return found
 
 
