@@ -173,11 +173,6 @@ class Results:
         """Different images that each variant was trained on; `images` counts an image each time that it is seen."""
         return min(self.images, self.data["train"])
 
-    def test_images(self) -> int:
-        """Images of the test set, by a confusion matrix; 0 if there is none."""
-        matrices = [run.confusion for variant in self.variants for run in variant.runs if run.confusion]
-        return sum(map(sum, matrices[0])) if matrices else 0
-
     def difference(self, a: Variant, b: Variant) -> Difference:
         """How much better `a` is than `b`, over seeds and test samples; below 0 if it is worse."""
         runs = [[run for run in variant.runs if run.score is not None] for variant in (a, b)]
