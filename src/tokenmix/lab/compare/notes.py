@@ -93,9 +93,8 @@ def failed_runs(results: Results) -> list[str]:
 def uncertainty(results: Results) -> list[str]:
     """What a score is to be held against: a simpler method's, and by how much scores differ by chance."""
     found = [f"{name} on the same images: {results.metric} {value:.4f}" for name, value in results.baseline.items()]
-    best, *others = results.ranked() or [None]
-    if best is not None and others:
-        found += _resolution(results, best, others[0])
+    if len(ranked := results.ranked()) > 1:
+        found += _resolution(results, ranked[0], ranked[1])
     if len(results.config["seeds"]) == 1:
         found.append(
             f"One seed was run; another seed moves the {results.metric} too. --seeds 0,1,2 measures by how much; a "

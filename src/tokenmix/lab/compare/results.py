@@ -175,15 +175,14 @@ class Results:
 
     def difference(self, a: Variant, b: Variant) -> Difference:
         """How much better `a` is than `b`, over seeds and test samples; below 0 if it is worse."""
-        runs = [[run for run in variant.runs if run.score is not None] for variant in (a, b)]
         sign = 1 if self.higher else -1
-        scores = [[sign * (run.score or 0.0) for run in some] for some in runs]
-        folders = [run.folder for some in runs for run in some]
+        ours, theirs = ([sign * score for score in variant.scores] for variant in (a, b))
+        folders = [run.folder for variant in (a, b) for run in variant.runs if run.score is not None]
         if self.sampling is None or not set(folders) <= set(self.sampling.runs):
-            return difference(*scores)
+            return difference(ours, theirs)
         places = [self.sampling.runs.index(folder) for folder in folders]
         covariance = np.array(self.sampling.covariance)[np.ix_(places, places)]
-        return difference(*scores, covariance, self.sampling.samples)
+        return difference(ours, theirs, covariance, self.sampling.samples)
 
     def ranked(self) -> list[Variant]:
         """The variants with a score, the best first."""
@@ -192,9 +191,10 @@ class Results:
 
     def leaders(self) -> list[Variant]:
         """The variant of the best score, then those after it that chance can explain, by Holm at 5 %."""
-        best, *others = self.ranked() or [None]
-        if best is None:
+        ranked = self.ranked()
+        if not ranked:
             return []
+        best, *others = ranked
         found = [self.difference(best, other) for other in others]
         # Of two numbers, of which nothing else is known, only equal ones are a tie.
         adjusted = holm([one.probability if one.known else float(one.value == 0) for one in found])

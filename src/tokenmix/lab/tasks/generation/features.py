@@ -67,7 +67,7 @@ def make_features(source: str) -> Features:
 class RunFeatures(Features):
     """What the classifier of a run folder says, and the features before its last layer."""
 
-    monitor: str = "feature_fd"
+    monitor: ClassVar[str] = "feature_fd"
     least: ClassVar[int] = 2
 
     def __init__(self, run: Path) -> None:
@@ -128,7 +128,7 @@ class InceptionFeatures(Features):
     It resizes as TensorFlow 1 did, and takes images of eight bits.
     """
 
-    monitor: str = "fid"
+    monitor: ClassVar[str] = "fid"
     least: ClassVar[int] = SPLITS
 
     def __init__(self) -> None:

@@ -71,7 +71,7 @@ class TextClassification(DistillingTextTask, ClassTask):
         encoded = partial(EncodedText, tokenizer=tokenizer, max_length=length)
         train, test = encoded(texts.train), encoded(texts.test)
         held = None if texts.validation is None else encoded(texts.validation)
-        description = {
+        description: dict[str, Any] = {
             "classes": texts.classes,
             "pairs": texts.train.pairs is not None,
             "cut": train.cut + test.cut,
