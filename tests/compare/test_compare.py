@@ -205,7 +205,7 @@ def test_damaged_predictions_are_named(finished: Path, tmp_path: Path):
             read_sampling([(plan, run)], "accuracy", "images")
         columns = load_file(plan.folder / "model.safetensors")
         save_weights(file, {"index": torch.arange(3), "other": torch.zeros(3)}, identity_of(plan.folder))
-        with pytest.raises(UserError, match=r"predictions\.safetensors is damaged .KeyError: 'label'"):
+        with pytest.raises(UserError, match=r"predictions\.safetensors: KeyError: 'label'"):
             read_sampling([(plan, run)], "accuracy", "images")
         save_weights(file, columns, {})
         with pytest.raises(UserError, match="was not written by the run"):

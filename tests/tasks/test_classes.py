@@ -16,9 +16,11 @@ from tokenmix.errors import UserError
 from tokenmix.lab.data.indexed import IndexedDataset, balanced_order
 from tokenmix.lab.tasks.classes import balanced_weights, is_unbalanced, rank_area
 from tokenmix.lab.tasks.classification.task import ImageClassification
-from tokenmix.lab.train.predictions import collected
+from tokenmix.lab.train.checkpoint import read_weights
+from tokenmix.lab.train.predictions import collected, read_predictions
 from tokenmix.lab.train.run import train
 from tokenmix.lab.train.sources import make_config
+from tokenmix.lab.train.trainer import TrainingLoop
 from verbs import refused
 
 
@@ -210,3 +212,38 @@ def test_an_unknown_metric_is_one_line(capsys: pytest.CaptureFixture[str], tmp_p
     words = ("train", "image-classification", "--data", "digits", "--monitor", "acuracy", "--out", str(tmp_path / "r"))
     assert "unknown metric of image-classification 'acuracy'; did you mean accuracy" in refused(capsys, *words)
     assert not (tmp_path / "r").exists()
+
+
+def test_a_balanced_run_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config(
+        data="digits",
+        model="vit_nano",
+        model_kwargs={"depth": 1},
+        limit=96,
+        limit_eval=20,
+        validation=0,
+        batch_size=16,
+        epochs=2,
+        checkpoint_every=2,
+        device="cpu",
+        threads=1,
+        sampler="balanced",
+    )
+    whole, run = train(config.replace(out=tmp_path / "whole"), quiet=True), tmp_path / "run"
+    step = TrainingLoop.start_batch
+
+    def killed(self: TrainingLoop) -> None:
+        if self.progress.step == 9:
+            raise KeyError("killed")
+        step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingLoop, "start_batch", killed)
+        with pytest.raises(KeyError):
+            train(config.replace(out=run), quiet=True)
+    train(make_config(resume=run), quiet=True)
+    ours, theirs = read_weights(run), read_weights(whole)
+    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+    said, before = (read_predictions(folder) or {} for folder in (run, whole))
+    assert said.keys() == before.keys()
+    assert all(torch.equal(said[name], value) for name, value in before.items())

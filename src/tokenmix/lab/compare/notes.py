@@ -68,15 +68,15 @@ def difference_sentence(results: Results, a: Variant, b: Variant) -> str:
 
 
 def mixing_sentence(results: Results) -> list[str]:
-    """That this data does not test mixing, where no mixing is as good as self-attention; else nothing."""
+    """That this says nothing of mixing, where self-attention is not shown to be better than no mixing; else nothing."""
     found = results.mixing()
     if found is None or not found.known or found.value > found.critical:
         return []
     if found.value < 0 and found.real:
-        return [f"This data does not test mixing: identity, which mixes no tokens, is better by {-found.value:.4f}."]
+        return [f"This data rewards no mixing: identity, which mixes no tokens, is better by {-found.value:.4f}."]
     return [
-        "This data does not test mixing: identity, which mixes no tokens, is within the critical difference of "
-        f"{found.critical:.4f} from self-attention."
+        "This comparison is no evidence on mixing: identity, which mixes no tokens, is within the critical difference "
+        f"of {found.critical:.4f} from self-attention."
     ]
 
 

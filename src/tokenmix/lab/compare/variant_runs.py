@@ -160,17 +160,14 @@ def read_sampling(runs: Sequence[tuple[Cell, Run]], metric: str, unit: str) -> S
 
 
 def _sampled(cell: Cell, metric: str) -> SampledMetric | None:
-    predictions = read_predictions(cell.folder)
-    if predictions is None:
-        return None
     try:
+        predictions = read_predictions(cell.folder)
+        if predictions is None:
+            return None
         return get_task(cell.config.task).sampled_metric(predictions, metric, read_description(cell.folder))
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(
-            f"{cell.folder / FILE} is damaged ({one_line(error)}); remove {cell.folder} to train it again"
-        ) from None
+        reason = error if isinstance(error, UserError) else f"{FILE}: {one_line(error)}"
+        raise UserError(f"{cell.folder} is damaged ({reason}); remove it to train it again") from None
 
 
 def _curve(rows: Sequence[dict[str, Any]], column: str) -> Curve:
